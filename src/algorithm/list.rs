@@ -1,0 +1,80 @@
+//! The list of algorithms: one line each, and all that follows from it.
+
+use super::{Ask, Decision, Micros, Rule, State, fixed_window::FixedWindow};
+
+macro_rules! algorithms {
+    ($($rule:ident),+ $(,)?) => {
+        /// A limit's algorithm with its numbers. An enum and not a boxed trait: the hot path calls it directly.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Algorithm {
+            $(
+                #[doc = concat!("See [`", stringify!($rule), "`].")]
+                $rule($rule),
+            )+
+        }
+
+        $(
+            impl From<$rule> for Algorithm {
+                fn from(rule: $rule) -> Self {
+                    Self::$rule(rule)
+                }
+            }
+        )+
+
+        impl Algorithm {
+            /// Each algorithm's Lua body, in the order of [`Algorithm::index`].
+            pub const SCRIPTS: &'static [&'static str] = &[$($rule::SCRIPT),+];
+
+            /// The place in the list, by which a script is called.
+            #[must_use]
+            pub fn index(&self) -> usize {
+                [$(matches!(self, Self::$rule(_))),+].iter().position(|is| *is).unwrap_or_default()
+            }
+
+            /// See [`Rule::TAG`].
+            #[must_use]
+            pub fn tag(&self) -> &'static str {
+                match self { $(Self::$rule(_) => $rule::TAG),+ }
+            }
+
+            /// See [`Rule::parameters`].
+            #[must_use]
+            pub fn parameters(&self) -> [u64; 2] {
+                match self { $(Self::$rule(rule) => rule.parameters()),+ }
+            }
+
+            /// See [`Rule::scope`].
+            #[must_use]
+            pub fn scope(&self) -> u64 {
+                match self { $(Self::$rule(rule) => rule.scope()),+ }
+            }
+
+            /// See [`Rule::step`].
+            pub fn step(&self, state: &mut State, ask: Ask) -> bool {
+                match self { $(Self::$rule(rule) => rule.step(state, ask)),+ }
+            }
+
+            /// See [`Rule::explain`].
+            #[must_use]
+            pub fn explain(&self, state: State, ask: Ask, allowed: bool) -> Decision {
+                match self { $(Self::$rule(rule) => rule.explain(state, ask, allowed)),+ }
+            }
+
+            /// See [`Rule::expires`].
+            #[must_use]
+            pub fn expires(&self, state: State) -> Micros {
+                match self { $(Self::$rule(rule) => rule.expires(state)),+ }
+            }
+        }
+    };
+}
+
+algorithms![FixedWindow];
+
+impl Algorithm {
+    /// One whole turn: [`Algorithm::step`], then [`Algorithm::explain`].
+    pub fn apply(&self, state: &mut State, ask: Ask) -> Decision {
+        let allowed = self.step(state, ask);
+        self.explain(*state, ask, allowed)
+    }
+}

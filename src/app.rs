@@ -1,0 +1,319 @@
+//! The only wiring: settings become a store, an engine, a service and its transports, and later an orderly end.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    net::TcpListener,
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+    sync::watch,
+    time::{interval, sleep, timeout},
+};
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use crate::{
+    engine::{Engine, Statistics, StatisticsSettings},
+    metrics::{WorkerId, observe_counter, observe_gauge},
+    rules::{Options, SourceFile},
+    service::{
+        Check, Clock, check,
+        reload::{LoadError, Reloader, Source},
+    },
+    settings::Settings,
+    store::{
+        self, AnyStore, Memory,
+        redis::{SetupError, Time},
+    },
+    telemetry::{Meters, TelemetryError, Traces},
+    transport::{
+        grpc::{self, HEALTH_NAMES, Handler, Server, ServerError},
+        http,
+    },
+};
+
+/// Between two small steps of taking expired counters' places back.
+const RECLAIM: Duration = Duration::from_millis(100);
+/// How long the first calls wait for Redis before the port opens. It opens in any case.
+const FIRST_CONNECTION: Duration = Duration::from_secs(1);
+
+/// Why the service does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum AppError {
+    /// Logs, metrics or traces.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
+    /// The first set of rules.
+    #[error("the rules cannot be used:\n{0}")]
+    Rules(#[source] LoadError),
+    /// The store's address.
+    #[error(transparent)]
+    Store(#[from] SetupError),
+    /// The gRPC server.
+    #[error(transparent)]
+    Grpc(#[from] ServerError),
+    /// The HTTP server.
+    #[error("cannot listen on {addr} for HTTP")]
+    Http {
+        /// The address.
+        addr: SocketAddr,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The process itself.
+    #[error("the process cannot be set up")]
+    Process(#[source] io::Error),
+}
+
+/// The rules that `sluicegate` serves when it is given none.
+fn examples() -> Vec<SourceFile> {
+    let text = include_str!("../deploy/examples/quickstart.yaml").to_owned();
+    vec![SourceFile { name: "deploy/examples/quickstart.yaml".into(), text }]
+}
+
+/// Runs the service until it is told to stop.
+pub fn run(settings: Settings) -> Result<(), AppError> {
+    settings.telemetry.log.start()?;
+    // The second of two calls in one process loses, and that is as well.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let control = runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Process)?;
+    let result = control.block_on(serve(settings));
+    // A thread that compiles rules must not hold the exit up.
+    control.shutdown_background();
+    result
+}
+
+async fn serve(settings: Settings) -> Result<(), AppError> {
+    let workers = match settings.workers {
+        0 => thread::available_parallelism().map_or(1, usize::from),
+        workers => workers,
+    };
+    // The control runtime decides, too: what comes as JSON.
+    let control = WorkerId(workers);
+    let clock = Clock::System;
+    let signals = Signals::new().map_err(AppError::Process)?;
+    let meters = Arc::new(Meters::start(&settings.telemetry.otlp)?);
+    let meter = meters.meter();
+    let traces = Traces::start_exporting(&settings.telemetry.otlp)?;
+
+    let statistics = Statistics::new(
+        workers + 1,
+        StatisticsSettings {
+            max_dynamic_series: settings.telemetry.max_dynamic_series,
+            near_limit_ratio: settings.decisions.near_limit_ratio,
+        },
+    );
+    let source = settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), Source::Directory);
+    let options = Options { merge_domains: settings.rules.merge_domains };
+    let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics)).map_err(AppError::Rules)?;
+
+    let store_metrics = store::Metrics::new(workers + 1);
+    let store = Arc::new(StoreSetup::new(&settings, Arc::clone(&store_metrics))?);
+    let check_metrics = check::Metrics::new(workers + 1);
+    let mut decisions = settings.decisions.clone();
+    decisions.metadata = settings.response.dynamic_metadata;
+    let parts = Parts {
+        store,
+        statistics,
+        reloader: Arc::clone(&reloader),
+        decisions: Arc::new(decisions),
+        metrics: Arc::clone(&check_metrics),
+        clock: clock.clone(),
+    };
+
+    let addr = settings.http.addr;
+    let http = TcpListener::bind(addr).await.map_err(|source| AppError::Http { addr, source })?;
+    let mut server = Server::bind(settings.grpc.clone()).await?;
+    let (health, others) = grpc::health().await;
+    let (stop, stopping) = watch::channel(false);
+    for worker in 0..workers {
+        let (parts, traces, others) = (parts.clone(), traces.clone(), others.clone());
+        let (limits, response) = (settings.grpc.limits, settings.response.clone());
+        server.start_worker(&format!("worker-{worker}"), stopping.clone(), move || async move {
+            let check = parts.check(WorkerId(worker)).await;
+            Handler::new(check, limits, response, traces, others)
+        })?;
+    }
+
+    parts.statistics.observe(&meter);
+    reloader.observe(&meter);
+    check_metrics.observe(&meter);
+    server.observe(&meter);
+    parts.store.observe(&store_metrics, &meter);
+    tokio::spawn(Arc::clone(&reloader).follow());
+    parts.store.maintain(&clock);
+
+    let leaving = Arc::new(AtomicBool::new(false));
+    let router = http::router(http::Handlers {
+        check: parts.check(control).await,
+        limits: settings.grpc.limits,
+        response: settings.response.clone(),
+        reloader,
+        meters: Arc::clone(&meters),
+        leaving: Arc::clone(&leaving),
+    });
+    let store = store::redact(&settings.store);
+    let (grpc_addr, http_addr) = (server.local_addr().ok(), http.local_addr().ok());
+    tracing::info!(grpc = ?grpc_addr, http = ?http_addr, store, workers, "serving");
+    let mut http_stopping = stopping.clone();
+    let http = axum::serve(http, router).with_graceful_shutdown(async move {
+        let _ = http_stopping.wait_for(|stop| *stop).await;
+    });
+    let http = tokio::spawn(http.into_future());
+    let grpc = tokio::spawn(server.run(stopping));
+
+    leave(signals, &settings, health, &leaving, &stop, async {
+        let _ = tokio::join!(grpc, http);
+    })
+    .await;
+    let _ = tokio::task::spawn_blocking(move || {
+        meters.stop();
+        traces.stop();
+    })
+    .await;
+    Ok(())
+}
+
+/// ## Serving ⟶ Leaving ⟶ Draining ⟶ Gone
+/// Told to stop, health says NOT_SERVING, and calls are still answered. After the delay connections are asked to go
+/// and no new ones are taken. Calls under way have the grace to finish. A second signal ends it at once.
+async fn leave(
+    mut signals: Signals,
+    settings: &Settings,
+    mut health: HealthReporter,
+    leaving: &AtomicBool,
+    stop: &watch::Sender<bool>,
+    drained: impl Future<Output = ()>,
+) {
+    signals.next().await;
+    tracing::info!(delay = ?settings.shutdown.delay, grace = ?settings.shutdown.grace, "leaving");
+    leaving.store(true, Relaxed);
+    for name in HEALTH_NAMES {
+        health.set_service_status(name, ServingStatus::NotServing).await;
+    }
+    let drain = async {
+        sleep(settings.shutdown.delay).await;
+        stop.send_replace(true);
+        // Whoever watches the health would hold a connection for ever.
+        for name in HEALTH_NAMES {
+            health.clear_service_status(name).await;
+        }
+        if timeout(settings.shutdown.grace, drained).await.is_err() {
+            tracing::warn!("some calls did not finish within the grace");
+        }
+    };
+    tokio::select! {
+        () = drain => tracing::info!("gone"),
+        () = signals.next() => tracing::warn!("told twice to stop: gone at once"),
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// What every worker's service is made of.
+#[derive(Clone)]
+struct Parts {
+    store: Arc<StoreSetup>,
+    statistics: Arc<Statistics>,
+    reloader: Arc<Reloader>,
+    decisions: Arc<crate::engine::Settings>,
+    metrics: Arc<check::Metrics>,
+    clock: Clock,
+}
+
+impl Parts {
+    async fn check(&self, worker: WorkerId) -> Check {
+        let engine = Engine {
+            worker,
+            store: self.store.connect(worker).await,
+            rules: Arc::clone(self.reloader.rules()),
+            statistics: Arc::clone(&self.statistics),
+            settings: Arc::clone(&self.decisions),
+        };
+        Check { engine, clock: self.clock.clone(), metrics: Arc::clone(&self.metrics) }
+    }
+}
+
+/// The chosen store: shared by all workers, or with a connection for each.
+enum StoreSetup {
+    Memory(Arc<Memory>),
+    Redis(store::redis::Setup),
+}
+
+impl StoreSetup {
+    fn new(settings: &Settings, metrics: Arc<store::Metrics>) -> Result<Self, SetupError> {
+        if settings.store == "memory" {
+            return Ok(Self::Memory(Arc::new(Memory::new(&settings.memory))));
+        }
+        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, metrics)?;
+        Ok(Self::Redis(setup))
+    }
+
+    async fn connect(&self, worker: WorkerId) -> AnyStore {
+        match self {
+            Self::Memory(memory) => AnyStore::Memory(Arc::clone(memory)),
+            Self::Redis(setup) => {
+                let redis = setup.connect(worker);
+                redis.wait_until_up(FIRST_CONNECTION).await;
+                AnyStore::Redis(redis)
+            }
+        }
+    }
+
+    fn observe(&self, metrics: &Arc<store::Metrics>, meter: &opentelemetry::metrics::Meter) {
+        let Self::Memory(memory) = self else {
+            return metrics.observe(meter);
+        };
+        let this = Arc::clone(memory);
+        observe_gauge(meter, "sluicegate_memory_entities", "Counters in memory", move || this.usage().entities);
+        let this = Arc::clone(memory);
+        observe_counter(
+            meter,
+            "sluicegate_memory_evicted",
+            "Live counters forgotten because memory.max_entities was reached",
+            move || this.usage().evicted,
+        );
+        let this = Arc::clone(memory);
+        observe_counter(meter, "sluicegate_memory_expired", "Expired counters whose place was taken back", move || {
+            this.usage().expired
+        });
+    }
+
+    fn maintain(&self, clock: &Clock) {
+        let Self::Memory(memory) = self else {
+            return;
+        };
+        let (memory, clock) = (Arc::clone(memory), clock.clone());
+        tokio::spawn(async move {
+            let mut tick = interval(RECLAIM);
+            loop {
+                tick.tick().await;
+                memory.reclaim(clock.now());
+            }
+        });
+    }
+}

@@ -1,0 +1,120 @@
+//! The command line: `serve` (also without a word) and `check`.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, bail};
+use clap::{Args, Parser, Subcommand};
+
+use crate::{
+    app,
+    rules::{self, Entry, Options},
+    service::reload::{LoadError, Source},
+    settings::{Overrides, Settings},
+};
+
+/// The rate-limit decision service: Envoy's protocol, counters in memory or in Redis.
+#[derive(Debug, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(flatten)]
+    serve: ServeArgs,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve decisions (the default). Without --rules, the built-in examples.
+    Serve(ServeArgs),
+    /// Validate rule files: every error of every file, exit code 1 if there are any.
+    Check(CheckArgs),
+}
+
+#[derive(Debug, Args)]
+struct ServeArgs {
+    /// Directory of rule files (*.yaml), followed while running.
+    #[arg(long, value_name = "DIR")]
+    rules: Option<PathBuf>,
+    /// Where gRPC listens [default: 0.0.0.0:8081].
+    #[arg(long, value_name = "ADDR")]
+    grpc_addr: Option<SocketAddr>,
+    /// Where HTTP listens [default: 0.0.0.0:8080].
+    #[arg(long, value_name = "ADDR")]
+    http_addr: Option<SocketAddr>,
+    /// Where counters are kept: memory, or redis://…, rediss://…, redis+unix://… [default: memory].
+    #[arg(long, value_name = "STORE")]
+    store: Option<String>,
+    /// Settings file, TOML or YAML. Environment variables (SLUICEGATE__GRPC__ADDR) and flags win over it.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Print the settings that result, secrets masked, and exit.
+    #[arg(long)]
+    print_settings: bool,
+}
+
+#[derive(Debug, Args)]
+struct CheckArgs {
+    /// Directory of rule files.
+    dir: PathBuf,
+    /// Let several files name one domain, as rules.merge_domains does.
+    #[arg(long)]
+    merge_domains: bool,
+    /// Show which rule a descriptor meets, and why.
+    #[arg(long, num_args = 1.., value_names = ["DOMAIN", "KEY=VALUE"])]
+    explain: Vec<String>,
+}
+
+impl Cli {
+    /// Does what was asked.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            None => serve(self.serve),
+            Some(Command::Serve(args)) => serve(args),
+            Some(Command::Check(args)) => check(&args),
+        }
+    }
+}
+
+fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
+    let overrides =
+        Overrides { rules: args.rules, store: args.store, grpc_addr: args.grpc_addr, http_addr: args.http_addr };
+    let settings = Settings::load(args.config.as_deref(), None, overrides)?;
+    if args.print_settings {
+        print!("{}", settings.masked());
+        return Ok(ExitCode::SUCCESS);
+    }
+    app::run(settings)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
+    let files = Source::Directory(args.dir.clone()).read()?;
+    if files.is_empty() {
+        bail!("{} has no *.yaml", args.dir.display());
+    }
+    let options = Options { merge_domains: args.merge_domains };
+    let (set, warnings) = match rules::compile(&files, options) {
+        Ok(compiled) => compiled,
+        Err(problems) => {
+            println!("{}", LoadError::Invalid(problems));
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    for warning in warnings {
+        println!("{warning}");
+    }
+    let Some((domain, pairs)) = args.explain.split_first() else {
+        println!("{} files, {} domains, {} limits: all right", files.len(), set.domains(), set.rules().len());
+        return Ok(ExitCode::SUCCESS);
+    };
+    let entry = |pair: &'_ String| {
+        let (key, value) = pair.split_once('=').with_context(|| format!("{pair:?} is not KEY=VALUE"))?;
+        anyhow::Ok((key.to_owned(), value.to_owned()))
+    };
+    let entries = pairs.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+    let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+    for line in set.explain(domain, &entries) {
+        println!("{line}");
+    }
+    Ok(ExitCode::SUCCESS)
+}

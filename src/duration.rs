@@ -1,0 +1,15 @@
+//! Durations as people write them in settings: `20ms`, `1m 30s`. For `#[serde(with = "crate::duration")]`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&humantime::format_duration(*duration))
+}
+
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    humantime::parse_duration(&text)
+        .map_err(|error| D::Error::custom(format!("{text:?} is not a duration like 20ms or 1m: {error}")))
+}

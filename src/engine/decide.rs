@@ -1,0 +1,291 @@
+//! The way of one decision through rules and store.
+
+use std::{ops::Deref, sync::Arc};
+
+use arc_swap::ArcSwap;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::{
+    DecideError, Descriptor, Request, Snapshot, key,
+    statistics::{self, Series, Statistics},
+    verdict::{Code, CurrentLimit, Status, Verdict},
+};
+use crate::{
+    algorithm::{Action, Ask, Decision, MAX, Micros, State},
+    metrics::WorkerId,
+    rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
+    store::{AnyStore, Decisions, Hit, Store},
+};
+
+/// What holds for all rules.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// What becomes of a request whose counters cannot be asked, unless the rule says otherwise.
+    pub on_error: FailurePolicy,
+    /// Nothing is ever refused; what would have been is counted.
+    pub shadow_mode: bool,
+    /// Every rule is a quota rule.
+    pub quota_mode: bool,
+    /// From this share of a limit on, hits are counted as near it.
+    pub near_limit_ratio: f32,
+    /// Verdicts carry the rules' metadata.
+    #[serde(skip)]
+    pub metadata: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            on_error: FailurePolicy::Error,
+            shadow_mode: false,
+            quota_mode: false,
+            near_limit_ratio: 0.8,
+            metadata: false,
+        }
+    }
+}
+
+/// One worker's engine.
+#[derive(Clone)]
+pub struct Engine {
+    /// The worker it decides for.
+    pub worker: WorkerId,
+    /// Where the counters are.
+    pub store: AnyStore,
+    /// The rules in force.
+    pub rules: Arc<ArcSwap<Snapshot>>,
+    /// What is counted of them.
+    pub statistics: Arc<Statistics>,
+    /// What holds for all of them.
+    pub settings: Arc<Settings>,
+}
+
+/// A limit that applies to a descriptor.
+struct Applied<'s> {
+    limit: Limit,
+    /// `None` for an override.
+    rule: Option<&'s Rule>,
+    path: Path<'s>,
+    series: SeriesRef<'s>,
+}
+
+/// A rule's own series is borrowed: counting a reference up would make all workers write to one cache line.
+enum SeriesRef<'s> {
+    Rule(&'s Series),
+    Dynamic(Arc<Series>),
+}
+
+impl Deref for SeriesRef<'_> {
+    type Target = Series;
+
+    fn deref(&self) -> &Series {
+        match self {
+            Self::Rule(series) => series,
+            Self::Dynamic(series) => series,
+        }
+    }
+}
+
+/// What the rules have for one descriptor.
+enum Match<'s> {
+    None,
+    Unlimited(&'s Rule),
+    Limited(Applied<'s>),
+}
+
+impl<'s> Match<'s> {
+    fn rule(&self) -> Option<&'s Rule> {
+        match self {
+            Self::None => None,
+            Self::Unlimited(rule) => Some(rule),
+            Self::Limited(applied) => applied.rule,
+        }
+    }
+}
+
+impl Engine {
+    /// Decides one request. All its descriptors are counted, also when the first is refused already.
+    pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
+        let snapshot = self.rules.load();
+        let matches = self.matches(&snapshot, request);
+        let limited = || {
+            request.descriptors.iter().zip(&matches).filter_map(|(descriptor, found)| match found {
+                Match::Limited(applied) => Some((descriptor, applied)),
+                Match::None | Match::Unlimited(_) => None,
+            })
+        };
+
+        let mut names = Vec::with_capacity(128);
+        let mut ends = SmallVec::<[usize; 4]>::new();
+        for (descriptor, applied) in limited() {
+            let entries = descriptor.entries.iter().copied();
+            key::write(&mut names, request.domain, entries, &applied.path, applied.limit.algorithm());
+            ends.push(names.len());
+            if !descriptor.give_back {
+                applied.series.asked(self.worker, descriptor.hits.min(MAX));
+            }
+        }
+        let mut start = 0;
+        let hits: SmallVec<[Hit<'_>; 4]> = limited()
+            .zip(ends)
+            .map(|((descriptor, applied), end)| {
+                let key = &names[start..end];
+                start = end;
+                let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
+                Hit { key, algorithm: applied.limit.algorithm(), action, cost }
+            })
+            .collect();
+
+        let decisions = if hits.is_empty() {
+            Decisions::new()
+        } else {
+            match self.store.apply(&hits, now).await {
+                Ok(decisions) => {
+                    for ((descriptor, applied), decision) in limited().zip(&decisions) {
+                        self.count(descriptor, applied, decision);
+                    }
+                    decisions
+                }
+                Err(error) => self.without_store(limited(), now).ok_or(DecideError::Store(error))?,
+            }
+        };
+        Ok(self.verdict(&matches, decisions))
+    }
+
+    /// What the rules have for each descriptor, less what is replaced.
+    fn matches<'s>(&self, snapshot: &'s Snapshot, request: &Request<'_>) -> SmallVec<[Match<'s>; 2]> {
+        let mut matches: SmallVec<[Match<'s>; 2]> =
+            request.descriptors.iter().map(|descriptor| self.find(snapshot, request.domain, descriptor)).collect();
+        // One pass: a limit that is replaced has replaced others all the same, as the peer has it.
+        let replaced: SmallVec<[&str; 2]> =
+            matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
+        if !replaced.is_empty() {
+            for found in &mut matches {
+                let name = found.rule().and_then(|rule| rule.name.as_deref());
+                if name.is_some_and(|name| replaced.contains(&name)) {
+                    *found = Match::None;
+                }
+            }
+        }
+        matches
+    }
+
+    fn find<'s>(&self, snapshot: &'s Snapshot, domain: &str, descriptor: &Descriptor<'_>) -> Match<'s> {
+        let found = match snapshot.rules.find(domain, descriptor.entries.iter().copied()) {
+            Found::UnknownDomain => {
+                self.statistics.unknown_domain.add(self.worker, 1);
+                return Match::None;
+            }
+            found => found,
+        };
+        if let Some(limit) = descriptor.limit {
+            let labels = statistics::override_labels(domain, &descriptor.entries);
+            let series = self.statistics.dynamic(self.worker, &labels, descriptor.hits);
+            return Match::Limited(Applied {
+                limit,
+                rule: None,
+                path: Path::new(),
+                series: SeriesRef::Dynamic(series),
+            });
+        }
+        let Found::Rule(rule, path) = found else {
+            return Match::None;
+        };
+        let Some(limit) = rule.limit else {
+            return Match::Unlimited(rule);
+        };
+        let series = if rule.dynamic_labels {
+            let labels = statistics::labels(domain, &descriptor.entries, rule, &path);
+            SeriesRef::Dynamic(self.statistics.dynamic(self.worker, &labels, descriptor.hits))
+        } else {
+            SeriesRef::Rule(&snapshot.series[rule.id])
+        };
+        Match::Limited(Applied { limit, rule: Some(rule), path, series })
+    }
+
+    fn count(&self, descriptor: &Descriptor<'_>, applied: &Applied<'_>, decision: &Decision) {
+        if descriptor.give_back {
+            return;
+        }
+        let limit = applied.limit.requests_per_unit().into();
+        let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
+        let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
+        applied.series.decided(self.worker, hits, decision, limit, near, shadow);
+    }
+
+    /// The decisions when the store cannot make them; `None` when a rule wants the caller to have the error. What is
+    /// let through or refused has the numbers of a counter never used.
+    fn without_store<'m, 'd: 'm, 's: 'm>(
+        &self,
+        limited: impl Iterator<Item = (&'m Descriptor<'d>, &'m Applied<'s>)>,
+        now: Micros,
+    ) -> Option<Decisions> {
+        limited
+            .map(|(descriptor, applied)| {
+                let own = applied.rule.and_then(|rule| rule.on_error);
+                let allowed = match own.unwrap_or(self.settings.on_error) {
+                    FailurePolicy::Error => return None,
+                    FailurePolicy::Allow => true,
+                    FailurePolicy::Deny => false,
+                };
+                let ask = Ask { action: action(descriptor), cost: descriptor.hits, now };
+                let decision = applied.limit.algorithm().apply(&mut State::default(), ask);
+                let remaining = if allowed { decision.remaining } else { 0 };
+                Some(Decision { allowed, remaining, ..decision })
+            })
+            .collect()
+    }
+
+    fn verdict(&self, matches: &[Match<'_>], decisions: Decisions) -> Verdict {
+        let mut decisions = decisions.into_iter();
+        let statuses: SmallVec<[Status; 2]> = matches
+            .iter()
+            .map(|found| match found {
+                Match::None => Status { quota: self.settings.quota_mode, ..Status::NO_LIMIT },
+                Match::Unlimited(_) => Status::UNLIMITED,
+                Match::Limited(applied) => self.status(applied, &decisions.next().unwrap_or_default()),
+            })
+            .collect();
+        let overall = match Verdict::overall(&statuses) {
+            Code::OverLimit if self.settings.shadow_mode => {
+                self.statistics.global_shadow.add(self.worker, 1);
+                Code::Ok
+            }
+            code => code,
+        };
+        let metadata = self.settings.metadata.then(|| metadata(matches, &statuses)).flatten();
+        Verdict { overall, statuses, metadata }
+    }
+
+    fn status(&self, applied: &Applied<'_>, decision: &Decision) -> Status {
+        let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
+        let name = applied.rule.and_then(|rule| rule.name.as_ref());
+        Status {
+            code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
+            limit: Some(CurrentLimit::new(&applied.limit, name)),
+            remaining: u32::try_from(decision.remaining).unwrap_or(u32::MAX),
+            reset: Some(decision.reset),
+            quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
+            unlimited: false,
+        }
+    }
+}
+
+fn action(descriptor: &Descriptor<'_>) -> Action {
+    match descriptor {
+        Descriptor { hits: 0, .. } => Action::Peek,
+        Descriptor { give_back: true, .. } => Action::Return,
+        Descriptor { .. } => Action::Take,
+    }
+}
+
+/// The metadata of every rule that let its descriptor pass; the first to name a key has the say.
+fn metadata(matches: &[Match<'_>], statuses: &[Status]) -> Option<Metadata> {
+    let passed = matches.iter().zip(statuses).filter(|(_, status)| status.code == Code::Ok && !status.unlimited);
+    let mut all = passed.filter_map(|(found, _)| found.rule()?.metadata.as_ref());
+    let mut merged = all.next()?.clone();
+    all.for_each(|other| merged.merge(other));
+    Some(merged)
+}

@@ -1,0 +1,51 @@
+//! One decision, protocol-neutral: match the descriptors, ask the store, read the verdict.
+//!
+//! The only place that knows both the rule and the store's failure, so what an outage means is decided here.
+
+mod decide;
+mod key;
+mod snapshot;
+mod statistics;
+mod verdict;
+
+pub use decide::{Engine, Settings};
+pub use snapshot::Snapshot;
+pub use statistics::{Statistics, StatisticsSettings};
+pub use verdict::{Binding, Code, CurrentLimit, Status, Verdict};
+
+use smallvec::SmallVec;
+
+use crate::{
+    rules::{Entry, Limit},
+    store::StoreError,
+};
+
+/// What a caller asks.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The set of rules; not empty.
+    pub domain: &'a str,
+    /// At least one.
+    pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
+}
+
+/// One of the things that a request counts as.
+#[derive(Clone, Debug)]
+pub struct Descriptor<'a> {
+    /// What it is, from the general to the particular.
+    pub entries: SmallVec<[Entry<'a>; 4]>,
+    /// What it costs; 0 is a look that takes nothing.
+    pub hits: u64,
+    /// The hits are given back instead.
+    pub give_back: bool,
+    /// A limit of the caller's own.
+    pub limit: Option<Limit>,
+}
+
+/// Why there is no verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecideError {
+    /// The store could not decide, and a rule that applies wants the caller to know.
+    #[error("the counters cannot be asked now, and a rule that applies says on_error: error")]
+    Store(#[source] StoreError),
+}

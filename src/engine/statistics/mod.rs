@@ -1,0 +1,211 @@
+//! Statistics per rule, under the names and labels of envoyproxy/ratelimit's Prometheus exporter.
+//!
+//! A rule's series is found when the rules are compiled, so a decision touches nothing but atomics. Where a rule puts
+//! the caller's values into the labels (`detailed_metric`, `value_to_metric`, an override) the series has to be looked
+//! up: in a map of the worker's own first. There are at most so many of these; the rest is one series named `other`.
+
+mod series;
+
+pub(super) use series::Series;
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+};
+
+use opentelemetry::{KeyValue, metrics::Meter};
+
+use self::series::Count;
+use crate::{
+    metrics::{Counter, Striped, WorkerId, observe_counter, observe_gauge},
+    rules::{Entry, Node, Rule, Segment},
+};
+
+/// How much may be counted apart.
+#[derive(Clone, Debug)]
+pub struct StatisticsSettings {
+    /// Series that callers' values can make; the rest goes to `other`.
+    pub max_dynamic_series: usize,
+    /// From this share of a limit on, hits are near it.
+    pub near_limit_ratio: f32,
+}
+
+type SeriesMap = HashMap<String, Arc<Series>>;
+
+/// All series.
+pub struct Statistics {
+    workers: usize,
+    settings: StatisticsSettings,
+    /// Of the rules in force.
+    rules: Mutex<SeriesMap>,
+    dynamic: Mutex<SeriesMap>,
+    /// `dynamic`, once it is full: it never changes again and needs no lock.
+    full: OnceLock<SeriesMap>,
+    /// Each worker's part of `dynamic`.
+    seen: Striped<Mutex<SeriesMap>>,
+    other: Arc<Series>,
+    overflow: Counter,
+    pub(super) unknown_domain: Counter,
+    pub(super) global_shadow: Counter,
+}
+
+impl Statistics {
+    /// Nothing counted yet.
+    #[must_use]
+    pub fn new(workers: usize, settings: StatisticsSettings) -> Arc<Self> {
+        Arc::new(Self {
+            workers,
+            settings,
+            rules: Mutex::default(),
+            dynamic: Mutex::default(),
+            full: OnceLock::new(),
+            seen: Striped::new(workers),
+            other: Arc::new(Series::new(vec!["other".into(), "other".into()], workers)),
+            overflow: Counter::new(workers),
+            unknown_domain: Counter::new(workers),
+            global_shadow: Counter::new(workers),
+        })
+    }
+
+    /// The series of a new set's rules, by their ids. Rules that were there before keep theirs; those that are gone
+    /// lose it.
+    pub(super) fn enter(&self, rules: &[Rule]) -> Vec<Arc<Series>> {
+        let mut known = lock(&self.rules);
+        let before = std::mem::take(&mut *known);
+        let series = |rule: &Rule| {
+            let id = rule.labels.join("\0");
+            let series = known.get(&id).or_else(|| before.get(&id)).cloned();
+            let series = series.unwrap_or_else(|| Arc::new(Series::new(rule.labels.clone(), self.workers)));
+            known.insert(id, Arc::clone(&series));
+            series
+        };
+        rules.iter().map(series).collect()
+    }
+
+    /// The near-limit threshold, in the peer's own arithmetic.
+    pub(super) fn near(&self, limit: u64) -> u64 {
+        (limit as f32 * self.settings.near_limit_ratio).floor() as u64
+    }
+
+    /// The series for labels that hold a caller's values.
+    pub(super) fn dynamic(&self, worker: WorkerId, labels: &[String], hits: u64) -> Arc<Series> {
+        let id = labels.join("\0");
+        let mut seen = lock(self.seen.of(worker));
+        if let Some(series) = seen.get(&id) {
+            return Arc::clone(series);
+        }
+        match self.register(&id, labels) {
+            Some(series) => {
+                seen.insert(id, Arc::clone(&series));
+                series
+            }
+            None => {
+                self.overflow.add(worker, hits);
+                Arc::clone(&self.other)
+            }
+        }
+    }
+
+    fn register(&self, id: &str, labels: &[String]) -> Option<Arc<Series>> {
+        if let Some(full) = self.full.get() {
+            return full.get(id).cloned();
+        }
+        let mut dynamic = lock(&self.dynamic);
+        if let Some(series) = dynamic.get(id) {
+            return Some(Arc::clone(series));
+        }
+        if dynamic.len() >= self.settings.max_dynamic_series {
+            let _ = self.full.set(dynamic.clone());
+            return None;
+        }
+        let series = Arc::new(Series::new(labels.to_vec(), self.workers));
+        dynamic.insert(id.to_owned(), Arc::clone(&series));
+        Some(series)
+    }
+
+    /// The sums by labels. Two rules can have the same ones: the peer's labels name two levels only.
+    fn collect(&self, count: Count) -> BTreeMap<Vec<String>, u64> {
+        let mut sums = BTreeMap::new();
+        let rules = lock(&self.rules);
+        let dynamic = lock(&self.dynamic);
+        for series in rules.values().chain(dynamic.values()).chain([&self.other]) {
+            if let Some(value) = series.sum(count) {
+                *sums.entry(series.labels().to_vec()).or_default() += value;
+            }
+        }
+        sums
+    }
+
+    /// Shows everything to the meter.
+    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        for count in Count::ALL {
+            let this = Arc::clone(self);
+            let name = format!("ratelimit_service_rate_limit_{}", count.name());
+            let counter = meter.u64_observable_counter(name).with_description(count.description());
+            counter
+                .with_callback(move |observer| {
+                    for (labels, value) in this.collect(count) {
+                        let names = ["domain", "key1", "key2"];
+                        let labels: Vec<_> =
+                            names.into_iter().zip(labels).map(|(name, label)| KeyValue::new(name, label)).collect();
+                        observer.observe(value, &labels);
+                    }
+                })
+                .build();
+        }
+        let this = Arc::clone(self);
+        observe_counter(
+            meter,
+            "sluicegate_metric_series_overflow_hits",
+            "Hits counted in the series named other, because there were too many series already",
+            move || this.overflow.get(),
+        );
+        let this = Arc::clone(self);
+        observe_counter(
+            meter,
+            "sluicegate_domain_not_found",
+            "Descriptors of domains that no rule file names",
+            move || this.unknown_domain.get(),
+        );
+        let this = Arc::clone(self);
+        observe_counter(
+            meter,
+            "ratelimit_service_global_shadow_mode",
+            "Requests over a limit that passed because of the global shadow mode",
+            move || this.global_shadow.get(),
+        );
+        let this = Arc::clone(self);
+        observe_gauge(meter, "sluicegate_metric_dynamic_series", "Series made from callers' values", move || {
+            lock(&this.dynamic).len() as u64
+        });
+    }
+}
+
+/// The labels of a rule that puts the caller's values into them.
+pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&Node]) -> Vec<String> {
+    let shared = path.iter().any(|node| matches!(node.segment, Segment::Shared(_)));
+    let level = |(entry, node): (&Entry<'_>, &&Node)| match &node.segment {
+        Segment::Shared(_) => node.label(),
+        _ if rule.detailed_metric && (!shared || !entry.value.is_empty()) => format!("{}_{}", entry.key, entry.value),
+        Segment::Any | Segment::Pattern(_) if node.value_to_metric => override_label(entry),
+        _ => node.label(),
+    };
+    let levels = entries.iter().zip(path).map(level);
+    std::iter::once(domain.to_owned()).chain(levels).collect()
+}
+
+/// The labels of an override: every level with its value.
+pub(super) fn override_labels(domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
+    std::iter::once(domain.to_owned()).chain(entries.iter().map(override_label)).collect()
+}
+
+fn override_label(entry: &Entry<'_>) -> String {
+    if entry.value.is_empty() { entry.key.to_owned() } else { format!("{}_{}", entry.key, entry.value) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+//! The five counts of one rule.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use crate::{
+    algorithm::Decision,
+    metrics::{Striped, WorkerId},
+};
+
+/// What is counted, in hits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Count {
+    Total,
+    Within,
+    Near,
+    Over,
+    Shadow,
+}
+
+impl Count {
+    pub(super) const ALL: [Self; 5] = [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Total => "total_hits",
+            Self::Within => "within_limit",
+            Self::Near => "near_limit",
+            Self::Over => "over_limit",
+            Self::Shadow => "shadow_mode",
+        }
+    }
+
+    pub(super) fn description(self) -> &'static str {
+        match self {
+            Self::Total => "Hits asked of a rule's limit",
+            Self::Within => "Hits within a rule's limit",
+            Self::Near => "Hits within a rule's limit, but near it",
+            Self::Over => "Hits over a rule's limit",
+            Self::Shadow => "Hits over the limit of a rule in shadow mode",
+        }
+    }
+}
+
+/// The counts of one rule, or of one set of labels.
+pub(in crate::engine) struct Series {
+    labels: Vec<String>,
+    workers: usize,
+    /// Made at the first hit: of a hundred thousand rules most are never met, and stripes are wide.
+    counts: OnceLock<Striped<[AtomicU64; Count::ALL.len()]>>,
+}
+
+impl Series {
+    /// `labels`: the domain and every level. Two levels are kept, as the peer's mapping has it.
+    pub(super) fn new(labels: Vec<String>, workers: usize) -> Self {
+        let labels = labels.into_iter().take(3).map(|label| sanitize(&label)).collect();
+        Self { labels, workers, counts: OnceLock::new() }
+    }
+
+    pub(super) fn labels(&self) -> &[String] {
+        &self.labels
+    }
+
+    /// `None` for a series never used.
+    pub(super) fn sum(&self, count: Count) -> Option<u64> {
+        let counts = self.counts.get()?;
+        Some(counts.iter().map(|stripe| stripe[count as usize].load(Relaxed)).sum())
+    }
+
+    fn add(&self, worker: WorkerId, count: Count, hits: u64) {
+        if hits > 0 {
+            let counts = self.counts.get_or_init(|| Striped::new(self.workers));
+            counts.of(worker)[count as usize].fetch_add(hits, Relaxed);
+        }
+    }
+
+    /// Hits are asked, whatever comes of it.
+    pub(in crate::engine) fn asked(&self, worker: WorkerId, hits: u64) {
+        self.add(worker, Count::Total, hits);
+    }
+
+    /// Hits were decided. A request that crosses a threshold is split: of 5 hits that come at 8 of 10, 2 are within
+    /// the limit and 3 over it.
+    pub(in crate::engine) fn decided(
+        &self,
+        worker: WorkerId,
+        hits: u64,
+        decision: &Decision,
+        limit: u64,
+        near: u64,
+        shadow: bool,
+    ) {
+        let after = decision.used;
+        let before = after.saturating_sub(hits);
+        let within = if decision.allowed { hits } else { limit.saturating_sub(before).min(hits) };
+        let over = hits - within;
+        // Of the hits within, those above the near threshold.
+        let near = within.min((before + within).saturating_sub(near.max(before)));
+        self.add(worker, Count::Within, within);
+        self.add(worker, Count::Near, near);
+        self.add(worker, Count::Over, over);
+        if shadow {
+            self.add(worker, Count::Shadow, over);
+        }
+    }
+}
+
+/// What the peer's names allow: no `:` or `|`, and no dots in an IPv4 address.
+fn sanitize(label: &str) -> String {
+    let mut text = label.replace([':', '|'], "_");
+    let is_part = |letter: char| letter.is_ascii_digit() || letter == '.';
+    let candidates: Vec<String> =
+        text.split(|letter| !is_part(letter)).filter(|part| is_ipv4(part)).map(str::to_owned).collect();
+    for address in candidates {
+        text = text.replace(&address, &address.replace('.', "_"));
+    }
+    text
+}
+
+fn is_ipv4(text: &str) -> bool {
+    text.parse::<std::net::Ipv4Addr>().is_ok()
+}

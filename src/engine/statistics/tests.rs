@@ -1,0 +1,61 @@
+//! Numbers and labels that dashboards rely on.
+
+use super::*;
+use crate::algorithm::Decision;
+
+fn statistics(max_dynamic_series: usize) -> Arc<Statistics> {
+    Statistics::new(2, StatisticsSettings { max_dynamic_series, near_limit_ratio: 0.8 })
+}
+
+fn series(statistics: &Statistics, labels: &[&str]) -> Arc<Series> {
+    let labels: Vec<_> = labels.iter().map(|label| (*label).to_owned()).collect();
+    statistics.dynamic(WorkerId(0), &labels, 1)
+}
+
+#[test]
+fn a_request_that_crosses_a_threshold_is_split() {
+    let statistics = statistics(100);
+    // (hits, counter after them) of a limit of 10 → (within, near, over)
+    for (place, (hits, used, expected)) in [
+        (1, 1, (1, 0, 0)),
+        (8, 8, (8, 0, 0)),
+        (1, 9, (1, 1, 0)),
+        (5, 10, (5, 2, 0)),
+        (5, 13, (2, 2, 3)),
+        (13, 13, (10, 2, 3)),
+        (1, 11, (0, 0, 1)),
+        (7, 90, (0, 0, 7)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let series = series(&statistics, &["d", &place.to_string()]);
+        let decision = Decision { allowed: used <= 10, used, ..Decision::default() };
+        series.decided(WorkerId(1), hits, &decision, 10, statistics.near(10), true);
+        let sum = |count| series.sum(count).unwrap_or_default();
+        assert_eq!((sum(Count::Within), sum(Count::Near), sum(Count::Over)), expected, "{hits} hits to {used}");
+        assert_eq!(sum(Count::Shadow), sum(Count::Over));
+    }
+}
+
+#[test]
+fn callers_cannot_make_more_series_than_allowed() {
+    let statistics = statistics(3);
+    for user in 0..100 {
+        series(&statistics, &["d", &format!("user_{user}")]).asked(WorkerId(0), 1);
+    }
+    let sums = statistics.collect(Count::Total);
+    assert_eq!(sums.len(), 4);
+    assert_eq!(sums[&vec!["other".to_owned(), "other".to_owned()]], 97);
+    assert_eq!(statistics.overflow.get(), 97);
+    series(&statistics, &["d", "user_1"]).asked(WorkerId(0), 1);
+    assert_eq!(statistics.collect(Count::Total)[&vec!["d".to_owned(), "user_1".to_owned()]], 2);
+}
+
+#[test]
+fn labels_are_the_peers() {
+    let statistics = statistics(10);
+    let labels = |labels: &[&str]| series(&statistics, labels).labels().to_vec();
+    assert_eq!(labels(&["d", "ip_10.0.0.1", "a|b:c", "third"]), ["d", "ip_10_0_0_1", "a_b_c"]);
+    assert_eq!(labels(&["d", "host_a.example.com"]), ["d", "host_a.example.com"]);
+}

@@ -1,0 +1,156 @@
+//! From single decisions to the answer: shadow and quota mode, the overall code, the binding limit.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::{
+    algorithm::Micros,
+    rules::{Limit, Metadata, Unit},
+};
+
+/// Whether something passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// It passes.
+    Ok,
+    /// It is refused.
+    OverLimit,
+}
+
+/// The limit that applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CurrentLimit {
+    /// How many requests pass in one window.
+    pub requests_per_unit: u32,
+    /// The unit.
+    pub unit: Unit,
+    /// How many units make a window.
+    pub unit_multiplier: u32,
+    /// The rule's name for it.
+    pub name: Option<Arc<str>>,
+}
+
+impl CurrentLimit {
+    pub(super) fn new(limit: &Limit, name: Option<&Arc<str>>) -> Self {
+        Self {
+            requests_per_unit: limit.requests_per_unit(),
+            unit: limit.unit(),
+            unit_multiplier: limit.unit_multiplier(),
+            name: name.cloned(),
+        }
+    }
+}
+
+/// The answer to one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Whether it passes.
+    pub code: Code,
+    /// What applied, if anything that is counted.
+    pub limit: Option<CurrentLimit>,
+    /// Hits that would still pass; `u32::MAX` for an unlimited rule.
+    pub remaining: u32,
+    /// Until the counter starts afresh.
+    pub reset: Option<Micros>,
+    /// Refuses only together with every other quota descriptor.
+    pub(super) quota: bool,
+    /// An unlimited rule: it has no say in the overall code.
+    pub(super) unlimited: bool,
+}
+
+impl Status {
+    pub(super) const NO_LIMIT: Self =
+        Self { code: Code::Ok, limit: None, remaining: 0, reset: None, quota: false, unlimited: false };
+    pub(super) const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
+
+    fn is_over(&self) -> bool {
+        self.code == Code::OverLimit
+    }
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Whether the request passes.
+    pub overall: Code,
+    /// One for each descriptor, in their order.
+    pub statuses: SmallVec<[Status; 2]>,
+    /// What the rules of the descriptors that passed have to say.
+    pub metadata: Option<Metadata>,
+}
+
+/// The limit that a caller should mind, for headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Requests per unit.
+    pub limit: u32,
+    /// What is left.
+    pub remaining: u32,
+    /// Whole seconds until the counter starts afresh.
+    pub reset_seconds: u64,
+}
+
+impl Verdict {
+    /// Refused iff an ordinary descriptor is over, or every quota descriptor is (and there is one).
+    pub(super) fn overall(statuses: &[Status]) -> Code {
+        let counted = || statuses.iter().filter(|status| !status.unlimited);
+        let ordinary = counted().any(|status| !status.quota && status.is_over());
+        let mut quota = counted().filter(|status| status.quota).peekable();
+        let all_quota = quota.peek().is_some() && quota.all(Status::is_over);
+        if ordinary || all_quota { Code::OverLimit } else { Code::Ok }
+    }
+
+    /// The descriptor with the least remaining; or the last ordinary one that is over.
+    #[must_use]
+    pub fn binding(&self) -> Option<Binding> {
+        let limited = || self.statuses.iter().filter(|status| status.limit.is_some());
+        let over = limited().filter(|status| !status.quota && status.is_over()).next_back();
+        let least = || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
+        let status = over.or_else(least)?;
+        Some(Binding {
+            limit: status.limit.as_ref()?.requests_per_unit,
+            remaining: status.remaining,
+            reset_seconds: status.reset.unwrap_or_default().ceil_secs(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: Code, quota: bool, remaining: u32) -> Status {
+        let limit = Limit::new(100 + remaining, Unit::Minute, 1).unwrap();
+        let limit = Some(CurrentLimit::new(&limit, None));
+        Status { code, limit, remaining, reset: Some(Micros::new(1)), quota, unlimited: false }
+    }
+
+    #[test]
+    fn quota_descriptors_refuse_only_together() {
+        use Code::{Ok, OverLimit as Over};
+        for (statuses, expected) in [
+            (vec![], Ok),
+            (vec![Status::NO_LIMIT, Status::UNLIMITED], Ok),
+            (vec![status(Over, true, 0), status(Ok, true, 1)], Ok),
+            (vec![status(Over, true, 0), status(Over, true, 0)], Over),
+            (vec![status(Over, true, 0), status(Ok, false, 1)], Over),
+            (vec![status(Ok, true, 1), status(Over, false, 0)], Over),
+        ] {
+            assert_eq!(Verdict::overall(&statuses), expected, "{statuses:?}");
+        }
+    }
+
+    #[test]
+    fn headers_follow_the_tightest_limit_or_the_last_refusal() {
+        use Code::{Ok, OverLimit as Over};
+        let limit = |statuses: Vec<Status>| {
+            let verdict = Verdict { overall: Ok, statuses: statuses.into(), metadata: None };
+            verdict.binding().map(|binding| (binding.limit, binding.reset_seconds))
+        };
+        assert_eq!(limit(vec![Status::UNLIMITED]), None);
+        assert_eq!(limit(vec![status(Ok, false, 5), status(Ok, false, 3), status(Ok, false, 9)]), Some((103, 1)));
+        assert_eq!(limit(vec![status(Over, false, 2), status(Over, false, 7), status(Ok, false, 1)]), Some((107, 1)));
+        assert_eq!(limit(vec![status(Over, true, 4), status(Ok, false, 1)]), Some((101, 1)));
+    }
+}

@@ -1,0 +1,162 @@
+//! A limit as a rule or a caller states it: so many requests in so many units.
+
+use crate::algorithm::{Algorithm, Micros, fixed_window::FixedWindow};
+
+/// The units of the protocol. Months have 30 days and years 365: windows are aligned to the epoch, not to a calendar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Unit {
+    /// 1 s.
+    Second,
+    /// 60 s.
+    Minute,
+    /// 3 600 s.
+    Hour,
+    /// 86 400 s.
+    Day,
+    /// 604 800 s.
+    Week,
+    /// 2 592 000 s.
+    Month,
+    /// 31 536 000 s.
+    Year,
+}
+
+impl Unit {
+    /// Every unit, the shortest first.
+    pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
+
+    /// The unit's name, whatever the case of its letters.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
+    }
+
+    /// The word that a rule file uses.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Second => "second",
+            Self::Minute => "minute",
+            Self::Hour => "hour",
+            Self::Day => "day",
+            Self::Week => "week",
+            Self::Month => "month",
+            Self::Year => "year",
+        }
+    }
+
+    /// The length in seconds.
+    #[must_use]
+    pub const fn seconds(self) -> u64 {
+        match self {
+            Self::Second => 1,
+            Self::Minute => 60,
+            Self::Hour => 3_600,
+            Self::Day => 86_400,
+            Self::Week => 604_800,
+            Self::Month => 2_592_000,
+            Self::Year => 31_536_000,
+        }
+    }
+}
+
+/// What becomes of a request whose counter could not be asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FailurePolicy {
+    /// The caller gets an error, so that its own failure mode decides.
+    #[default]
+    Error,
+    /// The request passes.
+    Allow,
+    /// The request is refused.
+    Deny,
+}
+
+impl FailurePolicy {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::Error, Self::Allow, Self::Deny];
+
+    /// The word that files and settings use.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Error => "error",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+/// A limit that can be counted. Made by [`Limit::new`] only, so its numbers make sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    requests_per_unit: u32,
+    unit: Unit,
+    unit_multiplier: u32,
+    algorithm: Algorithm,
+}
+
+/// Why a limit cannot be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitError {
+    /// The window is longer than a counter can say.
+    #[error("unit_multiplier makes a window of more than 100 years")]
+    TooLong,
+    /// A window of no length.
+    #[error("unit_multiplier must be at least 1")]
+    NoLength,
+}
+
+impl Limit {
+    /// Longer windows than this are refused, in seconds: 100 years.
+    const LONGEST: u64 = 100 * Unit::Year.seconds();
+
+    /// `requests_per_unit` in each window of `unit_multiplier` units.
+    pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
+        let seconds = unit.seconds() * u64::from(unit_multiplier);
+        if seconds > Self::LONGEST {
+            return Err(LimitError::TooLong);
+        }
+        let window = FixedWindow::new(requests_per_unit.into(), Micros::from_secs(seconds));
+        let algorithm = window.ok_or(LimitError::NoLength)?.into();
+        Ok(Self { requests_per_unit, unit, unit_multiplier, algorithm })
+    }
+
+    /// How many requests pass in one window.
+    #[must_use]
+    pub const fn requests_per_unit(&self) -> u32 {
+        self.requests_per_unit
+    }
+
+    /// The unit.
+    #[must_use]
+    pub const fn unit(&self) -> Unit {
+        self.unit
+    }
+
+    /// How many units make a window.
+    #[must_use]
+    pub const fn unit_multiplier(&self) -> u32 {
+        self.unit_multiplier
+    }
+
+    /// How it is counted.
+    #[must_use]
+    pub const fn algorithm(&self) -> &Algorithm {
+        &self.algorithm
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_have_a_length_and_an_end() {
+        assert!(Limit::new(1, Unit::Year, 100).is_ok());
+        assert_eq!(Limit::new(1, Unit::Year, 101), Err(LimitError::TooLong));
+        assert_eq!(Limit::new(1, Unit::Year, u32::MAX), Err(LimitError::TooLong));
+        assert_eq!(Limit::new(1, Unit::Second, 0), Err(LimitError::NoLength));
+    }
+}

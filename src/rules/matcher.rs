@@ -1,0 +1,362 @@
+//! A compiled set of rules: immutable, walked without locks and without allocation.
+//!
+//! One level of the walk is one or two hash probes, so its cost does not depend on how many rules there are.
+
+use std::{hash::BuildHasher, sync::Arc};
+
+use foldhash::fast::RandomState;
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
+use super::{
+    limit::{FailurePolicy, Limit},
+    metadata::Metadata,
+    problem::Place,
+    wildcard::Wildcards,
+};
+
+/// One key and value of a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// The key.
+    pub key: &'a str,
+    /// The value; may be empty.
+    pub value: &'a str,
+}
+
+/// A rule that a descriptor can end on: a limit, or the word that there is none.
+#[derive(Debug)]
+pub struct Rule {
+    /// Its place among the set's rules.
+    pub id: usize,
+    /// `None`: unlimited.
+    pub limit: Option<Limit>,
+    /// The limit's name, if it has one.
+    pub name: Option<Arc<str>>,
+    /// Names of the limits that this one takes out of a request.
+    pub replaces: Vec<String>,
+    /// Counted and measured, never enforced.
+    pub shadow_mode: bool,
+    /// Refuses only together with every other quota rule of the request.
+    pub quota_mode: bool,
+    /// Its statistics are kept per value of every level.
+    pub detailed_metric: bool,
+    /// What happens when the store cannot answer; `None`: as the settings say.
+    pub on_error: Option<FailurePolicy>,
+    /// Free-form data for the response.
+    pub metadata: Option<Metadata>,
+    /// Domain and levels: `domain`, then `key` or `key_value` for each.
+    pub labels: Vec<String>,
+    /// Whether any level puts the caller's value into the statistics.
+    pub dynamic_labels: bool,
+    /// The file it stands in.
+    pub file: Arc<str>,
+    /// Where in the file.
+    pub place: Place,
+}
+
+/// One level of a descriptor in the rules.
+#[derive(Debug)]
+pub struct Node {
+    /// The key.
+    pub key: Box<str>,
+    /// What the level matches.
+    pub segment: Segment,
+    /// The caller's value goes into the statistics.
+    pub value_to_metric: bool,
+    pub(super) rule: Option<u32>,
+    pub(super) has_children: bool,
+    /// Where it was written.
+    pub place: Place,
+}
+
+/// What a level matches.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// This value.
+    Value(Box<str>),
+    /// Values that fit the pattern, each counted by itself.
+    Pattern(Box<str>),
+    /// Values that fit the pattern, all on one counter.
+    Shared(Box<str>),
+    /// Any value.
+    Any,
+}
+
+/// The levels that a descriptor went through, one for each of its entries.
+pub type Path<'r> = SmallVec<[&'r Node; 6]>;
+
+/// What the rules say of a descriptor.
+#[derive(Debug)]
+pub enum Found<'r> {
+    /// No file names the domain.
+    UnknownDomain,
+    /// No rule matches, or the one that does has no limit.
+    NoLimit,
+    /// This rule applies.
+    Rule(&'r Rule, Path<'r>),
+}
+
+/// All levels with one parent and one key.
+struct Group {
+    parent: u32,
+    key: Box<str>,
+    any: Option<u32>,
+    has_values: bool,
+    wildcards: Wildcards,
+}
+
+/// A compiled set of rules.
+#[derive(Default)]
+pub struct RuleSet {
+    nodes: Vec<Node>,
+    groups: Vec<Group>,
+    rules: Vec<Rule>,
+    /// (parent node, key) → group. A domain is the key of a group without a parent.
+    by_key: HashTable<u32>,
+    /// (group, exact value) → (group, node).
+    by_value: HashTable<(u32, u32)>,
+    hasher: RandomState,
+}
+
+/// The parent of domains.
+const NO_PARENT: u32 = u32::MAX;
+
+impl RuleSet {
+    /// Every rule, in the order of files and lines.
+    #[must_use]
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    /// How many domains there are.
+    #[must_use]
+    pub fn domains(&self) -> usize {
+        self.groups.iter().filter(|group| group.parent == NO_PARENT).count()
+    }
+
+    /// Walks the entries: at each level the exact value, else the first pattern that fits, else the bare key; never
+    /// back to try another branch. A rule applies only where the last entry ends on it.
+    #[must_use]
+    pub fn find<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>>) -> Found<'_> {
+        let Some(mut at) = self.domain(domain) else {
+            return Found::UnknownDomain;
+        };
+        let mut path = Path::new();
+        for entry in entries {
+            let Some(next) = self.child(at, entry) else {
+                return Found::NoLimit;
+            };
+            path.push(self.node(next));
+            at = next;
+        }
+        match self.node(at).rule {
+            Some(rule) => Found::Rule(&self.rules[rule as usize], path),
+            None => Found::NoLimit,
+        }
+    }
+
+    pub(super) fn domain(&self, domain: &str) -> Option<u32> {
+        self.group(NO_PARENT, domain)?.1.any
+    }
+
+    /// The level that the entry leads to.
+    fn child(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
+        if !self.node(parent).has_children {
+            return None;
+        }
+        let (id, group) = self.group(parent, entry.key)?;
+        let exact = || group.has_values.then(|| self.value(id, entry.value)).flatten();
+        exact().or_else(|| group.wildcards.find(entry.value)).or(group.any)
+    }
+
+    fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
+        let same = |id: &u32| {
+            let group = &self.groups[*id as usize];
+            group.parent == parent && *group.key == *key
+        };
+        let id = *self.by_key.find(self.hasher.hash_one((parent, key)), same)?;
+        Some((id, &self.groups[id as usize]))
+    }
+
+    fn value(&self, group: u32, value: &str) -> Option<u32> {
+        let same = |(of, node): &(u32, u32)| *of == group && self.node(*node).exact_value() == Some(value);
+        let (_, node) = self.by_value.find(self.hasher.hash_one((group, value)), same)?;
+        Some(*node)
+    }
+
+    fn node(&self, id: u32) -> &Node {
+        &self.nodes[id as usize]
+    }
+}
+
+impl Node {
+    /// What a value must equal to be taken here before any pattern is tried; a pattern matches itself, too.
+    fn exact_value(&self) -> Option<&str> {
+        match &self.segment {
+            Segment::Value(text) | Segment::Pattern(text) | Segment::Shared(text) => Some(text),
+            Segment::Any => None,
+        }
+    }
+
+    /// The statistics' word for the level: `key` or `key_value`, as in the file.
+    #[must_use]
+    pub fn label(&self) -> String {
+        match self.exact_value() {
+            Some(value) => format!("{}_{value}", self.key),
+            None => self.key.to_string(),
+        }
+    }
+}
+
+/// How a set is put together; `compile` is the only caller.
+impl RuleSet {
+    /// The domain's root, made if need be.
+    pub(super) fn add_domain(&mut self, domain: &str) -> u32 {
+        if let Some(root) = self.domain(domain) {
+            return root;
+        }
+        let root = self.add_node(domain, Segment::Any, Place::default());
+        let group = self.add_group(NO_PARENT, domain);
+        self.groups[group as usize].any = Some(root);
+        root
+    }
+
+    /// A level below `parent`; an error with the one that is there when it is taken.
+    pub(super) fn add_child(&mut self, parent: u32, key: &str, segment: Segment, place: Place) -> Result<u32, Place> {
+        let group = self.group(parent, key).map(|(id, _)| id);
+        let group = group.unwrap_or_else(|| self.add_group(parent, key));
+        let taken = match &segment {
+            Segment::Any => self.groups[group as usize].any,
+            Segment::Value(value) | Segment::Pattern(value) | Segment::Shared(value) => self.value(group, value),
+        };
+        if let Some(taken) = taken {
+            return Err(self.node(taken).place);
+        }
+        let id = self.add_node(key, segment, place);
+        self.nodes[parent as usize].has_children = true;
+        let entry = &mut self.groups[group as usize];
+        let value = match &self.nodes[id as usize].segment {
+            Segment::Any => {
+                entry.any = Some(id);
+                return Ok(id);
+            }
+            Segment::Value(value) => value,
+            Segment::Pattern(pattern) | Segment::Shared(pattern) => {
+                entry.wildcards.insert(pattern, id);
+                pattern
+            }
+        };
+        entry.has_values = true;
+        let (nodes, hasher) = (&self.nodes, &self.hasher);
+        let rehash = |(group, node): &(u32, u32)| {
+            hasher.hash_one((*group, nodes[*node as usize].exact_value().unwrap_or_default()))
+        };
+        self.by_value.insert_unique(hasher.hash_one((group, &**value)), (group, id), rehash);
+        Ok(id)
+    }
+
+    /// Puts a rule on a level.
+    pub(super) fn add_rule(&mut self, node: u32, rule: Rule) {
+        self.nodes[node as usize].rule = u32::try_from(self.rules.len()).ok();
+        self.rules.push(rule);
+    }
+
+    pub(super) fn node_mut(&mut self, id: u32) -> &mut Node {
+        &mut self.nodes[id as usize]
+    }
+
+    fn add_node(&mut self, key: &str, segment: Segment, place: Place) -> u32 {
+        let node = Node { key: key.into(), segment, value_to_metric: false, rule: None, has_children: false, place };
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as u32
+    }
+
+    fn add_group(&mut self, parent: u32, key: &str) -> u32 {
+        let id = self.groups.len() as u32;
+        let wildcards = Wildcards::default();
+        self.groups.push(Group { parent, key: key.into(), any: None, has_values: false, wildcards });
+        let (groups, hasher) = (&self.groups, &self.hasher);
+        let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
+        self.by_key.insert_unique(hash(&id), id, hash);
+        id
+    }
+}
+
+/// Why the walk went where it went, for people.
+impl RuleSet {
+    /// One line for each step of [`RuleSet::find`].
+    #[must_use]
+    pub fn explain(&self, domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
+        let Some(mut at) = self.domain(domain) else {
+            return vec![format!("domain {domain:?}: no rule file names it, so nothing is limited")];
+        };
+        let mut lines = vec![format!("domain {domain:?}: known")];
+        for entry in entries {
+            let asked = format!("{}={}", entry.key, entry.value);
+            let Some(next) = self.child(at, *entry) else {
+                lines.push(format!("{asked}: {}", self.why_not(at, *entry)));
+                return lines;
+            };
+            let node = self.node(next);
+            let how = match &node.segment {
+                Segment::Value(_) => "the rule with exactly this value".to_owned(),
+                Segment::Any => format!("no rule has this value; the rule for any {}", node.key),
+                Segment::Pattern(pattern) => format!("the first pattern that fits, {pattern}"),
+                Segment::Shared(pattern) => format!("the first pattern that fits, {pattern}, one counter for all"),
+            };
+            lines.push(format!("{asked}: {how} (line {})", node.place.line));
+            at = next;
+        }
+        let node = self.node(at);
+        lines.push(match node.rule.map(|rule| &self.rules[rule as usize]) {
+            Some(rule) => format!("limit: {rule}"),
+            None if node.has_children => {
+                "no limit: the last entry ends on a rule without rate_limit; its children want more entries".into()
+            }
+            None => "no limit: the rule has no rate_limit, so it allows everything".into(),
+        });
+        lines
+    }
+
+    fn why_not(&self, parent: u32, entry: Entry<'_>) -> String {
+        let hint = "so nothing is limited (there is no going back to another branch)";
+        if !self.node(parent).has_children {
+            return format!("the rules end one level above, {hint}");
+        }
+        match self.group(parent, entry.key) {
+            None => format!("no rule of this level has the key {:?}, {hint}", entry.key),
+            Some(_) => format!("rules of this level have the key {:?}, but none this value, {hint}", entry.key),
+        }
+    }
+}
+
+impl std::fmt::Display for Rule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.limit {
+            None => write!(f, "unlimited")?,
+            Some(limit) => {
+                write!(f, "{} per ", limit.requests_per_unit())?;
+                match limit.unit_multiplier() {
+                    1 => write!(f, "{}", limit.unit().name())?,
+                    many => write!(f, "{many} {}s", limit.unit().name())?,
+                }
+            }
+        }
+        if let Some(name) = &self.name {
+            write!(f, ", named {name:?}")?;
+        }
+        for (set, word) in [
+            (self.shadow_mode, "shadow_mode: never enforced"),
+            (self.quota_mode, "quota_mode: refuses only when every quota rule of the request is over"),
+        ] {
+            if set {
+                write!(f, ", {word}")?;
+            }
+        }
+        for name in &self.replaces {
+            write!(f, ", replaces {name:?}")?;
+        }
+        write!(f, " ({}:{}:{})", self.file, self.place.line, self.place.column)
+    }
+}

@@ -1,0 +1,19 @@
+//! Which limits apply: rule files become an immutable, lock-free [`RuleSet`].
+//!
+//! Two stages, no I/O in either: [`spec`] reads what a person wrote, with every mistake and its place ([`Problem`]);
+//! [`compile`] turns it into what [`RuleSet::find`] walks. Reading directories is `service::reload`'s.
+
+mod compile;
+mod limit;
+mod matcher;
+mod metadata;
+mod problem;
+mod spec;
+mod wildcard;
+mod yaml;
+
+pub use compile::{Options, SourceFile, compile};
+pub use limit::{FailurePolicy, Limit, LimitError, Unit};
+pub use matcher::{Entry, Found, Node, Path, Rule, RuleSet, Segment};
+pub use metadata::Metadata;
+pub use problem::{Place, Problem, Severity};

@@ -1,0 +1,66 @@
+//! What is wrong in a rule file, and where.
+
+use std::fmt;
+
+/// A place in a file; lines and columns count from 1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The line.
+    pub line: usize,
+    /// The column, in characters.
+    pub column: usize,
+}
+
+/// Whether the set may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// The set is refused.
+    Error,
+    /// The set is used; the author should look all the same.
+    Warning,
+}
+
+/// One mistake: `rules/api.yaml:14:11: unit "fortnight" is not one of …`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// The file, as it was named to the compiler.
+    pub file: String,
+    /// Where in it.
+    pub place: Place,
+    /// Whether the set is refused for it.
+    pub severity: Severity,
+    /// What is wrong and what would be right.
+    pub message: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, place, severity, message } = self;
+        let kind = if *severity == Severity::Warning { "warning: " } else { "" };
+        write!(f, "{file}:{}:{}: {kind}{message}", place.line, place.column)
+    }
+}
+
+/// Problems of one file in the making.
+pub(super) struct Problems<'a> {
+    file: &'a str,
+    list: &'a mut Vec<Problem>,
+}
+
+impl<'a> Problems<'a> {
+    pub(super) fn new(file: &'a str, list: &'a mut Vec<Problem>) -> Self {
+        Self { file, list }
+    }
+
+    pub(super) fn error(&mut self, place: Place, message: impl Into<String>) {
+        self.push(place, Severity::Error, message.into());
+    }
+
+    pub(super) fn warning(&mut self, place: Place, message: impl Into<String>) {
+        self.push(place, Severity::Warning, message.into());
+    }
+
+    fn push(&mut self, place: Place, severity: Severity, message: String) {
+        self.list.push(Problem { file: self.file.to_owned(), place, severity, message });
+    }
+}

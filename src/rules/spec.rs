@@ -1,0 +1,404 @@
+//! What a person wrote, as types: every mistake is noted with its place, and reading goes on.
+
+use std::collections::BTreeMap;
+
+use super::{
+    limit::{FailurePolicy, Limit, Unit},
+    metadata::Metadata,
+    problem::{Place, Problems},
+    yaml::{self, Kind, Yaml},
+};
+
+pub(super) struct File {
+    pub(super) domain: String,
+    pub(super) place: Place,
+    pub(super) descriptors: Vec<Descriptor>,
+}
+
+#[derive(Default)]
+pub(super) struct Descriptor {
+    pub(super) place: Place,
+    pub(super) key: String,
+    pub(super) value: Option<String>,
+    pub(super) rate_limit: Option<RateLimit>,
+    pub(super) shadow_mode: bool,
+    pub(super) quota_mode: bool,
+    pub(super) detailed_metric: bool,
+    pub(super) value_to_metric: bool,
+    pub(super) share_threshold: bool,
+    pub(super) metadata: Option<Metadata>,
+    pub(super) children: Vec<Descriptor>,
+}
+
+#[derive(Default)]
+pub(super) struct RateLimit {
+    /// `None`: unlimited.
+    pub(super) limit: Option<Limit>,
+    pub(super) name: String,
+    pub(super) replaces: Vec<String>,
+    pub(super) on_error: Option<FailurePolicy>,
+}
+
+const ROOT: &[&str] = &["domain", "descriptors"];
+const DESCRIPTOR: &[&str] = &[
+    "key",
+    "value",
+    "rate_limit",
+    "shadow_mode",
+    "quota_mode",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+    "descriptors",
+];
+const RATE_LIMIT: &[&str] =
+    &["unit", "unit_multiplier", "requests_per_unit", "unlimited", "name", "replaces", "on_error"];
+const REPLACES: &[&str] = &["name"];
+const PLACES: &[(&str, &[&str])] = &[
+    ("at the top of the file", ROOT),
+    ("in a descriptor", DESCRIPTOR),
+    ("under rate_limit", RATE_LIMIT),
+    ("in an entry of replaces", REPLACES),
+];
+
+/// Reads one file; `None` when nothing of it can be used.
+pub(super) fn read(text: &str, problems: &mut Problems<'_>) -> Option<File> {
+    let root = match yaml::parse(text) {
+        Ok(root) => root,
+        Err(failure) => {
+            problems.error(failure.place, failure.message);
+            return None;
+        }
+    };
+    let start = Place { line: 1, column: 1 };
+    let Some(root) = root.filter(|root| !matches!(root.kind, Kind::Null)) else {
+        problems.error(start, "the file is empty; it needs a domain");
+        return None;
+    };
+    let mut reader = Reader { problems };
+    let mut domain = None;
+    let mut descriptors = Vec::new();
+    for (key, place, value) in reader.map(&root, ROOT)? {
+        match key {
+            "domain" => domain = reader.text(key, value).map(|text| (text, place)),
+            "descriptors" => descriptors = reader.descriptors(value),
+            _ => {}
+        }
+    }
+    let Some((domain, place)) = domain.filter(|(domain, _)| !domain.is_empty()) else {
+        reader.problems.error(root.place, "the file has no domain, or an empty one");
+        return None;
+    };
+    Some(File { domain, place, descriptors })
+}
+
+struct Reader<'r, 'p> {
+    problems: &'r mut Problems<'p>,
+}
+
+impl Reader<'_, '_> {
+    /// The map's known keys with their values; what is not known is noted.
+    fn map<'y>(&mut self, node: &'y Yaml, known: &[&str]) -> Option<Vec<(&'y str, Place, &'y Yaml)>> {
+        let Kind::Map(pairs) = &node.kind else {
+            self.problems.error(node.place, format!("a map was expected here, not {}", node.describe()));
+            return None;
+        };
+        let mut fields: Vec<(&str, Place, &Yaml)> = Vec::new();
+        for (key, value) in self.merged(pairs) {
+            let Kind::Scalar { text, .. } = &key.kind else {
+                self.problems.error(key.place, format!("a key must be a word, not {}", key.describe()));
+                continue;
+            };
+            if !known.contains(&text.as_str()) {
+                self.stray(text, key.place, known);
+            } else if fields.iter().any(|(name, ..)| name == text) {
+                self.problems.error(key.place, format!("{text} is given twice"));
+            } else {
+                fields.push((text, key.place, value));
+            }
+        }
+        Some(fields)
+    }
+
+    /// The pairs with YAML's merge key (`<<: *base`) written out; what a map says itself wins.
+    fn merged<'y>(&mut self, pairs: &'y [(Yaml, Yaml)]) -> Vec<(&'y Yaml, &'y Yaml)> {
+        let is_merge = |key: &Yaml| matches!(&key.kind, Kind::Scalar { text, plain: true } if text == "<<");
+        let mut all: Vec<_> = pairs.iter().filter(|(key, _)| !is_merge(key)).map(|(key, value)| (key, value)).collect();
+        for (_, base) in pairs.iter().filter(|(key, _)| is_merge(key)) {
+            let bases = match &base.kind {
+                Kind::List(bases) => bases.as_slice(),
+                Kind::Map(_) => std::slice::from_ref(base),
+                Kind::Null | Kind::Scalar { .. } => {
+                    self.problems.error(base.place, "<< takes a map or a list of maps");
+                    continue;
+                }
+            };
+            for base in bases {
+                let Kind::Map(inherited) = &base.kind else {
+                    self.problems.error(base.place, "<< takes a map or a list of maps");
+                    continue;
+                };
+                for (key, value) in inherited.iter() {
+                    let has = |(own, _): &(&Yaml, &Yaml)| scalar(own).is_some() && scalar(own) == scalar(key);
+                    if !all.iter().any(has) {
+                        all.push((key, value));
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// A key that means nothing here: refused, unless it is known elsewhere. That is a warning, since
+    /// envoyproxy/ratelimit takes such files and ignores the key.
+    fn stray(&mut self, key: &str, place: Place, known: &[&str]) {
+        let home = PLACES.iter().find(|(_, keys)| keys.contains(&key));
+        if let Some((where_to, _)) = home.filter(|_| key != "unit_multiplier" && key != "on_error") {
+            self.problems.warning(place, format!("{key} has no effect here; it belongs {where_to}"));
+            return;
+        }
+        let hint = match (home, nearest(key, known)) {
+            (Some((where_to, _)), _) => format!("it belongs {where_to}"),
+            (None, Some(near)) => format!("did you mean {near}?"),
+            (None, None) => format!("known here: {}", known.join(", ")),
+        };
+        self.problems.error(place, format!("unknown key {key:?}; {hint}"));
+    }
+
+    fn list<'y>(&mut self, name: &str, node: &'y Yaml) -> &'y [Yaml] {
+        match &node.kind {
+            Kind::List(items) => items,
+            Kind::Null => &[],
+            Kind::Scalar { .. } | Kind::Map(_) => {
+                self.problems.error(node.place, format!("{name} must be a list, not {}", node.describe()));
+                &[]
+            }
+        }
+    }
+
+    fn descriptors(&mut self, node: &Yaml) -> Vec<Descriptor> {
+        self.list("descriptors", node).iter().filter_map(|item| self.descriptor(item)).collect()
+    }
+
+    fn descriptor(&mut self, node: &Yaml) -> Option<Descriptor> {
+        let mut it = Descriptor { place: node.place, ..Descriptor::default() };
+        let mut share_threshold = None;
+        for (key, place, value) in self.map(node, DESCRIPTOR)? {
+            match key {
+                "key" => it.key = self.text(key, value).unwrap_or_default(),
+                "value" => it.value = self.text(key, value).filter(|value| !value.is_empty()),
+                "rate_limit" => it.rate_limit = self.rate_limit(value),
+                "shadow_mode" => it.shadow_mode = self.boolean(key, value),
+                "quota_mode" => it.quota_mode = self.boolean(key, value),
+                "detailed_metric" => it.detailed_metric = self.boolean(key, value),
+                "value_to_metric" => it.value_to_metric = self.boolean(key, value),
+                "share_threshold" => share_threshold = self.boolean(key, value).then_some(place),
+                "metadata" => it.metadata = self.metadata(value),
+                "descriptors" => it.children = self.descriptors(value),
+                _ => {}
+            }
+        }
+        if it.key.is_empty() {
+            self.problems.error(node.place, "a descriptor needs a key that is not empty");
+            return None;
+        }
+        if let Some(place) = share_threshold {
+            it.share_threshold = it.value.as_ref().is_some_and(|value| value.contains('*'));
+            if !it.share_threshold {
+                let message = "share_threshold needs a value with a wildcard (*): other values share nothing";
+                self.problems.error(place, message);
+            }
+        }
+        Some(it)
+    }
+
+    fn rate_limit(&mut self, node: &Yaml) -> Option<RateLimit> {
+        if matches!(node.kind, Kind::Null) {
+            return None;
+        }
+        let mut it = RateLimit::default();
+        let (mut unit, mut requests, mut multiplier, mut unlimited) = (None, None, None, false);
+        let mut replaces = Vec::new();
+        for (key, place, value) in self.map(node, RATE_LIMIT)? {
+            match key {
+                "unit" => unit = Some((self.unit(value), value.place)),
+                "requests_per_unit" => requests = Some(self.number(key, value)),
+                "unit_multiplier" => multiplier = Some((self.number(key, value), place)),
+                "unlimited" => unlimited = self.boolean(key, value),
+                "name" => it.name = self.text(key, value).unwrap_or_default(),
+                "replaces" => replaces = self.replaces(value),
+                "on_error" => it.on_error = self.failure_policy(value),
+                _ => {}
+            }
+        }
+        for (name, place) in replaces {
+            if name.is_empty() {
+                self.problems.error(place, "replaces needs the name of another limit, not an empty one");
+            } else if name == it.name {
+                self.problems.error(place, format!("the limit {name:?} cannot replace itself"));
+            } else {
+                it.replaces.push(name);
+            }
+        }
+        if unlimited {
+            for place in [unit.map(|(_, place)| place), multiplier.map(|(_, place)| place)].into_iter().flatten() {
+                self.problems.error(place, "a limit is either unlimited or has a unit, not both");
+            }
+            return Some(it);
+        }
+        let Some((unit, _)) = unit else {
+            let message = format!("rate_limit needs a unit ({}) or unlimited: true", units());
+            self.problems.error(node.place, message);
+            return None;
+        };
+        if requests.is_none() {
+            let message = "rate_limit has no requests_per_unit: that is 0, and refuses every request";
+            self.problems.warning(node.place, message);
+        }
+        let (multiplier, place) = multiplier.unwrap_or((Some(1), node.place));
+        match Limit::new(requests.unwrap_or(Some(0))?, unit?, multiplier?) {
+            Ok(limit) => it.limit = Some(limit),
+            Err(error) => {
+                self.problems.error(place, error.to_string());
+                return None;
+            }
+        }
+        Some(it)
+    }
+
+    fn unit(&mut self, node: &Yaml) -> Option<Unit> {
+        let text = self.text("unit", node)?;
+        let unit = Unit::from_name(&text);
+        if unit.is_none() {
+            self.problems.error(node.place, format!("unit {text:?} is not one of {}", units()));
+        }
+        unit
+    }
+
+    fn failure_policy(&mut self, node: &Yaml) -> Option<FailurePolicy> {
+        let text = self.text("on_error", node)?;
+        let policy = FailurePolicy::ALL.into_iter().find(|policy| policy.name() == text);
+        if policy.is_none() {
+            let names = FailurePolicy::ALL.map(FailurePolicy::name).join(", ");
+            self.problems.error(node.place, format!("on_error {text:?} is not one of {names}"));
+        }
+        policy
+    }
+
+    fn replaces(&mut self, node: &Yaml) -> Vec<(String, Place)> {
+        let mut names = Vec::new();
+        for item in self.list("replaces", node) {
+            let Some(fields) = self.map(item, REPLACES) else { continue };
+            let name = fields.first().and_then(|(key, _, value)| self.text(key, value));
+            names.push((name.unwrap_or_default(), item.place));
+        }
+        names
+    }
+
+    /// A scalar as it was written; nothing is an empty text.
+    fn text(&mut self, name: &str, node: &Yaml) -> Option<String> {
+        match &node.kind {
+            Kind::Null => Some(String::new()),
+            Kind::Scalar { text, .. } => Some(text.clone()),
+            Kind::List(_) | Kind::Map(_) => {
+                self.problems.error(node.place, format!("{name} must be a word, not {}", node.describe()));
+                None
+            }
+        }
+    }
+
+    fn number(&mut self, name: &str, node: &Yaml) -> Option<u32> {
+        let parsed = match &node.kind {
+            Kind::Null => Some(0),
+            Kind::Scalar { text, plain: true } => {
+                let digits = text.replace('_', "");
+                match digits.strip_prefix("0x") {
+                    Some(hex) => u32::from_str_radix(hex, 16).ok(),
+                    None => digits.parse().ok(),
+                }
+            }
+            Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => None,
+        };
+        if parsed.is_none() {
+            let message = format!("{name} must be a whole number from 0 to {}{}", u32::MAX, found(node));
+            self.problems.error(node.place, message);
+        }
+        parsed
+    }
+
+    /// True or false in any spelling of YAML 1.1, since that is what the peer reads.
+    fn boolean(&mut self, name: &str, node: &Yaml) -> bool {
+        if let Kind::Null = node.kind {
+            return false;
+        }
+        if let Some((text, true)) = scalar(node) {
+            match text.to_ascii_lowercase().as_str() {
+                "true" | "yes" | "on" | "y" => return true,
+                "false" | "no" | "off" | "n" => return false,
+                _ => {}
+            }
+        }
+        self.problems.error(node.place, format!("{name} must be true or false{}", found(node)));
+        false
+    }
+
+    fn metadata(&mut self, node: &Yaml) -> Option<Metadata> {
+        match metadata(node) {
+            Metadata::Null => None,
+            map @ Metadata::Map(_) => Some(map),
+            _ => {
+                self.problems.error(node.place, format!("metadata must be a map, not {}", node.describe()));
+                None
+            }
+        }
+    }
+}
+
+fn metadata(node: &Yaml) -> Metadata {
+    match &node.kind {
+        Kind::Null => Metadata::Null,
+        Kind::Scalar { text, plain: false } => Metadata::Text(text.clone()),
+        Kind::Scalar { text, plain: true } => match text.as_str() {
+            "true" | "True" | "TRUE" => Metadata::Bool(true),
+            "false" | "False" | "FALSE" => Metadata::Bool(false),
+            _ => match text.parse::<f64>() {
+                Ok(number) if number.is_finite() => Metadata::Number(number),
+                _ => Metadata::Text(text.clone()),
+            },
+        },
+        Kind::List(items) => Metadata::List(items.iter().map(metadata).collect()),
+        Kind::Map(pairs) => {
+            let entry = |(key, value): &(Yaml, Yaml)| {
+                let (key, _) = scalar(key).unwrap_or_default();
+                (key.to_owned(), metadata(value))
+            };
+            Metadata::Map(pairs.iter().map(entry).collect::<BTreeMap<_, _>>())
+        }
+    }
+}
+
+fn scalar(node: &Yaml) -> Option<(&str, bool)> {
+    match &node.kind {
+        Kind::Scalar { text, plain } => Some((text, *plain)),
+        Kind::Null | Kind::List(_) | Kind::Map(_) => None,
+    }
+}
+
+fn found(node: &Yaml) -> String {
+    match &node.kind {
+        Kind::Scalar { text, plain: true } => format!(", not {text}"),
+        Kind::Scalar { text, plain: false } => format!(", not the text {text:?}"),
+        Kind::Null | Kind::List(_) | Kind::Map(_) => format!(", not {}", node.describe()),
+    }
+}
+
+fn units() -> String {
+    Unit::ALL.map(Unit::name).join(", ")
+}
+
+/// The known word that was most likely meant.
+fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+    let (distance, near) = known.iter().map(|near| (strsim::damerau_levenshtein(word, near), *near)).min()?;
+    (distance <= 3 && distance < word.chars().count()).then_some(near)
+}

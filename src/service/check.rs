@@ -1,0 +1,97 @@
+//! May this request pass? Validation, the clock, the engine, and how long it took.
+
+use std::{sync::Arc, time::Instant};
+
+use opentelemetry::{KeyValue, metrics::Meter};
+
+use super::Clock;
+use crate::{
+    engine::{DecideError, Engine, Request, Verdict},
+    metrics::{Counter, Histogram},
+};
+
+/// Why a request has no verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// There is nothing to match against.
+    #[error("rate limit domain must not be empty")]
+    NoDomain,
+    /// There is nothing to match.
+    #[error("rate limit descriptor list must not be empty")]
+    NoDescriptors,
+    /// The engine could not decide.
+    #[error("no decision")]
+    Undecided(#[source] DecideError),
+}
+
+/// What the service counts of its calls.
+pub struct Metrics {
+    latency: Arc<Histogram>,
+    invalid: Counter,
+    undecided: Counter,
+}
+
+impl Metrics {
+    /// Nothing counted yet.
+    #[must_use]
+    pub fn new(workers: usize) -> Arc<Self> {
+        Arc::new(Self {
+            latency: Arc::new(Histogram::new(workers)),
+            invalid: Counter::new(workers),
+            undecided: Counter::new(workers),
+        })
+    }
+
+    /// Shows everything to the meter, under the peer's names.
+    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        self.latency.observe(meter, "ratelimit_service_response_time_seconds", "Time to decide a request");
+        let this = Arc::clone(self);
+        let requests =
+            meter.u64_observable_counter("ratelimit_service_total_requests").with_description("Requests decided");
+        let labels = [KeyValue::new("grpc_method", "ShouldRateLimit")];
+        requests.with_callback(move |observer| observer.observe(this.latency.count(), &labels)).build();
+        let this = Arc::clone(self);
+        let errors = meter
+            .u64_observable_counter("ratelimit_service_should_rate_limit_error")
+            .with_description("Requests without a decision");
+        errors
+            .with_callback(move |observer| {
+                observer.observe(this.invalid.get(), &[KeyValue::new("err_type", "service_error")]);
+                observer.observe(this.undecided.get(), &[KeyValue::new("err_type", "redis_error")]);
+            })
+            .build();
+    }
+}
+
+/// One worker's service.
+#[derive(Clone)]
+pub struct Check {
+    /// What decides.
+    pub engine: Engine,
+    /// What time it is.
+    pub clock: Clock,
+    /// What is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Check {
+    /// Decides one request.
+    pub async fn check(&self, request: &Request<'_>) -> Result<Verdict, CheckError> {
+        let asked = Instant::now();
+        let invalid = match request {
+            Request { domain: "", .. } => Some(CheckError::NoDomain),
+            Request { descriptors, .. } if descriptors.is_empty() => Some(CheckError::NoDescriptors),
+            Request { .. } => None,
+        };
+        if let Some(error) = invalid {
+            self.metrics.invalid.add(self.engine.worker, 1);
+            return Err(error);
+        }
+        let verdict = self.engine.decide(request, self.clock.now()).await;
+        self.metrics.latency.record(self.engine.worker, asked.elapsed());
+        verdict.map_err(|error| {
+            self.metrics.undecided.add(self.engine.worker, 1);
+            CheckError::Undecided(error)
+        })
+    }
+}

@@ -1,0 +1,254 @@
+//! Rules that follow their files: read the directory, compile, swap; a bad set keeps the last good one.
+//!
+//! The directory is looked at four times a second, and taken when two looks in a row agree: an editor that writes a
+//! file in two steps is not read half-way. Looking costs a `stat` per file and sees everything that file
+//! notifications miss: symlinks swapped anywhere in the path (Kubernetes' ConfigMaps), network file systems.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use arc_swap::ArcSwap;
+use opentelemetry::metrics::Meter;
+
+use super::Clock;
+use crate::{
+    algorithm::Micros,
+    engine::{Snapshot, Statistics},
+    metrics::{Counter, WorkerId, observe_counter, observe_gauge},
+    rules::{self, Options, Problem, SourceFile},
+};
+
+/// Between two looks at the directory.
+const LOOK: Duration = Duration::from_millis(250);
+/// The old rules are dropped after this: no worker still reads them, so none has to take a large set apart.
+const RETIRE: Duration = Duration::from_secs(2);
+
+/// Why a directory's rules are not in force.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The directory or one of its files.
+    #[error("cannot read the rules in {path}")]
+    Read {
+        /// What was read.
+        path: PathBuf,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// What the files say; every mistake, and the warnings.
+    #[error("{}", list(.0))]
+    Invalid(Vec<Problem>),
+}
+
+fn list(problems: &[Problem]) -> String {
+    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// Where rules come from.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// All `*.yaml` and `*.yml` of a directory; names that begin with a dot are not looked at.
+    Directory(PathBuf),
+    /// Files that are part of the program.
+    BuiltIn(Vec<SourceFile>),
+}
+
+impl Source {
+    /// The files, in the order of their names.
+    pub fn read(&self) -> Result<Vec<SourceFile>, LoadError> {
+        match self {
+            Self::BuiltIn(files) => Ok(files.clone()),
+            Self::Directory(directory) => {
+                let read = |path: PathBuf| match fs::read_to_string(&path) {
+                    Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
+                    Err(source) => Err(LoadError::Read { path, source }),
+                };
+                let error = |source| LoadError::Read { path: directory.clone(), source };
+                files(directory).map_err(error)?.into_iter().map(read).collect()
+            }
+        }
+    }
+}
+
+/// The rule files of a directory, by name.
+fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let hidden = entry.file_name().to_string_lossy().starts_with('.');
+        let path = entry.path();
+        let yaml = path.extension().is_some_and(|end| end == "yaml" || end == "yml");
+        if yaml && !hidden && path.is_file() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// What tells one state of a directory from another, without reading it: through symlinks, the files behind them.
+/// An error is a state too: a directory that is gone is a change, and so is its return.
+type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
+
+fn fingerprint(directory: &Path) -> Fingerprint {
+    let look = |path: PathBuf| {
+        let metadata = fs::metadata(&path)?;
+        let real = fs::canonicalize(&path)?;
+        Ok((path, real, metadata.len(), metadata.modified().ok()))
+    };
+    let all = files(directory).and_then(|paths| paths.into_iter().map(look).collect());
+    all.map_err(|error| error.kind())
+}
+
+/// What to tell about the rules in force.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// When they were loaded.
+    pub loaded_at: Micros,
+    /// Why a later set was refused, if it was.
+    pub last_error: Option<String>,
+}
+
+/// Keeps the rules current.
+pub struct Reloader {
+    source: Source,
+    /// How the directory looked before it was first read.
+    first: Option<Fingerprint>,
+    options: Options,
+    clock: Clock,
+    statistics: Arc<Statistics>,
+    rules: Arc<ArcSwap<Snapshot>>,
+    status: Mutex<Status>,
+    successes: Counter,
+    failures: Counter,
+}
+
+impl Reloader {
+    /// Loads the first set. An error: there is nothing to fall back on.
+    pub fn start(
+        source: Source,
+        options: Options,
+        clock: Clock,
+        statistics: Arc<Statistics>,
+    ) -> Result<Arc<Self>, LoadError> {
+        let first = match &source {
+            Source::Directory(directory) => Some(fingerprint(directory)),
+            Source::BuiltIn(_) => None,
+        };
+        let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
+        warn(&warnings);
+        let status = Status { loaded_at: clock.now(), last_error: None };
+        let snapshot = Snapshot::new(rules, &statistics);
+        tracing::info!(domains = snapshot.rules().domains(), rules = snapshot.rules().rules().len(), "rules loaded");
+        let (successes, failures) = (Counter::new(1), Counter::new(1));
+        successes.add(WorkerId(0), 1);
+        Ok(Arc::new(Self {
+            source,
+            first,
+            options,
+            clock,
+            statistics,
+            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
+            status: Mutex::new(status),
+            successes,
+            failures,
+        }))
+    }
+
+    /// The rules in force, now and later.
+    #[must_use]
+    pub fn rules(&self) -> &Arc<ArcSwap<Snapshot>> {
+        &self.rules
+    }
+
+    /// When they were loaded, and what was wrong with a later set.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Follows the directory for ever.
+    pub async fn follow(self: Arc<Self>) {
+        let (Source::Directory(directory), Some(first)) = (&self.source, &self.first) else {
+            return;
+        };
+        let (mut taken, mut seen) = (first.clone(), first.clone());
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let now = fingerprint(directory);
+            if now == seen && now != taken {
+                taken.clone_from(&now);
+                let this = Arc::clone(&self);
+                let _ = tokio::task::spawn_blocking(move || this.reload()).await;
+            }
+            seen = now;
+        }
+    }
+
+    fn reload(&self) {
+        let compiled = self
+            .source
+            .read()
+            .and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid))
+            .map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics), warnings));
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        match compiled {
+            Ok((snapshot, warnings)) => {
+                warn(&warnings);
+                let (domains, rules) = (snapshot.rules().domains(), snapshot.rules().rules().len());
+                let old = self.rules.swap(Arc::new(snapshot));
+                *status = Status { loaded_at: self.clock.now(), last_error: None };
+                self.successes.add(WorkerId(0), 1);
+                tracing::info!(domains, rules, "rules reloaded");
+                drop(status);
+                retire(old);
+            }
+            Err(error) => {
+                let chain = crate::errors::chain(&error);
+                self.failures.add(WorkerId(0), 1);
+                tracing::error!("the rules changed, but not for the better; those before stay in force:\n{chain}");
+                status.last_error = Some(chain);
+            }
+        }
+    }
+
+    /// Shows everything to the meter, under the peer's names where it has some.
+    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        let this = Arc::clone(self);
+        observe_counter(meter, "ratelimit_service_config_load_success", "Sets of rules put in force", move || {
+            this.successes.get()
+        });
+        let this = Arc::clone(self);
+        observe_counter(meter, "ratelimit_service_config_load_error", "Sets of rules that were refused", move || {
+            this.failures.get()
+        });
+        let this = Arc::clone(self);
+        observe_gauge(meter, "sluicegate_rules", "Rules in force", move || {
+            this.rules.load().rules().rules().len() as u64
+        });
+        let this = Arc::clone(self);
+        observe_gauge(meter, "sluicegate_rules_loaded_timestamp_seconds", "When the rules were loaded", move || {
+            this.status().loaded_at.floor_secs()
+        });
+    }
+}
+
+fn warn(warnings: &[Problem]) {
+    for warning in warnings {
+        tracing::warn!("{warning}");
+    }
+}
+
+/// Drops a set on a thread of its own, once no worker has it any more.
+fn retire(old: Arc<Snapshot>) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+        return;
+    };
+    runtime.spawn(async move {
+        tokio::time::sleep(RETIRE).await;
+        let _ = tokio::task::spawn_blocking(move || drop(old)).await;
+    });
+}

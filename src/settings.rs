@@ -1,0 +1,279 @@
+//! All settings as one typed struct: defaults, then a file, then the environment, then flags. Only this module knows
+//! of files and variables; each part of the service has its own `Settings` beside it.
+
+use std::{
+    collections::BTreeSet,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use config::{Config, Environment, File, Map, Source, Value, ValueKind};
+use serde::{Deserialize, Serialize};
+
+use crate::{engine, store, telemetry, transport};
+
+/// `SLUICEGATE__GRPC__ADDR` is `grpc.addr`.
+const PREFIX: &str = "SLUICEGATE";
+const SEPARATOR: &str = "__";
+
+/// Everything that can be set.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// `memory`, or the address of a Redis server: `redis://`, `rediss://` (TLS) or `redis+unix://`.
+    pub store: String,
+    /// Threads that decide; 0: as many as the machine has cores.
+    pub workers: usize,
+    /// Where rules come from.
+    pub rules: RulesSettings,
+    /// What holds for all rules.
+    pub decisions: engine::Settings,
+    /// What answers carry beside the verdict.
+    pub response: transport::grpc::ResponseSettings,
+    /// How gRPC is served.
+    pub grpc: transport::grpc::Settings,
+    /// How HTTP is served.
+    pub http: transport::http::Settings,
+    /// The store `memory`.
+    pub memory: store::memory::Settings,
+    /// The store `redis://…`.
+    pub redis: store::redis::Settings,
+    /// Logs, metrics, traces.
+    pub telemetry: telemetry::Settings,
+    /// How to leave.
+    pub shutdown: ShutdownSettings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            store: "memory".into(),
+            workers: 0,
+            rules: RulesSettings::default(),
+            decisions: engine::Settings::default(),
+            response: transport::grpc::ResponseSettings::default(),
+            grpc: transport::grpc::Settings::default(),
+            http: transport::http::Settings::default(),
+            memory: store::memory::Settings::default(),
+            redis: store::redis::Settings::default(),
+            telemetry: telemetry::Settings::default(),
+            shutdown: ShutdownSettings::default(),
+        }
+    }
+}
+
+/// Where rules come from.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RulesSettings {
+    /// A directory of `*.yaml`; without one, the built-in examples.
+    pub dir: Option<PathBuf>,
+    /// Several files may name one domain; their descriptors add up.
+    pub merge_domains: bool,
+}
+
+/// How to leave, on SIGTERM or SIGINT.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ShutdownSettings {
+    /// Health says NOT_SERVING for so long before connections are asked to go: time for callers to notice.
+    #[serde(with = "crate::duration")]
+    pub delay: Duration,
+    /// And calls under way have so long after that.
+    #[serde(with = "crate::duration")]
+    pub grace: Duration,
+}
+
+impl Default for ShutdownSettings {
+    fn default() -> Self {
+        Self { delay: Duration::from_secs(1), grace: Duration::from_secs(10) }
+    }
+}
+
+/// What flags may say over all else.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides {
+    /// `--rules`.
+    pub rules: Option<PathBuf>,
+    /// `--store`.
+    pub store: Option<String>,
+    /// `--grpc-addr`.
+    pub grpc_addr: Option<SocketAddr>,
+    /// `--http-addr`.
+    pub http_addr: Option<SocketAddr>,
+}
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// A key that nothing knows.
+    #[error("unknown setting {key:?} in {origin}{}", .nearest.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default())]
+    Unknown {
+        /// The key.
+        key: String,
+        /// Where it stood.
+        origin: String,
+        /// What was most likely meant.
+        nearest: Option<String>,
+    },
+    /// A file or value that cannot be read.
+    #[error("the settings cannot be read")]
+    Read(#[from] config::ConfigError),
+    /// A value that makes no sense.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl Settings {
+    /// Puts the layers together. `environment`: in place of the process' own, for tests.
+    pub fn load(
+        file: Option<&Path>,
+        environment: Option<Map<String, String>>,
+        overrides: Overrides,
+    ) -> Result<Self, SettingsError> {
+        let defaults = Config::try_from(&Self::default())?;
+        let known = keys(&defaults.collect()?);
+        let environment =
+            Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
+        reject_unknown(&known, &environment.collect()?, "the environment")?;
+        let mut builder = Config::builder().add_source(defaults);
+        if let Some(path) = file {
+            let file = File::from(path);
+            reject_unknown(&known, &file.collect()?, &path.display().to_string())?;
+            builder = builder.add_source(file);
+        }
+        builder = builder
+            .add_source(environment)
+            .set_override_option("rules.dir", overrides.rules.map(|path| path.to_string_lossy().into_owned()))?
+            .set_override_option("store", overrides.store)?
+            .set_override_option("grpc.addr", overrides.grpc_addr.map(|addr| addr.to_string()))?
+            .set_override_option("http.addr", overrides.http_addr.map(|addr| addr.to_string()))?;
+        let settings: Self = builder.build()?.try_deserialize()?;
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    fn validate(&self) -> Result<(), SettingsError> {
+        let is_header = |name: &str| http::HeaderName::try_from(name).is_ok();
+        let response = &self.response;
+        let headers = [&response.limit_header, &response.remaining_header, &response.reset_header];
+        let zero = Duration::ZERO;
+        for (fine, complaint) in [
+            (
+                self.store == "memory" || self.store.contains("://"),
+                "store must be memory or an address like redis://host:6379",
+            ),
+            ((0.0..=1.0).contains(&self.decisions.near_limit_ratio), "decisions.near_limit_ratio must be from 0 to 1"),
+            (
+                (0.0..=1.0).contains(&self.telemetry.otlp.sample_ratio),
+                "telemetry.otlp.sample_ratio must be from 0 to 1",
+            ),
+            (headers.into_iter().all(|name| is_header(name)), "response.*_header must be names of HTTP headers"),
+            (self.redis.timeout > zero && self.redis.connect_timeout > zero, "redis timeouts must be above 0"),
+            (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
+            (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
+            (self.grpc.max_connections > 0, "grpc.max_connections must be above 0"),
+            (self.memory.max_entities > 0, "memory.max_entities must be above 0"),
+        ] {
+            if !fine {
+                return Err(SettingsError::Invalid(complaint.to_owned()));
+            }
+        }
+        Ok(())
+    }
+
+    /// As TOML that `--config` takes, without passwords.
+    #[must_use]
+    pub fn masked(&self) -> String {
+        let masked = Self { store: store::redact(&self.store), ..self.clone() };
+        toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
+    }
+}
+
+/// The dotted keys of all leaves.
+fn keys(table: &Map<String, Value>) -> BTreeSet<String> {
+    let mut all = BTreeSet::new();
+    for (key, value) in table {
+        match &value.kind {
+            ValueKind::Table(inner) => all.extend(keys(inner).into_iter().map(|inner| format!("{key}.{inner}"))),
+            _ => {
+                all.insert(key.clone());
+            }
+        }
+    }
+    all
+}
+
+fn reject_unknown(known: &BTreeSet<String>, table: &Map<String, Value>, origin: &str) -> Result<(), SettingsError> {
+    let Some(key) = keys(table).into_iter().find(|key| !known.contains(key)) else {
+        return Ok(());
+    };
+    // The last word counts most: people get the section right or forget it.
+    let distance = |near: &&String| strsim::damerau_levenshtein(&key, near);
+    let last = |text: &str| text.rsplit('.').next().unwrap_or_default().to_owned();
+    let same_word = known.iter().find(|near| last(near) == last(&key));
+    let nearest = same_word.or_else(|| known.iter().min_by_key(distance).filter(|near| distance(near) <= 6));
+    Err(SettingsError::Unknown { nearest: nearest.cloned(), key, origin: origin.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn load(toml: &str, environment: &[(&str, &str)]) -> Result<Settings, SettingsError> {
+        let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+        file.write_all(toml.as_bytes()).unwrap();
+        let environment = environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Settings::load(Some(file.path()), Some(environment), Overrides::default())
+    }
+
+    #[test]
+    fn later_layers_win() {
+        let toml = "workers = 3\n[grpc]\naddr = '127.0.0.1:1'\n[redis]\ntimeout = '5ms'\n";
+        let settings = load(toml, &[("SLUICEGATE__GRPC__ADDR", "127.0.0.1:2")]).unwrap();
+        assert_eq!(settings.workers, 3);
+        assert_eq!(settings.grpc.addr.port(), 2);
+        assert_eq!(settings.redis.timeout, Duration::from_millis(5));
+        assert_eq!(settings.http.addr.port(), 8080);
+        let overrides = Overrides { store: Some("redis://x".into()), ..Overrides::default() };
+        assert_eq!(Settings::load(None, Some(Map::new()), overrides).unwrap().store, "redis://x");
+    }
+
+    #[test]
+    fn an_unknown_key_is_an_error_that_suggests_the_nearest() {
+        for (toml, environment, expected) in [
+            ("[grpc]\nadr = 'x'\n", vec![], "did you mean \"grpc.addr\"?"),
+            ("grpc_addr = 'x'\n", vec![], "did you mean \"grpc.addr\"?"),
+            ("", vec![("SLUICEGATE__REDIS__TIME_OUT", "1s")], "did you mean \"redis.timeout\"?"),
+            ("[rules]\ndirectory = 'x'\n", vec![], "unknown setting \"rules.directory\""),
+        ] {
+            let error = load(toml, &environment).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused() {
+        for toml in [
+            "store = 'disk'\n",
+            "[redis]\ntimeout = 'soon'\n",
+            "[decisions]\non_error = 'maybe'\n",
+            "[decisions]\nnear_limit_ratio = 1.5\n",
+            "[response]\nlimit_header = 'not a header'\n",
+            "[grpc]\naddr = 'nowhere'\n",
+        ] {
+            assert!(load(toml, &[]).is_err(), "{toml}");
+        }
+    }
+
+    #[test]
+    fn printed_settings_can_be_read_back_and_hold_no_password() {
+        let settings = Settings { store: "redis://:hunter2@host".into(), ..Settings::default() };
+        let printed = settings.masked();
+        assert!(!printed.contains("hunter2") && printed.contains("redis://:***@host"), "{printed}");
+        assert_eq!(load(&printed, &[]).unwrap().redis.timeout, settings.redis.timeout);
+    }
+}

@@ -1,0 +1,118 @@
+//! Counters in this process: the embedded default.
+//!
+//! Keys are not kept. A counter is found by the 128-bit SipHash of its name under a secret drawn when the process
+//! starts, so nobody can make two names share a counter on purpose, and by chance it takes some 10¹⁹ names.
+//!
+//! The memory is bounded: at most `max_entities` counters. Each new one first takes the place of an expired one, which
+//! a hand that moves on a few places per insertion finds; so nothing is ever swept as a whole. When all are
+//! alive and the set maximum is reached, the counter among a handful under the hand that would expire first is
+//! forgotten, and counted as evicted: its caller starts afresh. To refuse newcomers instead would let whoever fills
+//! the store lock everybody else out.
+
+mod shard;
+
+use std::{
+    hash::Hasher,
+    sync::{Mutex, PoisonError},
+};
+
+use serde::{Deserialize, Serialize};
+use siphasher::sip128::{Hasher128, SipHasher13};
+
+use self::shard::Shard;
+use super::{Decisions, Hit};
+use crate::algorithm::Micros;
+
+/// More shards than any machine has workers: two of them rarely want the same lock.
+const SHARDS: usize = 64;
+/// Places that one call of [`Memory::reclaim`] looks at in each shard while it holds its lock.
+const RECLAIM: usize = 256;
+
+/// How much the store may hold.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Counters at most; about 45 bytes each.
+    pub max_entities: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { max_entities: 10_000_000 }
+    }
+}
+
+/// What the store can say of itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Counters held now, some perhaps expired.
+    pub entities: u64,
+    /// Counters forgotten because the store was full of live ones.
+    pub evicted: u64,
+    /// Expired counters whose place was taken back.
+    pub expired: u64,
+}
+
+/// Counters in this process.
+pub struct Memory {
+    shards: Vec<Mutex<Shard>>,
+    secret: [u8; 16],
+}
+
+impl Memory {
+    /// An empty store with a fresh secret.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        let each = settings.max_entities.div_ceil(SHARDS).max(1);
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(each))).collect();
+        Self { shards, secret: rand::random() }
+    }
+
+    /// Decides every hit; nothing waits but for a shard's lock.
+    pub fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Decisions {
+        hits.iter()
+            .map(|hit| {
+                let hash = self.hash(hit.key);
+                let ask = hit.ask(now);
+                let (state, allowed) = self.lock(hash).apply(hash, hit.algorithm, ask);
+                hit.algorithm.explain(state, ask, allowed)
+            })
+            .collect()
+    }
+
+    /// Takes some expired counters' places back: a little of every shard, to be called now and then when no traffic does it.
+    pub fn reclaim(&self, now: Micros) {
+        for shard in &self.shards {
+            shard.lock().unwrap_or_else(PoisonError::into_inner).reclaim(RECLAIM, now);
+        }
+    }
+
+    /// What the store holds.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.shards.iter().fold(Usage::default(), |sum, shard| {
+            let usage = shard.lock().unwrap_or_else(PoisonError::into_inner).usage();
+            Usage {
+                entities: sum.entities + usage.entities,
+                evicted: sum.evicted + usage.evicted,
+                expired: sum.expired + usage.expired,
+            }
+        })
+    }
+
+    fn hash(&self, key: &[u8]) -> u128 {
+        let mut hasher = SipHasher13::new_with_key(&self.secret);
+        hasher.write(key);
+        hasher.finish128().as_u128()
+    }
+
+    /// The top bits choose the shard; the shard's own table uses the low ones.
+    fn lock(&self, hash: u128) -> std::sync::MutexGuard<'_, Shard> {
+        let shard = (hash >> 120) as usize % SHARDS;
+        // A panic under the lock leaves a shard that is whole: the state is written last.
+        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests;

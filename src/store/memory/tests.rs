@@ -1,0 +1,77 @@
+//! Bounds and isolation of the memory store. What it decides is proven by the suite in `tests/stores.rs`.
+
+use super::*;
+use crate::algorithm::{Action, Algorithm, fixed_window::FixedWindow};
+
+fn algorithm(limit: u64, seconds: u64) -> Algorithm {
+    FixedWindow::new(limit, Micros::from_secs(seconds)).unwrap().into()
+}
+
+fn take(memory: &Memory, key: &str, algorithm: &Algorithm, second: u64) -> bool {
+    let hit = Hit { key: key.as_bytes(), algorithm, action: Action::Take, cost: 1 };
+    memory.apply(&[hit], Micros::from_secs(second))[0].allowed
+}
+
+#[test]
+fn never_holds_more_than_its_maximum_and_counts_what_it_forgets() {
+    let memory = Memory::new(&Settings { max_entities: 6_400 });
+    let rule = algorithm(1, 3_600);
+    for user in 0..20_000 {
+        assert!(take(&memory, &format!("user{user}"), &rule, 7_200));
+    }
+    let usage = memory.usage();
+    assert!(usage.entities <= 6_400, "{usage:?}");
+    assert_eq!(usage.entities + usage.evicted, 20_000);
+}
+
+#[test]
+fn newcomers_take_the_places_of_expired_counters() {
+    let memory = Memory::new(&Settings { max_entities: 1_000_000 });
+    let rule = algorithm(1, 1);
+    for second in 0..100 {
+        for user in 0..1_000 {
+            assert!(take(&memory, &format!("user{user}/{second}"), &rule, 1_000 + second));
+        }
+    }
+    let usage = memory.usage();
+    assert!(usage.entities < 10_000, "expired counters pile up: {usage:?}");
+    assert_eq!(usage.evicted, 0);
+}
+
+#[test]
+fn an_idle_store_is_emptied_step_by_step() {
+    let memory = Memory::new(&Settings::default());
+    let rule = algorithm(1, 60);
+    for user in 0..10_000 {
+        take(&memory, &format!("user{user}"), &rule, 60);
+    }
+    memory.reclaim(Micros::from_secs(119));
+    assert_eq!(memory.usage().entities, 10_000);
+    for _ in 0..10 {
+        memory.reclaim(Micros::from_secs(120));
+    }
+    assert_eq!(memory.usage(), Usage { entities: 0, evicted: 0, expired: 10_000 });
+}
+
+#[test]
+fn looks_and_refunds_of_unknown_counters_leave_nothing_behind() {
+    let memory = Memory::new(&Settings::default());
+    let rule = algorithm(1, 60);
+    for action in [Action::Peek, Action::Return] {
+        let hit = Hit { key: b"nobody", algorithm: &rule, action, cost: 1 };
+        assert!(memory.apply(&[hit], Micros::from_secs(60))[0].allowed);
+    }
+    assert_eq!(memory.usage().entities, 0);
+}
+
+#[test]
+fn concurrent_callers_of_one_counter_share_its_limit_exactly() {
+    let memory = Memory::new(&Settings::default());
+    let rule = algorithm(1_000, 3_600);
+    let passed: usize = std::thread::scope(|scope| {
+        let callers: Vec<_> =
+            (0..8).map(|_| scope.spawn(|| (0..1_000).filter(|_| take(&memory, "hot", &rule, 3_600)).count())).collect();
+        callers.into_iter().map(|caller| caller.join().unwrap()).sum()
+    });
+    assert_eq!(passed, 1_000);
+}

@@ -1,0 +1,46 @@
+//! How the store does: time per call, and calls that failed.
+
+use std::{sync::Arc, time::Duration};
+
+use opentelemetry::{KeyValue, metrics::Meter};
+
+use super::StoreError;
+use crate::metrics::{Counter, Histogram, WorkerId};
+
+/// Counts of a store that is asked over the network.
+pub struct Metrics {
+    latency: Arc<Histogram>,
+    errors: [Counter; 3],
+}
+
+impl Metrics {
+    /// Nothing counted yet.
+    #[must_use]
+    pub fn new(workers: usize) -> Arc<Self> {
+        let errors = std::array::from_fn(|_| Counter::new(workers));
+        Arc::new(Self { latency: Arc::new(Histogram::new(workers)), errors })
+    }
+
+    pub(super) fn answered(&self, worker: WorkerId, took: Duration) {
+        self.latency.record(worker, took);
+    }
+
+    pub(super) fn failed(&self, worker: WorkerId, error: StoreError) {
+        self.errors[error as usize].add(worker, 1);
+    }
+
+    /// Shows everything to the meter.
+    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        self.latency.observe(meter, "sluicegate_store_seconds", "Time of store calls that were answered");
+        let this = Arc::clone(self);
+        let errors =
+            meter.u64_observable_counter("sluicegate_store_errors").with_description("Store calls that failed");
+        errors
+            .with_callback(move |observer| {
+                for error in StoreError::ALL {
+                    observer.observe(this.errors[error as usize].get(), &[KeyValue::new("kind", error.kind())]);
+                }
+            })
+            .build();
+    }
+}

@@ -1,0 +1,124 @@
+//! Remember it, atomically: counters in this process ([`Memory`]) or in Redis ([`Redis`]).
+//!
+//! A store runs the algorithm's step where the counter is locked. It never asks which algorithm it is.
+
+pub mod memory;
+mod metrics;
+pub mod redis;
+
+pub use memory::Memory;
+pub use metrics::Metrics;
+pub use redis::Redis;
+
+use smallvec::SmallVec;
+
+use crate::algorithm::{Action, Algorithm, Ask, Decision, Micros};
+
+/// One question to one counter, under its name.
+#[derive(Clone, Copy, Debug)]
+pub struct Hit<'a> {
+    /// The counter's name: unambiguous, printable, bounded.
+    pub key: &'a [u8],
+    /// How it counts.
+    pub algorithm: &'a Algorithm,
+    /// What to do.
+    pub action: Action,
+    /// How many hits.
+    pub cost: u64,
+}
+
+impl Hit<'_> {
+    fn ask(&self, now: Micros) -> Ask {
+        Ask { action: self.action, cost: self.cost, now }
+    }
+}
+
+/// The answers, in the order of the hits.
+pub type Decisions = SmallVec<[Decision; 4]>;
+
+/// Nobody could decide. That a caller is over its limit is never an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The store is known to be out of reach; it was not asked.
+    #[error("the store is out of reach")]
+    Unavailable,
+    /// The store did not answer within the deadline. The hits may or may not have been counted.
+    #[error("the store did not answer in time")]
+    Timeout,
+    /// The store answered something else than decisions.
+    #[error("the store refused the call")]
+    Refused,
+}
+
+impl StoreError {
+    /// Every error.
+    pub const ALL: [Self; 3] = [Self::Unavailable, Self::Timeout, Self::Refused];
+
+    /// A word for metrics.
+    #[must_use]
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::Timeout => "timeout",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// What a store must guarantee: the hits of one call are decided in order and each atomically, however many callers
+/// there are in however many processes; one call is one round trip; it ends within the store's deadline.
+pub trait Store {
+    /// Decides all hits of one request. `now` is the service's clock; a store with a clock of its own may use that.
+    fn apply(&self, hits: &[Hit<'_>], now: Micros) -> impl Future<Output = Result<Decisions, StoreError>> + Send;
+}
+
+/// The stores there are, as one type.
+#[derive(Clone)]
+pub enum AnyStore {
+    /// In this process.
+    Memory(std::sync::Arc<Memory>),
+    /// In Redis, through one connection.
+    Redis(Redis),
+}
+
+impl Store for AnyStore {
+    async fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Result<Decisions, StoreError> {
+        match self {
+            Self::Memory(memory) => Ok(memory.apply(hits, now)),
+            Self::Redis(redis) => redis.apply(hits, now).await,
+        }
+    }
+}
+
+/// The address without its password, for logs and `--print-settings`.
+#[must_use]
+pub fn redact(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return url.to_owned();
+    };
+    // A password may hold an @ or a / that is not escaped: everything up to the last @ is secret.
+    let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
+        return url.to_owned();
+    };
+    let user = credentials.split(':').next().filter(|_| credentials.contains(':')).unwrap_or_default();
+    format!("{scheme}://{user}:***{}", &rest[credentials.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::redact;
+
+    #[test]
+    fn a_password_is_never_shown() {
+        for (url, shown) in [
+            ("memory", "memory"),
+            ("redis://localhost:6379/1", "redis://localhost:6379/1"),
+            ("redis://:secret@localhost", "redis://:***@localhost"),
+            ("rediss://app:s3cr@t@host:1/2", "rediss://app:***@host:1/2"),
+            ("redis://secret@host", "redis://:***@host"),
+            ("redis://:a/b@host/1", "redis://:***@host/1"),
+        ] {
+            assert_eq!(redact(url), shown);
+        }
+    }
+}

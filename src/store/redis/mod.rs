@@ -1,0 +1,106 @@
+//! Counters in Redis: one script call per request, whatever the number and the mix of its hits.
+//!
+//! Every worker has a connection of its own, on which concurrent requests are pipelined. The time is the server's, so
+//! instances of the service with different clocks agree. Keys expire by themselves.
+
+mod node;
+mod program;
+mod settings;
+
+pub use settings::{Settings, TlsSettings};
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use self::{node::Node, program::Program};
+use super::{Decisions, Hit, Metrics, StoreError};
+use crate::{algorithm::Micros, metrics::WorkerId};
+
+/// Whose clock counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// Redis' own, always but in tests.
+    Server,
+    /// The `now` of the call: a clock set by hand.
+    Caller,
+}
+
+/// What cannot be a Redis store.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The address, or what belongs to it.
+    #[error("{url} cannot be used as the address of a Redis server")]
+    Address {
+        /// The address without its password.
+        url: String,
+        /// What is wrong with it.
+        source: ::redis::RedisError,
+    },
+    /// A certificate or key that cannot be read.
+    #[error("cannot read {path}")]
+    Certificate {
+        /// The file.
+        path: String,
+        /// What went wrong.
+        source: std::io::Error,
+    },
+}
+
+/// Everything that the workers' connections have in common.
+pub struct Setup {
+    client: ::redis::Client,
+    settings: Settings,
+    program: Arc<Program>,
+    metrics: Arc<Metrics>,
+}
+
+impl Setup {
+    /// Reads the address and the certificates; connects nowhere yet.
+    pub fn new(url: &str, settings: &Settings, time: Time, metrics: Arc<Metrics>) -> Result<Self, SetupError> {
+        let program = Arc::new(Program::new(settings, time));
+        Ok(Self { client: node::client(url, settings)?, settings: settings.clone(), program, metrics })
+    }
+
+    /// Begins to connect in the background, and goes on for as long as the current runtime lives.
+    #[must_use]
+    pub fn connect(&self, worker: WorkerId) -> Redis {
+        let node = Node::start(self.client.clone(), &self.settings, Arc::clone(&self.program));
+        Redis { node, program: Arc::clone(&self.program), metrics: Arc::clone(&self.metrics), worker }
+    }
+}
+
+/// One worker's way to Redis. Cheap to clone; the connection is shared.
+#[derive(Clone)]
+pub struct Redis {
+    node: Arc<Node>,
+    program: Arc<Program>,
+    metrics: Arc<Metrics>,
+    worker: WorkerId,
+}
+
+impl Redis {
+    /// Decides all hits in one round trip.
+    pub async fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Result<Decisions, StoreError> {
+        let asked = Instant::now();
+        let reply = self.node.call(&self.program.call(hits, now)).await;
+        let decisions = reply.and_then(|reply| self.program.read(&reply, hits).ok_or(StoreError::Refused));
+        match &decisions {
+            Ok(_) => self.metrics.answered(self.worker, asked.elapsed()),
+            Err(error) => self.metrics.failed(self.worker, *error),
+        }
+        decisions
+    }
+
+    /// Whether Redis can be asked now.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.node.is_up()
+    }
+
+    /// Waits until Redis can be asked, but no longer than this.
+    pub async fn wait_until_up(&self, at_most: Duration) -> bool {
+        tokio::time::timeout(at_most, self.node.up()).await.is_ok()
+    }
+}

@@ -1,0 +1,64 @@
+//! OpenTelemetry metrics: a registry that Prometheus reads, and a collector that gets them if it is wanted.
+
+use opentelemetry::metrics::{Meter, MeterProvider};
+use opentelemetry_otlp::{MetricExporter, WithExportConfig};
+use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
+use prometheus::{Registry, TextEncoder};
+
+use super::{OtlpSettings, TelemetryError, resource};
+
+/// OpenTelemetry would fold what is above 2,000 series of an instrument into one; a large set of rules has more, and
+/// those that callers make have a bound of their own.
+const SERIES: usize = 1_000_000;
+
+/// All metrics of the process.
+pub struct Meters {
+    provider: SdkMeterProvider,
+    registry: Registry,
+}
+
+impl Meters {
+    /// Sets the provider up. Inside a tokio runtime, for the collector's connection.
+    pub fn start(settings: &OtlpSettings) -> Result<Self, TelemetryError> {
+        let error = |error: String| TelemetryError(error);
+        let registry = Registry::new();
+        // The peer's names have no suffixes.
+        let prometheus = opentelemetry_prometheus::exporter()
+            .with_registry(registry.clone())
+            .without_counter_suffixes()
+            .without_units()
+            .scope_info_enabled(false)
+            .without_target_info()
+            .build()
+            .map_err(|cause| error(cause.to_string()))?;
+        let all = |_: &Instrument| Stream::builder().with_cardinality_limit(SERIES).build().ok();
+        let mut provider = SdkMeterProvider::builder().with_resource(resource()).with_reader(prometheus).with_view(all);
+        if settings.metrics {
+            let exporter = MetricExporter::builder().with_tonic().with_endpoint(&settings.endpoint).build();
+            let exporter = exporter.map_err(|cause| error(cause.to_string()))?;
+            provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());
+        }
+        Ok(Self { provider: provider.build(), registry })
+    }
+
+    /// Where instruments are made.
+    #[must_use]
+    pub fn meter(&self) -> Meter {
+        self.provider.meter("sluicegate")
+    }
+
+    /// Everything in Prometheus' text format.
+    pub fn prometheus(&self) -> Result<String, TelemetryError> {
+        let mut text = String::new();
+        let encoded = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text);
+        encoded.map_err(|error| TelemetryError(error.to_string()))?;
+        Ok(text)
+    }
+
+    /// Sends what was not sent yet.
+    pub fn stop(&self) {
+        if let Err(error) = self.provider.shutdown() {
+            tracing::debug!(%error, "the last metrics were not sent");
+        }
+    }
+}

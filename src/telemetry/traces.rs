@@ -1,0 +1,82 @@
+//! OTLP traces, off by default: one span per sampled decision, a child of the caller's.
+
+use http::HeaderMap;
+use opentelemetry::{
+    Context, KeyValue,
+    propagation::{Extractor, TextMapPropagator},
+    trace::{Span as _, SpanKind, Tracer, TracerProvider},
+};
+use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_sdk::{
+    propagation::TraceContextPropagator,
+    trace::{Sampler, SdkTracer, SdkTracerProvider},
+};
+
+use super::{OtlpSettings, TelemetryError, resource};
+
+/// Where spans go; nowhere by default, at the cost of one comparison per decision.
+#[derive(Clone, Default)]
+pub struct Traces(Option<(SdkTracerProvider, SdkTracer)>);
+
+impl Traces {
+    /// Sets the provider up. Inside a tokio runtime, for the collector's connection.
+    pub fn start_exporting(settings: &OtlpSettings) -> Result<Self, TelemetryError> {
+        if !settings.traces {
+            return Ok(Self::default());
+        }
+        let exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint).build();
+        let exporter = exporter.map_err(|error| TelemetryError(error.to_string()))?;
+        let ratio = Sampler::TraceIdRatioBased(settings.sample_ratio);
+        let provider = SdkTracerProvider::builder()
+            .with_resource(resource())
+            .with_sampler(Sampler::ParentBased(Box::new(ratio)))
+            .with_batch_exporter(exporter)
+            .build();
+        let tracer = provider.tracer("sluicegate");
+        Ok(Self(Some((provider, tracer))))
+    }
+
+    /// A span for one decision, if traces are on and this one is sampled.
+    #[must_use]
+    pub fn start(&self, headers: &HeaderMap) -> Option<Span> {
+        let (_, tracer) = self.0.as_ref()?;
+        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+        let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
+        let span = span.start_with_context(tracer, &parent);
+        span.is_recording().then_some(Span(span))
+    }
+
+    /// Sends what was not sent yet.
+    pub fn stop(&self) {
+        let Some((provider, _)) = &self.0 else {
+            return;
+        };
+        if let Err(error) = provider.shutdown() {
+            tracing::debug!(%error, "the last traces were not sent");
+        }
+    }
+}
+
+/// A decision under way.
+pub struct Span(opentelemetry_sdk::trace::Span);
+
+impl Span {
+    /// Ends it, with what it was about.
+    pub fn end(mut self, domain: &str, outcome: &'static str) {
+        self.0.set_attribute(KeyValue::new("domain", domain.to_owned()));
+        self.0.set_attribute(KeyValue::new("outcome", outcome));
+        self.0.end();
+    }
+}
+
+struct Headers<'h>(&'h HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}

@@ -1,0 +1,23 @@
+//! gRPC: one acceptor hands each connection to the worker with the fewest; a worker decides on its own thread.
+//!
+//! `ShouldRateLimit` is framed by hand on hyper ([`unary`]): a fifth cheaper than through tonic's router and codec. All
+//! other services (health, reflection) are tonic's.
+
+mod connection;
+mod convert;
+mod limits;
+mod server;
+mod service;
+mod settings;
+mod status;
+mod tls;
+mod unary;
+
+pub(crate) use convert::{decode, encode};
+pub use limits::Limits;
+pub use server::{Server, ServerError};
+pub(crate) use service::HEALTH_NAMES;
+pub use service::{Handler, health};
+pub use settings::{ResponseSettings, Settings, TlsSettings};
+pub(crate) use status::Refusal;
+pub use tls::TlsError;

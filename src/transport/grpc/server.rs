@@ -1,0 +1,208 @@
+//! The acceptor and its workers.
+//!
+//! A worker is a thread with a runtime of its own. SO_REUSEPORT would spread a handful of long-lived HTTP/2
+//! connections badly; so there is one acceptor, and it hands each connection to the worker that has the fewest.
+
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    thread,
+    time::Duration,
+};
+
+use opentelemetry::metrics::Meter;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    runtime,
+    sync::{mpsc, watch},
+};
+
+use super::{Handler, Settings, TlsError, connection, tls::Tls};
+use crate::metrics::observe_gauge;
+
+/// Connections on their way to a worker.
+const HAND_OVER: usize = 1_024;
+/// After an accept that failed: most likely there are no file descriptors left.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why gRPC is not served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {addr} for gRPC")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// The certificates.
+    #[error("TLS cannot be served")]
+    Tls(#[from] TlsError),
+    /// A thread.
+    #[error("cannot start a worker")]
+    Worker(#[source] io::Error),
+}
+
+/// One worker, seen by the acceptor.
+struct Worker {
+    connections: Arc<AtomicUsize>,
+    sender: mpsc::Sender<std::net::TcpStream>,
+    thread: thread::JoinHandle<()>,
+}
+
+/// A listening server.
+pub struct Server {
+    listener: TcpListener,
+    settings: Arc<Settings>,
+    tls: Option<Arc<Tls>>,
+    workers: Vec<Worker>,
+}
+
+impl Server {
+    /// Listens; connections wait until [`Server::run`].
+    pub async fn bind(settings: Settings) -> Result<Self, ServerError> {
+        let tls = Tls::new(&settings.tls)?;
+        let addr = settings.addr;
+        let listener = TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr, source })?;
+        Ok(Self { listener, settings: Arc::new(settings), tls, workers: Vec::new() })
+    }
+
+    /// Where it listens, the port settled.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Starts a worker. `build` makes its handler, on the worker's own thread and runtime.
+    pub fn start_worker<F, B>(
+        &mut self,
+        name: &str,
+        shutdown: watch::Receiver<bool>,
+        build: B,
+    ) -> Result<(), ServerError>
+    where
+        B: FnOnce() -> F + Send + 'static,
+        F: Future<Output = Arc<Handler>>,
+    {
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Worker)?;
+        let (sender, receiver) = mpsc::channel(HAND_OVER);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let (settings, tls, count) = (Arc::clone(&self.settings), self.tls.clone(), Arc::clone(&connections));
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
+            runtime.block_on(async {
+                let handler = build().await;
+                work(receiver, &handler, &settings, tls.as_ref(), &shutdown, &count).await;
+            });
+        });
+        let thread = thread.map_err(ServerError::Worker)?;
+        self.workers.push(Worker { connections, sender, thread });
+        Ok(())
+    }
+
+    /// Shows the number of connections to the meter.
+    pub fn observe(&self, meter: &Meter) {
+        let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
+        observe_gauge(meter, "sluicegate_grpc_connections", "gRPC connections that are open", move || {
+            counts.iter().map(|count| count.load(Relaxed) as u64).sum()
+        });
+    }
+
+    /// Accepts connections until the server shuts down, and waits for the workers to finish their calls.
+    pub async fn run(self, mut shutdown: watch::Receiver<bool>) {
+        let Self { listener, settings, tls, workers } = self;
+        if let Some(tls) = tls {
+            tokio::spawn(tls.follow());
+        }
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => hand_over(stream, &workers, settings.max_connections),
+                    Err(error) => {
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
+                },
+                () = told_to_stop(&mut shutdown) => break,
+            }
+        }
+        drop(listener);
+        let threads: Vec<_> = workers.into_iter().map(|worker| worker.thread).collect();
+        let joined = tokio::task::spawn_blocking(|| threads.into_iter().for_each(|thread| drop(thread.join())));
+        let _ = joined.await;
+    }
+}
+
+fn hand_over(stream: TcpStream, workers: &[Worker], max: usize) {
+    let open: usize = workers.iter().map(|worker| worker.connections.load(Relaxed)).sum();
+    if open >= max {
+        tracing::warn!(max, "too many connections; one is closed");
+        return;
+    }
+    let Some(worker) = workers.iter().min_by_key(|worker| worker.connections.load(Relaxed)) else {
+        return;
+    };
+    // Answers are small and wanted at once. The worker's runtime has a reactor of its own: the stream changes over.
+    let std = stream.set_nodelay(true).and_then(|()| stream.into_std());
+    match std {
+        Ok(stream) => {
+            worker.connections.fetch_add(1, Relaxed);
+            if worker.sender.try_send(stream).is_err() {
+                worker.connections.fetch_sub(1, Relaxed);
+                tracing::warn!("a worker takes no more connections; one is closed");
+            }
+        }
+        Err(error) => tracing::debug!(%error, "a connection was gone before it was served"),
+    }
+}
+
+/// Counts a connection down when it ends, however it ends.
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+async fn work(
+    mut receiver: mpsc::Receiver<std::net::TcpStream>,
+    handler: &Arc<Handler>,
+    settings: &Arc<Settings>,
+    tls: Option<&Arc<Tls>>,
+    shutdown: &watch::Receiver<bool>,
+    count: &Arc<AtomicUsize>,
+) {
+    let mut connections = tokio::task::JoinSet::new();
+    let mut down = shutdown.clone();
+    loop {
+        let stream = tokio::select! {
+            stream = receiver.recv() => stream,
+            Some(_) = connections.join_next() => continue,
+            () = told_to_stop(&mut down) => None,
+        };
+        let Some(stream) = stream else {
+            break;
+        };
+        let open = Open(Arc::clone(count));
+        let Ok(stream) = TcpStream::from_std(stream) else {
+            continue;
+        };
+        let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
+        let (tls, shutdown) = (tls.cloned(), shutdown.clone());
+        connections.spawn(async move {
+            connection::serve(stream, handler, &settings, tls, shutdown).await;
+            drop(open);
+        });
+    }
+    while connections.join_next().await.is_some() {}
+}
+
+/// Waits until the server shuts down.
+pub(super) async fn told_to_stop(shutdown: &mut watch::Receiver<bool>) {
+    // An error: nobody is left who could tell, and that is the end as well.
+    let _ = shutdown.wait_for(|down| *down).await;
+}

@@ -1,0 +1,105 @@
+//! What a connection's calls reach: the hot method, and tonic's services for all the rest.
+
+use std::{convert::Infallible, sync::Arc};
+
+use http::{Method, Request, Response, header::CONTENT_TYPE};
+use hyper::body::Incoming;
+use prost::Message;
+use sluicegate_proto::{
+    FILE_DESCRIPTOR_SET,
+    envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_service_server},
+};
+use tonic::service::Routes;
+use tonic_health::server::{HealthReporter, HealthService};
+use tower_service::Service;
+
+use super::{
+    Limits, Refusal, ResponseSettings, convert,
+    unary::{self, AnswerBody},
+};
+use crate::{
+    engine::{Code, Verdict},
+    service::Check,
+    telemetry::Traces,
+};
+
+/// The only method that is asked a hundred thousand times a second.
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// One worker's services.
+pub struct Handler {
+    check: Check,
+    limits: Limits,
+    response: ResponseSettings,
+    traces: Traces,
+    others: Routes,
+}
+
+impl Handler {
+    /// Joins the services.
+    #[must_use]
+    pub fn new(check: Check, limits: Limits, response: ResponseSettings, traces: Traces, others: Routes) -> Arc<Self> {
+        Arc::new(Self { check, limits, response, traces, others })
+    }
+
+    /// Answers one call.
+    pub(super) async fn call(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
+        if request.uri().path() == SHOULD_RATE_LIMIT {
+            return Ok(self.should_rate_limit(request).await.unwrap_or_else(|refusal| unary::refuse(&refusal)));
+        }
+        let mut others = self.others.clone();
+        match others.call(request.map(tonic::body::Body::new)).await {
+            Ok(response) => Ok(response.map(AnswerBody::Tonic)),
+            Err(never) => match never {},
+        }
+    }
+
+    async fn should_rate_limit(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Refusal> {
+        let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|kind| {
+            let kind = kind.as_bytes();
+            kind == b"application/grpc" || kind == b"application/grpc+proto" || kind.starts_with(b"application/grpc;")
+        });
+        if !is_grpc || request.method() != Method::POST {
+            return Err(Refusal::invalid("this is a gRPC method: POST with content-type application/grpc"));
+        }
+        let span = self.traces.start(request.headers());
+        let message = unary::receive(request.into_body(), self.limits.max_message_bytes).await?;
+        let message = RateLimitRequest::decode(message)
+            .map_err(|error| Refusal::invalid(format!("this is not a RateLimitRequest: {error}")))?;
+        let asked = convert::decode(&message, &self.limits)?;
+        let verdict = self.check.check(&asked).await;
+        if let Some(span) = span {
+            let outcome = match &verdict {
+                Ok(Verdict { overall: Code::Ok, .. }) => "ok",
+                Ok(Verdict { overall: Code::OverLimit, .. }) => "over_limit",
+                Err(_) => "error",
+            };
+            span.end(asked.domain, outcome);
+        }
+        let answer = convert::encode(&verdict?, &message, &self.response);
+        Ok(unary::answer(&answer))
+    }
+}
+
+/// Health (for the whole server and for the service by its names) and reflection, shared by all workers.
+pub async fn health() -> (HealthReporter, Routes) {
+    let reporter = HealthReporter::new();
+    for name in HEALTH_NAMES {
+        reporter.set_service_status(name, tonic_health::ServingStatus::Serving).await;
+    }
+    let health = HealthService::from_health_reporter(reporter.clone());
+    let reflection = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
+    let mut routes = Routes::new(tonic_health::pb::health_server::HealthServer::new(health));
+    // The descriptor sets are part of the program; a test calls both versions.
+    if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
+        routes = routes.add_service(v1).add_service(v1alpha);
+    }
+    (reporter, routes.prepare())
+}
+
+/// `""` stands for the server; `ratelimit` is the peer's name for the service.
+pub(crate) const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", rate_limit_service_server::SERVICE_NAME];

@@ -1,0 +1,91 @@
+//! How gRPC is served, and what answers carry.
+
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::Limits;
+
+/// How gRPC is served.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Where to listen.
+    pub addr: SocketAddr,
+    /// Connections at most; more are closed at once.
+    pub max_connections: usize,
+    /// Calls under way on one connection.
+    pub max_concurrent_streams: u32,
+    /// A connection that is silent for so long is asked whether it lives.
+    #[serde(with = "crate::duration")]
+    pub keepalive_interval: Duration,
+    /// And closed when it doesn't answer for so long.
+    #[serde(with = "crate::duration")]
+    pub keepalive_timeout: Duration,
+    /// A connection of this age (± 10%) is asked to go, so that clients spread over new instances.
+    #[serde(with = "crate::duration")]
+    pub max_connection_age: Duration,
+    /// And closed when its calls take longer than this after that.
+    #[serde(with = "crate::duration")]
+    pub max_connection_age_grace: Duration,
+    /// What a request may hold.
+    pub limits: Limits,
+    /// Off without a certificate.
+    pub tls: TlsSettings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            addr: SocketAddr::from(([0, 0, 0, 0], 8081)),
+            max_connections: 10_000,
+            max_concurrent_streams: 1_000,
+            keepalive_interval: Duration::from_secs(60),
+            keepalive_timeout: Duration::from_secs(20),
+            max_connection_age: Duration::from_secs(24 * 3_600),
+            max_connection_age_grace: Duration::from_secs(60),
+            limits: Limits::default(),
+            tls: TlsSettings::default(),
+        }
+    }
+}
+
+/// Certificates; read anew when their files change.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TlsSettings {
+    /// PEM file of the certificate to show, with its chain.
+    pub cert_file: Option<PathBuf>,
+    /// PEM file of its key.
+    pub key_file: Option<PathBuf>,
+    /// PEM file of authorities: clients must show a certificate of theirs.
+    pub client_ca_file: Option<PathBuf>,
+}
+
+/// What answers carry beside the verdict.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ResponseSettings {
+    /// The three headers below, in `response_headers_to_add`.
+    pub headers: bool,
+    /// Name of the header with the limit.
+    pub limit_header: String,
+    /// Name of the header with what remains.
+    pub remaining_header: String,
+    /// Name of the header with the seconds until the counter starts afresh.
+    pub reset_header: String,
+    /// The request's descriptors and the rules' metadata, in `dynamic_metadata`.
+    pub dynamic_metadata: bool,
+}
+
+impl Default for ResponseSettings {
+    fn default() -> Self {
+        Self {
+            headers: false,
+            limit_header: "RateLimit-Limit".into(),
+            remaining_header: "RateLimit-Remaining".into(),
+            reset_header: "RateLimit-Reset".into(),
+            dynamic_metadata: false,
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Errors as gRPC says them. The only place that knows which error is which code.
+
+use tonic::Code;
+
+use crate::{engine::DecideError, service::CheckError};
+
+/// A call that gets a status instead of an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) code: Code,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self { code: Code::InvalidArgument, message: message.into() }
+    }
+
+    pub(crate) fn exhausted(message: impl Into<String>) -> Self {
+        Self { code: Code::ResourceExhausted, message: message.into() }
+    }
+}
+
+impl From<CheckError> for Refusal {
+    fn from(error: CheckError) -> Self {
+        match error {
+            CheckError::NoDomain | CheckError::NoDescriptors => Self::invalid(error.to_string()),
+            CheckError::Undecided(DecideError::Store(_)) => {
+                Self { code: Code::Unavailable, message: crate::errors::chain(&error) }
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! TLS and mutual TLS; certificates are read anew when their files change, and bad ones change nothing.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use arc_swap::ArcSwap;
+use rustls::{
+    RootCertStore, ServerConfig,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::TlsSettings;
+
+/// Between two looks at the files.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Why there is no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// One of the two is missing.
+    #[error("grpc.tls needs both cert_file and key_file")]
+    Incomplete,
+    /// A file that is not what it should be.
+    #[error("cannot use {path}: {reason}")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The files don't make a configuration together.
+    #[error("the certificate and key cannot be used together")]
+    Config(#[source] rustls::Error),
+}
+
+pub(super) struct Tls {
+    settings: TlsSettings,
+    config: ArcSwap<ServerConfig>,
+}
+
+impl Tls {
+    /// `None` without a certificate in the settings.
+    pub(super) fn new(settings: &TlsSettings) -> Result<Option<Arc<Self>>, TlsError> {
+        if settings.cert_file.is_none() && settings.key_file.is_none() && settings.client_ca_file.is_none() {
+            return Ok(None);
+        }
+        let config = ArcSwap::new(load(settings)?);
+        Ok(Some(Arc::new(Self { settings: settings.clone(), config })))
+    }
+
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.config.load_full())
+    }
+
+    /// Follows the files for ever.
+    pub(super) async fn follow(self: Arc<Self>) {
+        let mut taken = fingerprint(&self.settings);
+        let mut seen = taken.clone();
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let now = fingerprint(&self.settings);
+            if now == seen && now != taken {
+                match load(&self.settings) {
+                    Ok(config) => {
+                        self.config.store(config);
+                        tracing::info!("certificates reloaded");
+                    }
+                    Err(error) => {
+                        let error = crate::errors::chain(&error);
+                        tracing::error!(error, "the certificates changed and cannot be used; those before stay");
+                    }
+                }
+                taken.clone_from(&now);
+            }
+            seen = now;
+        }
+    }
+}
+
+fn fingerprint(settings: &TlsSettings) -> Vec<Option<(SystemTime, u64)>> {
+    let look = |path: &PathBuf| {
+        let metadata = fs::metadata(path).ok()?;
+        Some((metadata.modified().ok()?, metadata.len()))
+    };
+    let files = [&settings.cert_file, &settings.key_file, &settings.client_ca_file];
+    files.into_iter().flatten().map(look).collect()
+}
+
+fn load(settings: &TlsSettings) -> Result<Arc<ServerConfig>, TlsError> {
+    let (Some(cert), Some(key)) = (&settings.cert_file, &settings.key_file) else {
+        return Err(TlsError::Incomplete);
+    };
+    let chain = certificates(cert)?;
+    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| unusable(key, &error))?;
+    let builder = ServerConfig::builder();
+    let builder = match &settings.client_ca_file {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(path)? {
+                roots.add(certificate).map_err(|error| unusable(path, &error))?;
+            }
+            let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
+            builder.with_client_cert_verifier(verifier.map_err(|error| unusable(path, &error))?)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Config)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let pem = read(path)?;
+    let all: Vec<_> =
+        CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| unusable(path, &error))?;
+    if all.is_empty() {
+        return Err(TlsError::File { path: path.to_owned(), reason: "no certificate in it".into() });
+    }
+    Ok(all)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
+    fs::read(path).map_err(|error: io::Error| unusable(path, &error))
+}
+
+fn unusable(path: &Path, error: &impl ToString) -> TlsError {
+    TlsError::File { path: path.to_owned(), reason: error.to_string() }
+}

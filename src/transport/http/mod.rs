@@ -1,0 +1,128 @@
+//! The HTTP side door: [`router`] is the whole of it on a page.
+
+mod json;
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, State},
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::{IntoResponse, Response},
+    routing::{any, get},
+};
+use serde::{Deserialize, Serialize};
+
+use super::grpc::{Limits, ResponseSettings};
+use crate::{
+    service::{Check, reload::Reloader},
+    store::AnyStore,
+    telemetry::Meters,
+};
+
+/// How HTTP is served.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Where to listen.
+    pub addr: SocketAddr,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { addr: SocketAddr::from(([0, 0, 0, 0], 8080)) }
+    }
+}
+
+/// What the handlers use.
+pub struct Handlers {
+    /// Decides what comes as JSON.
+    pub check: Check,
+    /// The same limits as for gRPC.
+    pub limits: Limits,
+    /// What answers carry.
+    pub response: ResponseSettings,
+    /// The rules in force.
+    pub reloader: Arc<Reloader>,
+    /// For `/metrics`.
+    pub meters: Arc<Meters>,
+    /// The service is going: it answers, but wants no new callers.
+    pub leaving: Arc<AtomicBool>,
+}
+
+/// Every route there is.
+pub fn router(handlers: Handlers) -> Router {
+    let limit = DefaultBodyLimit::max(handlers.limits.max_message_bytes);
+    Router::new()
+        .route("/json", any(json::check))
+        .route("/metrics", get(metrics))
+        .route("/rlconfig", get(rules))
+        .route("/healthcheck", get(health))
+        .route("/readyz", get(readiness))
+        .layer(limit)
+        .with_state(Arc::new(handlers))
+}
+
+async fn metrics(State(handlers): State<Arc<Handlers>>) -> Response {
+    // With many rules this is work for a while; the control runtime has others waiting.
+    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus()).await;
+    match gathered {
+        Ok(Ok(text)) => ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
+        Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// When the rules were loaded and what is wrong with newer ones, in comments; then the peer's line for each rule.
+async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
+    let status = handlers.reloader.status();
+    let loaded = std::time::UNIX_EPOCH + std::time::Duration::from_secs(status.loaded_at.floor_secs());
+    let mut text = format!("# loaded {}\n", humantime::format_rfc3339_seconds(loaded));
+    for line in status.last_error.iter().flat_map(|error| error.lines()) {
+        text += &format!("# last error: {line}\n");
+    }
+    for rule in handlers.reloader.rules().load().rules().rules() {
+        let (unit, requests) = match &rule.limit {
+            Some(limit) => (limit.unit().name().to_uppercase(), limit.requests_per_unit()),
+            None => ("UNKNOWN".into(), 0),
+        };
+        let multiplier = rule.limit.map_or(1, |limit| limit.unit_multiplier());
+        let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
+        text += &format!(
+            "{}: unit={unit}{multiplier} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}\n",
+            rule.labels.join("."),
+            rule.shadow_mode,
+            rule.quota_mode,
+        );
+    }
+    text
+}
+
+/// Is the process alive and willing? As the peer's.
+async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
+    if handlers.leaving.load(Relaxed) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "leaving\n").into_response();
+    }
+    "OK".into_response()
+}
+
+/// Should callers be sent here? A store out of reach is told, but no reason to say no: all instances share it, and
+/// what happens to callers then is the rules' `on_error`.
+async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
+    let store = match &handlers.check.engine.store {
+        AnyStore::Memory(_) => "memory",
+        AnyStore::Redis(redis) if redis.is_up() => "redis, up",
+        AnyStore::Redis(_) => "redis, out of reach",
+    };
+    let (code, word) = match handlers.leaving.load(Relaxed) {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "leaving"),
+        false => (StatusCode::OK, "ready"),
+    };
+    (code, format!("{word}\nstore: {store}\n")).into_response()
+}

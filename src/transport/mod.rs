@@ -1,0 +1,4 @@
+//! Bytes in, bytes out, status codes, and limits on what may come in. Nothing of gRPC or HTTP goes below here.
+
+pub mod grpc;
+pub mod http;
