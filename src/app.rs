@@ -161,8 +161,9 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
         leaving: Arc::clone(&leaving),
     });
     let store = store::redact(&settings.store);
-    let (grpc_addr, http_addr) = (server.local_addr().ok(), http.local_addr().ok());
-    tracing::info!(grpc = ?grpc_addr, http = ?http_addr, store, workers, "serving");
+    let grpc_addr = server.local_addr().map_err(AppError::Process)?;
+    let http_addr = http.local_addr().map_err(AppError::Process)?;
+    tracing::info!(grpc = %grpc_addr, http = %http_addr, store, workers, "serving");
     let mut http_stopping = stopping.clone();
     let http = axum::serve(http, router).with_graceful_shutdown(async move {
         let _ = http_stopping.wait_for(|stop| *stop).await;

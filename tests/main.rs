@@ -1,1 +1,36 @@
+//! One binary for all black-box tests. A promise has a module; `support` starts what they need on free ports.
+//! `make test` installs what they use: redis-server, and a Python environment with Envoy and grpcio.
+#![allow(missing_docs)]
 
+mod support;
+
+/// The command line and the start of the process.
+mod cli;
+/// A real Envoy.
+mod envoy;
+/// A client that shares no code with us.
+mod foreign;
+/// Bad input of every kind.
+mod hostile;
+/// `/json`, `/metrics` and the other pages.
+mod http;
+/// The order of layers.
+mod layers;
+/// Traces and metrics sent to a collector.
+mod otlp;
+/// Redis stopped, killed, frozen, flushed.
+mod outage;
+/// Rules that change while they are in use.
+mod reload;
+/// Rule files: what is accepted, what is refused and how that reads.
+mod rules;
+/// The end of the process.
+mod shutdown;
+/// Memory and Redis give the same answers, and many callers share a limit exactly.
+mod stores;
+/// TLS and mutual TLS.
+mod tls;
+/// Matching and counting as recorded from envoyproxy/ratelimit, on both stores.
+mod vectors;
+/// The protocol over the wire, on both stores.
+mod wire;

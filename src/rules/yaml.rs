@@ -152,7 +152,7 @@ mod tests {
     fn remembers_places_and_shares_what_an_alias_names() {
         let tree = parse("a: &x [1, two]\nb: *x\nc: 'true'\n").ok().flatten().unwrap();
         let Kind::Map(pairs) = &tree.kind else { panic!("not a map") };
-        assert_eq!(pairs[0].1.place, Place { line: 1, column: 7 });
+        assert_eq!(pairs[0].1.place, Place { line: 1, column: 4 });
         assert!(matches!(&pairs[1].1.kind, Kind::List(items) if items.len() == 2));
         assert!(matches!(&pairs[2].1.kind, Kind::Scalar { plain: false, .. }));
     }

@@ -1,0 +1,71 @@
+//! Real servers on free ports, and waiting for conditions instead of sleeping.
+
+pub(crate) mod envoy;
+pub(crate) mod redis;
+pub(crate) mod server;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use sluicegate_client::{Descriptor, Request};
+
+pub(crate) use self::{redis::RedisServer, server::Server};
+
+/// Nothing that works takes this long.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+
+/// Waits until the condition gives a value.
+pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The same, for conditions that have to be asked.
+pub(crate) async fn until_async<T, F: Future<Output = Option<T>>>(what: &str, mut condition: impl FnMut() -> F) -> T {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        if let Some(value) = condition().await {
+            return value;
+        }
+        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A file of the repository.
+pub(crate) fn repository(path: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+/// Something that `tests/setup.sh` installed.
+pub(crate) fn tool(name: &str) -> PathBuf {
+    let path = repository("target/test-tools/bin").join(name);
+    assert!(path.exists(), "{} is missing: run tests/setup.sh (make test does)", path.display());
+    path
+}
+
+/// A folder of rule files.
+pub(crate) fn rules(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+/// A request with one descriptor.
+pub(crate) fn ask(domain: &str, entries: &[(&str, &str)]) -> Request {
+    Request::new(domain).descriptor(descriptor(entries))
+}
+
+pub(crate) fn descriptor(entries: &[(&str, &str)]) -> Descriptor {
+    entries.iter().fold(Descriptor::new(), |descriptor, (key, value)| descriptor.entry(*key, *value))
+}

@@ -1,0 +1,98 @@
+//! A real `redis-server` of the test's own.
+
+use std::{
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+};
+
+use super::{server::signal, until};
+
+/// A running Redis; killed when dropped.
+pub(crate) struct RedisServer {
+    child: Child,
+    pub(crate) port: u16,
+    folder: tempfile::TempDir,
+    args: Vec<String>,
+}
+
+impl RedisServer {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With more of its own options.
+    pub(crate) fn with(args: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+        // Between the moment that a free port is found and Redis' own bind somebody may take it: then try another.
+        loop {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            if let Some(child) = run(port, &folder, &args) {
+                return Self { child, port, folder, args };
+            }
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn socket(&self) -> String {
+        self.folder.path().join("redis.sock").display().to_string()
+    }
+
+    /// One command, as at a shell.
+    pub(crate) fn cli(&self, args: &[&str]) -> String {
+        let output = Command::new("redis-cli").args(["-s", &self.socket()]).args(args).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    pub(crate) fn freeze(&self) {
+        signal(self.child.id(), "STOP");
+    }
+
+    pub(crate) fn thaw(&self) {
+        signal(self.child.id(), "CONT");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it anew on the same port, empty.
+    pub(crate) fn restart(&mut self) {
+        self.child = until("Redis on its old port", || run(self.port, &self.folder, &self.args));
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `None` when it ended at once, as it does when its port is taken.
+fn run(port: u16, folder: &tempfile::TempDir, args: &[String]) -> Option<Child> {
+    let socket = folder.path().join("redis.sock");
+    let _ = std::fs::remove_file(&socket);
+    let mut child = Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--unixsocket"])
+        .arg(&socket)
+        .arg("--dir")
+        .arg(folder.path())
+        .args(args)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is missing: run tests/setup.sh (make test does)");
+    until("Redis to answer", || {
+        if child.try_wait().unwrap().is_some() {
+            return Some(None);
+        }
+        let ping = Command::new("redis-cli").arg("-s").arg(&socket).arg("ping").output().ok()?;
+        let answer = String::from_utf8_lossy(&ping.stdout).into_owned();
+        (answer.contains("PONG") || answer.contains("NOAUTH")).then_some(Some(()))
+    })
+    .map(|()| child)
+}

@@ -1,0 +1,149 @@
+//! Answers recorded from envoyproxy/ratelimit: rules, requests, the second they came in, and what it said.
+//! A counter that starts empty and a clock set by hand give exactly these.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+};
+
+use serde::Deserialize;
+use sluicegate::{
+    algorithm::Micros,
+    engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
+    metrics::WorkerId,
+    rules::{Entry, Limit, Options, SourceFile, Unit},
+    service::{
+        Check, Clock, check,
+        reload::{Reloader, Source},
+    },
+    store::{self, AnyStore, Memory, memory, redis},
+};
+
+use super::support::{DEADLINE, RedisServer, repository};
+
+#[derive(Deserialize)]
+struct Recording {
+    rules: std::collections::BTreeMap<String, String>,
+    requests: Vec<Recorded>,
+}
+
+#[derive(Deserialize)]
+struct Recorded {
+    at: u64,
+    domain: String,
+    hits_addend: u64,
+    descriptors: Vec<RecordedDescriptor>,
+    overall: String,
+    statuses: Vec<RecordedStatus>,
+}
+
+#[derive(Deserialize)]
+struct RecordedDescriptor {
+    entries: Vec<(String, String)>,
+    hits_addend: Option<u64>,
+    limit: Option<(u32, String)>,
+}
+
+#[derive(Debug, Deserialize, PartialEq)]
+struct RecordedStatus {
+    code: String,
+    current_limit: Option<(u32, u32, String)>,
+    limit_remaining: u32,
+    reset_seconds: Option<u64>,
+}
+
+fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Check {
+    let files = recording.rules.iter().map(|(name, text)| SourceFile { name: name.clone(), text: text.clone() });
+    let clock = Clock::Manual(Arc::clone(now));
+    let settings = StatisticsSettings { max_dynamic_series: 100, near_limit_ratio: 0.8 };
+    let statistics = Statistics::new(1, settings);
+    let source = Source::BuiltIn(files.collect());
+    let reloader = Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics)).unwrap();
+    let rules = Arc::clone(reloader.rules());
+    let engine = Engine { worker: WorkerId(0), store, rules, statistics, settings: Arc::default() };
+    Check { engine, clock, metrics: check::Metrics::new(1) }
+}
+
+fn request(recorded: &Recorded) -> Request<'_> {
+    let hits = recorded.hits_addend.max(1);
+    let descriptors = recorded.descriptors.iter().map(|one| descriptor(one, hits)).collect();
+    Request { domain: &recorded.domain, descriptors }
+}
+
+fn descriptor(recorded: &RecordedDescriptor, hits: u64) -> Descriptor<'_> {
+    let limit = |(requests, unit): &(u32, String)| Limit::new(*requests, Unit::from_name(unit).unwrap(), 1).unwrap();
+    Descriptor {
+        entries: recorded.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+        hits: recorded.hits_addend.unwrap_or(hits),
+        give_back: false,
+        limit: recorded.limit.as_ref().map(limit),
+    }
+}
+
+/// The protocol's number of a unit.
+fn number(unit: Unit) -> u32 {
+    match unit {
+        Unit::Second => 1,
+        Unit::Minute => 2,
+        Unit::Hour => 3,
+        Unit::Day => 4,
+        Unit::Month => 5,
+        Unit::Year => 6,
+        Unit::Week => 7,
+    }
+}
+
+fn word(code: Code) -> String {
+    if code == Code::OverLimit { "OVER_LIMIT".into() } else { "OK".into() }
+}
+
+fn status(status: &engine::Status) -> RecordedStatus {
+    let limit = status.limit.as_ref().map(|limit| {
+        (limit.requests_per_unit, number(limit.unit), limit.name.as_deref().unwrap_or_default().to_owned())
+    });
+    RecordedStatus {
+        code: word(status.code),
+        current_limit: limit,
+        limit_remaining: status.remaining,
+        reset_seconds: status.reset.map(Micros::ceil_secs),
+    }
+}
+
+async fn replay(name: &str, store: AnyStore) {
+    let text = std::fs::read_to_string(repository("tests/vectors").join(name)).unwrap();
+    let recording: Recording = serde_json::from_str(&text).unwrap();
+    let now = Arc::new(AtomicU64::new(0));
+    let service = service(&recording, store, &now);
+    for (number, recorded) in recording.requests.iter().enumerate() {
+        now.store(Micros::from_secs(recorded.at).get(), Relaxed);
+        let verdict = service.check(&request(recorded)).await.unwrap();
+        let statuses: Vec<_> = verdict.statuses.iter().map(status).collect();
+        assert_eq!(
+            (word(verdict.overall), statuses.as_slice()),
+            (recorded.overall.clone(), &recorded.statuses[..]),
+            "{name} #{number}"
+        );
+    }
+}
+
+const RECORDINGS: [&str; 3] = ["ratelimit-101.json", "ratelimit-102.json", "ratelimit-103.json"];
+
+#[tokio::test]
+async fn memory_answers_as_recorded() {
+    for name in RECORDINGS {
+        replay(name, AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())))).await;
+    }
+}
+
+#[tokio::test]
+async fn redis_answers_as_recorded() {
+    for name in RECORDINGS {
+        let server = RedisServer::start();
+        let settings = redis::Settings { timeout: DEADLINE, ..redis::Settings::default() };
+        let metrics = store::Metrics::new(1);
+        let setup = redis::Setup::new(&server.url(), &settings, redis::Time::Caller, metrics).unwrap();
+        let redis = setup.connect(WorkerId(0));
+        assert!(redis.wait_until_up(DEADLINE).await);
+        replay(name, AnyStore::Redis(redis)).await;
+    }
+}
