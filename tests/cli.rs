@@ -1,1 +1,104 @@
+//! The command line: what it prints, and how it fails.
 
+use std::process::{Command, Output};
+
+use super::support::{Server, ask, repository, rules, server::command};
+
+fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[tokio::test]
+async fn without_a_word_it_serves_the_examples() {
+    let builder = Server::builder();
+    let server = builder.start();
+    let client = server.client().await;
+    let answers = [0; 4].map(|_| client.check(ask("example", &[("user", "bob")])));
+    let mut allowed = Vec::new();
+    for answer in answers {
+        allowed.push(answer.await.unwrap().allowed());
+    }
+    assert_eq!(allowed, [true, true, true, false]);
+}
+
+#[test]
+fn check_prints_every_error_of_every_file() {
+    let folder = rules(&[
+        (
+            "a.yaml",
+            "domain: a\ndescriptors:\n- key: k\n  rate_limit: {unit: fortnight, requests_per_unit: -1}\n- value: v\n",
+        ),
+        ("b.yaml", "domain: a\nextra: 1\n"),
+        ("c.yaml", "domain: [\n"),
+        ("ignored.txt", "nothing"),
+    ]);
+    let (code, out, _) = run(command().arg("check").arg(folder.path()));
+    assert_eq!(code, Some(1));
+    let out = out.replace(&format!("{}/", folder.path().display()), "");
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines[0].starts_with("a.yaml:4:22: unit \"fortnight\" is not one of second, minute"), "{out}");
+    assert!(lines[1].starts_with("a.yaml:4:52: requests_per_unit must be a whole number"), "{out}");
+    assert!(lines[2].starts_with("a.yaml:5:3: a descriptor needs a key"), "{out}");
+    assert!(lines[3].starts_with("b.yaml:1:1: domain \"a\" is a.yaml's already"), "{out}");
+    assert!(lines[4].starts_with("b.yaml:2:1: unknown key \"extra\""), "{out}");
+    assert!(lines[5].starts_with("c.yaml:"), "{out}");
+    assert_eq!(lines.len(), 6, "{out}");
+}
+
+#[test]
+fn check_explains_which_rule_a_descriptor_meets() {
+    let examples = repository("deploy/examples");
+    let (code, out, _) = run(command().arg("check").arg(&examples));
+    assert_eq!(code, Some(0), "{out}");
+    let explain = |words: &[&str]| run(command().arg("check").arg(&examples).arg("--explain").args(words)).1;
+    let alice = explain(&["example", "user=alice"]);
+    assert!(alice.contains("exactly this value") && alice.contains("5 per minute, named \"alice\""), "{alice}");
+    let path = explain(&["example", "path=/login/x"]);
+    assert!(path.contains("/login/*, one counter for all") && path.contains("10 per 5 minutes"), "{path}");
+    assert!(explain(&["example", "api=other", "user=x"]).contains("none this value"));
+    assert!(explain(&["nowhere", "a=b"]).contains("no rule file names it"));
+}
+
+#[test]
+fn settings_are_layered_and_printed_without_secrets() {
+    let mut command = command();
+    command.args(["serve", "--print-settings", "--store", "redis://:hunter2@host:1"]);
+    let (code, out, _) = run(command.env("SLUICEGATE__REDIS__TIMEOUT", "7ms"));
+    assert_eq!(code, Some(0));
+    assert!(
+        out.contains("timeout = \"7ms\"") && out.contains("redis://:***@host:1") && !out.contains("hunter2"),
+        "{out}"
+    );
+}
+
+#[test]
+fn what_cannot_start_says_why_in_a_sentence() {
+    let server = Server::builder().start();
+    let busy = server.grpc.to_string();
+    let bad = rules(&[("a.yaml", "domain: a\nextra: 1\n")]);
+    let bad = bad.path().to_str().unwrap();
+    let free = ["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
+    let cases: [(&[&str], &str); 7] = [
+        (&["--grpc-addr", &busy, "--http-addr", "127.0.0.1:0"], "for gRPC: Address already in use"),
+        (&["--grpc-addr", "127.0.0.1:0", "--http-addr", &busy], "for HTTP: Address already in use"),
+        (&["--rules", "/nowhere"], "cannot read the rules in /nowhere: No such file"),
+        (&["--rules", bad], "a.yaml:2:1: unknown key \"extra\""),
+        (&["--store", "redis://"], "cannot be used as the address of a Redis server"),
+        (&["--store", "disk"], "store must be memory or an address"),
+        (&["--config", "/nowhere.toml"], "the settings cannot be read: configuration file \"/nowhere.toml\" not found"),
+    ];
+    for (args, expected) in cases {
+        let mut command = command();
+        command.arg("serve").args(args);
+        if !args.contains(&"--grpc-addr") {
+            command.args(free);
+        }
+        let (code, _, err) = run(&mut command);
+        assert_eq!(code, Some(1), "{args:?}: {err}");
+        assert!(err.contains(expected) && !err.contains("panicked"), "{args:?}: {err}");
+    }
+    let (code, _, err) = run(command().arg("--print-settings").env("SLUICEGATE__GRPC__ADR", "x"));
+    assert_eq!(code, Some(1));
+    assert!(err.contains("unknown setting \"grpc.adr\"") && err.contains("did you mean \"grpc.addr\"?"), "{err}");
+}

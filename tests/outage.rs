@@ -1,1 +1,145 @@
+//! Redis stopped, killed, frozen, flushed: answers at once all the same, and all is well when it is back.
 
+use sluicegate_client::{Answer, Client, Error};
+
+use super::support::{RedisServer, Server, ask, rules, until, until_async};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: default
+  rate_limit: {unit: year, requests_per_unit: 5}
+- key: open
+  rate_limit: {unit: year, requests_per_unit: 5, on_error: allow}
+- key: closed
+  rate_limit: {unit: year, requests_per_unit: 5, on_error: deny}
+";
+
+fn start(redis: &RedisServer) -> Server {
+    Server::start(rules(&[("d.yaml", RULES)]).path(), &redis.url())
+}
+
+async fn check(client: &Client, key: &str) -> Result<Answer, Error> {
+    client.check(ask("d", &[(key, "x")])).await
+}
+
+/// Asks until the store is known to be out of reach: from then on nothing waits.
+async fn until_down(server: &Server, client: &Client) {
+    until_async("the breaker to open", async || {
+        let _ = check(client, "default").await;
+        (server.metric("sluicegate_store_errors{kind=\"unavailable\"}") > 0.0).then_some(())
+    })
+    .await;
+}
+
+async fn until_up(client: &Client) -> Answer {
+    until_async("decisions to be made again", async || check(client, "default").await.ok()).await
+}
+
+/// No call of these may wait for a time-out.
+async fn answers_at_once(server: &Server, client: &Client) {
+    let timeouts = server.metric("sluicegate_store_errors{kind=\"timeout\"}");
+    for _ in 0..200 {
+        let error = check(client, "default").await.unwrap_err();
+        assert_eq!(error.code(), Some(tonic::Code::Unavailable), "{error}");
+        let open = check(client, "open").await.unwrap();
+        assert!(open.allowed() && open.0.statuses[0].current_limit.is_some());
+        let closed = check(client, "closed").await.unwrap();
+        assert!(!closed.allowed() && closed.remaining() == Some(0) && closed.retry_after().is_some());
+    }
+    assert_eq!(server.metric("sluicegate_store_errors{kind=\"timeout\"}"), timeouts);
+}
+
+#[tokio::test]
+async fn a_killed_redis_is_noticed_and_its_return_too() {
+    let mut redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    redis.kill();
+    until_down(&server, &client).await;
+    answers_at_once(&server, &client).await;
+    until("/readyz to tell", || server.get("/readyz").contains("redis, out of reach").then_some(()));
+    redis.restart();
+    assert_eq!(until_up(&client).await.remaining(), Some(4), "the new Redis is empty");
+    assert!(check(&client, "closed").await.unwrap().allowed());
+    until("/readyz to tell", || server.get("/readyz").contains("redis, up").then_some(()));
+    let episodes = server.log().matches("Redis is out of reach").count();
+    assert!((1..=3).contains(&episodes), "once per connection and episode:\n{}", server.log());
+}
+
+#[tokio::test]
+async fn a_frozen_redis_costs_a_few_timeouts_and_no_more() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    redis.freeze();
+    until_down(&server, &client).await;
+    answers_at_once(&server, &client).await;
+    assert!(server.metric("sluicegate_store_errors{kind=\"timeout\"}") <= 6.0);
+    redis.thaw();
+    assert!(until_up(&client).await.allowed());
+}
+
+#[tokio::test]
+async fn a_service_that_starts_before_its_redis_waits_for_it() {
+    let mut redis = RedisServer::start();
+    redis.kill();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.is_err());
+    assert!(check(&client, "open").await.unwrap().allowed());
+    redis.restart();
+    assert!(until_up(&client).await.allowed());
+}
+
+#[tokio::test]
+async fn a_flush_of_scripts_goes_unnoticed() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    for expected in [4, 3] {
+        redis.cli(&["script", "flush"]);
+        assert_eq!(check(&client, "default").await.unwrap().remaining(), Some(expected));
+    }
+}
+
+#[tokio::test]
+async fn a_redis_that_refuses_is_an_error_and_no_outage() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    let key = redis.cli(&["keys", "*default*"]);
+    redis.cli(&["del", &key]);
+    redis.cli(&["lpush", &key, "not a number"]);
+    assert_eq!(check(&client, "default").await.unwrap_err().code(), Some(tonic::Code::Unavailable));
+    assert!(check(&client, "open").await.unwrap().allowed());
+    assert_eq!(server.metric("sluicegate_store_errors{kind=\"refused\"}"), 1.0);
+    redis.cli(&["del", &key]);
+    assert!(check(&client, "default").await.unwrap().allowed());
+}
+
+/// Password, ACL user, database number, key prefix, unix socket.
+#[tokio::test]
+async fn every_way_to_a_redis_is_taken() {
+    let plain = RedisServer::start();
+    let locked = RedisServer::with(&["--requirepass", "p@ss", "--user", "app", "on", ">s3cret", "~app:*", "+@all"]);
+    let port = locked.port;
+    for (store, server) in [
+        (format!("{}/3", plain.url()), &plain),
+        (format!("redis+unix://{}?db=2", plain.socket()), &plain),
+        (format!("redis://:p%40ss@127.0.0.1:{port}"), &locked),
+        (format!("redis://app:s3cret@127.0.0.1:{port}"), &locked),
+    ] {
+        let folder = rules(&[("d.yaml", RULES)]);
+        let service = Server::builder().rules(folder.path()).store(&store).set("redis.key_prefix", "app:").start();
+        let answer = check(&service.client().await, "default").await;
+        assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", service.log())).allowed());
+        assert!(!service.log().contains("s3cret") && !service.log().contains("p%40ss"), "{}", service.log());
+        drop(service);
+        server.cli(&["flushall"]);
+    }
+    assert_eq!(plain.cli(&["info", "keyspace"]), "# Keyspace");
+}

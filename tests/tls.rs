@@ -1,1 +1,120 @@
+//! TLS and mutual TLS on gRPC, certificates that change, and `rediss://`.
 
+use std::{fs, path::PathBuf};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use sluicegate_client::{Client, Error};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use super::support::{RedisServer, Server, ask, until_async};
+
+/// An authority that signs for localhost.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let mut params = CertificateParams::new(vec![]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let pem = params.self_signed(&key).unwrap().pem();
+        Self { issuer: Issuer::new(params, key), pem }
+    }
+
+    /// Certificate and key.
+    fn sign(&self) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+struct Files(tempfile::TempDir);
+
+impl Files {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path: PathBuf = self.0.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+}
+
+async fn connect(server: &Server, trusted: &Authority, identity: Option<&(String, String)>) -> Result<Client, Error> {
+    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&trusted.pem)).domain_name("localhost");
+    if let Some((certificate, key)) = identity {
+        tls = tls.identity(Identity::from_pem(certificate, key));
+    }
+    let endpoint = Endpoint::from_shared(format!("https://{}", server.grpc)).unwrap().tls_config(tls).unwrap();
+    let client = Client::with(endpoint).await?;
+    // With TLS 1.3 a client learns only at its first call that its certificate was not taken.
+    client.check(ask("example", &[("user", "x")])).await?;
+    Ok(client)
+}
+
+#[tokio::test]
+async fn certificates_are_shown_and_followed() {
+    let (first, second) = (Authority::new("first"), Authority::new("second"));
+    let files = Files::new();
+    let (certificate, key) = first.sign();
+    let server = Server::builder()
+        .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("grpc.tls.key_file", &files.write("key.pem", &key))
+        .start();
+    assert!(connect(&server, &first, None).await.is_ok());
+    assert!(connect(&server, &second, None).await.is_err());
+    let plain = server.client().await.check(ask("example", &[("user", "x")])).await;
+    assert!(plain.is_err(), "plain text is not taken");
+
+    files.write("cert.pem", "not a certificate");
+    super::support::until("the bad certificate to be noticed", || {
+        server.log().contains("cannot be used; those before stay").then_some(())
+    });
+    assert!(connect(&server, &first, None).await.is_ok());
+
+    let (certificate, key) = second.sign();
+    files.write("key.pem", &key);
+    files.write("cert.pem", &certificate);
+    until_async("the new certificate", async || connect(&server, &second, None).await.ok()).await;
+}
+
+#[tokio::test]
+async fn clients_must_show_a_certificate_when_asked() {
+    let (ours, clients, strangers) = (Authority::new("ours"), Authority::new("clients"), Authority::new("strangers"));
+    let files = Files::new();
+    let (certificate, key) = ours.sign();
+    let server = Server::builder()
+        .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("grpc.tls.key_file", &files.write("key.pem", &key))
+        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+        .start();
+    assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
+    assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
+    assert!(connect(&server, &ours, None).await.is_err());
+}
+
+#[tokio::test]
+async fn redis_is_reached_through_tls() {
+    let authority = Authority::new("redis");
+    let files = Files::new();
+    let (certificate, key) = authority.sign();
+    let (certificate, key) = (files.write("cert.pem", &certificate), files.write("key.pem", &key));
+    let ca = files.write("ca.pem", &authority.pem);
+    // The plain port is moved away, and TLS has its number.
+    let redis = RedisServer::tls(&certificate, &key, &ca);
+    let server = Server::builder()
+        .store(&format!("rediss://localhost:{}", redis.port))
+        .set("redis.tls.ca_file", &ca)
+        .set("redis.tls.cert_file", &certificate)
+        .set("redis.tls.key_file", &key)
+        .start();
+    let answer = server.client().await.check(ask("example", &[("user", "x")])).await;
+    assert!(answer.unwrap_or_else(|error| panic!("{error}\n{}", server.log())).allowed());
+    assert_eq!(redis.cli(&["dbsize"]), "1");
+}

@@ -33,6 +33,7 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<P
         if let Some(spec) = spec::read(&file.text, &mut problems) {
             compiler.file(&file.name, &spec, &mut problems);
         }
+        problems.sort();
     }
     if list.iter().any(|problem| problem.severity == Severity::Error) { Err(list) } else { Ok((compiler.set, list)) }
 }

@@ -45,11 +45,14 @@ impl fmt::Display for Problem {
 pub(super) struct Problems<'a> {
     file: &'a str,
     list: &'a mut Vec<Problem>,
+    /// Where this file's begin.
+    start: usize,
 }
 
 impl<'a> Problems<'a> {
     pub(super) fn new(file: &'a str, list: &'a mut Vec<Problem>) -> Self {
-        Self { file, list }
+        let start = list.len();
+        Self { file, list, start }
     }
 
     pub(super) fn error(&mut self, place: Place, message: impl Into<String>) {
@@ -58,6 +61,11 @@ impl<'a> Problems<'a> {
 
     pub(super) fn warning(&mut self, place: Place, message: impl Into<String>) {
         self.push(place, Severity::Warning, message.into());
+    }
+
+    /// As a reader meets them from top to bottom.
+    pub(super) fn sort(&mut self) {
+        self.list[self.start..].sort_by_key(|problem| problem.place);
     }
 
     fn push(&mut self, place: Place, severity: Severity, message: String) {

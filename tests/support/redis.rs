@@ -25,12 +25,19 @@ impl RedisServer {
         let folder = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         // Between the moment that a free port is found and Redis' own bind somebody may take it: then try another.
-        loop {
+        for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
             if let Some(child) = run(port, &folder, &args) {
                 return Self { child, port, folder, args };
             }
         }
+        panic!("redis-server ends at once with {args:?}");
+    }
+
+    /// Speaks nothing but TLS on its port, and wants a certificate of its callers.
+    pub(crate) fn tls(certificate: &str, key: &str, ca: &str) -> Self {
+        let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca];
+        Self::with(&[&files[..], &["--tls"]].concat())
     }
 
     pub(crate) fn url(&self) -> String {
@@ -77,8 +84,13 @@ impl Drop for RedisServer {
 fn run(port: u16, folder: &tempfile::TempDir, args: &[String]) -> Option<Child> {
     let socket = folder.path().join("redis.sock");
     let _ = std::fs::remove_file(&socket);
+    let port = port.to_string();
+    let (tls, args): (Vec<_>, Vec<_>) = args.iter().partition(|arg| *arg == "--tls");
+    let ports =
+        if tls.is_empty() { ["--port", &port, "--tls-port", "0"] } else { ["--port", "0", "--tls-port", &port] };
     let mut child = Command::new("redis-server")
-        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--unixsocket"])
+        .args(ports)
+        .args(["--bind", "127.0.0.1", "--save", "", "--unixsocket"])
         .arg(&socket)
         .arg("--dir")
         .arg(folder.path())

@@ -10,8 +10,9 @@ use std::{
 };
 
 use sluicegate_client::Client;
+use tonic::transport::Endpoint;
 
-use super::until;
+use super::{DEADLINE, until, until_async};
 
 /// A running service; killed when dropped.
 pub(crate) struct Server {
@@ -43,8 +44,10 @@ impl Server {
         self.child.id()
     }
 
+    /// With a deadline so long that no test meets it by chance.
     pub(crate) async fn client(&self) -> Client {
-        Client::connect(format!("http://{}", self.grpc)).await.unwrap()
+        let endpoint = Endpoint::from_shared(format!("http://{}", self.grpc)).unwrap();
+        Client::with(endpoint.timeout(DEADLINE)).await.unwrap()
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
@@ -78,8 +81,9 @@ impl Server {
         signal(self.pid(), name);
     }
 
-    pub(crate) fn wait(mut self) -> ExitStatus {
-        until("the service to end", || self.child.try_wait().unwrap())
+    /// Without holding up the thread: the caller's own connections have a part in an orderly end.
+    pub(crate) async fn wait(mut self) -> ExitStatus {
+        until_async("the service to end", async || self.child.try_wait().unwrap()).await
     }
 }
 
@@ -164,5 +168,5 @@ pub(crate) fn post(url: &str, body: &[u8]) -> (u16, String) {
 }
 
 pub(crate) fn agent() -> ureq::Agent {
-    ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(super::DEADLINE)).build().into()
+    ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(DEADLINE)).build().into()
 }

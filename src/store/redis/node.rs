@@ -27,6 +27,8 @@ use crate::store::StoreError;
 
 /// Between two attempts to connect.
 const PAUSE: Duration = Duration::from_millis(50);
+/// Between two questions whether the connection lives.
+const PING: Duration = Duration::from_millis(250);
 /// Calls that may wait to be written to the connection.
 const QUEUE: usize = 8_192;
 
@@ -72,11 +74,11 @@ impl Node {
             return Err(StoreError::Unavailable);
         };
         let mut connection = link.connection.clone();
-        let mut result = connection.send_packed_command(cmd).await;
+        let mut result = send(&mut connection, cmd).await;
         if matches!(&result, Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
             // Someone flushed the scripts: bring ours back and ask again.
             result = match self.load_script(&mut connection).await {
-                Ok(()) => connection.send_packed_command(cmd).await,
+                Ok(()) => send(&mut connection, cmd).await,
                 Err(error) => Err(error),
             };
         }
@@ -137,7 +139,7 @@ impl Node {
                     self.state.send_replace(true);
                     tracing::info!(server = %self.client.get_connection_info().addr(), "connected to Redis");
                     reported = false;
-                    self.broken.notified().await;
+                    self.until_broken().await;
                 }
                 Err(error) => {
                     if !reported {
@@ -151,6 +153,19 @@ impl Node {
         }
     }
 
+    /// Asks an idle connection whether it lives, so that no caller has to find out.
+    async fn until_broken(&self) {
+        let ping = redis::cmd("PING");
+        loop {
+            tokio::select! {
+                () = self.broken.notified() => return,
+                () = tokio::time::sleep(PING) => {}
+            }
+            // What an answer or a failure means is the same as for a decision.
+            let _ = self.call(&ping).await;
+        }
+    }
+
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&self.config).await?;
         self.load_script(&mut connection).await?;
@@ -159,6 +174,14 @@ impl Node {
 
     async fn load_script(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         self.program.script().prepare_invoke().load_async(connection).await.map(|_: String| ())
+    }
+}
+
+/// An error that Redis answers is an error.
+async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
+    match connection.send_packed_command(cmd).await? {
+        error @ Value::ServerError(_) => error.extract_error(),
+        value => Ok(value),
     }
 }
 
