@@ -15,7 +15,7 @@ use crate::{
 /// The rate-limit decision service: Envoy's protocol, counters in memory or in Redis.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
-pub struct Cli {
+struct Cli {
     #[command(flatten)]
     serve: ServeArgs,
     #[command(subcommand)]
@@ -64,14 +64,13 @@ struct CheckArgs {
     explain: Vec<String>,
 }
 
-impl Cli {
-    /// Does what was asked.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
-        match self.command {
-            None => serve(self.serve),
-            Some(Command::Serve(args)) => serve(args),
-            Some(Command::Check(args)) => check(&args),
-        }
+/// Does what the command line says.
+pub fn run() -> anyhow::Result<ExitCode> {
+    let cli = Cli::parse();
+    match cli.command {
+        None => serve(cli.serve),
+        Some(Command::Serve(args)) => serve(args),
+        Some(Command::Check(args)) => check(&args),
     }
 }
 

@@ -1,16 +1,15 @@
-//! The program: parse, run, print one chain of errors, pick the exit code.
+//! The program: run, print one chain of errors, pick the exit code.
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use mimalloc::MiMalloc;
-use sluicegate::cli::Cli;
+use sluicegate::cli;
 
 #[global_allocator]
 static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
-    match Cli::parse().run() {
+    match cli::run() {
         Ok(code) => code,
         Err(error) => {
             eprintln!("sluicegate: {error:#}");

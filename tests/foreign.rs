@@ -1,1 +1,36 @@
+//! A client that shares no code with us: Python's grpcio, which learns the protocol through reflection.
 
+use std::process::Command;
+
+use super::support::{Server, repository, tool};
+
+#[test]
+fn a_foreign_client_finds_its_way_by_reflection() {
+    let server = Server::builder().start();
+    let output =
+        Command::new(tool("python")).arg(repository("tests/foreign.py")).arg(server.grpc.to_string()).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    let expected = "health: SERVING, SERVING\nNOT_FOUND\nOK 2\nOK 1\nOK 0\nOVER_LIMIT 0\nINVALID_ARGUMENT\n";
+    assert!(out.ends_with(expected), "{out}");
+    for service in ["envoy.service.ratelimit.v3.RateLimitService", "grpc.health.v1.Health"] {
+        assert!(out.contains(service), "{out}");
+    }
+}
+
+/// The older version of the reflection protocol, by its bare bytes: the answer names the service.
+#[tokio::test]
+async fn the_older_reflection_is_there_too() {
+    use tonic_reflection::pb::v1alpha::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest,
+    };
+    let server = Server::builder().start();
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
+    let mut client = ServerReflectionClient::new(endpoint.connect().await.unwrap());
+    let list = MessageRequest::ListServices(String::new());
+    let request = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
+    let answer = format!("{:?}", answers.message().await.unwrap());
+    assert!(answer.contains("envoy.service.ratelimit.v3.RateLimitService"), "{answer}");
+}

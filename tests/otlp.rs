@@ -1,1 +1,119 @@
+//! A collector of the test's own receives traces and metrics when they are switched on.
 
+use std::sync::{Arc, Mutex};
+
+use opentelemetry_proto::tonic::collector::{
+    metrics::v1::{
+        ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        metrics_service_server::{MetricsService, MetricsServiceServer},
+    },
+    trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+};
+use sluicegate_client::proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::{RateLimitRequest, rate_limit_service_client::RateLimitServiceClient},
+};
+use tonic::{
+    Request, Response, Status,
+    transport::{Endpoint, server::TcpIncoming},
+};
+
+use super::support::{Server, until_async};
+
+#[derive(Clone, Default)]
+struct Collector {
+    traces: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
+    metrics: Arc<Mutex<Vec<ExportMetricsServiceRequest>>>,
+}
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        self.traces.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Default::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        self.metrics.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Default::default()))
+    }
+}
+
+impl Collector {
+    fn start() -> (Self, String) {
+        let collector = Self::default();
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let url = format!("http://{}", incoming.local_addr().unwrap());
+        let server = tonic::transport::Server::builder()
+            .add_service(TraceServiceServer::new(collector.clone()))
+            .add_service(MetricsServiceServer::new(collector.clone()));
+        tokio::spawn(server.serve_with_incoming(incoming));
+        (collector, url)
+    }
+}
+
+async fn ask(server: &Server, traceparent: &str) {
+    let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect().await.unwrap();
+    let entry = Entry { key: "user".into(), value: "x".into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    let message = RateLimitRequest { domain: "example".into(), descriptors: vec![descriptor], hits_addend: 0 };
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("traceparent", traceparent.parse().unwrap());
+    RateLimitServiceClient::new(channel).should_rate_limit(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_callers_sampled_trace_is_continued() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.sample_ratio", "0")
+        .start();
+    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    ask(&server, "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-00").await;
+    // Whatever is not sent yet is sent when the service leaves.
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let requests = collector.traces.lock().unwrap();
+    let spans: Vec<_> = requests
+        .iter()
+        .flat_map(|request| &request.resource_spans)
+        .flat_map(|resource| &resource.scope_spans)
+        .flat_map(|scope| &scope.spans)
+        .collect();
+    assert_eq!(spans.len(), 1, "{spans:#?}");
+    assert_eq!(spans[0].name, "ShouldRateLimit");
+    assert_eq!(spans[0].trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    assert_eq!(spans[0].parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
+    let attributes = format!("{:?}", spans[0].attributes);
+    assert!(attributes.contains("\"example\"") && attributes.contains("\"ok\""), "{attributes}");
+}
+
+#[tokio::test]
+async fn metrics_are_sent_when_wanted() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "50ms")
+        .start();
+    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    until_async("the hit to be reported", async || {
+        let names = format!("{:?}", collector.metrics.lock().unwrap());
+        names.contains("ratelimit_service_rate_limit_total_hits").then_some(())
+    })
+    .await;
+}

@@ -1,1 +1,205 @@
+//! Rule files: what is accepted, what is refused and how that reads.
 
+use sluicegate::rules::{Entry, Found, Options, RuleSet, Severity, SourceFile, compile};
+
+fn files(texts: &[&str]) -> Vec<SourceFile> {
+    let name = |number: usize| format!("{}.yaml", char::from(b'a' + u8::try_from(number).unwrap()));
+    texts.iter().enumerate().map(|(number, text)| SourceFile { name: name(number), text: (*text).to_owned() }).collect()
+}
+
+fn refusal(texts: &[&str]) -> Vec<String> {
+    let problems = compile(&files(texts), Options::default()).err().unwrap_or_else(|| panic!("accepted: {texts:?}"));
+    problems.iter().filter(|problem| problem.severity == Severity::Error).map(ToString::to_string).collect()
+}
+
+fn accepted(texts: &[&str], options: Options) -> (RuleSet, Vec<String>) {
+    let (set, warnings) = compile(&files(texts), options).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    (set, warnings.iter().map(ToString::to_string).collect())
+}
+
+/// `None`: no limit.
+fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
+    let entries = entries.iter().map(|(key, value)| Entry { key, value });
+    match set.find(domain, entries) {
+        Found::Rule(rule, _) => Some(rule.limit?.requests_per_unit()),
+        Found::NoLimit | Found::UnknownDomain => None,
+    }
+}
+
+#[test]
+fn every_mistake_has_a_place_and_a_sentence() {
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1";
+    for (text, expected) in [
+        ("", "a.yaml:1:1: the file is empty; it needs a domain"),
+        ("# nothing\n", "a.yaml:1:1: the file is empty; it needs a domain"),
+        ("descriptors: []", "a.yaml:1:1: the file has no domain, or an empty one"),
+        ("domain: ''", "a.yaml:1:1: the file has no domain, or an empty one"),
+        ("[]", "a.yaml:1:1: a map was expected here, not a list"),
+        ("domain: d\ndescriptor: []", "a.yaml:2:1: unknown key \"descriptor\"; did you mean descriptors?"),
+        ("domain: d\ndescriptors: x", "a.yaml:2:14: descriptors must be a list, not a scalar"),
+        ("domain: d\ndescriptors: [{value: x}]", "a.yaml:2:15: a descriptor needs a key that is not empty"),
+        ("domain: d\ndescriptors: [{key: ''}]", "a.yaml:2:15: a descriptor needs a key that is not empty"),
+        ("domain: d\ndomain: e", "a.yaml:2:1: domain is given twice"),
+        (
+            "domain: d\ndescriptors:\n- key: k\n- {key: k, value: v}\n- key: k\n",
+            "a.yaml:5:3: the key \"k\" stands twice in one list; first at line 3",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: v}, {key: k, value: v}]",
+            "a.yaml:2:35: the key \"k\" and value \"v\" stands twice in one list; first at line 2",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {requests_per_unit: 1}}]",
+            "a.yaml:2:36: rate_limit needs a unit (second, minute, hour, day, week, month, year) or unlimited: true",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: eon}}]",
+            "a.yaml:2:43: unit \"eon\" is not one of second, minute, hour, day, week, month, year",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, unlimited: true}}]",
+            "a.yaml:2:43: a limit is either unlimited or has a unit, not both",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, name: n, replaces: [{{name: n}}]}}}}]"),
+            "a.yaml:2:90: the limit \"n\" cannot replace itself",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, replaces: [{{name: ''}}]}}}}]"),
+            "a.yaml:2:81: replaces needs the name of another limit, not an empty one",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: v, share_threshold: true}]",
+            "a.yaml:2:34: share_threshold needs a value with a wildcard (*): other values share nothing",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, shadow_mode: maybe}]",
+            "a.yaml:2:37: shadow_mode must be true or false, not maybe",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: '5'}}]",
+            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 4294967295, not the text \"5\"",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 4294967296}}]",
+            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 4294967295, not 4294967296",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, unit_multiplier: 0}}}}]"),
+            "a.yaml:2:70: unit_multiplier must be at least 1",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, on_error: panic}}}}]"),
+            "a.yaml:2:80: on_error \"panic\" is not one of error, allow, deny",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, unit_multiplier: 2}]",
+            "a.yaml:2:24: unknown key \"unit_multiplier\"; it belongs under rate_limit",
+        ),
+        ("domain: d\ndescriptors: [{key: k, metadata: 3}]", "a.yaml:2:34: metadata must be a map, not a scalar"),
+        ("domain: 'd", "a.yaml:1:9: this is not YAML: "),
+    ] {
+        let errors = refusal(&[text]);
+        assert_eq!(errors.len(), 1, "{text}: {errors:?}");
+        assert!(errors[0].starts_with(expected), "{text}\n  {}\n  {expected}", errors[0]);
+    }
+}
+
+#[test]
+fn one_domain_in_two_files_is_refused_unless_merged() {
+    let one = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]";
+    let two = "domain: d\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 2}}]";
+    assert_eq!(
+        refusal(&[one, two]),
+        ["b.yaml:1:1: domain \"d\" is a.yaml's already; rules.merge_domains would add the two up"]
+    );
+    let (set, _) = accepted(&[one, two], Options { merge_domains: true });
+    assert_eq!((limit(&set, "d", &[("a", "")]), limit(&set, "d", &[("b", "")])), (Some(1), Some(2)));
+    let problems = compile(&files(&[one, one]), Options { merge_domains: true }).err().unwrap();
+    assert!(problems[0].to_string().starts_with("b.yaml:2:15: the key \"a\" stands twice"), "{problems:?}");
+}
+
+#[test]
+fn what_the_peer_takes_is_taken() {
+    let text = "
+domain: d
+descriptors:
+- key: &key k
+  value: 123            # a number is a text
+  shadow_mode: yes      # YAML 1.1
+  rate_limit: &day {unit: DAY, requests_per_unit: 1_000}
+- key: *key
+  value: true
+  rate_limit: *day
+- key: merged
+  rate_limit: {<<: *day, requests_per_unit: 0x10}
+- key: empty
+  value:
+  rate_limit: ~
+  descriptors:
+- key: misplaced
+  rate_limit: {unit: day, requests_per_unit: 2, shadow_mode: true}
+---
+another: document
+";
+    let (set, warnings) = accepted(&[text], Options::default());
+    assert_eq!(limit(&set, "d", &[("k", "123")]), Some(1000));
+    assert_eq!(limit(&set, "d", &[("k", "true")]), Some(1000));
+    assert_eq!(limit(&set, "d", &[("merged", "x")]), Some(16));
+    assert_eq!(limit(&set, "d", &[("misplaced", "x")]), Some(2));
+    assert_eq!(warnings, ["a.yaml:18:49: warning: shadow_mode has no effect here; it belongs in a descriptor"]);
+}
+
+#[test]
+fn the_walk_is_the_peers() {
+    let text = "
+domain: d
+descriptors:
+- key: a
+  value: exact
+  descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]
+- key: a
+  value: ex*
+  rate_limit: {unit: day, requests_per_unit: 2}
+  descriptors: [{key: c, rate_limit: {unit: day, requests_per_unit: 3}}]
+- key: a
+  value: e*t
+  rate_limit: {unit: day, requests_per_unit: 4}
+- key: a
+  rate_limit: {unit: day, requests_per_unit: 5}
+- key: allow
+  value: me
+- key: allow
+  rate_limit: {unit: day, requests_per_unit: 6}
+";
+    let (set, _) = accepted(&[text], Options::default());
+    for (entries, expected) in [
+        (&[("a", "exact"), ("b", "x")][..], Some(1)),
+        (&[("a", "exact")], None),             // ends on a rule without a limit
+        (&[("a", "exact"), ("c", "x")], None), // no going back to ex*
+        (&[("a", "extra")], Some(2)),
+        (&[("a", "ext"), ("c", "x")], Some(3)), // ex* stands before e*t
+        (&[("a", "eat")], Some(4)),
+        (&[("a", "eat"), ("c", "x")], None),
+        (&[("a", "other")], Some(5)),
+        (&[("a", "")], Some(5)),
+        (&[("a", "ex*")], Some(2)), // a pattern matches itself
+        (&[("allow", "me")], None),
+        (&[("allow", "you")], Some(6)),
+        (&[("A", "exact")], None),
+        (&[], None),
+    ] {
+        assert_eq!(limit(&set, "d", entries), expected, "{entries:?}");
+    }
+    assert_eq!(limit(&set, "e", &[("a", "x")]), None);
+}
+
+#[test]
+fn the_files_in_deploy_are_all_right() {
+    for folder in ["deploy/examples", "deploy/envoy/rules"] {
+        let path = super::support::repository(folder);
+        let source = sluicegate::service::reload::Source::Directory(path);
+        let (_, warnings) = compile(&source.read().unwrap(), Options::default()).unwrap();
+        assert_eq!(warnings, []);
+    }
+}

@@ -1,1 +1,79 @@
+//! A real Envoy 1.40 with the configuration of `deploy/envoy`, its ports replaced by free ones.
 
+use std::{
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
+};
+
+use super::{
+    repository,
+    server::{agent, get},
+    tool, until,
+};
+
+/// Envoys of one machine tell each other apart by this.
+static BASE_ID: AtomicU32 = AtomicU32::new(0);
+
+/// A running Envoy; killed when dropped.
+pub(crate) struct Envoy {
+    child: Child,
+    address: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Envoy {
+    /// `failure_mode_deny`: a service without an answer refuses.
+    pub(crate) fn start(service: SocketAddr, upstream: SocketAddr, failure_mode_deny: bool) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (config, admin) = (folder.path().join("envoy.yaml"), folder.path().join("admin"));
+        let text = std::fs::read_to_string(repository("deploy/envoy/envoy.yaml")).unwrap();
+        let text = [
+            ("port_value: 9901", "port_value: 0".to_owned()),
+            ("port_value: 10000", "port_value: 0".to_owned()),
+            ("port_value: 9000", format!("port_value: {}", upstream.port())),
+            ("port_value: 8081", format!("port_value: {}", service.port())),
+            // A machine that runs all tests at once is slow; how long Envoy waits is not what they test.
+            ("timeout: 0.1s", "timeout: 5s".to_owned()),
+            ("failure_mode_deny: false", format!("failure_mode_deny: {failure_mode_deny}")),
+        ]
+        .into_iter()
+        .fold(text, |text, (from, to)| {
+            assert!(text.contains(from), "{from} is not in deploy/envoy/envoy.yaml");
+            text.replace(from, &to)
+        });
+        std::fs::write(&config, text).unwrap();
+        let id = std::process::id() % 100_000 * 10 + BASE_ID.fetch_add(1, Relaxed);
+        let mut child = Command::new(tool("envoy"))
+            .args(["-l", "error", "--concurrency", "1", "--base-id", &id.to_string(), "-c"])
+            .arg(&config)
+            .arg("--admin-address-path")
+            .arg(&admin)
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let address = until("Envoy to listen", || {
+            assert!(child.try_wait().unwrap().is_none(), "Envoy ended");
+            let admin = std::fs::read_to_string(&admin).ok().filter(|address| !address.is_empty())?;
+            agent().get(format!("http://{admin}/ready")).call().ok().filter(|ready| ready.status() == 200)?;
+            let (_, listeners) = get(&format!("http://{admin}/listeners"));
+            listeners.trim().strip_prefix("http::").map(str::to_owned)
+        });
+        Self { child, address, _folder: folder }
+    }
+
+    /// Code and headers of one request.
+    pub(crate) fn get(&self, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
+        let request = agent().get(format!("http://{}{path}", self.address));
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let response = request.call().unwrap();
+        (response.status().as_u16(), response.headers().clone())
+    }
+}
+
+impl Drop for Envoy {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
