@@ -262,7 +262,7 @@ impl Parts {
 /// The chosen store: shared by all workers, or with a connection for each.
 enum StoreSetup {
     Memory(Arc<Memory>),
-    Redis(store::redis::Setup),
+    Redis(Box<store::redis::Setup>),
 }
 
 impl StoreSetup {
@@ -271,7 +271,7 @@ impl StoreSetup {
             return Ok(Self::Memory(Arc::new(Memory::new(&settings.memory))));
         }
         let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, metrics)?;
-        Ok(Self::Redis(setup))
+        Ok(Self::Redis(Box::new(setup)))
     }
 
     async fn connect(&self, worker: WorkerId) -> AnyStore {

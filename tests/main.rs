@@ -1,6 +1,6 @@
 //! One binary for all black-box tests. A promise has a module; `support` starts what they need on free ports.
 //! `make test` installs what they use: redis-server, and a Python environment with Envoy and grpcio.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod support;
 

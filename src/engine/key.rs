@@ -65,7 +65,7 @@ fn escape(name: &mut Vec<u8>, text: &str, set: &'static AsciiSet) {
     for part in text.split_inclusive(|letter: char| !letter.is_ascii()) {
         let ascii = part.trim_end_matches(|letter: char| !letter.is_ascii());
         name.extend(utf8_percent_encode(ascii, set).flat_map(str::bytes));
-        name.extend_from_slice(part[ascii.len()..].as_bytes());
+        name.extend_from_slice(&part.as_bytes()[ascii.len()..]);
     }
 }
 

@@ -105,7 +105,7 @@ impl Verdict {
     #[must_use]
     pub fn binding(&self) -> Option<Binding> {
         let limited = || self.statuses.iter().filter(|status| status.limit.is_some());
-        let over = limited().filter(|status| !status.quota && status.is_over()).next_back();
+        let over = limited().rfind(|status| !status.quota && status.is_over());
         let least = || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
         let status = over.or_else(least)?;
         Some(Binding {

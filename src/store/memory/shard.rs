@@ -8,8 +8,8 @@ use hashbrown::HashTable;
 use super::Usage;
 use crate::algorithm::{Algorithm, Ask, Micros, State};
 
-/// Counters in a chunk.
-const CHUNK: usize = 256;
+/// Counters in a chunk: as many as fit into 8 KiB, which allocators hand out without waste.
+const CHUNK: usize = 8192 / size_of::<Slot>();
 /// Places that the hand looks at for each new counter. More than one, or it would never gain on the insertions.
 const STEPS: usize = 4;
 /// Live counters that compete for being forgotten when the shard is full.

@@ -77,7 +77,7 @@ impl Program {
     fn record(&self, hit: &Hit<'_>) -> [u8; 34] {
         // 2⁶⁴ divided by the golden ratio: consecutive multiples spread evenly over the jitter.
         let step = self.sequence.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed);
-        let keep = (u128::from(step) * u128::from(self.jitter_millis) >> 64) as u64;
+        let keep = ((u128::from(step) * u128::from(self.jitter_millis)) >> 64) as u64;
         let [p1, p2] = hit.algorithm.parameters();
         let action = match hit.action {
             Action::Take => 0,

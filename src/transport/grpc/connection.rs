@@ -40,7 +40,9 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     settings: &Settings,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let service = service_fn(move |request| Arc::clone(&handler).call(request));
+    // A decision's future is some kilobytes, and hyper moves what it is given several times: a box is moved for less
+    // (`make bench`: a tenth of the CPU time of a decision).
+    let service = service_fn(move |request| Box::pin(Arc::clone(&handler).call(request)));
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())

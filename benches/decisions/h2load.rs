@@ -1,0 +1,47 @@
+//! One request over and over, by nghttp2's h2load.
+
+use std::{fs, process::Command};
+
+use prost::Message;
+use sluicegate_proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::RateLimitRequest,
+};
+
+use crate::{REQUESTS, process::Process};
+
+const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// Calls per second, p50 and p99 in microseconds.
+pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
+    let folder = tempfile::tempdir().unwrap();
+    let (body, log) = (folder.path().join("body"), folder.path().join("log"));
+    fs::write(&body, frame()).unwrap();
+    let output = Command::new("h2load")
+        .args(["-n", &REQUESTS.to_string(), "-c", "10", "-m", "20", "-d"])
+        .arg(&body)
+        .args(["-H", "content-type: application/grpc", "-H", "te: trailers", "--log-file"])
+        .arg(&log)
+        .arg(format!("http://{}/{METHOD}", process.address))
+        .output()
+        .expect("h2load is missing (Debian: apt-get install nghttp2-client)");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains(&format!("{REQUESTS} succeeded, 0 failed, 0 errored")), "{text}");
+    let per_second = text.split(", ").find_map(|part| part.strip_suffix(" req/s")?.parse().ok()).unwrap();
+    // Each line: when it began, the HTTP status, how long it took in microseconds.
+    let log = fs::read_to_string(&log).unwrap();
+    let mut took: Vec<f64> = log.lines().map(|line| line.rsplit('\t').next().unwrap().parse().unwrap()).collect();
+    took.sort_by(f64::total_cmp);
+    (per_second, took[took.len() / 2], took[took.len() * 99 / 100])
+}
+
+fn frame() -> Vec<u8> {
+    let entry = Entry { key: "user".into(), value: "alice".into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    let message = RateLimitRequest { domain: "bench".into(), descriptors: vec![descriptor], hits_addend: 0 };
+    let message = message.encode_to_vec();
+    let mut frame = vec![0];
+    frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    frame.extend_from_slice(&message);
+    frame
+}

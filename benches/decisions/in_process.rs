@@ -1,0 +1,75 @@
+//! What needs no server: matching among few and many rules, and the memory of a million counters.
+
+use std::{fmt::Write, fs, hint::black_box, time::Instant};
+
+use sluicegate::{
+    algorithm::{Action, Algorithm, Micros, fixed_window::FixedWindow},
+    rules::{Entry, Options, RuleSet, SourceFile, compile},
+    store::{Hit, Memory, memory::Settings},
+};
+
+/// Loading 100,000 rules, and matching among them beside matching among 10.
+pub(crate) fn rules() {
+    let (few, _) = load(10);
+    let (many, seconds) = load(100_000);
+    println!("100,000 rules load in {seconds:.2} s");
+    for (what, value) in [("a value", "user7"), ("a wildcard", "tenant7-x"), ("nothing", "nobody")] {
+        let (few, many) = paired(&few, &many, value);
+        println!("matching {what}: {few:.0} ns among 10 rules, {many:.0} ns among 100,000: x {:.2}", many / few);
+    }
+}
+
+fn load(rules: usize) -> (RuleSet, f64) {
+    let mut text = "domain: bench\ndescriptors:\n".to_owned();
+    for rule in 0..rules / 2 {
+        for value in [format!("user{rule}"), format!("tenant{rule}-*")] {
+            writeln!(text, "- key: user\n  value: {value}\n  rate_limit: {{unit: day, requests_per_unit: 5}}").unwrap();
+        }
+    }
+    if rules == 10 {
+        // The one that is asked for is there in both.
+        text = text.replace("user4", "user7").replace("tenant4-", "tenant7-");
+    }
+    let started = Instant::now();
+    let file = SourceFile { name: "bench.yaml".into(), text };
+    let (set, _) = compile(&[file], Options::default()).unwrap();
+    (set, started.elapsed().as_secs_f64())
+}
+
+/// Nanoseconds per match in each, medians of rounds in turn.
+fn paired(few: &RuleSet, many: &RuleSet, value: &str) -> (f64, f64) {
+    const MATCHES: u32 = 200_000;
+    let time = |set: &RuleSet| {
+        let started = Instant::now();
+        for _ in 0..MATCHES {
+            let entries = [Entry { key: "user", value: black_box(value) }];
+            black_box(set.find(black_box("bench"), entries.into_iter()));
+        }
+        started.elapsed().as_secs_f64() * 1e9 / f64::from(MATCHES)
+    };
+    let (mut a, mut b): (Vec<_>, Vec<_>) = (0..11).map(|_| (time(few), time(many))).unzip();
+    a.sort_by(f64::total_cmp);
+    b.sort_by(f64::total_cmp);
+    (a[5], b[5])
+}
+
+/// Resident memory of a million counters, in a process that has nothing else.
+pub(crate) fn memory() {
+    let algorithm: Algorithm = FixedWindow::new(100, Micros::from_secs(86_400)).unwrap().into();
+    let store = Memory::new(&Settings::default());
+    let take = |user: u32| {
+        let key = format!("{{bench|user=user{user}}}fw:86400");
+        let hit = Hit { key: key.as_bytes(), algorithm: &algorithm, action: Action::Take, cost: 1 };
+        black_box(store.apply(&[hit], Micros::from_secs(86_400)));
+    };
+    take(0);
+    let before = resident();
+    (0..1_000_000).for_each(take);
+    let megabytes = (resident() - before) / 1e6;
+    println!("{} counters in memory take {megabytes:.1} MB", store.usage().entities);
+}
+
+fn resident() -> f64 {
+    let statm = fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 4096.0
+}

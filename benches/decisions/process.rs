@@ -1,0 +1,98 @@
+//! Servers as processes of their own, and what they use.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    process::{Child, Command, Stdio},
+};
+
+/// A running process; killed when dropped.
+pub(crate) struct Process {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    _folder: Option<tempfile::TempDir>,
+}
+
+const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+
+impl Process {
+    /// This program with a word.
+    pub(crate) fn bench(word: &str) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let child = Command::new(program).arg(word).stdout(Stdio::piped()).spawn().unwrap();
+        Self { child, address: NOWHERE, _folder: None }
+    }
+
+    /// Waits for the address that it prints.
+    pub(crate) fn listening(mut self) -> Self {
+        let mut line = String::new();
+        BufReader::new(self.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        self.address = line.trim().parse().unwrap();
+        self
+    }
+
+    /// Prints what it prints, to its end.
+    pub(crate) fn pass_on(mut self) {
+        for line in BufReader::new(self.child.stdout.take().unwrap()).lines() {
+            println!("{}", line.unwrap());
+        }
+    }
+
+    /// The service with one limit that is never reached.
+    pub(crate) fn service(store: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = "domain: bench\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 4000000000}}]";
+        fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+            .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--store", store, "--rules"])
+            .arg(folder.path())
+            .env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json")
+            // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
+            .env("SLUICEGATE__REDIS__TIMEOUT", "1s")
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        let address = |line: String| {
+            let line: serde_json::Value = serde_json::from_str(&line).ok()?;
+            line.get("grpc")?.as_str()?.parse().ok()
+        };
+        let address = lines.into_iter().find_map(address).unwrap();
+        Self { child, address, _folder: Some(folder) }
+    }
+
+    pub(crate) fn redis() -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let child = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let address = SocketAddr::from(([127, 0, 0, 1], port));
+        while TcpStream::connect(address).is_err() {
+            std::thread::yield_now();
+        }
+        Self { child, address, _folder: None }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// CPU time of the process until now, user and system.
+    pub(crate) fn cpu_micros(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+        // Linux counts a hundred ticks a second, everywhere that this runs.
+        ticks * 10_000.0
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

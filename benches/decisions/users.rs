@@ -1,0 +1,43 @@
+//! A hundred thousand users in turn: h2load cannot vary the body. This generator is slower than h2load, which does
+//! not matter: what is told is the server's own CPU time.
+
+use std::time::Instant;
+
+use sluicegate_client::{Client, Descriptor, Request};
+use tokio::task::JoinSet;
+
+use crate::{REQUESTS, process::Process};
+
+const USERS: u32 = 100_000;
+const CONNECTIONS: u32 = 10;
+const STREAMS: u32 = 20;
+
+/// Calls per second, p50 and p99 in microseconds.
+pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let started = Instant::now();
+        let mut tasks = JoinSet::new();
+        for connection in 0..CONNECTIONS {
+            let client = Client::connect(format!("http://{}", process.address)).await.unwrap();
+            for stream in 0..STREAMS {
+                tasks.spawn(ask(client.clone(), connection * STREAMS + stream));
+            }
+        }
+        let mut took = tasks.join_all().await.concat();
+        let seconds = started.elapsed().as_secs_f64();
+        took.sort_by(f64::total_cmp);
+        (f64::from(REQUESTS) / seconds, took[took.len() / 2], took[took.len() * 99 / 100])
+    })
+}
+
+async fn ask(client: Client, first: u32) -> Vec<f64> {
+    let mut took = Vec::new();
+    for number in (first..REQUESTS).step_by((CONNECTIONS * STREAMS) as usize) {
+        let user = Descriptor::new().entry("user", format!("user{}", number % USERS));
+        let asked = Instant::now();
+        client.check(Request::new("bench").descriptor(user)).await.unwrap();
+        took.push(asked.elapsed().as_secs_f64() * 1e6);
+    }
+    took
+}
