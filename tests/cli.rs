@@ -102,3 +102,27 @@ fn what_cannot_start_says_why_in_a_sentence() {
     assert_eq!(code, Some(1));
     assert!(err.contains("unknown setting \"grpc.adr\"") && err.contains("did you mean \"grpc.addr\"?"), "{err}");
 }
+
+/// docs/settings.md names every setting there is, with its default, and none that is not.
+#[test]
+fn the_table_of_settings_is_complete() {
+    let table = std::fs::read_to_string(repository("docs/settings.md")).unwrap();
+    let mut documented: Vec<_> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let (_, printed, _) = run(command().arg("--print-settings"));
+    let mut section = String::new();
+    for line in printed.lines() {
+        if let Some(name) = line.strip_prefix('[') {
+            section = format!("{}.", name.trim_end_matches(']'));
+        } else if let Some((key, value)) = line.split_once(" = ") {
+            let name = format!("{section}{key}");
+            assert!(documented.contains(&name.as_str()), "{name} is not in docs/settings.md");
+            let row = table.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
+            let default = row.split('|').nth(2).unwrap().trim().trim_matches('`');
+            assert_eq!(default, value.trim_matches('"'), "the default of {name}");
+            documented.retain(|known| *known != name);
+        }
+    }
+    // What is printed has no line for what is not set.
+    documented.retain(|name| !name.ends_with("_file") && *name != "rules.dir");
+    assert_eq!(documented, Vec::<&str>::new(), "documented, but not there");
+}

@@ -1,8 +1,10 @@
-//! Counters in Redis: one script call per request, whatever the number and the mix of its hits.
+//! Counters in Redis: one round trip per request, whatever the number and the mix of its hits.
 //!
-//! Every worker has a connection of its own, on which concurrent requests are pipelined. The time is the server's, so
+//! Every worker has a connection of its own, on which calls are pipelined; requests that are ready at the same moment
+//! share a call ([`batch`]). The time is the server's, so
 //! instances of the service with different clocks agree. Keys expire by themselves.
 
+mod batch;
 mod node;
 mod program;
 mod settings;
@@ -14,7 +16,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use self::{node::Node, program::Program};
+use self::{
+    batch::Batcher,
+    node::Node,
+    program::{Program, Step},
+};
 use super::{Decisions, Hit, Metrics, StoreError};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
@@ -67,15 +73,15 @@ impl Setup {
     #[must_use]
     pub fn connect(&self, worker: WorkerId) -> Redis {
         let node = Node::start(self.client.clone(), &self.settings, Arc::clone(&self.program));
-        Redis { node, program: Arc::clone(&self.program), metrics: Arc::clone(&self.metrics), worker }
+        let batcher = Batcher::start(node, Arc::clone(&self.program));
+        Redis { batcher, metrics: Arc::clone(&self.metrics), worker }
     }
 }
 
 /// One worker's way to Redis. Cheap to clone; the connection is shared.
 #[derive(Clone)]
 pub struct Redis {
-    node: Arc<Node>,
-    program: Arc<Program>,
+    batcher: Arc<Batcher>,
     metrics: Arc<Metrics>,
     worker: WorkerId,
 }
@@ -84,8 +90,14 @@ impl Redis {
     /// Decides all hits in one round trip.
     pub async fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Result<Decisions, StoreError> {
         let asked = Instant::now();
-        let reply = self.node.call(&self.program.call(hits, now)).await;
-        let decisions = reply.and_then(|reply| self.program.read(&reply, hits).ok_or(StoreError::Refused));
+        let steps = self.batcher.steps(hits, now).await;
+        let decisions = steps.and_then(|(now, steps)| {
+            let decide = |(hit, step): (&Hit<'_>, Step)| {
+                let allowed = step.allowed.ok_or(StoreError::Refused)?;
+                Ok(hit.algorithm.explain(step.state, hit.ask(now), allowed))
+            };
+            hits.iter().zip(steps).map(decide).collect()
+        });
         match &decisions {
             Ok(_) => self.metrics.answered(self.worker, asked.elapsed()),
             Err(error) => self.metrics.failed(self.worker, *error),
@@ -96,11 +108,11 @@ impl Redis {
     /// Whether Redis can be asked now.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.node.is_up()
+        self.batcher.node().is_up()
     }
 
     /// Waits until Redis can be asked, but no longer than this.
     pub async fn wait_until_up(&self, at_most: Duration) -> bool {
-        tokio::time::timeout(at_most, self.node.up()).await.is_ok()
+        tokio::time::timeout(at_most, self.batcher.node().up()).await.is_ok()
     }
 }

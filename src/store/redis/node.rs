@@ -122,7 +122,7 @@ impl Node {
     }
 
     pub(super) fn is_up(&self) -> bool {
-        *self.state.borrow()
+        self.link.load().is_some()
     }
 
     pub(super) async fn up(&self) {

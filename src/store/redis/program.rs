@@ -5,15 +5,21 @@
 //! Redis unpacks it for less than it takes to parse the texts. The answer is a flat list of integers: now, then
 //! `allowed` and the two words of the state for each key. They are explained in Rust, by the same code that
 //! explains a state in memory.
+//!
+//! A call may hold hits of several requests. So a counter that cannot be used (somebody wrote something else to its
+//! key) spoils its own hit only: `allowed` is -1. Any other error, of the server and not of a key, fails the call.
 
-use std::{fmt::Write, sync::atomic::Ordering::Relaxed};
+use std::{
+    fmt::Write,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use redis::{Cmd, Script, Value};
 
 use super::{Settings, Time};
 use crate::{
-    algorithm::{Action, Algorithm, Ask, MAX, Micros, State},
-    store::{Decisions, Hit},
+    algorithm::{Action, Algorithm, MAX, Micros, State},
+    store::Hit,
 };
 
 const MAIN: &str = "
@@ -25,8 +31,16 @@ end
 local reply = {now}
 for i, key in ipairs(KEYS) do
   local algorithm, action, cost, p1, p2, keep = struct.unpack('<BBI8I8I8I8', ARGV[i + 1])
-  local at = #reply
-  reply[at + 1], reply[at + 2], reply[at + 3] = step(algorithm, key, action, cost, p1, p2, now, keep)
+  local fine, allowed, first, second = pcall(step, algorithm, key, action, cost, p1, p2, now, keep)
+  if not fine then
+    local message = type(allowed) == 'table' and allowed.err or tostring(allowed)
+    if not (string.find(message, 'WRONGTYPE', 1, true) or string.find(message, 'not an integer', 1, true)) then
+      return redis.error_reply(message)
+    end
+    allowed, first, second = -1, 0, 0
+  end
+  local at = 3 * i
+  reply[at - 1], reply[at], reply[at + 1] = allowed, first, second
 end
 return reply
 ";
@@ -37,7 +51,30 @@ pub(super) struct Program {
     time: Time,
     jitter_millis: u64,
     /// Drives the jitter. It needs to differ, not to surprise.
-    sequence: std::sync::atomic::AtomicU64,
+    sequence: AtomicU64,
+}
+
+/// A call in the making.
+#[derive(Default)]
+pub(super) struct Call {
+    keys: Vec<u8>,
+    ends: Vec<usize>,
+    records: Vec<[u8; 34]>,
+    now: Micros,
+}
+
+impl Call {
+    pub(super) fn hits(&self) -> usize {
+        self.ends.len()
+    }
+}
+
+/// What the program did to one counter.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    /// `None`: the counter cannot be used.
+    pub(super) allowed: Option<bool>,
+    pub(super) state: State,
 }
 
 impl Program {
@@ -55,21 +92,34 @@ impl Program {
         &self.script
     }
 
-    pub(super) fn call(&self, hits: &[Hit<'_>], now: Micros) -> Cmd {
-        let mut cmd = Cmd::with_capacity(4 + 2 * hits.len(), 96 + 160 * hits.len());
-        cmd.arg("EVALSHA").arg(self.script.get_hash()).arg(hits.len());
-        let mut key = self.key_prefix.clone();
-        for hit in hits {
-            key.truncate(self.key_prefix.len());
-            key.extend_from_slice(hit.key);
-            cmd.arg(&key);
+    /// Requests with clocks of their own cannot be joined to one call.
+    pub(super) fn joins_requests(&self) -> bool {
+        self.time == Time::Server
+    }
+
+    pub(super) fn add(&self, call: &mut Call, hit: &Hit<'_>, now: Micros) {
+        call.keys.extend_from_slice(&self.key_prefix);
+        call.keys.extend_from_slice(hit.key);
+        call.ends.push(call.keys.len());
+        call.records.push(self.record(hit));
+        call.now = now;
+    }
+
+    pub(super) fn command(&self, call: &Call) -> Cmd {
+        let hits = call.hits();
+        let mut cmd = Cmd::with_capacity(4 + 2 * hits, 64 + call.keys.len() + 34 * hits);
+        cmd.arg("EVALSHA").arg(self.script.get_hash()).arg(hits);
+        let mut start = 0;
+        for end in &call.ends {
+            cmd.arg(&call.keys[start..*end]);
+            start = *end;
         }
         match self.time {
             Time::Server => cmd.arg(""),
-            Time::Caller => cmd.arg(now.get()),
+            Time::Caller => cmd.arg(call.now.get()),
         };
-        for hit in hits {
-            cmd.arg(&self.record(hit));
+        for record in &call.records {
+            cmd.arg(record);
         }
         cmd
     }
@@ -92,27 +142,22 @@ impl Program {
         }
         record
     }
+}
 
-    /// `None` when the reply is not this program's.
-    pub(super) fn read(&self, reply: &Value, hits: &[Hit<'_>]) -> Option<Decisions> {
-        let Value::Array(values) = reply else {
+/// The time of the call and a step for each hit; `None` when the reply is not the program's.
+pub(super) fn read(reply: &Value) -> Option<(Micros, impl Iterator<Item = Option<Step>>)> {
+    let Value::Array(values) = reply else {
+        return None;
+    };
+    let now = Micros::new(word(values.first()?)?);
+    let steps = values.get(1..)?.chunks_exact(3).map(|step| {
+        let [Value::Int(allowed), first, second] = step else {
             return None;
         };
-        let now = Micros::new(word(values.first()?)?);
-        let steps = values.get(1..)?.chunks_exact(3);
-        if steps.len() != hits.len() || !steps.remainder().is_empty() {
-            return None;
-        }
-        let decide = |(hit, step): (&Hit<'_>, &[Value])| {
-            let [allowed, first, second] = step else {
-                return None;
-            };
-            let state = State([word(first)?, word(second)?]);
-            let ask = Ask { action: hit.action, cost: hit.cost, now };
-            Some(hit.algorithm.explain(state, ask, word(allowed)? == 1))
-        };
-        hits.iter().zip(steps).map(decide).collect()
-    }
+        let allowed = (*allowed >= 0).then_some(*allowed == 1);
+        Some(Step { allowed, state: State([word(first)?, word(second)?]) })
+    });
+    Some((now, steps))
 }
 
 fn word(value: &Value) -> Option<u64> {

@@ -1,0 +1,36 @@
+# `make help` lists what there is.
+.PHONY: help run test verify fix proto bench fmt clippy doc deny
+
+help: ## This list.
+	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
+
+run: ## The service on its embedded defaults: memory, example rules.
+	cargo run --release
+
+test: ## Install what the tests use (or say what is missing), and run them all.
+	tests/setup.sh
+	cargo test --workspace
+
+verify: fmt clippy doc test ## All that CI checks; writes nothing.
+
+fix: ## What can be put right by a program.
+	cargo fmt
+	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+
+proto: ## Generate the code in proto/src/gen anew from the .proto files.
+	UPDATE_GENERATED=1 cargo test -p sluicegate-proto
+
+bench: ## What a decision costs, beside a server that decides nothing (needs h2load and redis-server).
+	cargo bench --bench decisions
+
+fmt:
+	cargo fmt --all --check
+
+clippy:
+	cargo clippy --workspace --all-targets -- -D warnings
+
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+
+deny: ## Licences, sources and duplicates of the dependencies (needs cargo-deny).
+	cargo deny check bans licenses sources
