@@ -1,7 +1,7 @@
 //! May it pass: pure arithmetic on 16 bytes of state. No I/O, no clock, no allocation; integers only.
 //!
 //! Every algorithm is a folder with the same files: `mod.rs` (the rule and its arithmetic), `script.lua` (the state's
-//! transition again, for Redis) and `tests.rs`. [`list`] names them all; nothing else has to.
+//! transition again, for Redis) and `tests.rs`. `list` names them all; nothing else has to.
 //!
 //! An algorithm comes in two halves. [`Rule::step`] moves the state and is what has to be atomic: a store runs it
 //! where the counter is locked, and `script.lua` is its twin. [`Rule::explain`] reads the state that a step left and

@@ -122,6 +122,3 @@ impl Compiler {
         self.descriptors(&descriptor.children, &below, problems);
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,7 +1,7 @@
 //! Which limits apply: rule files become an immutable, lock-free [`RuleSet`].
 //!
-//! Two stages, no I/O in either: [`spec`] reads what a person wrote, with every mistake and its place ([`Problem`]);
-//! [`compile`] turns it into what [`RuleSet::find`] walks. Reading directories is `service::reload`'s.
+//! Two stages, no I/O in either: `spec` reads what a person wrote, with every mistake and its place ([`Problem`]);
+//! [`compile()`] turns it into what [`RuleSet::find`] walks. Reading directories is `service::reload`'s.
 
 mod compile;
 mod limit;

@@ -1,7 +1,7 @@
 //! Counters in Redis: one round trip per request, whatever the number and the mix of its hits.
 //!
 //! Every worker has a connection of its own, on which calls are pipelined; requests that are ready at the same moment
-//! share a call ([`batch`]). The time is the server's, so
+//! share a call (`batch`). The time is the server's, so
 //! instances of the service with different clocks agree. Keys expire by themselves.
 
 mod batch;

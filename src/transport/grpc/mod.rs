@@ -1,6 +1,6 @@
 //! gRPC: one acceptor hands each connection to the worker with the fewest; a worker decides on its own thread.
 //!
-//! `ShouldRateLimit` is framed by hand on hyper ([`unary`]): a fifth cheaper than through tonic's router and codec. All
+//! `ShouldRateLimit` is framed by hand on hyper (`unary`): a fifth cheaper than through tonic's router and codec. All
 //! other services (health, reflection) are tonic's.
 
 mod connection;
