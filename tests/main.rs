@@ -6,6 +6,8 @@ mod support;
 
 /// The command line and the start of the process.
 mod cli;
+/// How many connections there may be, and for how long.
+mod connections;
 /// A real Envoy.
 mod envoy;
 /// A client that shares no code with us.

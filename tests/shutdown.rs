@@ -16,6 +16,12 @@ fn of(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.into() }
 }
 
+/// Waits until a call has come as far as the store.
+async fn until_asked(server: &Server) {
+    let series = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
+    until_async("the call to count as asked", async || (server.metric(series) == 1.0).then_some(())).await;
+}
+
 #[tokio::test]
 async fn health_says_not_serving_while_calls_are_still_answered() {
     let server = Server::builder().set("shutdown.delay", "1h").start();
@@ -44,11 +50,7 @@ async fn calls_under_way_finish() {
     let client = server.client().await;
     redis.freeze();
     let call = tokio::spawn(async move { client.check(ask("example", &[("user", "x")])).await });
-    until_async("the call to count as asked", async || {
-        (server.metric("ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}") == 1.0)
-            .then_some(())
-    })
-    .await;
+    until_asked(&server).await;
     server.signal("TERM");
     until("the port to close", || std::net::TcpStream::connect(server.grpc).err());
     redis.thaw();
@@ -73,11 +75,7 @@ async fn watchers_and_endless_calls_do_not_hold_it_up() {
     let client = server.client().await;
     redis.freeze();
     let call = tokio::spawn(async move { client.check(ask("example", &[("user", "x")])).await });
-    until_async("the call to count as asked", async || {
-        (server.metric("ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}") == 1.0)
-            .then_some(())
-    })
-    .await;
+    until_asked(&server).await;
     server.signal("INT");
     assert!(server.wait().await.success());
     assert!(call.await.unwrap().is_err());

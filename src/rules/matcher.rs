@@ -98,7 +98,7 @@ pub enum Found<'r> {
 }
 
 /// All levels with one parent and one key.
-struct Group {
+pub(super) struct Group {
     parent: u32,
     key: Box<str>,
     any: Option<u32>,
@@ -150,8 +150,8 @@ impl RuleSet {
             path.push(self.node(next));
             at = next;
         }
-        match self.node(at).rule {
-            Some(rule) => Found::Rule(&self.rules[rule as usize], path),
+        match self.rule_of(self.node(at)) {
+            Some(rule) => Found::Rule(rule, path),
             None => Found::NoLimit,
         }
     }
@@ -161,7 +161,7 @@ impl RuleSet {
     }
 
     /// The level that the entry leads to.
-    fn child(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
+    pub(super) fn child(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
         if !self.node(parent).has_children {
             return None;
         }
@@ -170,7 +170,7 @@ impl RuleSet {
         exact().or_else(|| group.wildcards.find(entry.value)).or(group.any)
     }
 
-    fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
+    pub(super) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
         let same = |id: &u32| {
             let group = &self.groups[*id as usize];
             group.parent == parent && *group.key == *key
@@ -185,7 +185,11 @@ impl RuleSet {
         Some(*node)
     }
 
-    fn node(&self, id: u32) -> &Node {
+    pub(super) fn rule_of(&self, node: &Node) -> Option<&Rule> {
+        node.rule.map(|rule| &self.rules[rule as usize])
+    }
+
+    pub(super) fn node(&self, id: u32) -> &Node {
         &self.nodes[id as usize]
     }
 }
@@ -280,83 +284,5 @@ impl RuleSet {
         let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
         self.by_key.insert_unique(hash(&id), id, hash);
         id
-    }
-}
-
-/// Why the walk went where it went, for people.
-impl RuleSet {
-    /// One line for each step of [`RuleSet::find`].
-    #[must_use]
-    pub fn explain(&self, domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
-        let Some(mut at) = self.domain(domain) else {
-            return vec![format!("domain {domain:?}: no rule file names it, so nothing is limited")];
-        };
-        let mut lines = vec![format!("domain {domain:?}: known")];
-        for entry in entries {
-            let asked = format!("{}={}", entry.key, entry.value);
-            let Some(next) = self.child(at, *entry) else {
-                lines.push(format!("{asked}: {}", self.why_not(at, *entry)));
-                return lines;
-            };
-            let node = self.node(next);
-            let how = match &node.segment {
-                Segment::Value(_) => "the rule with exactly this value".to_owned(),
-                Segment::Any => format!("no rule has this value; the rule for any {}", node.key),
-                Segment::Pattern(pattern) => format!("the first pattern that fits, {pattern}"),
-                Segment::Shared(pattern) => format!("the first pattern that fits, {pattern}, one counter for all"),
-            };
-            lines.push(format!("{asked}: {how} (line {})", node.place.line));
-            at = next;
-        }
-        let node = self.node(at);
-        lines.push(match node.rule.map(|rule| &self.rules[rule as usize]) {
-            Some(rule) => format!("limit: {rule}"),
-            None if node.has_children => {
-                "no limit: the last entry ends on a rule without rate_limit; its children want more entries".into()
-            }
-            None => "no limit: the rule has no rate_limit, so it allows everything".into(),
-        });
-        lines
-    }
-
-    fn why_not(&self, parent: u32, entry: Entry<'_>) -> String {
-        let hint = "so nothing is limited (there is no going back to another branch)";
-        if !self.node(parent).has_children {
-            return format!("the rules end one level above, {hint}");
-        }
-        match self.group(parent, entry.key) {
-            None => format!("no rule of this level has the key {:?}, {hint}", entry.key),
-            Some(_) => format!("rules of this level have the key {:?}, but none this value, {hint}", entry.key),
-        }
-    }
-}
-
-impl std::fmt::Display for Rule {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.limit {
-            None => write!(f, "unlimited")?,
-            Some(limit) => {
-                write!(f, "{} per ", limit.requests_per_unit())?;
-                match limit.unit_multiplier() {
-                    1 => write!(f, "{}", limit.unit().name())?,
-                    many => write!(f, "{many} {}s", limit.unit().name())?,
-                }
-            }
-        }
-        if let Some(name) = &self.name {
-            write!(f, ", named {name:?}")?;
-        }
-        for (set, word) in [
-            (self.shadow_mode, "shadow_mode: never enforced"),
-            (self.quota_mode, "quota_mode: refuses only when every quota rule of the request is over"),
-        ] {
-            if set {
-                write!(f, ", {word}")?;
-            }
-        }
-        for name in &self.replaces {
-            write!(f, ", replaces {name:?}")?;
-        }
-        write!(f, " ({}:{}:{})", self.file, self.place.line, self.place.column)
     }
 }

@@ -4,6 +4,7 @@
 //! [`compile()`] turns it into what [`RuleSet::find`] walks. Reading directories is `service::reload`'s.
 
 mod compile;
+mod explain;
 mod limit;
 mod matcher;
 mod metadata;

@@ -11,7 +11,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Handler, Settings, server::told_to_stop, tls::Tls};
+use super::{Handler, Settings, tls::Tls};
 
 /// A TLS handshake that takes longer is given up.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -72,8 +72,15 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
             }
             () = told_to_stop(&mut shutdown), if !leaving => {}
         }
+        tracing::debug!("a connection is asked to go");
         leaving = true;
         connection.as_mut().graceful_shutdown();
         end.as_mut().reset(Instant::now() + settings.max_connection_age_grace);
     }
+}
+
+/// Waits until the server shuts down.
+pub(super) async fn told_to_stop(shutdown: &mut watch::Receiver<bool>) {
+    // An error: nobody is left who could tell, and that is the end as well.
+    let _ = shutdown.wait_for(|down| *down).await;
 }

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::metrics::Meter;
+use opentelemetry::{KeyValue, metrics::Meter};
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime,
@@ -103,12 +103,22 @@ impl Server {
         Ok(())
     }
 
-    /// Shows the number of connections to the meter.
+    /// Shows the number of connections to the meter, all together and by worker.
     pub fn observe(&self, meter: &Meter) {
         let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
+        let all = counts.clone();
         observe_gauge(meter, "sluicegate_grpc_connections", "gRPC connections that are open", move || {
-            counts.iter().map(|count| count.load(Relaxed) as u64).sum()
+            all.iter().map(|count| count.load(Relaxed) as u64).sum()
         });
+        let gauge = meter.u64_observable_gauge("sluicegate_grpc_worker_connections");
+        let gauge = gauge.with_description("gRPC connections that are open, by worker");
+        gauge
+            .with_callback(move |observer| {
+                for (worker, count) in counts.iter().enumerate() {
+                    observer.observe(count.load(Relaxed) as u64, &[KeyValue::new("worker", worker.to_string())]);
+                }
+            })
+            .build();
     }
 
     /// Accepts connections until the server shuts down, and waits for the workers to finish their calls.
@@ -126,7 +136,7 @@ impl Server {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
-                () = told_to_stop(&mut shutdown) => break,
+                () = connection::told_to_stop(&mut shutdown) => break,
             }
         }
         drop(listener);
@@ -182,7 +192,7 @@ async fn work(
         let stream = tokio::select! {
             stream = receiver.recv() => stream,
             Some(_) = connections.join_next() => continue,
-            () = told_to_stop(&mut down) => None,
+            () = connection::told_to_stop(&mut down) => None,
         };
         let Some(stream) = stream else {
             break;
@@ -199,10 +209,4 @@ async fn work(
         });
     }
     while connections.join_next().await.is_some() {}
-}
-
-/// Waits until the server shuts down.
-pub(super) async fn told_to_stop(shutdown: &mut watch::Receiver<bool>) {
-    // An error: nobody is left who could tell, and that is the end as well.
-    let _ = shutdown.wait_for(|down| *down).await;
 }

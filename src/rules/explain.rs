@@ -1,0 +1,82 @@
+//! Why the walk went where it went, for people: `sluicegate check --explain`.
+
+use std::fmt;
+
+use super::matcher::{Entry, Rule, RuleSet, Segment};
+
+impl RuleSet {
+    /// One line for each step of [`RuleSet::find`].
+    #[must_use]
+    pub fn explain(&self, domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
+        let Some(mut at) = self.domain(domain) else {
+            return vec![format!("domain {domain:?}: no rule file names it, so nothing is limited")];
+        };
+        let mut lines = vec![format!("domain {domain:?}: known")];
+        for entry in entries {
+            let asked = format!("{}={}", entry.key, entry.value);
+            let Some(next) = self.child(at, *entry) else {
+                lines.push(format!("{asked}: {}", self.why_not(at, *entry)));
+                return lines;
+            };
+            let node = self.node(next);
+            let how = match &node.segment {
+                Segment::Value(_) => "the rule with exactly this value".to_owned(),
+                Segment::Any => format!("no rule has this value; the rule for any {}", node.key),
+                Segment::Pattern(pattern) => format!("the first pattern that fits, {pattern}"),
+                Segment::Shared(pattern) => format!("the first pattern that fits, {pattern}, one counter for all"),
+            };
+            lines.push(format!("{asked}: {how} (line {})", node.place.line));
+            at = next;
+        }
+        let node = self.node(at);
+        lines.push(match self.rule_of(node) {
+            Some(rule) => format!("limit: {rule}"),
+            None if node.has_children => {
+                "no limit: the last entry ends on a rule without rate_limit; its children want more entries".into()
+            }
+            None => "no limit: the rule has no rate_limit, so it allows everything".into(),
+        });
+        lines
+    }
+
+    fn why_not(&self, parent: u32, entry: Entry<'_>) -> String {
+        let hint = "so nothing is limited (there is no going back to another branch)";
+        if !self.node(parent).has_children {
+            return format!("the rules end one level above, {hint}");
+        }
+        match self.group(parent, entry.key) {
+            None => format!("no rule of this level has the key {:?}, {hint}", entry.key),
+            Some(_) => format!("rules of this level have the key {:?}, but none this value, {hint}", entry.key),
+        }
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.limit {
+            None => write!(f, "unlimited")?,
+            Some(limit) => {
+                write!(f, "{} per ", limit.requests_per_unit())?;
+                match limit.unit_multiplier() {
+                    1 => write!(f, "{}", limit.unit().name())?,
+                    many => write!(f, "{many} {}s", limit.unit().name())?,
+                }
+            }
+        }
+        if let Some(name) = &self.name {
+            write!(f, ", named {name:?}")?;
+        }
+        for (set, word) in [
+            (self.shadow_mode, "shadow_mode: never enforced"),
+            (self.quota_mode, "quota_mode: refuses only when every quota rule of the request is over"),
+        ] {
+            if set {
+                write!(f, ", {word}")?;
+            }
+        }
+        for name in &self.replaces {
+            write!(f, ", replaces {name:?}")?;
+        }
+        write!(f, " ({}:{}:{})", self.file, self.place.line, self.place.column)
+    }
+}

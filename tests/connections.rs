@@ -1,0 +1,71 @@
+//! How many connections there may be, and for how long.
+
+use std::io::Read;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+
+use super::support::{DEADLINE, RedisServer, Server, ask, until, until_async};
+
+#[tokio::test]
+async fn an_old_connection_is_asked_to_go_after_its_calls() {
+    let redis = RedisServer::start();
+    let server = Server::builder()
+        .store(&redis.url())
+        .set("redis.timeout", "20s")
+        .set("grpc.max_connection_age", "200ms")
+        .set("telemetry.log.level", "info,sluicegate::transport=debug")
+        .start();
+    let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+    let handshake = http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.unwrap();
+    let connection = tokio::spawn(connection);
+    redis.freeze();
+    // user=x of the domain example, as protobuf.
+    let message = b"\0\0\0\0\x16\x0a\x07example\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
+    let request = Request::post("http://x/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        .header("content-type", "application/grpc")
+        .body(Full::from(&message[..]))
+        .unwrap();
+    let call = tokio::spawn(sender.send_request(request));
+    until_async("the connection to be asked to go", async || {
+        server.log().contains("a connection is asked to go").then_some(())
+    })
+    .await;
+    redis.thaw();
+    assert_eq!(call.await.unwrap().unwrap().status(), 200, "a call under way is answered");
+    assert!(connection.await.unwrap().is_ok());
+}
+
+#[tokio::test]
+async fn a_connection_too_many_is_closed() {
+    let server = Server::builder().set("grpc.max_connections", "2").start();
+    let clients = [server.client().await, server.client().await];
+    until("both to count", || (server.metric("sluicegate_grpc_connections") == 2.0).then_some(()));
+    let mut third = std::net::TcpStream::connect(server.grpc).unwrap();
+    third.set_read_timeout(Some(DEADLINE)).unwrap();
+    assert_eq!(third.read(&mut [0; 16]).unwrap(), 0, "closed without a word");
+    for client in clients {
+        assert!(client.check(ask("nowhere", &[("k", "v")])).await.unwrap().allowed());
+    }
+    until_async("room for another", async || (server.metric("sluicegate_grpc_connections") == 0.0).then_some(())).await;
+    assert!(server.client().await.check(ask("nowhere", &[("k", "v")])).await.unwrap().allowed());
+}
+
+/// A handful of connections is spread over the workers evenly, not by chance.
+#[tokio::test]
+async fn every_worker_gets_its_share() {
+    let server = Server::builder().set("workers", "4").start();
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(server.client().await);
+    }
+    until("all to count", || (server.metric("sluicegate_grpc_connections") == 8.0).then_some(()));
+    for worker in 0..4 {
+        let series = format!("sluicegate_grpc_worker_connections{{worker=\"{worker}\"}}");
+        assert_eq!(server.metric(&series), 2.0, "{}", server.get("/metrics"));
+    }
+}
