@@ -117,6 +117,20 @@ async fn a_redis_that_refuses_is_an_error_and_no_outage() {
     assert_eq!(check(&client, "default").await.unwrap_err().code(), Some(tonic::Code::Unavailable));
     assert!(check(&client, "open").await.unwrap().allowed());
     assert_eq!(server.metric("sluicegate_store_errors{kind=\"refused\"}"), 1.0);
+    // Requests may share a call to Redis: the bad counter spoils its own only.
+    let mut calls = tokio::task::JoinSet::new();
+    for number in 0..200 {
+        let (client, value) = (client.clone(), format!("x{number}"));
+        calls.spawn(async move {
+            let key = if number % 10 == 0 { "default" } else { "open" };
+            let value = if number % 10 == 0 { "x".to_owned() } else { value };
+            (number % 10 == 0, client.check(ask("d", &[(key, &value)])).await)
+        });
+    }
+    for (bad, answer) in calls.join_all().await {
+        assert_eq!(answer.is_err(), bad, "{answer:?}");
+        assert!(bad || answer.unwrap().remaining() == Some(4));
+    }
     redis.cli(&["del", &key]);
     assert!(check(&client, "default").await.unwrap().allowed());
 }

@@ -125,10 +125,12 @@ impl Statistics {
 
     /// The sums by labels. Two rules can have the same ones: the peer's labels name two levels only.
     fn collect(&self, count: Count) -> BTreeMap<Vec<String>, u64> {
+        // The locks are held for no longer than it takes to copy the references: a worker may want one of them.
+        let mut all: Vec<Arc<Series>> = lock(&self.rules).values().cloned().collect();
+        all.extend(lock(&self.dynamic).values().cloned());
+        all.push(Arc::clone(&self.other));
         let mut sums = BTreeMap::new();
-        let rules = lock(&self.rules);
-        let dynamic = lock(&self.dynamic);
-        for series in rules.values().chain(dynamic.values()).chain([&self.other]) {
+        for series in all {
             if let Some(value) = series.sum(count) {
                 *sums.entry(series.labels().to_vec()).or_default() += value;
             }

@@ -1,8 +1,9 @@
 //! Requests of one worker that are ready at the same moment go to Redis as one call.
 //!
 //! Nothing waits for company: the task that sends runs after every other task that is ready now, and takes what they
-//! left. A call has a fixed price (a command to write and to parse, a script to enter, a reply, a timer), and under load a
-//! dozen requests share it. `make bench` shows it in the CPU time of the service, and Redis' own falls more.
+//! left. A call has a fixed price (a command to write and to parse, a script to enter, a reply, a timer), and under load
+//! several requests share it: with a call for each, `make bench` showed 1.58 × the no-op server for many users, and
+//! 1.32 × with shared ones.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -18,7 +19,7 @@ use crate::{
     store::{Hit, StoreError},
 };
 
-/// A call that has so many hits takes no further request: Redis does nothing else while it runs, some 200 µs.
+/// A call that has so many hits takes no further request: Redis does nothing else while it runs.
 const FULL: usize = 64;
 
 /// The steps of one request, and the time they were made at.
