@@ -6,7 +6,7 @@
 /// Everything as one encoded `FileDescriptorSet`, well-known types included: for reflection and proto3 JSON.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("gen/descriptor_set.bin");
 
-#[allow(missing_docs, clippy::all)]
+#[allow(missing_docs, clippy::all, reason = "generated code is not ours to mend")]
 mod generated {
     pub mod envoy {
         pub mod config {
