@@ -124,3 +124,22 @@ async fn statistics_have_the_peers_names() {
         assert_eq!(server.metric(series), expected, "{series} in\n{}", server.get("/metrics"));
     }
 }
+
+/// OpenTelemetry would add up what is above 2,000 series; ours are not added up.
+#[tokio::test]
+async fn statistics_of_many_rules_stay_apart() {
+    let rule = |number| format!("- key: key{number}\n  rate_limit: {{unit: year, requests_per_unit: 1}}\n");
+    let text = format!("domain: d\ndescriptors:\n{}", (0..3_000).map(rule).collect::<String>());
+    let server = Server::start(rules(&[("d.yaml", &text)]).path(), "memory");
+    let client = server.client().await;
+    for first in (0..3_000).step_by(100) {
+        let numbers = first..first + 100;
+        let request = numbers.fold(Request::new("d"), |request, number| {
+            request.descriptor(descriptor(&[(&format!("key{number}"), "x")]))
+        });
+        assert!(client.check(request).await.unwrap().allowed());
+    }
+    let metrics = server.get("/metrics");
+    let series = metrics.lines().filter(|line| line.starts_with("ratelimit_service_rate_limit_total_hits{"));
+    assert_eq!(series.count(), 3_000);
+}

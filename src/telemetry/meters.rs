@@ -7,9 +7,10 @@ use prometheus::{Registry, TextEncoder};
 
 use super::{OtlpSettings, TelemetryError, resource};
 
-/// OpenTelemetry would fold what is above 2,000 series of an instrument into one; a large set of rules has more, and
-/// those that callers make have a bound of their own.
-const SERIES: usize = 1_000_000;
+/// OpenTelemetry folds what is above 2,000 series of an instrument into one; statistics per rule may have more. Not
+/// for every instrument: room for so many is set aside at once.
+const SERIES_PER_RULE_STATISTIC: usize = 200_000;
+const RULE_STATISTICS: &str = "ratelimit_service_rate_limit_";
 
 /// All metrics of the process.
 pub struct Meters {
@@ -31,8 +32,12 @@ impl Meters {
             .without_target_info()
             .build()
             .map_err(|cause| error(cause.to_string()))?;
-        let all = |_: &Instrument| Stream::builder().with_cardinality_limit(SERIES).build().ok();
-        let mut provider = SdkMeterProvider::builder().with_resource(resource()).with_reader(prometheus).with_view(all);
+        let wide = |instrument: &Instrument| {
+            let stream = Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC);
+            instrument.name().starts_with(RULE_STATISTICS).then(|| stream.build().ok()).flatten()
+        };
+        let mut provider =
+            SdkMeterProvider::builder().with_resource(resource()).with_reader(prometheus).with_view(wide);
         if settings.metrics {
             let exporter = MetricExporter::builder().with_tonic().with_endpoint(&settings.endpoint).build();
             let exporter = exporter.map_err(|cause| error(cause.to_string()))?;
