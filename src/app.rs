@@ -52,7 +52,7 @@ pub enum AppError {
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
     /// The first set of rules.
-    #[error("the rules cannot be used:\n{0}")]
+    #[error("the rules cannot be used")]
     Rules(#[source] LoadError),
     /// The store's address.
     #[error(transparent)]

@@ -97,6 +97,8 @@ impl Server {
                 let handler = build().await;
                 work(receiver, &handler, &settings, tls.as_ref(), &shutdown, &count).await;
             });
+            // A name that is looked up for a new connection to Redis must not hold the end up.
+            runtime.shutdown_background();
         });
         let thread = thread.map_err(ServerError::Worker)?;
         self.workers.push(Worker { connections, sender, thread });
