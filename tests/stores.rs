@@ -1,7 +1,7 @@
 //! Memory and Redis are one: the same questions at the same instants, the same answers. And many callers of one
 //! counter, in one process or in two, share its limit exactly.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use proptest::{
     prelude::*,
@@ -18,13 +18,13 @@ use super::support::{DEADLINE, RedisServer, Server, ask, rules};
 
 async fn stores() -> (RedisServer, [AnyStore; 2]) {
     let server = RedisServer::start();
-    let redis = connect(&server).await;
+    let redis = connect(&server, redis::Settings::default().expiry_jitter).await;
     let memory = Arc::new(Memory::new(&memory::Settings::default()));
     (server, [AnyStore::Memory(memory), AnyStore::Redis(redis)])
 }
 
-async fn connect(server: &RedisServer) -> Redis {
-    let settings = redis::Settings { timeout: DEADLINE, ..redis::Settings::default() };
+async fn connect(server: &RedisServer, expiry_jitter: Duration) -> Redis {
+    let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
     let setup = redis::Setup::new(&server.url(), &settings, redis::Time::Caller, store::Metrics::new(1)).unwrap();
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
@@ -86,21 +86,35 @@ async fn memory_and_redis_agree_on_random_histories() {
 
 #[tokio::test]
 async fn redis_keys_expire_by_themselves_and_can_be_read() {
-    let (server, [_, redis]) = stores().await;
+    let server = RedisServer::start();
+    let redis = connect(&server, Duration::from_millis(1)).await;
     let rule = window(10, 60);
+    // 30 s into a window.
+    let now = Micros::from_secs(1_763_672_430);
     for _ in 0..3 {
         let hit = Hit { key: b"{api|user=alice}fw:60", algorithm: &rule, action: Action::Take, cost: 2 };
-        redis.apply(&[hit], Micros::from_secs(90)).await.unwrap();
+        redis.apply(&[hit], now).await.unwrap();
     }
-    let key = "sluicegate:{api|user=alice}fw:60:60";
+    let key = "sluicegate:{api|user=alice}fw:60:1763672400";
     assert_eq!(server.cli(&["keys", "*"]), key);
     assert_eq!(server.cli(&["get", key]), "6");
-    // 30 s are left of the window, and up to 300 s of jitter.
-    let ttl: u64 = server.cli(&["pttl", key]).parse().unwrap();
-    assert!((29_000..=330_000).contains(&ttl), "{ttl}");
+    let ttl = |server: &RedisServer, key: &str| server.cli(&["pttl", key]).parse::<u64>().unwrap();
+    assert!((10_000..=30_001).contains(&ttl(&server, key)), "{}", ttl(&server, key));
     let look = Hit { key: b"{api|user=bob}fw:60", algorithm: &rule, action: Action::Peek, cost: 0 };
-    redis.apply(&[look], Micros::from_secs(90)).await.unwrap();
+    redis.apply(&[look], now).await.unwrap();
     assert_eq!(server.cli(&["dbsize"]), "1", "a look leaves nothing behind");
+
+    // With jitter, keys of one window go one after the other.
+    let redis = connect(&server, Duration::from_secs(300)).await;
+    let mut ttls = Vec::new();
+    for user in 0..20 {
+        let name = format!("{{api|user={user}}}fw:60");
+        let hit = Hit { key: name.as_bytes(), algorithm: &rule, action: Action::Take, cost: 1 };
+        redis.apply(&[hit], now).await.unwrap();
+        ttls.push(ttl(&server, &format!("sluicegate:{name}:1763672400")));
+    }
+    assert!(ttls.iter().all(|ttl| (10_000..=330_001).contains(ttl)), "{ttls:?}");
+    assert!(ttls.iter().max().unwrap() - ttls.iter().min().unwrap() > 100_000, "{ttls:?}");
 }
 
 #[tokio::test]
