@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::yaml::{Kind, Yaml};
+
 /// A value as in JSON.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Metadata {
@@ -31,6 +33,29 @@ impl Metadata {
                 None => {
                     own.insert(key.clone(), value.clone());
                 }
+            }
+        }
+    }
+
+    pub(super) fn from_yaml(node: &Yaml) -> Self {
+        match &node.kind {
+            Kind::Null => Self::Null,
+            Kind::Scalar { text, plain: false } => Self::Text(text.clone()),
+            Kind::Scalar { text, plain: true } => match text.as_str() {
+                "true" | "True" | "TRUE" => Self::Bool(true),
+                "false" | "False" | "FALSE" => Self::Bool(false),
+                _ => match text.parse::<f64>() {
+                    Ok(number) if number.is_finite() => Self::Number(number),
+                    _ => Self::Text(text.clone()),
+                },
+            },
+            Kind::List(items) => Self::List(items.iter().map(Self::from_yaml).collect()),
+            Kind::Map(pairs) => {
+                let entry = |(key, value): &(Yaml, Yaml)| {
+                    let (key, _) = key.scalar().unwrap_or_default();
+                    (key.to_owned(), Self::from_yaml(value))
+                };
+                Self::Map(pairs.iter().map(entry).collect())
             }
         }
     }

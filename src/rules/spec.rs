@@ -1,7 +1,5 @@
 //! What a person wrote, as types: every mistake is noted with its place, and reading goes on.
 
-use std::collections::BTreeMap;
-
 use super::{
     limit::{FailurePolicy, Limit, Unit},
     metadata::Metadata,
@@ -55,6 +53,8 @@ const DESCRIPTOR: &[&str] = &[
 const RATE_LIMIT: &[&str] =
     &["unit", "unit_multiplier", "requests_per_unit", "unlimited", "name", "replaces", "on_error"];
 const REPLACES: &[&str] = &["name"];
+/// Words that envoyproxy/ratelimit does not know: no file of its users has them in the wrong place.
+const OURS: &[&str] = &["unit_multiplier", "on_error"];
 const PLACES: &[(&str, &[&str])] = &[
     ("at the top of the file", ROOT),
     ("in a descriptor", DESCRIPTOR),
@@ -140,7 +140,7 @@ impl Reader<'_, '_> {
                     continue;
                 };
                 for (key, value) in inherited.iter() {
-                    let has = |(own, _): &(&Yaml, &Yaml)| scalar(own).is_some() && scalar(own) == scalar(key);
+                    let has = |(own, _): &(&Yaml, &Yaml)| own.scalar().is_some() && own.scalar() == key.scalar();
                     if !all.iter().any(has) {
                         all.push((key, value));
                     }
@@ -154,7 +154,7 @@ impl Reader<'_, '_> {
     /// envoyproxy/ratelimit takes such files and ignores the key.
     fn stray(&mut self, key: &str, place: Place, known: &[&str]) {
         let home = PLACES.iter().find(|(_, keys)| keys.contains(&key));
-        if let Some((where_to, _)) = home.filter(|_| key != "unit_multiplier" && key != "on_error") {
+        if let Some((where_to, _)) = home.filter(|_| !OURS.contains(&key)) {
             self.problems.warning(place, format!("{key} has no effect here; it belongs {where_to}"));
             return;
         }
@@ -332,7 +332,7 @@ impl Reader<'_, '_> {
         if let Kind::Null = node.kind {
             return false;
         }
-        if let Some((text, true)) = scalar(node) {
+        if let Some((text, true)) = node.scalar() {
             match text.to_ascii_lowercase().as_str() {
                 "true" | "yes" | "on" | "y" => return true,
                 "false" | "no" | "off" | "n" => return false,
@@ -344,7 +344,7 @@ impl Reader<'_, '_> {
     }
 
     fn metadata(&mut self, node: &Yaml) -> Option<Metadata> {
-        match metadata(node) {
+        match Metadata::from_yaml(node) {
             Metadata::Null => None,
             map @ Metadata::Map(_) => Some(map),
             _ => {
@@ -352,36 +352,6 @@ impl Reader<'_, '_> {
                 None
             }
         }
-    }
-}
-
-fn metadata(node: &Yaml) -> Metadata {
-    match &node.kind {
-        Kind::Null => Metadata::Null,
-        Kind::Scalar { text, plain: false } => Metadata::Text(text.clone()),
-        Kind::Scalar { text, plain: true } => match text.as_str() {
-            "true" | "True" | "TRUE" => Metadata::Bool(true),
-            "false" | "False" | "FALSE" => Metadata::Bool(false),
-            _ => match text.parse::<f64>() {
-                Ok(number) if number.is_finite() => Metadata::Number(number),
-                _ => Metadata::Text(text.clone()),
-            },
-        },
-        Kind::List(items) => Metadata::List(items.iter().map(metadata).collect()),
-        Kind::Map(pairs) => {
-            let entry = |(key, value): &(Yaml, Yaml)| {
-                let (key, _) = scalar(key).unwrap_or_default();
-                (key.to_owned(), metadata(value))
-            };
-            Metadata::Map(pairs.iter().map(entry).collect::<BTreeMap<_, _>>())
-        }
-    }
-}
-
-fn scalar(node: &Yaml) -> Option<(&str, bool)> {
-    match &node.kind {
-        Kind::Scalar { text, plain } => Some((text, *plain)),
-        Kind::Null | Kind::List(_) | Kind::Map(_) => None,
     }
 }
 

@@ -33,6 +33,14 @@ pub(super) enum Kind {
 }
 
 impl Yaml {
+    /// The text of a scalar, and whether it was written without quotes.
+    pub(super) fn scalar(&self) -> Option<(&str, bool)> {
+        match &self.kind {
+            Kind::Scalar { text, plain } => Some((text, *plain)),
+            Kind::Null | Kind::List(_) | Kind::Map(_) => None,
+        }
+    }
+
     pub(super) fn describe(&self) -> &'static str {
         match &self.kind {
             Kind::Null => "nothing",
