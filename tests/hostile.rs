@@ -143,6 +143,27 @@ async fn frames_that_are_none_are_refused() {
     assert_eq!(raw.send(METHOD, frame(&good)).await.0, "0");
 }
 
+/// A message may come in many pieces. (Single bytes are too many: h2 closes such a connection by itself.)
+#[tokio::test]
+async fn a_message_in_pieces_is_put_together() {
+    let server = Server::builder().start();
+    let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let most = frame(&request(vec![descriptor(20, "some value"); 100]).encode_to_vec());
+    let pieces: Vec<_> = most.chunks(100).map(Bytes::copy_from_slice).collect();
+    assert!(pieces.len() > 200);
+    let pieces = tokio_stream::iter(pieces.into_iter().map(|piece| Ok::<_, Infallible>(http_body::Frame::data(piece))));
+    let body = http_body_util::StreamBody::new(pieces);
+    let request = Request::post(format!("http://x{METHOD}")).header("content-type", "application/grpc").body(body);
+    let response = sender.send_request(request.unwrap()).await.unwrap();
+    let answer = response.into_body().collect().await.unwrap();
+    assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
+    assert_eq!(RateLimitResponse::decode(&answer.to_bytes()[5..]).unwrap().statuses.len(), 100);
+}
+
 /// Random bytes, and valid requests with random bytes changed, against both stores: always a status, never the end.
 #[tokio::test]
 async fn random_bytes_end_in_a_status_and_leave_memory_alone() {

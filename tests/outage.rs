@@ -135,6 +135,21 @@ async fn a_redis_that_refuses_is_an_error_and_no_outage() {
     assert!(check(&client, "default").await.unwrap().allowed());
 }
 
+/// As after a failover: the server answers, but does not write any more.
+#[tokio::test]
+async fn a_redis_that_became_a_replica_is_out_of_reach() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    redis.cli(&["replicaof", "127.0.0.1", "1"]);
+    until_down(&server, &client).await;
+    answers_at_once(&server, &client).await;
+    assert!(server.log().matches("Redis is out of reach").count() <= 3, "{}", server.log());
+    redis.cli(&["replicaof", "no", "one"]);
+    assert!(until_up(&client).await.allowed());
+}
+
 /// Password, ACL user, database number, key prefix, unix socket.
 #[tokio::test]
 async fn every_way_to_a_redis_is_taken() {

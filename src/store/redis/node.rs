@@ -5,7 +5,8 @@
 //!
 //! ## Down ⟶ Up
 //! A background task connects anew, twenty times a second, and each time a whole conversation must succeed: the
-//! greeting, and loading the script. A server that is frozen accepts connections but does not converse.
+//! greeting, loading the script, and a write that changes nothing. A server that is frozen accepts connections but does
+//! not converse, and one that became a replica converses but does not write.
 
 use std::{
     sync::{
@@ -169,6 +170,7 @@ impl Node {
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&self.config).await?;
         self.load_script(&mut connection).await?;
+        send(&mut connection, &self.program.write_probe()).await?;
         Ok(connection)
     }
 

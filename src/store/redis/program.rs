@@ -92,6 +92,13 @@ impl Program {
         &self.script
     }
 
+    /// A command that needs a server that writes, of those that the scripts use, and changes nothing.
+    pub(super) fn write_probe(&self) -> Cmd {
+        let mut cmd = redis::cmd("PEXPIRE");
+        cmd.arg([self.key_prefix.as_slice(), b"probe"].concat()).arg(1);
+        cmd
+    }
+
     /// Requests with clocks of their own cannot be joined to one call.
     pub(super) fn joins_requests(&self) -> bool {
         self.time == Time::Server

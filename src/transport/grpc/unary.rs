@@ -66,32 +66,19 @@ impl Body for AnswerBody {
 
 /// The one message of a call, without its prefix. Reads to the end, so that the stream closes in order.
 pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Refusal> {
-    let mut whole = Bytes::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame
-            .map_err(|error| Refusal { code: Code::Cancelled, message: format!("the request broke off: {error}") })?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
-        if whole.len() + data.len() > PREFIX + max {
-            let size = declared(&whole).or_else(|| declared(&data)).unwrap_or(whole.len() + data.len());
-            return Err(too_large(size, max));
+    let first = next_data(&mut body).await?.unwrap_or_default();
+    check_size(&first, max)?;
+    // Nearly always that was all of it; else the rest is gathered, each byte copied once however small the frames are.
+    let whole = if body.is_end_stream() {
+        first
+    } else {
+        let mut whole = BytesMut::from(first);
+        while let Some(data) = next_data(&mut body).await? {
+            whole.extend_from_slice(&data);
+            check_size(&whole, max)?;
         }
-        whole = if whole.is_empty() {
-            data
-        } else {
-            let mut joined = BytesMut::with_capacity(whole.len() + data.len());
-            joined.extend_from_slice(&whole);
-            joined.extend_from_slice(&data);
-            joined.freeze()
-        };
-        if declared(&whole).is_some_and(|size| size > max) {
-            return Err(too_large(declared(&whole).unwrap_or_default(), max));
-        }
-        if body.is_end_stream() {
-            break;
-        }
-    }
+        whole.freeze()
+    };
     let Some(size) = declared(&whole) else {
         return Err(Refusal::invalid("the call has no message"));
     };
@@ -108,14 +95,30 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Ref
     Ok(whole.slice(PREFIX..))
 }
 
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame
+            .map_err(|error| Refusal { code: Code::Cancelled, message: format!("the request broke off: {error}") })?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// Neither what is announced nor what has come may be too large.
+fn check_size(whole: &[u8], max: usize) -> Result<(), Refusal> {
+    let size = declared(whole).unwrap_or_default().max(whole.len().saturating_sub(PREFIX));
+    if size > max {
+        return Err(Refusal::exhausted(format!("a message of {size} bytes is larger than the {max} that are taken")));
+    }
+    Ok(())
+}
+
 /// The length that the prefix announces.
 fn declared(whole: &[u8]) -> Option<usize> {
     let [_, a, b, c, d] = *whole.first_chunk::<PREFIX>()?;
     usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()
-}
-
-fn too_large(size: usize, max: usize) -> Refusal {
-    Refusal::exhausted(format!("a message of {size} bytes is larger than the {max} that are taken"))
 }
 
 /// A successful answer.
