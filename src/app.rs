@@ -120,6 +120,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     let check_metrics = check::Metrics::new(workers + 1);
     let mut decisions = settings.decisions.clone();
     decisions.metadata = settings.response.dynamic_metadata;
+    decisions.policies = settings.response.headers && settings.response.header_style != grpc::HeaderStyle::Separate;
     let parts = Parts {
         store,
         statistics,

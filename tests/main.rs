@@ -12,6 +12,8 @@ mod connections;
 mod envoy;
 /// A client that shares no code with us.
 mod foreign;
+/// Memory and Redis give the same answers to random histories of every algorithm.
+mod histories;
 /// Bad input of every kind.
 mod hostile;
 /// `/json`, `/metrics` and the other pages.
@@ -28,7 +30,7 @@ mod reload;
 mod rules;
 /// The end of the process.
 mod shutdown;
-/// Memory and Redis give the same answers, and many callers share a limit exactly.
+/// What Redis holds, and how many callers share a limit exactly.
 mod stores;
 /// TLS and mutual TLS.
 mod tls;

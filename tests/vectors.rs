@@ -105,7 +105,7 @@ fn status(status: &engine::Status) -> RecordedStatus {
         code: word(status.code),
         current_limit: limit,
         limit_remaining: status.remaining,
-        reset_seconds: status.reset.map(Micros::ceil_secs),
+        reset_seconds: status.reset_seconds(),
     }
 }
 

@@ -1,6 +1,9 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
-use super::{Ask, Decision, Micros, Rule, State, fixed_window::FixedWindow};
+use super::{
+    Arguments, Ask, Decision, Micros, Rule, State, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
+    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+};
 
 macro_rules! algorithms {
     ($($rule:ident),+ $(,)?) => {
@@ -22,8 +25,13 @@ macro_rules! algorithms {
         )+
 
         impl Algorithm {
-            /// Each algorithm's Lua body, in the order of [`Algorithm::index`].
-            pub const SCRIPTS: &'static [&'static str] = &[$($rule::SCRIPT),+];
+            /// Of each algorithm the names of its script's arguments and its Lua body, in the order of
+            /// [`Algorithm::index`].
+            pub const SCRIPTS: &'static [(&'static [&'static str], &'static str)] =
+                &[$(($rule::ARGUMENTS, $rule::SCRIPT)),+];
+
+            /// Each algorithm's name, in the same order.
+            pub const NAMES: &'static [&'static str] = &[$($rule::NAME),+];
 
             /// The place in the list, by which a script is called.
             #[must_use]
@@ -37,15 +45,21 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(_) => $rule::TAG),+ }
             }
 
-            /// See [`Rule::parameters`].
+            /// See [`Rule::NAME`].
             #[must_use]
-            pub fn parameters(&self) -> [u64; 2] {
-                match self { $(Self::$rule(rule) => rule.parameters()),+ }
+            pub fn name(&self) -> &'static str {
+                match self { $(Self::$rule(_) => $rule::NAME),+ }
+            }
+
+            /// See [`Rule::arguments`].
+            #[must_use]
+            pub fn arguments(&self, ask: Ask) -> Arguments {
+                match self { $(Self::$rule(rule) => rule.arguments(ask)),+ }
             }
 
             /// See [`Rule::scope`].
             #[must_use]
-            pub fn scope(&self) -> u64 {
+            pub fn scope(&self) -> Option<u64> {
                 match self { $(Self::$rule(rule) => rule.scope()),+ }
             }
 
@@ -56,25 +70,25 @@ macro_rules! algorithms {
 
             /// See [`Rule::explain`].
             #[must_use]
-            pub fn explain(&self, state: State, ask: Ask, allowed: bool) -> Decision {
+            pub fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
                 match self { $(Self::$rule(rule) => rule.explain(state, ask, allowed)),+ }
             }
 
             /// See [`Rule::expires`].
             #[must_use]
-            pub fn expires(&self, state: State) -> Micros {
-                match self { $(Self::$rule(rule) => rule.expires(state)),+ }
+            pub fn expires(&self, state: &State, now: Micros) -> Micros {
+                match self { $(Self::$rule(rule) => rule.expires(state, now)),+ }
             }
         }
     };
 }
 
-algorithms![FixedWindow];
+algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra];
 
 impl Algorithm {
     /// One whole turn: [`Algorithm::step`], then [`Algorithm::explain`].
     pub fn apply(&self, state: &mut State, ask: Ask) -> Decision {
         let allowed = self.step(state, ask);
-        self.explain(*state, ask, allowed)
+        self.explain(state, ask, allowed)
     }
 }

@@ -1,28 +1,57 @@
-//! May it pass: pure arithmetic on 16 bytes of state. No I/O, no clock, no allocation; integers only.
+//! May it pass: pure arithmetic on a few bytes of state. No I/O, no clock; integers only.
 //!
 //! Every algorithm is a folder with the same files: `mod.rs` (the rule and its arithmetic), `script.lua` (the state's
-//! transition again, for Redis) and `tests.rs`. `list` names them all; nothing else has to.
+//! transition again, for Redis; three of the bucket family share `bucket`'s) and `tests.rs`. `list` names them all;
+//! nothing else has to. The formulas with their units, sources and bounds are in docs/algorithms.md.
 //!
 //! An algorithm comes in two halves. [`Rule::step`] moves the state and is what has to be atomic: a store runs it
-//! where the counter is locked, and `script.lua` is its twin. [`Rule::explain`] reads the state that a step left and
+//! where the counter is locked, and the script is its twin. [`Rule::explain`] reads the state that a step left and
 //! says what to tell the caller; it exists once, in Rust, for every store.
 
+mod bucket;
 pub mod fixed_window;
+pub mod gcra;
+#[cfg(test)]
+mod laws;
+pub mod leaky_bucket;
 mod list;
 mod micros;
+mod pace;
+mod quota;
+mod share;
+pub mod sliding_log;
+pub mod sliding_window;
+mod state;
+mod tempo;
+pub mod token_bucket;
+pub mod warm_up;
 
 pub use list::Algorithm;
 pub use micros::Micros;
+pub use quota::Quota;
+pub use state::State;
+
+use smallvec::SmallVec;
 
 /// The largest count and the longest span that every store can hold: Lua's numbers are doubles, exact up to 2⁵³.
 pub const MAX: u64 = (1 << 53) - 1;
+
+/// A stored instant may lie so far ahead of the clock and is still believed: clocks step back by seconds, and what
+/// was counted stays counted. Further ahead, the clock was wrong when it was stored, and nobody waits until then.
+pub const CLOCK_SLACK: Micros = Micros::from_secs(60);
+
+/// No fixed window is longer, in seconds: 100 years of 365 days. Nor does a bucket take longer to drain.
+pub const LONGEST: Micros = Micros::from_secs(100 * 31_536_000);
+
+/// What begins every program of scripts: helpers that several of them call.
+pub const PRELUDE: &str = include_str!("prelude.lua");
 
 /// What is asked of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Take the cost if the algorithm allows it.
     Take,
-    /// Say what taking the cost would do; change nothing.
+    /// Say what taking the cost would do; take nothing.
     Peek,
     /// Give the cost back, never above full.
     Return,
@@ -39,47 +68,73 @@ pub struct Ask {
     pub now: Micros,
 }
 
-/// What an algorithm remembers of one counter. All zero is a counter never used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct State(pub [u64; 2]);
+impl Ask {
+    /// Whether a cost that passes does so only because the limit is soft; `used` is what counts after the step.
+    fn is_soft(self, used: u64, quota: Quota) -> bool {
+        match self.action {
+            Action::Take => used > quota.limit(),
+            Action::Peek => used.saturating_add(self.cost) > quota.limit(),
+            Action::Return => false,
+        }
+    }
+}
 
 /// What to tell the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// Whether the cost passes.
     pub allowed: bool,
-    /// Hits that would still pass now.
+    /// It passes only because the limit is soft.
+    pub soft: bool,
+    /// Hits that would still pass now within the limit.
     pub remaining: u64,
-    /// Hits that count against the limit now; above it where denied hits count too.
+    /// Hits that count against the limit now; above it where denied hits count too, or the limit is soft.
     pub used: u64,
     /// Until everything is restored, if nobody else asks.
     pub reset: Micros,
+    /// Until more remains than now, if nobody else asks; nothing when nothing is used.
+    pub next: Micros,
     /// When denied: until this same cost would pass, if nobody else asks; `None` when it never will.
     pub retry_after: Option<Micros>,
+    /// When allowed: how long the caller is to wait before it goes on.
+    pub delay: Micros,
 }
+
+/// The numbers that a script gets for one question, in the order of [`Rule::ARGUMENTS`].
+pub type Arguments = SmallVec<[u64; 8]>;
 
 /// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
 pub trait Rule {
-    /// A few letters that stand for the algorithm and its shape in a key: counters of different algorithms never meet.
+    /// The algorithm's word in rule files and metrics.
+    const NAME: &'static str;
+
+    /// A few letters that stand for the algorithm in a key: counters of different algorithms never meet.
     const TAG: &'static str;
 
-    /// The body of a Lua function `(key, action, cost, p1, p2, now, keep)` that does what [`Rule::step`] does and
-    /// returns `allowed` (1 or 0) and the two words of the state. `action` is 0 take, 1 peek, 2 return; times are
-    /// microseconds, but for `keep`, the milliseconds that a key outlives its use.
+    /// The Lua twin of [`Rule::step`]: the body of a function that returns `allowed` (1 or 0) and the state after.
+    ///
+    /// It sees `key`; `action` (`TAKE`, `PEEK` or `RETURN`); `now` in microseconds; `keep`, the milliseconds that a key
+    /// outlives its use; the [`Rule::ARGUMENTS`] by their names; and what `prelude.lua` defines. The state is a string
+    /// of the same bytes as [`State`], or an integer, which stands for its eight bytes.
     const SCRIPT: &'static str;
 
-    /// The two numbers that the script gets as `p1` and `p2`.
-    fn parameters(&self) -> [u64; 2];
+    /// The script's names for [`Rule::arguments`].
+    const ARGUMENTS: &'static [&'static str];
 
-    /// The part of the key that separates counters of one descriptor: seconds of a window, for one.
-    fn scope(&self) -> u64;
+    /// The numbers for one question.
+    fn arguments(&self, ask: Ask) -> Arguments;
 
-    /// Moves the state and says whether the cost passes. A peek moves nothing.
+    /// A part of the key that separates counters of one descriptor, where the state cannot tell them apart.
+    fn scope(&self) -> Option<u64> {
+        None
+    }
+
+    /// Moves the state and says whether the cost passes. A peek takes nothing.
     fn step(&self, state: &mut State, ask: Ask) -> bool;
 
     /// Reads the state that a step left.
-    fn explain(&self, state: State, ask: Ask, allowed: bool) -> Decision;
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision;
 
     /// The instant from which the state says no more than a new one would.
-    fn expires(&self, state: State) -> Micros;
+    fn expires(&self, state: &State, now: Micros) -> Micros;
 }

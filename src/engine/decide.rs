@@ -8,14 +8,14 @@ use smallvec::SmallVec;
 
 use super::{
     DecideError, Descriptor, Request, Snapshot, key,
-    statistics::{self, Series, Statistics},
+    statistics::{self, Series, Statistics, Threshold},
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
     algorithm::{Action, Ask, Decision, MAX, Micros, State},
     metrics::WorkerId,
     rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
-    store::{AnyStore, Decisions, Hit, Store},
+    store::{AnyStore, Charge, Decisions, Hit, Store, StoreError},
 };
 
 /// What holds for all rules.
@@ -33,6 +33,9 @@ pub struct Settings {
     /// Verdicts carry the rules' metadata.
     #[serde(skip)]
     pub metadata: bool,
+    /// Verdicts carry the names of the rules' policies.
+    #[serde(skip)]
+    pub policies: bool,
 }
 
 impl Default for Settings {
@@ -43,6 +46,7 @@ impl Default for Settings {
             quota_mode: false,
             near_limit_ratio: 0.8,
             metadata: false,
+            policies: false,
         }
     }
 }
@@ -134,24 +138,54 @@ impl Engine {
                 let key = &names[start..end];
                 start = end;
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
-                Hit { key, algorithm: applied.limit.algorithm(), action, cost }
+                Hit { key, algorithm: applied.limit.algorithm(), action, cost, binding: self.is_binding(applied) }
             })
             .collect();
 
-        let decisions = if hits.is_empty() {
-            Decisions::new()
-        } else {
-            match self.store.apply(&hits, now).await {
-                Ok(decisions) => {
-                    for ((descriptor, applied), decision) in limited().zip(&decisions) {
+        let charge = if snapshot.rules.charges_all(request.domain) { Charge::All } else { Charge::Each };
+        let decisions = match self.ask(&hits, charge, now).await {
+            Ok(decisions) => {
+                let refused = |(hit, decision): (&Hit<'_>, &Decision)| hit.binding && !decision.allowed;
+                let nothing_taken = charge == Charge::All && hits.iter().zip(&decisions).any(refused);
+                for ((descriptor, applied), decision) in limited().zip(&decisions) {
+                    if !(nothing_taken && decision.allowed) {
                         self.count(descriptor, applied, decision);
                     }
-                    decisions
                 }
-                Err(error) => self.without_store(limited(), now).ok_or(DecideError::Store(error))?,
+                decisions
             }
+            Err(error) => self.without_store(limited(), now).ok_or(DecideError::Store(error))?,
         };
         Ok(self.verdict(&matches, decisions))
+    }
+
+    /// The store's decisions. Under [`Charge::All`] a counter that several descriptors name is asked once for the sum.
+    async fn ask(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Decisions, StoreError> {
+        if hits.is_empty() {
+            return Ok(Decisions::new());
+        }
+        if charge == Charge::Each {
+            return self.store.apply(hits, charge, now).await;
+        }
+        let mut merged = SmallVec::<[Hit<'_>; 4]>::new();
+        let mut places = SmallVec::<[usize; 4]>::new();
+        for hit in hits {
+            let same = |known: &Hit<'_>| known.key == hit.key && known.action == hit.action;
+            let place = merged.iter().position(same).unwrap_or(merged.len());
+            match merged.get_mut(place) {
+                Some(known) => known.cost = known.cost.saturating_add(hit.cost),
+                None => merged.push(*hit),
+            }
+            places.push(place);
+        }
+        let decisions = self.store.apply(&merged, charge, now).await?;
+        Ok(places.into_iter().map(|place| decisions.get(place).copied().unwrap_or_default()).collect())
+    }
+
+    /// Whether a refusal of this limit refuses the request.
+    fn is_binding(&self, applied: &Applied<'_>) -> bool {
+        let lenient = applied.rule.is_some_and(|rule| rule.shadow_mode || rule.quota_mode);
+        !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
     }
 
     /// What the rules have for each descriptor, less what is replaced.
@@ -209,10 +243,11 @@ impl Engine {
         if descriptor.give_back {
             return;
         }
-        let limit = applied.limit.requests_per_unit().into();
+        let (limit, _) = applied.limit.policy();
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
-        applied.series.decided(self.worker, hits, decision, limit, near, shadow);
+        let splits = applied.limit.shape().splits_refused();
+        applied.series.decided(self.worker, hits, decision, Threshold { limit, near, splits, shadow });
     }
 
     /// The decisions when the store cannot make them; `None` when a rule wants the caller to have the error. What is
@@ -262,11 +297,16 @@ impl Engine {
     fn status(&self, applied: &Applied<'_>, decision: &Decision) -> Status {
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
+        let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
         Status {
             code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
-            limit: Some(CurrentLimit::new(&applied.limit, name)),
+            limit: Some(CurrentLimit::new(&applied.limit, name, policy)),
             remaining: u32::try_from(decision.remaining).unwrap_or(u32::MAX),
             reset: Some(decision.reset),
+            next: decision.next,
+            retry_after: decision.retry_after,
+            delay: decision.delay,
+            soft: decision.soft,
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
         }

@@ -1,8 +1,8 @@
 //! The name of a counter: `{domain|user=alice|path=/v1/charges}fw:60`.
 //!
 //! Unambiguous whatever a caller puts into a value: what has a meaning in the name is percent-encoded in it. Readable
-//! in redis-cli. The braces are Redis' hash tag: a domain and descriptor live on one shard. The algorithm and its
-//! window stand behind, so that limits of different shapes on one descriptor never meet, while an override
+//! in redis-cli. The braces are Redis' hash tag: a domain and descriptor live on one shard. The algorithm stands behind,
+//! and a fixed window's length, so that limits of different shapes on one descriptor never meet, while an override
 //! of the same unit counts on the rule's own counter.
 
 use std::io::Write;
@@ -42,9 +42,13 @@ pub(super) fn write<'e>(
         name.push(b'|');
         escape(name, entry.key, ESCAPED);
         name.push(b'=');
-        match path.get(place).map(|node| &node.segment) {
-            Some(Segment::Shared(pattern)) => escape(name, pattern, ESCAPED_PATTERN),
-            _ => escape(name, entry.value, ESCAPED),
+        match path.get(place) {
+            Some(Node { segment: Segment::Shared(pattern), .. }) => escape(name, pattern, ESCAPED_PATTERN),
+            Some(Node { ip_prefix: Some(prefix), .. }) => match prefix.network(entry.value) {
+                Some(network) => escape(name, &network, ESCAPED),
+                None => escape(name, entry.value, ESCAPED),
+            },
+            Some(_) | None => escape(name, entry.value, ESCAPED),
         }
     }
     if name.len() - start > MAX {
@@ -52,8 +56,10 @@ pub(super) fn write<'e>(
     }
     name.extend_from_slice(b"}");
     name.extend_from_slice(algorithm.tag().as_bytes());
-    // Writing to memory cannot fail.
-    let _ = write!(name, ":{}", algorithm.scope());
+    if let Some(scope) = algorithm.scope() {
+        // Writing to memory cannot fail.
+        let _ = write!(name, ":{scope}");
+    }
 }
 
 fn escape(name: &mut Vec<u8>, text: &str, set: &'static AsciiSet) {
@@ -86,10 +92,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::{Micros, fixed_window::FixedWindow};
+    use crate::algorithm::{Micros, Quota, fixed_window::FixedWindow};
 
     fn name(domain: &str, entries: &[(String, String)]) -> String {
-        let algorithm = FixedWindow::new(1, Micros::from_secs(60)).unwrap().into();
+        let algorithm = FixedWindow::new(Quota::hard(1), Micros::from_secs(60), true).unwrap().into();
         let mut name = Vec::new();
         let entries = entries.iter().map(|(key, value)| Entry { key, value });
         write(&mut name, domain, entries, &[], &algorithm);

@@ -29,15 +29,25 @@ pub struct CurrentLimit {
     pub unit_multiplier: u32,
     /// The rule's name for it.
     pub name: Option<Arc<str>>,
+    /// The name of its policy, where it is wanted.
+    pub policy: Option<Arc<str>>,
+    /// How much passes at once.
+    pub quota: u64,
+    /// And in how much time that comes back.
+    pub window: Micros,
 }
 
 impl CurrentLimit {
-    pub(super) fn new(limit: &Limit, name: Option<&Arc<str>>) -> Self {
+    pub(super) fn new(limit: &Limit, name: Option<&Arc<str>>, policy: Option<Arc<str>>) -> Self {
+        let (quota, window) = limit.policy();
         Self {
             requests_per_unit: limit.requests_per_unit(),
             unit: limit.unit(),
             unit_multiplier: limit.unit_multiplier(),
             name: name.cloned(),
+            policy,
+            quota,
+            window,
         }
     }
 }
@@ -51,8 +61,16 @@ pub struct Status {
     pub limit: Option<CurrentLimit>,
     /// Hits that would still pass; `u32::MAX` for an unlimited rule.
     pub remaining: u32,
-    /// Until the counter starts afresh.
+    /// Until everything is restored.
     pub reset: Option<Micros>,
+    /// Until more remains than now.
+    pub next: Micros,
+    /// When the limit refuses: until the same cost would pass; `None` when it never will.
+    pub retry_after: Option<Micros>,
+    /// How long to wait before going on.
+    pub delay: Micros,
+    /// It passes only because the limit is soft.
+    pub soft: bool,
     /// Refuses only together with every other quota descriptor.
     pub(super) quota: bool,
     /// An unlimited rule: it has no say in the overall code.
@@ -60,12 +78,33 @@ pub struct Status {
 }
 
 impl Status {
-    pub(super) const NO_LIMIT: Self =
-        Self { code: Code::Ok, limit: None, remaining: 0, reset: None, quota: false, unlimited: false };
+    pub(super) const NO_LIMIT: Self = Self {
+        code: Code::Ok,
+        limit: None,
+        remaining: 0,
+        reset: None,
+        next: Micros::ZERO,
+        retry_after: None,
+        delay: Micros::ZERO,
+        soft: false,
+        quota: false,
+        unlimited: false,
+    };
     pub(super) const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
 
-    fn is_over(&self) -> bool {
+    /// Refused.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
         self.code == Code::OverLimit
+    }
+
+    /// What a caller is told to wait, in whole seconds rounded up: for a refusal until this request would pass, and
+    /// never 0; else until everything is restored.
+    #[must_use]
+    pub fn reset_seconds(&self) -> Option<u64> {
+        let reset = self.reset?;
+        let refused = self.is_over().then(|| self.retry_after.unwrap_or(reset).ceil_secs().max(1));
+        Some(refused.unwrap_or(reset.ceil_secs()))
     }
 }
 
@@ -87,7 +126,7 @@ pub struct Binding {
     pub limit: u32,
     /// What is left.
     pub remaining: u32,
-    /// Whole seconds until the counter starts afresh.
+    /// Whole seconds: see [`Status::reset_seconds`].
     pub reset_seconds: u64,
 }
 
@@ -103,16 +142,30 @@ impl Verdict {
 
     /// The descriptor with the least remaining; or the last ordinary one that is over.
     #[must_use]
-    pub fn binding(&self) -> Option<Binding> {
+    pub fn binding_status(&self) -> Option<&Status> {
         let limited = || self.statuses.iter().filter(|status| status.limit.is_some());
         let over = limited().rfind(|status| !status.quota && status.is_over());
         let least = || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
-        let status = over.or_else(least)?;
+        over.or_else(least)
+    }
+
+    /// The numbers of that descriptor.
+    #[must_use]
+    pub fn binding(&self) -> Option<Binding> {
+        let status = self.binding_status()?;
         Some(Binding {
             limit: status.limit.as_ref()?.requests_per_unit,
             remaining: status.remaining,
-            reset_seconds: status.reset.unwrap_or_default().ceil_secs(),
+            reset_seconds: status.reset_seconds().unwrap_or_default(),
         })
+    }
+
+    /// When the request is refused: until all that refuse it would let it pass; `None` when one never will.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Micros> {
+        let over = self.statuses.iter().filter(|status| status.is_over());
+        let longest = over.map(|status| status.retry_after).try_fold(Micros::ZERO, |most, one| Some(most.max(one?)))?;
+        (self.overall == Code::OverLimit).then_some(longest)
     }
 }
 
@@ -122,8 +175,8 @@ mod tests {
 
     fn status(code: Code, quota: bool, remaining: u32) -> Status {
         let limit = Limit::new(100 + remaining, Unit::Minute, 1).unwrap();
-        let limit = Some(CurrentLimit::new(&limit, None));
-        Status { code, limit, remaining, reset: Some(Micros::new(1)), quota, unlimited: false }
+        let limit = Some(CurrentLimit::new(&limit, None, None));
+        Status { code, limit, remaining, reset: Some(Micros::new(1)), quota, ..Status::NO_LIMIT }
     }
 
     #[test]

@@ -65,6 +65,9 @@ impl Compiler {
             return;
         }
         let parent = self.set.add_domain(&spec.domain);
+        if spec.charge_all {
+            self.set.set_charge_all(&spec.domain);
+        }
         let above = Above { file: &file, parent, labels: vec![spec.domain.clone()], dynamic: false };
         self.descriptors(&spec.descriptors, &above, problems);
     }
@@ -96,6 +99,7 @@ impl Compiler {
     fn level(&mut self, id: u32, descriptor: &Descriptor, above: &Above<'_>, problems: &mut Problems<'_>) {
         let node = self.set.node_mut(id);
         node.value_to_metric = descriptor.value_to_metric;
+        node.ip_prefix = descriptor.ip_prefix;
         let mut labels = above.labels.clone();
         labels.push(node.label());
         let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
@@ -105,6 +109,10 @@ impl Compiler {
                 id: self.set.rules().len(),
                 limit: written.limit,
                 name: (!written.name.is_empty()).then(|| written.name.as_str().into()),
+                policy: match written.name.as_str() {
+                    "" => labels[1..].join(".").into(),
+                    name => name.into(),
+                },
                 replaces: written.replaces.clone(),
                 shadow_mode: descriptor.shadow_mode,
                 quota_mode: descriptor.quota_mode,

@@ -2,13 +2,14 @@
 //!
 //! One level of the walk is one or two hash probes, so its cost does not depend on how many rules there are.
 
-use std::{hash::BuildHasher, sync::Arc};
+use std::{collections::HashSet, hash::BuildHasher, sync::Arc};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
+    ip_prefix::IpPrefix,
     limit::{FailurePolicy, Limit},
     metadata::Metadata,
     problem::Place,
@@ -33,6 +34,8 @@ pub struct Rule {
     pub limit: Option<Limit>,
     /// The limit's name, if it has one.
     pub name: Option<Arc<str>>,
+    /// The name of its policy in headers: the limit's, or its levels'.
+    pub policy: Arc<str>,
     /// Names of the limits that this one takes out of a request.
     pub replaces: Vec<String>,
     /// Counted and measured, never enforced.
@@ -64,6 +67,8 @@ pub struct Node {
     pub segment: Segment,
     /// The caller's value goes into the statistics.
     pub value_to_metric: bool,
+    /// The value is an address, and counted by its prefix.
+    pub ip_prefix: Option<IpPrefix>,
     pub(super) rule: Option<u32>,
     pub(super) has_children: bool,
     /// Where it was written.
@@ -112,6 +117,8 @@ pub struct RuleSet {
     nodes: Vec<Node>,
     groups: Vec<Group>,
     rules: Vec<Rule>,
+    /// Domains whose requests are charged for all their limits or for none.
+    charge_all: HashSet<Box<str>>,
     /// (parent node, key) → group. A domain is the key of a group without a parent.
     by_key: HashTable<u32>,
     /// (group, exact value) → (group, node).
@@ -127,6 +134,12 @@ impl RuleSet {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// Whether the domain's requests are charged for all their limits or for none.
+    #[must_use]
+    pub fn charges_all(&self, domain: &str) -> bool {
+        !self.charge_all.is_empty() && self.charge_all.contains(domain)
     }
 
     /// How many domains there are.
@@ -226,6 +239,10 @@ impl RuleSet {
         root
     }
 
+    pub(super) fn set_charge_all(&mut self, domain: &str) {
+        self.charge_all.insert(domain.into());
+    }
+
     /// A level below `parent`; an error with the one that is there when it is taken.
     pub(super) fn add_child(&mut self, parent: u32, key: &str, segment: Segment, place: Place) -> Result<u32, Place> {
         let group = self.group(parent, key).map(|(id, _)| id);
@@ -271,7 +288,15 @@ impl RuleSet {
     }
 
     fn add_node(&mut self, key: &str, segment: Segment, place: Place) -> u32 {
-        let node = Node { key: key.into(), segment, value_to_metric: false, rule: None, has_children: false, place };
+        let node = Node {
+            key: key.into(),
+            segment,
+            value_to_metric: false,
+            ip_prefix: None,
+            rule: None,
+            has_children: false,
+            place,
+        };
         self.nodes.push(node);
         (self.nodes.len() - 1) as u32
     }

@@ -5,10 +5,12 @@
 
 mod compile;
 mod explain;
+mod ip_prefix;
 mod limit;
 mod matcher;
 mod metadata;
 mod problem;
+mod shape;
 mod spec;
 mod wildcard;
 mod yaml;
@@ -17,4 +19,6 @@ pub use compile::{Options, SourceFile, compile};
 pub use limit::{FailurePolicy, Limit, LimitError, Unit};
 pub use matcher::{Entry, Found, Node, Path, Rule, RuleSet, Segment};
 pub use metadata::Metadata;
+pub use ip_prefix::IpPrefix;
 pub use problem::{Place, Problem, Severity};
+pub use shape::{Kind, Shape};

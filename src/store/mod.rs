@@ -25,6 +25,18 @@ pub struct Hit<'a> {
     pub action: Action,
     /// How many hits.
     pub cost: u64,
+    /// Under [`Charge::All`]: when it does not pass, no hit takes anything.
+    pub binding: bool,
+}
+
+/// Who pays when the hits of one call do not all pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Charge {
+    /// Each hit takes its own.
+    #[default]
+    Each,
+    /// None takes anything unless all that are binding pass. No counter is named twice.
+    All,
 }
 
 impl Hit<'_> {
@@ -65,11 +77,17 @@ impl StoreError {
     }
 }
 
-/// What a store must guarantee: the hits of one call are decided in order and each atomically, however many callers
-/// there are in however many processes; one call is one round trip; it ends within the store's deadline.
+/// What a store must guarantee: the hits of one call are decided in order and each atomically (under [`Charge::All`]
+/// all together), however many callers there are in however many processes; one call is one round trip; it ends within
+/// the store's deadline.
 pub trait Store {
     /// Decides all hits of one request. `now` is the service's clock; a store with a clock of its own may use that.
-    fn apply(&self, hits: &[Hit<'_>], now: Micros) -> impl Future<Output = Result<Decisions, StoreError>> + Send;
+    fn apply(
+        &self,
+        hits: &[Hit<'_>],
+        charge: Charge,
+        now: Micros,
+    ) -> impl Future<Output = Result<Decisions, StoreError>> + Send;
 }
 
 /// The stores there are, as one type.
@@ -82,10 +100,10 @@ pub enum AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Result<Decisions, StoreError> {
+    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Decisions, StoreError> {
         match self {
-            Self::Memory(memory) => Ok(memory.apply(hits, now)),
-            Self::Redis(redis) => redis.apply(hits, now).await,
+            Self::Memory(memory) => Ok(memory.apply(hits, charge, now)),
+            Self::Redis(redis) => redis.apply(hits, charge, now).await,
         }
     }
 }

@@ -2,80 +2,110 @@
 //!
 //! The counter takes every cost, also of a request it refuses, and the verdict is read afterwards:
 //! `over = count > limit`. So a refused caller that keeps asking stays refused until the window ends, and a look of
-//! cost 0 at a counter that stands exactly at the limit is still allowed.
-//! Known flaw of the algorithm: up to twice the limit may pass around a window's edge.
+//! cost 0 at a counter that stands exactly at the limit is still allowed. With `count_denied: false` a refused cost
+//! is not counted. Known flaw of the algorithm: up to twice the limit may pass around a window's edge.
+//!
+//! The state is one integer, so that Redis can count with INCRBY: its last ten digits are the count, and those before
+//! tell the window, as its number modulo 900 000 plus one. In memory it is the same integer.
 
-use super::{Action, Ask, Decision, MAX, Micros, Rule, State};
+use smallvec::smallvec;
+
+use super::{Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, Rule, State};
 
 /// `limit` hits in each window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
-    limit: u64,
+    quota: Quota,
     window: Micros,
+    count_denied: bool,
 }
 
+/// Ten digits for the count …
+const COUNTS: u64 = 10_000_000_000;
+/// … which it fills by half at most, so that a count and a cost never reach the window's digits.
+const MOST: u64 = COUNTS / 2 - 1;
+/// Windows that are told apart: an idle key is long gone before they come around, at one a second after ten days.
+const TAGS: u64 = 900_000;
+
 impl FixedWindow {
-    /// `None` for a window of no length, or a number above [`MAX`].
+    /// `None` for a window of no length, or a longer one than [`LONGEST`].
     #[must_use]
-    pub fn new(limit: u64, window: Micros) -> Option<Self> {
-        let fits = window > Micros::ZERO && window.get() <= MAX && limit <= MAX;
-        fits.then_some(Self { limit, window })
+    pub fn new(quota: Quota, window: Micros, count_denied: bool) -> Option<Self> {
+        (window > Micros::ZERO && window <= LONGEST).then_some(Self { quota, window, count_denied })
     }
 
-    fn start(&self, now: Micros) -> Micros {
-        now - now % self.window
-    }
-
-    /// The state's words: the start of the window that is counted, and the count.
+    /// The number of the window that is counted, and the count.
     ///
-    /// A clock that steps back into the window before goes on counting in the later one: nobody gains quota. One that
-    /// was further ahead than that is not believed, so that nobody is locked out.
-    fn current(&self, state: State, now: Micros) -> (Micros, u64) {
-        let [start, count] = state.0;
-        let (stored, current) = (Micros::new(start), self.start(now));
-        if stored >= current && stored <= current + self.window { (stored, count) } else { (current, 0) }
+    /// A clock that steps back into an earlier window goes on counting in the later one: nobody gains quota. One that
+    /// was far ahead is not believed, so that nobody is locked out.
+    fn current(&self, state: &State, now: Micros) -> (u64, u64) {
+        let number = now.get() / self.window.get();
+        let value = state.number::<8>(0).unwrap_or_default();
+        let (tag, count) = (value / COUNTS, value % COUNTS);
+        if tag == 0 || tag > TAGS {
+            return (number, 0);
+        }
+        let ahead = (tag - 1 + TAGS - number % TAGS) % TAGS;
+        if ahead <= self.believed() { (number + ahead, count) } else { (number, 0) }
+    }
+
+    /// Windows that the stored one may be ahead of the clock's.
+    fn believed(&self) -> u64 {
+        CLOCK_SLACK.get().div_ceil(self.window.get()).min(TAGS / 2)
     }
 }
 
 impl Rule for FixedWindow {
+    const NAME: &'static str = "fixed_window";
     const TAG: &'static str = "fw";
     const SCRIPT: &'static str = include_str!("script.lua");
+    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "believed", "count_denied"];
 
-    fn parameters(&self) -> [u64; 2] {
-        [self.limit, self.window.get()]
+    fn arguments(&self, ask: Ask) -> Arguments {
+        let (ceiling, denied) = (self.quota.ceiling(), self.count_denied.into());
+        smallvec![ask.cost.min(MOST), ceiling, self.window.get(), self.believed(), denied]
     }
 
-    fn scope(&self) -> u64 {
-        self.window.floor_secs()
+    /// Another window is another counter: which one is in the state cannot be told from its integer.
+    fn scope(&self) -> Option<u64> {
+        Some(self.window.floor_secs())
     }
 
     fn step(&self, state: &mut State, ask: Ask) -> bool {
-        let (start, count) = self.current(*state, ask.now);
-        let cost = ask.cost.min(MAX);
+        let (number, count) = self.current(state, ask.now);
+        let cost = ask.cost.min(MOST);
+        let fits = count + cost <= self.quota.ceiling();
         let after = match ask.action {
-            Action::Take => (count + cost).min(MAX),
+            Action::Take if fits || self.count_denied => (count + cost).min(MOST),
             Action::Return => count.saturating_sub(cost),
-            Action::Peek => return count + cost <= self.limit,
+            Action::Take | Action::Peek => return fits,
         };
-        *state = State([start.get(), after]);
-        ask.action == Action::Return || after <= self.limit
+        if ask.action == Action::Take || after != count {
+            state.clear();
+            state.push::<8>((number % TAGS + 1) * COUNTS + after);
+        }
+        fits || ask.action == Action::Return
     }
 
-    fn explain(&self, state: State, ask: Ask, allowed: bool) -> Decision {
-        let (start, used) = self.current(state, ask.now);
-        let reset = start + self.window - ask.now;
-        let possible = ask.cost <= self.limit && self.limit > 0;
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        let (number, used) = self.current(state, ask.now);
+        let reset = Micros::new((number + 1) * self.window.get()) - ask.now;
+        let possible = ask.cost <= self.quota.ceiling();
         Decision {
             allowed,
-            remaining: self.limit.saturating_sub(used),
+            soft: allowed && ask.is_soft(used, self.quota),
+            remaining: self.quota.remaining(used),
             used,
             reset,
+            next: if used > 0 { reset } else { Micros::ZERO },
             retry_after: (!allowed && possible).then_some(reset),
+            delay: Micros::ZERO,
         }
     }
 
-    fn expires(&self, state: State) -> Micros {
-        Micros::new(state.0[0]) + self.window
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let (number, _) = self.current(state, now);
+        Micros::new((number + 1) * self.window.get())
     }
 }
 

@@ -1,25 +1,37 @@
--- Twin of FixedWindow::step. One integer per window, at key:<start in seconds>, so that redis-cli shows the count.
--- p1: limit, p2: window in microseconds.
-local start = now - now % p2
-local counter = key .. ':' .. string.format('%.0f', start / 1000000)
-local count
-if action == 0 then
-  count = redis.call('INCRBY', counter, cost)
-  if count > MAX then
-    count = MAX
-    redis.call('SET', counter, string.format('%.0f', count), 'KEEPTTL')
+-- Twin of FixedWindow::step. The value is an integer: its last ten digits are the count, those before tell the window.
+local COUNTS, MOST, TAGS = 10000000000, 4999999999, 900000
+local into = now % window
+local number = (now - into) / window
+local value
+if action == TAKE and count_denied == 1 then
+  value = redis.call('INCRBY', key, cost)
+else
+  value = tonumber(redis.call('GET', key) or 0)
+end
+local count = value % COUNTS
+local tag = (value - count) / COUNTS
+local known = tag >= 1 and tag <= TAGS and (tag - 1 - number) % TAGS <= believed
+if action == TAKE then
+  if known and count_denied == 1 then
+    if count > MOST then
+      value = value - count + MOST
+      redis.call('SET', key, value, 'KEEPTTL')
+    end
+    return count <= ceiling and 1 or 0, value
   end
-  if count == cost then
-    redis.call('PEXPIRE', counter, math.ceil((start + p2 - now) / 1000) + keep)
+  local fits = (known and count or 0) + cost <= ceiling
+  if known and fits then
+    value = redis.call('INCRBY', key, cost)
+  elseif fits or count_denied == 1 then
+    value = (number % TAGS + 1) * COUNTS + cost
+    redis.call('SET', key, value, 'PX', ceil((window - into) / 1000) + keep)
   end
-  return count <= p1 and 1 or 0, start, count
+  return fits and 1 or 0, value
+elseif action == PEEK then
+  return (known and count or 0) + cost <= ceiling and 1 or 0, value
 end
-count = tonumber(redis.call('GET', counter) or '0')
-if action == 1 then
-  return count + cost <= p1 and 1 or 0, start, count
+local given = known and min(count, cost) or 0
+if given > 0 then
+  value = redis.call('DECRBY', key, given)
 end
-local after = math.max(0, count - cost)
-if after ~= count then
-  redis.call('SET', counter, string.format('%.0f', after), 'KEEPTTL')
-end
-return 1, start, after
+return 1, value

@@ -6,7 +6,7 @@
 
 mod series;
 
-pub(super) use series::Series;
+pub(super) use series::{Series, Threshold};
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! The five counts of one rule.
+//! The counts of one rule.
 
 use std::sync::{
     OnceLock,
@@ -18,10 +18,12 @@ pub(super) enum Count {
     Near,
     Over,
     Shadow,
+    Soft,
 }
 
 impl Count {
-    pub(super) const ALL: [Self; 5] = [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -30,6 +32,7 @@ impl Count {
             Self::Near => "near_limit",
             Self::Over => "over_limit",
             Self::Shadow => "shadow_mode",
+            Self::Soft => "soft_limit",
         }
     }
 
@@ -40,8 +43,21 @@ impl Count {
             Self::Near => "Hits within a rule's limit, but near it",
             Self::Over => "Hits over a rule's limit",
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
+            Self::Soft => "Hits above a rule's limit that passed because it is soft",
         }
     }
+}
+
+/// What decided hits are held against.
+#[derive(Clone, Copy)]
+pub(in crate::engine) struct Threshold {
+    pub(in crate::engine) limit: u64,
+    /// From here on hits are near the limit.
+    pub(in crate::engine) near: u64,
+    /// A refused request was counted: what of it lay below the limit was within it.
+    pub(in crate::engine) splits: bool,
+    /// Refused hits pass all the same.
+    pub(in crate::engine) shadow: bool,
 }
 
 /// The counts of one rule, or of one set of labels.
@@ -83,18 +99,15 @@ impl Series {
 
     /// Hits were decided. A request that crosses a threshold is split: of 5 hits that come at 8 of 10, 2 are within
     /// the limit and 3 over it.
-    pub(in crate::engine) fn decided(
-        &self,
-        worker: WorkerId,
-        hits: u64,
-        decision: &Decision,
-        limit: u64,
-        near: u64,
-        shadow: bool,
-    ) {
+    pub(in crate::engine) fn decided(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
+        let Threshold { limit, near, splits, shadow } = threshold;
         let after = decision.used;
         let before = after.saturating_sub(hits);
-        let within = if decision.allowed { hits } else { limit.saturating_sub(before).min(hits) };
+        let within = match decision.allowed {
+            true => hits,
+            false if splits => limit.saturating_sub(before).min(hits),
+            false => 0,
+        };
         let over = hits - within;
         // Of the hits within, those above the near threshold.
         let near = within.min((before + within).saturating_sub(near.max(before)));
@@ -103,6 +116,9 @@ impl Series {
         self.add(worker, Count::Over, over);
         if shadow {
             self.add(worker, Count::Shadow, over);
+        }
+        if decision.soft {
+            self.add(worker, Count::Soft, after.saturating_sub(limit).min(hits));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Counters in this process: the embedded default.
 //!
-//! Keys are not kept. A counter is found by the 128-bit SipHash of its name under a secret drawn when the process
-//! starts, so nobody can make two names share a counter on purpose, and by chance it takes some 10¹⁹ names.
+//! Keys are not kept. A counter is found by 88 bits of the SipHash of its name under a secret drawn when the process
+//! starts, so nobody can make two names share a counter on purpose, and by chance two of ten million do with a probability of 10⁻¹³.
 //!
 //! The memory is bounded: at most `max_entities` counters. Each new one first takes the place of an expired one, which
 //! a hand that moves on a few places per insertion finds; so nothing is ever swept as a whole. When all are
@@ -13,15 +13,16 @@ mod shard;
 
 use std::{
     hash::Hasher,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use serde::{Deserialize, Serialize};
 use siphasher::sip128::{Hasher128, SipHasher13};
+use smallvec::SmallVec;
 
-use self::shard::Shard;
-use super::{Decisions, Hit};
-use crate::algorithm::Micros;
+use self::shard::{Hash, Shard};
+use super::{Charge, Decisions, Hit};
+use crate::algorithm::{Action, Ask, Micros};
 
 /// So many that two workers rarely want the same lock; and with this number a million counters fill their shards'
 /// tables to three quarters, where 64 would have them just doubled and almost half empty.
@@ -33,7 +34,7 @@ const RECLAIM: usize = 256;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    /// Counters at most; about 45 bytes each.
+    /// Counters at most; about 45 bytes each. A log or a window of many counters counts by its size.
     pub max_entities: usize,
 }
 
@@ -70,15 +71,38 @@ impl Memory {
     }
 
     /// Decides every hit; nothing waits but for a shard's lock.
-    pub fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Decisions {
+    pub fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Decisions {
+        if charge == Charge::All && hits.len() > 1 {
+            return self.apply_all(hits, now);
+        }
         hits.iter()
             .map(|hit| {
                 let hash = self.hash(hit.key);
-                let ask = hit.ask(now);
-                let (state, allowed) = self.lock(hash).apply(hash, hit.algorithm, ask);
-                hit.algorithm.explain(state, ask, allowed)
+                self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.ask(now))
             })
             .collect()
+    }
+
+    /// All of the shards are locked, in their order, so that nobody waits in a circle.
+    fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> Decisions {
+        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.hash(hit.key)).collect();
+        let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> = numbers.iter().map(|number| self.lock(*number)).collect();
+        let mut decide = |hit: &Hit<'_>, hash: u128, ask: Ask| {
+            let place = numbers.binary_search(&shard_of(hash)).unwrap_or_default();
+            locked[place].apply(Hash::new(hash), hit.algorithm, ask)
+        };
+        let refused = hits.iter().zip(&hashes).filter(|(hit, _)| hit.binding).any(|(hit, hash)| {
+            let peek = Ask { action: Action::Peek, ..hit.ask(now) };
+            !decide(hit, *hash, peek).allowed
+        });
+        let ask = |hit: &Hit<'_>| match hit.ask(now) {
+            ask @ Ask { action: Action::Take, .. } if refused => Ask { action: Action::Peek, ..ask },
+            ask => ask,
+        };
+        hits.iter().zip(&hashes).map(|(hit, hash)| decide(hit, *hash, ask(hit))).collect()
     }
 
     /// Takes some expired counters' places back: a little of every shard, to be called now and then when no traffic does it.
@@ -107,12 +131,15 @@ impl Memory {
         hasher.finish128().as_u128()
     }
 
-    /// The top bits choose the shard; the shard's own table uses the low ones.
-    fn lock(&self, hash: u128) -> std::sync::MutexGuard<'_, Shard> {
-        let shard = (hash >> 112) as usize % SHARDS;
+    fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves a shard that is whole: the state is written last.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The top bits choose the shard; the shard's own table uses the low ones.
+fn shard_of(hash: u128) -> usize {
+    (hash >> 112) as usize % SHARDS
 }
 
 #[cfg(test)]

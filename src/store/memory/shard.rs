@@ -2,11 +2,14 @@
 //!
 //! A hash table of whole counters would double at every growth and be half empty afterwards: 69 MB for a million.
 //! References are small enough to be half empty, and chunks are added one by one: 45 MB.
+//!
+//! A counter holds a state of up to 20 bytes. Longer ones (logs, windows of many counters) lie beside it, and count
+//! against the shard's maximum by their size.
 
 use hashbrown::HashTable;
 
 use super::Usage;
-use crate::algorithm::{Algorithm, Ask, Micros, State};
+use crate::algorithm::{Action, Algorithm, Ask, CLOCK_SLACK, Decision, Micros, State};
 
 /// Counters in a chunk: as many as fit into 8 KiB, which allocators hand out without waste.
 const CHUNK: usize = 8192 / size_of::<Slot>();
@@ -14,40 +17,57 @@ const CHUNK: usize = 8192 / size_of::<Slot>();
 const STEPS: usize = 4;
 /// Live counters that compete for being forgotten when the shard is full.
 const CANDIDATES: usize = 16;
+/// The length of a state that lies beside its counter, which then holds where.
+const LONG: u8 = u8::MAX;
 
-/// A counter, in words of 4 bytes: 8-byte fields would cost 4 bytes of padding each.
+/// A counter, in bytes and words of 4: 8-byte fields would cost 4 bytes of padding each.
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    hash: [u32; 4],
-    state: [u32; 4],
+    /// 88 bits. Of ten million names two have the same with a probability of 10⁻¹³.
+    hash: [u8; 11],
+    /// Bytes of the state.
+    len: u8,
+    state: [u8; State::INLINE],
     /// Seconds since the epoch, rounded up; 0 is a free place.
     expires: u32,
 }
 
 impl Slot {
-    fn hash(&self) -> u128 {
-        let [a, b, c, d] = self.hash.map(u128::from);
-        a | b << 32 | c << 64 | d << 96
-    }
-
-    fn state(&self) -> State {
-        let [a, b, c, d] = self.state.map(u64::from);
-        State([a | b << 32, c | d << 32])
-    }
-
-    fn write(&mut self, hash: u128, state: State, expires: Micros) {
-        let State([first, second]) = state;
-        self.hash = [hash as u32, (hash >> 32) as u32, (hash >> 64) as u32, (hash >> 96) as u32];
-        self.state = [first as u32, (first >> 32) as u32, second as u32, (second >> 32) as u32];
-        self.expires = u32::try_from(expires.ceil_secs()).unwrap_or(u32::MAX).max(1);
-    }
-
     fn is_free(&self) -> bool {
         self.expires == 0
     }
 
+    /// A clock that steps back must find its counters again.
     fn is_expired(&self, now: Micros) -> bool {
-        u64::from(self.expires) <= now.floor_secs()
+        u64::from(self.expires) + CLOCK_SLACK.floor_secs() <= now.floor_secs()
+    }
+
+    /// Where the long state is, if it is one.
+    fn beside(&self) -> Option<usize> {
+        let [a, b, c, d, ..] = self.state;
+        (self.len == LONG).then(|| u32::from_le_bytes([a, b, c, d]) as usize)
+    }
+
+    fn expire_at(&mut self, expires: Micros) {
+        self.expires = u32::try_from(expires.ceil_secs()).unwrap_or(u32::MAX).max(1);
+    }
+}
+
+/// What a counter is found by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Hash([u8; 11]);
+
+impl Hash {
+    pub(super) fn new(hash: u128) -> Self {
+        let mut bytes = [0; 11];
+        bytes.copy_from_slice(&hash.to_le_bytes()[..11]);
+        Self(bytes)
+    }
+
+    /// What the table of references sorts by.
+    fn low(bytes: [u8; 11]) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = bytes;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 }
 
@@ -59,6 +79,11 @@ pub(super) struct Shard {
     used: usize,
     free: Vec<u32>,
     hand: usize,
+    /// Long states, and the places among them that are free.
+    long: Vec<Vec<u8>>,
+    free_long: Vec<u32>,
+    /// Bytes that the long states take.
+    long_bytes: usize,
     max: usize,
     evicted: u64,
     expired: u64,
@@ -73,31 +98,51 @@ impl Shard {
             used: 0,
             free: Vec::new(),
             hand: 0,
+            long: Vec::new(),
+            free_long: Vec::new(),
+            long_bytes: 0,
             max,
             evicted: 0,
             expired: 0,
         }
     }
 
-    /// One step of the algorithm; a state that says nothing is not kept.
-    pub(super) fn apply(&mut self, hash: u128, algorithm: &Algorithm, ask: Ask) -> (State, bool) {
-        if let Some(place) = self.find(hash) {
-            let slot = self.slot_mut(place);
-            let before = slot.state();
-            let mut state = before;
+    /// One question of the algorithm; a state that says nothing is not kept.
+    pub(super) fn apply(&mut self, hash: Hash, algorithm: &Algorithm, ask: Ask) -> Decision {
+        let Some(place) = self.find(hash) else {
+            let mut state = State::default();
             let allowed = algorithm.step(&mut state, ask);
-            if state != before {
-                slot.write(hash, state, algorithm.expires(state));
+            let decision = algorithm.explain(&state, ask, allowed);
+            if !state.is_empty() && ask.action == Action::Take {
+                let expires = algorithm.expires(&state, ask.now);
+                self.insert(hash, state, expires, ask.now);
             }
-            return (state, allowed);
+            return decision;
+        };
+        let slot = self.slot(place);
+        match slot.beside() {
+            None => {
+                let before = *slot;
+                let mut state = State::from_bytes(&before.state[..before.len.into()]);
+                let allowed = algorithm.step(&mut state, ask);
+                let decision = algorithm.explain(&state, ask, allowed);
+                if state.as_bytes() != &before.state[..before.len.into()] {
+                    let expires = algorithm.expires(&state, ask.now);
+                    self.write(place, state, expires);
+                }
+                decision
+            }
+            Some(beside) => {
+                // Taken out and put back: a long state is never copied.
+                let mut state = State::from_vec(std::mem::take(&mut self.long[beside]));
+                self.long_bytes -= state.capacity();
+                let allowed = algorithm.step(&mut state, ask);
+                let decision = algorithm.explain(&state, ask, allowed);
+                let expires = algorithm.expires(&state, ask.now);
+                self.write(place, state, expires);
+                decision
+            }
         }
-        let mut state = State::default();
-        let allowed = algorithm.step(&mut state, ask);
-        let new = state != State::default() && ask.action == crate::algorithm::Action::Take;
-        if new {
-            self.insert(hash, state, algorithm.expires(state), ask.now);
-        }
-        (state, allowed)
     }
 
     /// Looks at the next few places and frees those that expired.
@@ -116,19 +161,47 @@ impl Shard {
         Usage { entities: self.index.len() as u64, evicted: self.evicted, expired: self.expired }
     }
 
-    fn find(&self, hash: u128) -> Option<u32> {
-        self.index.find(hash as u64, |place| self.slot(*place).hash() == hash).copied()
+    fn find(&self, hash: Hash) -> Option<u32> {
+        self.index.find(Hash::low(hash.0), |place| self.slot(*place).hash == hash.0).copied()
     }
 
-    fn insert(&mut self, hash: u128, state: State, expires: Micros, now: Micros) {
+    fn insert(&mut self, hash: Hash, state: State, expires: Micros, now: Micros) {
         self.reclaim(STEPS, now);
         if self.free.is_empty() && self.used >= self.max {
             self.evict();
         }
         let place = self.free.pop().unwrap_or_else(|| self.grow());
-        self.slot_mut(place).write(hash, state, expires);
+        self.slot_mut(place).hash = hash.0;
         let chunks = &self.chunks;
-        self.index.insert_unique(hash as u64, place, |place| slot(chunks, *place).hash() as u64);
+        self.index.insert_unique(Hash::low(hash.0), place, |place| Hash::low(slot(chunks, *place).hash));
+        self.write(place, state, expires);
+    }
+
+    /// Keeps the state, in the slot or beside it; the bytes beside are what a maximum of short ones may take.
+    fn write(&mut self, place: u32, state: State, expires: Micros) {
+        let beside = self.slot(place).beside();
+        let len = state.as_bytes().len();
+        let slot = self.slot_mut(place);
+        slot.expire_at(expires);
+        if len <= State::INLINE {
+            slot.state[..len].copy_from_slice(state.as_bytes());
+            slot.len = len as u8;
+            self.free_long.extend(beside.map(|beside| beside as u32));
+            return;
+        }
+        let beside = beside.unwrap_or_else(|| self.free_long.pop().map_or_else(|| self.grow_long(), |at| at as usize));
+        let mut bytes = state.into_vec();
+        if bytes.capacity() > 2 * len {
+            bytes.shrink_to_fit();
+        }
+        self.long_bytes += bytes.capacity();
+        self.long[beside] = bytes;
+        let slot = self.slot_mut(place);
+        slot.len = LONG;
+        slot.state[..4].copy_from_slice(&(beside as u32).to_le_bytes());
+        while self.long_bytes / size_of::<Slot>() + self.index.len() > self.max && self.index.len() > 1 {
+            self.evict();
+        }
     }
 
     fn grow(&mut self) -> u32 {
@@ -137,6 +210,11 @@ impl Shard {
         }
         self.used += 1;
         (self.used - 1) as u32
+    }
+
+    fn grow_long(&mut self) -> usize {
+        self.long.push(Vec::new());
+        self.long.len() - 1
     }
 
     /// Forgets the counter among the next few that would expire first.
@@ -150,9 +228,13 @@ impl Shard {
     }
 
     fn remove(&mut self, place: u32) {
-        let hash = self.slot(place).hash();
-        if let Ok(entry) = self.index.find_entry(hash as u64, |at| *at == place) {
+        let slot = *self.slot(place);
+        if let Ok(entry) = self.index.find_entry(Hash::low(slot.hash), |at| *at == place) {
             entry.remove();
+        }
+        if let Some(beside) = slot.beside() {
+            self.long_bytes -= std::mem::take(&mut self.long[beside]).capacity();
+            self.free_long.push(beside as u32);
         }
         *self.slot_mut(place) = Slot::default();
         self.free.push(place);

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     algorithm::Micros,
-    store::{Hit, StoreError},
+    store::{Charge, Hit, StoreError},
 };
 
 /// A call that has so many hits takes no further request: Redis does nothing else while it runs.
@@ -58,17 +58,23 @@ impl Batcher {
     }
 
     /// The steps of these hits, in their order.
-    pub(super) async fn steps(&self, hits: &[Hit<'_>], now: Micros) -> Result<Steps, StoreError> {
+    pub(super) async fn steps(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Steps, StoreError> {
         if !self.node.is_up() {
             return Err(StoreError::Unavailable);
         }
         let (answer, steps) = oneshot::channel();
-        self.enqueue(hits, now, answer);
+        self.enqueue(hits, charge, now, answer);
         // The sender is only dropped unused when the runtime ends.
         steps.await.unwrap_or(Err(StoreError::Unavailable))
     }
 
-    fn enqueue(&self, hits: &[Hit<'_>], now: Micros, answer: oneshot::Sender<Result<Steps, StoreError>>) {
+    fn enqueue(
+        &self,
+        hits: &[Hit<'_>],
+        charge: Charge,
+        now: Micros,
+        answer: oneshot::Sender<Result<Steps, StoreError>>,
+    ) {
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let room = |batch: &Batch| self.program.joins_requests() && batch.call.hits() + hits.len() <= FULL;
         if !next.last().is_some_and(room) {
@@ -77,8 +83,9 @@ impl Batcher {
         let Some(batch) = next.last_mut() else {
             return;
         };
-        for hit in hits {
-            self.program.add(&mut batch.call, hit, now);
+        for (place, hit) in hits.iter().enumerate() {
+            let together = if charge == Charge::All && place == 0 { hits.len() } else { 0 };
+            self.program.add(&mut batch.call, hit, together, now);
         }
         batch.waiting.push(Waiting { hits: hits.len(), answer });
         drop(next);

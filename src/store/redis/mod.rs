@@ -21,7 +21,7 @@ use self::{
     node::Node,
     program::{Program, Step},
 };
-use super::{Decisions, Hit, Metrics, StoreError};
+use super::{Charge, Decisions, Hit, Metrics, StoreError};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// Whose clock counts.
@@ -88,13 +88,13 @@ pub struct Redis {
 
 impl Redis {
     /// Decides all hits in one round trip.
-    pub async fn apply(&self, hits: &[Hit<'_>], now: Micros) -> Result<Decisions, StoreError> {
+    pub async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Decisions, StoreError> {
         let asked = Instant::now();
-        let steps = self.batcher.steps(hits, now).await;
+        let steps = self.batcher.steps(hits, charge, now).await;
         let decisions = steps.and_then(|(now, steps)| {
             let decide = |(hit, step): (&Hit<'_>, Step)| {
                 let allowed = step.allowed.ok_or(StoreError::Refused)?;
-                Ok(hit.algorithm.explain(step.state, hit.ask(now), allowed))
+                Ok(hit.algorithm.explain(&step.state, hit.ask(now), allowed))
             };
             hits.iter().zip(steps).map(decide).collect()
         });

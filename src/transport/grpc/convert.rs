@@ -3,7 +3,6 @@
 
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use sluicegate_proto::envoy::{
-    config::core::v3::HeaderValue,
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
     service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
@@ -12,7 +11,7 @@ use sluicegate_proto::envoy::{
     r#type::v3::RateLimitUnit,
 };
 
-use super::{Limits, Refusal, ResponseSettings};
+use super::{Limits, Refusal, ResponseSettings, headers::headers};
 use crate::{
     engine::{self, Descriptor, Request, Status, Verdict},
     rules::{Entry, Limit, Metadata, Unit},
@@ -103,10 +102,10 @@ fn encode_status(status: &Status) -> DescriptorStatus {
         // Absent for one unit, as the peer's answers are.
         unit_multiplier: (limit.unit_multiplier != 1).then_some(limit.unit_multiplier),
     });
-    // Envoy shows whole seconds and cuts the rest off: round up, or it would show 0.
+    // Envoy shows whole seconds and cuts the rest off: they are rounded up, or it would show 0.
     let reset = status
-        .reset
-        .map(|reset| prost_types::Duration { seconds: i64::try_from(reset.ceil_secs()).unwrap_or(i64::MAX), nanos: 0 });
+        .reset_seconds()
+        .map(|seconds| prost_types::Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 });
     DescriptorStatus {
         code: code(status.code).into(),
         current_limit: limit,
@@ -128,23 +127,8 @@ fn unit(unit: Unit) -> rate_limit::Unit {
     }
 }
 
-fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<HeaderValue> {
-    let Some(binding) = verdict.binding() else {
-        return Vec::new();
-    };
-    let header = |name: &str, value: u64| HeaderValue {
-        key: name.to_owned(),
-        value: value.to_string(),
-        ..HeaderValue::default()
-    };
-    vec![
-        header(&settings.limit_header, binding.limit.into()),
-        header(&settings.remaining_header, binding.remaining.into()),
-        header(&settings.reset_header, binding.reset_seconds),
-    ]
-}
-
-/// What was asked, and what the rules have to say: the peer's `RESPONSE_DYNAMIC_METADATA`.
+/// What was asked, and what the rules have to say: the peer's `RESPONSE_DYNAMIC_METADATA`. And ours: the exact numbers
+/// of every descriptor's answer.
 fn dynamic_metadata(verdict: &Verdict, request: &RateLimitRequest) -> Struct {
     let descriptor = |descriptor: &RateLimitDescriptor| {
         let entry =
@@ -171,13 +155,32 @@ fn dynamic_metadata(verdict: &Verdict, request: &RateLimitRequest) -> Struct {
     if let Some(metadata) = &verdict.metadata {
         fields.push(("metadata", encode_metadata(metadata)));
     }
+    fields.push(("sluicegate.statuses", list(verdict.statuses.iter().map(exact_status))));
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
+}
+
+/// In microseconds; what does not apply is left out.
+fn exact_status(status: &Status) -> Value {
+    let mut fields = vec![("allowed", boolean(!status.is_over()))];
+    if status.limit.is_some() {
+        fields.push(("remaining", number(status.remaining.into())));
+    }
+    fields.extend(status.reset.map(|reset| ("reset_us", number(reset.get() as f64))));
+    let retry_after = status.retry_after.filter(|_| status.is_over());
+    fields.extend(retry_after.map(|wait| ("retry_after_us", number(wait.get() as f64))));
+    if status.delay.get() > 0 {
+        fields.push(("delay_us", number(status.delay.get() as f64)));
+    }
+    if status.soft {
+        fields.push(("soft", boolean(true)));
+    }
+    map(fields)
 }
 
 fn encode_metadata(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value { kind: Some(Kind::NullValue(0)) },
-        Metadata::Bool(truth) => Value { kind: Some(Kind::BoolValue(*truth)) },
+        Metadata::Bool(truth) => boolean(*truth),
         Metadata::Number(value) => number(*value),
         Metadata::Text(value) => text(value.clone()),
         Metadata::List(values) => list(values.iter().map(encode_metadata)),
@@ -187,6 +190,10 @@ fn encode_metadata(metadata: &Metadata) -> Value {
 
 fn text(text: String) -> Value {
     Value { kind: Some(Kind::StringValue(text)) }
+}
+
+fn boolean(truth: bool) -> Value {
+    Value { kind: Some(Kind::BoolValue(truth)) }
 }
 
 fn number(number: f64) -> Value {

@@ -5,6 +5,7 @@
 
 mod connection;
 mod convert;
+mod headers;
 mod limits;
 mod server;
 mod service;
@@ -18,6 +19,6 @@ pub use limits::Limits;
 pub use server::{Server, ServerError};
 pub(crate) use service::HEALTH_NAMES;
 pub use service::{Handler, health};
-pub use settings::{ResponseSettings, Settings, TlsSettings};
+pub use settings::{HeaderStyle, ResponseSettings, Settings, TlsSettings};
 pub(crate) use status::Refusal;
 pub use tls::TlsError;

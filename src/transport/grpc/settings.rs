@@ -62,19 +62,37 @@ pub struct TlsSettings {
     pub client_ca_file: Option<PathBuf>,
 }
 
+/// How limits are written into headers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HeaderStyle {
+    /// Limit, remaining and reset in a header each, as envoyproxy/ratelimit does.
+    #[default]
+    Separate,
+    /// `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11. A draft: its next may differ.
+    #[serde(rename = "ietf-draft-11")]
+    IetfDraft11,
+    /// All of them.
+    Both,
+}
+
 /// What answers carry beside the verdict.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResponseSettings {
-    /// The three headers below, in `response_headers_to_add`.
+    /// Headers for the caller's response, in `response_headers_to_add`, and Retry-After when it is refused.
     pub headers: bool,
+    /// Which: the three below, the IETF draft's, or both.
+    pub header_style: HeaderStyle,
     /// Name of the header with the limit.
     pub limit_header: String,
     /// Name of the header with what remains.
     pub remaining_header: String,
     /// Name of the header with the seconds until the counter starts afresh.
     pub reset_header: String,
-    /// The request's descriptors and the rules' metadata, in `dynamic_metadata`.
+    /// Name of the header that marks an answer over a soft limit.
+    pub soft_header: String,
+    /// The request's descriptors, the rules' metadata and the exact numbers of every answer, in `dynamic_metadata`.
     pub dynamic_metadata: bool,
 }
 
@@ -82,9 +100,11 @@ impl Default for ResponseSettings {
     fn default() -> Self {
         Self {
             headers: false,
+            header_style: HeaderStyle::default(),
             limit_header: "RateLimit-Limit".into(),
             remaining_header: "RateLimit-Remaining".into(),
             reset_header: "RateLimit-Reset".into(),
+            soft_header: "RateLimit-Soft".into(),
             dynamic_metadata: false,
         }
     }

@@ -1,7 +1,10 @@
 //! What a person wrote, as types: every mistake is noted with its place, and reading goes on.
 
+mod shape;
+
 use super::{
-    limit::{FailurePolicy, Limit, Unit},
+    ip_prefix::IpPrefix,
+    limit::{FailurePolicy, Limit, LimitError, Unit},
     metadata::Metadata,
     problem::{Place, Problems},
     yaml::{self, Kind, Yaml},
@@ -10,6 +13,7 @@ use super::{
 pub(super) struct File {
     pub(super) domain: String,
     pub(super) place: Place,
+    pub(super) charge_all: bool,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
@@ -24,6 +28,7 @@ pub(super) struct Descriptor {
     pub(super) detailed_metric: bool,
     pub(super) value_to_metric: bool,
     pub(super) share_threshold: bool,
+    pub(super) ip_prefix: Option<IpPrefix>,
     pub(super) metadata: Option<Metadata>,
     pub(super) children: Vec<Descriptor>,
 }
@@ -35,9 +40,11 @@ pub(super) struct RateLimit {
     pub(super) name: String,
     pub(super) replaces: Vec<String>,
     pub(super) on_error: Option<FailurePolicy>,
+    /// Where `count_denied: true` stands, if it does.
+    count_denied: Option<Place>,
 }
 
-const ROOT: &[&str] = &["domain", "descriptors"];
+const ROOT: &[&str] = &["domain", "charge", "descriptors"];
 const DESCRIPTOR: &[&str] = &[
     "key",
     "value",
@@ -47,19 +54,57 @@ const DESCRIPTOR: &[&str] = &[
     "detailed_metric",
     "value_to_metric",
     "share_threshold",
+    "ip_prefix",
     "metadata",
     "descriptors",
 ];
-const RATE_LIMIT: &[&str] =
-    &["unit", "unit_multiplier", "requests_per_unit", "unlimited", "name", "replaces", "on_error"];
+const RATE_LIMIT: &[&str] = &[
+    "unit",
+    "unit_multiplier",
+    "requests_per_unit",
+    "unlimited",
+    "name",
+    "replaces",
+    "on_error",
+    "algorithm",
+    "buckets",
+    "edge",
+    "burst",
+    "queue",
+    "warm_up",
+    "count_denied",
+    "min_interval",
+    "soft",
+];
 const REPLACES: &[&str] = &["name"];
-/// Words that envoyproxy/ratelimit does not know: no file of its users has them in the wrong place.
-const OURS: &[&str] = &["unit_multiplier", "on_error"];
+const IP_PREFIX: &[&str] = &["v4", "v6"];
+/// Words that envoyproxy/ratelimit knows. A file of its users may have them in the wrong place.
+const PEERS: &[&str] = &[
+    "domain",
+    "descriptors",
+    "key",
+    "value",
+    "rate_limit",
+    "shadow_mode",
+    "quota_mode",
+    "detailed_metric",
+    "value_to_metric",
+    "share_threshold",
+    "metadata",
+    "unit",
+    "requests_per_unit",
+    "unlimited",
+    "name",
+    "replaces",
+];
+/// What `charge` can be, and whether that is all or nothing.
+const CHARGES: [(&str, bool); 2] = [("each", false), ("all", true)];
 const PLACES: &[(&str, &[&str])] = &[
     ("at the top of the file", ROOT),
     ("in a descriptor", DESCRIPTOR),
     ("under rate_limit", RATE_LIMIT),
     ("in an entry of replaces", REPLACES),
+    ("under ip_prefix", IP_PREFIX),
 ];
 
 /// Reads one file; `None` when nothing of it can be used.
@@ -78,10 +123,12 @@ pub(super) fn read(text: &str, problems: &mut Problems<'_>) -> Option<File> {
     };
     let mut reader = Reader { problems };
     let mut domain = None;
+    let mut charge_all = false;
     let mut descriptors = Vec::new();
     for (key, place, value) in reader.map(&root, ROOT)? {
         match key {
             "domain" => domain = reader.text(key, value).map(|text| (text, place)),
+            "charge" => charge_all = reader.word(key, value, &CHARGES).unwrap_or_default(),
             "descriptors" => descriptors = reader.descriptors(value),
             _ => {}
         }
@@ -90,7 +137,10 @@ pub(super) fn read(text: &str, problems: &mut Problems<'_>) -> Option<File> {
         reader.problems.error(root.place, "the file has no domain, or an empty one");
         return None;
     };
-    Some(File { domain, place, descriptors })
+    if charge_all {
+        reader.deny_counted_denials(&descriptors);
+    }
+    Some(File { domain, place, charge_all, descriptors })
 }
 
 struct Reader<'r, 'p> {
@@ -154,7 +204,7 @@ impl Reader<'_, '_> {
     /// envoyproxy/ratelimit takes such files and ignores the key.
     fn stray(&mut self, key: &str, place: Place, known: &[&str]) {
         let home = PLACES.iter().find(|(_, keys)| keys.contains(&key));
-        if let Some((where_to, _)) = home.filter(|_| !OURS.contains(&key)) {
+        if let Some((where_to, _)) = home.filter(|_| PEERS.contains(&key)) {
             self.problems.warning(place, format!("{key} has no effect here; it belongs {where_to}"));
             return;
         }
@@ -183,7 +233,7 @@ impl Reader<'_, '_> {
 
     fn descriptor(&mut self, node: &Yaml) -> Option<Descriptor> {
         let mut it = Descriptor { place: node.place, ..Descriptor::default() };
-        let mut share_threshold = None;
+        let (mut share_threshold, mut ip_prefix) = (None, None);
         for (key, place, value) in self.map(node, DESCRIPTOR)? {
             match key {
                 "key" => it.key = self.text(key, value).unwrap_or_default(),
@@ -194,6 +244,7 @@ impl Reader<'_, '_> {
                 "detailed_metric" => it.detailed_metric = self.boolean(key, value),
                 "value_to_metric" => it.value_to_metric = self.boolean(key, value),
                 "share_threshold" => share_threshold = self.boolean(key, value).then_some(place),
+                "ip_prefix" => ip_prefix = self.ip_prefix(value).map(|prefix| (prefix, place)),
                 "metadata" => it.metadata = self.metadata(value),
                 "descriptors" => it.children = self.descriptors(value),
                 _ => {}
@@ -210,6 +261,12 @@ impl Reader<'_, '_> {
                 self.problems.error(place, message);
             }
         }
+        if let Some((prefix, place)) = ip_prefix {
+            it.ip_prefix = Some(prefix);
+            if it.share_threshold {
+                self.problems.error(place, "ip_prefix and share_threshold exclude each other: one counter has no prefixes");
+            }
+        }
         Some(it)
     }
 
@@ -220,6 +277,7 @@ impl Reader<'_, '_> {
         let mut it = RateLimit::default();
         let (mut unit, mut requests, mut multiplier, mut unlimited) = (None, None, None, false);
         let mut replaces = Vec::new();
+        let mut words = shape::Words::default();
         for (key, place, value) in self.map(node, RATE_LIMIT)? {
             match key {
                 "unit" => unit = Some((self.unit(value), value.place)),
@@ -228,8 +286,8 @@ impl Reader<'_, '_> {
                 "unlimited" => unlimited = self.boolean(key, value),
                 "name" => it.name = self.text(key, value).unwrap_or_default(),
                 "replaces" => replaces = self.replaces(value),
-                "on_error" => it.on_error = self.failure_policy(value),
-                _ => {}
+                "on_error" => it.on_error = self.word(key, value, &FailurePolicy::ALL.map(|it| (it.name(), it))),
+                word => words.read(self, word, place, value),
             }
         }
         for (name, place) in replaces {
@@ -245,6 +303,7 @@ impl Reader<'_, '_> {
             for place in [unit.map(|(_, place)| place), multiplier.map(|(_, place)| place)].into_iter().flatten() {
                 self.problems.error(place, "a limit is either unlimited or has a unit, not both");
             }
+            words.refuse_all(self);
             return Some(it);
         }
         let Some((unit, _)) = unit else {
@@ -256,11 +315,17 @@ impl Reader<'_, '_> {
             let message = "rate_limit has no requests_per_unit: that is 0, and refuses every request";
             self.problems.warning(node.place, message);
         }
-        let (multiplier, place) = multiplier.unwrap_or((Some(1), node.place));
-        match Limit::new(requests.unwrap_or(Some(0))?, unit?, multiplier?) {
+        let (multiplier, multiplier_place) = multiplier.unwrap_or((Some(1), node.place));
+        it.count_denied = words.explicit_count_denied();
+        let place_of = |error: LimitError| match error.word() {
+            "unit_multiplier" => multiplier_place,
+            word => words.place(word).unwrap_or(node.place),
+        };
+        let shape = words.shape(self)?;
+        match Limit::shaped(requests.unwrap_or(Some(0))?, unit?, multiplier?, shape) {
             Ok(limit) => it.limit = Some(limit),
             Err(error) => {
-                self.problems.error(place, error.to_string());
+                self.problems.error(place_of(error), error.to_string());
                 return None;
             }
         }
@@ -276,14 +341,38 @@ impl Reader<'_, '_> {
         unit
     }
 
-    fn failure_policy(&mut self, node: &Yaml) -> Option<FailurePolicy> {
-        let text = self.text("on_error", node)?;
-        let policy = FailurePolicy::ALL.into_iter().find(|policy| policy.name() == text);
-        if policy.is_none() {
-            let names = FailurePolicy::ALL.map(FailurePolicy::name).join(", ");
-            self.problems.error(node.place, format!("on_error {text:?} is not one of {names}"));
+    /// One of a few words.
+    fn word<T: Copy>(&mut self, name: &str, node: &Yaml, words: &[(&str, T)]) -> Option<T> {
+        let text = self.text(name, node)?;
+        let meant = words.iter().find(|(word, _)| *word == text).map(|(_, meant)| *meant);
+        if meant.is_none() {
+            let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
+            self.problems.error(node.place, format!("{name} {text:?} is not one of {}", words.join(", ")));
         }
-        policy
+        meant
+    }
+
+    fn ip_prefix(&mut self, node: &Yaml) -> Option<IpPrefix> {
+        let mut prefix = IpPrefix::default();
+        for (key, _, value) in self.map(node, IP_PREFIX)? {
+            let (bits, most) = if key == "v4" { (&mut prefix.v4, 32) } else { (&mut prefix.v6, 128) };
+            match self.number(key, value) {
+                Some(number) if (1..=most).contains(&number) => *bits = number as u8,
+                Some(_) => self.problems.error(value.place, format!("{key} must be a prefix length from 1 to {most}")),
+                None => {}
+            }
+        }
+        Some(prefix)
+    }
+
+    /// With `charge: all` a refused request takes nothing, so nothing of it can be counted.
+    fn deny_counted_denials(&mut self, descriptors: &[Descriptor]) {
+        for descriptor in descriptors {
+            if let Some(place) = descriptor.rate_limit.as_ref().and_then(|limit| limit.count_denied) {
+                self.problems.error(place, "count_denied contradicts the domain's charge: all");
+            }
+            self.deny_counted_denials(&descriptor.children);
+        }
     }
 
     fn replaces(&mut self, node: &Yaml) -> Vec<(String, Place)> {

@@ -1,0 +1,154 @@
+//! The arithmetic of token bucket, leaky bucket and GCRA, which are one: a bucket drains at the limit's pace, every
+//! hit pours a drop in, and what would overflow is refused. What is remembered is when the bucket will have drained
+//! (GCRA's theoretical arrival time), so nothing has to run while nobody asks.
+//!
+//! The instant is exact: whole microseconds and a fraction in parts of the limit's own ([`Pace`]). The time that a
+//! full bucket takes to drain stands beside it, so that a changed limit is noticed and the level scaled: a bucket
+//! that was half full is half full.
+
+use smallvec::smallvec;
+
+use super::{
+    Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, State,
+    pace::{Pace, Span},
+    tempo::Tempo,
+};
+
+/// A bucket with its pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bucket {
+    pace: Pace,
+    quota: Quota,
+    /// Hits that need not wait.
+    at_once: u64,
+    count_denied: bool,
+    /// Until a full bucket has drained.
+    full: Span,
+    /// The same as it stands in the state.
+    tempo: Tempo,
+}
+
+/// The level of a bucket, as the instant at which it will have drained.
+#[derive(Clone, Copy, Debug)]
+struct Level {
+    at: Span,
+    /// It differs from what is stored.
+    changed: bool,
+}
+
+impl Bucket {
+    pub(super) const ARGUMENTS: &'static [&'static str] = &[
+        "charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied",
+    ];
+    pub(super) const SCRIPT: &'static str = include_str!("bucket.lua");
+
+    /// `requests` hits per window drain, `quota` hits fit in, and those above `at_once` are told to wait. `None` for no
+    /// requests, no room, or a bucket that takes longer than [`LONGEST`] to drain.
+    pub(super) fn new(requests: u32, window: Micros, quota: Quota, at_once: u64, count_denied: bool) -> Option<Self> {
+        let pace = Pace::new(requests, window)?;
+        let full = pace.span(quota.ceiling());
+        let fits = quota.limit() > 0 && full.ceil() <= LONGEST && window <= LONGEST;
+        fits.then(|| Self { pace, quota, at_once, count_denied, full, tempo: Tempo::new(full.ceil()) })
+    }
+
+    /// More than fits in is refused whatever it is, so it need not be known exactly.
+    fn charge(&self, cost: u64) -> Span {
+        self.pace.span(cost.min(self.quota.ceiling() + 1))
+    }
+
+    pub(super) fn arguments(&self, ask: Ask) -> Arguments {
+        let (charge, full, parts) = (self.charge(ask.cost), self.full, self.pace.parts());
+        let Tempo { mantissa, exponent } = self.tempo;
+        let (slack, denied) = (CLOCK_SLACK.get(), self.count_denied.into());
+        smallvec![
+            charge.micros, charge.part, full.micros, full.part, parts, slack, mantissa.into(), exponent.into(), denied
+        ]
+    }
+
+    fn level(&self, state: &State, now: Micros) -> Level {
+        let empty = Span { micros: now.get(), part: 0 };
+        let (Some(micros), Some(part), Some(mantissa), Some(exponent)) =
+            (state.number::<7>(0), state.number::<4>(7), state.number::<4>(11), state.number::<1>(15))
+        else {
+            return Level { at: empty, changed: false };
+        };
+        let stored = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
+        let mut level = if micros < now.get() {
+            Level { at: empty, changed: false }
+        } else if stored != self.tempo {
+            let used = Micros::new(micros - now.get() + part.min(1));
+            let used = stored.scale(used, self.tempo).min(Micros::new(self.full.micros));
+            Level { at: self.pace.add(empty, Span { micros: used.get(), part: 0 }), changed: true }
+        } else {
+            Level { at: Span { micros, part: part.min(self.pace.parts() - 1) }, changed: false }
+        };
+        if level.at.micros - now.get() > self.full.micros + CLOCK_SLACK.get() {
+            level = Level { at: self.pace.add(empty, self.full), changed: true };
+        }
+        level
+    }
+
+    pub(super) fn step(&self, state: &mut State, ask: Ask) -> bool {
+        let now = Span { micros: ask.now.get(), part: 0 };
+        let Level { mut at, mut changed } = self.level(state, ask.now);
+        let charge = self.charge(ask.cost);
+        let mut allowed = true;
+        if ask.action == Action::Return {
+            if at > now {
+                at = self.pace.subtract(at, charge);
+                changed = true;
+            }
+        } else {
+            let full = self.pace.add(now, self.full);
+            let mut after = self.pace.add(at, charge);
+            allowed = after <= full;
+            if !allowed {
+                after = full.max(at);
+            }
+            if ask.action == Action::Take && (allowed || self.count_denied) {
+                (at, changed) = (after, true);
+            }
+        }
+        if changed {
+            state.clear();
+        }
+        if changed && at > now {
+            state.push::<7>(at.micros);
+            state.push::<4>(at.part);
+            state.push::<4>(self.tempo.mantissa.into());
+            state.push::<1>(self.tempo.exponent.into());
+        }
+        allowed
+    }
+
+    pub(super) fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        let now = Span { micros: ask.now.get(), part: 0 };
+        let level = self.pace.subtract(self.level(state, ask.now).at, now);
+        let charge = self.charge(ask.cost);
+        // What a look asks about is not poured in.
+        let after = if ask.action == Action::Peek { self.pace.add(level, charge) } else { level };
+        let limit = self.pace.span(self.quota.limit());
+        let remaining = self.pace.hits(self.pace.subtract(limit, level));
+        let until = |level: Span, room: Span| self.pace.subtract(level, room).ceil();
+        let more = self.pace.subtract(limit, self.pace.span(remaining + 1));
+        let possible = ask.cost <= self.quota.ceiling();
+        Decision {
+            allowed,
+            soft: allowed && ask.action != Action::Return && after > limit,
+            remaining,
+            used: self.pace.hits_begun(level),
+            reset: level.ceil(),
+            next: if remaining < self.quota.limit() { until(level, more) } else { Micros::ZERO },
+            retry_after: (!allowed && possible).then(|| until(level, self.pace.subtract(self.full, charge))),
+            delay: if allowed && ask.action != Action::Return {
+                until(after, self.pace.span(self.at_once))
+            } else {
+                Micros::ZERO
+            },
+        }
+    }
+
+    pub(super) fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.level(state, now).at.ceil()
+    }
+}

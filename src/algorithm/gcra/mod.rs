@@ -1,0 +1,44 @@
+//! GCRA, the generic cell rate algorithm of ITU-T I.371: a token bucket by another name, kept as one instant.
+//!
+//! `burst` is the most that passes at once, as governor and throttlecrab count it; redis-cell's `max_burst` is one less.
+
+use super::{Arguments, Ask, Decision, Micros, Quota, Rule, State, bucket::Bucket};
+
+/// Cells that conform.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gcra(Bucket);
+
+impl Gcra {
+    /// `requests` per window in the long run, and `burst` at once. `None` when either is 0 or a window, or the time to
+    /// regain a burst, is longer than [`super::LONGEST`].
+    #[must_use]
+    pub fn new(requests: u32, window: Micros, burst: Quota, count_denied: bool) -> Option<Self> {
+        Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
+    }
+}
+
+impl Rule for Gcra {
+    const NAME: &'static str = "gcra";
+    const TAG: &'static str = "gcra";
+    const SCRIPT: &'static str = Bucket::SCRIPT;
+    const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        self.0.arguments(ask)
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        self.0.step(state, ask)
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        self.0.explain(state, ask, allowed)
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.0.expires(state, now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,203 @@
+//! Laws that every algorithm keeps, whatever its numbers: held against random rules and random histories.
+
+use proptest::{prelude::*, sample::select};
+
+use super::{
+    fixed_window::FixedWindow,
+    gcra::Gcra,
+    leaky_bucket::LeakyBucket,
+    sliding_log::SlidingLog,
+    sliding_window::{Edge, SlidingWindow},
+    token_bucket::TokenBucket,
+    warm_up::WarmUp,
+    *,
+};
+
+const START: u64 = 1_763_672_400_000_000;
+
+/// Small numbers and windows, where histories meet every edge.
+fn algorithm() -> impl Strategy<Value = Algorithm> {
+    let numbers = (1_u32..12, select(vec![1_u64, 7, 1_000, 1_000_000, 60_000_000]), 0_u32..3, any::<bool>(), 1_u32..8);
+    (numbers, 0_usize..8).prop_map(|((requests, window, soft, count_denied, other), kind)| {
+        let (window, percent) = (Micros::new(window), soft * 50);
+        let quota = Quota::soft(requests.into(), percent);
+        let burst = Quota::soft(other.into(), percent);
+        let edge = if other % 2 == 0 { Edge::Strict } else { Edge::Weighted };
+        match kind {
+            0 => FixedWindow::new(quota, window.max(Micros::from_secs(1)), count_denied).unwrap().into(),
+            1 => SlidingWindow::new(quota, window, 1, edge, count_denied).unwrap().into(),
+            2 => SlidingWindow::new(quota, window, other, edge, count_denied).unwrap().into(),
+            3 => SlidingLog::new(quota, window, Micros::ZERO, count_denied).unwrap().into(),
+            4 => TokenBucket::new(requests, window, burst, count_denied).unwrap().into(),
+            5 => WarmUp::new(requests, window, other, Micros::new(window.get() * 3 + 1), count_denied).unwrap().into(),
+            6 => LeakyBucket::new(requests, window, burst, u64::from(other / 2), count_denied).unwrap().into(),
+            _ => Gcra::new(requests, window, burst, count_denied).unwrap().into(),
+        }
+    })
+}
+
+/// Steps through time in quarters of the window and single microseconds.
+fn history() -> impl Strategy<Value = Vec<(Action, u64, u64)>> {
+    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return)];
+    let ahead = prop_oneof![Just(0_u64), Just(1), 1..30_000_000_u64, Just(15_000_000), Just(60_000_000)];
+    prop::collection::vec((action, 0_u64..5, ahead), 0..20)
+}
+
+/// Replays a history; returns the state and the instant after it.
+fn replay(algorithm: &Algorithm, history: &[(Action, u64, u64)]) -> (State, u64) {
+    let (mut state, mut now) = (State::default(), START);
+    for (action, cost, ahead) in history {
+        now += ahead;
+        algorithm.apply(&mut state, Ask { action: *action, cost: *cost, now: Micros::new(now) });
+    }
+    (state, now)
+}
+
+/// What an algorithm would say, without changing the state.
+fn peek(algorithm: &Algorithm, state: &State, cost: u64, now: u64) -> Decision {
+    algorithm.apply(&mut state.clone(), Ask { action: Action::Peek, cost, now: Micros::new(now) })
+}
+
+/// How many single hits pass at one instant.
+fn greedy(algorithm: &Algorithm, state: &State, now: u64) -> u64 {
+    let mut state = state.clone();
+    let take = Ask { action: Action::Take, cost: 1, now: Micros::new(now) };
+    (0..100).take_while(|_| algorithm.apply(&mut state, take).allowed).count() as u64
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn a_refusal_says_exactly_when_the_same_cost_passes(
+        algorithm in algorithm(), history in history(), cost in 0_u64..14,
+    ) {
+        let (state, now) = replay(&algorithm, &history);
+        let refusal = peek(&algorithm, &state, cost, now);
+        prop_assert_eq!(refusal.retry_after.is_some() && refusal.allowed, false);
+        if refusal.allowed {
+            return Ok(());
+        }
+        match refusal.retry_after {
+            Some(wait) => {
+                prop_assert!(wait > Micros::ZERO);
+                prop_assert!(peek(&algorithm, &state, cost, now + wait.get()).allowed, "{:?}", refusal);
+                prop_assert!(!peek(&algorithm, &state, cost, now + wait.get() - 1).allowed, "{:?}", refusal);
+            }
+            None => prop_assert!(!peek(&algorithm, &State::default(), cost, now).allowed, "a fresh counter refuses it too"),
+        }
+    }
+
+    #[test]
+    fn what_remains_passes_and_no_more(algorithm in algorithm(), history in history()) {
+        let (state, now) = replay(&algorithm, &history);
+        let look = peek(&algorithm, &state, 0, now);
+        if look.remaining > 0 {
+            let last = peek(&algorithm, &state, look.remaining, now);
+            prop_assert!(last.allowed && !last.soft, "{:?}", look);
+        }
+        let more = peek(&algorithm, &state, look.remaining + 1, now);
+        prop_assert!(!more.allowed || more.soft, "{:?} {:?}", look, more);
+    }
+
+    #[test]
+    fn more_remains_exactly_when_it_is_said(algorithm in algorithm(), history in history()) {
+        let (state, now) = replay(&algorithm, &history);
+        let look = peek(&algorithm, &state, 0, now);
+        if look.next > Micros::ZERO {
+            let then = now + look.next.get();
+            prop_assert!(peek(&algorithm, &state, 0, then).remaining > look.remaining);
+            prop_assert_eq!(peek(&algorithm, &state, 0, then - 1).remaining, look.remaining);
+        } else {
+            prop_assert_eq!(look.remaining, peek(&algorithm, &State::default(), 0, now).remaining);
+        }
+    }
+
+    #[test]
+    fn all_is_restored_exactly_when_it_is_said(algorithm in algorithm(), history in history()) {
+        let (state, now) = replay(&algorithm, &history);
+        let look = peek(&algorithm, &state, 0, now);
+        let full = peek(&algorithm, &State::default(), 0, now).remaining;
+        let later = peek(&algorithm, &state, 0, now + look.reset.get());
+        prop_assert_eq!((later.remaining, later.used), (full, 0));
+        if look.used > 0 {
+            prop_assert!(peek(&algorithm, &state, 0, now + look.reset.get() - 1).used > 0, "{:?}", look);
+        }
+    }
+
+    #[test]
+    fn a_peek_takes_nothing_and_foretells_the_take(
+        algorithm in algorithm(), history in history(), cost in 1_u64..14,
+    ) {
+        let (state, now) = replay(&algorithm, &history);
+        let mut after = state.clone();
+        let look = Ask { action: Action::Peek, cost, now: Micros::new(now) };
+        let foretold = algorithm.apply(&mut after, look);
+        prop_assert_eq!(&after, &state);
+        let take = algorithm.apply(&mut after, Ask { action: Action::Take, ..look });
+        prop_assert_eq!((foretold.allowed, foretold.soft, foretold.delay), (take.allowed, take.soft, take.delay));
+    }
+
+    #[test]
+    fn more_time_never_turns_a_pass_into_a_refusal(
+        algorithm in algorithm(), history in history(), cost in 0_u64..6, later in 0..100_000_000_u64,
+    ) {
+        let (state, now) = replay(&algorithm, &history);
+        if peek(&algorithm, &state, cost, now).allowed {
+            prop_assert!(peek(&algorithm, &state, cost, now + later).allowed);
+        }
+    }
+
+    #[test]
+    fn what_is_given_back_can_be_taken_again(algorithm in algorithm(), history in history(), cost in 1_u64..6) {
+        let (mut state, now) = replay(&algorithm, &history);
+        let ask = |action| Ask { action, cost, now: Micros::new(now) };
+        let before = peek(&algorithm, &state, 0, now).remaining;
+        algorithm.apply(&mut state, ask(Action::Return));
+        let given = peek(&algorithm, &state, 0, now).remaining;
+        prop_assert!(given >= before && given <= peek(&algorithm, &State::default(), 0, now).remaining);
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_grants_nothing_and_locks_nobody_out(
+        algorithm in algorithm(), history in history(), back in 1..60_000_000_u64, cost in 0_u64..3,
+    ) {
+        let (mut state, now) = replay(&algorithm, &history);
+        // Somebody has seen the later time.
+        algorithm.apply(&mut state, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+        let here = greedy(&algorithm, &state, now);
+        prop_assert!(greedy(&algorithm, &state, now - back) <= here);
+        // Nor by asking while the clock is behind, and then at the old time.
+        let mut asked = state.clone();
+        let take = Ask { action: Action::Take, cost, now: Micros::new(now - back) };
+        let passed = algorithm.apply(&mut asked, take);
+        let gained = if passed.allowed { cost } else { 0 };
+        prop_assert!(greedy(&algorithm, &asked, now) + gained <= here.max(cost));
+        // Whoever would be served again after some time is, at most the step later.
+        let reset = peek(&algorithm, &state, 0, now).reset;
+        prop_assert!(peek(&algorithm, &state, 0, now - back).reset.get() <= reset.get() + back);
+    }
+
+    #[test]
+    fn a_clock_that_was_wrong_by_years_locks_nobody_out(algorithm in algorithm(), history in history()) {
+        let (mut state, now) = replay(&algorithm, &history);
+        let now = now - 5 * 31_536_000_000_000;
+        let look = algorithm.apply(&mut state, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+        // For about as long as by a limiter that was just used up, and not for years.
+        let mut used_up = State::default();
+        for _ in 0..100 {
+            algorithm.apply(&mut used_up, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+        }
+        let longest = peek(&algorithm, &used_up, 0, now).reset + CLOCK_SLACK;
+        prop_assert!(look.reset.get() <= 10 * longest.get(), "{:?}, {:?}", look, longest);
+    }
+
+    #[test]
+    fn a_state_that_expired_says_no_more_than_none(
+        algorithm in algorithm(), history in history(), cost in 0_u64..14, later in 0..100_000_000_u64,
+    ) {
+        let (state, now) = replay(&algorithm, &history);
+        let expired = algorithm.expires(&state, Micros::new(now)).get().max(now) + later;
+        prop_assert_eq!(peek(&algorithm, &state, cost, expired), peek(&algorithm, &State::default(), cost, expired));
+    }
+}

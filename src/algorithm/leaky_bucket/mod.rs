@@ -1,0 +1,46 @@
+//! Leaky bucket: as a meter it polices (what overflows is refused), with a queue it shapes.
+//!
+//! With a queue, up to `queue` hits more than the burst pass, each with the delay after which it may go on, so that
+//! what leaves conforms to the limit's pace. With `burst: 1` hits leave one by one, `window / requests` apart.
+
+use super::{Arguments, Ask, Decision, Micros, Quota, Rule, State, bucket::Bucket};
+
+/// A bucket that leaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeakyBucket(Bucket);
+
+impl LeakyBucket {
+    /// `requests` leak per window; of the `room`, `at_once` hits go on without waiting and the rest is told to wait.
+    /// `None` when there are no requests or no room, or a window, or the time to drain, is longer than
+    /// [`super::LONGEST`].
+    #[must_use]
+    pub fn new(requests: u32, window: Micros, room: Quota, at_once: u64, count_denied: bool) -> Option<Self> {
+        Bucket::new(requests, window, room, at_once, count_denied).map(Self)
+    }
+}
+
+impl Rule for LeakyBucket {
+    const NAME: &'static str = "leaky_bucket";
+    const TAG: &'static str = "lb";
+    const SCRIPT: &'static str = Bucket::SCRIPT;
+    const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        self.0.arguments(ask)
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        self.0.step(state, ask)
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        self.0.explain(state, ask, allowed)
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.0.expires(state, now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,21 @@
+-- What several scripts call. Numbers are doubles: whole and exact up to 2^53, and everything here stays below that.
+local TAKE, PEEK, RETURN = 0, 1, 2
+local MAX = 9007199254740991
+local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+
+-- count * part / whole, rounded up, for count < 2^51 and part <= whole <= 2^49. When the product outgrows a double it
+-- is divided as on paper, three bits of the count at a time.
+local function share(count, part, whole)
+  local product = count * part
+  if product <= MAX then
+    return ceil(product / whole)
+  end
+  local quotient, rest, place = 0, 0, 2 ^ 48
+  repeat
+    rest = rest * 8 + floor(count / place) % 8 * part
+    local digit = floor(rest / whole)
+    quotient, rest = quotient * 8 + digit, rest - digit * whole
+    place = place / 8
+  until place < 1
+  return rest > 0 and quotient + 1 or quotient
+end

@@ -1,0 +1,39 @@
+//! Parts of a whole, exactly: products that outgrow 64 bits are taken in 128. `share` in prelude.lua is a twin.
+
+/// `count · part / whole`, rounded up. A whole of nothing has no parts.
+pub(super) fn ceil(count: u64, part: u64, whole: u64) -> u64 {
+    match (count.checked_mul(part), whole) {
+        (_, 0) => 0,
+        (Some(product), whole) => product.div_ceil(whole),
+        (None, whole) => narrow((u128::from(count) * u128::from(part)).div_ceil(whole.into())),
+    }
+}
+
+/// `count · part / whole`, rounded down. A whole of nothing has no parts.
+pub(super) fn floor(count: u64, part: u64, whole: u64) -> u64 {
+    match (count.checked_mul(part), whole) {
+        (_, 0) => 0,
+        (Some(product), whole) => product / whole,
+        (None, whole) => narrow(u128::from(count) * u128::from(part) / u128::from(whole)),
+    }
+}
+
+fn narrow(wide: u128) -> u64 {
+    u64::try_from(wide).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn is_exact_however_large(count: u64, part: u64, whole in 1..u64::MAX) {
+            let product = u128::from(count) * u128::from(part);
+            let (floor, ceil) = (u128::from(super::floor(count, part, whole)), u128::from(super::ceil(count, part, whole)));
+            prop_assume!(product.div_ceil(whole.into()) <= u64::MAX.into());
+            prop_assert!(floor * u128::from(whole) <= product && product - floor * u128::from(whole) < whole.into());
+            prop_assert_eq!(ceil, product.div_ceil(whole.into()));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Sliding log: the instant of every hit that passed, so the count of any window is exact.
+//!
+//! Seven bytes a hit, oldest first, and a hit lies in the window for exactly the window's length. The price is memory
+//! that grows with the limit, which is therefore bounded. With `min_interval`, passes also keep that distance; with
+//! `count_denied`, refused hits are logged as well (the newest that fill the limit), and whoever keeps asking stays out.
+
+use smallvec::smallvec;
+
+use super::{Action, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, State};
+
+/// At most `limit` hits in any window, exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingLog {
+    quota: Quota,
+    window: Micros,
+    min_interval: Micros,
+    count_denied: bool,
+}
+
+/// Bytes of an instant.
+const ENTRY: usize = 7;
+
+impl SlidingLog {
+    /// The largest limit, soft part included: 7 kB for each counter.
+    pub const MOST: u64 = 1_000;
+    /// The longest window: ten years.
+    pub const LONGEST: Micros = Micros::from_secs(10 * 31_536_000);
+
+    /// `None` for a quota above [`Self::MOST`], a window of no length or longer than [`Self::LONGEST`], or an interval
+    /// longer than the window.
+    #[must_use]
+    pub fn new(quota: Quota, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
+        let fits = window > Micros::ZERO && window <= Self::LONGEST && min_interval <= window;
+        (fits && quota.ceiling() <= Self::MOST).then_some(Self { quota, window, min_interval, count_denied })
+    }
+
+    /// The log's instant at a place from the oldest.
+    fn entry(state: &State, place: usize) -> u64 {
+        state.number::<ENTRY>(ENTRY * place).unwrap_or_default()
+    }
+
+    fn len(state: &State) -> usize {
+        state.as_bytes().len() / ENTRY
+    }
+
+    fn newest(state: &State) -> Option<u64> {
+        Self::len(state).checked_sub(1).map(|last| Self::entry(state, last))
+    }
+
+    /// How many of the oldest hits have left the window.
+    fn gone(&self, state: &State, now: Micros) -> usize {
+        let (mut low, mut high) = (0, Self::len(state));
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            let left = Self::entry(state, middle) + self.window.get() <= now.get();
+            if left { low = middle + 1 } else { high = middle }
+        }
+        low
+    }
+
+    /// A log from a clock that was far ahead: its hits become hits of now.
+    fn believe(state: &mut State, now: Micros) {
+        if Self::newest(state).is_none_or(|newest| newest <= now.get() + CLOCK_SLACK.get()) {
+            return;
+        }
+        let entries: Vec<_> = (0..Self::len(state)).map(|place| Self::entry(state, place).min(now.get())).collect();
+        state.clear();
+        entries.into_iter().for_each(|entry| state.push::<ENTRY>(entry));
+    }
+
+    fn is_spaced(&self, state: &State, ask: Ask) -> bool {
+        let newest = Self::newest(state).filter(|_| ask.cost > 0 && self.min_interval > Micros::ZERO);
+        newest.is_none_or(|newest| newest + self.min_interval.get() <= ask.now.get())
+    }
+}
+
+impl Rule for SlidingLog {
+    const NAME: &'static str = "sliding_log";
+    const TAG: &'static str = "sl";
+    const SCRIPT: &'static str = include_str!("script.lua");
+    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "interval", "slack", "count_denied"];
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        let (cost, ceiling) = (ask.cost.min(Self::MOST + 1), self.quota.ceiling());
+        let (window, interval) = (self.window.get(), self.min_interval.get());
+        smallvec![cost, ceiling, window, interval, CLOCK_SLACK.get(), self.count_denied.into()]
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        Self::believe(state, ask.now);
+        let cost = ask.cost.min(Self::MOST + 1);
+        let gone = self.gone(state, ask.now);
+        let held = (Self::len(state) - gone) as u64;
+        if ask.action == Action::Return {
+            let given = cost.min(held) as usize;
+            if given > 0 {
+                state.cut_back(ENTRY * given);
+                state.cut_front(ENTRY * gone);
+            }
+            return true;
+        }
+        let allowed = held + cost <= self.quota.ceiling() && self.is_spaced(state, ask);
+        if ask.action == Action::Take && (allowed || self.count_denied) {
+            let at = Self::newest(state).unwrap_or_default().max(ask.now.get());
+            // Refused hits push the oldest out: only the newest that fill the limit can matter.
+            let added = cost.min(self.quota.ceiling());
+            let pushed_out = (held + added).saturating_sub(self.quota.ceiling()) as usize;
+            state.cut_front(ENTRY * (gone + pushed_out));
+            (0..added).for_each(|_| state.push::<ENTRY>(at));
+        }
+        allowed
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        let gone = self.gone(state, ask.now);
+        let used = (Self::len(state) - gone) as u64;
+        // Until so many of the hits in the window have left it.
+        let until_left = |hits: u64| match hits {
+            0 => Micros::ZERO,
+            hits => Micros::new(Self::entry(state, gone + hits as usize - 1)) + self.window - ask.now,
+        };
+        let limit = self.quota.limit();
+        let retry = || {
+            let room = self.quota.ceiling().checked_sub(ask.cost)?;
+            let spaced = Self::newest(state).filter(|_| ask.cost > 0).unwrap_or_default();
+            Some(until_left(used.saturating_sub(room)).max(Micros::new(spaced) + self.min_interval - ask.now))
+        };
+        Decision {
+            allowed,
+            soft: allowed && ask.is_soft(used, self.quota),
+            remaining: self.quota.remaining(used),
+            used,
+            reset: until_left(used),
+            next: if limit > 0 { until_left(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
+            retry_after: if allowed { None } else { retry() },
+            delay: Micros::ZERO,
+        }
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        Self::newest(state).map_or(now, Micros::new) + self.window
+    }
+}
+
+#[cfg(test)]
+mod tests;

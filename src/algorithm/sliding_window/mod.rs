@@ -1,0 +1,208 @@
+//! Sliding window: the current counter, those of the last `buckets` before it, and the oldest of them by what of it
+//! still lies in the window.
+//!
+//! With one counter per window it is the classic estimate (Cloudflare, 2017): 42 in the minute before, 18 in this one,
+//! and 15 s into it make 42 · 45/60 + 18 = 49.5. It assumes that hits were spread evenly over the oldest counter;
+//! more counters make that counter smaller and the error with it. [`Edge::Strict`] counts the oldest whole: then no
+//! window of the length ever holds more than the limit, and callers wait up to one counter longer.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::{
+    Action, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, State, share, tempo::Tempo,
+};
+
+/// How the oldest counter, which the window covers in part, counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Edge {
+    /// By the part that the window covers, rounded up.
+    #[default]
+    Weighted,
+    /// Whole.
+    Strict,
+}
+
+/// At most `limit` hits in any window, by estimate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlidingWindow {
+    quota: Quota,
+    /// Of one counter.
+    width: Micros,
+    buckets: u32,
+    edge: Edge,
+    count_denied: bool,
+    /// The width as it stands in the state.
+    tempo: Tempo,
+}
+
+/// A counter stops here, above every limit.
+const MOST: u64 = u32::MAX as u64;
+
+/// The counters as of an instant.
+#[derive(Clone, Debug)]
+struct Counters {
+    /// When the current one began.
+    start: u64,
+    /// The current one first; `buckets + 1` of them.
+    counts: SmallVec<[u64; 8]>,
+    changed: bool,
+}
+
+impl SlidingWindow {
+    /// Counters per window at most.
+    pub const MOST_BUCKETS: u32 = 256;
+    /// The longest window: ten years, so that a count times a part of it can be divided exactly in Lua.
+    pub const LONGEST: Micros = Micros::from_secs(10 * 31_536_000);
+
+    /// `None` for a window of no length or a longer one than [`Self::LONGEST`], and for no counters or more than
+    /// [`Self::MOST_BUCKETS`].
+    #[must_use]
+    pub fn new(quota: Quota, window: Micros, buckets: u32, edge: Edge, count_denied: bool) -> Option<Self> {
+        let fits = window > Micros::ZERO && window <= Self::LONGEST && (1..=Self::MOST_BUCKETS).contains(&buckets);
+        fits.then(|| {
+            // A window that cannot be divided evenly becomes longer, by less than a microsecond per counter.
+            let width = Micros::new(window.get().div_ceil(buckets.into()));
+            Self { quota, width, buckets, edge, count_denied, tempo: Tempo::new(width) }
+        })
+    }
+
+    fn counters(&self, state: &State, now: Micros) -> Counters {
+        let buckets = self.buckets as usize;
+        let start = (now - now % self.width).get();
+        let empty = || smallvec![0; buckets + 1];
+        let (Some(stored), Some(mantissa), Some(exponent)) =
+            (state.number::<7>(0), state.number::<4>(7), state.number::<1>(11))
+        else {
+            return Counters { start, counts: empty(), changed: false };
+        };
+        let tempo = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
+        let counts = (0..).map_while(|place| state.number::<4>(12 + 4 * place));
+        if tempo != self.tempo || state.as_bytes().len() != 12 + 4 * (buckets + 1) {
+            // The window was changed: all that still counted counts as if it had come just now.
+            let age = now.get().saturating_sub(stored) / tempo.micros().max(1);
+            let known = (state.as_bytes().len() as u64).saturating_sub(12) / 4;
+            let alive = counts.take(known.saturating_sub(age) as usize);
+            let mut moved: SmallVec<_> = empty();
+            moved[0] = alive.sum::<u64>().min(self.quota.ceiling()).min(MOST);
+            return Counters { start, counts: moved, changed: true };
+        }
+        if stored > start {
+            // The clock stepped back: the counters stay what they are until it has caught up. One that was far ahead
+            // is not believed, and they become those of now.
+            let ahead = stored.saturating_sub(now.get());
+            let believed = ahead <= CLOCK_SLACK.get().max(self.width.get());
+            let start = if believed { stored } else { start };
+            return Counters { start, counts: counts.collect(), changed: !believed };
+        }
+        let passed = ((start - stored) / self.width.get()).min(buckets as u64 + 1) as usize;
+        let counts = std::iter::repeat_n(0, passed).chain(counts).take(buckets + 1).collect();
+        Counters { start, counts, changed: false }
+    }
+
+    /// What counts at an instant, which is not before the current counter's start.
+    fn used(&self, counters: &Counters, at: u64) -> u64 {
+        let (oldest, whole) = counters.counts.split_last().map_or((0, [].as_slice()), |(last, rest)| (*last, rest));
+        let whole: u64 = whole.iter().sum();
+        let width = self.width.get();
+        match self.edge {
+            Edge::Strict => whole + oldest,
+            Edge::Weighted => whole + share::ceil(oldest, width - (at - counters.start), width),
+        }
+    }
+
+    /// How long until no more than `room` counts.
+    fn wait(&self, counters: &Counters, at: u64, room: u64) -> u64 {
+        let (width, into) = (self.width.get(), at - counters.start);
+        let mut whole: u64 = counters.counts.iter().sum();
+        // After so many more counters the oldest is the next one towards the current.
+        for (passed, oldest) in counters.counts.iter().rev().enumerate() {
+            whole -= oldest;
+            let begins = passed as u64 * width;
+            match self.edge {
+                Edge::Strict if whole + oldest <= room => return begins.saturating_sub(into),
+                Edge::Weighted if whole <= room => {
+                    let covered = share::floor(room - whole, width, *oldest);
+                    let covered = if *oldest == 0 { width } else { covered.min(width) };
+                    return (begins + width - covered).saturating_sub(into);
+                }
+                Edge::Strict | Edge::Weighted => {}
+            }
+        }
+        counters.counts.len() as u64 * width - into
+    }
+}
+
+impl Rule for SlidingWindow {
+    const NAME: &'static str = "sliding_window";
+    const TAG: &'static str = "sw";
+    const SCRIPT: &'static str = include_str!("script.lua");
+    const ARGUMENTS: &'static [&'static str] =
+        &["cost", "ceiling", "width", "buckets", "strict", "slack", "mantissa", "exponent", "count_denied"];
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        let (ceiling, width, buckets) = (self.quota.ceiling(), self.width.get(), self.buckets.into());
+        let (strict, slack) = (u64::from(self.edge == Edge::Strict), CLOCK_SLACK.get().max(width));
+        let Tempo { mantissa, exponent } = self.tempo;
+        let denied = self.count_denied.into();
+        smallvec![
+            ask.cost.min(Quota::MAX + 1), ceiling, width, buckets, strict, slack, mantissa.into(), exponent.into(), denied
+        ]
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        let mut counters = self.counters(state, ask.now);
+        let cost = ask.cost.min(Quota::MAX + 1);
+        let mut allowed = true;
+        if ask.action == Action::Return {
+            let mut left = cost;
+            for count in &mut counters.counts {
+                let given = left.min(*count);
+                (*count, left) = (*count - given, left - given);
+                counters.changed |= given > 0;
+            }
+        } else {
+            allowed = self.used(&counters, ask.now.get().max(counters.start)) + cost <= self.quota.ceiling();
+            if ask.action == Action::Take && (allowed || self.count_denied) {
+                counters.counts[0] = (counters.counts[0] + cost).min(MOST);
+                counters.changed = true;
+            }
+        }
+        if counters.changed {
+            state.clear();
+        }
+        if counters.changed && counters.counts.iter().any(|count| *count > 0) {
+            state.push::<7>(counters.start);
+            state.push::<4>(self.tempo.mantissa.into());
+            state.push::<1>(self.tempo.exponent.into());
+            counters.counts.iter().for_each(|count| state.push::<4>(*count));
+        }
+        allowed
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        let counters = self.counters(state, ask.now);
+        let at = ask.now.get().max(counters.start);
+        let until = |room| Micros::new(at - ask.now.get() + self.wait(&counters, at, room));
+        let used = self.used(&counters, at);
+        let limit = self.quota.limit();
+        let room = self.quota.ceiling().checked_sub(ask.cost);
+        Decision {
+            allowed,
+            soft: allowed && ask.is_soft(used, self.quota),
+            remaining: self.quota.remaining(used),
+            used,
+            reset: if used > 0 { until(0) } else { Micros::ZERO },
+            next: if used > 0 && limit > 0 { until(used.min(limit) - 1) } else { Micros::ZERO },
+            retry_after: if allowed { None } else { room.map(until) },
+            delay: Micros::ZERO,
+        }
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let counters = self.counters(state, now);
+        Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.width.get())
+    }
+}
+
+#[cfg(test)]
+mod tests;

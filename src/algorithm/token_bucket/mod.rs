@@ -1,0 +1,44 @@
+//! Token bucket: tokens come at the limit's pace up to `burst`, and every hit takes one.
+//!
+//! Tokens are not counted; what is missing of a full bucket is, as the time until it is full again (`bucket.rs`).
+
+use super::{Arguments, Ask, Decision, Micros, Quota, Rule, State, bucket::Bucket};
+
+/// A bucket of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket(Bucket);
+
+impl TokenBucket {
+    /// `requests` per window in the long run, and `burst` at once. `None` when either is 0 or a window, or the time to
+    /// regain a burst, is longer than [`super::LONGEST`].
+    #[must_use]
+    pub fn new(requests: u32, window: Micros, burst: Quota, count_denied: bool) -> Option<Self> {
+        Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
+    }
+}
+
+impl Rule for TokenBucket {
+    const NAME: &'static str = "token_bucket";
+    const TAG: &'static str = "tb";
+    const SCRIPT: &'static str = Bucket::SCRIPT;
+    const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        self.0.arguments(ask)
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        self.0.step(state, ask)
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        self.0.explain(state, ask, allowed)
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.0.expires(state, now)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,182 @@
+//! Token bucket with warm-up, after Guava's `SmoothWarmingUp` (cold factor 3): after idleness a hit costs three times
+//! the time it costs in a steady stream, and the more have passed, the less, until it is warm.
+//!
+//! Guava counts stored permits. Here they are the time that they are worth in a steady stream, `cold`, so that they
+//! grow by a microsecond per idle microsecond up to the warm-up period `P`, and a hit of the pace's span `y` takes `y`
+//! of them. Those above `P/2` cost extra, by the area under Guava's slope: of `a = cold − P/2`, the first
+//! `k = min(a, y)` cost `2k(2a − k)/P` more. So a cold limiter takes `P` to warm up, and then `P/2` worth of hits more
+//! at the stable pace to use up what idleness had stored.
+//!
+//! Like Guava's it lets a request pass and makes the next one wait: only debt refuses. With a `burst`, hits may run
+//! that far into debt.
+
+use smallvec::smallvec;
+
+use super::{
+    Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Rule, State,
+    pace::{Pace, Span},
+    share,
+    tempo::Tempo,
+};
+
+/// A token bucket whose pace ramps up after idleness.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WarmUp {
+    pace: Pace,
+    /// Hits that may come before the debt of the first is worked off.
+    burst: u64,
+    /// The most that one request may cost.
+    largest: u64,
+    period: Micros,
+    count_denied: bool,
+    /// The deepest debt that a request can leave behind.
+    deepest: Micros,
+    tempo: Tempo,
+}
+
+/// What is owed, and how cold it is.
+#[derive(Clone, Copy, Debug)]
+struct Heat {
+    /// When the debt is worked off.
+    at: Span,
+    cold: u64,
+    changed: bool,
+}
+
+impl WarmUp {
+    /// The longest period: one hour.
+    pub const LONGEST_PERIOD: Micros = Micros::from_secs(3_600);
+
+    /// `requests` per window once warm. `None` when there are none, the burst is 0, or a span is too long.
+    #[must_use]
+    pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
+        let pace = Pace::new(requests, window)?;
+        let (burst, largest) = (u64::from(burst), u64::from(burst.max(requests)));
+        // The burst, and one request of the largest cost at the coldest pace.
+        let deepest = pace.span(burst + 3 * largest).ceil();
+        let fits = burst > 0 && period > Micros::ZERO && period <= Self::LONGEST_PERIOD && deepest <= LONGEST;
+        fits.then(|| Self { pace, burst, largest, period, count_denied, deepest, tempo: Tempo::new(deepest) })
+    }
+
+    fn charge(&self, cost: u64) -> Span {
+        self.pace.span(cost.min(self.largest + 1))
+    }
+
+    /// The debt at which so large a cost still passes.
+    fn room(&self, cost: u64) -> Option<Span> {
+        (cost <= self.largest).then(|| self.pace.span(self.burst.saturating_sub(cost)))
+    }
+
+    fn heat(&self, state: &State, now: Micros) -> Heat {
+        let empty = Span { micros: now.get(), part: 0 };
+        let period = self.period.get();
+        let fields = (state.number::<7>(0), state.number::<4>(7), state.number::<4>(11), state.number::<1>(15));
+        let ((Some(micros), Some(part), Some(mantissa), Some(exponent)), Some(cold)) = (fields, state.number::<4>(16))
+        else {
+            return Heat { at: empty, cold: period, changed: false };
+        };
+        let cold = cold.min(period);
+        if micros < now.get() {
+            return Heat { at: empty, cold: (cold + (now.get() - micros)).min(period), changed: false };
+        }
+        let stored = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
+        let mut heat = if stored == self.tempo {
+            Heat { at: Span { micros, part: part.min(self.pace.parts() - 1) }, cold, changed: false }
+        } else {
+            let debt = stored.scale(Micros::new(micros - now.get() + part.min(1)), self.tempo).min(self.deepest);
+            Heat { at: Span { micros: now.get() + debt.get(), part: 0 }, cold, changed: true }
+        };
+        if heat.at.micros - now.get() > self.deepest.get() + CLOCK_SLACK.get() {
+            heat = Heat { at: Span { micros: now.get() + self.deepest.get(), part: 0 }, cold, changed: true };
+        }
+        heat
+    }
+}
+
+impl Rule for WarmUp {
+    const NAME: &'static str = "token_bucket with warm_up";
+    const TAG: &'static str = "tbw";
+    const SCRIPT: &'static str = include_str!("script.lua");
+    const ARGUMENTS: &'static [&'static str] = &[
+        "charge", "charge_part", "parts", "possible", "room", "room_part", "period", "deepest", "slack", "mantissa",
+        "exponent", "count_denied",
+    ];
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        let (charge, room) = (self.charge(ask.cost), self.room(ask.cost));
+        let Tempo { mantissa, exponent } = self.tempo;
+        let (possible, room) = (room.is_some().into(), room.unwrap_or_default());
+        let (period, deepest, slack) = (self.period.get(), self.deepest.get(), CLOCK_SLACK.get());
+        smallvec![
+            charge.micros, charge.part, self.pace.parts(), possible, room.micros, room.part, period, deepest, slack,
+            mantissa.into(), exponent.into(), self.count_denied.into()
+        ]
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        let Heat { mut at, mut cold, mut changed } = self.heat(state, ask.now);
+        let now = Span { micros: ask.now.get(), part: 0 };
+        let charge = self.charge(ask.cost);
+        let warmth = charge.ceil().get();
+        let mut allowed = true;
+        if ask.action == Action::Return {
+            if at > now || cold < self.period.get() {
+                (at, cold, changed) = (self.pace.subtract(at, charge).max(now), cold + warmth, true);
+            }
+        } else {
+            let debt = self.pace.subtract(at, now);
+            allowed = self.room(ask.cost).is_some_and(|room| debt <= room);
+            if ask.action == Action::Take && allowed {
+                let half = self.period.get() / 2;
+                let above = cold.saturating_sub(half);
+                let dear = above.min(charge.micros);
+                let extra = share::ceil(2 * dear, 2 * above - dear, self.period.get());
+                at = self.pace.add(at, self.pace.add(charge, Span { micros: extra, part: 0 }));
+                (cold, changed) = (cold.saturating_sub(warmth), true);
+            } else if ask.action == Action::Take && self.count_denied {
+                let deepest = Span { micros: ask.now.get() + self.deepest.get(), part: 0 };
+                (at, changed) = (self.pace.add(at, charge).min(deepest).max(at), true);
+            }
+        }
+        if changed {
+            cold = cold.min(self.period.get());
+            state.clear();
+        }
+        if changed && (at > now || cold < self.period.get()) {
+            state.push::<7>(at.micros);
+            state.push::<4>(at.part);
+            state.push::<4>(self.tempo.mantissa.into());
+            state.push::<1>(self.tempo.exponent.into());
+            state.push::<4>(cold);
+        }
+        allowed
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        let now = Span { micros: ask.now.get(), part: 0 };
+        let debt = self.pace.subtract(self.heat(state, ask.now).at, now);
+        let in_debt = debt > Span::default();
+        let burst = self.pace.span(self.burst);
+        let remaining =
+            if in_debt { self.pace.hits(self.pace.subtract(burst, debt)) } else { self.largest };
+        let until = |room: Span| self.pace.subtract(debt, room).ceil();
+        Decision {
+            allowed,
+            soft: false,
+            remaining,
+            used: self.largest - remaining,
+            reset: debt.ceil(),
+            next: self.room(remaining + 1).map(until).unwrap_or_default(),
+            retry_after: if allowed { None } else { self.room(ask.cost).map(until) },
+            delay: Micros::ZERO,
+        }
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let heat = self.heat(state, now);
+        heat.at.ceil() + (self.period - Micros::new(heat.cold))
+    }
+}
+
+#[cfg(test)]
+mod tests;

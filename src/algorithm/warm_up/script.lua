@@ -1,0 +1,71 @@
+-- Twin of WarmUp::step. The value is that of a bucket (see bucket.lua) and 4 bytes of how cold it is, in microseconds.
+local value = redis.call('GET', key)
+local at, part, cold, changed = now, 0, period, false
+if value then
+  local stored_mantissa, stored_exponent
+  at, part, stored_mantissa, stored_exponent, cold = struct.unpack('<I7I4I4BI4', value)
+  cold = min(cold, period)
+  if at < now then
+    at, part, cold = now, 0, min(cold + now - at, period)
+  elseif stored_mantissa ~= mantissa or stored_exponent ~= exponent then
+    -- The limit was changed: the debt is scaled.
+    local debt = at - now + min(part, 1)
+    debt = ceil(debt * (mantissa * 2 ^ exponent) / (max(stored_mantissa, 1) * 2 ^ stored_exponent))
+    at, part, changed = now + min(debt, deepest), 0, true
+  else
+    part = min(part, parts - 1)
+  end
+  if at - now > deepest + slack then
+    -- The clock was wrong when this was written.
+    at, part, changed = now + deepest, 0, true
+  end
+end
+local warmth = charge + (charge_part > 0 and 1 or 0)
+local allowed = 1
+if action == RETURN then
+  if at > now or part > 0 or cold < period then
+    at, part, cold, changed = at - charge, part - charge_part, cold + warmth, true
+    if part < 0 then
+      at, part = at - 1, part + parts
+    end
+    if at < now then
+      at, part = now, 0
+    end
+  end
+else
+  local debt = at - now
+  if possible == 0 or debt > room or debt == room and part > room_part then
+    allowed = 0
+  end
+  if action == TAKE and (allowed == 1 or count_denied == 1) then
+    local after, after_part = at + charge, part + charge_part
+    if after_part >= parts then
+      after, after_part = after + 1, after_part - parts
+    end
+    if allowed == 1 then
+      local above = max(cold - floor(period / 2), 0)
+      local dear = min(above, charge)
+      after = after + share(2 * dear, 2 * above - dear, period)
+      cold = max(cold - warmth, 0)
+    else
+      if after > now + deepest or after == now + deepest and after_part > 0 then
+        after, after_part = now + deepest, 0
+      end
+      if after < at or after == at and after_part < part then
+        after, after_part = at, part
+      end
+    end
+    at, part, changed = after, after_part, true
+  end
+end
+if not changed then
+  return allowed, value or ''
+end
+cold = min(cold, period)
+if at == now and part == 0 and cold == period then
+  redis.call('DEL', key)
+  return allowed, ''
+end
+value = struct.pack('<I7I4I4BI4', at, part, mantissa, exponent, cold)
+redis.call('SET', key, value, 'PX', ceil((at - now + period - cold) / 1000) + keep)
+return allowed, value

@@ -1,0 +1,110 @@
+//! The words of `rate_limit` that say how it is counted. Which of them may stand together depends on `algorithm`, which
+//! may stand behind them: they are gathered first.
+
+use super::Reader;
+use crate::{
+    algorithm::{Micros, sliding_window::Edge},
+    rules::{
+        problem::Place,
+        shape::{BELONGS, Kind, Shape},
+        yaml::Yaml,
+    },
+};
+
+/// What `edge` can be.
+const EDGES: [(&str, Edge); 2] = [("weighted", Edge::Weighted), ("strict", Edge::Strict)];
+/// A soft limit of more percent than this is a mistake.
+const MOST_PERCENT: u32 = 1_000;
+
+/// What was read, and where each word stands.
+#[derive(Default)]
+pub(super) struct Words {
+    shape: Shape,
+    places: Vec<(String, Place)>,
+    /// A word had no meaning: the limit cannot be made.
+    spoiled: bool,
+}
+
+impl Words {
+    pub(super) fn read(&mut self, reader: &mut Reader<'_, '_>, word: &str, place: Place, node: &Yaml) {
+        self.places.push((word.to_owned(), place));
+        let shape = &mut self.shape;
+        let understood = match word {
+            "algorithm" => {
+                let kind = reader.word(word, node, &Kind::ALL.map(|kind| (kind.name(), kind)));
+                shape.kind = kind.unwrap_or_default();
+                kind.is_some()
+            }
+            "buckets" => keep(&mut shape.buckets, reader.number(word, node)),
+            "edge" => keep(&mut shape.edge, reader.word(word, node, &EDGES)),
+            "burst" => keep(&mut shape.burst, reader.number(word, node)),
+            "queue" => keep(&mut shape.queue, reader.number(word, node)),
+            "warm_up" => keep(&mut shape.warm_up, duration(reader, word, node)),
+            "count_denied" => keep(&mut shape.count_denied, Some(reader.boolean(word, node))),
+            "min_interval" => keep(&mut shape.min_interval, duration(reader, word, node)),
+            "soft" => keep(&mut shape.soft, percent(reader, node)),
+            _ => true,
+        };
+        self.spoiled |= !understood;
+    }
+
+    pub(super) fn place(&self, word: &str) -> Option<Place> {
+        self.places.iter().find(|(known, _)| known == word).map(|(_, place)| *place)
+    }
+
+    /// Where `count_denied: true` stands, if it does.
+    pub(super) fn explicit_count_denied(&self) -> Option<Place> {
+        self.place("count_denied").filter(|_| self.shape.count_denied == Some(true))
+    }
+
+    /// The shape, unless a word has no meaning or belongs to another algorithm.
+    pub(super) fn shape(&self, reader: &mut Reader<'_, '_>) -> Option<Shape> {
+        let kind = self.shape.kind;
+        let mut stray = false;
+        // An algorithm that was not understood has been reported; what belongs to it is not known.
+        let known = !self.spoiled;
+        for (word, homes) in BELONGS.iter().filter(|(_, homes)| known && !homes.contains(&kind)) {
+            if let Some(place) = self.place(word) {
+                let homes: Vec<_> = homes.iter().map(|kind| kind.name()).collect();
+                let message = format!("{word} belongs to algorithm {}, not to {}", homes.join(", "), kind.name());
+                reader.problems.error(place, message);
+                stray = true;
+            }
+        }
+        (known && !stray).then_some(self.shape)
+    }
+
+    /// Nothing is counted: no word has a meaning.
+    pub(super) fn refuse_all(&self, reader: &mut Reader<'_, '_>) {
+        for (word, place) in &self.places {
+            reader.problems.error(*place, format!("{word} has no meaning for a limit that is unlimited"));
+        }
+    }
+}
+
+/// Whether there was something to keep.
+fn keep<T>(field: &mut Option<T>, value: Option<T>) -> bool {
+    *field = value;
+    field.is_some()
+}
+
+fn duration(reader: &mut Reader<'_, '_>, word: &str, node: &Yaml) -> Option<Micros> {
+    let text = reader.text(word, node)?;
+    let parsed = humantime::parse_duration(&text).ok();
+    let micros = parsed.and_then(|duration| u64::try_from(duration.as_micros()).ok());
+    if micros.is_none() {
+        reader.problems.error(node.place, format!("{word} must be a duration like 200ms, 30s or 5m, not {text:?}"));
+    }
+    micros.map(Micros::new)
+}
+
+fn percent(reader: &mut Reader<'_, '_>, node: &Yaml) -> Option<u32> {
+    let text = reader.text("soft", node)?;
+    let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse().ok());
+    let percent = number.filter(|percent| (1..=MOST_PERCENT).contains(percent));
+    if percent.is_none() {
+        let message = format!("soft must be a whole percentage from 1% to {MOST_PERCENT}%, not {text:?}");
+        reader.problems.error(node.place, message);
+    }
+    percent
+}

@@ -1,0 +1,72 @@
+//! Headers for the caller's own response: the peer's three, the IETF draft's two, Retry-After.
+//!
+//! The draft is draft-ietf-httpapi-ratelimit-headers-11: `RateLimit-Policy: "user";q=100;w=60` says what every limit of the
+//! request allows, and `RateLimit: "user";r=50;t=30` what is left of the tightest and when it will be more.
+
+use std::fmt::Write;
+
+use sluicegate_proto::envoy::config::core::v3::HeaderValue;
+
+use super::{ResponseSettings, settings::HeaderStyle};
+use crate::engine::{CurrentLimit, Status, Verdict};
+
+/// What a policy without a rule is called: a limit that came with the request.
+const OVERRIDE: &str = "override";
+
+/// All headers of one answer; none when no limit applied.
+pub(super) fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<HeaderValue> {
+    let Some((status, binding)) = verdict.binding_status().zip(verdict.binding()) else {
+        return Vec::new();
+    };
+    let mut headers = Vec::with_capacity(6);
+    let mut add = |name: &str, value: String| {
+        headers.push(HeaderValue { key: name.to_owned(), value, ..HeaderValue::default() });
+    };
+    if settings.header_style != HeaderStyle::IetfDraft11 {
+        add(&settings.limit_header, binding.limit.to_string());
+        add(&settings.remaining_header, binding.remaining.to_string());
+        add(&settings.reset_header, binding.reset_seconds.to_string());
+    }
+    if settings.header_style != HeaderStyle::Separate {
+        add("RateLimit-Policy", policies(verdict));
+        add("RateLimit", service_limit(status));
+    }
+    if verdict.statuses.iter().any(|status| status.soft) {
+        add(&settings.soft_header, "exceeded".into());
+    }
+    // In whole seconds, rounded up: 0 would mean now.
+    if let Some(wait) = verdict.retry_after() {
+        add("Retry-After", wait.ceil_secs().max(1).to_string());
+    }
+    headers
+}
+
+fn policies(verdict: &Verdict) -> String {
+    let mut text = String::new();
+    for limit in verdict.statuses.iter().filter_map(|status| status.limit.as_ref()) {
+        let separator = if text.is_empty() { "" } else { ", " };
+        // Writing to a text cannot fail.
+        let _ = write!(text, "{separator}{};q={};w={}", name(limit), limit.quota, limit.window.ceil_secs().max(1));
+    }
+    text
+}
+
+fn service_limit(status: &Status) -> String {
+    let name = status.limit.as_ref().map_or_else(String::new, name);
+    let until_more = if status.is_over() { status.retry_after } else { None }.unwrap_or(status.next);
+    let seconds = until_more.ceil_secs().max(u64::from(status.is_over()));
+    format!("{name};r={};t={seconds}", status.remaining)
+}
+
+/// A Structured Field string (RFC 9651): printable ASCII in quotes. What else a name holds becomes `_`.
+fn name(limit: &CurrentLimit) -> String {
+    let mut text = String::from('"');
+    for letter in limit.policy.as_deref().unwrap_or(OVERRIDE).chars() {
+        match letter {
+            '"' | '\\' => text.extend(['\\', letter]),
+            ' '..='~' => text.push(letter),
+            _ => text.push('_'),
+        }
+    }
+    text + "\""
+}

@@ -1,0 +1,201 @@
+//! Memory and Redis are one: the same questions at the same instants get the same answers, for every algorithm,
+//! whatever it is asked: costs, looks, refunds, idle times, limits that change, clocks that jump.
+
+use std::sync::Arc;
+
+use proptest::{
+    prelude::*,
+    sample::select,
+    strategy::{BoxedStrategy, ValueTree},
+    test_runner::{Config, TestRunner},
+};
+use sluicegate::{
+    algorithm::{
+        Action, Algorithm, MAX, Micros, Quota,
+        fixed_window::FixedWindow,
+        gcra::Gcra,
+        leaky_bucket::LeakyBucket,
+        sliding_log::SlidingLog,
+        sliding_window::{Edge, SlidingWindow},
+        token_bucket::TokenBucket,
+        warm_up::WarmUp,
+    },
+    store::{AnyStore, Charge, Hit, Memory, Redis, Store, memory},
+};
+use tokio::task::JoinSet;
+
+use super::{stores::connect, support::RedisServer};
+
+/// Histories per algorithm.
+const HISTORIES: usize = 10_000;
+/// Histories under way at once: calls to Redis are pipelined.
+const AT_ONCE: usize = 100;
+/// A whole number of minutes and of hours.
+const START: u64 = 1_763_672_400_000_000;
+
+/// One request: several hits on one counter, so long after the one before; negative when the clock stepped back.
+#[derive(Clone, Debug)]
+struct Step {
+    later: i64,
+    /// Which of the history's two limits applies: they change while it runs.
+    changed: bool,
+    hits: Vec<(Action, u64)>,
+}
+
+#[derive(Clone, Debug)]
+struct History {
+    limits: [Algorithm; 2],
+    steps: Vec<Step>,
+}
+
+/// Few distinct spans, most of them a window's edge or a microsecond beside it: where off-by-ones live.
+fn later() -> impl Strategy<Value = i64> {
+    let spans = [0_i64, 1, 1_000_000, 7_500_000, 15_000_000, 30_000_000, 59_999_999, 60_000_000, 120_000_000];
+    prop_oneof![
+        6 => Just(0_i64),
+        12 => (select(spans.to_vec()), -1_i64..2).prop_map(|(span, beside)| (span + beside).max(0)),
+        3 => 0_i64..200_000_000,
+        1 => select(vec![-1_i64, -999_999, -5_000_000, -30_000_000, -60_000_000, -61_000_000, -200_000_000]),
+        1 => select(vec![3_600_000_000_i64, 86_400_000_000, 31_536_000_000_000, -86_400_000_000]),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return)];
+    let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX), 1 => Just(u64::MAX)];
+    let hits = prop::collection::vec((action, cost), 1..3);
+    (later(), prop::bool::weighted(0.2), hits).prop_map(|(later, changed, hits)| Step { later, changed, hits })
+}
+
+fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History> {
+    let limits = (limit.clone(), limit.clone()).prop_map(|(one, other)| [one, other]);
+    (limits, prop::collection::vec(step(), 1..16)).prop_map(|(limits, steps)| History { limits, steps })
+}
+
+/// The numbers of a limit: requests, window in seconds, another number, percent, count_denied.
+type Numbers = (u32, u64, u32, u32, bool);
+
+fn limits(make: fn(Numbers) -> Algorithm) -> BoxedStrategy<Algorithm> {
+    let requests = prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
+    let window = select(vec![1_u64, 15, 60, 60, 60, 3_600, 31_536_000]);
+    let percent = select(vec![0_u32, 0, 0, 10, 50]);
+    (requests, window, 1_u32..9, percent, any::<bool>()).prop_map(make).boxed()
+}
+
+fn soft(hits: u32, percent: u32) -> Quota {
+    Quota::soft(hits.into(), percent)
+}
+
+async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
+    let hit = |(action, cost): &(Action, u64)| Hit {
+        key: key.as_bytes(),
+        algorithm,
+        action: *action,
+        cost: *cost,
+        binding: true,
+    };
+    let hits: Vec<_> = step.hits.iter().map(hit).collect();
+    let decisions = store.apply(&hits, Charge::Each, Micros::new(now)).await.unwrap();
+    decisions.iter().map(|decision| format!("{decision:?}")).collect()
+}
+
+/// Runs one history against both; an error shows the first answer that differs.
+async fn compare(redis: Redis, key: String, history: History) -> Result<(), String> {
+    let (memory, redis) =
+        (AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default()))), AnyStore::Redis(redis));
+    let mut now = START;
+    for (number, step) in history.steps.iter().enumerate() {
+        now = now.saturating_add_signed(step.later);
+        let algorithm = &history.limits[usize::from(step.changed)];
+        let one = decide(&memory, &key, algorithm, step, now).await;
+        let other = decide(&redis, &key, algorithm, step, now).await;
+        if one != other {
+            return Err(format!("memory {one:#?}\nredis {other:#?}\nat step {number} of {history:#?}"));
+        }
+    }
+    Ok(())
+}
+
+async fn agree(limit: BoxedStrategy<Algorithm>) {
+    let server = RedisServer::start();
+    let redis = connect(&server, std::time::Duration::from_secs(3_600)).await;
+    let strategy = histories(&limit);
+    let mut runner = TestRunner::new(Config::default());
+    let mut under_way = JoinSet::new();
+    for number in 0..HISTORIES {
+        let history = strategy.new_tree(&mut runner).unwrap().current();
+        under_way.spawn(compare(redis.clone(), format!("history{number}"), history));
+        while under_way.len() >= AT_ONCE {
+            under_way.join_next().await.unwrap().unwrap().unwrap_or_else(|difference| panic!("{difference}"));
+        }
+    }
+    for outcome in under_way.join_all().await {
+        outcome.unwrap_or_else(|difference| panic!("{difference}"));
+    }
+}
+
+#[tokio::test]
+async fn fixed_windows_agree() {
+    agree(limits(|(requests, seconds, _, percent, count_denied)| {
+        FixedWindow::new(soft(requests, percent), Micros::from_secs(seconds), count_denied).unwrap().into()
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn sliding_windows_agree() {
+    agree(limits(|(requests, seconds, buckets, percent, count_denied)| {
+        let edge = if percent == 0 && requests % 2 == 0 { Edge::Strict } else { Edge::Weighted };
+        let buckets = if buckets > 4 { 1 } else { buckets * 2 - 1 };
+        let window = Micros::from_secs(seconds);
+        SlidingWindow::new(soft(requests, percent), window, buckets, edge, count_denied).unwrap().into()
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn sliding_logs_agree() {
+    agree(limits(|(requests, seconds, interval, percent, count_denied)| {
+        let interval = Micros::new(if interval > 4 { 0 } else { 250_000 * u64::from(interval) });
+        let window = Micros::from_secs(seconds);
+        SlidingLog::new(soft(requests.min(600), percent), window, interval, count_denied).unwrap().into()
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn token_buckets_agree() {
+    agree(limits(|(requests, seconds, burst, percent, count_denied)| {
+        let burst = if burst > 6 { requests } else { burst };
+        TokenBucket::new(requests, Micros::from_secs(seconds), soft(burst, percent), count_denied).unwrap().into()
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn token_buckets_with_warm_up_agree() {
+    agree(limits(|(requests, seconds, burst, percent, count_denied)| {
+        let period = Micros::from_secs(1 + u64::from(percent) * 60);
+        let requests = requests.min(1_000_003);
+        WarmUp::new(requests, Micros::from_secs(seconds), burst, period, count_denied).unwrap().into()
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn leaky_buckets_agree() {
+    agree(limits(|(requests, seconds, queue, percent, count_denied)| {
+        let at_once = u64::from(requests % 8 + 1);
+        let room = soft(queue + requests % 8 + 1, percent);
+        LeakyBucket::new(requests, Micros::from_secs(seconds), room, at_once, count_denied).unwrap().into()
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn gcra_agrees() {
+    agree(limits(|(requests, seconds, burst, percent, count_denied)| {
+        Gcra::new(requests, Micros::from_secs(seconds), soft(burst, percent), count_denied).unwrap().into()
+    }))
+    .await;
+}
