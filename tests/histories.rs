@@ -32,6 +32,8 @@ const HISTORIES: usize = 10_000;
 const AT_ONCE: usize = 100;
 /// A whole number of minutes and of hours.
 const START: u64 = 1_763_672_400_000_000;
+/// A minute before the tags of a fixed window of one minute begin anew.
+const WRAP: u64 = 33 * 900_000 * 60_000_000 - 60_000_000;
 
 /// One request: several hits on one counter, so long after the one before; negative when the clock stepped back.
 #[derive(Clone, Debug)]
@@ -44,6 +46,7 @@ struct Step {
 
 #[derive(Clone, Debug)]
 struct History {
+    start: u64,
     limits: [Algorithm; 2],
     steps: Vec<Step>,
 }
@@ -69,7 +72,12 @@ fn step() -> impl Strategy<Value = Step> {
 
 fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History> {
     let limits = (limit.clone(), limit.clone()).prop_map(|(one, other)| [one, other]);
-    (limits, prop::collection::vec(step(), 1..16)).prop_map(|(limits, steps)| History { limits, steps })
+    let start = prop_oneof![9 => Just(START), 1 => Just(WRAP)];
+    (start, limits, prop::collection::vec(step(), 1..16)).prop_map(|(start, limits, steps)| History {
+        start,
+        limits,
+        steps,
+    })
 }
 
 /// The numbers of a limit: requests, window in seconds, another number, percent, count_denied.
@@ -103,7 +111,7 @@ async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step,
 async fn compare(redis: Redis, key: String, history: History) -> Result<(), String> {
     let (memory, redis) =
         (AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default()))), AnyStore::Redis(redis));
-    let mut now = START;
+    let mut now = history.start;
     for (number, step) in history.steps.iter().enumerate() {
         now = now.saturating_add_signed(step.later);
         let algorithm = &history.limits[usize::from(step.changed)];

@@ -4,6 +4,8 @@
 
 mod support;
 
+/// Every algorithm over the wire, and the example rule files.
+mod algorithms;
 /// The command line and the start of the process.
 mod cli;
 /// How many connections there may be, and for how long.
@@ -12,6 +14,8 @@ mod connections;
 mod envoy;
 /// A client that shares no code with us.
 mod foreign;
+/// Every algorithm as derived from its definition: the functions, memory, Redis.
+mod golden;
 /// Memory and Redis give the same answers to random histories of every algorithm.
 mod histories;
 /// Bad input of every kind.

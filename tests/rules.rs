@@ -98,11 +98,72 @@ fn every_mistake_has_a_place_and_a_sentence() {
         ),
         ("domain: d\ndescriptors: [{key: k, metadata: 3}]", "a.yaml:2:34: metadata must be a map, not a scalar"),
         ("domain: 'd", "a.yaml:1:9: this is not YAML: "),
+        ("domain: d\ncharge: some", "a.yaml:2:9: charge \"some\" is not one of each, all"),
+        (
+            "domain: d\ncharge: all\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, count_denied: true}}]",
+            "a.yaml:3:70: count_denied contradicts the domain's charge: all",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, ip_prefix: {v4: 33}}]",
+            "a.yaml:2:40: v4 must be a prefix length from 1 to 32",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: 'a*', share_threshold: true, ip_prefix: {v6: 64}}]",
+            "a.yaml:2:60: ip_prefix and share_threshold exclude each other: one counter has no prefixes",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, burst: 1}]",
+            "a.yaml:2:24: unknown key \"burst\"; it belongs under rate_limit",
+        ),
     ] {
         let errors = refusal(&[text]);
         assert_eq!(errors.len(), 1, "{text}: {errors:?}");
         assert!(errors[0].starts_with(expected), "{text}\n  {}\n  {expected}", errors[0]);
     }
+}
+
+#[test]
+fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
+    for (words, expected) in [
+        (
+            "algorithm: window",
+            "2:80: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
+             leaky_bucket, gcra",
+        ),
+        ("buckets: 6", "2:69: buckets belongs to algorithm sliding_window, not to fixed_window"),
+        ("burst: 6", "2:69: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to fixed_window"),
+        ("algorithm: gcra, edge: strict", "2:86: edge belongs to algorithm sliding_window, not to gcra"),
+        ("queue: 6, algorithm: token_bucket", "2:69: queue belongs to algorithm leaky_bucket, not to token_bucket"),
+        ("algorithm: gcra, warm_up: 1s", "2:86: warm_up belongs to algorithm token_bucket, not to gcra"),
+        ("min_interval: 1s", "2:69: min_interval belongs to algorithm sliding_log, not to fixed_window"),
+        ("algorithm: sliding_window, buckets: 0", "2:96: buckets must be from 1 to 256"),
+        ("algorithm: sliding_window, buckets: 257", "2:96: buckets must be from 1 to 256"),
+        ("algorithm: sliding_window, edge: sharp", "2:102: edge \"sharp\" is not one of weighted, strict"),
+        ("algorithm: sliding_window, unit_multiplier: 4000", "2:96: a sliding window can be ten years long at most"),
+        ("algorithm: gcra, burst: 0", "2:86: burst must be at least 1"),
+        ("algorithm: gcra, burst: 40000", "2:86: a burst that large takes more than 100 years to come back"),
+        ("algorithm: token_bucket, warm_up: 2h", "2:94: warm_up must be more than nothing and at most an hour"),
+        ("algorithm: token_bucket, warm_up: 0s", "2:94: warm_up must be more than nothing and at most an hour"),
+        (
+            "algorithm: token_bucket, warm_up: soon",
+            "2:103: warm_up must be a duration like 200ms, 30s or 5m, not \"soon\"",
+        ),
+        ("algorithm: token_bucket, warm_up: 1s, soft: 10%", "2:107: soft does not go with warm_up"),
+        ("algorithm: sliding_log, min_interval: 25h", "2:93: min_interval must not be longer than the window"),
+        (
+            "algorithm: sliding_log, soft: 1000%",
+            "2:36: a sliding_log keeps every hit and takes 1000 at most, its soft part included; sliding_window has no such bound",
+        ),
+        ("soft: 10", "2:75: soft must be a whole percentage from 1% to 1000%, not \"10\""),
+        ("soft: 0%", "2:75: soft must be a whole percentage from 1% to 1000%, not \"0%\""),
+        ("count_denied: perhaps", "2:83: count_denied must be true or false, not perhaps"),
+    ] {
+        let text =
+            format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 100, {words}}}}}]");
+        assert_eq!(refusal(&[&text]), [format!("a.yaml:{expected}")], "{words}");
+    }
+    let unlimited = "domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, burst: 3}}]";
+    assert_eq!(refusal(&[unlimited]), ["a.yaml:2:54: burst has no meaning for a limit that is unlimited"]);
 }
 
 #[test]

@@ -1,12 +1,21 @@
 //! What Redis holds, and for how long. And many callers of one counter, in one process or in two, share its limit
 //! exactly. That memory and Redis give the same answers is `histories.rs`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
-    algorithm::{Action, Algorithm, Micros, Quota, fixed_window::FixedWindow},
+    algorithm::{
+        Action, Algorithm, Ask, Micros, Quota, State,
+        fixed_window::FixedWindow,
+        gcra::Gcra,
+        leaky_bucket::LeakyBucket,
+        sliding_log::SlidingLog,
+        sliding_window::{Edge, SlidingWindow},
+        token_bucket::TokenBucket,
+        warm_up::WarmUp,
+    },
     metrics::WorkerId,
-    store::{self, Charge, Hit, Redis, redis},
+    store::{self, AnyStore, Charge, Hit, Memory, Redis, Store, memory, redis},
 };
 
 use super::support::{DEADLINE, RedisServer, Server, ask, rules};
@@ -56,6 +65,81 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     }
     assert!(ttls.iter().all(|ttl| (10_000..=330_001).contains(ttl)), "{ttls:?}");
     assert!(ttls.iter().max().unwrap() - ttls.iter().min().unwrap() > 100_000, "{ttls:?}");
+}
+
+/// A key lives until its state says no more than none would: to the millisecond, with the least of jitters.
+#[tokio::test]
+async fn a_key_lives_exactly_as_long_as_it_matters() {
+    let server = RedisServer::start();
+    let redis = connect(&server, Duration::from_millis(1)).await;
+    let (window, quota) = (Micros::from_secs(86_400), Quota::hard(10));
+    let algorithms: [Algorithm; 8] = [
+        FixedWindow::new(quota, window, true).unwrap().into(),
+        FixedWindow::new(quota, window, false).unwrap().into(),
+        SlidingWindow::new(quota, window, 1, Edge::Weighted, false).unwrap().into(),
+        SlidingWindow::new(quota, window, 6, Edge::Strict, false).unwrap().into(),
+        SlidingLog::new(quota, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(10, window, quota, false).unwrap().into(),
+        LeakyBucket::new(10, window, quota, 10, false).unwrap().into(),
+        WarmUp::new(10, window, 1, Micros::from_secs(3_600), false).unwrap().into(),
+    ];
+    for (number, algorithm) in algorithms.iter().enumerate() {
+        let key = format!("{{life}}{number}");
+        // The second take goes to a counter that is there already.
+        let mut state = State::default();
+        for later in [0, 3_600] {
+            let now = Micros::from_secs(1_763_672_430 + later);
+            let hit = Hit { key: key.as_bytes(), algorithm, action: Action::Take, cost: 1, binding: true };
+            redis.apply(&[hit], Charge::Each, now).await.unwrap();
+            let written = algorithm.step(&mut state, Ask { action: Action::Take, cost: 1, now });
+            if later > 0 && (!written || algorithm.name() == "fixed_window") {
+                continue; // a window's life is fixed when it begins
+            }
+            let ttl = server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap();
+            let expected = (algorithm.expires(&state, now) - now).ceil_millis();
+            let passed = 10_000; // real time, at most
+            assert!((expected - passed..=expected + 1).contains(&ttl), "{algorithm:?}: {ttl} of {expected}");
+        }
+    }
+}
+
+/// 64 callers of one counter, as many calls as it takes to be over the limit twice.
+#[tokio::test]
+async fn concurrent_callers_share_every_limit_exactly() {
+    let server = RedisServer::start();
+    let (window, quota) = (Micros::from_secs(31_536_000), Quota::hard(500));
+    let algorithms: [Algorithm; 7] = [
+        FixedWindow::new(quota, window, true).unwrap().into(),
+        SlidingWindow::new(quota, window, 1, Edge::Weighted, false).unwrap().into(),
+        SlidingWindow::new(quota, window, 6, Edge::Strict, false).unwrap().into(),
+        SlidingLog::new(quota, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(500, window, quota, false).unwrap().into(),
+        LeakyBucket::new(500, window, quota, 10, false).unwrap().into(),
+        Gcra::new(500, window, quota, false).unwrap().into(),
+    ];
+    let memory = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
+    let redis = AnyStore::Redis(connect(&server, Duration::from_secs(300)).await);
+    for (store, name) in [(memory, "memory"), (redis, "redis")] {
+        for (number, algorithm) in algorithms.into_iter().enumerate() {
+            let mut callers = tokio::task::JoinSet::new();
+            for _ in 0..64 {
+                let store = store.clone();
+                callers.spawn(async move {
+                    let mut passed = 0;
+                    for _ in 0..16 {
+                        let key = format!("{{hot}}{number}");
+                        let (key, action) = (key.as_bytes(), Action::Take);
+                        let hit = Hit { key, algorithm: &algorithm, action, cost: 1, binding: true };
+                        let now = Micros::from_secs(1_763_672_430);
+                        passed += usize::from(store.apply(&[hit], Charge::Each, now).await.unwrap()[0].allowed);
+                    }
+                    passed
+                });
+            }
+            let passed: usize = callers.join_all().await.into_iter().sum();
+            assert_eq!(passed, 500, "{name}, {algorithm:?}");
+        }
+    }
 }
 
 #[tokio::test]

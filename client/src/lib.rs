@@ -21,6 +21,8 @@ mod request;
 
 use std::time::Duration;
 
+use prost_types::{Value, value::Kind};
+
 pub use request::{Descriptor, Request, Unit};
 pub use sluicegate_proto as proto;
 use sluicegate_proto::envoy::service::ratelimit::v3::{
@@ -96,10 +98,68 @@ impl Answer {
         limited.map(|status| status.limit_remaining).min()
     }
 
-    /// When refused: how long until the last of the limits that refused starts afresh.
+    /// When refused: how long until the last of the limits that refused would let the request pass, in whole seconds.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let over = self.0.statuses.iter().filter(|status| status.code() == Code::OverLimit);
         over.filter_map(|status| Duration::try_from(status.duration_until_reset?).ok()).max()
+    }
+
+    /// How long to wait before going on, when a limit shapes instead of refusing: the longest of all its limits. Needs
+    /// `response.dynamic_metadata`.
+    #[must_use]
+    pub fn delay(&self) -> Option<Duration> {
+        self.exact().into_iter().filter_map(|status| status.delay).max()
+    }
+
+    /// The exact numbers of each descriptor, in their order; none unless the service is set to send them
+    /// (`response.dynamic_metadata`).
+    #[must_use]
+    pub fn exact(&self) -> Vec<ExactStatus> {
+        let statuses = self.0.dynamic_metadata.as_ref().and_then(|all| all.fields.get("sluicegate.statuses"));
+        let Some(Kind::ListValue(list)) = statuses.and_then(|value| value.kind.as_ref()) else {
+            return Vec::new();
+        };
+        list.values.iter().map(ExactStatus::read).collect()
+    }
+}
+
+/// What the protocol has no field for. What does not apply is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExactStatus {
+    /// Whether the descriptor's limit lets it pass.
+    pub allowed: bool,
+    /// It passes only because the limit is soft.
+    pub soft: bool,
+    /// Hits that would still pass.
+    pub remaining: Option<u32>,
+    /// Until everything is restored.
+    pub reset: Option<Duration>,
+    /// When refused: until the same cost would pass; `None` when it never will.
+    pub retry_after: Option<Duration>,
+    /// When allowed: how long to wait before going on.
+    pub delay: Option<Duration>,
+}
+
+impl ExactStatus {
+    fn read(value: &Value) -> Self {
+        let Some(Kind::StructValue(fields)) = &value.kind else {
+            return Self::default();
+        };
+        let field = |name: &str| fields.fields.get(name).and_then(|value| value.kind.as_ref());
+        let truth = |name: &str| matches!(field(name), Some(Kind::BoolValue(true)));
+        let number = |name: &str| match field(name) {
+            Some(Kind::NumberValue(number)) => Some(*number as u64),
+            _ => None,
+        };
+        let span = |name: &str| number(name).map(Duration::from_micros);
+        Self {
+            allowed: truth("allowed"),
+            soft: truth("soft"),
+            remaining: number("remaining").map(|number| u32::try_from(number).unwrap_or(u32::MAX)),
+            reset: span("reset_us"),
+            retry_after: span("retry_after_us"),
+            delay: span("delay_us"),
+        }
     }
 }

@@ -37,9 +37,8 @@ struct Level {
 }
 
 impl Bucket {
-    pub(super) const ARGUMENTS: &'static [&'static str] = &[
-        "charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied",
-    ];
+    pub(super) const ARGUMENTS: &'static [&'static str] =
+        &["charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied"];
     pub(super) const SCRIPT: &'static str = include_str!("bucket.lua");
 
     /// `requests` hits per window drain, `quota` hits fit in, and those above `at_once` are told to wait. `None` for no
@@ -61,7 +60,15 @@ impl Bucket {
         let Tempo { mantissa, exponent } = self.tempo;
         let (slack, denied) = (CLOCK_SLACK.get(), self.count_denied.into());
         smallvec![
-            charge.micros, charge.part, full.micros, full.part, parts, slack, mantissa.into(), exponent.into(), denied
+            charge.micros,
+            charge.part,
+            full.micros,
+            full.part,
+            parts,
+            slack,
+            mantissa.into(),
+            exponent.into(),
+            denied
         ]
     }
 

@@ -121,7 +121,10 @@ pub enum LimitError {
     #[error("buckets must be from 1 to {}", SlidingWindow::MOST_BUCKETS)]
     Buckets,
     /// A log keeps every hit.
-    #[error("a sliding_log keeps every hit and takes {} at most, its soft part included; sliding_window has no such bound", SlidingLog::MOST)]
+    #[error(
+        "a sliding_log keeps every hit and takes {} at most, its soft part included; sliding_window has no such bound",
+        SlidingLog::MOST
+    )]
     LargeLog,
     /// The log would not know when the last pass was.
     #[error("min_interval must not be longer than the window")]

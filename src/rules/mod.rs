@@ -16,9 +16,9 @@ mod wildcard;
 mod yaml;
 
 pub use compile::{Options, SourceFile, compile};
+pub use ip_prefix::IpPrefix;
 pub use limit::{FailurePolicy, Limit, LimitError, Unit};
 pub use matcher::{Entry, Found, Node, Path, Rule, RuleSet, Segment};
 pub use metadata::Metadata;
-pub use ip_prefix::IpPrefix;
 pub use problem::{Place, Problem, Severity};
 pub use shape::{Kind, Shape};

@@ -32,14 +32,8 @@ pub enum Kind {
 
 impl Kind {
     /// Every algorithm.
-    pub const ALL: [Self; 6] = [
-        Self::FixedWindow,
-        Self::SlidingWindow,
-        Self::SlidingLog,
-        Self::TokenBucket,
-        Self::LeakyBucket,
-        Self::Gcra,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::FixedWindow, Self::SlidingWindow, Self::SlidingLog, Self::TokenBucket, Self::LeakyBucket, Self::Gcra];
 
     /// The word in a rule file.
     #[must_use]

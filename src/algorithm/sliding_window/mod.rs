@@ -8,9 +8,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{
-    Action, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, State, share, tempo::Tempo,
-};
+use super::{Action, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, State, share, tempo::Tempo};
 
 /// How the oldest counter, which the window covers in part, counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,7 +143,15 @@ impl Rule for SlidingWindow {
         let Tempo { mantissa, exponent } = self.tempo;
         let denied = self.count_denied.into();
         smallvec![
-            ask.cost.min(Quota::MAX + 1), ceiling, width, buckets, strict, slack, mantissa.into(), exponent.into(), denied
+            ask.cost.min(Quota::MAX + 1),
+            ceiling,
+            width,
+            buckets,
+            strict,
+            slack,
+            mantissa.into(),
+            exponent.into(),
+            denied
         ]
     }
 

@@ -98,8 +98,18 @@ impl Rule for WarmUp {
     const TAG: &'static str = "tbw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &[
-        "charge", "charge_part", "parts", "possible", "room", "room_part", "period", "deepest", "slack", "mantissa",
-        "exponent", "count_denied",
+        "charge",
+        "charge_part",
+        "parts",
+        "possible",
+        "room",
+        "room_part",
+        "period",
+        "deepest",
+        "slack",
+        "mantissa",
+        "exponent",
+        "count_denied",
     ];
 
     fn arguments(&self, ask: Ask) -> Arguments {
@@ -108,8 +118,18 @@ impl Rule for WarmUp {
         let (possible, room) = (room.is_some().into(), room.unwrap_or_default());
         let (period, deepest, slack) = (self.period.get(), self.deepest.get(), CLOCK_SLACK.get());
         smallvec![
-            charge.micros, charge.part, self.pace.parts(), possible, room.micros, room.part, period, deepest, slack,
-            mantissa.into(), exponent.into(), self.count_denied.into()
+            charge.micros,
+            charge.part,
+            self.pace.parts(),
+            possible,
+            room.micros,
+            room.part,
+            period,
+            deepest,
+            slack,
+            mantissa.into(),
+            exponent.into(),
+            self.count_denied.into()
         ]
     }
 
@@ -157,8 +177,7 @@ impl Rule for WarmUp {
         let debt = self.pace.subtract(self.heat(state, ask.now).at, now);
         let in_debt = debt > Span::default();
         let burst = self.pace.span(self.burst);
-        let remaining =
-            if in_debt { self.pace.hits(self.pace.subtract(burst, debt)) } else { self.largest };
+        let remaining = if in_debt { self.pace.hits(self.pace.subtract(burst, debt)) } else { self.largest };
         let until = |room: Span| self.pace.subtract(debt, room).ceil();
         Decision {
             allowed,

@@ -22,8 +22,7 @@ pub(super) enum Count {
 }
 
 impl Count {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft];
+    pub(super) const ALL: [Self; 6] = [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft];
 
     pub(super) fn name(self) -> &'static str {
         match self {

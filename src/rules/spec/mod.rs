@@ -264,7 +264,8 @@ impl Reader<'_, '_> {
         if let Some((prefix, place)) = ip_prefix {
             it.ip_prefix = Some(prefix);
             if it.share_threshold {
-                self.problems.error(place, "ip_prefix and share_threshold exclude each other: one counter has no prefixes");
+                self.problems
+                    .error(place, "ip_prefix and share_threshold exclude each other: one counter has no prefixes");
             }
         }
         Some(it)

@@ -89,7 +89,8 @@ impl Memory {
         let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
-        let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> = numbers.iter().map(|number| self.lock(*number)).collect();
+        let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> =
+            numbers.iter().map(|number| self.lock(*number)).collect();
         let mut decide = |hit: &Hit<'_>, hash: u128, ask: Ask| {
             let place = numbers.binary_search(&shard_of(hash)).unwrap_or_default();
             locked[place].apply(Hash::new(hash), hit.algorithm, ask)

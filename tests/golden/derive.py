@@ -1,0 +1,303 @@
+"""Derives the golden vectors beside this file: every algorithm by its definition, in exact fractions of hits.
+
+Nothing here is fast or shared with the service. A wait is searched for, not computed: the first microsecond at which
+the same cost passes. `python3 derive.py` writes the files; `tests/golden.rs` holds the service against them.
+"""
+
+import json
+import math
+import pathlib
+import random
+from fractions import Fraction
+
+SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+START = 1_763_672_400_000_000  # a whole number of minutes and of hours
+
+
+class Limiter:
+    """What the algorithms share. A subclass says what is used at an instant, and takes."""
+
+    def __init__(self, limit):
+        self.requests = limit["requests_per_unit"]
+        self.window = SECONDS[limit["unit"]] * limit.get("unit_multiplier", 1) * 1_000_000
+        self.count_denied = limit.get("count_denied", False)
+        self.quota = self.requests
+        self.set_up(limit)
+        percent = int(limit.get("soft", "0%").rstrip("%"))
+        self.ceiling = self.quota + self.quota * percent // 100
+
+    def set_up(self, limit):
+        pass
+
+    def passes(self, cost, at):
+        return self.used(at) + cost <= self.ceiling
+
+    def possible(self, cost):
+        return cost <= self.ceiling
+
+    def deny(self, cost, at):
+        self.take(cost, at)
+
+    def delay(self, cost, at):
+        return 0
+
+    def remaining(self, at):
+        return max(0, math.floor(self.quota - self.used(at)))
+
+    def restored(self, at):
+        return self.used(at) == 0
+
+    def ask(self, action, cost, at):
+        answer = {}
+        if action == "return":
+            self.give_back(cost, at)
+            answer["allowed"] = True
+        else:
+            answer["allowed"] = self.passes(cost, at)
+            if answer["allowed"]:
+                answer["delay_us"] = self.delay(cost, at)
+                answer["soft"] = self.used(at) + cost > self.quota
+            if action == "take":
+                if answer["allowed"]:
+                    self.take(cost, at)
+                elif self.count_denied:
+                    self.deny(cost, at)
+            if not answer["allowed"] and self.possible(cost):
+                answer["retry_after_us"] = first(lambda wait: self.passes(cost, at + wait))
+        answer["remaining"] = self.remaining(at)
+        answer["reset_us"] = self.reset(at)
+        return answer
+
+    def reset(self, at):
+        return 0 if self.restored(at) else first(lambda wait: self.restored(at + wait))
+
+
+def first(holds):
+    """The smallest wait for which something that stays true once it is true holds."""
+    high = 1
+    while not holds(high):
+        high *= 2
+    low = high // 2
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+class FixedWindow(Limiter):
+    def set_up(self, limit):
+        self.count_denied = limit.get("count_denied", True)
+        self.counts = {}
+
+    def used(self, at):
+        return self.counts.get(at // self.window, 0)
+
+    def take(self, cost, at):
+        self.counts[at // self.window] = self.used(at) + cost
+
+    def give_back(self, cost, at):
+        self.counts[at // self.window] = max(0, self.used(at) - cost)
+
+    def reset(self, at):
+        return self.window - at % self.window
+
+
+class SlidingWindow(Limiter):
+    def set_up(self, limit):
+        self.buckets = limit.get("buckets", 1)
+        self.strict = limit.get("edge") == "strict"
+        assert self.window % self.buckets == 0
+        self.width = self.window // self.buckets
+        self.counts = {}
+
+    def used(self, at):
+        current, into = divmod(at, self.width)
+        whole = sum(self.counts.get(current - age, 0) for age in range(self.buckets))
+        oldest = self.counts.get(current - self.buckets, 0)
+        return whole + (oldest if self.strict else Fraction(oldest * (self.width - into), self.width))
+
+    def take(self, cost, at):
+        self.counts[at // self.width] = self.counts.get(at // self.width, 0) + cost
+
+    def give_back(self, cost, at):
+        for age in range(self.buckets + 1):
+            bucket = at // self.width - age
+            given = min(cost, self.counts.get(bucket, 0))
+            self.counts[bucket] = self.counts.get(bucket, 0) - given
+            cost -= given
+
+
+class SlidingLog(Limiter):
+    def set_up(self, limit):
+        self.log = []
+        self.interval = {"0": 0, "250ms": 250_000}[limit.get("min_interval", "0")]
+
+    def alive(self, at):
+        return [hit for hit in self.log if hit > at - self.window]
+
+    def used(self, at):
+        return len(self.alive(at))
+
+    def passes(self, cost, at):
+        spaced = cost == 0 or not self.log or at - self.log[-1] >= self.interval
+        return super().passes(cost, at) and spaced
+
+    def take(self, cost, at):
+        self.log += [at] * cost
+
+    def deny(self, cost, at):
+        self.log = (self.alive(at) + [at] * min(cost, self.ceiling))[-self.ceiling :]
+
+    def give_back(self, cost, at):
+        self.log = self.alive(at)
+        self.log = self.log[: max(0, len(self.log) - cost)]
+
+
+class Bucket(Limiter):
+    """Token bucket, GCRA and leaky bucket: a level that falls by `requests` per window."""
+
+    def set_up(self, limit):
+        burst = limit.get("burst", self.requests)
+        self.quota = burst + limit.get("queue", 0)
+        self.at_once = burst if limit.get("queue") else math.inf
+        self.level, self.at = Fraction(0), 0
+
+    def used(self, at):
+        return max(Fraction(0), self.level - Fraction((at - self.at) * self.requests, self.window))
+
+    def take(self, cost, at):
+        self.level, self.at = self.used(at) + cost, at
+
+    def deny(self, cost, at):
+        self.level, self.at = Fraction(self.ceiling), at
+
+    def give_back(self, cost, at):
+        self.level, self.at = max(Fraction(0), self.used(at) - cost), at
+
+    def delay(self, cost, at):
+        over = self.used(at) + cost - self.at_once
+        return math.ceil(over * self.window / self.requests) if over > 0 else 0
+
+
+class WarmUp(Limiter):
+    """Guava's SmoothWarmingUp, in permits: what is stored cold costs more, by the area under its slope."""
+
+    def set_up(self, limit):
+        self.stable = Fraction(self.window, self.requests)
+        period = {"10s": 10_000_000, "30s": 30_000_000}[limit["warm_up"]]
+        self.burst = limit.get("burst", 1)
+        self.largest = max(self.burst, self.requests)
+        self.threshold = period / self.stable / 2
+        self.most = self.threshold + 2 * period / (self.stable + 3 * self.stable)
+        self.slope = 2 * self.stable / (self.most - self.threshold)
+        self.cool_down = period / self.most
+        self.stored, self.free = self.most, 0
+
+    def resync(self, at):
+        stored = min(self.most, self.stored + max(0, at - self.free) / self.cool_down)
+        return stored, max(self.free, Fraction(at))
+
+    def passes(self, cost, at):
+        _, free = self.resync(at)
+        return cost <= self.largest and free - at <= max(0, self.burst - cost) * self.stable
+
+    def possible(self, cost):
+        return cost <= self.largest
+
+    def used(self, at):
+        return 0
+
+    def take(self, cost, at):
+        stored, free = self.resync(at)
+        spent = min(stored, cost)
+        above = max(Fraction(0), stored - self.threshold)
+        dear = min(above, cost)
+        extra = dear * (above * self.slope + (above - dear) * self.slope) / 2
+        self.stored, self.free = stored - spent, free + cost * self.stable + math.ceil(extra)
+
+    def give_back(self, cost, at):
+        stored, free = self.resync(at)
+        self.stored, self.free = min(self.most, stored + cost), max(Fraction(at), free - cost * self.stable)
+
+    def remaining(self, at):
+        _, free = self.resync(at)
+        if free == at:
+            return self.largest
+        return max(0, math.floor(self.burst - (free - at) / self.stable))
+
+    def restored(self, at):
+        return self.resync(at)[1] == at
+
+
+KINDS = {
+    "fixed_window": FixedWindow,
+    "sliding_window": SlidingWindow,
+    "sliding_log": SlidingLog,
+    "token_bucket": Bucket,
+    "leaky_bucket": Bucket,
+    "gcra": Bucket,
+}
+
+MINUTE = {"unit": "minute", "requests_per_unit": 10}
+SEVEN = {"unit": "second", "requests_per_unit": 7}
+LIMITS = [
+    MINUTE,
+    {**MINUTE, "count_denied": False, "soft": "20%"},
+    {**MINUTE, "algorithm": "sliding_window"},
+    {**MINUTE, "algorithm": "sliding_window", "edge": "strict", "soft": "20%"},
+    {**MINUTE, "algorithm": "sliding_window", "buckets": 6},
+    {**MINUTE, "algorithm": "sliding_window", "buckets": 6, "edge": "strict", "count_denied": True},
+    {**SEVEN, "algorithm": "sliding_window", "buckets": 2},
+    {**MINUTE, "algorithm": "sliding_log"},
+    {**MINUTE, "algorithm": "sliding_log", "min_interval": "250ms"},
+    {**MINUTE, "algorithm": "sliding_log", "count_denied": True, "soft": "20%"},
+    {**MINUTE, "algorithm": "token_bucket"},
+    {**SEVEN, "algorithm": "token_bucket", "burst": 20, "soft": "10%"},
+    {**MINUTE, "algorithm": "token_bucket", "unit_multiplier": 7, "requests_per_unit": 11, "count_denied": True},
+    {**SEVEN, "algorithm": "token_bucket", "requests_per_unit": 10, "warm_up": "10s"},
+    {**SEVEN, "algorithm": "token_bucket", "requests_per_unit": 10, "warm_up": "30s", "burst": 4},
+    {**SEVEN, "algorithm": "leaky_bucket"},
+    {**SEVEN, "algorithm": "leaky_bucket", "burst": 1, "queue": 5},
+    {**MINUTE, "algorithm": "leaky_bucket", "burst": 3, "queue": 4, "soft": "50%"},
+    {**SEVEN, "algorithm": "gcra", "burst": 5},
+    {**MINUTE, "algorithm": "gcra", "burst": 1},
+]
+
+
+def gaps(limiter):
+    """Spans at which something happens: whole windows and drops, and a microsecond beside them."""
+    drop = limiter.window // limiter.requests
+    marks = [0, drop, 2 * drop + 1, limiter.window // 6, limiter.window // 2, limiter.window]
+    return [max(0, mark + beside) for mark in marks for beside in (-1, 0, 1)] + [0] * 20
+
+
+def derive(limit, steps=60):
+    kind = limit.get("algorithm", "fixed_window")
+    limiter = WarmUp(limit) if "warm_up" in limit else KINDS[kind](limit)
+    dice = random.Random(json.dumps(limit, sort_keys=True))
+    now, rows, retry = START, [], None
+    for _ in range(steps):
+        # Now and then at the very instant that a refusal named, or just before it.
+        if retry and dice.random() < 0.5:
+            now += retry - dice.choice([0, 1])
+        else:
+            now += dice.choice(gaps(limiter))
+        action = dice.choices(["take", "peek", "return"], [8, 1, 1])[0]
+        cost = dice.choice([1, 1, 1, 2, 3, limiter.quota, limiter.ceiling + 1] + [0] * (action == "peek"))
+        answer = limiter.ask(action, cost, now)
+        retry = answer.get("retry_after_us")
+        rows.append({"at_us": now - START, "action": action, "cost": cost, **{k: v for k, v in answer.items() if v or k == "allowed" or k in ("remaining", "reset_us")}})
+    return {"rate_limit": limit, "steps": rows}
+
+
+def main():
+    folder = pathlib.Path(__file__).parent
+    for limit in LIMITS:
+        words = [limit.get("algorithm", "fixed_window")]
+        words += [f"{key}-{str(limit[key]).rstrip('%').lower()}" for key in sorted(limit) if key not in ("algorithm", "unit")]
+        text = json.dumps(derive(limit), indent=None).replace('{"at_us"', '\n{"at_us"')
+        (folder / ("_".join(words) + ".json")).write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
