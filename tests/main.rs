@@ -28,6 +28,8 @@ mod layers;
 mod otlp;
 /// Redis stopped, killed, frozen, flushed.
 mod outage;
+/// The bucket family beside other implementations of it.
+mod peers;
 /// Rules that change while they are in use.
 mod reload;
 /// Rule files: what is accepted, what is refused and how that reads.

@@ -12,8 +12,9 @@ if value then
     local used = at - now + min(part, 1)
     used = ceil(used * (mantissa * 2 ^ exponent) / (max(stored_mantissa, 1) * 2 ^ stored_exponent))
     at, part, changed = now + min(used, full), 0, true
-  else
-    part = min(part, parts - 1)
+  elseif part >= parts then
+    -- The fraction was one of another limit.
+    at, part = at + 1, 0
   end
   if at - now > full + slack then
     -- The clock was wrong when this was written.

@@ -87,7 +87,7 @@ impl Bucket {
             let used = stored.scale(used, self.tempo).min(Micros::new(self.full.micros));
             Level { at: self.pace.add(empty, Span { micros: used.get(), part: 0 }), changed: true }
         } else {
-            Level { at: Span { micros, part: part.min(self.pace.parts() - 1) }, changed: false }
+            Level { at: self.pace.fraction(micros, part), changed: false }
         };
         if level.at.micros - now.get() > self.full.micros + CLOCK_SLACK.get() {
             level = Level { at: self.pace.add(empty, self.full), changed: true };

@@ -16,24 +16,53 @@ use super::{
 const START: u64 = 1_763_672_400_000_000;
 
 /// Small numbers and windows, where histories meet every edge.
-fn algorithm() -> impl Strategy<Value = Algorithm> {
-    let numbers = (1_u32..12, select(vec![1_u64, 7, 1_000, 1_000_000, 60_000_000]), 0_u32..3, any::<bool>(), 1_u32..8);
-    (numbers, 0_usize..8).prop_map(|((requests, window, soft, count_denied, other), kind)| {
-        let (window, percent) = (Micros::new(window), soft * 50);
+#[derive(Clone, Debug)]
+struct Numbers {
+    kind: usize,
+    requests: u32,
+    window: u64,
+    percent: u32,
+    count_denied: bool,
+    other: u32,
+}
+
+fn numbers() -> impl Strategy<Value = Numbers> {
+    let window = select(vec![1_u64, 7, 1_000, 1_000_000, 60_000_000]);
+    let numbers = (0_usize..8, 1_u32..12, window, select(vec![0, 50, 100]), any::<bool>(), 1_u32..8);
+    numbers.prop_map(|(kind, requests, window, percent, count_denied, other)| Numbers {
+        kind,
+        requests,
+        window,
+        percent,
+        count_denied,
+        other,
+    })
+}
+
+impl Numbers {
+    /// With so many times the requests, and the burst.
+    fn times(&self, factor: u32) -> Algorithm {
+        let Self { kind, percent, count_denied, other, .. } = *self;
+        let (requests, window) = (self.requests * factor, Micros::new(self.window));
         let quota = Quota::soft(requests.into(), percent);
-        let burst = Quota::soft(other.into(), percent);
+        let burst = Quota::soft((other * factor).into(), percent);
         let edge = if other % 2 == 0 { Edge::Strict } else { Edge::Weighted };
+        let period = Micros::new(window.get() * 3 + 1);
         match kind {
             0 => FixedWindow::new(quota, window.max(Micros::from_secs(1)), count_denied).unwrap().into(),
             1 => SlidingWindow::new(quota, window, 1, edge, count_denied).unwrap().into(),
             2 => SlidingWindow::new(quota, window, other, edge, count_denied).unwrap().into(),
             3 => SlidingLog::new(quota, window, Micros::ZERO, count_denied).unwrap().into(),
             4 => TokenBucket::new(requests, window, burst, count_denied).unwrap().into(),
-            5 => WarmUp::new(requests, window, other, Micros::new(window.get() * 3 + 1), count_denied).unwrap().into(),
+            5 => WarmUp::new(requests, window, other * factor, period, count_denied).unwrap().into(),
             6 => LeakyBucket::new(requests, window, burst, u64::from(other / 2), count_denied).unwrap().into(),
             _ => Gcra::new(requests, window, burst, count_denied).unwrap().into(),
         }
-    })
+    }
+}
+
+fn algorithm() -> impl Strategy<Value = Algorithm> {
+    numbers().prop_map(|numbers| numbers.times(1))
 }
 
 /// Steps through time in quarters of the window and single microseconds.
@@ -190,6 +219,28 @@ proptest! {
         }
         let longest = peek(&algorithm, &used_up, 0, now).reset + CLOCK_SLACK;
         prop_assert!(look.reset.get() <= 10 * longest.get(), "{:?}, {:?}", look, longest);
+    }
+
+    /// Let's Encrypt's boulder 8785 and redis-cell 54: a raised limit kept refusing until the old one would have passed.
+    #[test]
+    fn a_raised_limit_never_waits_longer_and_no_change_is_a_fresh_quota(
+        numbers in numbers(), factor in 2_u32..6, history in history(),
+    ) {
+        let (low, high) = (numbers.times(1), numbers.times(factor));
+        let wait = |decision: Decision| decision.retry_after.unwrap_or_default();
+        let ceiling = |algorithm: &Algorithm| peek(algorithm, &State::default(), 0, START).remaining;
+
+        let (state, now) = replay(&low, &history);
+        let (before, after) = (peek(&low, &state, 1, now), peek(&high, &state, 1, now));
+        prop_assert!(wait(after) <= wait(before) + Micros::new(1), "{:?}, {:?}", before, after);
+        // As much of the limit is used, or as many hits: whichever the algorithm goes by, rounded to whole hits.
+        let most = |used: u64| ((before.remaining + 1) * u64::from(factor)).max(ceiling(&high).saturating_sub(used));
+        prop_assert!(after.remaining <= most(before.used), "{:?}, {:?}", before, after);
+
+        let (state, now) = replay(&high, &history);
+        let (before, after) = (peek(&high, &state, 1, now), peek(&low, &state, 1, now));
+        let most = (before.remaining / u64::from(factor) + 1).max(ceiling(&low).saturating_sub(before.used));
+        prop_assert!(after.remaining <= most, "{:?}, {:?}", before, after);
     }
 
     #[test]

@@ -36,6 +36,11 @@ impl Pace {
         self.parts
     }
 
+    /// A span as it was stored; a fraction that is none here was one of another pace, and becomes a microsecond.
+    pub(super) fn fraction(self, micros: u64, part: u64) -> Span {
+        if part < self.parts { Span { micros, part } } else { Span { micros: micros + 1, part: 0 } }
+    }
+
     /// How long it takes for so many hits to become free again.
     pub(super) fn span(self, hits: u64) -> Span {
         match hits.checked_mul(self.interval) {

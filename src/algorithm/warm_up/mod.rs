@@ -81,7 +81,7 @@ impl WarmUp {
         }
         let stored = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
         let mut heat = if stored == self.tempo {
-            Heat { at: Span { micros, part: part.min(self.pace.parts() - 1) }, cold, changed: false }
+            Heat { at: self.pace.fraction(micros, part), cold, changed: false }
         } else {
             let debt = stored.scale(Micros::new(micros - now.get() + part.min(1)), self.tempo).min(self.deepest);
             Heat { at: Span { micros: now.get() + debt.get(), part: 0 }, cold, changed: true }

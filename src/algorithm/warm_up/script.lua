@@ -12,8 +12,9 @@ if value then
     local debt = at - now + min(part, 1)
     debt = ceil(debt * (mantissa * 2 ^ exponent) / (max(stored_mantissa, 1) * 2 ^ stored_exponent))
     at, part, changed = now + min(debt, deepest), 0, true
-  else
-    part = min(part, parts - 1)
+  elseif part >= parts then
+    -- The fraction was one of another limit.
+    at, part = at + 1, 0
   end
   if at - now > deepest + slack then
     -- The clock was wrong when this was written.
