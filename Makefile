@@ -1,5 +1,5 @@
 # `make help` lists what there is.
-.PHONY: help run test verify fix proto bench fmt clippy doc deny
+.PHONY: help run test verify fix proto bench accuracy fmt clippy doc deny
 
 help: ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -22,6 +22,9 @@ proto: ## Generate the code in proto/src/gen anew from the .proto files.
 
 bench: ## What a decision costs, beside a server that decides nothing (needs h2load and redis-server).
 	cargo bench --bench decisions
+
+accuracy: ## How far each algorithm is from the exact log: tables, and plots in docs/accuracy.
+	cargo bench --bench accuracy
 
 fmt:
 	cargo fmt --all --check

@@ -1,12 +1,8 @@
-//! What needs no server: matching among few and many rules, and the memory of a million counters.
+//! What needs no server: matching among few and many rules.
 
 use std::{fmt::Write, fs, hint::black_box, time::Instant};
 
-use sluicegate::{
-    algorithm::{Action, Algorithm, Micros, fixed_window::FixedWindow},
-    rules::{Entry, Options, RuleSet, SourceFile, compile},
-    store::{Hit, Memory, memory::Settings},
-};
+use sluicegate::rules::{Entry, Options, RuleSet, SourceFile, compile};
 
 /// Loading 100,000 rules, and matching among them beside matching among 10.
 pub(crate) fn rules() {
@@ -53,23 +49,8 @@ fn paired(few: &RuleSet, many: &RuleSet, value: &str) -> (f64, f64) {
     (a[5], b[5])
 }
 
-/// Resident memory of a million counters, in a process that has nothing else.
-pub(crate) fn memory() {
-    let algorithm: Algorithm = FixedWindow::new(100, Micros::from_secs(86_400)).unwrap().into();
-    let store = Memory::new(&Settings::default());
-    let take = |user: u32| {
-        let key = format!("{{bench|user=user{user}}}fw:86400");
-        let hit = Hit { key: key.as_bytes(), algorithm: &algorithm, action: Action::Take, cost: 1 };
-        black_box(store.apply(&[hit], Micros::from_secs(86_400)));
-    };
-    take(0);
-    let before = resident();
-    (0..1_000_000).for_each(take);
-    let megabytes = (resident() - before) / 1e6;
-    println!("{} counters in memory take {megabytes:.1} MB", store.usage().entities);
-}
-
-fn resident() -> f64 {
+/// Resident bytes of this process.
+pub(crate) fn resident() -> f64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     statm.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 4096.0
 }

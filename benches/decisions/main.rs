@@ -5,6 +5,7 @@
 //! small, the wall clock says little. Rounds go through all servers in turn, so that a slow minute hits all of them.
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
 
+mod algorithms;
 mod h2load;
 mod in_process;
 mod noop;
@@ -33,11 +34,16 @@ fn main() {
     let word = std::env::args().nth(1).unwrap_or_default();
     match word.as_str() {
         "noop" => noop::serve(workers()),
-        "memory" => in_process::memory(),
+        "entities" => algorithms::entities(std::env::args().nth(2).and_then(|place| place.parse().ok()).unwrap()),
+        "algorithms" => {
+            algorithms::in_memory();
+            algorithms::in_redis();
+        }
         _ => {
             load_tests();
             in_process::rules();
-            Process::bench("memory").pass_on();
+            algorithms::in_memory();
+            algorithms::in_redis();
         }
     }
 }
@@ -52,10 +58,10 @@ fn load_tests() {
     let rounds: usize = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
     let redis = Process::redis();
     let rows: [(&str, Process, Load); 6] = [
-        ("no-op tonic, one hot key", Process::bench("noop").listening(), h2load::run),
+        ("no-op tonic, one hot key", Process::bench(&["noop"]).listening(), h2load::run),
         ("memory, one hot key", Process::service("memory"), h2load::run),
         ("redis, one hot key", Process::service(&redis.url()), h2load::run),
-        ("no-op tonic, 100,000 users", Process::bench("noop").listening(), users::run),
+        ("no-op tonic, 100,000 users", Process::bench(&["noop"]).listening(), users::run),
         ("memory, 100,000 users", Process::service("memory"), users::run),
         ("redis, 100,000 users", Process::service(&redis.url()), users::run),
     ];

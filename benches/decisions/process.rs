@@ -17,26 +17,24 @@ pub(crate) struct Process {
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 impl Process {
-    /// This program with a word.
-    pub(crate) fn bench(word: &str) -> Self {
+    /// This program with some words.
+    pub(crate) fn bench(words: &[&str]) -> Self {
         let program = std::env::current_exe().unwrap();
-        let child = Command::new(program).arg(word).stdout(Stdio::piped()).spawn().unwrap();
+        let child = Command::new(program).args(words).stdout(Stdio::piped()).spawn().unwrap();
         Self { child, address: NOWHERE, _folder: None }
     }
 
     /// Waits for the address that it prints.
     pub(crate) fn listening(mut self) -> Self {
-        let mut line = String::new();
-        BufReader::new(self.child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        self.address = line.trim().parse().unwrap();
+        self.address = self.line().parse().unwrap();
         self
     }
 
-    /// Prints what it prints, to its end.
-    pub(crate) fn pass_on(mut self) {
-        for line in BufReader::new(self.child.stdout.take().unwrap()).lines() {
-            println!("{}", line.unwrap());
-        }
+    /// The next line that it prints.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = String::new();
+        BufReader::new(self.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        line.trim().to_owned()
     }
 
     /// The service with one limit that is never reached.

@@ -1,0 +1,223 @@
+//! What each algorithm costs: time and bytes in memory, and inside Redis beside INCRBY.
+
+use std::{hint::black_box, sync::Arc, time::Instant};
+
+use sluicegate::{
+    algorithm::{
+        Action, Algorithm, Micros, Quota,
+        fixed_window::FixedWindow,
+        gcra::Gcra,
+        leaky_bucket::LeakyBucket,
+        sliding_log::SlidingLog,
+        sliding_window::{Edge, SlidingWindow},
+        token_bucket::TokenBucket,
+        warm_up::WarmUp,
+    },
+    metrics::WorkerId,
+    store::{
+        self, Charge, Hit, Memory, Redis, memory,
+        redis::{self, Time},
+    },
+};
+use tokio::task::JoinSet;
+
+use super::{in_process::resident, process::Process};
+
+const START: u64 = 1_763_672_400_000_000;
+const USERS: usize = 100_000;
+
+/// With what the textbook has for it, in bytes of an entity.
+pub(crate) fn all() -> Vec<(&'static str, Algorithm, &'static str)> {
+    let minute = Micros::from_secs(60);
+    let quota = Quota::hard(100);
+    let sliding = |buckets| SlidingWindow::new(quota, minute, buckets, Edge::Weighted, false).unwrap().into();
+    let log = |hits| SlidingLog::new(Quota::hard(hits), minute, Micros::ZERO, false).unwrap().into();
+    vec![
+        ("fixed_window", FixedWindow::new(quota, minute, true).unwrap().into(), "36"),
+        ("sliding_window", sliding(1), ""),
+        ("sliding_window, buckets: 6", sliding(6), ""),
+        ("sliding_window, buckets: 60", sliding(60), "1 600"),
+        ("sliding_log of 3", log(3), "88"),
+        ("sliding_log of 500", log(500), "12 000"),
+        ("token_bucket", TokenBucket::new(100, minute, quota, false).unwrap().into(), ""),
+        ("token_bucket, warm_up: 30s", WarmUp::new(100, minute, 1, Micros::from_secs(30), false).unwrap().into(), ""),
+        ("leaky_bucket, queue: 10", LeakyBucket::new(100, minute, Quota::hard(110), 100, false).unwrap().into(), ""),
+        ("gcra", Gcra::new(100, minute, quota, false).unwrap().into(), ""),
+    ]
+}
+
+fn names() -> Vec<Vec<u8>> {
+    (0..USERS).map(|user| format!("{{bench|user=user{user:06}}}xx").into_bytes()).collect()
+}
+
+fn hit<'h>(key: &'h [u8], algorithm: &'h Algorithm, cost: u64) -> Hit<'h> {
+    Hit { key, algorithm, action: Action::Take, cost, binding: true }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Nanoseconds of a decision and bytes of an entity, in memory.
+pub(crate) fn in_memory() {
+    println!("\nIn memory: nanoseconds per decision (medians of 9 rounds), bytes per entity\n");
+    println!("| algorithm | one hot key | {USERS} users | bytes | textbook |");
+    println!("| --- | ---: | ---: | ---: | ---: |");
+    let names = names();
+    for (place, (name, algorithm, textbook)) in all().iter().enumerate() {
+        // The hot key is asked every 0.1 s of its clock: six times its limit. A user comes every minute.
+        let hot = time(algorithm, &names[..1], 100_000);
+        let users = time(algorithm, &names, 600);
+        print!("| {name} | {hot:.0} | {users:.0} | ");
+        let bytes = Process::bench(&["entities", &place.to_string()]).line();
+        println!("{bytes} | {textbook} |");
+    }
+}
+
+fn time(algorithm: &Algorithm, names: &[Vec<u8>], step: u64) -> f64 {
+    const DECISIONS: usize = 200_000;
+    let store = Memory::new(&memory::Settings::default());
+    let mut now = START;
+    let mut rounds = Vec::new();
+    for _ in 0..9 {
+        let started = Instant::now();
+        for decision in 0..DECISIONS {
+            // A stride that meets everybody and no cache line twice in a row.
+            let key = &names[decision * 7_919 % names.len()];
+            now += step;
+            black_box(store.apply(&[hit(key, algorithm, 1)], Charge::Each, Micros::new(now)));
+        }
+        rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
+    }
+    median(rounds)
+}
+
+/// Resident bytes of an entity that has been asked for all it may, in a process that has nothing else.
+pub(crate) fn entities(place: usize) {
+    let (name, algorithm, _) = &all()[place];
+    let entities = if name.ends_with("500") { 20_000 } else { 1_000_000 };
+    let cost = if name.ends_with("500") { 500 } else { 3 };
+    let store = Memory::new(&memory::Settings::default());
+    let take = |user: usize| {
+        let key = format!("{{bench|user=user{user}}}xx");
+        black_box(store.apply(&[hit(key.as_bytes(), algorithm, cost)], Charge::Each, Micros::new(START)));
+    };
+    take(0);
+    let before = resident();
+    (0..entities).for_each(take);
+    assert_eq!(store.usage().entities, entities as u64);
+    println!("{:.0}", (resident() - before) / entities as f64);
+}
+
+/// Redis' own CPU time per decision beside that of an INCRBY, and its bytes per entity.
+pub(crate) fn in_redis() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(compare_in_redis());
+}
+
+const ROUNDS: usize = 5;
+
+async fn compare_in_redis() {
+    let server = Process::redis();
+    let names = names();
+    let shared = connect(&server, Time::Server).await;
+    // With a clock of their own calls are not joined.
+    let single = connect(&server, Time::Caller).await;
+    let mut plain = ::redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
+    let all = all();
+    let mut baseline = Vec::new();
+    let mut samples = vec![(Vec::new(), Vec::new()); all.len()];
+    let mut bytes = Vec::new();
+    for round in 0..=ROUNDS {
+        flush(&mut plain).await;
+        let incrby = cpu(&server, incrby(&mut plain, &names)).await;
+        if round > 0 {
+            baseline.push(incrby);
+        }
+        for ((name, algorithm, _), (many, one)) in all.iter().zip(&mut samples) {
+            let cost = if name.starts_with("sliding_log") && round == 0 { if name.ends_with("500") { 500 } else { 3 } } else { 1 };
+            flush(&mut plain).await;
+            let before = used(&mut plain).await;
+            let together = cpu(&server, decide(&shared, algorithm, &names, 64, cost)).await;
+            if round == 0 {
+                bytes.push((used(&mut plain).await - before) / USERS as f64);
+                continue;
+            }
+            many.push(together);
+            one.push(cpu(&server, decide(&single, algorithm, &names, 1, cost)).await);
+        }
+    }
+    let incrby = median(baseline);
+    println!("\nIn Redis: its own CPU time per decision, {USERS} keys, medians of {ROUNDS} rounds; INCRBY takes {incrby:.2} us.\n");
+    println!("| algorithm | us, 64 in a call | x INCRBY's rate | us, alone in a call | x INCRBY's rate | bytes |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
+    for (((name, ..), (many, one)), bytes) in all.iter().zip(samples).zip(bytes) {
+        let (many, one) = (median(many), median(one));
+        println!(
+            "| {name} | {many:.2} | {:.2} | {one:.2} | {:.2} | {bytes:.0} |",
+            incrby / many,
+            incrby / one
+        );
+    }
+}
+
+async fn connect(server: &Process, time: Time) -> Redis {
+    let settings = redis::Settings { timeout: std::time::Duration::from_secs(20), ..redis::Settings::default() };
+    let setup = redis::Setup::new(&server.url(), &settings, time, store::Metrics::new(1)).unwrap();
+    let redis = setup.connect(WorkerId(0));
+    assert!(redis.wait_until_up(std::time::Duration::from_secs(20)).await);
+    redis
+}
+
+async fn flush(connection: &mut ::redis::aio::MultiplexedConnection) {
+    let _: () = ::redis::cmd("FLUSHALL").query_async(connection).await.unwrap();
+}
+
+async fn used(connection: &mut ::redis::aio::MultiplexedConnection) -> f64 {
+    let info: String = ::redis::cmd("INFO").arg("memory").query_async(connection).await.unwrap();
+    let line = info.lines().find_map(|line| line.strip_prefix("used_memory_dataset:")).unwrap();
+    line.trim().parse().unwrap()
+}
+
+/// Microseconds of the server's CPU time per key, while something asks for each of them once.
+async fn cpu(server: &Process, work: impl Future<Output = ()>) -> f64 {
+    let before = server.cpu_micros();
+    work.await;
+    (server.cpu_micros() - before) / (USERS * PASSES) as f64
+}
+
+/// Every key is met so often in one measurement.
+const PASSES: usize = 3;
+
+async fn incrby(connection: &mut ::redis::aio::MultiplexedConnection, names: &[Vec<u8>]) {
+    for _ in 0..PASSES {
+        for some in names.chunks(64) {
+            let mut pipe = ::redis::pipe();
+            for name in some {
+                pipe.cmd("INCRBY").arg(name).arg(1);
+            }
+            let _: Vec<i64> = pipe.query_async(connection).await.unwrap();
+        }
+    }
+}
+
+async fn decide(redis: &Redis, algorithm: &Algorithm, names: &[Vec<u8>], together: usize, cost: u64) {
+    let algorithm = Arc::new(*algorithm);
+    let names: Arc<[Vec<u8>]> = names.into();
+    let mut under_way = JoinSet::new();
+    for pass in 0..PASSES as u64 {
+        for start in (0..names.len()).step_by(together) {
+            let (redis, algorithm, names) = (redis.clone(), Arc::clone(&algorithm), Arc::clone(&names));
+            under_way.spawn(async move {
+                let keys = names[start..].iter().take(together);
+                let hits: Vec<_> = keys.map(|key| hit(key, &algorithm, cost)).collect();
+                redis.apply(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await.unwrap();
+            });
+            if under_way.len() * together >= 128 {
+                under_way.join_next().await.unwrap().unwrap();
+            }
+        }
+    }
+    under_way.join_all().await;
+}
