@@ -79,9 +79,7 @@ fn algorithms() -> Vec<(&'static str, Make)> {
         ("sliding_window, buckets: 6, edge: strict", |denied| sliding(6, Edge::Strict, denied)),
         ("sliding_log", |denied| SlidingLog::new(quota(), WINDOW, Micros::ZERO, denied).unwrap().into()),
         ("token_bucket", |_| TokenBucket::new(LIMIT, WINDOW, quota(), false).unwrap().into()),
-        ("token_bucket, warm_up: 30s", |_| {
-            WarmUp::new(LIMIT, WINDOW, 1, Micros::from_secs(30), false).unwrap().into()
-        }),
+        ("token_bucket, warm_up: 30s", |_| WarmUp::new(LIMIT, WINDOW, 1, Micros::from_secs(30), false).unwrap().into()),
         ("leaky_bucket, burst: 1, queue: 10", |_| {
             LeakyBucket::new(LIMIT, WINDOW, Quota::hard(11), 1, false).unwrap().into()
         }),
@@ -121,9 +119,8 @@ fn worst_case(algorithm: &Algorithm) -> usize {
                 allowed = algorithm.apply(&mut state, ask).allowed;
             }
         }
-        let inside = |(first, start): (usize, &u64)| {
-            passed[first..].iter().take_while(|at| **at < start + WINDOW.get()).count()
-        };
+        let inside =
+            |(first, start): (usize, &u64)| passed[first..].iter().take_while(|at| **at < start + WINDOW.get()).count();
         passed.iter().enumerate().map(inside).max().unwrap_or_default()
     };
     (0..6_000).step_by(97).chain([5_999]).map(from).max().unwrap_or_default()

@@ -27,9 +27,17 @@ pub(crate) fn all() -> Vec<Trace> {
     let trace = |name, about, requests| Trace { name, about, count_denied: false, requests };
     let zipf = zipf(&mut dice);
     vec![
-        trace("steady", "one user at 1.2 times the limit, an hour, arrivals at random", arrivals(&mut dice, 3_600, |_| 1.2)),
+        trace(
+            "steady",
+            "one user at 1.2 times the limit, an hour, arrivals at random",
+            arrivals(&mut dice, 3_600, |_| 1.2),
+        ),
         trace("bursty", "one user, an hour: 150 requests within 2 s, then quiet for 20 to 80 s", bursty(&mut dice)),
-        trace("boundary", "an attacker who sends the limit just before each full minute and again just after", boundary()),
+        trace(
+            "boundary",
+            "an attacker who sends the limit just before each full minute and again just after",
+            boundary(),
+        ),
         Trace {
             name: "zipf",
             about: "100,000 users, Zipf with exponent 0.6, the busiest at 0.7 times the limit, and two abusers at 3 and 10 \

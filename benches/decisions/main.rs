@@ -35,10 +35,8 @@ fn main() {
     match word.as_str() {
         "noop" => noop::serve(workers()),
         "entities" => algorithms::entities(std::env::args().nth(2).and_then(|place| place.parse().ok()).unwrap()),
-        "algorithms" => {
-            algorithms::in_memory();
-            algorithms::in_redis();
-        }
+        "algorithms" => algorithms::in_memory(),
+        "scripts" => algorithms::in_redis(),
         _ => {
             load_tests();
             in_process::rules();

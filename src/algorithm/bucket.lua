@@ -1,10 +1,10 @@
 -- Twin of Bucket::step. The value is 7 bytes of the instant at which the bucket will have drained, 4 of its fraction,
 -- and 5 (mantissa, exponent) of the time that a full bucket took to drain when it was written.
-local value = redis.call('GET', key)
+local value = call('GET', key)
 local at, part, changed = now, 0, false
 if value then
   local stored_mantissa, stored_exponent
-  at, part, stored_mantissa, stored_exponent = struct.unpack('<I7I4I4B', value)
+  at, part, stored_mantissa, stored_exponent = unpack_numbers('<I7I4I4B', value)
   if at < now then
     at, part = now, 0
   elseif stored_mantissa ~= mantissa or stored_exponent ~= exponent then
@@ -49,9 +49,9 @@ end
 if not changed then
   return allowed, value or ''
 elseif at < now or at == now and part == 0 then
-  redis.call('DEL', key)
+  call('DEL', key)
   return allowed, ''
 end
-value = struct.pack('<I7I4I4B', at, part, mantissa, exponent)
-redis.call('SET', key, value, 'PX', ceil((at - now) / 1000) + keep)
+value = pack('<I7I4I4B', at, part, mantissa, exponent)
+call('SET', key, value, 'PX', ceil((at - now) / 1000) + keep)
 return allowed, value

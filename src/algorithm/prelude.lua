@@ -2,6 +2,7 @@
 local TAKE, PEEK, RETURN = 0, 1, 2
 local MAX = 9007199254740991
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
+local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
 
 -- count * part / whole, rounded up, for count < 2^51 and part <= whole <= 2^49. When the product outgrows a double it
 -- is divided as on paper, three bits of the count at a time.

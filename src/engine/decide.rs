@@ -138,7 +138,13 @@ impl Engine {
                 let key = &names[start..end];
                 start = end;
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
-                Hit { key, algorithm: applied.limit.algorithm(), action, cost, binding: self.is_binding(applied) }
+                Hit {
+                    key,
+                    algorithm: applied.limit.algorithm(),
+                    action,
+                    cost,
+                    binding: !descriptor.give_back && self.is_binding(applied),
+                }
             })
             .collect();
 

@@ -46,7 +46,7 @@ impl Hit<'_> {
 }
 
 /// The answers, in the order of the hits.
-pub type Decisions = SmallVec<[Decision; 4]>;
+pub type Decisions = SmallVec<[Decision; 2]>;
 
 /// Nobody could decide. That a caller is over its limit is never an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

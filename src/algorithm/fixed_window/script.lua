@@ -4,9 +4,10 @@ local into = now % window
 local number = (now - into) / window
 local value
 if action == TAKE and count_denied == 1 then
-  value = redis.call('INCRBY', key, cost)
+  -- Nearly every cost is 1, and a number among the arguments has to be printed.
+  value = cost == 1 and call('INCR', key) or call('INCRBY', key, cost)
 else
-  value = tonumber(redis.call('GET', key) or 0)
+  value = tonumber(call('GET', key) or 0)
 end
 local count = value % COUNTS
 local tag = (value - count) / COUNTS
@@ -15,16 +16,16 @@ if action == TAKE then
   if known and count_denied == 1 then
     if count > MOST then
       value = value - count + MOST
-      redis.call('SET', key, value, 'KEEPTTL')
+      call('SET', key, value, 'KEEPTTL')
     end
     return count <= ceiling and 1 or 0, value
   end
   local fits = (known and count or 0) + cost <= ceiling
   if known and fits then
-    value = redis.call('INCRBY', key, cost)
+    value = call('INCRBY', key, cost)
   elseif fits or count_denied == 1 then
     value = (number % TAGS + 1) * COUNTS + cost
-    redis.call('SET', key, value, 'PX', ceil((window - into) / 1000) + keep)
+    call('SET', key, value, 'PX', ceil((window - into) / 1000) + keep)
   end
   return fits and 1 or 0, value
 elseif action == PEEK then
@@ -32,6 +33,6 @@ elseif action == PEEK then
 end
 local given = known and min(count, cost) or 0
 if given > 0 then
-  value = redis.call('DECRBY', key, given)
+  value = call('DECRBY', key, given)
 end
 return 1, value

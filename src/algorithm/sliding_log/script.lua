@@ -1,20 +1,20 @@
 -- Twin of SlidingLog::step. The value is 7 bytes for the instant of each hit, the oldest first.
-local value = redis.call('GET', key) or ''
+local value = call('GET', key) or ''
 local held = floor(#value / 7)
-local newest = held > 0 and struct.unpack('<I7', value, 7 * held - 6) or 0
+local newest = held > 0 and unpack_numbers('<I7', value, 7 * held - 6) or 0
 local changed = false
 if newest > now + slack then
   -- The clock was wrong when this was written: hits of the future become hits of now.
   local entries = {}
   for place = 1, held do
-    entries[place] = struct.pack('<I7', min(struct.unpack('<I7', value, 7 * place - 6), now))
+    entries[place] = pack('<I7', min(unpack_numbers('<I7', value, 7 * place - 6), now))
   end
   value, newest, changed = table.concat(entries), now, true
 end
 local gone, last = 0, held
 while gone < last do
   local middle = floor((gone + last) / 2)
-  if struct.unpack('<I7', value, 7 * middle + 1) + window <= now then
+  if unpack_numbers('<I7', value, 7 * middle + 1) + window <= now then
     gone = middle + 1
   else
     last = middle
@@ -35,16 +35,16 @@ else
     local added = min(cost, ceiling)
     local pushed_out = max(held + added - ceiling, 0)
     newest = max(newest, now)
-    value = string.sub(value, 7 * (gone + pushed_out) + 1) .. string.rep(struct.pack('<I7', newest), added)
+    value = string.sub(value, 7 * (gone + pushed_out) + 1) .. string.rep(pack('<I7', newest), added)
     changed = true
   end
 end
 if not changed then
   return allowed, value
 elseif value == '' then
-  redis.call('DEL', key)
+  call('DEL', key)
   return allowed, ''
 end
-newest = struct.unpack('<I7', value, #value - 6)
-redis.call('SET', key, value, 'PX', ceil((newest + window - now) / 1000) + keep)
+newest = unpack_numbers('<I7', value, #value - 6)
+call('SET', key, value, 'PX', ceil((newest + window - now) / 1000) + keep)
 return allowed, value

@@ -2,7 +2,7 @@
 -- exponent) of a counter's width, and 4 for each counter, the current one first.
 local into = now % width
 local start = now - into
-local value = redis.call('GET', key)
+local value = call('GET', key)
 local changed = false
 
 if buckets == 1 and (not value or #value == 20) then
@@ -11,7 +11,7 @@ if buckets == 1 and (not value or #value == 20) then
   local same = true
   if value then
     local stored, stored_mantissa, stored_exponent
-    stored, stored_mantissa, stored_exponent, current, oldest = struct.unpack('<I7I4BI4I4', value)
+    stored, stored_mantissa, stored_exponent, current, oldest = unpack_numbers('<I7I4BI4I4', value)
     same = stored_mantissa == mantissa and stored_exponent == exponent
     if same and stored ~= start then
       if stored == start - width then
@@ -43,11 +43,11 @@ if buckets == 1 and (not value or #value == 20) then
     if not changed then
       return allowed, value or ''
     elseif current + oldest == 0 then
-      redis.call('DEL', key)
+      call('DEL', key)
       return allowed, ''
     end
-    value = struct.pack('<I7I4BI4I4', start, mantissa, exponent, current, oldest)
-    redis.call('SET', key, value, 'PX', ceil((start + 2 * width - now) / 1000) + keep)
+    value = pack('<I7I4BI4I4', start, mantissa, exponent, current, oldest)
+    call('SET', key, value, 'PX', ceil((start + 2 * width - now) / 1000) + keep)
     return allowed, value
   end
 end
@@ -57,9 +57,9 @@ for place = 1, buckets + 1 do
   counts[place] = 0
 end
 if value then
-  local stored, stored_mantissa, stored_exponent = struct.unpack('<I7I4B', value)
+  local stored, stored_mantissa, stored_exponent = unpack_numbers('<I7I4B', value)
   local known = floor((#value - 12) / 4)
-  local stored_counts = {struct.unpack('<' .. string.rep('I4', known), value, 13)}
+  local stored_counts = {unpack_numbers('<' .. string.rep('I4', known), value, 13)}
   if stored_mantissa ~= mantissa or stored_exponent ~= exponent or #value ~= 16 + 4 * buckets then
     -- The window was changed: all that still counted counts as if it had come just now.
     local age = floor(max(now - stored, 0) / max(stored_mantissa * 2 ^ stored_exponent, 1))
@@ -111,9 +111,9 @@ for place = 1, buckets + 1 do
   sum = sum + counts[place]
 end
 if sum == 0 then
-  redis.call('DEL', key)
+  call('DEL', key)
   return allowed, ''
 end
-value = struct.pack('<I7I4B' .. string.rep('I4', buckets + 1), start, mantissa, exponent, unpack(counts))
-redis.call('SET', key, value, 'PX', ceil((start + (buckets + 1) * width - now) / 1000) + keep)
+value = pack('<I7I4B' .. string.rep('I4', buckets + 1), start, mantissa, exponent, unpack(counts))
+call('SET', key, value, 'PX', ceil((start + (buckets + 1) * width - now) / 1000) + keep)
 return allowed, value

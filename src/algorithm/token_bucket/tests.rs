@@ -62,7 +62,10 @@ fn a_changed_limit_takes_effect_on_what_is_there() {
     // Empty is empty: no fresh quota. But the wait is the new limit's, not the old one's.
     take(&old, &mut state, 5, now);
     assert_eq!(look(&old, &state, now).retry_after, Some(Micros::new(100_000)));
-    assert_eq!((look(&new, &state, now).remaining, look(&new, &state, now).retry_after), (0, Some(Micros::new(10_000))));
+    assert_eq!(
+        (look(&new, &state, now).remaining, look(&new, &state, now).retry_after),
+        (0, Some(Micros::new(10_000)))
+    );
     // The same when the time to fill changes with it.
     let slow = TokenBucket::new(1_000, Micros::from_secs(3_600), Quota::hard(100), false).unwrap();
     let slower = TokenBucket::new(10, Micros::from_secs(3_600), Quota::hard(100), false).unwrap();

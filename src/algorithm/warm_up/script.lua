@@ -1,9 +1,9 @@
 -- Twin of WarmUp::step. The value is that of a bucket (see bucket.lua) and 4 bytes of how cold it is, in microseconds.
-local value = redis.call('GET', key)
+local value = call('GET', key)
 local at, part, cold, changed = now, 0, period, false
 if value then
   local stored_mantissa, stored_exponent
-  at, part, stored_mantissa, stored_exponent, cold = struct.unpack('<I7I4I4BI4', value)
+  at, part, stored_mantissa, stored_exponent, cold = unpack_numbers('<I7I4I4BI4', value)
   cold = min(cold, period)
   if at < now then
     at, part, cold = now, 0, min(cold + now - at, period)
@@ -64,9 +64,9 @@ if not changed then
 end
 cold = min(cold, period)
 if at == now and part == 0 and cold == period then
-  redis.call('DEL', key)
+  call('DEL', key)
   return allowed, ''
 end
-value = struct.pack('<I7I4I4BI4', at, part, mantissa, exponent, cold)
-redis.call('SET', key, value, 'PX', ceil((at - now + period - cold) / 1000) + keep)
+value = pack('<I7I4I4BI4', at, part, mantissa, exponent, cold)
+call('SET', key, value, 'PX', ceil((at - now + period - cold) / 1000) + keep)
 return allowed, value

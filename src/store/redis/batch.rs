@@ -83,10 +83,7 @@ impl Batcher {
         let Some(batch) = next.last_mut() else {
             return;
         };
-        for (place, hit) in hits.iter().enumerate() {
-            let together = if charge == Charge::All && place == 0 { hits.len() } else { 0 };
-            self.program.add(&mut batch.call, hit, together, now);
-        }
+        self.program.add(&mut batch.call, hits, charge, now);
         batch.waiting.push(Waiting { hits: hits.len(), answer });
         drop(next);
         self.ready.notify_one();

@@ -1,10 +1,10 @@
 //! The scripts of all algorithms joined to one program, how it is called, and what it answers.
 //!
-//! Arguments: the keys; then now in microseconds or nothing (Redis' own time); then for each key one packed record: a
-//! byte each for the script, the action and whether the hit is binding; two bytes for how many hits, from this one on,
-//! are charged together or not at all (0: this one has no such company); then 8 bytes each, little endian, for the
-//! milliseconds to keep the key and the script's own arguments. One record rather than many texts: Redis unpacks it for
-//! less than it takes to parse the texts.
+//! Arguments: the keys; then now in microseconds or nothing (Redis' own time); then the records of all keys in one text:
+//! a byte each for the script, the action and the record's length, two bytes for how many hits, from this one on, are
+//! charged together or not at all, and the script's arguments as doubles, little endian, which are exact for all that
+//! is counted. One text rather than many: what Redis pays for an argument (to parse it, to allocate it, to hand it to
+//! Lua) is more than what it takes to unpack it.
 //!
 //! The answer is a flat list: now, then `allowed` and the state for each key. States are explained in Rust, by the same
 //! code that explains a state in memory.
@@ -22,61 +22,17 @@ use redis::{Cmd, Script, Value};
 use super::{Settings, Time};
 use crate::{
     algorithm::{Action, Algorithm, Micros, PRELUDE, State},
-    store::Hit,
+    store::{Charge, Hit},
 };
 
-const MAIN: &str = "
--- What Redis or Lua says of a value that is not what a script left there.
-local function is_spoiled(message)
-  for _, words in ipairs({'WRONGTYPE', 'not an integer', 'overflow', 'too short', 'attempt to', 'bad argument'}) do
-    if string.find(message, words, 1, true) then
-      return true
-    end
-  end
-  return false
-end
+const MAIN: &str = include_str!("main.lua");
 
-local now = tonumber(ARGV[1])
-if not now then
-  local time = redis.call('TIME')
-  now = time[1] * 1000000 + time[2]
-end
-local reply, together, refused = {now}, 0, false
-for i, key in ipairs(KEYS) do
-  local record = ARGV[i + 1]
-  local script, action, _, company = struct.unpack('<BBBI2', record)
-  if company > 0 then
-    -- Nobody else is served meanwhile: what all of them foretell is still so when they take.
-    together, refused = company, false
-    for j = i, i + company - 1 do
-      local script, _, binding = struct.unpack('<BBB', ARGV[j + 1])
-      if binding == 1 and not refused then
-        local fine, allowed = pcall(step, script, KEYS[j], PEEK, ARGV[j + 1], now)
-        refused = not fine or allowed == 0
-      end
-    end
-  end
-  if together > 0 then
-    together = together - 1
-    if refused and action == TAKE then
-      action = PEEK
-    end
-  end
-  local fine, allowed, state = pcall(step, script, key, action, record, now)
-  if not fine then
-    local message = type(allowed) == 'table' and allowed.err or tostring(allowed)
-    if not is_spoiled(message) then
-      return redis.error_reply(message)
-    end
-    allowed, state = -1, 0
-  end
-  reply[2 * i], reply[2 * i + 1] = allowed, state
-end
-return reply
-";
-
-/// Where the 8-byte words of a record begin, as Lua counts.
-const WORDS: usize = 6;
+/// Bytes of a record before the arguments.
+const HEADER: usize = 5;
+/// Added to the script's number of the first hit of those that are charged together.
+const LEADER: u8 = 128;
+/// Added to the action of a hit that is charged with others and binding.
+const BINDING: u8 = 128;
 /// A key that nobody asks for is kept a day longer than it can matter at most, whatever the jitter.
 const LONGEST_JITTER_MILLIS: u64 = 86_400_000;
 
@@ -94,28 +50,15 @@ pub(super) struct Program {
 /// A call in the making.
 #[derive(Default)]
 pub(super) struct Call {
-    keys: Parts,
-    records: Parts,
-    now: Micros,
-}
-
-/// Texts one after the other.
-#[derive(Default)]
-struct Parts {
-    bytes: Vec<u8>,
+    keys: Vec<u8>,
     ends: Vec<usize>,
-}
-
-impl Parts {
-    fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| &self.bytes[start..*end])
-    }
+    records: Vec<u8>,
+    now: Micros,
 }
 
 impl Call {
     pub(super) fn hits(&self) -> usize {
-        self.keys.ends.len()
+        self.ends.len()
     }
 }
 
@@ -157,34 +100,37 @@ impl Program {
         self.time == Time::Server
     }
 
-    /// `together`: so many hits from this one on are charged together.
-    pub(super) fn add(&self, call: &mut Call, hit: &Hit<'_>, together: usize, now: Micros) {
-        call.keys.bytes.extend_from_slice(&self.key_prefix);
-        call.keys.bytes.extend_from_slice(hit.key);
-        call.keys.ends.push(call.keys.bytes.len());
-        self.write_record(&mut call.records.bytes, hit, together, now);
-        call.records.ends.push(call.records.bytes.len());
+    /// Adds the hits of one request.
+    pub(super) fn add(&self, call: &mut Call, hits: &[Hit<'_>], charge: Charge, now: Micros) {
+        let together = charge == Charge::All && hits.len() > 1;
+        for (place, hit) in hits.iter().enumerate() {
+            call.keys.extend_from_slice(&self.key_prefix);
+            call.keys.extend_from_slice(hit.key);
+            call.ends.push(call.keys.len());
+            let company = if together && place == 0 { hits.len() } else { 0 };
+            self.write_record(&mut call.records, hit, company, together && hit.binding, now);
+        }
         call.now = now;
     }
 
     pub(super) fn command(&self, call: &Call) -> Cmd {
         let hits = call.hits();
-        let mut cmd = Cmd::with_capacity(4 + 2 * hits, 64 + call.keys.bytes.len() + call.records.bytes.len());
+        let mut cmd = Cmd::with_capacity(5 + hits, 64 + call.keys.len() + call.records.len());
         cmd.arg("EVALSHA").arg(self.script.get_hash()).arg(hits);
-        for key in call.keys.iter() {
-            cmd.arg(key);
+        let mut start = 0;
+        for end in &call.ends {
+            cmd.arg(&call.keys[start..*end]);
+            start = *end;
         }
         match self.time {
             Time::Server => cmd.arg(""),
             Time::Caller => cmd.arg(call.now.get()),
         };
-        for record in call.records.iter() {
-            cmd.arg(record);
-        }
+        cmd.arg(call.records.as_slice());
         cmd
     }
 
-    fn write_record(&self, record: &mut Vec<u8>, hit: &Hit<'_>, together: usize, now: Micros) {
+    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<'_>, company: usize, binding: bool, now: Micros) {
         // 2⁶⁴ divided by the golden ratio: consecutive multiples spread evenly over the jitter.
         let step = self.sequence.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed);
         let keep = ((u128::from(step) * u128::from(self.jitter_millis)) >> 64) as u64;
@@ -193,11 +139,14 @@ impl Program {
             Action::Peek => 1,
             Action::Return => 2,
         };
-        let company = u16::try_from(together).unwrap_or(u16::MAX).to_le_bytes();
-        record.extend([self.script_numbers[hit.algorithm.index()], action, hit.binding.into()]);
-        record.extend(company);
-        record.extend(keep.to_le_bytes());
-        record.extend(hit.algorithm.arguments(hit.ask(now)).into_iter().flat_map(u64::to_le_bytes));
+        let script = self.script_numbers[hit.algorithm.index()] + if company > 0 { LEADER } else { 0 };
+        let action = action + if binding { BINDING } else { 0 };
+        let arguments = hit.algorithm.arguments(hit.ask(now));
+        let length = HEADER + size_of::<f64>() * (1 + arguments.len());
+        records.extend([script, action, length as u8]);
+        records.extend(u16::try_from(company).unwrap_or(u16::MAX).to_le_bytes());
+        let numbers = std::iter::once(keep).chain(arguments);
+        records.extend(numbers.flat_map(|number| (number as f64).to_le_bytes()));
     }
 }
 
@@ -226,7 +175,11 @@ pub(super) fn read(reply: &Value) -> Option<(Micros, impl Iterator<Item = Option
 /// The program, and for each algorithm the number of its script in it; some share one. One function with a branch for
 /// each script: a call makes one closure, not one for each of them.
 fn join() -> (String, Vec<u8>) {
-    let mut text = format!("{PRELUDE}\nlocal function step(script, key, action, record, now)\n");
+    let mut text = format!(
+        "{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
+         local now, records = tonumber(ARGV[1]), ARGV[2]\n\
+         local function step(script, key, action, at)\n"
+    );
     let mut scripts = Vec::new();
     let mut numbers = Vec::new();
     for script in Algorithm::SCRIPTS {
@@ -239,11 +192,11 @@ fn join() -> (String, Vec<u8>) {
         let (arguments, body) = script;
         let word = if number == 0 { "if" } else { "elseif" };
         let names = arguments.join(", ");
-        let format = "I8".repeat(arguments.len() + 1);
+        let format = "d".repeat(arguments.len() + 1);
         let _ = write!(
             text,
             "{word} script == {number} then\n\
-             local keep, {names} = struct.unpack('<{format}', record, {WORDS})\n{body}\n"
+             local keep, {names} = unpack_numbers('<{format}', records, at + HEADER)\n{body}\n"
         );
     }
     (text + "end\nend\n" + MAIN, numbers)
