@@ -10,16 +10,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use sluicegate::{
-    algorithm::{
-        Action, Algorithm, MAX, Micros, Quota,
-        fixed_window::FixedWindow,
-        gcra::Gcra,
-        leaky_bucket::LeakyBucket,
-        sliding_log::SlidingLog,
-        sliding_window::{Edge, SlidingWindow},
-        token_bucket::TokenBucket,
-        warm_up::WarmUp,
-    },
+    algorithm::{Action, Algorithm, Kind, MAX, Micros, Shape, sliding_window::Edge},
     store::{AnyStore, Charge, Hit, Memory, Redis, Store, memory},
 };
 use tokio::task::JoinSet;
@@ -80,18 +71,31 @@ fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History>
     })
 }
 
-/// The numbers of a limit: requests, window in seconds, another number, percent, count_denied.
-type Numbers = (u32, u64, u32, u32, bool);
-
-fn limits(make: fn(Numbers) -> Algorithm) -> BoxedStrategy<Algorithm> {
-    let requests = prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
+/// Limits of one kind, with every word that belongs to it.
+fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
+    let requests =
+        prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(600), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
     let window = select(vec![1_u64, 15, 60, 60, 60, 3_600, 31_536_000]);
-    let percent = select(vec![0_u32, 0, 0, 10, 50]);
-    (requests, window, 1_u32..9, percent, any::<bool>()).prop_map(make).boxed()
-}
-
-fn soft(hits: u32, percent: u32) -> Quota {
-    Quota::soft(hits.into(), percent)
+    let percent = select(vec![None, None, None, Some(10), Some(50)]);
+    let numbers = (requests, window, percent, any::<bool>(), 0_u32..9, 0_u32..9);
+    let limits =
+        numbers.prop_filter_map("the numbers do not fit", move |(requests, window, soft, denied, one, other)| {
+            let given = |word: &str, chosen: bool| chosen && kind.words.contains(&word);
+            let shape = Shape {
+                requests,
+                window: Micros::from_secs(window),
+                buckets: given("buckets", one > 4).then_some(other + 1),
+                edge: given("edge", one % 2 == 0).then_some(Edge::Strict),
+                burst: given("burst", one > 2).then_some(other + 1),
+                queue: given("queue", other > 2).then_some(one),
+                warm_up: kind.name.contains("warm_up").then_some(Micros::new(1 + u64::from(other) * 30_000_001)),
+                count_denied: Some(denied),
+                min_interval: given("min_interval", one > 4).then_some(Micros::new(u64::from(other) * 100_000)),
+                soft: soft.filter(|_| !kind.name.contains("warm_up")),
+            };
+            (kind.build)(&shape).ok()
+        });
+    limits.boxed()
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
@@ -143,67 +147,8 @@ async fn agree(limit: BoxedStrategy<Algorithm>) {
 }
 
 #[tokio::test]
-async fn fixed_windows_agree() {
-    agree(limits(|(requests, seconds, _, percent, count_denied)| {
-        FixedWindow::new(soft(requests, percent), Micros::from_secs(seconds), count_denied).unwrap().into()
-    }))
-    .await;
-}
-
-#[tokio::test]
-async fn sliding_windows_agree() {
-    agree(limits(|(requests, seconds, buckets, percent, count_denied)| {
-        let edge = if percent == 0 && requests % 2 == 0 { Edge::Strict } else { Edge::Weighted };
-        let buckets = if buckets > 4 { 1 } else { buckets * 2 - 1 };
-        let window = Micros::from_secs(seconds);
-        SlidingWindow::new(soft(requests, percent), window, buckets, edge, count_denied).unwrap().into()
-    }))
-    .await;
-}
-
-#[tokio::test]
-async fn sliding_logs_agree() {
-    agree(limits(|(requests, seconds, interval, percent, count_denied)| {
-        let interval = Micros::new(if interval > 4 { 0 } else { 250_000 * u64::from(interval) });
-        let window = Micros::from_secs(seconds);
-        SlidingLog::new(soft(requests.min(600), percent), window, interval, count_denied).unwrap().into()
-    }))
-    .await;
-}
-
-#[tokio::test]
-async fn token_buckets_agree() {
-    agree(limits(|(requests, seconds, burst, percent, count_denied)| {
-        let burst = if burst > 6 { requests } else { burst };
-        TokenBucket::new(requests, Micros::from_secs(seconds), soft(burst, percent), count_denied).unwrap().into()
-    }))
-    .await;
-}
-
-#[tokio::test]
-async fn token_buckets_with_warm_up_agree() {
-    agree(limits(|(requests, seconds, burst, percent, count_denied)| {
-        let period = Micros::from_secs(1 + u64::from(percent) * 60);
-        let requests = requests.min(1_000_003);
-        WarmUp::new(requests, Micros::from_secs(seconds), burst, period, count_denied).unwrap().into()
-    }))
-    .await;
-}
-
-#[tokio::test]
-async fn leaky_buckets_agree() {
-    agree(limits(|(requests, seconds, queue, percent, count_denied)| {
-        let at_once = u64::from(requests % 8 + 1);
-        let room = soft(queue + requests % 8 + 1, percent);
-        LeakyBucket::new(requests, Micros::from_secs(seconds), room, at_once, count_denied).unwrap().into()
-    }))
-    .await;
-}
-
-#[tokio::test]
-async fn gcra_agrees() {
-    agree(limits(|(requests, seconds, burst, percent, count_denied)| {
-        Gcra::new(requests, Micros::from_secs(seconds), soft(burst, percent), count_denied).unwrap().into()
-    }))
-    .await;
+async fn memory_and_redis_agree_on_random_histories_of_every_algorithm() {
+    for kind in Algorithm::KINDS {
+        agree(limits(*kind)).await;
+    }
 }

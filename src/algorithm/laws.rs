@@ -2,67 +2,53 @@
 
 use proptest::{prelude::*, sample::select};
 
-use super::{
-    fixed_window::FixedWindow,
-    gcra::Gcra,
-    leaky_bucket::LeakyBucket,
-    sliding_log::SlidingLog,
-    sliding_window::{Edge, SlidingWindow},
-    token_bucket::TokenBucket,
-    warm_up::WarmUp,
-    *,
-};
+use super::{sliding_window::Edge, *};
 
 const START: u64 = 1_763_672_400_000_000;
 
-/// Small numbers and windows, where histories meet every edge.
+/// A limit with every word that belongs to its algorithm.
 #[derive(Clone, Debug)]
 struct Numbers {
-    kind: usize,
-    requests: u32,
-    window: u64,
-    percent: u32,
-    count_denied: bool,
-    other: u32,
+    kind: Kind,
+    shape: Shape,
 }
 
+/// Mostly small ones, where histories meet every edge. `min_interval` is left out: what remains does not show it.
 fn numbers() -> impl Strategy<Value = Numbers> {
-    let window = select(vec![1_u64, 7, 1_000, 1_000_000, 60_000_000]);
-    let numbers = (0_usize..8, 1_u32..12, window, select(vec![0, 50, 100]), any::<bool>(), 1_u32..8);
-    numbers.prop_map(|(kind, requests, window, percent, count_denied, other)| Numbers {
-        kind,
-        requests,
-        window,
-        percent,
-        count_denied,
-        other,
+    let requests = prop_oneof![20 => 1_u32..12, 1 => Just(1_000_003), 1 => Just(4_294_967_291 / 8)];
+    let window = select(vec![1_000_000_u64, 7_000_000, 60_000_000]);
+    let percent = select(vec![None, Some(50), Some(100)]);
+    let numbers = (select(Algorithm::KINDS), requests, window, percent, any::<bool>(), 1_u32..8);
+    numbers.prop_filter_map("the numbers do not fit", |(kind, requests, window, percent, count_denied, other)| {
+        let word = |word: &str| kind.words.contains(&word);
+        let shape = Shape {
+            requests,
+            window: Micros::new(window),
+            buckets: word("buckets").then_some(other),
+            edge: (word("edge") && other % 2 == 0).then_some(Edge::Strict),
+            burst: word("burst").then_some(other),
+            queue: (word("queue") && other > 3).then_some(other * 2),
+            warm_up: kind.name.contains("warm_up").then_some(Micros::new(window * 3 + 1)),
+            count_denied: Some(count_denied),
+            min_interval: None,
+            soft: percent,
+        };
+        (kind.build)(&shape).is_ok().then_some(Numbers { kind, shape })
     })
 }
 
 impl Numbers {
-    /// With so many times the requests, and the burst.
-    fn times(&self, factor: u32) -> Algorithm {
-        let Self { kind, percent, count_denied, other, .. } = *self;
-        let (requests, window) = (self.requests * factor, Micros::new(self.window));
-        let quota = Quota::soft(requests.into(), percent);
-        let burst = Quota::soft((other * factor).into(), percent);
-        let edge = if other % 2 == 0 { Edge::Strict } else { Edge::Weighted };
-        let period = Micros::new(window.get() * 3 + 1);
-        match kind {
-            0 => FixedWindow::new(quota, window.max(Micros::from_secs(1)), count_denied).unwrap().into(),
-            1 => SlidingWindow::new(quota, window, 1, edge, count_denied).unwrap().into(),
-            2 => SlidingWindow::new(quota, window, other, edge, count_denied).unwrap().into(),
-            3 => SlidingLog::new(quota, window, Micros::ZERO, count_denied).unwrap().into(),
-            4 => TokenBucket::new(requests, window, burst, count_denied).unwrap().into(),
-            5 => WarmUp::new(requests, window, other * factor, period, count_denied).unwrap().into(),
-            6 => LeakyBucket::new(requests, window, burst, u64::from(other / 2), count_denied).unwrap().into(),
-            _ => Gcra::new(requests, window, burst, count_denied).unwrap().into(),
-        }
+    /// With so many times the requests, and the burst; `None` where that is too much.
+    fn times(&self, factor: u32) -> Option<Algorithm> {
+        let times = |number: u32| number * factor;
+        let Shape { requests, burst, queue, .. } = self.shape;
+        let shape = Shape { requests: times(requests), burst: burst.map(times), queue: queue.map(times), ..self.shape };
+        (self.kind.build)(&shape).ok()
     }
 }
 
 fn algorithm() -> impl Strategy<Value = Algorithm> {
-    numbers().prop_map(|numbers| numbers.times(1))
+    numbers().prop_filter_map("the numbers do not fit", |numbers| numbers.times(1))
 }
 
 /// Steps through time in quarters of the window and single microseconds.
@@ -87,11 +73,14 @@ fn peek(algorithm: &Algorithm, state: &State, cost: u64, now: u64) -> Decision {
     algorithm.apply(&mut state.clone(), Ask { action: Action::Peek, cost, now: Micros::new(now) })
 }
 
+/// So many are not counted one by one.
+const MANY: u64 = 100;
+
 /// How many single hits pass at one instant.
 fn greedy(algorithm: &Algorithm, state: &State, now: u64) -> u64 {
     let mut state = state.clone();
     let take = Ask { action: Action::Take, cost: 1, now: Micros::new(now) };
-    (0..100).take_while(|_| algorithm.apply(&mut state, take).allowed).count() as u64
+    (0..MANY).take_while(|_| algorithm.apply(&mut state, take).allowed).count() as u64
 }
 
 proptest! {
@@ -195,6 +184,9 @@ proptest! {
         // Somebody has seen the later time.
         algorithm.apply(&mut state, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
         let here = greedy(&algorithm, &state, now);
+        if here == MANY {
+            return Ok(());
+        }
         prop_assert!(greedy(&algorithm, &state, now - back) <= here);
         // Nor by asking while the clock is behind, and then at the old time.
         let mut asked = state.clone();
@@ -226,7 +218,9 @@ proptest! {
     fn a_raised_limit_never_waits_longer_and_no_change_is_a_fresh_quota(
         numbers in numbers(), factor in 2_u32..6, history in history(),
     ) {
-        let (low, high) = (numbers.times(1), numbers.times(factor));
+        let (Some(low), Some(high)) = (numbers.times(1), numbers.times(factor)) else {
+            return Ok(());
+        };
         let wait = |decision: Decision| decision.retry_after.unwrap_or_default();
         let ceiling = |algorithm: &Algorithm| peek(algorithm, &State::default(), 0, START).remaining;
 

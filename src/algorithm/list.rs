@@ -1,8 +1,9 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
 use super::{
-    Arguments, Ask, Decision, Micros, Rule, State, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
-    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    Arguments, Ask, Decision, Kind, Micros, Rule, State, fixed_window::FixedWindow, gcra::Gcra,
+    leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket,
+    warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -30,8 +31,9 @@ macro_rules! algorithms {
             pub const SCRIPTS: &'static [(&'static [&'static str], &'static str)] =
                 &[$(($rule::ARGUMENTS, $rule::SCRIPT)),+];
 
-            /// Each algorithm's name, in the same order.
-            pub const NAMES: &'static [&'static str] = &[$($rule::NAME),+];
+            /// Every algorithm that a rule can name.
+            pub const KINDS: &'static [Kind] =
+                &[$(Kind { name: $rule::NAME, words: $rule::WORDS, build: $rule::build }),+];
 
             /// The place in the list, by which a script is called.
             #[must_use]
@@ -86,6 +88,20 @@ macro_rules! algorithms {
 algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra];
 
 impl Algorithm {
+    /// What counts where a rule does not say.
+    pub const DEFAULT: Kind = Self::KINDS[0];
+
+    /// Those that a rule can name: all but what another one becomes by a word of its own.
+    pub fn named() -> impl Iterator<Item = Kind> {
+        Self::KINDS.iter().copied().filter(|kind| !kind.name.contains(' '))
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn kind(name: &str) -> Option<Kind> {
+        Self::named().find(|kind| kind.name == name)
+    }
+
     /// One whole turn: [`Algorithm::step`], then [`Algorithm::explain`].
     pub fn apply(&self, state: &mut State, ask: Ask) -> Decision {
         let allowed = self.step(state, ask);

@@ -18,6 +18,7 @@ mod list;
 mod micros;
 mod pace;
 mod quota;
+mod shape;
 mod share;
 pub mod sliding_log;
 pub mod sliding_window;
@@ -29,6 +30,7 @@ pub mod warm_up;
 pub use list::Algorithm;
 pub use micros::Micros;
 pub use quota::Quota;
+pub use shape::{Kind, Shape, Unfit};
 pub use state::State;
 
 use smallvec::SmallVec;
@@ -105,8 +107,11 @@ pub type Arguments = SmallVec<[u64; 8]>;
 
 /// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
 pub trait Rule {
-    /// The algorithm's word in rule files and metrics.
+    /// The algorithm's word in rule files.
     const NAME: &'static str;
+
+    /// The words that a rule may add for it, beside those that belong to all.
+    const WORDS: &'static [&'static str];
 
     /// A few letters that stand for the algorithm in a key: counters of different algorithms never meet.
     const TAG: &'static str;
@@ -120,6 +125,9 @@ pub trait Rule {
 
     /// The script's names for [`Rule::arguments`].
     const ARGUMENTS: &'static [&'static str];
+
+    /// The algorithm with the numbers of a limit, which has at least one hit per window.
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit>;
 
     /// The numbers for one question.
     fn arguments(&self, ask: Ask) -> Arguments;

@@ -252,7 +252,7 @@ impl Engine {
         let (limit, _) = applied.limit.policy();
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
-        let splits = applied.limit.shape().splits_refused();
+        let splits = applied.limit.splits_refused();
         applied.series.decided(self.worker, hits, decision, Threshold { limit, near, splits, shadow });
     }
 

@@ -1,7 +1,6 @@
 //! A limit as a rule or a caller states it: so many requests in so many units.
 
-use super::shape::Shape;
-use crate::algorithm::{Algorithm, LONGEST, Micros, sliding_log::SlidingLog, sliding_window::SlidingWindow};
+use crate::algorithm::{Algorithm, Kind, LONGEST, Micros, Shape, Unfit};
 
 /// The units of the protocol. Months have 30 days and years 365: windows are aligned to the epoch, not to a calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,8 +94,11 @@ pub struct Limit {
     requests_per_unit: u32,
     unit: Unit,
     unit_multiplier: u32,
-    shape: Shape,
     algorithm: Algorithm,
+    /// How many hits pass at once, and the time in which so many come back.
+    policy: (u64, Micros),
+    /// The part of a refused request that was below the limit counts as within it, as the peer has it.
+    splits_refused: bool,
 }
 
 /// Why a limit cannot be counted.
@@ -108,33 +110,9 @@ pub enum LimitError {
     /// A window of no length.
     #[error("unit_multiplier must be at least 1")]
     NoLength,
-    /// Longer than sliding algorithms can count.
-    #[error("a sliding window can be ten years long at most")]
-    LongWindow,
-    /// Nothing could ever pass.
-    #[error("burst must be at least 1")]
-    NoBurst,
-    /// A burst that would not come back.
-    #[error("a burst that large takes more than 100 years to come back")]
-    SlowBurst,
-    /// No counters, or too many.
-    #[error("buckets must be from 1 to {}", SlidingWindow::MOST_BUCKETS)]
-    Buckets,
-    /// A log keeps every hit.
-    #[error(
-        "a sliding_log keeps every hit and takes {} at most, its soft part included; sliding_window has no such bound",
-        SlidingLog::MOST
-    )]
-    LargeLog,
-    /// The log would not know when the last pass was.
-    #[error("min_interval must not be longer than the window")]
-    LongInterval,
-    /// No time to warm up, or too much.
-    #[error("warm_up must be more than nothing and at most an hour")]
-    WarmUpPeriod,
-    /// There is no limit to be above of while the pace changes.
-    #[error("soft does not go with warm_up")]
-    SoftWarmUp,
+    /// The algorithm cannot count with these numbers.
+    #[error(transparent)]
+    Unfit(#[from] Unfit),
 }
 
 impl LimitError {
@@ -142,13 +120,8 @@ impl LimitError {
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
-            Self::TooLong | Self::NoLength | Self::LongWindow => "unit_multiplier",
-            Self::NoBurst | Self::SlowBurst => "burst",
-            Self::Buckets => "buckets",
-            Self::LargeLog => "requests_per_unit",
-            Self::LongInterval => "min_interval",
-            Self::WarmUpPeriod => "warm_up",
-            Self::SoftWarmUp => "soft",
+            Self::TooLong | Self::NoLength => "unit_multiplier",
+            Self::Unfit(unfit) => unfit.word,
         }
     }
 }
@@ -156,11 +129,17 @@ impl LimitError {
 impl Limit {
     /// Fixed windows, as callers' own limits are counted: `requests_per_unit` in each window of `unit_multiplier` units.
     pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
-        Self::shaped(requests_per_unit, unit, unit_multiplier, Shape::default())
+        Self::shaped(requests_per_unit, unit, unit_multiplier, Algorithm::DEFAULT, Shape::default())
     }
 
-    /// Counted as the shape says.
-    pub fn shaped(requests_per_unit: u32, unit: Unit, unit_multiplier: u32, shape: Shape) -> Result<Self, LimitError> {
+    /// Counted by this algorithm, as the shape says; its requests and its window are what the other numbers make them.
+    pub fn shaped(
+        requests_per_unit: u32,
+        unit: Unit,
+        unit_multiplier: u32,
+        kind: Kind,
+        shape: Shape,
+    ) -> Result<Self, LimitError> {
         let window = Micros::from_secs(unit.seconds() * u64::from(unit_multiplier));
         if window > LONGEST {
             return Err(LimitError::TooLong);
@@ -168,8 +147,19 @@ impl Limit {
         if window == Micros::ZERO {
             return Err(LimitError::NoLength);
         }
-        let algorithm = shape.algorithm(requests_per_unit, window)?;
-        Ok(Self { requests_per_unit, unit, unit_multiplier, shape, algorithm })
+        let shape = Shape { requests: requests_per_unit, window, ..shape };
+        // A limit of nothing refuses everything, however it counts.
+        let kind = if requests_per_unit == 0 { Algorithm::DEFAULT } else { kind };
+        let algorithm = (kind.build)(&shape)?;
+        let policy = match shape.burst.filter(|_| requests_per_unit > 0) {
+            Some(burst) => {
+                let micros = u128::from(window.get()) * u128::from(burst) / u128::from(requests_per_unit);
+                (burst.into(), Micros::new(u64::try_from(micros).unwrap_or(u64::MAX)))
+            }
+            None => (requests_per_unit.into(), window),
+        };
+        let splits_refused = kind == Algorithm::DEFAULT && shape.count_denied != Some(false);
+        Ok(Self { requests_per_unit, unit, unit_multiplier, algorithm, policy, splits_refused })
     }
 
     /// How many requests pass in one window.
@@ -190,12 +180,6 @@ impl Limit {
         self.unit_multiplier
     }
 
-    /// How it is counted, in the rule's words.
-    #[must_use]
-    pub const fn shape(&self) -> &Shape {
-        &self.shape
-    }
-
     /// How it is counted.
     #[must_use]
     pub const fn algorithm(&self) -> &Algorithm {
@@ -204,16 +188,20 @@ impl Limit {
 
     /// How many hits pass at once, and the time in which so many pass in the long run.
     #[must_use]
-    pub fn policy(&self) -> (u64, Micros) {
-        let window = Micros::from_secs(self.unit.seconds() * u64::from(self.unit_multiplier));
-        self.shape.policy(self.requests_per_unit, window)
+    pub const fn policy(&self) -> (u64, Micros) {
+        self.policy
+    }
+
+    /// Whether the part of a refused request that was below the limit counts as within it, as the peer has it.
+    #[must_use]
+    pub const fn splits_refused(&self) -> bool {
+        self.splits_refused
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::Kind;
 
     #[test]
     fn windows_have_a_length_and_an_end() {
@@ -225,14 +213,15 @@ mod tests {
 
     #[test]
     fn a_policy_is_what_passes_at_once_and_the_time_it_takes_to_come_back() {
-        let bucket = |burst| Shape { kind: Kind::TokenBucket, burst, ..Shape::default() };
-        for (shape, expected) in [
-            (Shape::default(), (100, 60)),
-            (bucket(None), (100, 60)),
-            (bucket(Some(20)), (20, 12)),
-            (bucket(Some(500)), (500, 300)),
+        let bucket = Algorithm::kind("token_bucket").unwrap();
+        for (kind, burst, expected) in [
+            (Algorithm::DEFAULT, None, (100, 60)),
+            (bucket, None, (100, 60)),
+            (bucket, Some(20), (20, 12)),
+            (bucket, Some(500), (500, 300)),
         ] {
-            let (hits, window) = Limit::shaped(100, Unit::Minute, 1, shape).unwrap().policy();
+            let shape = Shape { burst, ..Shape::default() };
+            let (hits, window) = Limit::shaped(100, Unit::Minute, 1, kind, shape).unwrap().policy();
             assert_eq!((hits, window.get()), (expected.0, expected.1 * 1_000_000), "{shape:?}");
         }
     }

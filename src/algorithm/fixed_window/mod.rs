@@ -10,7 +10,9 @@
 
 use smallvec::smallvec;
 
-use super::{Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, Rule, State};
+use super::{
+    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, Rule, Shape, State, Unfit,
+};
 
 /// `limit` hits in each window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +59,18 @@ impl FixedWindow {
 
 impl Rule for FixedWindow {
     const NAME: &'static str = "fixed_window";
+    const WORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "fw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "believed", "count_denied"];
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        // As the peer does it, unless the rule says otherwise.
+        let count_denied = shape.count_denied.unwrap_or(true);
+        let rule = Self::new(shape.quota(shape.requests.into()), shape.window, count_denied);
+        let why = "a window must have a length, of at most 100 years";
+        Ok(rule.ok_or(Unfit { word: "unit_multiplier", why })?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         let (ceiling, denied) = (self.quota.ceiling(), self.count_denied.into());

@@ -2,7 +2,7 @@
 //!
 //! `burst` is the most that passes at once, as governor and throttlecrab count it; redis-cell's `max_burst` is one less.
 
-use super::{Arguments, Ask, Decision, Micros, Quota, Rule, State, bucket::Bucket};
+use super::{Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket};
 
 /// Cells that conform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +19,15 @@ impl Gcra {
 
 impl Rule for Gcra {
     const NAME: &'static str = "gcra";
+    const WORDS: &'static [&'static str] = &["burst"];
     const TAG: &'static str = "gcra";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        let rule = Self::new(shape.requests, shape.window, shape.quota(shape.burst()?.into()), shape.counts_denied());
+        Ok(rule.ok_or(Unfit::BURST)?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         self.0.arguments(ask)

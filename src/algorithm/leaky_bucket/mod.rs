@@ -3,7 +3,7 @@
 //! With a queue, up to `queue` hits more than the burst pass, each with the delay after which it may go on, so that
 //! what leaves conforms to the limit's pace. With `burst: 1` hits leave one by one, `window / requests` apart.
 
-use super::{Arguments, Ask, Decision, Micros, Quota, Rule, State, bucket::Bucket};
+use super::{Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket};
 
 /// A bucket that leaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,9 +21,19 @@ impl LeakyBucket {
 
 impl Rule for LeakyBucket {
     const NAME: &'static str = "leaky_bucket";
+    const WORDS: &'static [&'static str] = &["burst", "queue"];
     const TAG: &'static str = "lb";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        let (burst, queue) = (u64::from(shape.burst()?), u64::from(shape.queue.unwrap_or_default()));
+        let room = shape.quota(burst + queue);
+        // Without a queue nobody waits, not even above a soft limit.
+        let at_once = if queue > 0 { burst } else { room.ceiling() };
+        let rule = Self::new(shape.requests, shape.window, room, at_once, shape.counts_denied());
+        Ok(rule.ok_or(Unfit::BURST)?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         self.0.arguments(ask)

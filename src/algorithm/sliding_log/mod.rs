@@ -6,7 +6,7 @@
 
 use smallvec::smallvec;
 
-use super::{Action, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, State};
+use super::{Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit};
 
 /// At most `limit` hits in any window, exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,9 +76,24 @@ impl SlidingLog {
 
 impl Rule for SlidingLog {
     const NAME: &'static str = "sliding_log";
+    const WORDS: &'static [&'static str] = &["min_interval"];
     const TAG: &'static str = "sl";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "interval", "slack", "count_denied"];
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        let (quota, interval) = (shape.quota(shape.requests.into()), shape.min_interval.unwrap_or_default());
+        if interval > shape.window {
+            return Err(Unfit { word: "min_interval", why: "min_interval must not be longer than the window" });
+        }
+        if quota.ceiling() > Self::MOST {
+            let why = "a sliding_log keeps every hit and takes 1000 at most, its soft part included; sliding_window has \
+                       no such bound";
+            return Err(Unfit { word: "requests_per_unit", why });
+        }
+        let rule = Self::new(quota, shape.window, interval, shape.counts_denied());
+        Ok(rule.ok_or(Unfit::WINDOW)?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         let (cost, ceiling) = (ask.cost.min(Self::MOST + 1), self.quota.ceiling());

@@ -8,7 +8,10 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{Action, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, State, share, tempo::Tempo};
+use super::{
+    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit, share,
+    tempo::Tempo,
+};
 
 /// How the oldest counter, which the window covers in part, counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,10 +135,21 @@ impl SlidingWindow {
 
 impl Rule for SlidingWindow {
     const NAME: &'static str = "sliding_window";
+    const WORDS: &'static [&'static str] = &["buckets", "edge"];
     const TAG: &'static str = "sw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "width", "buckets", "strict", "slack", "mantissa", "exponent", "count_denied"];
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        let buckets = shape.buckets.unwrap_or(1);
+        if !(1..=Self::MOST_BUCKETS).contains(&buckets) {
+            return Err(Unfit { word: "buckets", why: "buckets must be from 1 to 256" });
+        }
+        let (quota, edge) = (shape.quota(shape.requests.into()), shape.edge.unwrap_or_default());
+        let rule = Self::new(quota, shape.window, buckets, edge, shape.counts_denied());
+        Ok(rule.ok_or(Unfit::WINDOW)?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         let (ceiling, width, buckets) = (self.quota.ceiling(), self.width.get(), self.buckets.into());

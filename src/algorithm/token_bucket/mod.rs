@@ -2,7 +2,9 @@
 //!
 //! Tokens are not counted; what is missing of a full bucket is, as the time until it is full again (`bucket.rs`).
 
-use super::{Arguments, Ask, Decision, Micros, Quota, Rule, State, bucket::Bucket};
+use super::{
+    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, warm_up::WarmUp,
+};
 
 /// A bucket of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +21,18 @@ impl TokenBucket {
 
 impl Rule for TokenBucket {
     const NAME: &'static str = "token_bucket";
+    const WORDS: &'static [&'static str] = &["burst", "warm_up"];
     const TAG: &'static str = "tb";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        if shape.warm_up.is_some() {
+            return WarmUp::build(shape);
+        }
+        let rule = Self::new(shape.requests, shape.window, shape.quota(shape.burst()?.into()), shape.counts_denied());
+        Ok(rule.ok_or(Unfit::BURST)?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         self.0.arguments(ask)

@@ -13,7 +13,7 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Rule, State,
+    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Rule, Shape, State, Unfit,
     pace::{Pace, Span},
     share,
     tempo::Tempo,
@@ -95,6 +95,7 @@ impl WarmUp {
 
 impl Rule for WarmUp {
     const NAME: &'static str = "token_bucket with warm_up";
+    const WORDS: &'static [&'static str] = &["burst", "warm_up"];
     const TAG: &'static str = "tbw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &[
@@ -111,6 +112,20 @@ impl Rule for WarmUp {
         "exponent",
         "count_denied",
     ];
+
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        let period = shape.warm_up.unwrap_or_default();
+        if period == Micros::ZERO || period > Self::LONGEST_PERIOD {
+            return Err(Unfit { word: "warm_up", why: "warm_up must be more than nothing and at most an hour" });
+        }
+        if shape.soft.is_some() {
+            return Err(Unfit { word: "soft", why: "soft does not go with warm_up" });
+        }
+        // By default each hit waits for the one before, as Guava's do.
+        let burst = shape.burst.map_or(Ok(1), |_| shape.burst())?;
+        let rule = Self::new(shape.requests, shape.window, burst, period, shape.counts_denied());
+        Ok(rule.ok_or(Unfit::BURST)?.into())
+    }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         let (charge, room) = (self.charge(ask.cost), self.room(ask.cost));

@@ -323,7 +323,7 @@ impl Reader<'_, '_> {
             word => words.place(word).unwrap_or(node.place),
         };
         let shape = words.shape(self)?;
-        match Limit::shaped(requests.unwrap_or(Some(0))?, unit?, multiplier?, shape) {
+        match Limit::shaped(requests.unwrap_or(Some(0))?, unit?, multiplier?, words.kind(), shape) {
             Ok(limit) => it.limit = Some(limit),
             Err(error) => {
                 self.problems.error(place_of(error), error.to_string());

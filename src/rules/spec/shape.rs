@@ -3,12 +3,8 @@
 
 use super::Reader;
 use crate::{
-    algorithm::{Micros, sliding_window::Edge},
-    rules::{
-        problem::Place,
-        shape::{BELONGS, Kind, Shape},
-        yaml::Yaml,
-    },
+    algorithm::{Algorithm, Kind, Micros, Shape, sliding_window::Edge},
+    rules::{problem::Place, yaml::Yaml},
 };
 
 /// What `edge` can be.
@@ -17,12 +13,18 @@ const EDGES: [(&str, Edge); 2] = [("weighted", Edge::Weighted), ("strict", Edge:
 const MOST_PERCENT: u32 = 1_000;
 
 /// What was read, and where each word stands.
-#[derive(Default)]
 pub(super) struct Words {
+    kind: Kind,
     shape: Shape,
     places: Vec<(String, Place)>,
     /// A word had no meaning: the limit cannot be made.
     spoiled: bool,
+}
+
+impl Default for Words {
+    fn default() -> Self {
+        Self { kind: Algorithm::DEFAULT, shape: Shape::default(), places: Vec::new(), spoiled: false }
+    }
 }
 
 impl Words {
@@ -31,8 +33,9 @@ impl Words {
         let shape = &mut self.shape;
         let understood = match word {
             "algorithm" => {
-                let kind = reader.word(word, node, &Kind::ALL.map(|kind| (kind.name(), kind)));
-                shape.kind = kind.unwrap_or_default();
+                let kinds: Vec<_> = Algorithm::named().map(|kind| (kind.name, kind)).collect();
+                let kind = reader.word(word, node, &kinds);
+                self.kind = kind.unwrap_or(self.kind);
                 kind.is_some()
             }
             "buckets" => keep(&mut shape.buckets, reader.number(word, node)),
@@ -57,21 +60,28 @@ impl Words {
         self.place("count_denied").filter(|_| self.shape.count_denied == Some(true))
     }
 
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
     /// The shape, unless a word has no meaning or belongs to another algorithm.
     pub(super) fn shape(&self, reader: &mut Reader<'_, '_>) -> Option<Shape> {
-        let kind = self.shape.kind;
+        if self.spoiled {
+            // It has been reported; and what belongs to an algorithm that was not understood is not known.
+            return None;
+        }
         let mut stray = false;
-        // An algorithm that was not understood has been reported; what belongs to it is not known.
-        let known = !self.spoiled;
-        for (word, homes) in BELONGS.iter().filter(|(_, homes)| known && !homes.contains(&kind)) {
-            if let Some(place) = self.place(word) {
-                let homes: Vec<_> = homes.iter().map(|kind| kind.name()).collect();
-                let message = format!("{word} belongs to algorithm {}, not to {}", homes.join(", "), kind.name());
-                reader.problems.error(place, message);
+        for (word, place) in self.places.iter().filter(|(word, _)| !self.kind.words.contains(&word.as_str())) {
+            // What belongs to none in particular belongs to all.
+            let homes: Vec<_> =
+                Algorithm::named().filter(|kind| kind.words.contains(&word.as_str())).map(|kind| kind.name).collect();
+            if !homes.is_empty() {
+                let message = format!("{word} belongs to algorithm {}, not to {}", homes.join(", "), self.kind.name);
+                reader.problems.error(*place, message);
                 stray = true;
             }
         }
-        (known && !stray).then_some(self.shape)
+        (!stray).then_some(self.shape)
     }
 
     /// Nothing is counted: no word has a meaning.

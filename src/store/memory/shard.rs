@@ -82,7 +82,8 @@ pub(super) struct Shard {
     /// Long states, and the places among them that are free.
     long: Vec<Vec<u8>>,
     free_long: Vec<u32>,
-    /// Bytes that the long states take.
+    /// Bytes that each of them takes, also while it is out, and all of them.
+    long_sizes: Vec<u32>,
     long_bytes: usize,
     max: usize,
     evicted: u64,
@@ -100,6 +101,7 @@ impl Shard {
             hand: 0,
             long: Vec::new(),
             free_long: Vec::new(),
+            long_sizes: Vec::new(),
             long_bytes: 0,
             max,
             evicted: 0,
@@ -120,29 +122,19 @@ impl Shard {
             return decision;
         };
         let slot = self.slot(place);
-        match slot.beside() {
-            None => {
-                let before = *slot;
-                let mut state = State::from_bytes(&before.state[..before.len.into()]);
-                let allowed = algorithm.step(&mut state, ask);
-                let decision = algorithm.explain(&state, ask, allowed);
-                if state.as_bytes() != &before.state[..before.len.into()] {
-                    let expires = algorithm.expires(&state, ask.now);
-                    self.write(place, state, expires);
-                }
-                decision
-            }
-            Some(beside) => {
-                // Taken out and put back: a long state is never copied.
-                let mut state = State::from_vec(std::mem::take(&mut self.long[beside]));
-                self.long_bytes -= state.capacity();
-                let allowed = algorithm.step(&mut state, ask);
-                let decision = algorithm.explain(&state, ask, allowed);
-                let expires = algorithm.expires(&state, ask.now);
-                self.write(place, state, expires);
-                decision
-            }
+        let beside = slot.beside();
+        // A long state is taken out and put back: it is never copied.
+        let (mut state, before) = match beside {
+            Some(beside) => (State::from_long(std::mem::take(&mut self.long[beside])), None),
+            None => (State::from_short(slot.state, slot.len), Some((slot.state, slot.len))),
+        };
+        let allowed = algorithm.step(&mut state, ask);
+        let decision = algorithm.explain(&state, ask, allowed);
+        if before.is_none() || state.as_short() != before {
+            let expires = algorithm.expires(&state, ask.now);
+            self.write(place, state, expires);
         }
+        decision
     }
 
     /// Looks at the next few places and frees those that expired.
@@ -180,28 +172,36 @@ impl Shard {
     /// Keeps the state, in the slot or beside it; the bytes beside are what a maximum of short ones may take.
     fn write(&mut self, place: u32, state: State, expires: Micros) {
         let beside = self.slot(place).beside();
-        let len = state.as_bytes().len();
         let slot = self.slot_mut(place);
         slot.expire_at(expires);
-        if len <= State::INLINE {
-            slot.state[..len].copy_from_slice(state.as_bytes());
-            slot.len = len as u8;
-            self.free_long.extend(beside.map(|beside| beside as u32));
+        if let Some((short, len)) = state.as_short() {
+            (slot.state, slot.len) = (short, len);
+            if let Some(beside) = beside {
+                self.free_long(beside);
+            }
             return;
         }
         let beside = beside.unwrap_or_else(|| self.free_long.pop().map_or_else(|| self.grow_long(), |at| at as usize));
-        let mut bytes = state.into_vec();
-        if bytes.capacity() > 2 * len {
-            bytes.shrink_to_fit();
+        let mut long = state.into_long();
+        if long.capacity() > 2 * long.len() {
+            long.shrink_to_fit();
         }
-        self.long_bytes += bytes.capacity();
-        self.long[beside] = bytes;
+        self.long_bytes += long.capacity();
+        self.long_bytes -= self.long_sizes[beside] as usize;
+        self.long_sizes[beside] = long.capacity() as u32;
+        self.long[beside] = long;
         let slot = self.slot_mut(place);
         slot.len = LONG;
         slot.state[..4].copy_from_slice(&(beside as u32).to_le_bytes());
         while self.long_bytes / size_of::<Slot>() + self.index.len() > self.max && self.index.len() > 1 {
             self.evict();
         }
+    }
+
+    fn free_long(&mut self, beside: usize) {
+        self.long[beside] = Vec::new();
+        self.long_bytes -= std::mem::take(&mut self.long_sizes[beside]) as usize;
+        self.free_long.push(beside as u32);
     }
 
     fn grow(&mut self) -> u32 {
@@ -214,6 +214,7 @@ impl Shard {
 
     fn grow_long(&mut self) -> usize {
         self.long.push(Vec::new());
+        self.long_sizes.push(0);
         self.long.len() - 1
     }
 
@@ -233,8 +234,7 @@ impl Shard {
             entry.remove();
         }
         if let Some(beside) = slot.beside() {
-            self.long_bytes -= std::mem::take(&mut self.long[beside]).capacity();
-            self.free_long.push(beside as u32);
+            self.free_long(beside);
         }
         *self.slot_mut(place) = Slot::default();
         self.free.push(place);

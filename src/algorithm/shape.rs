@@ -1,0 +1,86 @@
+//! What a limit says of its counting, before an algorithm has been made of it.
+
+use super::{Algorithm, Micros, Quota, sliding_window::Edge};
+
+/// The numbers of a limit. What is not given has the algorithm's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Hits per window.
+    pub requests: u32,
+    /// The window's length.
+    pub window: Micros,
+    /// Counters per window.
+    pub buckets: Option<u32>,
+    /// How the oldest of them counts.
+    pub edge: Option<Edge>,
+    /// Hits at once.
+    pub burst: Option<u32>,
+    /// Hits that may wait.
+    pub queue: Option<u32>,
+    /// From cold to warm.
+    pub warm_up: Option<Micros>,
+    /// Denied hits count too.
+    pub count_denied: Option<bool>,
+    /// Between two passes at least.
+    pub min_interval: Option<Micros>,
+    /// Percent that the limit lets through above itself.
+    pub soft: Option<u32>,
+}
+
+impl Shape {
+    /// So many hits, and the soft part above.
+    #[must_use]
+    pub fn quota(&self, hits: u64) -> Quota {
+        Quota::soft(hits, self.soft.unwrap_or_default())
+    }
+
+    /// Whether denied hits count; not by default.
+    #[must_use]
+    pub fn counts_denied(&self) -> bool {
+        self.count_denied.unwrap_or(false)
+    }
+
+    /// The burst, by default the hits of a window.
+    pub(super) fn burst(&self) -> Result<u32, Unfit> {
+        match self.burst.unwrap_or(self.requests) {
+            0 => Err(Unfit { word: "burst", why: "burst must be at least 1" }),
+            burst => Ok(burst),
+        }
+    }
+}
+
+/// Why no algorithm can be made of a shape.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct Unfit {
+    /// The word of the rule that is to blame.
+    pub word: &'static str,
+    /// A sentence.
+    pub why: &'static str,
+}
+
+impl Unfit {
+    pub(super) const WINDOW: Self =
+        Self { word: "unit_multiplier", why: "a sliding window can be ten years long at most" };
+    pub(super) const BURST: Self =
+        Self { word: "burst", why: "a burst that large takes more than 100 years to come back" };
+}
+
+/// An algorithm as the list has it: what is to be known before there is one.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind {
+    /// See [`super::Rule::NAME`].
+    pub name: &'static str,
+    /// See [`super::Rule::WORDS`].
+    pub words: &'static [&'static str],
+    /// See [`super::Rule::build`].
+    pub build: fn(&Shape) -> Result<Algorithm, Unfit>,
+}
+
+impl PartialEq for Kind {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Kind {}
