@@ -40,7 +40,7 @@ pub(crate) fn all() -> Vec<Trace> {
         ),
         Trace {
             name: "zipf",
-            about: "100,000 users, Zipf with exponent 0.6, the busiest at 0.7 times the limit, and two abusers at 3 and 10 \
+            about: "100,000 users, Zipf with exponent 0.6, the busiest at 0.75 times the limit, and two abusers at 3 and 10 \
                     times the limit; half an hour; refused requests count, as where the published figure is from",
             count_denied: true,
             requests: zipf.clone(),
@@ -96,7 +96,7 @@ fn zipf(dice: &mut StdRng) -> Vec<Request> {
     const ABUSERS: [f64; 2] = [3.0, 10.0];
     const MINUTES: f64 = 30.0;
     let mut requests = Vec::new();
-    let users = (1..=USERS).map(|rank| 0.7 * f64::from(rank).powf(-0.6));
+    let users = (1..=USERS).map(|rank| 0.75 * f64::from(rank).powf(-0.6));
     for (user, load) in (0..).zip(users.chain(ABUSERS)) {
         let per_minute = f64::from(LIMIT) * load;
         let mut at = 0.0;

@@ -75,15 +75,16 @@ fn median(mut values: Vec<f64>) -> f64 {
 /// Nanoseconds of a decision and bytes of an entity, in memory.
 pub(crate) fn in_memory() {
     println!("\nIn memory: nanoseconds per decision (medians of 9 rounds), bytes per entity\n");
-    println!("| algorithm | one hot key | {USERS} users | bytes | textbook |");
-    println!("| --- | ---: | ---: | ---: | ---: |");
+    println!("| algorithm | one hot key | 1000 users | {USERS} users | bytes | textbook |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
     let names = names();
-    println!("| (the key read and hashed) | {:.0} | {:.0} | | |", hashing(&names[..1]), hashing(&names));
+    let [hot, some, many] = [1, 1_000, USERS].map(|users| hashing(&names[..users]));
+    println!("| (the key read and hashed) | {hot:.0} | {some:.0} | {many:.0} | | |");
     for (place, (name, algorithm, textbook)) in all().iter().enumerate() {
         // The hot key is asked every 0.1 s of its clock: six times its limit. A user comes every minute.
-        let hot = time(algorithm, &names[..1], 100_000);
-        let users = time(algorithm, &names, 600);
-        print!("| {name} | {hot:.0} | {users:.0} | ");
+        let [hot, some, many] =
+            [(1, 100_000), (1_000, 60_000), (USERS, 600)].map(|(users, step)| time(algorithm, &names[..users], step));
+        print!("| {name} | {hot:.0} | {some:.0} | {many:.0} | ");
         let bytes = Process::bench(&["entities", &place.to_string()]).line();
         println!("{bytes} | {textbook} |");
     }

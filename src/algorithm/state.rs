@@ -91,6 +91,10 @@ impl State {
                 if self.long.is_empty() {
                     self.long.extend_from_slice(&self.short[..len]);
                 }
+                if self.long.capacity() < self.long.len() + N {
+                    // By a quarter, not by doubling: there may be a million of these.
+                    self.long.reserve_exact(N + self.long.len() / 4);
+                }
                 self.long.extend_from_slice(&bytes);
             }
         }
