@@ -13,7 +13,7 @@
 //!         │
 //!      store         remember it, atomically: in memory, or in Redis
 //!         │
-//!    algorithm       may it pass: arithmetic on 16 bytes, run where the counter is locked
+//!    algorithm       may it pass: arithmetic on a few bytes, run where the counter is locked
 //! ```
 //!
 //! A request goes down this way once, and its answer comes up once. What is on top uses what is below and never the

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::matcher::{Entry, Rule, RuleSet, Segment};
+use crate::algorithm::Algorithm;
 
 impl RuleSet {
     /// One line for each step of [`RuleSet::find`].
@@ -11,7 +12,8 @@ impl RuleSet {
         let Some(mut at) = self.domain(domain) else {
             return vec![format!("domain {domain:?}: no rule file names it, so nothing is limited")];
         };
-        let mut lines = vec![format!("domain {domain:?}: known")];
+        let charge = if self.charges_all(domain) { ", charges for all limits of a request or for none" } else { "" };
+        let mut lines = vec![format!("domain {domain:?}: known{charge}")];
         for entry in entries {
             let asked = format!("{}={}", entry.key, entry.value);
             let Some(next) = self.child(at, *entry) else {
@@ -25,7 +27,9 @@ impl RuleSet {
                 Segment::Pattern(pattern) => format!("the first pattern that fits, {pattern}"),
                 Segment::Shared(pattern) => format!("the first pattern that fits, {pattern}, one counter for all"),
             };
-            lines.push(format!("{asked}: {how} (line {})", node.place.line));
+            let network = node.ip_prefix.and_then(|prefix| prefix.network(entry.value));
+            let counted = network.map_or_else(String::new, |network| format!(", counted as {network}"));
+            lines.push(format!("{asked}: {how} (line {}){counted}", node.place.line));
             at = next;
         }
         let node = self.node(at);
@@ -60,6 +64,9 @@ impl fmt::Display for Rule {
                 match limit.unit_multiplier() {
                     1 => write!(f, "{}", limit.unit().name())?,
                     many => write!(f, "{many} {}s", limit.unit().name())?,
+                }
+                if limit.algorithm().name() != Algorithm::DEFAULT.name {
+                    write!(f, ", {}", limit.algorithm().name())?;
                 }
             }
         }
