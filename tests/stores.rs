@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Ask, Micros, Quota, State,
+        Action, Algorithm, Ask, Micros, Quota, Shape, State,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
@@ -15,7 +15,7 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{self, AnyStore, Charge, Hit, Memory, Redis, Store, memory, redis},
+    store::{self, AnyStore, Charge, Hit, Memory, Redis, Store, StoreError, memory, redis},
 };
 
 use super::support::{DEADLINE, RedisServer, Server, ask, rules};
@@ -99,6 +99,38 @@ async fn a_key_lives_exactly_as_long_as_it_matters() {
             let expected = (algorithm.expires(&state, now) - now).ceil_millis();
             let passed = 10_000; // real time, at most
             assert!((expected - passed..=expected + 1).contains(&ttl), "{algorithm:?}: {ttl} of {expected}");
+        }
+    }
+}
+
+/// Somebody wrote something else to a counter's key: its own hit has no answer, or that of a counter that is used up
+/// or new, and its neighbours in the call have theirs.
+#[tokio::test]
+async fn nonsense_under_a_key_spoils_nobody_else() {
+    let server = RedisServer::start();
+    let redis = connect(&server, Duration::from_secs(300)).await;
+    let shape =
+        Shape { requests: 10, window: Micros::from_secs(60), warm_up: Some(Micros::from_secs(30)), ..Shape::default() };
+    let now = Micros::from_secs(1_763_672_430);
+    for kind in Algorithm::KINDS {
+        let warm_up = shape.warm_up.filter(|_| kind.words.contains(&"warm_up"));
+        let algorithm = (kind.build)(&Shape { warm_up, ..shape }).unwrap();
+        for write in
+            [&["set", "0"][..], &["set", "nonsense"], &["set", &"nonsense".repeat(9)], &["rpush", "0"], &["set", "-1"]]
+        {
+            let key = format!("{{spoiled}}{}", kind.name);
+            server.cli(&["del", &format!("sluicegate:{key}")]);
+            server.cli(&[write[0], &format!("sluicegate:{key}"), write[1]]);
+            let hit = |key| Hit { key, algorithm: &algorithm, action: Action::Take, cost: 1, binding: true };
+            for charge in [Charge::Each, Charge::All] {
+                let (spoiled, fine) = ([hit(key.as_bytes())], [hit(b"{fine}")]);
+                let (one, other) =
+                    tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
+                let one = one.map(|decisions| decisions.len());
+                assert!(matches!(one, Ok(1) | Err(StoreError::Refused)), "{}, {write:?}: {one:?}", kind.name);
+                assert!(other.is_ok(), "{}, {write:?}: {other:?}", kind.name);
+            }
+            server.cli(&["del", "sluicegate:{fine}"]);
         }
     }
 }

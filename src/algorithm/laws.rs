@@ -237,6 +237,20 @@ proptest! {
         prop_assert!(after.remaining <= most, "{:?}, {:?}", before, after);
     }
 
+    /// Somebody else's bytes under a counter's key, and any clock.
+    #[test]
+    fn whatever_a_store_holds_is_answered(
+        algorithm in algorithm(), bytes in prop::collection::vec(any::<u8>(), 0..64), now in 0..MAX,
+        hits in prop::collection::vec((select(vec![Action::Take, Action::Peek, Action::Return]), any::<u64>()), 1..4),
+    ) {
+        let mut state = State::from_bytes(&bytes);
+        for (action, cost) in hits {
+            let decision = algorithm.apply(&mut state, Ask { action, cost, now: Micros::new(now) });
+            prop_assert!(decision.allowed || action != Action::Return);
+            algorithm.expires(&state, Micros::new(now));
+        }
+    }
+
     #[test]
     fn a_state_that_expired_says_no_more_than_none(
         algorithm in algorithm(), history in history(), cost in 0_u64..14, later in 0..100_000_000_u64,
