@@ -3,7 +3,6 @@
 use std::fmt;
 
 use super::matcher::{Entry, Rule, RuleSet, Segment};
-use crate::algorithm::Algorithm;
 
 impl RuleSet {
     /// One line for each step of [`RuleSet::find`].
@@ -65,7 +64,7 @@ impl fmt::Display for Rule {
                     1 => write!(f, "{}", limit.unit().name())?,
                     many => write!(f, "{many} {}s", limit.unit().name())?,
                 }
-                if limit.algorithm().name() != Algorithm::DEFAULT.name {
+                if !limit.is_default() {
                     write!(f, ", {}", limit.algorithm().name())?;
                 }
             }

@@ -186,6 +186,12 @@ impl Limit {
         &self.algorithm
     }
 
+    /// Whether it is counted as a rule that does not say how.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.algorithm.name() == Algorithm::DEFAULT.name
+    }
+
     /// How many hits pass at once, and the time in which so many pass in the long run.
     #[must_use]
     pub const fn policy(&self) -> (u64, Micros) {

@@ -94,8 +94,11 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
         };
         let multiplier = rule.limit.map_or(1, |limit| limit.unit_multiplier());
         let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
+        // The peer has no such word; a line about fixed windows is as there.
+        let algorithm = rule.limit.filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
+        let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
         text += &format!(
-            "{}: unit={unit}{multiplier} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}\n",
+            "{}: unit={unit}{multiplier}{algorithm} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}\n",
             rule.labels.join("."),
             rule.shadow_mode,
             rule.quota_mode,
