@@ -21,8 +21,12 @@ use sluicegate::{
 use super::support::{DEADLINE, RedisServer, Server, ask, rules};
 
 pub(crate) async fn connect(server: &RedisServer, expiry_jitter: Duration) -> Redis {
+    connect_with(server, expiry_jitter, redis::Time::Caller).await
+}
+
+async fn connect_with(server: &RedisServer, expiry_jitter: Duration, time: redis::Time) -> Redis {
     let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
-    let setup = redis::Setup::new(&server.url(), &settings, redis::Time::Caller, store::Metrics::new(1)).unwrap();
+    let setup = redis::Setup::new(&server.url(), &settings, time, store::Metrics::new(1)).unwrap();
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
     redis
@@ -133,6 +137,29 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
             server.cli(&["del", "sluicegate:{fine}"]);
         }
     }
+}
+
+/// Requests that are ready at once share a call. What one of them may not take has nothing to do with the next; and the
+/// time is the server's.
+#[tokio::test]
+async fn requests_that_share_a_call_do_not_touch_each_other() {
+    let server = RedisServer::start();
+    let redis = connect_with(&server, Duration::from_secs(300), redis::Time::Server).await;
+    let (few, many) = (window(0, 3_600), window(10, 3_600));
+    let hit = |key, algorithm| Hit { key, algorithm, action: Action::Take, cost: 1, binding: true };
+    let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
+    server.cli(&["config", "resetstat"]);
+    let (none, other) = ([hit(b"{a}", &many), hit(b"{b}", &few)], [hit(b"{c}", &many)]);
+    let (refused, passed) =
+        tokio::join!(redis.apply(&none, Charge::All, Micros::ZERO), redis.apply(&other, Charge::Each, Micros::ZERO));
+    let stats = server.cli(&["info", "commandstats"]);
+    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    let (refused, passed) = (refused.unwrap(), passed.unwrap());
+    assert_eq!((refused[0].allowed, refused[0].remaining, refused[1].allowed), (true, 10, false));
+    assert_eq!((passed[0].allowed, passed[0].remaining), (true, 9));
+    let after = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
+    let ends: Vec<_> = [before, after].map(|second| 3_600 - second % 3_600).to_vec();
+    assert!(ends.contains(&passed[0].reset.ceil_secs()), "{:?}, {ends:?}", passed[0].reset);
 }
 
 /// 64 callers of one counter, as many calls as it takes to be over the limit twice.
