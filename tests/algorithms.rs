@@ -308,7 +308,12 @@ descriptors:
 #[tokio::test]
 async fn the_examples_do_what_they_say() {
     let both = Both::start_folder(&repository("deploy/examples"), &[]);
-    for (store, client, _) in both.clients().await {
+    for (store, client, server) in both.clients().await {
+        let shown = server.get("/rlconfig");
+        assert!(
+            shown.contains("plans.plan_pro.user: unit=SECOND algorithm=token_bucket requests_per_unit=1000"),
+            "{shown}"
+        );
         for (plan, limit) in [("free", 50), ("standard", 500), ("pro", 1_000), ("gold", 50)] {
             let user = descriptor(&[("plan", plan), ("user", "alice")]);
             let answer = check(&client, Request::new("plans").descriptor(user.hits(limit))).await;

@@ -31,7 +31,7 @@ macro_rules! algorithms {
             pub const SCRIPTS: &'static [(&'static [&'static str], &'static str)] =
                 &[$(($rule::ARGUMENTS, $rule::SCRIPT)),+];
 
-            /// Every algorithm that a rule can name.
+            /// What is known of each algorithm before there is one, in the same order.
             pub const KINDS: &'static [Kind] =
                 &[$(Kind { name: $rule::NAME, words: $rule::WORDS, build: $rule::build }),+];
 
@@ -91,7 +91,7 @@ impl Algorithm {
     /// What counts where a rule does not say.
     pub const DEFAULT: Kind = Self::KINDS[0];
 
-    /// Those that a rule can name: all but what another one becomes by a word of its own.
+    /// Those that a rule can name. One that another becomes by a word of its own has a name of several words.
     pub fn named() -> impl Iterator<Item = Kind> {
         Self::KINDS.iter().copied().filter(|kind| !kind.name.contains(' '))
     }

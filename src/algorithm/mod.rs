@@ -107,7 +107,7 @@ pub type Arguments = SmallVec<[u64; 8]>;
 
 /// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
 pub trait Rule {
-    /// The algorithm's word in rule files.
+    /// The algorithm's word in rule files; several words for what another algorithm becomes by one of its `WORDS`.
     const NAME: &'static str;
 
     /// The words that a rule may add for it, beside those that belong to all.

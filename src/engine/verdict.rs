@@ -160,12 +160,20 @@ impl Verdict {
         })
     }
 
-    /// When the request is refused: until all that refuse it would let it pass; `None` when one never will.
+    /// When the request is refused: until it would pass; `None` when it never will. Every ordinary descriptor has to let
+    /// it pass, and of the quota descriptors, where all of them refuse, the first.
     #[must_use]
     pub fn retry_after(&self) -> Option<Micros> {
-        let over = self.statuses.iter().filter(|status| status.is_over());
-        let longest = over.map(|status| status.retry_after).try_fold(Micros::ZERO, |most, one| Some(most.max(one?)))?;
-        (self.overall == Code::OverLimit).then_some(longest)
+        if self.overall != Code::OverLimit {
+            return None;
+        }
+        let over = |quota| self.statuses.iter().filter(move |status| status.quota == quota && status.is_over());
+        let ordinary = over(false).try_fold(Micros::ZERO, |longest, status| Some(longest.max(status.retry_after?)))?;
+        if self.statuses.iter().any(|status| status.quota && !status.unlimited && !status.is_over()) {
+            return Some(ordinary);
+        }
+        let quota = over(true).filter_map(|status| status.retry_after).min();
+        if over(true).next().is_some() { Some(ordinary.max(quota?)) } else { Some(ordinary) }
     }
 }
 
@@ -191,6 +199,25 @@ mod tests {
             (vec![status(Ok, true, 1), status(Over, false, 0)], Over),
         ] {
             assert_eq!(Verdict::overall(&statuses), expected, "{statuses:?}");
+        }
+    }
+
+    #[test]
+    fn a_retry_waits_for_every_ordinary_limit_and_for_the_first_quota() {
+        use Code::{Ok, OverLimit as Over};
+        let over = |quota, wait: Option<u64>| Status { retry_after: wait.map(Micros::new), ..status(Over, quota, 0) };
+        for (statuses, expected) in [
+            (vec![status(Ok, false, 1)], None),
+            (vec![over(false, Some(3)), over(false, Some(5)), status(Ok, false, 1)], Some(5)),
+            (vec![over(false, Some(3)), over(false, None)], None),
+            (vec![over(false, Some(3)), over(true, Some(9)), status(Ok, true, 1)], Some(3)),
+            (vec![over(true, Some(9)), over(true, Some(7)), over(true, None)], Some(7)),
+            (vec![over(false, Some(8)), over(true, Some(7))], Some(8)),
+            (vec![over(true, None)], None),
+        ] {
+            let overall = Verdict::overall(&statuses);
+            let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+            assert_eq!(verdict.retry_after().map(Micros::get), expected, "{:?}", verdict.statuses);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Bounds and isolation of the memory store. What it decides is proven by the suite in `tests/stores.rs`.
 
 use super::*;
-use crate::algorithm::{Algorithm, Quota, fixed_window::FixedWindow};
+use crate::algorithm::{Algorithm, Quota, fixed_window::FixedWindow, sliding_log::SlidingLog};
 
 fn algorithm(limit: u64, seconds: u64) -> Algorithm {
     FixedWindow::new(Quota::hard(limit), Micros::from_secs(seconds), true).unwrap().into()
@@ -22,6 +22,27 @@ fn never_holds_more_than_its_maximum_and_counts_what_it_forgets() {
     let usage = memory.usage();
     assert!(usage.entities <= 6_400, "{usage:?}");
     assert_eq!(usage.entities + usage.evicted, 20_000);
+}
+
+#[test]
+fn long_states_count_by_their_size() {
+    let memory = Memory::new(&Settings { max_entities: 4_000 });
+    let day = Micros::from_secs(86_400);
+    let log: Algorithm = SlidingLog::new(Quota::hard(1_000), day, Micros::ZERO, false).unwrap().into();
+    for user in 0..500 {
+        let key = format!("user{user}");
+        let hit = Hit { key: key.as_bytes(), algorithm: &log, action: Action::Take, cost: 1_000, binding: true };
+        assert!(memory.apply(&[hit], Charge::Each, day)[0].allowed);
+    }
+    // 7 kB each where 4 000 counters of 36 bytes may be; a shard keeps one at least.
+    let usage = memory.usage();
+    assert!((1..=40).contains(&usage.entities) && usage.entities + usage.evicted == 500, "{usage:?}");
+    // Short ones push them out, and have all of the maximum.
+    let rule = algorithm(1, 3_600);
+    for user in 0..20_000 {
+        assert!(take(&memory, &format!("short{user}"), &rule, 86_400));
+    }
+    assert!((3_500..=4_000).contains(&memory.usage().entities), "{:?}", memory.usage());
 }
 
 #[test]

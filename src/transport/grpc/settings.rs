@@ -88,7 +88,8 @@ pub struct ResponseSettings {
     pub limit_header: String,
     /// Name of the header with what remains.
     pub remaining_header: String,
-    /// Name of the header with the seconds until the counter starts afresh.
+    /// Name of the header with the seconds to wait: of a refusal until the request would pass, else until everything is
+    /// restored.
     pub reset_header: String,
     /// Name of the header that marks an answer over a soft limit.
     pub soft_header: String,
