@@ -10,6 +10,7 @@ use smallvec::smallvec;
 
 use super::{
     Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, State,
+    drain::Drain,
     pace::{Pace, Span},
     tempo::Tempo,
 };
@@ -26,14 +27,6 @@ pub(super) struct Bucket {
     full: Span,
     /// The same as it stands in the state.
     tempo: Tempo,
-}
-
-/// The level of a bucket, as the instant at which it will have drained.
-#[derive(Clone, Copy, Debug)]
-struct Level {
-    at: Span,
-    /// It differs from what is stored.
-    changed: bool,
 }
 
 impl Bucket {
@@ -72,32 +65,14 @@ impl Bucket {
         ]
     }
 
-    fn level(&self, state: &State, now: Micros) -> Level {
-        let empty = Span { micros: now.get(), part: 0 };
-        let (Some(micros), Some(part), Some(mantissa), Some(exponent)) =
-            (state.number::<7>(0), state.number::<4>(7), state.number::<4>(11), state.number::<1>(15))
-        else {
-            return Level { at: empty, changed: false };
-        };
-        let stored = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
-        let mut level = if micros < now.get() {
-            Level { at: empty, changed: false }
-        } else if stored != self.tempo {
-            let used = Micros::new(micros - now.get() + part.min(1));
-            let used = stored.scale(used, self.tempo).min(Micros::new(self.full.micros));
-            Level { at: self.pace.add(empty, Span { micros: used.get(), part: 0 }), changed: true }
-        } else {
-            Level { at: self.pace.fraction(micros, part), changed: false }
-        };
-        if level.at.micros - now.get() > self.full.micros + CLOCK_SLACK.get() {
-            level = Level { at: self.pace.add(empty, self.full), changed: true };
-        }
-        level
+    fn level(&self, state: &State, now: Micros) -> Drain {
+        let empty = Drain { at: Span { micros: now.get(), part: 0 }, idle: Micros::ZERO, changed: false };
+        Drain::read(state, now, self.pace, self.full, self.tempo).unwrap_or(empty)
     }
 
     pub(super) fn step(&self, state: &mut State, ask: Ask) -> bool {
         let now = Span { micros: ask.now.get(), part: 0 };
-        let Level { mut at, mut changed } = self.level(state, ask.now);
+        let Drain { mut at, mut changed, .. } = self.level(state, ask.now);
         let charge = self.charge(ask.cost);
         let mut allowed = true;
         if ask.action == Action::Return {
@@ -116,14 +91,10 @@ impl Bucket {
                 (at, changed) = (after, true);
             }
         }
-        if changed {
-            state.clear();
-        }
         if changed && at > now {
-            state.push::<7>(at.micros);
-            state.push::<4>(at.part);
-            state.push::<4>(self.tempo.mantissa.into());
-            state.push::<1>(self.tempo.exponent.into());
+            Drain::write(at, self.tempo, state);
+        } else if changed {
+            state.clear();
         }
         allowed
     }

@@ -9,6 +9,7 @@
 //! says what to tell the caller; it exists once, in Rust, for every store.
 
 mod bucket;
+mod drain;
 pub mod fixed_window;
 pub mod gcra;
 #[cfg(test)]

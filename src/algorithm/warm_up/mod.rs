@@ -14,6 +14,7 @@ use smallvec::smallvec;
 
 use super::{
     Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Rule, Shape, State, Unfit,
+    drain::Drain,
     pace::{Pace, Span},
     share,
     tempo::Tempo,
@@ -68,28 +69,12 @@ impl WarmUp {
     }
 
     fn heat(&self, state: &State, now: Micros) -> Heat {
-        let empty = Span { micros: now.get(), part: 0 };
-        let period = self.period.get();
-        let fields = (state.number::<7>(0), state.number::<4>(7), state.number::<4>(11), state.number::<1>(15));
-        let ((Some(micros), Some(part), Some(mantissa), Some(exponent)), Some(cold)) = (fields, state.number::<4>(16))
-        else {
-            return Heat { at: empty, cold: period, changed: false };
+        let (empty, deepest) = (Span { micros: now.get(), part: 0 }, Span { micros: self.deepest.get(), part: 0 });
+        let debt = Drain::read(state, now, self.pace, deepest, self.tempo);
+        let Some((debt, cold)) = debt.zip(state.number::<4>(16)) else {
+            return Heat { at: empty, cold: self.period.get(), changed: false };
         };
-        let cold = cold.min(period);
-        if micros < now.get() {
-            return Heat { at: empty, cold: (cold + (now.get() - micros)).min(period), changed: false };
-        }
-        let stored = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
-        let mut heat = if stored == self.tempo {
-            Heat { at: self.pace.fraction(micros, part), cold, changed: false }
-        } else {
-            let debt = stored.scale(Micros::new(micros - now.get() + part.min(1)), self.tempo).min(self.deepest);
-            Heat { at: Span { micros: now.get() + debt.get(), part: 0 }, cold, changed: true }
-        };
-        if heat.at.micros - now.get() > self.deepest.get() + CLOCK_SLACK.get() {
-            heat = Heat { at: Span { micros: now.get() + self.deepest.get(), part: 0 }, cold, changed: true };
-        }
-        heat
+        Heat { at: debt.at, cold: (cold + debt.idle.get()).min(self.period.get()), changed: debt.changed }
     }
 }
 
@@ -173,16 +158,12 @@ impl Rule for WarmUp {
                 (at, changed) = (self.pace.add(at, charge).min(deepest).max(at), true);
             }
         }
-        if changed {
-            cold = cold.min(self.period.get());
-            state.clear();
-        }
+        cold = cold.min(self.period.get());
         if changed && (at > now || cold < self.period.get()) {
-            state.push::<7>(at.micros);
-            state.push::<4>(at.part);
-            state.push::<4>(self.tempo.mantissa.into());
-            state.push::<1>(self.tempo.exponent.into());
+            Drain::write(at, self.tempo, state);
             state.push::<4>(cold);
+        } else if changed {
+            state.clear();
         }
         allowed
     }

@@ -1,0 +1,51 @@
+//! What drains at a limit's pace, as buckets and the warm-up keep it: in sixteen bytes, when it will have drained (seven
+//! bytes, and four of the fraction) and the tempo of what it was held against (five).
+
+use super::{
+    CLOCK_SLACK, Micros, State,
+    pace::{Pace, Span},
+    tempo::Tempo,
+};
+
+/// When it will have drained: not before now.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drain {
+    pub(super) at: Span,
+    /// How long it has been empty.
+    pub(super) idle: Micros,
+    /// It differs from what is stored.
+    pub(super) changed: bool,
+}
+
+impl Drain {
+    /// As of now, at a pace at which it takes `full` to drain from the most that it may hold; `None` for one never used.
+    pub(super) fn read(state: &State, now: Micros, pace: Pace, full: Span, tempo: Tempo) -> Option<Self> {
+        let (micros, part) = (state.number::<7>(0)?, state.number::<4>(7)?);
+        let stored = Tempo { mantissa: state.number::<4>(11)? as u32, exponent: state.number::<1>(15)? as u8 };
+        let empty = Span { micros: now.get(), part: 0 };
+        if micros < now.get() {
+            return Some(Self { at: empty, idle: now - Micros::new(micros), changed: false });
+        }
+        let mut at = pace.fraction(micros, part);
+        let mut changed = stored != tempo;
+        if changed {
+            // The limit was changed: what was used of the old one is as large a part of the new one.
+            let used = stored.scale(Micros::new(micros - now.get() + part.min(1)), tempo);
+            at = Span { micros: now.get() + used.get().min(full.micros), part: 0 };
+        }
+        if at.micros - now.get() > full.micros + CLOCK_SLACK.get() {
+            // The clock was wrong when this was written.
+            (at, changed) = (pace.add(empty, full), true);
+        }
+        Some(Self { at, idle: Micros::ZERO, changed })
+    }
+
+    /// The sixteen bytes.
+    pub(super) fn write(at: Span, tempo: Tempo, state: &mut State) {
+        state.clear();
+        state.push::<7>(at.micros);
+        state.push::<4>(at.part);
+        state.push::<4>(tempo.mantissa.into());
+        state.push::<1>(tempo.exponent.into());
+    }
+}
