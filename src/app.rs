@@ -112,17 +112,20 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
         },
     );
     let source = settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), Source::Directory);
-    let options = Options { merge_domains: settings.rules.merge_domains };
+    let instances = settings.cluster.instances;
+    let options = Options { merge_domains: settings.rules.merge_domains, instances };
     let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics)).map_err(AppError::Rules)?;
 
     let store_metrics = store::Metrics::new(workers + 1);
     let store = Arc::new(StoreSetup::new(&settings, Arc::clone(&store_metrics))?);
     let check_metrics = check::Metrics::new(workers + 1);
     let mut decisions = settings.decisions.clone();
+    decisions.instances = instances;
     decisions.metadata = settings.response.dynamic_metadata;
     decisions.policies = settings.response.headers && settings.response.header_style != grpc::HeaderStyle::Separate;
     let parts = Parts {
         store,
+        local: Arc::new(Memory::new(&settings.memory)),
         statistics,
         reloader: Arc::clone(&reloader),
         decisions: Arc::new(decisions),
@@ -150,7 +153,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     server.observe(&meter);
     parts.store.observe(&store_metrics, &meter);
     tokio::spawn(Arc::clone(&reloader).follow());
-    parts.store.maintain(&clock);
+    parts.maintain();
 
     let leaving = Arc::new(AtomicBool::new(false));
     let router = http::router(http::Handlers {
@@ -240,6 +243,8 @@ impl Signals {
 #[derive(Clone)]
 struct Parts {
     store: Arc<StoreSetup>,
+    /// Where this instance counts by itself when the store cannot decide.
+    local: Arc<Memory>,
     statistics: Arc<Statistics>,
     reloader: Arc<Reloader>,
     decisions: Arc<crate::engine::Settings>,
@@ -252,11 +257,31 @@ impl Parts {
         let engine = Engine {
             worker,
             store: self.store.connect(worker).await,
+            local: Arc::clone(&self.local),
             rules: Arc::clone(self.reloader.rules()),
             statistics: Arc::clone(&self.statistics),
             settings: Arc::clone(&self.decisions),
         };
         Check { engine, clock: self.clock.clone(), metrics: Arc::clone(&self.metrics) }
+    }
+
+    /// What has to be done now and then, whether anybody asks or not.
+    fn maintain(&self) {
+        let memory = match &*self.store {
+            StoreSetup::Memory(memory) => Arc::clone(memory),
+            StoreSetup::Redis(setup) => {
+                setup.follow();
+                Arc::clone(&self.local)
+            }
+        };
+        let clock = self.clock.clone();
+        tokio::spawn(async move {
+            let mut tick = interval(RECLAIM);
+            loop {
+                tick.tick().await;
+                memory.reclaim(clock.now());
+            }
+        });
     }
 }
 
@@ -272,6 +297,10 @@ impl StoreSetup {
             return Ok(Self::Memory(Arc::new(Memory::new(&settings.memory))));
         }
         let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, metrics)?;
+        let setup = match &settings.per_second.store {
+            Some(store) => setup.with_per_second(store, &settings.per_second.redis, Time::Server)?,
+            None => setup,
+        };
         Ok(Self::Redis(Box::new(setup)))
     }
 
@@ -302,20 +331,6 @@ impl StoreSetup {
         let this = Arc::clone(memory);
         observe_counter(meter, "sluicegate_memory_expired", "Expired counters whose place was taken back", move || {
             this.usage().expired
-        });
-    }
-
-    fn maintain(&self, clock: &Clock) {
-        let Self::Memory(memory) = self else {
-            return;
-        };
-        let (memory, clock) = (Arc::clone(memory), clock.clone());
-        tokio::spawn(async move {
-            let mut tick = interval(RECLAIM);
-            loop {
-                tick.tick().await;
-                memory.reclaim(clock.now());
-            }
         });
     }
 }

@@ -91,7 +91,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     if files.is_empty() {
         bail!("{} has no *.yaml", args.dir.display());
     }
-    let options = Options { merge_domains: args.merge_domains };
+    let options = Options { merge_domains: args.merge_domains, ..Options::default() };
     let (set, warnings) = match rules::compile(&files, options) {
         Ok(compiled) => compiled,
         Err(problems) => {

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
+    num::NonZeroU32,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -16,15 +17,20 @@ use crate::{engine, store, telemetry, transport};
 /// `SLUICEGATE__GRPC__ADDR` is `grpc.addr`.
 const PREFIX: &str = "SLUICEGATE";
 const SEPARATOR: &str = "__";
+/// Settings that are lists, empty by default: a default that is nothing does not show. Only a file can have them.
+const LISTS: [&str; 2] = ["redis.ring", "per_second.redis.ring"];
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    /// `memory`, or the address of a Redis server: `redis://`, `rediss://` (TLS) or `redis+unix://`.
+    /// `memory`, or the address of Redis: `redis://` (a server), `redis+sentinel://`, `redis+cluster://` or
+    /// `redis+ring://` (several), with TLS `rediss://` and so on; `redis+unix://`.
     pub store: String,
     /// Threads that decide; 0: as many as the machine has cores.
     pub workers: usize,
+    /// What this instance knows of the others.
+    pub cluster: ClusterSettings,
     /// Where rules come from.
     pub rules: RulesSettings,
     /// What holds for all rules.
@@ -37,8 +43,10 @@ pub struct Settings {
     pub http: transport::http::Settings,
     /// The store `memory`.
     pub memory: store::memory::Settings,
-    /// The store `redis://…`.
+    /// The store `redis…://`.
     pub redis: store::redis::Settings,
+    /// A store of its own for limits of unit second.
+    pub per_second: PerSecondSettings,
     /// Logs, metrics, traces.
     pub telemetry: telemetry::Settings,
     /// How to leave.
@@ -50,6 +58,7 @@ impl Default for Settings {
         Self {
             store: "memory".into(),
             workers: 0,
+            cluster: ClusterSettings::default(),
             rules: RulesSettings::default(),
             decisions: engine::Settings::default(),
             response: transport::grpc::ResponseSettings::default(),
@@ -57,10 +66,35 @@ impl Default for Settings {
             http: transport::http::Settings::default(),
             memory: store::memory::Settings::default(),
             redis: store::redis::Settings::default(),
+            per_second: PerSecondSettings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
         }
     }
+}
+
+/// What this instance knows of the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClusterSettings {
+    /// How many instances share the store: among them limits are divided when each decides by itself (`on_error: local`).
+    pub instances: NonZeroU32,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self { instances: NonZeroU32::MIN }
+    }
+}
+
+/// A store of its own for limits of unit second, which have many more writes than others and shorter lives.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PerSecondSettings {
+    /// An address like that of the store; without one they are counted where all are.
+    pub store: Option<String>,
+    /// How to use it.
+    pub redis: store::redis::Settings,
 }
 
 /// Where rules come from.
@@ -133,7 +167,8 @@ impl Settings {
         overrides: Overrides,
     ) -> Result<Self, SettingsError> {
         let defaults = Config::try_from(&Self::default())?;
-        let known = keys(&defaults.collect()?);
+        let mut known = keys(&defaults.collect()?);
+        known.extend(LISTS.map(str::to_owned));
         let environment =
             Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
         reject_unknown(&known, &environment.collect()?, "the environment")?;
@@ -159,6 +194,7 @@ impl Settings {
         let response = &self.response;
         let headers = [&response.limit_header, &response.remaining_header, &response.reset_header];
         let zero = Duration::ZERO;
+        let redis = [&self.redis, &self.per_second.redis];
         for (fine, complaint) in [
             (
                 self.store == "memory" || self.store.contains("://"),
@@ -170,7 +206,18 @@ impl Settings {
                 "telemetry.otlp.sample_ratio must be from 0 to 1",
             ),
             (headers.into_iter().all(|name| is_header(name)), "response.*_header must be names of HTTP headers"),
-            (self.redis.timeout > zero && self.redis.connect_timeout > zero, "redis timeouts must be above 0"),
+            (
+                self.per_second.store.as_ref().is_none_or(|store| store.contains("://") && self.store != "memory"),
+                "per_second.store must be an address like redis://host:6379, beside a store that is one too",
+            ),
+            (
+                redis.iter().all(|redis| redis.timeout > zero && redis.connect_timeout > zero),
+                "redis timeouts must be above 0",
+            ),
+            (
+                redis.iter().all(|redis| !redis.key_prefix.contains(['{', '}'])),
+                "redis.key_prefix must not have braces: they say what chooses a key's shard",
+            ),
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
             (self.grpc.max_connections > 0, "grpc.max_connections must be above 0"),
@@ -186,7 +233,12 @@ impl Settings {
     /// As TOML that `--config` takes, without passwords.
     #[must_use]
     pub fn masked(&self) -> String {
-        let masked = Self { store: store::redact(&self.store), ..self.clone() };
+        let per_second = PerSecondSettings {
+            store: self.per_second.store.as_deref().map(store::redact),
+            redis: self.per_second.redis.masked(),
+        };
+        let masked =
+            Self { store: store::redact(&self.store), redis: self.redis.masked(), per_second, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
 }
@@ -262,6 +314,11 @@ mod tests {
             "[redis]\ntimeout = 'soon'\n",
             "[decisions]\non_error = 'maybe'\n",
             "[decisions]\nnear_limit_ratio = 1.5\n",
+            "[cluster]\ninstances = 0\n",
+            "[redis]\nkey_prefix = '{a}'\n",
+            "[per_second]\nstore = 'redis://host'\n",
+            "store = 'redis://host'\n[per_second]\nstore = 'memory'\n",
+            "[[redis.ring]]\nname = 'a'\nurl = 'redis://host'\nwieght = 2\n",
             "[response]\nlimit_header = 'not a header'\n",
             "[grpc]\naddr = 'nowhere'\n",
         ] {
@@ -271,9 +328,13 @@ mod tests {
 
     #[test]
     fn printed_settings_can_be_read_back_and_hold_no_password() {
-        let settings = Settings { store: "redis://:hunter2@host".into(), ..Settings::default() };
+        let toml = "store = 'redis+ring://'\n[[redis.ring]]\nname = 'a'\nurl = 'redis://:hunter2@host'\n\
+                    [redis.sentinel]\npassword = 'hunter2'\n[per_second]\nstore = 'redis+cluster://:hunter2@a,b'\n\
+                    [per_second.redis.sentinel]\npassword = 'hunter2'\n";
+        let settings = load(toml, &[]).unwrap();
         let printed = settings.masked();
         assert!(!printed.contains("hunter2") && printed.contains("redis://:***@host"), "{printed}");
+        assert!(printed.contains("redis+cluster://:***@a,b"), "{printed}");
         assert_eq!(load(&printed, &[]).unwrap().redis.timeout, settings.redis.timeout);
     }
 }

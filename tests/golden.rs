@@ -12,7 +12,7 @@ use sluicegate::{
 
 use super::{
     stores::connect,
-    support::{RedisServer, repository},
+    support::{RedisServer, all, repository},
 };
 
 #[derive(Deserialize)]
@@ -90,8 +90,8 @@ async fn replay(store: &AnyStore) {
         let limit = limit(&vector.rate_limit);
         for (number, step) in vector.steps.iter().enumerate() {
             let Ask { action, cost, now } = step.ask();
-            let hit = Hit { key: name.as_bytes(), algorithm: limit.algorithm(), action, cost, binding: true };
-            let decisions = store.apply(&[hit], Charge::Each, now).await.unwrap();
+            let hit = Hit { action, ..Hit::take(name.as_bytes(), limit.algorithm(), cost) };
+            let decisions = all(store.apply(&[hit], Charge::Each, now).await);
             assert_eq!(given(&decisions[0]), step.expected(), "{name} #{number}: {step:#?}");
         }
     }
@@ -120,5 +120,5 @@ async fn memory_answers_as_derived() {
 #[tokio::test]
 async fn redis_answers_as_derived() {
     let server = RedisServer::start();
-    replay(&AnyStore::Redis(connect(&server, Duration::from_secs(3_600)).await)).await;
+    replay(&AnyStore::Redis(connect(&server.url(), Duration::from_secs(3_600)).await)).await;
 }

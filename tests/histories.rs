@@ -15,7 +15,7 @@ use sluicegate::{
 };
 use tokio::task::JoinSet;
 
-use super::{stores::connect, support::RedisServer};
+use super::{stores::connect, support::{RedisServer, all}};
 
 /// Histories per algorithm.
 const HISTORIES: usize = 10_000;
@@ -34,6 +34,9 @@ struct Step {
     changed: bool,
     hits: Vec<(Action, u64)>,
 }
+
+/// An undo is of a take so long before the step that it stands in.
+const UNDONE: [u64; 5] = [0, 1, 1_000_000, 30_000_000, 60_000_000];
 
 #[derive(Clone, Debug)]
 struct History {
@@ -55,7 +58,8 @@ fn later() -> impl Strategy<Value = i64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return)];
+    let undo = select(UNDONE.to_vec()).prop_map(|before| Action::Undo(Micros::new(before)));
+    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return), 1 => undo];
     let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX), 1 => Just(u64::MAX)];
     let hits = prop::collection::vec((action, cost), 1..3);
     (later(), prop::bool::weighted(0.2), hits).prop_map(|(later, changed, hits)| Step { later, changed, hits })
@@ -99,15 +103,15 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
-    let hit = |(action, cost): &(Action, u64)| Hit {
-        key: key.as_bytes(),
-        algorithm,
-        action: *action,
-        cost: *cost,
-        binding: true,
+    let hit = |(action, cost): &(Action, u64)| {
+        let action = match action {
+            Action::Undo(before) => Action::Undo(Micros::new(now) - *before),
+            action => *action,
+        };
+        Hit { action, ..Hit::take(key.as_bytes(), algorithm, *cost) }
     };
     let hits: Vec<_> = step.hits.iter().map(hit).collect();
-    let decisions = store.apply(&hits, Charge::Each, Micros::new(now)).await.unwrap();
+    let decisions = all(store.apply(&hits, Charge::Each, Micros::new(now)).await);
     decisions.iter().map(|decision| format!("{decision:?}")).collect()
 }
 
@@ -130,7 +134,7 @@ async fn compare(redis: Redis, key: String, history: History) -> Result<(), Stri
 
 async fn agree(limit: BoxedStrategy<Algorithm>) {
     let server = RedisServer::start();
-    let redis = connect(&server, std::time::Duration::from_secs(3_600)).await;
+    let redis = connect(&server.url(), std::time::Duration::from_secs(3_600)).await;
     let strategy = histories(&limit);
     let mut runner = TestRunner::new(Config::default());
     let mut under_way = JoinSet::new();

@@ -174,9 +174,9 @@ fn one_domain_in_two_files_is_refused_unless_merged() {
         refusal(&[one, two]),
         ["b.yaml:1:1: domain \"d\" is a.yaml's already; rules.merge_domains would add the two up"]
     );
-    let (set, _) = accepted(&[one, two], Options { merge_domains: true });
+    let (set, _) = accepted(&[one, two], Options { merge_domains: true, ..Options::default() });
     assert_eq!((limit(&set, "d", &[("a", "")]), limit(&set, "d", &[("b", "")])), (Some(1), Some(2)));
-    let problems = compile(&files(&[one, one]), Options { merge_domains: true }).err().unwrap();
+    let problems = compile(&files(&[one, one]), Options { merge_domains: true, ..Options::default() }).err().unwrap();
     assert!(problems[0].to_string().starts_with("b.yaml:2:15: the key \"a\" stands twice"), "{problems:?}");
 }
 

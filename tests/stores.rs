@@ -18,15 +18,16 @@ use sluicegate::{
     store::{self, AnyStore, Charge, Hit, Memory, Redis, Store, StoreError, memory, redis},
 };
 
-use super::support::{DEADLINE, RedisServer, Server, ask, rules};
+use super::support::{DEADLINE, RedisServer, Server, all, ask, rules};
 
-pub(crate) async fn connect(server: &RedisServer, expiry_jitter: Duration) -> Redis {
-    connect_with(server, expiry_jitter, redis::Time::Caller).await
+pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Redis {
+    connect_with(url, expiry_jitter, redis::Time::Caller).await
 }
 
-async fn connect_with(server: &RedisServer, expiry_jitter: Duration, time: redis::Time) -> Redis {
+async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time) -> Redis {
     let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
-    let setup = redis::Setup::new(&server.url(), &settings, time, store::Metrics::new(1)).unwrap();
+    let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
+    setup.follow();
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
     redis
@@ -39,13 +40,13 @@ fn window(limit: u64, seconds: u64) -> Algorithm {
 #[tokio::test]
 async fn redis_keys_expire_by_themselves_and_can_be_read() {
     let server = RedisServer::start();
-    let redis = connect(&server, Duration::from_millis(1)).await;
+    let redis = connect(&server.url(), Duration::from_millis(1)).await;
     let rule = window(10, 60);
     // 30 s into a window.
     let now = Micros::from_secs(1_763_672_430);
     for _ in 0..3 {
-        let hit = Hit { key: b"{api|user=alice}fw:60", algorithm: &rule, action: Action::Take, cost: 2, binding: true };
-        redis.apply(&[hit], Charge::Each, now).await.unwrap();
+        let hit = Hit::take(b"{api|user=alice}fw:60", &rule, 2);
+        all(redis.apply(&[hit], Charge::Each, now).await);
     }
     let key = "sluicegate:{api|user=alice}fw:60";
     assert_eq!(server.cli(&["keys", "*"]), key);
@@ -54,17 +55,17 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     assert_eq!(server.cli(&["get", key]), format!("{window}0000000006"));
     let ttl = |server: &RedisServer, key: &str| server.cli(&["pttl", key]).parse::<u64>().unwrap();
     assert!((10_000..=30_001).contains(&ttl(&server, key)), "{}", ttl(&server, key));
-    let look = Hit { key: b"{api|user=bob}fw:60", algorithm: &rule, action: Action::Peek, cost: 0, binding: true };
-    redis.apply(&[look], Charge::Each, now).await.unwrap();
+    let look = Hit { action: Action::Peek, ..Hit::take(b"{api|user=bob}fw:60", &rule, 0) };
+    all(redis.apply(&[look], Charge::Each, now).await);
     assert_eq!(server.cli(&["dbsize"]), "1", "a look leaves nothing behind");
 
     // With jitter, keys of one window go one after the other.
-    let redis = connect(&server, Duration::from_secs(300)).await;
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
     let mut ttls = Vec::new();
     for user in 0..20 {
         let name = format!("{{api|user={user}}}fw:60");
-        let hit = Hit { key: name.as_bytes(), algorithm: &rule, action: Action::Take, cost: 1, binding: true };
-        redis.apply(&[hit], Charge::Each, now).await.unwrap();
+        let hit = Hit::take(name.as_bytes(), &rule, 1);
+        all(redis.apply(&[hit], Charge::Each, now).await);
         ttls.push(ttl(&server, &format!("sluicegate:{name}")));
     }
     assert!(ttls.iter().all(|ttl| (10_000..=330_001).contains(ttl)), "{ttls:?}");
@@ -75,7 +76,7 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
 #[tokio::test]
 async fn a_key_lives_exactly_as_long_as_it_matters() {
     let server = RedisServer::start();
-    let redis = connect(&server, Duration::from_millis(1)).await;
+    let redis = connect(&server.url(), Duration::from_millis(1)).await;
     let (window, quota) = (Micros::from_secs(86_400), Quota::hard(10));
     let algorithms: [Algorithm; 8] = [
         FixedWindow::new(quota, window, true).unwrap().into(),
@@ -93,8 +94,8 @@ async fn a_key_lives_exactly_as_long_as_it_matters() {
         let mut state = State::default();
         for later in [0, 3_600] {
             let now = Micros::from_secs(1_763_672_430 + later);
-            let hit = Hit { key: key.as_bytes(), algorithm, action: Action::Take, cost: 1, binding: true };
-            redis.apply(&[hit], Charge::Each, now).await.unwrap();
+            let hit = Hit::take(key.as_bytes(), algorithm, 1);
+            all(redis.apply(&[hit], Charge::Each, now).await);
             let written = algorithm.step(&mut state, Ask { action: Action::Take, cost: 1, now });
             if later > 0 && (!written || algorithm.name() == "fixed_window") {
                 continue; // a window's life is fixed when it begins
@@ -112,7 +113,7 @@ async fn a_key_lives_exactly_as_long_as_it_matters() {
 #[tokio::test]
 async fn nonsense_under_a_key_spoils_nobody_else() {
     let server = RedisServer::start();
-    let redis = connect(&server, Duration::from_secs(300)).await;
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
     let shape =
         Shape { requests: 10, window: Micros::from_secs(60), warm_up: Some(Micros::from_secs(30)), ..Shape::default() };
     let now = Micros::from_secs(1_763_672_430);
@@ -125,14 +126,13 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
             let key = format!("{{spoiled}}{}", kind.name);
             server.cli(&["del", &format!("sluicegate:{key}")]);
             server.cli(&[write[0], &format!("sluicegate:{key}"), write[1]]);
-            let hit = |key| Hit { key, algorithm: &algorithm, action: Action::Take, cost: 1, binding: true };
+            let hit = |key| Hit::take(key, &algorithm, 1);
             for charge in [Charge::Each, Charge::All] {
                 let (spoiled, fine) = ([hit(key.as_bytes())], [hit(b"{fine}")]);
                 let (one, other) =
                     tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
-                let one = one.map(|decisions| decisions.len());
-                assert!(matches!(one, Ok(1) | Err(StoreError::Refused)), "{}, {write:?}: {one:?}", kind.name);
-                assert!(other.is_ok(), "{}, {write:?}: {other:?}", kind.name);
+                assert!(matches!(one[..], [Ok(_) | Err(StoreError::Refused)]), "{}, {write:?}: {one:?}", kind.name);
+                assert!(other[0].is_ok(), "{}, {write:?}: {other:?}", kind.name);
             }
             server.cli(&["del", "sluicegate:{fine}"]);
         }
@@ -144,9 +144,9 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
 #[tokio::test]
 async fn requests_that_share_a_call_do_not_touch_each_other() {
     let server = RedisServer::start();
-    let redis = connect_with(&server, Duration::from_secs(300), redis::Time::Server).await;
+    let redis = connect_with(&server.url(), Duration::from_secs(300), redis::Time::Server).await;
     let (few, many) = (window(0, 3_600), window(10, 3_600));
-    let hit = |key, algorithm| Hit { key, algorithm, action: Action::Take, cost: 1, binding: true };
+    let hit = |key, algorithm| Hit::take(key, algorithm, 1);
     let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
     server.cli(&["config", "resetstat"]);
     let (none, other) = ([hit(b"{a}", &many), hit(b"{b}", &few)], [hit(b"{c}", &many)]);
@@ -154,7 +154,7 @@ async fn requests_that_share_a_call_do_not_touch_each_other() {
         tokio::join!(redis.apply(&none, Charge::All, Micros::ZERO), redis.apply(&other, Charge::Each, Micros::ZERO));
     let stats = server.cli(&["info", "commandstats"]);
     assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
-    let (refused, passed) = (refused.unwrap(), passed.unwrap());
+    let (refused, passed) = (all(refused), all(passed));
     assert_eq!((refused[0].allowed, refused[0].remaining, refused[1].allowed), (true, 10, false));
     assert_eq!((passed[0].allowed, passed[0].remaining), (true, 9));
     let after = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
@@ -177,7 +177,7 @@ async fn concurrent_callers_share_every_limit_exactly() {
         Gcra::new(500, window, quota, false).unwrap().into(),
     ];
     let memory = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
-    let redis = AnyStore::Redis(connect(&server, Duration::from_secs(300)).await);
+    let redis = AnyStore::Redis(connect(&server.url(), Duration::from_secs(300)).await);
     for (store, name) in [(memory, "memory"), (redis, "redis")] {
         for (number, algorithm) in algorithms.into_iter().enumerate() {
             let mut callers = tokio::task::JoinSet::new();
@@ -187,10 +187,9 @@ async fn concurrent_callers_share_every_limit_exactly() {
                     let mut passed = 0;
                     for _ in 0..16 {
                         let key = format!("{{hot}}{number}");
-                        let (key, action) = (key.as_bytes(), Action::Take);
-                        let hit = Hit { key, algorithm: &algorithm, action, cost: 1, binding: true };
+                        let hit = Hit::take(key.as_bytes(), &algorithm, 1);
                         let now = Micros::from_secs(1_763_672_430);
-                        passed += usize::from(store.apply(&[hit], Charge::Each, now).await.unwrap()[0].allowed);
+                        passed += usize::from(all(store.apply(&[hit], Charge::Each, now).await)[0].allowed);
                     }
                     passed
                 });
@@ -204,13 +203,13 @@ async fn concurrent_callers_share_every_limit_exactly() {
 #[tokio::test]
 async fn a_request_with_many_descriptors_is_one_round_trip() {
     let server = RedisServer::start();
-    let redis = connect(&server, Duration::from_secs(300)).await;
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
     let rule = window(10, 60);
     let keys: Vec<_> = (0..128).map(|number| format!("{{key{number}}}fw")).collect();
-    let hit = |key| Hit { key, algorithm: &rule, action: Action::Take, cost: 1, binding: true };
+    let hit = |key| Hit::take(key, &rule, 1);
     let hits: Vec<_> = keys.iter().map(|key| hit(key.as_bytes())).collect();
     server.cli(&["config", "resetstat"]);
-    assert_eq!(redis.apply(&hits, Charge::Each, Micros::from_secs(60)).await.unwrap().len(), 128);
+    assert_eq!(all(redis.apply(&hits, Charge::Each, Micros::from_secs(60)).await).len(), 128);
     let stats = server.cli(&["info", "commandstats"]);
     assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
     assert!(!stats.contains("cmdstat_get:"), "{stats}");

@@ -60,7 +60,8 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
     let source = Source::BuiltIn(files.collect());
     let reloader = Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics)).unwrap();
     let rules = Arc::clone(reloader.rules());
-    let engine = Engine { worker: WorkerId(0), store, rules, statistics, settings: Arc::default() };
+    let local = Arc::new(Memory::new(&memory::Settings::default()));
+    let engine = Engine { worker: WorkerId(0), store, local, rules, statistics, settings: Arc::default() };
     Check { engine, clock, metrics: check::Metrics::new(1) }
 }
 

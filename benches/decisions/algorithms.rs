@@ -5,7 +5,7 @@ use std::{hash::Hasher, hint::black_box, sync::Arc, time::Instant};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Micros, Quota,
+        Algorithm, Micros, Quota,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
@@ -64,7 +64,7 @@ fn names() -> Vec<Vec<u8>> {
 }
 
 fn hit<'h>(key: &'h [u8], algorithm: &'h Algorithm, cost: u64) -> Hit<'h> {
-    Hit { key, algorithm, action: Action::Take, cost, binding: true }
+    Hit::take(key, algorithm, cost)
 }
 
 fn median(mut values: Vec<f64>) -> f64 {
@@ -244,7 +244,8 @@ async fn decide(redis: &Redis, algorithm: &Algorithm, names: &[Vec<u8>], togethe
             under_way.spawn(async move {
                 let keys = names[start..].iter().take(together);
                 let hits: Vec<_> = keys.map(|key| hit(key, &algorithm, cost)).collect();
-                redis.apply(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await.unwrap();
+                let answers = redis.apply(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await;
+                assert!(answers.iter().all(Result::is_ok));
             });
             if under_way.len() * together >= 128 {
                 under_way.join_next().await.unwrap().unwrap();

@@ -22,7 +22,14 @@ if value then
   end
 end
 local allowed = 1
-if action == RETURN then
+if action >= RETURN then
+  if action == UNDO then
+    -- The time since has brought a part of it back.
+    charge = charge - max(now - taken, 0)
+    if charge < 0 then
+      charge, charge_part = 0, 0
+    end
+  end
   if at > now or part > 0 then
     at, part, changed = at - charge, part - charge_part, true
     if part < 0 then

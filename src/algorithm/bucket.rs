@@ -75,9 +75,9 @@ impl Bucket {
         let Drain { mut at, mut changed, .. } = self.level(state, ask.now);
         let charge = self.charge(ask.cost);
         let mut allowed = true;
-        if ask.action == Action::Return {
+        if ask.action.gives() {
             if at > now {
-                at = self.pace.subtract(at, charge);
+                at = self.pace.subtract(at, self.pace.not_drained(charge, ask));
                 changed = true;
             }
         } else {
@@ -112,13 +112,13 @@ impl Bucket {
         let possible = ask.cost <= self.quota.ceiling();
         Decision {
             allowed,
-            soft: allowed && ask.action != Action::Return && after > limit,
+            soft: allowed && !ask.action.gives() && after > limit,
             remaining,
             used: self.pace.hits_begun(level),
             reset: level.ceil(),
             next: if remaining < self.quota.limit() { until(level, more) } else { Micros::ZERO },
             retry_after: (!allowed && possible).then(|| until(level, self.pace.subtract(self.full, charge))),
-            delay: if allowed && ask.action != Action::Return {
+            delay: if allowed && !ask.action.gives() {
                 until(after, self.pace.span(self.at_once))
             } else {
                 Micros::ZERO

@@ -47,6 +47,13 @@ impl Numbers {
     }
 }
 
+fn any_action() -> impl Strategy<Value = Action> {
+    prop_oneof![
+        select(vec![Action::Take, Action::Peek, Action::Return]),
+        any::<u64>().prop_map(|taken| Action::Undo(Micros::new(taken % MAX))),
+    ]
+}
+
 fn algorithm() -> impl Strategy<Value = Algorithm> {
     numbers().prop_filter_map("the numbers do not fit", |numbers| numbers.times(1))
 }
@@ -176,6 +183,44 @@ proptest! {
         prop_assert!(given >= before && given <= peek(&algorithm, &State::default(), 0, now).remaining);
     }
 
+    /// What was taken and undone may at worst leave a little less than if it had never come: whatever passed meanwhile.
+    #[test]
+    fn what_is_undone_was_never_there_and_grants_nothing(
+        algorithm in algorithm(), before in history(), cost in 1_u64..5, meanwhile in history(), later in 0..70_000_000_u64,
+    ) {
+        let (mut state, taken) = replay(&algorithm, &before);
+        let mut without = state.clone();
+        if !algorithm.step(&mut state, Ask { action: Action::Take, cost, now: Micros::new(taken) }) {
+            return Ok(());
+        }
+        let mut now = taken;
+        // Refunds of what was never taken aside: they stop at nothing, and here there is a hit more to stop at.
+        for (action, cost, ahead) in meanwhile.into_iter().filter(|(action, ..)| *action != Action::Return).take(4) {
+            now += ahead / 8;
+            let ask = Ask { action, cost, now: Micros::new(now) };
+            if algorithm.step(&mut state, ask) {
+                algorithm.step(&mut without, ask);
+            }
+        }
+        let undo = Ask { action: Action::Undo(Micros::new(taken)), cost, now: Micros::new(now) };
+        prop_assert!(algorithm.apply(&mut state, undo).allowed);
+        for now in [now, now + later] {
+            let (here, there) = (greedy(&algorithm, &state, now), greedy(&algorithm, &without, now));
+            prop_assert!(here <= there, "{} instead of {}", here, there);
+        }
+    }
+
+    #[test]
+    fn what_is_undone_at_once_is_back(algorithm in algorithm(), history in history(), cost in 1_u64..5) {
+        let (mut state, now) = replay(&algorithm, &history);
+        let before = peek(&algorithm, &state, 0, now).remaining;
+        let ask = |action| Ask { action, cost, now: Micros::new(now) };
+        if algorithm.apply(&mut state, ask(Action::Take)).allowed && !algorithm.name().contains("warm_up") {
+            algorithm.apply(&mut state, ask(Action::Undo(Micros::new(now))));
+            prop_assert_eq!(peek(&algorithm, &state, 0, now).remaining, before);
+        }
+    }
+
     #[test]
     fn a_clock_that_steps_back_grants_nothing_and_locks_nobody_out(
         algorithm in algorithm(), history in history(), back in 1..60_000_000_u64, cost in 0_u64..3,
@@ -241,12 +286,12 @@ proptest! {
     #[test]
     fn whatever_a_store_holds_is_answered(
         algorithm in algorithm(), bytes in prop::collection::vec(any::<u8>(), 0..64), now in 0..MAX,
-        hits in prop::collection::vec((select(vec![Action::Take, Action::Peek, Action::Return]), any::<u64>()), 1..4),
+        hits in prop::collection::vec((any_action(), any::<u64>()), 1..4),
     ) {
         let mut state = State::from_bytes(&bytes);
         for (action, cost) in hits {
             let decision = algorithm.apply(&mut state, Ask { action, cost, now: Micros::new(now) });
-            prop_assert!(decision.allowed || action != Action::Return);
+            prop_assert!(decision.allowed || !action.gives());
             let _expires = algorithm.expires(&state, Micros::new(now));
         }
     }

@@ -58,6 +58,18 @@ pub enum Action {
     Peek,
     /// Give the cost back, never above full.
     Return,
+    /// Take back what this cost took at that instant, of this same counter and limit: as if it had never come, or a
+    /// little less, never more. Where a window has ended since, there is nothing to take back from it; of a bucket it
+    /// is what the time since has not brought back anyway.
+    Undo(Micros),
+}
+
+impl Action {
+    /// Whether the counter has more afterwards, if anything.
+    #[must_use]
+    pub const fn gives(self) -> bool {
+        matches!(self, Self::Return | Self::Undo(_))
+    }
 }
 
 /// One question to one counter.
@@ -77,7 +89,7 @@ impl Ask {
         match self.action {
             Action::Take => used > quota.limit(),
             Action::Peek => used.saturating_add(self.cost) > quota.limit(),
-            Action::Return => false,
+            Action::Return | Action::Undo(_) => false,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The time between two hits of a steady stream, exactly: 7 hits a second are 142 857 and 1/7 µs apart, and a bucket
 //! that rounded this would drift.
 
-use super::Micros;
+use super::{Action, Ask, Micros};
 
 /// A span of whole microseconds and a fraction: `part` of [`Pace::parts`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -78,6 +78,15 @@ impl Pace {
         let part = a.part + b.part;
         let carry = u64::from(part >= self.parts);
         Span { micros: a.micros.saturating_add(b.micros).saturating_add(carry), part: part - carry * self.parts }
+    }
+
+    /// What of a charge is to be given back: of one that is undone, what the time since has not brought back anyway.
+    /// Somebody who came in between may have found the bucket fuller for it, by that much at most.
+    pub(super) fn not_drained(self, charge: Span, ask: Ask) -> Span {
+        match ask.action {
+            Action::Undo(taken) => self.subtract(charge, Span { micros: (ask.now - taken).get(), part: 0 }),
+            Action::Take | Action::Peek | Action::Return => charge,
+        }
     }
 
     /// What is left, or nothing.

@@ -34,6 +34,13 @@ impl Shape {
         Quota::soft(hits, self.soft.unwrap_or_default())
     }
 
+    /// One of so many equal parts, rounded up: together they may be a little more than the whole, and none is nothing.
+    #[must_use]
+    pub fn divided(&self, parts: u32) -> Self {
+        let part = |number: u32| number.div_ceil(parts.max(1));
+        Self { requests: part(self.requests), burst: self.burst.map(part), queue: self.queue.map(part), ..*self }
+    }
+
     /// Whether denied hits count; not by default.
     #[must_use]
     pub fn counts_denied(&self) -> bool {

@@ -1,6 +1,6 @@
 //! The way of one decision through rules and store.
 
-use std::{ops::Deref, sync::Arc};
+use std::{num::NonZeroU32, ops::Deref, sync::Arc};
 
 use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
@@ -12,11 +12,14 @@ use super::{
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{Action, Ask, Decision, MAX, Micros, State},
+    algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
     metrics::WorkerId,
     rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
-    store::{AnyStore, Charge, Decisions, Hit, Store, StoreError},
+    store::{Answers, AnyStore, Charge, Hit, Memory, Store, StoreError},
 };
+
+/// The decisions on a request's limits, in their order.
+type Decisions = SmallVec<[Decision; 2]>;
 
 /// What holds for all rules.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,6 +33,9 @@ pub struct Settings {
     pub quota_mode: bool,
     /// From this share of a limit on, hits are counted as near it.
     pub near_limit_ratio: f32,
+    /// Among so many instances a limit is divided when each has to decide by itself.
+    #[serde(skip, default = "one")]
+    pub instances: NonZeroU32,
     /// Verdicts carry the rules' metadata.
     #[serde(skip)]
     pub metadata: bool,
@@ -38,9 +44,14 @@ pub struct Settings {
     pub policies: bool,
 }
 
+const fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            instances: one(),
             on_error: FailurePolicy::Error,
             shadow_mode: false,
             quota_mode: false,
@@ -58,6 +69,8 @@ pub struct Engine {
     pub worker: WorkerId,
     /// Where the counters are.
     pub store: AnyStore,
+    /// Where this instance counts by itself while the store cannot decide.
+    pub local: Arc<Memory>,
     /// The rules in force.
     pub rules: Arc<ArcSwap<Snapshot>>,
     /// What is counted of them.
@@ -113,6 +126,9 @@ impl Engine {
     /// Decides one request. All its descriptors are counted, also when the first is refused already.
     pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
         let snapshot = self.rules.load();
+        let domain = snapshot.rules.settings_of(request.domain);
+        let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
+        let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
         let matches = self.matches(&snapshot, request);
         let limited = || {
             request.descriptors.iter().zip(&matches).filter_map(|(descriptor, found)| match found {
@@ -124,8 +140,8 @@ impl Engine {
         let mut names = Vec::with_capacity(128);
         let mut ends = SmallVec::<[usize; 4]>::new();
         for (descriptor, applied) in limited() {
-            let entries = descriptor.entries.iter().copied();
-            key::write(&mut names, request.domain, entries, &applied.path, applied.limit.algorithm());
+            let (path, algorithm) = (&applied.path, applied.limit.algorithm());
+            key::write(&mut names, request.domain, shard_by, &descriptor.entries, path, algorithm);
             ends.push(names.len());
             if !descriptor.give_back {
                 applied.series.asked(self.worker, descriptor.hits.min(MAX));
@@ -138,37 +154,46 @@ impl Engine {
                 let key = &names[start..end];
                 start = end;
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
+                let binding = !descriptor.give_back && self.is_binding(applied);
                 Hit {
                     key,
                     algorithm: applied.limit.algorithm(),
                     action,
                     cost,
-                    binding: !descriptor.give_back && self.is_binding(applied),
+                    binding,
+                    needed: binding && self.on_error(applied).refuses(),
+                    per_second: applied.limit.is_per_second(),
                 }
             })
             .collect();
 
-        let charge = if snapshot.rules.charges_all(request.domain) { Charge::All } else { Charge::Each };
-        let decisions = match self.ask(&hits, charge, now).await {
-            Ok(decisions) => {
-                let refused = |(hit, decision): (&Hit<'_>, &Decision)| hit.binding && !decision.allowed;
-                let nothing_taken = charge == Charge::All && hits.iter().zip(&decisions).any(refused);
-                for ((descriptor, applied), decision) in limited().zip(&decisions) {
-                    if !(nothing_taken && decision.allowed) {
-                        self.count(descriptor, applied, decision);
-                    }
-                }
-                decisions
-            }
-            Err(error) => self.without_store(limited(), now).ok_or(DecideError::Store(error))?,
+        let answers = self.ask(&hits, charge, now).await;
+        let refused = |(hit, answer): (&Hit<'_>, &Result<Decision, StoreError>)| match answer {
+            Ok(decision) => hit.binding && !decision.allowed,
+            Err(_) => hit.needed,
         };
+        let nothing_taken = charge == Charge::All && hits.iter().zip(&answers).any(refused);
+        for ((descriptor, applied), answer) in limited().zip(&answers) {
+            if let Ok(decision) = answer
+                && !(nothing_taken && decision.allowed)
+            {
+                self.count(descriptor, applied, decision);
+            }
+        }
+        let mut decisions = Decisions::new();
+        for (((descriptor, applied), hit), answer) in limited().zip(&hits).zip(answers) {
+            decisions.push(match answer {
+                Ok(decision) => decision,
+                Err(error) => self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?,
+            });
+        }
         Ok(self.verdict(&matches, decisions))
     }
 
     /// The store's decisions. Under [`Charge::All`] a counter that several descriptors name is asked once for the sum.
-    async fn ask(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Decisions, StoreError> {
+    async fn ask(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
         if hits.is_empty() {
-            return Ok(Decisions::new());
+            return Answers::new();
         }
         if charge == Charge::Each {
             return self.store.apply(hits, charge, now).await;
@@ -184,8 +209,14 @@ impl Engine {
             }
             places.push(place);
         }
-        let decisions = self.store.apply(&merged, charge, now).await?;
-        Ok(places.into_iter().map(|place| decisions.get(place).copied().unwrap_or_default()).collect())
+        // One alone has nobody to wait for.
+        let charge = if merged.len() == 1 { Charge::Each } else { charge };
+        let answers = self.store.apply(&merged, charge, now).await;
+        places.into_iter().map(|place| answers.get(place).copied().unwrap_or(Err(StoreError::Refused))).collect()
+    }
+
+    fn on_error(&self, applied: &Applied<'_>) -> FailurePolicy {
+        applied.rule.and_then(|rule| rule.on_error).unwrap_or(self.settings.on_error)
     }
 
     /// Whether a refusal of this limit refuses the request.
@@ -256,27 +287,46 @@ impl Engine {
         applied.series.decided(self.worker, hits, decision, Threshold { limit, near, splits, shadow });
     }
 
-    /// The decisions when the store cannot make them; `None` when a rule wants the caller to have the error. What is
-    /// let through or refused has the numbers of a counter never used.
-    fn without_store<'m, 'd: 'm, 's: 'm>(
+    /// What is decided when the store cannot; `None` when the rule wants the caller to have the error. What is let
+    /// through or refused without being counted has the numbers of a counter never used.
+    fn without_store(
         &self,
-        limited: impl Iterator<Item = (&'m Descriptor<'d>, &'m Applied<'s>)>,
+        descriptor: &Descriptor<'_>,
+        applied: &Applied<'_>,
+        hit: &Hit<'_>,
         now: Micros,
-    ) -> Option<Decisions> {
-        limited
-            .map(|(descriptor, applied)| {
-                let own = applied.rule.and_then(|rule| rule.on_error);
-                let allowed = match own.unwrap_or(self.settings.on_error) {
-                    FailurePolicy::Error => return None,
-                    FailurePolicy::Allow => true,
-                    FailurePolicy::Deny => false,
-                };
-                let ask = Ask { action: action(descriptor), cost: descriptor.hits, now };
-                let decision = applied.limit.algorithm().apply(&mut State::default(), ask);
-                let remaining = if allowed { decision.remaining } else { 0 };
-                Some(Decision { allowed, remaining, ..decision })
-            })
-            .collect()
+    ) -> Option<Decision> {
+        let policy = self.on_error(applied);
+        self.statistics.on_error[policy as usize].add(self.worker, 1);
+        let allowed = match policy {
+            FailurePolicy::Error => return None,
+            FailurePolicy::Allow => true,
+            FailurePolicy::Deny => false,
+            FailurePolicy::Local => {
+                let part = self.part(applied);
+                let hit = Hit { algorithm: part.algorithm(), ..*hit };
+                let decision = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
+                self.count(descriptor, applied, &decision);
+                return Some(decision);
+            }
+        };
+        let ask = Ask { action: action(descriptor), cost: descriptor.hits, now };
+        let decision = applied.limit.algorithm().apply(&mut State::default(), ask);
+        let remaining = if allowed { decision.remaining } else { 0 };
+        Some(Decision { allowed, remaining, ..decision })
+    }
+
+    /// What of a limit is this instance's, when each has to decide by itself.
+    fn part(&self, applied: &Applied<'_>) -> Limit {
+        let (limit, instances) = (applied.limit, self.settings.instances.get());
+        match applied.rule {
+            Some(rule) => rule.part.as_deref().copied().unwrap_or(limit),
+            None => {
+                let (requests, unit, multiplier) = (limit.requests_per_unit(), limit.unit(), limit.unit_multiplier());
+                let kind = Algorithm::DEFAULT;
+                Limit::part(requests, unit, multiplier, kind, Shape::default(), instances).unwrap_or(limit)
+            }
+        }
     }
 
     fn verdict(&self, matches: &[Match<'_>], decisions: Decisions) -> Verdict {

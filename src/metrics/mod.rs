@@ -1,8 +1,10 @@
 //! Numbers that the hot path may touch: plain relaxed atomics, one stripe for each worker, so that two workers never
 //! write to one cache line. Whoever collects adds the stripes up, through OpenTelemetry's observable instruments.
 
+mod episode;
 mod histogram;
 
+pub use episode::Episode;
 pub use histogram::Histogram;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -1,6 +1,6 @@
 //! From files to a [`RuleSet`]: all or nothing, with every mistake of every file.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, num::NonZeroU32, sync::Arc};
 
 use super::{
     matcher::{Rule, RuleSet, Segment},
@@ -18,10 +18,18 @@ pub struct SourceFile {
 }
 
 /// Choices that change what a set of files means.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Several files may name one domain; their descriptors add up.
     pub merge_domains: bool,
+    /// Among so many instances a limit is divided when each has to decide by itself.
+    pub instances: NonZeroU32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { merge_domains: false, instances: NonZeroU32::MIN }
+    }
 }
 
 /// Compiles a set of files. `Ok` brings the warnings along; `Err` has every error, and the warnings.
@@ -30,7 +38,7 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<P
     let mut compiler = Compiler { set: RuleSet::default(), first_file: HashMap::new(), options };
     for file in files {
         let mut problems = Problems::new(&file.name, &mut list);
-        if let Some(spec) = spec::read(&file.text, &mut problems) {
+        if let Some(spec) = spec::read(&file.text, options, &mut problems) {
             compiler.file(&file.name, &spec, &mut problems);
         }
         problems.sort();
@@ -65,8 +73,9 @@ impl Compiler {
             return;
         }
         let parent = self.set.add_domain(&spec.domain);
-        if spec.charge_all {
-            self.set.set_charge_all(&spec.domain);
+        if let Err(first) = self.set.set_domain(&spec.domain, spec.charge_all, &spec.shard_by) {
+            let message = format!("shard_by of domain {:?} is [{}] in another file: one domain has one", spec.domain, first);
+            problems.error(spec.shard_by_place, message);
         }
         let above = Above { file: &file, parent, labels: vec![spec.domain.clone()], dynamic: false };
         self.descriptors(&spec.descriptors, &above, problems);
@@ -118,6 +127,7 @@ impl Compiler {
                 quota_mode: descriptor.quota_mode,
                 detailed_metric: descriptor.detailed_metric,
                 on_error: written.on_error,
+                part: written.part.filter(|part| Some(*part) != written.limit).map(Box::new),
                 metadata: descriptor.metadata.clone(),
                 labels: labels.clone(),
                 dynamic_labels: dynamic || descriptor.detailed_metric,

@@ -11,8 +11,16 @@ impl RuleSet {
         let Some(mut at) = self.domain(domain) else {
             return vec![format!("domain {domain:?}: no rule file names it, so nothing is limited")];
         };
-        let charge = if self.charges_all(domain) { ", charges for all limits of a request or for none" } else { "" };
-        let mut lines = vec![format!("domain {domain:?}: known{charge}")];
+        let mut known = format!("domain {domain:?}: known");
+        if let Some(settings) = self.settings_of(domain) {
+            if settings.charge_all {
+                known += ", charges for all limits of a request or for none";
+            }
+            if !settings.shard_by.is_empty() {
+                known += &format!(", sharded by {}", settings.shard_by.join(", "));
+            }
+        }
+        let mut lines = vec![known];
         for entry in entries {
             let asked = format!("{}={}", entry.key, entry.value);
             let Some(next) = self.child(at, *entry) else {

@@ -71,11 +71,19 @@ pub enum FailurePolicy {
     Allow,
     /// The request is refused.
     Deny,
+    /// This instance decides by itself, with its part of the limit.
+    Local,
 }
 
 impl FailurePolicy {
     /// Every policy.
-    pub const ALL: [Self; 3] = [Self::Error, Self::Allow, Self::Deny];
+    pub const ALL: [Self; 4] = [Self::Error, Self::Allow, Self::Deny, Self::Local];
+
+    /// Whether it lets nothing pass, as far as this service is asked.
+    #[must_use]
+    pub const fn refuses(self) -> bool {
+        matches!(self, Self::Error | Self::Deny)
+    }
 
     /// The word that files and settings use.
     #[must_use]
@@ -84,6 +92,7 @@ impl FailurePolicy {
             Self::Error => "error",
             Self::Allow => "allow",
             Self::Deny => "deny",
+            Self::Local => "local",
         }
     }
 }
@@ -162,6 +171,19 @@ impl Limit {
         Ok(Self { requests_per_unit, unit, unit_multiplier, algorithm, policy, splits_refused })
     }
 
+    /// One of so many instances' part of the same, rounded up.
+    pub fn part(
+        requests_per_unit: u32,
+        unit: Unit,
+        unit_multiplier: u32,
+        kind: Kind,
+        shape: Shape,
+        instances: u32,
+    ) -> Result<Self, LimitError> {
+        let shape = Shape { requests: requests_per_unit, ..shape }.divided(instances);
+        Self::shaped(shape.requests, unit, unit_multiplier, kind, shape)
+    }
+
     /// How many requests pass in one window.
     #[must_use]
     pub const fn requests_per_unit(&self) -> u32 {
@@ -196,6 +218,12 @@ impl Limit {
     #[must_use]
     pub const fn policy(&self) -> (u64, Micros) {
         self.policy
+    }
+
+    /// Whether it is counted where limits of unit second are, if they have a store of their own: as at the peer.
+    #[must_use]
+    pub const fn is_per_second(&self) -> bool {
+        matches!(self.unit, Unit::Second)
     }
 
     /// Whether the part of a refused request that was below the limit counts as within it, as the peer has it.

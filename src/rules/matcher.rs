@@ -2,7 +2,7 @@
 //!
 //! One level of the walk is one or two hash probes, so its cost does not depend on how many rules there are.
 
-use std::{collections::HashSet, hash::BuildHasher, sync::Arc};
+use std::{collections::HashMap, hash::BuildHasher, sync::Arc};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -46,6 +46,8 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// What happens when the store cannot answer; `None`: as the settings say.
     pub on_error: Option<FailurePolicy>,
+    /// One instance's part of the limit, where that is less.
+    pub part: Option<Box<Limit>>,
     /// Free-form data for the response.
     pub metadata: Option<Metadata>,
     /// Domain and levels: `domain`, then `key` or `key_value` for each.
@@ -111,14 +113,23 @@ pub(super) struct Group {
     wildcards: Wildcards,
 }
 
+/// What holds for all rules of a domain.
+#[derive(Debug, Default)]
+pub struct DomainSettings {
+    /// Its requests are charged for all their limits or for none.
+    pub charge_all: bool,
+    /// Keys of the entries that choose a counter's shard; empty: all of the descriptor does.
+    pub shard_by: Vec<Box<str>>,
+}
+
 /// A compiled set of rules.
 #[derive(Default)]
 pub struct RuleSet {
     nodes: Vec<Node>,
     groups: Vec<Group>,
     rules: Vec<Rule>,
-    /// Domains whose requests are charged for all their limits or for none.
-    charge_all: HashSet<Box<str>>,
+    /// What domains say of themselves; most say nothing.
+    domains: HashMap<Box<str>, DomainSettings, RandomState>,
     /// (parent node, key) → group. A domain is the key of a group without a parent.
     by_key: HashTable<u32>,
     /// (group, exact value) → (group, node).
@@ -136,10 +147,10 @@ impl RuleSet {
         &self.rules
     }
 
-    /// Whether the domain's requests are charged for all their limits or for none.
+    /// What holds for all rules of the domain; `None` for one that says nothing of itself.
     #[must_use]
-    pub fn charges_all(&self, domain: &str) -> bool {
-        !self.charge_all.is_empty() && self.charge_all.contains(domain)
+    pub fn settings_of(&self, domain: &str) -> Option<&DomainSettings> {
+        if self.domains.is_empty() { None } else { self.domains.get(domain) }
     }
 
     /// How many domains there are.
@@ -239,8 +250,22 @@ impl RuleSet {
         root
     }
 
-    pub(super) fn set_charge_all(&mut self, domain: &str) {
-        self.charge_all.insert(domain.into());
+    /// Adds to what holds for the domain; an error with the `shard_by` that another file gave it, if that differs.
+    pub(super) fn set_domain(&mut self, domain: &str, charge_all: bool, shard_by: &[String]) -> Result<(), String> {
+        if !charge_all && shard_by.is_empty() {
+            return Ok(());
+        }
+        let settings = self.domains.entry(domain.into()).or_default();
+        settings.charge_all |= charge_all;
+        let same = settings.shard_by.iter().map(|key| &**key).eq(shard_by.iter().map(String::as_str));
+        if shard_by.is_empty() || same {
+            return Ok(());
+        }
+        if !settings.shard_by.is_empty() {
+            return Err(settings.shard_by.join(", "));
+        }
+        settings.shard_by = shard_by.iter().map(|key| key.as_str().into()).collect();
+        Ok(())
     }
 
     /// A level below `parent`; an error with the one that is there when it is taken.

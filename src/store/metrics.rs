@@ -4,13 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use opentelemetry::{KeyValue, metrics::Meter};
 
-use super::StoreError;
+use super::{StoreError, redis::Health};
 use crate::metrics::{Counter, Histogram, WorkerId};
 
 /// Counts of a store that is asked over the network.
 pub struct Metrics {
     latency: Arc<Histogram>,
     errors: [Counter; 3],
+    redis: Arc<Health>,
 }
 
 impl Metrics {
@@ -18,7 +19,11 @@ impl Metrics {
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         let errors = std::array::from_fn(|_| Counter::new(workers));
-        Arc::new(Self { latency: Arc::new(Histogram::new(workers)), errors })
+        Arc::new(Self { latency: Arc::new(Histogram::new(workers)), errors, redis: Health::new(workers) })
+    }
+
+    pub(super) fn redis(&self) -> &Arc<Health> {
+        &self.redis
     }
 
     pub(super) fn answered(&self, worker: WorkerId, took: Duration) {
@@ -31,6 +36,7 @@ impl Metrics {
 
     /// Shows everything to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        self.redis.observe(meter);
         self.latency.observe(meter, "sluicegate_store_seconds", "Time of store calls that were answered");
         let this = Arc::clone(self);
         let errors =

@@ -27,6 +27,10 @@ pub struct Hit<'a> {
     pub cost: u64,
     /// Under [`Charge::All`]: when it does not pass, no hit takes anything.
     pub binding: bool,
+    /// Under [`Charge::All`]: the same when nobody can decide it.
+    pub needed: bool,
+    /// Of a limit of unit second, which may have a store of its own.
+    pub per_second: bool,
 }
 
 /// Who pays when the hits of one call do not all pass.
@@ -39,14 +43,20 @@ pub enum Charge {
     All,
 }
 
-impl Hit<'_> {
+impl<'a> Hit<'a> {
+    /// A take on whose refusal all depends.
+    #[must_use]
+    pub const fn take(key: &'a [u8], algorithm: &'a Algorithm, cost: u64) -> Self {
+        Self { key, algorithm, action: Action::Take, cost, binding: true, needed: true, per_second: false }
+    }
+
     fn ask(&self, now: Micros) -> Ask {
         Ask { action: self.action, cost: self.cost, now }
     }
 }
 
-/// The answers, in the order of the hits.
-pub type Decisions = SmallVec<[Decision; 2]>;
+/// The answers, in the order of the hits. Hits that live on several servers can have different fates.
+pub type Answers = SmallVec<[Result<Decision, StoreError>; 2]>;
 
 /// Nobody could decide. That a caller is over its limit is never an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -78,16 +88,14 @@ impl StoreError {
 }
 
 /// What a store must guarantee: the hits of one call are decided in order and each atomically (under [`Charge::All`]
-/// all together), however many callers there are in however many processes; one call is one round trip; it ends within
-/// the store's deadline.
+/// all together), however many callers there are in however many processes; one call is one round trip to each server
+/// that has a part in it; it ends within the store's deadline.
+///
+/// Under [`Charge::All`] hits on several servers are taken apart, and given back where one does not pass: what that
+/// means for others is in docs/operations.md.
 pub trait Store {
     /// Decides all hits of one request. `now` is the service's clock; a store with a clock of its own may use that.
-    fn apply(
-        &self,
-        hits: &[Hit<'_>],
-        charge: Charge,
-        now: Micros,
-    ) -> impl Future<Output = Result<Decisions, StoreError>> + Send;
+    fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = Answers> + Send;
 }
 
 /// The stores there are, as one type.
@@ -95,14 +103,14 @@ pub trait Store {
 pub enum AnyStore {
     /// In this process.
     Memory(std::sync::Arc<Memory>),
-    /// In Redis, through one connection.
+    /// In Redis, on one server or on many.
     Redis(Redis),
 }
 
 impl Store for AnyStore {
-    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Decisions, StoreError> {
+    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
         match self {
-            Self::Memory(memory) => Ok(memory.apply(hits, charge, now)),
+            Self::Memory(memory) => memory.apply(hits, charge, now),
             Self::Redis(redis) => redis.apply(hits, charge, now).await,
         }
     }

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sluicegate::{algorithm::Decision, store::Answers};
 use sluicegate_client::{Descriptor, Request};
 
 pub(crate) use self::{redis::RedisServer, server::Server};
@@ -59,6 +60,11 @@ pub(crate) fn rules(files: &[(&str, &str)]) -> tempfile::TempDir {
         std::fs::write(folder.path().join(name), text).unwrap();
     }
     folder
+}
+
+/// Decisions on all hits, from a store that can decide.
+pub(crate) fn all(answers: Answers) -> Vec<Decision> {
+    answers.into_iter().collect::<Result<_, _>>().unwrap()
 }
 
 /// A request with one descriptor.

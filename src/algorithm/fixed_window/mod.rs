@@ -89,13 +89,16 @@ impl Rule for FixedWindow {
         let after = match ask.action {
             Action::Take if fits || self.count_denied => (count + cost).min(MOST),
             Action::Return => count.saturating_sub(cost),
+            // Of another window than the one that took it nothing is given back.
+            Action::Undo(taken) if taken.get() / self.window.get() == number => count.saturating_sub(cost),
+            Action::Undo(_) => count,
             Action::Take | Action::Peek => return fits,
         };
         if ask.action == Action::Take || after != count {
             state.clear();
             state.push::<8>((number % TAGS + 1) * COUNTS + after);
         }
-        fits || ask.action == Action::Return
+        fits || ask.action.gives()
     }
 
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {

@@ -31,6 +31,10 @@ if action == TAKE then
 elseif action == PEEK then
   return (known and count or 0) + cost <= ceiling and 1 or 0, value
 end
+-- Of another window than the one that took it nothing is taken back.
+if action == UNDO and (tag - 1 - floor(taken / window)) % TAGS ~= 0 then
+  known = false
+end
 local given = known and min(count, cost) or 0
 if given > 0 then
   value = call('DECRBY', key, given)

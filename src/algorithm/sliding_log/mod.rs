@@ -68,6 +68,23 @@ impl SlidingLog {
         entries.into_iter().for_each(|entry| state.push::<ENTRY>(entry));
     }
 
+    /// Takes out so many hits of one instant, of those that are left in the window.
+    fn forget(state: &mut State, gone: usize, instant: u64, cost: u64) {
+        let entries: Vec<_> = (gone..Self::len(state)).map(|place| Self::entry(state, place)).collect();
+        if !entries.contains(&instant) {
+            return;
+        }
+        let mut left = cost;
+        state.clear();
+        for entry in entries {
+            if entry == instant && left > 0 {
+                left -= 1;
+            } else {
+                state.push::<ENTRY>(entry);
+            }
+        }
+    }
+
     fn is_spaced(&self, state: &State, ask: Ask) -> bool {
         let newest = Self::newest(state).filter(|_| ask.cost > 0 && self.min_interval > Micros::ZERO);
         newest.is_none_or(|newest| newest + self.min_interval.get() <= ask.now.get())
@@ -106,6 +123,10 @@ impl Rule for SlidingLog {
         let cost = ask.cost.min(Self::MOST + 1);
         let gone = self.gone(state, ask.now);
         let held = (Self::len(state) - gone) as u64;
+        if let Action::Undo(taken) = ask.action {
+            Self::forget(state, gone, taken.get(), cost);
+            return true;
+        }
         if ask.action == Action::Return {
             let given = cost.min(held) as usize;
             if given > 0 {

@@ -22,7 +22,19 @@ while gone < last do
 end
 held = held - gone
 local allowed = 1
-if action == RETURN then
+if action == UNDO then
+  local entry = pack('<I7', taken)
+  for place = gone + 1, held + gone do
+    if string.sub(value, 7 * place - 6, 7 * place) == entry then
+      local given = 0
+      while given < cost and string.sub(value, 7 * (place + given) - 6, 7 * (place + given)) == entry do
+        given = given + 1
+      end
+      value, changed = string.sub(value, 7 * gone + 1, 7 * place - 7) .. string.sub(value, 7 * (place + given) - 6), true
+      break
+    end
+  end
+elseif action == RETURN then
   local given = min(cost, held)
   if given > 0 then
     value, changed = string.sub(value, 7 * gone + 1, -7 * given - 1), true

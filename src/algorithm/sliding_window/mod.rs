@@ -100,6 +100,13 @@ impl SlidingWindow {
         Counters { start, counts, changed: false }
     }
 
+    /// The counter that an instant was counted in, if it is still there.
+    fn counter_of<'c>(&self, counters: &'c mut Counters, instant: Micros) -> &'c mut [u64] {
+        let passed = counters.start.checked_sub((instant - instant % self.width).get());
+        let place = passed.map_or(usize::MAX, |passed| (passed / self.width.get()) as usize);
+        counters.counts.get_mut(place..).and_then(|counts| counts.get_mut(..1)).unwrap_or_default()
+    }
+
     /// What counts at an instant, which is not before the current counter's start.
     fn used(&self, counters: &Counters, at: u64) -> u64 {
         let (oldest, whole) = counters.counts.split_last().map_or((0, [].as_slice()), |(last, rest)| (*last, rest));
@@ -173,13 +180,17 @@ impl Rule for SlidingWindow {
         let mut counters = self.counters(state, ask.now);
         let cost = ask.cost.min(Quota::MAX + 1);
         let mut allowed = true;
-        if ask.action == Action::Return {
+        if ask.action.gives() {
             let mut left = cost;
-            for count in &mut counters.counts {
+            let counts = match ask.action {
+                Action::Undo(taken) => self.counter_of(&mut counters, taken),
+                _ => &mut counters.counts,
+            };
+            for count in counts {
                 let given = left.min(*count);
                 (*count, left) = (*count - given, left - given);
-                counters.changed |= given > 0;
             }
+            counters.changed |= left < cost;
         } else {
             allowed = self.used(&counters, ask.now.get().max(counters.start)) + cost <= self.quota.ceiling();
             if ask.action == Action::Take && (allowed || self.count_denied) {

@@ -27,9 +27,10 @@ if buckets == 1 and (not value or #value == 20) then
   end
   if same then
     local allowed = 1
-    if action == RETURN then
-      local given = min(cost, current)
-      local more = min(cost - given, oldest)
+    if action >= RETURN then
+      local begun = action == UNDO and taken - taken % width
+      local given = (not begun or begun == start) and min(cost, current) or 0
+      local more = (not begun or begun == start - width) and min(cost - given, oldest) or 0
       if given + more > 0 then
         current, oldest, changed = current - given, oldest - more, true
       end
@@ -84,9 +85,13 @@ if value then
   end
 end
 local allowed = 1
-if action == RETURN then
-  local left = cost
-  for place = 1, buckets + 1 do
+if action >= RETURN then
+  local left, first, last = cost, 1, buckets + 1
+  if action == UNDO then
+    first = (start - taken + taken % width) / width + 1
+    last = first >= 1 and min(first, last) or 0
+  end
+  for place = first, last do
     local given = min(left, counts[place])
     if given > 0 then
       counts[place], left, changed = counts[place] - given, left - given, true

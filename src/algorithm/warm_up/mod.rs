@@ -139,9 +139,12 @@ impl Rule for WarmUp {
         let charge = self.charge(ask.cost);
         let warmth = charge.ceil().get();
         let mut allowed = true;
-        if ask.action == Action::Return {
+        if ask.action.gives() {
             if at > now || cold < self.period.get() {
-                (at, cold, changed) = (self.pace.subtract(at, charge).max(now), cold + warmth, true);
+                let given = self.pace.not_drained(charge, ask);
+                // What is undone has also kept it from idling: for three times the charge where it was coldest.
+                let warmth = if ask.action == Action::Return { warmth } else { 4 * warmth };
+                (at, cold, changed) = (self.pace.subtract(at, given).max(now), cold + warmth, true);
             }
         } else {
             let debt = self.pace.subtract(at, now);

@@ -23,7 +23,14 @@ if value then
 end
 local warmth = charge + (charge_part > 0 and 1 or 0)
 local allowed = 1
-if action == RETURN then
+if action >= RETURN then
+  if action == UNDO then
+    -- It has also kept it from idling; and the time since has brought a part of it back.
+    warmth, charge = 4 * warmth, charge - max(now - taken, 0)
+    if charge < 0 then
+      charge, charge_part = 0, 0
+    end
+  end
   if at > now or part > 0 or cold < period then
     at, part, cold, changed = at - charge, part - charge_part, cold + warmth, true
     if part < 0 then

@@ -18,7 +18,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use self::series::Count;
 use crate::{
     metrics::{Counter, Striped, WorkerId, observe_counter, observe_gauge},
-    rules::{Entry, Node, Rule, Segment},
+    rules::{Entry, FailurePolicy, Node, Rule, Segment},
 };
 
 /// How much may be counted apart.
@@ -47,6 +47,8 @@ pub struct Statistics {
     overflow: Counter,
     pub(super) unknown_domain: Counter,
     pub(super) global_shadow: Counter,
+    /// Limits that the store could not decide, by what then did.
+    pub(super) on_error: [Counter; FailurePolicy::ALL.len()],
 }
 
 impl Statistics {
@@ -64,6 +66,7 @@ impl Statistics {
             overflow: Counter::new(workers),
             unknown_domain: Counter::new(workers),
             global_shadow: Counter::new(workers),
+            on_error: std::array::from_fn(|_| Counter::new(workers)),
         })
     }
 
@@ -176,6 +179,17 @@ impl Statistics {
             "Requests over a limit that passed because of the global shadow mode",
             move || this.global_shadow.get(),
         );
+        let this = Arc::clone(self);
+        let on_error = meter.u64_observable_counter("sluicegate_on_error");
+        on_error
+            .with_description("Limits that the store could not decide, by the policy that then did")
+            .with_callback(move |observer| {
+                for policy in FailurePolicy::ALL {
+                    let labels = [KeyValue::new("policy", policy.name())];
+                    observer.observe(this.on_error[policy as usize].get(), &labels);
+                }
+            })
+            .build();
         let this = Arc::clone(self);
         observe_gauge(meter, "sluicegate_metric_dynamic_series", "Series made from callers' values", move || {
             lock(&this.dynamic).len() as u64

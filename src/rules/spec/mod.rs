@@ -3,6 +3,7 @@
 mod shape;
 
 use super::{
+    compile::Options,
     ip_prefix::IpPrefix,
     limit::{FailurePolicy, Limit, LimitError, Unit},
     metadata::Metadata,
@@ -14,6 +15,8 @@ pub(super) struct File {
     pub(super) domain: String,
     pub(super) place: Place,
     pub(super) charge_all: bool,
+    pub(super) shard_by: Vec<String>,
+    pub(super) shard_by_place: Place,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
@@ -37,6 +40,8 @@ pub(super) struct Descriptor {
 pub(super) struct RateLimit {
     /// `None`: unlimited.
     pub(super) limit: Option<Limit>,
+    /// One instance's part of it.
+    pub(super) part: Option<Limit>,
     pub(super) name: String,
     pub(super) replaces: Vec<String>,
     pub(super) on_error: Option<FailurePolicy>,
@@ -44,7 +49,7 @@ pub(super) struct RateLimit {
     count_denied: Option<Place>,
 }
 
-const ROOT: &[&str] = &["domain", "charge", "descriptors"];
+const ROOT: &[&str] = &["domain", "charge", "shard_by", "descriptors"];
 const DESCRIPTOR: &[&str] = &[
     "key",
     "value",
@@ -108,7 +113,7 @@ const PLACES: &[(&str, &[&str])] = &[
 ];
 
 /// Reads one file; `None` when nothing of it can be used.
-pub(super) fn read(text: &str, problems: &mut Problems<'_>) -> Option<File> {
+pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) -> Option<File> {
     let root = match yaml::parse(text) {
         Ok(root) => root,
         Err(failure) => {
@@ -121,14 +126,16 @@ pub(super) fn read(text: &str, problems: &mut Problems<'_>) -> Option<File> {
         problems.error(start, "the file is empty; it needs a domain");
         return None;
     };
-    let mut reader = Reader { problems };
+    let mut reader = Reader { problems, instances: options.instances.into() };
     let mut domain = None;
+    let (mut shard_by, mut shard_by_place) = (Vec::new(), start);
     let mut charge_all = false;
     let mut descriptors = Vec::new();
     for (key, place, value) in reader.map(&root, ROOT)? {
         match key {
             "domain" => domain = reader.text(key, value).map(|text| (text, place)),
             "charge" => charge_all = reader.word(key, value, &CHARGES).unwrap_or_default(),
+            "shard_by" => (shard_by, shard_by_place) = (reader.shard_by(value), place),
             "descriptors" => descriptors = reader.descriptors(value),
             _ => {}
         }
@@ -140,11 +147,13 @@ pub(super) fn read(text: &str, problems: &mut Problems<'_>) -> Option<File> {
     if charge_all {
         reader.deny_counted_denials(&descriptors);
     }
-    Some(File { domain, place, charge_all, descriptors })
+    Some(File { domain, place, charge_all, shard_by, shard_by_place, descriptors })
 }
 
 struct Reader<'r, 'p> {
     problems: &'r mut Problems<'p>,
+    /// Among whom a limit is divided when each has to decide by itself.
+    instances: u32,
 }
 
 impl Reader<'_, '_> {
@@ -323,8 +332,13 @@ impl Reader<'_, '_> {
             word => words.place(word).unwrap_or(node.place),
         };
         let shape = words.shape(self)?;
-        match Limit::shaped(requests.unwrap_or(Some(0))?, unit?, multiplier?, words.kind(), shape) {
-            Ok(limit) => it.limit = Some(limit),
+        let (requests, unit, multiplier) = (requests.unwrap_or(Some(0))?, unit?, multiplier?);
+        match Limit::shaped(requests, unit, multiplier, words.kind(), shape) {
+            Ok(limit) => {
+                it.limit = Some(limit);
+                // Fewer of anything fit as well.
+                it.part = Limit::part(requests, unit, multiplier, words.kind(), shape, self.instances).ok();
+            }
             Err(error) => {
                 self.problems.error(place_of(error), error.to_string());
                 return None;
@@ -374,6 +388,22 @@ impl Reader<'_, '_> {
             }
             self.deny_counted_denials(&descriptor.children);
         }
+    }
+
+    /// The keys of the entries that choose the shard.
+    fn shard_by(&mut self, node: &Yaml) -> Vec<String> {
+        let mut keys: Vec<String> = Vec::new();
+        for item in self.list("shard_by", node) {
+            let Some(key) = self.text("an entry of shard_by", item) else { continue };
+            if key.is_empty() {
+                self.problems.error(item.place, "shard_by names keys of descriptors; an empty one there is not");
+            } else if keys.contains(&key) {
+                self.problems.error(item.place, format!("shard_by names {key:?} twice"));
+            } else {
+                keys.push(key);
+            }
+        }
+        keys
     }
 
     fn replaces(&mut self, node: &Yaml) -> Vec<(String, Place)> {

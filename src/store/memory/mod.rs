@@ -21,7 +21,7 @@ use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
 use self::shard::{Hash, Shard};
-use super::{Charge, Decisions, Hit};
+use super::{Answers, Charge, Hit};
 use crate::algorithm::{Action, Ask, Micros};
 
 /// So many that two workers rarely want the same lock; and with this number a million counters fill their shards'
@@ -71,20 +71,20 @@ impl Memory {
     }
 
     /// Decides every hit; nothing waits but for a shard's lock.
-    pub fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Decisions {
-        if charge == Charge::All && hits.len() > 1 {
+    pub fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
+        if charge == Charge::All {
             return self.apply_all(hits, now);
         }
         hits.iter()
             .map(|hit| {
                 let hash = self.hash(hit.key);
-                self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.ask(now))
+                Ok(self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.ask(now)))
             })
             .collect()
     }
 
     /// All of the shards are locked, in their order, so that nobody waits in a circle.
-    fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> Decisions {
+    fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> Answers {
         let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.hash(hit.key)).collect();
         let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
         numbers.sort_unstable();
@@ -103,7 +103,7 @@ impl Memory {
             ask @ Ask { action: Action::Take, .. } if refused => Ask { action: Action::Peek, ..ask },
             ask => ask,
         };
-        hits.iter().zip(&hashes).map(|(hit, hash)| decide(hit, *hash, ask(hit))).collect()
+        hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, ask(hit)))).collect()
     }
 
     /// Takes some expired counters' places back: a little of every shard, to be called now and then when no traffic does it.

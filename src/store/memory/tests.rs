@@ -8,8 +8,8 @@ fn algorithm(limit: u64, seconds: u64) -> Algorithm {
 }
 
 fn take(memory: &Memory, key: &str, algorithm: &Algorithm, second: u64) -> bool {
-    let hit = Hit { key: key.as_bytes(), algorithm, action: Action::Take, cost: 1, binding: true };
-    memory.apply(&[hit], Charge::Each, Micros::from_secs(second))[0].allowed
+    let hit = Hit::take(key.as_bytes(), algorithm, 1);
+    memory.apply(&[hit], Charge::Each, Micros::from_secs(second))[0].unwrap().allowed
 }
 
 #[test]
@@ -31,8 +31,8 @@ fn long_states_count_by_their_size() {
     let log: Algorithm = SlidingLog::new(Quota::hard(1_000), day, Micros::ZERO, false).unwrap().into();
     for user in 0..500 {
         let key = format!("user{user}");
-        let hit = Hit { key: key.as_bytes(), algorithm: &log, action: Action::Take, cost: 1_000, binding: true };
-        assert!(memory.apply(&[hit], Charge::Each, day)[0].allowed);
+        let hit = Hit::take(key.as_bytes(), &log, 1_000);
+        assert!(memory.apply(&[hit], Charge::Each, day)[0].unwrap().allowed);
     }
     // 7 kB each where 4 000 counters of 36 bytes may be; a shard keeps one at least.
     let usage = memory.usage();
@@ -80,8 +80,8 @@ fn looks_and_refunds_of_unknown_counters_leave_nothing_behind() {
     let memory = Memory::new(&Settings::default());
     let rule = algorithm(1, 60);
     for action in [Action::Peek, Action::Return] {
-        let hit = Hit { key: b"nobody", algorithm: &rule, action, cost: 1, binding: true };
-        assert!(memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].allowed);
+        let hit = Hit { action, ..Hit::take(b"nobody", &rule, 1) };
+        assert!(memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().allowed);
     }
     assert_eq!(memory.usage().entities, 0);
 }

@@ -1,55 +1,73 @@
-//! Requests of one worker that are ready at the same moment go to Redis as one call.
+//! Requests of one worker that are ready at the same moment go to a server as one call.
 //!
 //! Nothing waits for company: the task that sends runs after every other task that is ready now, and takes what they
 //! left. A call has a fixed price (a command to write and to parse, a script to enter, a reply, a timer), and under load
 //! several requests share it: with a call for each, `make bench` showed 1.58 × the no-op server for many users, and
 //! 1.32 × with shared ones.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use smallvec::SmallVec;
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    node::Node,
-    program::{self, Call, Program, Step},
+    Shared,
+    node::{CallError, Node},
+    program::{self, Call, Keys, Outcome, Step},
+    topology::Server,
 };
 use crate::{
     algorithm::Micros,
+    metrics::WorkerId,
     store::{Charge, Hit, StoreError},
 };
 
 /// A call that has so many hits takes no further request: Redis does nothing else while it runs.
 const FULL: usize = 64;
 
-/// The steps of one request, and the time they were made at.
+/// The steps of the hits of one request, and the time they were made at.
 pub(super) type Steps = (Micros, SmallVec<[Step; 2]>);
 
-/// One worker's calls.
+/// One worker's calls to one server.
 pub(super) struct Batcher {
     node: Arc<Node>,
-    program: Arc<Program>,
-    next: Mutex<Vec<Batch>>,
+    shared: Arc<Shared>,
+    next: Mutex<Next>,
     ready: Notify,
+    /// The server refused a call with keys of several slots.
+    by_slot: AtomicBool,
+}
+
+#[derive(Default)]
+struct Next {
+    batches: Vec<Batch>,
+    closed: bool,
 }
 
 /// A call, and who waits for which part of its answer.
 #[derive(Default)]
 struct Batch {
     call: Call,
+    /// All keys are of this slot.
+    slot: Option<u16>,
     waiting: Vec<Waiting>,
 }
 
 struct Waiting {
     hits: usize,
-    answer: oneshot::Sender<Result<Steps, StoreError>>,
+    answer: oneshot::Sender<Result<Steps, CallError>>,
 }
 
 impl Batcher {
-    /// Sends for as long as the current runtime lives.
-    pub(super) fn start(node: Arc<Node>, program: Arc<Program>) -> Arc<Self> {
-        let batcher = Arc::new(Self { node, program, next: Mutex::default(), ready: Notify::new() });
-        tokio::spawn(send(Arc::clone(&batcher)));
+    /// Sends until it is closed, or the current runtime ends.
+    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
+        let node = Node::start(server, Arc::clone(&shared), worker);
+        let (next, ready, by_slot) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        let batcher = Arc::new(Self { node, shared, next, ready, by_slot });
+        tokio::spawn(Arc::clone(&batcher).send());
         batcher
     }
 
@@ -57,15 +75,59 @@ impl Batcher {
         &self.node
     }
 
-    /// The steps of these hits, in their order.
-    pub(super) async fn steps(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Steps, StoreError> {
+    /// Takes no more; what is under way is still answered.
+    pub(super) fn close(&self) {
+        self.next().closed = true;
+        self.ready.notify_one();
+        self.node.close();
+    }
+
+    /// Whether a call has to keep to one slot.
+    pub(super) fn keeps_to_slots(&self) -> bool {
+        self.by_slot.load(Relaxed)
+    }
+
+    /// The steps of these hits, in their order, in a call that others may share. `slot`: all keys are of this one.
+    pub(super) async fn steps(
+        &self,
+        hits: &[Hit<'_>],
+        charge: Charge,
+        now: Micros,
+        slot: Option<u16>,
+    ) -> Result<Steps, CallError> {
         if !self.node.is_up() {
-            return Err(StoreError::Unavailable);
+            return Err(StoreError::Unavailable.into());
         }
         let (answer, steps) = oneshot::channel();
-        self.enqueue(hits, charge, now, answer);
-        // The sender is only dropped unused when the runtime ends.
-        steps.await.unwrap_or(Err(StoreError::Unavailable))
+        self.enqueue(hits, charge, now, slot, answer);
+        // The sender is only dropped unused when nobody sends any more.
+        let steps = steps.await.unwrap_or(Err(StoreError::Unavailable.into()));
+        let refused_together = match &steps {
+            Ok((_, steps)) => steps.iter().any(|step| step.outcome == Outcome::Undeclared),
+            Err(error) => slot.is_none() && matches!(error, CallError::Elsewhere(_)),
+        };
+        if refused_together && !self.by_slot.swap(true, Relaxed) {
+            tracing::info!(server = %self.node.name(), "this server takes no keys of several slots in one call; calls keep to one");
+        }
+        steps
+    }
+
+    /// The same in a call of their own, with declared keys, which a cluster redirects.
+    pub(super) async fn alone(
+        &self,
+        hits: &[Hit<'_>],
+        charge: Charge,
+        now: Micros,
+        asking: bool,
+    ) -> Result<Steps, CallError> {
+        let mut call = Call::default();
+        self.shared.program.add(&mut call, hits, charge, now);
+        let command = self.shared.program.command(&call, Keys::Declared);
+        let reply = self.node.call(&command, asking).await?;
+        let (now, steps) = program::read(&reply).ok_or_else(|| self.node.distrust())?;
+        let steps: Option<SmallVec<_>> = steps.collect();
+        let steps = steps.filter(|steps| steps.len() == hits.len()).ok_or_else(|| self.node.distrust())?;
+        Ok((now, steps))
     }
 
     fn enqueue(
@@ -73,54 +135,73 @@ impl Batcher {
         hits: &[Hit<'_>],
         charge: Charge,
         now: Micros,
-        answer: oneshot::Sender<Result<Steps, StoreError>>,
+        slot: Option<u16>,
+        answer: oneshot::Sender<Result<Steps, CallError>>,
     ) {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = |batch: &Batch| self.program.joins_requests() && batch.call.hits() + hits.len() <= FULL;
-        if !next.last().is_some_and(room) {
-            next.push(Batch::default());
-        }
-        let Some(batch) = next.last_mut() else {
+        let joins = self.shared.program.joins_requests();
+        let mut next = self.next();
+        if next.closed {
             return;
-        };
-        self.program.add(&mut batch.call, hits, charge, now);
+        }
+        let has_room = |batch: &Batch| joins && batch.slot == slot && batch.call.hits() + hits.len() <= FULL;
+        let place = next.batches.iter().rposition(has_room).unwrap_or_else(|| {
+            next.batches.push(Batch { slot, ..Batch::default() });
+            next.batches.len() - 1
+        });
+        let batch = &mut next.batches[place];
+        self.shared.program.add(&mut batch.call, hits, charge, now);
         batch.waiting.push(Waiting { hits: hits.len(), answer });
         drop(next);
         self.ready.notify_one();
     }
-}
 
-async fn send(batcher: Arc<Batcher>) {
-    loop {
-        batcher.ready.notified().await;
-        let batches = std::mem::take(&mut *batcher.next.lock().unwrap_or_else(PoisonError::into_inner));
-        for batch in batches {
-            let (node, command) = (Arc::clone(&batcher.node), batcher.program.command(&batch.call));
-            tokio::spawn(async move { batch.answer(node.call(&command).await) });
+    async fn send(self: Arc<Self>) {
+        loop {
+            self.ready.notified().await;
+            let (batches, closed) = {
+                let mut next = self.next();
+                (std::mem::take(&mut next.batches), next.closed)
+            };
+            for batch in batches {
+                // Elsewhere than in a cluster keys have no slots.
+                let keys = match batch.slot {
+                    None if self.shared.topology.is_cluster() => Keys::AsArguments,
+                    _ => Keys::Declared,
+                };
+                let (node, command) = (Arc::clone(&self.node), self.shared.program.command(&batch.call, keys));
+                tokio::spawn(async move { batch.answer(node.call(&command, false).await, &node) });
+            }
+            if closed {
+                return;
+            }
         }
+    }
+
+    fn next(&self) -> MutexGuard<'_, Next> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Batch {
-    fn answer(self, reply: Result<redis::Value, StoreError>) {
+    fn answer(self, reply: Result<redis::Value, CallError>, node: &Node) {
         let reply = match reply {
             Ok(reply) => reply,
-            Err(error) => return self.fail(error),
+            Err(error) => return self.fail(&error),
         };
         let Some((now, mut steps)) = program::read(&reply) else {
-            return self.fail(StoreError::Refused);
+            return self.fail(&node.distrust());
         };
         for waiting in self.waiting {
             let own: Option<SmallVec<_>> = steps.by_ref().take(waiting.hits).collect();
-            let own = own.filter(|own| own.len() == waiting.hits).ok_or(StoreError::Refused);
+            let own = own.filter(|own| own.len() == waiting.hits).ok_or(StoreError::Refused.into());
             // Who does not wait any more has gone away; its hits are counted.
             let _ = waiting.answer.send(own.map(|own| (now, own)));
         }
     }
 
-    fn fail(self, error: StoreError) {
+    fn fail(self, error: &CallError) {
         for waiting in self.waiting {
-            let _ = waiting.answer.send(Err(error));
+            let _ = waiting.answer.send(Err(error.clone()));
         }
     }
 }

@@ -8,22 +8,43 @@ local function is_spoiled(message)
   return false
 end
 
+-- What a cluster says of a key that is not on this server: nothing was done to it.
+local function is_elsewhere(message)
+  return string.find(message, 'non local key', 1, true)
+end
+
+-- What servers say that want every key declared.
+local function is_undeclared(message)
+  return string.find(message, 'undeclared', 1, true) or string.find(message, 'same slot', 1, true)
+end
+
+local function text(failure)
+  return type(failure) == 'table' and failure.err or tostring(failure)
+end
+
 if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local hits = #KEYS
+-- Declared, or behind the records.
+local keys, before, hits = KEYS, 0, #KEYS
+if hits == 0 then
+  keys, before, hits = ARGV, 2, #ARGV - 2
+end
 local reply, decided, at = {now}, 0, 1
 local together, refused = 0, false
 
--- Charged together, hits take only if all that are binding pass. Nobody else is served meanwhile: what they foretell
--- is still so when they take.
+-- Charged together, hits take only if all that are binding pass, and all are here. Nobody else is served meanwhile: what
+-- they foretell is still so when they take.
 local function foretell(company)
   together, refused = company, true
   local ahead = at
   for i = decided + 1, decided + company do
     local script, action, length = byte(records, ahead, ahead + 2)
-    if action >= BINDING and step(script % LEADER, KEYS[i], PEEK, ahead) == 0 then
+    local fine, passes = pcall(step, script % LEADER, keys[before + i], PEEK, ahead)
+    if not fine and (action >= BINDING or not is_spoiled(text(passes))) then
+      error(passes, 0)
+    elseif action >= BINDING and passes == 0 then
       return
     end
     ahead = ahead + length
@@ -44,7 +65,10 @@ local function decide()
         action = PEEK
       end
     end
-    local allowed, state = step(script, KEYS[i], action, at)
+    if action == UNDO then
+      taken = unpack_numbers('<d', records, at + length - 8)
+    end
+    local allowed, state = step(script, keys[before + i], action, at)
     reply[2 * i], reply[2 * i + 1] = allowed, state
     decided, at, together = i, at + length, max(together - 1, 0)
   end
@@ -53,12 +77,13 @@ end
 while decided < hits do
   local fine, failure = pcall(decide)
   if not fine then
-    local message = type(failure) == 'table' and failure.err or tostring(failure)
-    if not is_spoiled(message) then
+    local message = text(failure)
+    local outcome = is_spoiled(message) and -1 or is_elsewhere(message) and -2 or is_undeclared(message) and -3
+    if not outcome then
       return redis.error_reply(message)
     end
     decided, at, together = decided + 1, at + byte(records, at + 2), max(together - 1, 0)
-    reply[2 * decided], reply[2 * decided + 1] = -1, 0
+    reply[2 * decided], reply[2 * decided + 1] = outcome, 0
   end
 end
 return reply

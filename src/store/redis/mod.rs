@@ -1,27 +1,37 @@
-//! Counters in Redis: one round trip per request, whatever the number and the mix of its hits.
+//! Counters in Redis: one round trip per request and server, whatever the number and the mix of its hits.
 //!
-//! Every worker has a connection of its own, on which calls are pipelined; requests that are ready at the same moment
-//! share a call (`batch`). The time is the server's, so
-//! instances of the service with different clocks agree. Keys expire by themselves.
+//! ```text
+//! Redis            one worker's way in: which servers a request's hits are on, and the answers put together (spread)
+//!   Pool           its connections to all servers of a topology, and the way from a key to one of them
+//!     Batcher      its calls to one server: requests that are ready at the same moment share one
+//!       Node       its connection to that server: kept alive, with a deadline and a breaker of its own
+//! Topology         which servers there are, found out once for all workers (single, sentinel, cluster, ring)
+//! Program          the scripts of all algorithms as one, how it is called and what it answers
+//! Health           how the servers are, for people
+//! ```
+//!
+//! The time is the server's, so instances of the service with different clocks agree. Keys expire by themselves.
 
 mod batch;
+mod failure;
+mod health;
 mod node;
+mod pool;
 mod program;
 mod settings;
+mod spread;
+pub mod topology;
 
-pub use settings::{Settings, TlsSettings};
+pub use health::Health;
+pub use settings::{RingNode, SentinelSettings, Settings, TlsSettings};
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use self::{
-    batch::Batcher,
-    node::Node,
-    program::{Program, Step},
-};
-use super::{Charge, Decisions, Hit, Metrics, StoreError};
+use self::{pool::Pool, program::Program, topology::Topology};
+use super::{Answers, Charge, Hit, Metrics};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// Whose clock counts.
@@ -37,7 +47,7 @@ pub enum Time {
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
     /// The address, or what belongs to it.
-    #[error("{url} cannot be used as the address of a Redis server")]
+    #[error("{url} cannot be used as the address of a Redis store")]
     Address {
         /// The address without its password.
         url: String,
@@ -54,65 +64,110 @@ pub enum SetupError {
     },
 }
 
+/// What the workers' connections to one topology have in common.
+struct Shared {
+    settings: Settings,
+    program: Program,
+    topology: Arc<Topology>,
+    health: Arc<Health>,
+}
+
+impl Shared {
+    fn new(url: &str, settings: &Settings, time: Time, metrics: &Metrics) -> Result<Arc<Self>, SetupError> {
+        let topology = Arc::new(Topology::new(url, settings)?);
+        let (settings, program) = (settings.clone(), Program::new(settings, time));
+        Ok(Arc::new(Self { settings, program, topology, health: Arc::clone(metrics.redis()) }))
+    }
+}
+
 /// Everything that the workers' connections have in common.
 pub struct Setup {
-    client: ::redis::Client,
-    settings: Settings,
-    program: Arc<Program>,
+    main: Arc<Shared>,
+    /// For limits of unit second, if they have servers of their own.
+    per_second: Option<Arc<Shared>>,
     metrics: Arc<Metrics>,
 }
 
 impl Setup {
     /// Reads the address and the certificates; connects nowhere yet.
     pub fn new(url: &str, settings: &Settings, time: Time, metrics: Arc<Metrics>) -> Result<Self, SetupError> {
-        let program = Arc::new(Program::new(settings, time));
-        Ok(Self { client: node::client(url, settings)?, settings: settings.clone(), program, metrics })
+        Ok(Self { main: Shared::new(url, settings, time, &metrics)?, per_second: None, metrics })
+    }
+
+    /// The same with other servers for limits of unit second.
+    pub fn with_per_second(self, url: &str, settings: &Settings, time: Time) -> Result<Self, SetupError> {
+        let per_second = Shared::new(url, settings, time, &self.metrics)?;
+        Ok(Self { per_second: Some(per_second), ..self })
+    }
+
+    /// Finds out which servers there are, and goes on for as long as the current runtime lives. To be called once.
+    pub fn follow(&self) {
+        for shared in std::iter::once(&self.main).chain(&self.per_second) {
+            tokio::spawn(Arc::clone(&shared.topology).follow());
+        }
     }
 
     /// Begins to connect in the background, and goes on for as long as the current runtime lives.
     #[must_use]
     pub fn connect(&self, worker: WorkerId) -> Redis {
-        let node = Node::start(self.client.clone(), &self.settings, Arc::clone(&self.program));
-        let batcher = Batcher::start(node, Arc::clone(&self.program));
-        Redis { batcher, metrics: Arc::clone(&self.metrics), worker }
+        Redis {
+            main: Pool::start(Arc::clone(&self.main), worker),
+            per_second: self.per_second.as_ref().map(|shared| Pool::start(Arc::clone(shared), worker)),
+            metrics: Arc::clone(&self.metrics),
+            worker,
+        }
     }
 }
 
-/// One worker's way to Redis. Cheap to clone; the connection is shared.
+/// One worker's way to Redis. Cheap to clone; the connections are shared.
 #[derive(Clone)]
 pub struct Redis {
-    batcher: Arc<Batcher>,
+    main: Arc<Pool>,
+    per_second: Option<Arc<Pool>>,
     metrics: Arc<Metrics>,
     worker: WorkerId,
 }
 
 impl Redis {
-    /// Decides all hits in one round trip.
-    pub async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Result<Decisions, StoreError> {
+    /// Decides all hits: in one round trip, unless they live on servers that have to be asked apart.
+    pub async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
         let asked = Instant::now();
-        let steps = self.batcher.steps(hits, charge, now).await;
-        let decisions = steps.and_then(|(now, steps)| {
-            let decide = |(hit, step): (&Hit<'_>, Step)| {
-                let allowed = step.allowed.ok_or(StoreError::Refused)?;
-                Ok(hit.algorithm.explain(&step.state, hit.ask(now), allowed))
-            };
-            hits.iter().zip(steps).map(decide).collect()
-        });
-        match &decisions {
-            Ok(_) => self.metrics.answered(self.worker, asked.elapsed()),
-            Err(error) => self.metrics.failed(self.worker, *error),
+        let answers = self.decide(hits, charge, now).await;
+        match answers.iter().find_map(|answer| answer.as_ref().err()) {
+            None => self.metrics.answered(self.worker, asked.elapsed()),
+            Some(error) => self.metrics.failed(self.worker, *error),
         }
-        decisions
+        answers
     }
 
-    /// Whether Redis can be asked now.
+    /// Whether every server can be asked now.
     #[must_use]
     pub fn is_up(&self) -> bool {
-        self.batcher.node().is_up()
+        self.pools().all(|pool| pool.is_up())
     }
 
-    /// Waits until Redis can be asked, but no longer than this.
+    /// Waits until every server can be asked, but no longer than this.
     pub async fn wait_until_up(&self, at_most: Duration) -> bool {
-        tokio::time::timeout(at_most, self.batcher.node().up()).await.is_ok()
+        let started = Instant::now();
+        for pool in self.pools() {
+            if !pool.wait_until_up(at_most.saturating_sub(started.elapsed())).await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The servers by name, and whether every worker can ask them.
+    #[must_use]
+    pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
+        self.metrics.redis().servers()
+    }
+
+    fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+        std::iter::once(&self.main).chain(&self.per_second)
+    }
+
+    fn pool(&self, hit: &Hit<'_>) -> &Arc<Pool> {
+        self.per_second.as_ref().filter(|_| hit.per_second).unwrap_or(&self.main)
     }
 }

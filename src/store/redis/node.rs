@@ -1,12 +1,14 @@
-//! One Redis server: a connection that is kept alive, a deadline for each call, and a breaker.
+//! One worker's way to one Redis server: a connection that is kept alive, a deadline for each call, and a breaker.
 //!
 //! ## Up ⟶ Down
-//! The connection breaks, or so many calls in a row time out: it is dropped, and calls fail at once from then on.
+//! The connection breaks, or so many calls in a row time out: it is dropped, and calls fail at once from then on. Nobody
+//! else's calls are touched: every server has a node of its own.
 //!
 //! ## Down ⟶ Up
-//! A background task connects anew, twenty times a second, and each time a whole conversation must succeed: the
-//! greeting, loading the script, and a write that changes nothing. A server that is frozen accepts connections but does
-//! not converse, and one that became a replica converses but does not write.
+//! A background task connects anew, some twenty times a second, and each time a whole conversation must succeed: the
+//! greeting, loading the script, and, within the deadline of a call, a write that changes nothing. A server that is
+//! frozen accepts connections but does not converse, one that became a replica converses but does not write, and one
+//! that takes 200 ms for an answer is of no use.
 
 use std::{
     sync::{
@@ -17,31 +19,39 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use redis::{
-    AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError, RedisResult, ServerErrorKind,
-    TlsCertificates, Value, aio::MultiplexedConnection,
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use tokio::{
+    sync::{Notify, watch},
+    time::timeout,
 };
-use tokio::sync::{Notify, watch};
 
-use super::{Settings, SetupError, program::Program};
-use crate::store::StoreError;
+use super::{
+    Shared,
+    failure::{Consequence, Failure},
+    topology::{Server, back_off},
+};
+use crate::{metrics::WorkerId, store::StoreError};
 
-/// Between two attempts to connect.
-const PAUSE: Duration = Duration::from_millis(50);
 /// Between two questions whether the connection lives.
 const PING: Duration = Duration::from_millis(250);
 /// Calls that may wait to be written to the connection.
 const QUEUE: usize = 8_192;
 
 pub(super) struct Node {
-    client: Client,
-    program: Arc<Program>,
-    connect_timeout: Duration,
-    config: AsyncConnectionConfig,
+    server: Server,
+    shared: Arc<Shared>,
+    worker: WorkerId,
     link: ArcSwapOption<Link>,
-    timeouts_until_down: u32,
     broken: Notify,
-    state: watch::Sender<bool>,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Down,
+    Up,
+    /// Nobody wants it any more.
+    Closed,
 }
 
 /// A connection that answered once, and how many calls in a row it has not answered since.
@@ -50,36 +60,76 @@ struct Link {
     timeouts: AtomicU32,
 }
 
+/// A call without an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum CallError {
+    Failed(StoreError),
+    /// The keys are elsewhere. Nothing was done.
+    Elsewhere(Redirect),
+}
+
+/// Where to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// To this server, from now on.
+    Moved(String, u16),
+    /// To this server, for this once.
+    Ask(String, u16),
+    /// To several: the keys cannot be decided in one call, now or ever.
+    Apart,
+}
+
+impl From<StoreError> for CallError {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
 impl Node {
-    pub(super) fn start(client: Client, settings: &Settings, program: Arc<Program>) -> Arc<Self> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(settings.connect_timeout))
-            .set_response_timeout(Some(settings.timeout))
-            .set_pipeline_buffer_size(QUEUE);
-        let node = Arc::new(Self {
-            client,
-            program,
-            connect_timeout: settings.connect_timeout,
-            config,
-            link: ArcSwapOption::empty(),
-            timeouts_until_down: settings.timeouts_until_down.max(1),
-            broken: Notify::new(),
-            state: watch::Sender::new(false),
-        });
+    /// Begins to connect, and goes on until it is closed or the current runtime ends.
+    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
+        shared.health.wanted(&server.name);
+        let (link, state) = (ArcSwapOption::empty(), watch::Sender::new(State::Down));
+        let node = Arc::new(Self { server, shared, worker, link, broken: Notify::new(), state });
         tokio::spawn(Arc::clone(&node).keep_connected());
         node
     }
 
-    pub(super) async fn call(&self, cmd: &Cmd) -> Result<Value, StoreError> {
+    pub(super) fn name(&self) -> &Arc<str> {
+        &self.server.name
+    }
+
+    /// Calls under way are still answered.
+    pub(super) fn close(&self) {
+        let was = self.state.send_replace(State::Closed);
+        if was != State::Closed {
+            self.shared.health.unwanted(&self.server.name, was == State::Up);
+        }
+        self.link.store(None);
+        self.broken.notify_one();
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.link.load().is_some()
+    }
+
+    /// Waits until it can be asked; for ever, if it is closed.
+    pub(super) async fn up(&self) {
+        let _ = self.state.subscribe().wait_for(|state| *state == State::Up).await;
+    }
+
+    /// One call. `asking`: the server is to answer for a slot that is on its way to it.
+    pub(super) async fn call(&self, cmd: &Cmd, asking: bool) -> Result<Value, CallError> {
         let Some(link) = self.link.load_full() else {
-            return Err(StoreError::Unavailable);
+            return Err(StoreError::Unavailable.into());
         };
         let mut connection = link.connection.clone();
-        let mut result = send(&mut connection, cmd).await;
-        if matches!(&result, Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)) {
+        let mut result = send(&mut connection, cmd, asking).await;
+        if matches!(&result, Err(error) if Failure::of(error) == Failure::NoScript) {
             // Someone flushed the scripts: bring ours back and ask again.
+            self.shared.health.failed(self.worker, Failure::NoScript);
             result = match self.load_script(&mut connection).await {
-                Ok(()) => send(&mut connection, cmd).await,
+                Ok(()) => send(&mut connection, cmd, asking).await,
                 Err(error) => Err(error),
             };
         }
@@ -94,61 +144,97 @@ impl Node {
         }
     }
 
+    /// The server's answer was not one of the program: nothing else that it says is to be trusted.
+    pub(super) fn distrust(&self) -> CallError {
+        let error = RedisError::from((ErrorKind::Parse, "this is no answer of the program"));
+        match self.link.load_full() {
+            Some(link) => self.failed(&link, &error),
+            None => StoreError::Unavailable.into(),
+        }
+    }
+
     /// What an error means for this call, and for those to come.
-    fn failed(&self, link: &Arc<Link>, error: &RedisError) -> StoreError {
-        use ServerErrorKind::{BusyLoading, MasterDown, ReadOnly};
-        if error.is_timeout() {
-            if link.timeouts.fetch_add(1, Relaxed) + 1 >= self.timeouts_until_down {
-                self.take_down(link, error);
+    fn failed(&self, link: &Arc<Link>, error: &RedisError) -> CallError {
+        let failure = Failure::of(error);
+        self.shared.health.failed(self.worker, failure);
+        if failure.casts_doubt() {
+            self.shared.topology.doubt();
+        }
+        let redirect = match failure {
+            Failure::Moved => self.target(error).map(|(host, port)| Redirect::Moved(host, port)),
+            Failure::Ask => self.target(error).map(|(host, port)| Redirect::Ask(host, port)),
+            Failure::TryAgain | Failure::CrossSlot => Some(Redirect::Apart),
+            _ => None,
+        };
+        if let Some(redirect) = redirect {
+            return CallError::Elsewhere(redirect);
+        }
+        match failure.consequence() {
+            Consequence::Down => self.take_down(link, error),
+            Consequence::DownIfRepeated => {
+                let most = self.shared.settings.timeouts_until_down.max(1);
+                if link.timeouts.fetch_add(1, Relaxed) + 1 >= most {
+                    self.take_down(link, error);
+                }
             }
-            return StoreError::Timeout;
+            Consequence::None => self.shared.health.refused(&self.server.name, failure, error),
         }
-        let elsewhere = matches!(error.kind(), ErrorKind::Server(BusyLoading | MasterDown | ReadOnly));
-        if elsewhere || error.is_io_error() || error.is_unrecoverable_error() {
-            self.take_down(link, error);
-            return StoreError::Unavailable;
-        }
-        tracing::debug!(%error, "Redis refused a call");
-        StoreError::Refused
+        failure.error().into()
+    }
+
+    /// Where a redirect points. Without a host it means another port of this one.
+    fn target(&self, error: &RedisError) -> Option<(String, u16)> {
+        let (address, _) = error.redirect_node()?;
+        let (host, port) = address.rsplit_once(':')?;
+        let own = self.server.name.rsplit_once(':').map_or("", |(host, _)| host);
+        let host = if matches!(host, "" | "?") { own } else { host };
+        Some((host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?))
     }
 
     /// Only the link that failed: a late error of an old one says nothing about its successor.
     fn take_down(&self, link: &Arc<Link>, error: &RedisError) {
         let current = self.link.compare_and_swap(link, None);
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
-            self.state.send_replace(false);
+            self.set(State::Down);
+            self.shared.health.went_down(&self.server.name, error);
             self.broken.notify_one();
-            tracing::warn!(%error, "Redis is out of reach; it is not asked until a new connection answers");
         }
     }
 
-    pub(super) fn is_up(&self) -> bool {
-        self.link.load().is_some()
+    /// Unless it was closed meanwhile.
+    fn set(&self, state: State) -> bool {
+        self.state.send_if_modified(|current| {
+            let changes = *current != State::Closed;
+            if changes {
+                *current = state;
+            }
+            changes
+        })
     }
 
-    pub(super) async fn up(&self) {
-        let _ = self.state.subscribe().wait_for(|up| *up).await;
+    fn is_closed(&self) -> bool {
+        *self.state.borrow() == State::Closed
     }
 
     async fn keep_connected(self: Arc<Self>) {
-        let mut reported = false;
-        loop {
-            let attempt = tokio::time::timeout(self.connect_timeout, self.connect()).await;
-            match attempt.unwrap_or_else(|_| Err((ErrorKind::Io, "no answer in time").into())) {
+        let mut failures = 0;
+        while !self.is_closed() {
+            let attempt = timeout(self.shared.settings.connect_timeout, self.connect()).await;
+            match attempt.unwrap_or_else(|_| Err(late())) {
                 Ok(connection) => {
+                    if !self.set(State::Up) {
+                        return;
+                    }
                     self.link.store(Some(Arc::new(Link { connection, timeouts: AtomicU32::new(0) })));
-                    self.state.send_replace(true);
-                    tracing::info!(server = %self.client.get_connection_info().addr(), "connected to Redis");
-                    reported = false;
+                    self.shared.health.came_up(&self.server.name);
+                    failures = 0;
                     self.until_broken().await;
                 }
                 Err(error) => {
-                    if !reported {
-                        let server = self.client.get_connection_info().addr();
-                        tracing::warn!(%server, %error, "cannot connect to Redis; trying on");
-                    }
-                    reported = true;
-                    tokio::time::sleep(PAUSE).await;
+                    self.shared.health.stays_down(&self.server.name, &error);
+                    self.shared.topology.doubt();
+                    failures += 1;
+                    back_off(failures).await;
                 }
             }
         }
@@ -163,44 +249,46 @@ impl Node {
                 () = tokio::time::sleep(PING) => {}
             }
             // What an answer or a failure means is the same as for a decision.
-            let _ = self.call(&ping).await;
+            let _ = self.call(&ping, false).await;
         }
     }
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        let mut connection = self.client.get_multiplexed_async_connection_with_config(&self.config).await?;
+        let settings = &self.shared.settings;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(settings.connect_timeout))
+            .set_response_timeout(Some(settings.timeout))
+            .set_pipeline_buffer_size(QUEUE);
+        let mut connection = self.server.client.get_multiplexed_async_connection_with_config(&config).await?;
         self.load_script(&mut connection).await?;
-        send(&mut connection, &self.program.write_probe()).await?;
-        Ok(connection)
+        let probe = self.shared.program.write_probe();
+        match timeout(settings.timeout, send(&mut connection, &probe, false)).await.unwrap_or_else(|_| Err(late())) {
+            // In a cluster the probe's key may well be another server's.
+            Err(error) if !matches!(Failure::of(&error), Failure::Moved | Failure::Ask) => Err(error),
+            _ => Ok(connection),
+        }
     }
 
     async fn load_script(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        self.program.script().prepare_invoke().load_async(connection).await.map(|_: String| ())
+        send(connection, &self.shared.program.load(), false).await.map(drop)
     }
+}
+
+fn late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
 /// An error that Redis answers is an error.
-async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd) -> RedisResult<Value> {
-    match connection.send_packed_command(cmd).await? {
+async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
+    let reply = if asking {
+        let mut pipe = redis::pipe();
+        pipe.cmd("ASKING").add_command(cmd.clone());
+        connection.send_packed_commands(&pipe, 0, 2).await?.pop().unwrap_or(Value::Nil)
+    } else {
+        connection.send_packed_command(cmd).await?
+    };
+    match reply {
         error @ Value::ServerError(_) => error.extract_error(),
         value => Ok(value),
     }
-}
-
-pub(super) fn client(url: &str, settings: &Settings) -> Result<Client, SetupError> {
-    let address = |source| SetupError::Address { url: crate::store::redact(url), source };
-    let info = url.into_connection_info().map_err(address)?;
-    let tls = &settings.tls;
-    if tls.ca_file.is_none() && tls.cert_file.is_none() {
-        return Client::open(info).map_err(address);
-    }
-    let read = |path: &std::path::PathBuf| {
-        std::fs::read(path).map_err(|source| SetupError::Certificate { path: path.display().to_string(), source })
-    };
-    let client_tls = match (&tls.cert_file, &tls.key_file) {
-        (Some(cert), Some(key)) => Some(redis::ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
-        _ => None,
-    };
-    let root_cert = tls.ca_file.as_ref().map(read).transpose()?;
-    Client::build_with_tls(info, TlsCertificates { client_tls, root_cert }).map_err(address)
 }

@@ -4,7 +4,11 @@
 //! a byte each for the script, the action and the record's length, two bytes for how many hits, from this one on, are
 //! charged together or not at all, and the script's arguments as doubles, little endian, which are exact for all that
 //! is counted. One text rather than many: what Redis pays for an argument (to parse it, to allocate it, to hand it to
-//! Lua) is more than what it takes to unpack it.
+//! Lua) is more than what it takes to unpack it. A record that undoes a take ends with the instant of that take.
+//!
+//! A cluster refuses keys of several slots in one call if they are declared as keys, and takes them as arguments. So
+//! there they stand behind the records. It gives no redirect then; a key that is another server's, or on its way there,
+//! is told by `allowed` -2, and nothing was done to it: a step reads its key before it writes, and no other.
 //!
 //! The answer is a flat list: now, then `allowed` and the state for each key. States are explained in Rust, by the same
 //! code that explains a state in memory.
@@ -37,6 +41,7 @@ const BINDING: u8 = 128;
 const LONGEST_JITTER_MILLIS: u64 = 86_400_000;
 
 pub(super) struct Program {
+    source: String,
     script: Script,
     /// By the algorithm's index.
     script_numbers: Vec<u8>,
@@ -60,14 +65,53 @@ impl Call {
     pub(super) fn hits(&self) -> usize {
         self.ends.len()
     }
+
+    fn add_keys(&self, cmd: &mut Cmd) {
+        let mut start = 0;
+        for end in &self.ends {
+            cmd.arg(&self.keys[start..*end]);
+            start = *end;
+        }
+    }
 }
 
 /// What the program did to one counter.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
-    /// `None`: the counter cannot be used.
-    pub(super) allowed: Option<bool>,
+    pub(super) outcome: Outcome,
     pub(super) state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Allowed,
+    Refused,
+    /// The counter cannot be used: somebody wrote something else to it.
+    Spoiled,
+    /// Not on this server, or no longer; nothing was done.
+    Elsewhere,
+    /// The server wants its keys declared; nothing was done.
+    Undeclared,
+}
+
+impl Outcome {
+    const fn read(number: i64) -> Option<Self> {
+        Some(match number {
+            1 => Self::Allowed,
+            0 => Self::Refused,
+            -1 => Self::Spoiled,
+            -2 => Self::Elsewhere,
+            -3 => Self::Undeclared,
+            _ => return None,
+        })
+    }
+}
+
+/// How keys are given to the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Keys {
+    Declared,
+    AsArguments,
 }
 
 impl Program {
@@ -76,6 +120,7 @@ impl Program {
         let (source, script_numbers) = join();
         Self {
             script: Script::new(&source),
+            source,
             script_numbers,
             key_prefix: settings.key_prefix.as_bytes().to_vec(),
             time,
@@ -84,8 +129,11 @@ impl Program {
         }
     }
 
-    pub(super) fn script(&self) -> &Script {
-        &self.script
+    /// The command that makes the program known to a server.
+    pub(super) fn load(&self) -> Cmd {
+        let mut cmd = redis::cmd("SCRIPT");
+        cmd.arg("LOAD").arg(self.source.as_str());
+        cmd
     }
 
     /// A command that needs a server that writes, of those that the scripts use, and changes nothing.
@@ -100,9 +148,9 @@ impl Program {
         self.time == Time::Server
     }
 
-    /// Adds the hits of one request.
+    /// Adds hits of one request.
     pub(super) fn add(&self, call: &mut Call, hits: &[Hit<'_>], charge: Charge, now: Micros) {
-        let together = charge == Charge::All && hits.len() > 1;
+        let together = charge == Charge::All;
         for (place, hit) in hits.iter().enumerate() {
             call.keys.extend_from_slice(&self.key_prefix);
             call.keys.extend_from_slice(hit.key);
@@ -113,20 +161,24 @@ impl Program {
         call.now = now;
     }
 
-    pub(super) fn command(&self, call: &Call) -> Cmd {
+    pub(super) fn command(&self, call: &Call, keys: Keys) -> Cmd {
         let hits = call.hits();
         let mut cmd = Cmd::with_capacity(5 + hits, 64 + call.keys.len() + call.records.len());
-        cmd.arg("EVALSHA").arg(self.script.get_hash()).arg(hits);
-        let mut start = 0;
-        for end in &call.ends {
-            cmd.arg(&call.keys[start..*end]);
-            start = *end;
+        cmd.arg("EVALSHA").arg(self.script.get_hash());
+        if keys == Keys::Declared {
+            cmd.arg(hits);
+            call.add_keys(&mut cmd);
+        } else {
+            cmd.arg(0);
         }
         match self.time {
             Time::Server => cmd.arg(""),
             Time::Caller => cmd.arg(call.now.get()),
         };
         cmd.arg(call.records.as_slice());
+        if keys == Keys::AsArguments {
+            call.add_keys(&mut cmd);
+        }
         cmd
     }
 
@@ -138,14 +190,19 @@ impl Program {
             Action::Take => 0,
             Action::Peek => 1,
             Action::Return => 2,
+            Action::Undo(_) => 3,
+        };
+        let taken = match hit.action {
+            Action::Undo(taken) => Some(taken.get()),
+            Action::Take | Action::Peek | Action::Return => None,
         };
         let script = self.script_numbers[hit.algorithm.index()] + if company > 0 { LEADER } else { 0 };
         let action = action + if binding { BINDING } else { 0 };
         let arguments = hit.algorithm.arguments(hit.ask(now));
-        let length = HEADER + size_of::<f64>() * (1 + arguments.len());
+        let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
         records.extend([script, action, length as u8]);
         records.extend(u16::try_from(company).unwrap_or(u16::MAX).to_le_bytes());
-        let numbers = std::iter::once(keep).chain(arguments);
+        let numbers = std::iter::once(keep).chain(arguments).chain(taken);
         records.extend(numbers.flat_map(|number| (number as f64).to_le_bytes()));
     }
 }
@@ -159,15 +216,16 @@ pub(super) fn read(reply: &Value) -> Option<(Micros, impl Iterator<Item = Option
         return None;
     };
     let steps = values.get(1..)?.chunks_exact(2).map(|step| {
-        let [Value::Int(allowed), state] = step else {
+        let [Value::Int(outcome), state] = step else {
             return None;
         };
+        let outcome = Outcome::read(*outcome)?;
         let state = match state {
             Value::Int(number) => State::from_bytes(&number.to_le_bytes()),
             Value::BulkString(bytes) => State::from_bytes(bytes),
             _ => return None,
         };
-        Some(Step { allowed: (*allowed >= 0).then_some(*allowed == 1), state })
+        Some(Step { outcome, state })
     });
     Some((Micros::new(u64::try_from(*now).ok()?), steps))
 }
@@ -178,6 +236,7 @@ fn join() -> (String, Vec<u8>) {
     let mut text = format!(
         "{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
          local now, records = tonumber(ARGV[1]), ARGV[2]\n\
+         local taken\n\
          local function step(script, key, action, at)\n"
     );
     let mut scripts = Vec::new();

@@ -119,9 +119,21 @@ async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
 /// what happens to callers then is the rules' `on_error`.
 async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
     let store = match &handlers.check.engine.store {
-        AnyStore::Memory(_) => "memory",
-        AnyStore::Redis(redis) if redis.is_up() => "redis, up",
-        AnyStore::Redis(_) => "redis, out of reach",
+        AnyStore::Memory(_) => "memory".to_owned(),
+        AnyStore::Redis(redis) => {
+            let servers = redis.servers();
+            let down = servers.iter().filter(|(_, up)| !up).count();
+            let mut text = match (servers.len(), down) {
+                (0, _) => "redis, nobody has said yet where".to_owned(),
+                (_, 0) => "redis, up".to_owned(),
+                (all, down) if all == down => "redis, out of reach".to_owned(),
+                (all, down) => format!("redis, {down} of {all} servers out of reach"),
+            };
+            for (name, up) in servers {
+                text += &format!("\n  {name}: {}", if up { "up" } else { "out of reach" });
+            }
+            text
+        }
     };
     let (code, word) = match handlers.leaving.load(Relaxed) {
         true => (StatusCode::SERVICE_UNAVAILABLE, "leaving"),

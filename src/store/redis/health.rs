@@ -1,0 +1,155 @@
+//! How the servers are, over all workers: for `/readyz`, metrics and the log. Written when something changes; no
+//! decision waits for it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use opentelemetry::{KeyValue, metrics::Meter};
+use redis::RedisError;
+
+use super::failure::Failure;
+use crate::metrics::{Counter, Episode, WorkerId};
+
+/// The servers that anybody is connected to, or wants to be.
+pub struct Health {
+    servers: Mutex<BTreeMap<Arc<str>, Server>>,
+    failures: [Counter; Failure::ALL.len()],
+    /// Of what a take cost that was given back and could not be.
+    lost: Counter,
+    losses: Episode,
+}
+
+/// One server, with a connection for each worker.
+#[derive(Default)]
+struct Server {
+    wanted: usize,
+    up: usize,
+    /// It was told that it is out of reach.
+    told: bool,
+    outages: Episode,
+    refusals: [Episode; Failure::ALL.len()],
+}
+
+impl Health {
+    pub(crate) fn new(workers: usize) -> Arc<Self> {
+        Arc::new(Self {
+            servers: Mutex::default(),
+            failures: std::array::from_fn(|_| Counter::new(workers)),
+            lost: Counter::new(workers),
+            losses: Episode::default(),
+        })
+    }
+
+    /// The servers by name, and whether every worker can ask them.
+    #[must_use]
+    pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
+        self.lock().iter().map(|(name, server)| (Arc::clone(name), server.up == server.wanted)).collect()
+    }
+
+    /// A worker wants to be connected.
+    pub(super) fn wanted(&self, name: &Arc<str>) {
+        self.lock().entry(Arc::clone(name)).or_default().wanted += 1;
+    }
+
+    /// It does not any more.
+    pub(super) fn unwanted(&self, name: &str, up: bool) {
+        let mut servers = self.lock();
+        let Some(server) = servers.get_mut(name) else {
+            return;
+        };
+        server.wanted -= 1;
+        server.up -= usize::from(up);
+        if server.wanted == 0 {
+            servers.remove(name);
+        }
+    }
+
+    pub(super) fn came_up(&self, name: &str) {
+        let mut servers = self.lock();
+        let Some(server) = servers.get_mut(name) else {
+            return;
+        };
+        server.up += 1;
+        if server.up == server.wanted && std::mem::take(&mut server.told) {
+            tracing::info!(server = name, "this Redis server can be asked again");
+        }
+    }
+
+    pub(super) fn went_down(&self, name: &str, error: &RedisError) {
+        self.tell(name, true, error);
+    }
+
+    /// An attempt to connect did not succeed.
+    pub(super) fn stays_down(&self, name: &str, error: &RedisError) {
+        self.tell(name, false, error);
+    }
+
+    fn tell(&self, name: &str, was_up: bool, error: &RedisError) {
+        let mut servers = self.lock();
+        let Some(server) = servers.get_mut(name) else {
+            return;
+        };
+        server.up -= usize::from(was_up);
+        // An outage that goes on for long is one episode, and so is a server that comes and goes.
+        if server.outages.begins() && !std::mem::replace(&mut server.told, true) {
+            let kind = Failure::of(error).kind();
+            tracing::warn!(server = name, kind, %error, "this Redis server is out of reach; on_error decides for it until it answers");
+        }
+    }
+
+    /// A call failed, for this reason.
+    pub(super) fn failed(&self, worker: WorkerId, failure: Failure) {
+        self.failures[failure as usize].add(worker, 1);
+    }
+
+    /// The server answered, but not with decisions.
+    pub(super) fn refused(&self, name: &str, failure: Failure, error: &RedisError) {
+        if let Some(server) = self.lock().get(name)
+            && server.refusals[failure as usize].begins()
+        {
+            tracing::warn!(server = name, kind = failure.kind(), %error, "this Redis server refuses calls; on_error decides for them");
+        }
+    }
+
+    /// What was taken for a request that was refused elsewhere could not be given back.
+    pub(super) fn not_given_back(&self, worker: WorkerId) {
+        self.lost.add(worker, 1);
+        if self.losses.begins() {
+            tracing::warn!("hits that were taken for a refused request could not be given back; they count until their counter ends");
+        }
+    }
+
+    /// Shows everything to the meter.
+    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        let this = Arc::clone(self);
+        let failures = meter.u64_observable_counter("sluicegate_redis_failures");
+        failures
+            .with_description("Calls to Redis servers that failed or were redirected, by kind")
+            .with_callback(move |observer| {
+                for failure in Failure::ALL {
+                    observer.observe(this.failures[failure as usize].get(), &[KeyValue::new("kind", failure.kind())]);
+                }
+            })
+            .build();
+        let this = Arc::clone(self);
+        let up = meter.u64_observable_gauge("sluicegate_redis_up");
+        up.with_description("Whether every worker can ask the server: 1 or 0")
+            .with_callback(move |observer| {
+                for (name, up) in this.servers() {
+                    observer.observe(up.into(), &[KeyValue::new("server", name.to_string())]);
+                }
+            })
+            .build();
+        let this = Arc::clone(self);
+        let lost = meter.u64_observable_counter("sluicegate_redis_not_given_back");
+        lost.with_description("Takes of refused requests that could not be given back")
+            .with_callback(move |observer| observer.observe(this.lost.get(), &[]))
+            .build();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Server>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
