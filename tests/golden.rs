@@ -12,7 +12,7 @@ use sluicegate::{
 
 use super::{
     stores::connect,
-    support::{RedisServer, all, repository},
+    support::{RedisCluster, RedisServer, Sentinels, all, repository, ring},
 };
 
 #[derive(Deserialize)]
@@ -121,4 +121,12 @@ async fn memory_answers_as_derived() {
 async fn redis_answers_as_derived() {
     let server = RedisServer::start();
     replay(&AnyStore::Redis(connect(&server.url(), Duration::from_secs(3_600)).await)).await;
+}
+
+#[tokio::test]
+async fn every_topology_answers_as_derived() {
+    let (cluster, sentinels, (_nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
+    for url in [cluster.url(), sentinels.url(), ring] {
+        replay(&AnyStore::Redis(connect(&url, Duration::from_secs(3_600)).await)).await;
+    }
 }

@@ -15,7 +15,7 @@ use sluicegate::{
 };
 use tokio::task::JoinSet;
 
-use super::{stores::connect, support::{RedisServer, all}};
+use super::{stores::connect, support::{RedisCluster, RedisServer, Sentinels, all, ring}};
 
 /// Histories per algorithm.
 const HISTORIES: usize = 10_000;
@@ -132,13 +132,12 @@ async fn compare(redis: Redis, key: String, history: History) -> Result<(), Stri
     Ok(())
 }
 
-async fn agree(limit: BoxedStrategy<Algorithm>) {
-    let server = RedisServer::start();
-    let redis = connect(&server.url(), std::time::Duration::from_secs(3_600)).await;
+async fn agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize) {
+    let redis = connect(url, std::time::Duration::from_secs(3_600)).await;
     let strategy = histories(&limit);
     let mut runner = TestRunner::new(Config::default());
     let mut under_way = JoinSet::new();
-    for number in 0..HISTORIES {
+    for number in 0..histories_each {
         let history = strategy.new_tree(&mut runner).unwrap().current();
         under_way.spawn(compare(redis.clone(), format!("history{number}"), history));
         while under_way.len() >= AT_ONCE {
@@ -153,6 +152,19 @@ async fn agree(limit: BoxedStrategy<Algorithm>) {
 #[tokio::test]
 async fn memory_and_redis_agree_on_random_histories_of_every_algorithm() {
     for kind in Algorithm::KINDS {
-        agree(limits(*kind)).await;
+        let server = RedisServer::start();
+        agree(limits(*kind), &server.url(), HISTORIES).await;
+    }
+}
+
+#[tokio::test]
+async fn memory_and_every_topology_agree_on_random_histories() {
+    let (cluster, sentinels, (nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
+    for kind in Algorithm::KINDS {
+        for url in [cluster.url(), sentinels.url(), ring.clone()] {
+            agree(limits(*kind), &url, HISTORIES / 10).await;
+        }
+        let servers = cluster.nodes.iter().chain(&nodes).chain(&sentinels.servers[..1]);
+        servers.for_each(|server| assert_eq!(server.cli(&["flushall"]), "OK"));
     }
 }

@@ -1,9 +1,12 @@
 //! Answers recorded from envoyproxy/ratelimit: rules, requests, the second they came in, and what it said.
 //! A counter that starts empty and a clock set by hand give exactly these.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use serde::Deserialize;
@@ -16,10 +19,13 @@ use sluicegate::{
         Check, Clock, check,
         reload::{Reloader, Source},
     },
-    store::{self, AnyStore, Memory, memory, redis},
+    store::{AnyStore, Memory, memory},
 };
 
-use super::support::{DEADLINE, RedisServer, repository};
+use super::{
+    stores::connect,
+    support::{RedisCluster, RedisServer, Sentinels, repository, ring},
+};
 
 #[derive(Deserialize)]
 struct Recording {
@@ -127,6 +133,7 @@ async fn replay(name: &str, store: AnyStore) {
     }
 }
 
+const JITTER: Duration = Duration::from_secs(300);
 const RECORDINGS: [&str; 3] = ["ratelimit-101.json", "ratelimit-102.json", "ratelimit-103.json"];
 
 #[tokio::test]
@@ -140,11 +147,16 @@ async fn memory_answers_as_recorded() {
 async fn redis_answers_as_recorded() {
     for name in RECORDINGS {
         let server = RedisServer::start();
-        let settings = redis::Settings { timeout: DEADLINE, ..redis::Settings::default() };
-        let metrics = store::Metrics::new(1);
-        let setup = redis::Setup::new(&server.url(), &settings, redis::Time::Caller, metrics).unwrap();
-        let redis = setup.connect(WorkerId(0));
-        assert!(redis.wait_until_up(DEADLINE).await);
-        replay(name, AnyStore::Redis(redis)).await;
+        replay(name, AnyStore::Redis(connect(&server.url(), JITTER).await)).await;
+    }
+}
+
+#[tokio::test]
+async fn every_topology_answers_as_recorded() {
+    for name in RECORDINGS {
+        let (cluster, sentinels, (_nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
+        for url in [cluster.url(), sentinels.url(), ring] {
+            replay(name, AnyStore::Redis(connect(&url, JITTER).await)).await;
+        }
     }
 }

@@ -60,7 +60,8 @@ pub enum Action {
     Return,
     /// Take back what this cost took at that instant, of this same counter and limit: as if it had never come, or a
     /// little less, never more. Where a window has ended since, there is nothing to take back from it; of a bucket it
-    /// is what the time since has not brought back anyway.
+    /// is what the time since has not brought back anyway. Meant for right afterwards: a warm-up holds to this for as
+    /// long as a hit takes, and is a little warmer later on.
     Undo(Micros),
 }
 

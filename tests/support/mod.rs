@@ -1,7 +1,9 @@
 //! Real servers on free ports, and waiting for conditions instead of sleeping.
 
 pub(crate) mod envoy;
+pub(crate) mod proxy;
 pub(crate) mod redis;
+pub(crate) mod redis_many;
 pub(crate) mod server;
 
 use std::{
@@ -12,7 +14,12 @@ use std::{
 use sluicegate::{algorithm::Decision, store::Answers};
 use sluicegate_client::{Descriptor, Request};
 
-pub(crate) use self::{redis::RedisServer, server::Server};
+pub(crate) use self::{
+    proxy::{Fault, Proxy},
+    redis::RedisServer,
+    redis_many::{RedisCluster, Sentinels, ring},
+    server::Server,
+};
 
 /// Nothing that works takes this long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
