@@ -37,8 +37,11 @@ fn main() {
         "entities" => algorithms::entities(std::env::args().nth(2).and_then(|place| place.parse().ok()).unwrap()),
         "algorithms" => algorithms::in_memory(),
         "scripts" => algorithms::in_redis(),
+        "topologies" => topologies(),
+        "algorithms-on-redis" => algorithms_on_redis(),
         _ => {
-            load_tests();
+            topologies();
+            algorithms_on_redis();
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
@@ -51,18 +54,48 @@ fn workers() -> usize {
 }
 
 type Load = fn(&Process) -> (f64, f64, f64);
+/// What it is called, what is asked, and how. A row named no-op is the floor of those that follow.
+type Row = (String, Process, Load);
 
-fn load_tests() {
-    let rounds: usize = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+/// One server of everything, on one hot key and on many users.
+fn topologies() {
+    let (single, ring, cluster) = (Process::redis(), Process::redis_ring(), Process::redis_cluster());
+    let (ring, cluster) = (&process::many("ring", &ring), &process::many("cluster", &cluster));
+    let mut rows = Vec::new();
+    for (what, load) in [("one hot key", h2load::run as Load), ("100,000 users", users::run)] {
+        let name = |server: &str| format!("{server}, {what}");
+        rows.push((name("no-op tonic"), Process::bench(&["noop"]).listening(), load));
+        rows.push((name("memory"), Process::service("memory"), load));
+        rows.push((name("redis"), Process::service(&single.url()), load));
+        rows.push((name("redis, ring of three"), Process::service(ring), load));
+        rows.push((name("redis, cluster of three"), Process::service(cluster), load));
+    }
+    load_tests(&rows);
+}
+
+/// Every algorithm on one Redis.
+fn algorithms_on_redis() {
     let redis = Process::redis();
-    let rows: [(&str, Process, Load); 6] = [
-        ("no-op tonic, one hot key", Process::bench(&["noop"]).listening(), h2load::run),
-        ("memory, one hot key", Process::service("memory"), h2load::run),
-        ("redis, one hot key", Process::service(&redis.url()), h2load::run),
-        ("no-op tonic, 100,000 users", Process::bench(&["noop"]).listening(), users::run),
-        ("memory, 100,000 users", Process::service("memory"), users::run),
-        ("redis, 100,000 users", Process::service(&redis.url()), users::run),
-    ];
+    let mut rows: Vec<Row> =
+        vec![("no-op tonic, one hot key".into(), Process::bench(&["noop"]).listening(), h2load::run)];
+    for limit in [
+        "algorithm: fixed_window, unit: day, requests_per_unit: 4000000000",
+        "algorithm: sliding_window, unit: day, requests_per_unit: 4000000000",
+        "algorithm: sliding_window, buckets: 6, unit: day, requests_per_unit: 4000000000",
+        "algorithm: sliding_log, unit: second, requests_per_unit: 100",
+        "algorithm: token_bucket, unit: day, requests_per_unit: 4000000000",
+        "algorithm: token_bucket, warm_up: 30s, unit: second, requests_per_unit: 100",
+        "algorithm: leaky_bucket, queue: 10, unit: day, requests_per_unit: 4000000000",
+        "algorithm: gcra, unit: day, requests_per_unit: 4000000000",
+    ] {
+        let name = limit.split(", unit").next().unwrap_or_default().to_owned();
+        rows.push((name, Process::service_with(&redis.url(), limit), h2load::run));
+    }
+    load_tests(&rows);
+}
+
+fn load_tests(rows: &[Row]) {
+    let rounds: usize = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
     let mut samples = vec![Vec::new(); rows.len()];
     for _ in 0..=rounds {
         for ((_, process, load), samples) in rows.iter().zip(&mut samples) {

@@ -39,8 +39,13 @@ impl Process {
 
     /// The service with one limit that is never reached.
     pub(crate) fn service(store: &str) -> Self {
+        Self::service_with(store, "unit: day, requests_per_unit: 4000000000")
+    }
+
+    /// The service with this limit.
+    pub(crate) fn service_with(store: &str, limit: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let rules = "domain: bench\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 4000000000}}]";
+        let rules = format!("domain: bench\ndescriptors: [{{key: user, rate_limit: {{{limit}}}}}]");
         fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
             .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--store", store, "--rules"])
@@ -61,17 +66,41 @@ impl Process {
     }
 
     pub(crate) fn redis() -> Self {
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        Self::redis_with(&[])
+    }
+
+    fn redis_with(args: &[&str]) -> Self {
+        let (address, folder) = (free(), tempfile::tempdir().unwrap());
         let child = Command::new("redis-server")
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", ""])
+            .args(["--port", &address.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
+            .arg(folder.path())
+            .args(args)
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let address = SocketAddr::from(([127, 0, 0, 1], port));
         while TcpStream::connect(address).is_err() {
             std::thread::yield_now();
         }
-        Self { child, address, _folder: None }
+        Self { child, address, _folder: Some(folder) }
+    }
+
+    /// Three independent servers.
+    pub(crate) fn redis_ring() -> Vec<Self> {
+        (0..3).map(|_| Self::redis()).collect()
+    }
+
+    /// Three masters of a cluster.
+    pub(crate) fn redis_cluster() -> Vec<Self> {
+        let node = |_| {
+            let bus = free().port().to_string();
+            Self::redis_with(&["--cluster-enabled", "yes", "--cluster-port", &bus])
+        };
+        let nodes: Vec<_> = (0..3).map(node).collect();
+        let mut create = Command::new("redis-cli");
+        create.args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address.to_string()));
+        let created = create.arg("--cluster-yes").stdout(Stdio::null()).status().unwrap();
+        assert!(created.success());
+        nodes
     }
 
     pub(crate) fn url(&self) -> String {
@@ -86,6 +115,17 @@ impl Process {
         // Linux counts a hundred ticks a second, everywhere that this runs.
         ticks * 10_000.0
     }
+}
+
+/// An address that nobody listens on.
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// The URL of several servers.
+pub(crate) fn many(topology: &str, nodes: &[Process]) -> String {
+    let hosts: Vec<_> = nodes.iter().map(|node| node.address.to_string()).collect();
+    format!("redis+{topology}://{}", hosts.join(","))
 }
 
 impl Drop for Process {

@@ -124,10 +124,9 @@ impl Batcher {
         self.shared.program.add(&mut call, hits, charge, now);
         let command = self.shared.program.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
-        let (now, steps) = program::read(&reply).ok_or_else(|| self.node.distrust())?;
-        let steps: Option<SmallVec<_>> = steps.collect();
-        let steps = steps.filter(|steps| steps.len() == hits.len()).ok_or_else(|| self.node.distrust())?;
-        Ok((now, steps))
+        let (now, mut steps) = program::read(&reply).ok_or_else(|| self.node.distrust())?;
+        let own = steps.take(hits.len()).filter(|_| steps.is_empty());
+        own.map(|own| (now, own)).ok_or_else(|| self.node.distrust())
     }
 
     fn enqueue(
@@ -192,8 +191,7 @@ impl Batch {
             return self.fail(&node.distrust());
         };
         for waiting in self.waiting {
-            let own: Option<SmallVec<_>> = steps.by_ref().take(waiting.hits).collect();
-            let own = own.filter(|own| own.len() == waiting.hits).ok_or(StoreError::Refused.into());
+            let own = steps.take(waiting.hits).ok_or(StoreError::Refused.into());
             // Who does not wait any more has gone away; its hits are counted.
             let _ = waiting.answer.send(own.map(|own| (now, own)));
         }

@@ -31,7 +31,18 @@ local keys, before, hits = KEYS, 0, #KEYS
 if hits == 0 then
   keys, before, hits = ARGV, 2, #ARGV - 2
 end
-local reply, decided, at = {now}, 0, 1
+local reply, decided, at = {now, ''}, 0, 1
+-- A letter for each hit, once there is one that is not allowed: 'y' for yes is what all are otherwise.
+local outcomes
+local function note(i, letter)
+  if not outcomes then
+    outcomes = {}
+    for place = 1, hits do
+      outcomes[place] = 'y'
+    end
+  end
+  outcomes[i] = letter
+end
 local together, refused = 0, false
 
 -- Charged together, hits take only if all that are binding pass, and all are here. Nobody else is served meanwhile: what
@@ -69,7 +80,10 @@ local function decide()
       taken = unpack_numbers('<d', records, at + length - 8)
     end
     local allowed, state = step(script, keys[before + i], action, at)
-    reply[2 * i], reply[2 * i + 1] = allowed, state
+    reply[i + 2] = state
+    if allowed == 0 then
+      note(i, 'n')
+    end
     decided, at, together = i, at + length, max(together - 1, 0)
   end
 end
@@ -78,12 +92,16 @@ while decided < hits do
   local fine, failure = pcall(decide)
   if not fine then
     local message = text(failure)
-    local outcome = is_spoiled(message) and -1 or is_elsewhere(message) and -2 or is_undeclared(message) and -3
-    if not outcome then
+    local letter = is_spoiled(message) and 's' or is_elsewhere(message) and 'e' or is_undeclared(message) and 'u'
+    if not letter then
       return redis.error_reply(message)
     end
     decided, at, together = decided + 1, at + byte(records, at + 2), max(together - 1, 0)
-    reply[2 * decided], reply[2 * decided + 1] = outcome, 0
+    reply[decided + 2] = 0
+    note(decided, letter)
   end
+end
+if outcomes then
+  reply[2] = table.concat(outcomes)
 end
 return reply

@@ -8,10 +8,12 @@
 //!
 //! A cluster refuses keys of several slots in one call if they are declared as keys, and takes them as arguments. So
 //! there they stand behind the records. It gives no redirect then; a key that is another server's, or on its way there,
-//! is told by `allowed` -2, and nothing was done to it: a step reads its key before it writes, and no other.
+//! is told by its outcome, and nothing was done to it: a step reads its key before it writes, and no other.
 //!
-//! The answer is a flat list: now, then `allowed` and the state for each key. States are explained in Rust, by the same
-//! code that explains a state in memory.
+//! The answer is a list: now, then a text with a letter for each hit's outcome, or none when all are allowed, and then the
+//! state of each key. A value more for each hit would cost the client half as much again to read as all else that it does
+//! for it; one text of everything, half as much again in Redis. States are explained in Rust, by the same code that
+//! explains a state in memory.
 //!
 //! A call may hold hits of several requests. So a counter that cannot be used (somebody wrote something else to its
 //! key) spoils its own hit only: `allowed` is -1. Any other error, of the server and not of a key, fails the call.
@@ -22,6 +24,7 @@ use std::{
 };
 
 use redis::{Cmd, Script, Value};
+use smallvec::SmallVec;
 
 use super::{Settings, Time};
 use crate::{
@@ -95,13 +98,13 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
-    const fn read(number: i64) -> Option<Self> {
-        Some(match number {
-            1 => Self::Allowed,
-            0 => Self::Refused,
-            -1 => Self::Spoiled,
-            -2 => Self::Elsewhere,
-            -3 => Self::Undeclared,
+    const fn read(letter: u8) -> Option<Self> {
+        Some(match letter {
+            b'y' => Self::Allowed,
+            b'n' => Self::Refused,
+            b's' => Self::Spoiled,
+            b'e' => Self::Elsewhere,
+            b'u' => Self::Undeclared,
             _ => return None,
         })
     }
@@ -200,34 +203,56 @@ impl Program {
         let action = action + if binding { BINDING } else { 0 };
         let arguments = hit.algorithm.arguments(hit.ask(now));
         let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
-        records.extend([script, action, length as u8]);
-        records.extend(u16::try_from(company).unwrap_or(u16::MAX).to_le_bytes());
-        let numbers = std::iter::once(keep).chain(arguments).chain(taken);
-        records.extend(numbers.flat_map(|number| (number as f64).to_le_bytes()));
+        records.reserve(length);
+        let [low, high] = u16::try_from(company).unwrap_or(u16::MAX).to_le_bytes();
+        records.extend_from_slice(&[script, action, length as u8, low, high]);
+        for number in std::iter::once(keep).chain(arguments).chain(taken) {
+            records.extend_from_slice(&(number as f64).to_le_bytes());
+        }
     }
 }
 
-/// The time of the call and a step for each hit; `None` when the reply is not the program's.
-pub(super) fn read(reply: &Value) -> Option<(Micros, impl Iterator<Item = Option<Step>>)> {
+/// The time of the call and its steps; `None` when the reply is not the program's.
+pub(super) fn read(reply: &Value) -> Option<(Micros, Steps<'_>)> {
     let Value::Array(values) = reply else {
         return None;
     };
-    let Some(Value::Int(now)) = values.first() else {
+    let [Value::Int(now), Value::BulkString(outcomes), states @ ..] = values.as_slice() else {
         return None;
     };
-    let steps = values.get(1..)?.chunks_exact(2).map(|step| {
-        let [Value::Int(outcome), state] = step else {
-            return None;
-        };
-        let outcome = Outcome::read(*outcome)?;
-        let state = match state {
+    let steps = Steps { outcomes, states, read: 0 };
+    let fits = outcomes.is_empty() || outcomes.len() == states.len();
+    fits.then_some((Micros::new(u64::try_from(*now).ok()?), steps))
+}
+
+/// The steps of a reply, of which some have been read.
+pub(super) struct Steps<'r> {
+    outcomes: &'r [u8],
+    states: &'r [Value],
+    read: usize,
+}
+
+impl Steps<'_> {
+    /// The steps of the next so many hits; `None` when they are not all there.
+    pub(super) fn take(&mut self, hits: usize) -> Option<SmallVec<[Step; 2]>> {
+        (0..hits).map(|_| self.step()).collect()
+    }
+
+    /// Whether all have been read.
+    pub(super) fn is_empty(&self) -> bool {
+        self.read == self.states.len()
+    }
+
+    fn step(&mut self) -> Option<Step> {
+        let state = match self.states.get(self.read)? {
             Value::Int(number) => State::from_bytes(&number.to_le_bytes()),
             Value::BulkString(bytes) => State::from_bytes(bytes),
             _ => return None,
         };
+        let outcome = self.outcomes.get(self.read).map_or(Some(Outcome::Allowed), |letter| Outcome::read(*letter))?;
+        self.read += 1;
         Some(Step { outcome, state })
-    });
-    Some((Micros::new(u64::try_from(*now).ok()?), steps))
+    }
 }
 
 /// The program, and for each algorithm the number of its script in it; some share one. One function with a branch for
