@@ -79,6 +79,11 @@ fn examples() -> Vec<SourceFile> {
     vec![SourceFile { name: "deploy/examples/quickstart.yaml".into(), text }]
 }
 
+/// Where the rules come from.
+pub(crate) fn source(settings: &Settings) -> Source {
+    settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), Source::Directory)
+}
+
 /// Runs the service until it is told to stop.
 pub fn run(settings: Settings) -> Result<(), AppError> {
     settings.telemetry.log.start()?;
@@ -111,7 +116,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
             near_limit_ratio: settings.decisions.near_limit_ratio,
         },
     );
-    let source = settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), Source::Directory);
+    let source = source(&settings);
     let instances = settings.cluster.instances;
     let options = Options { merge_domains: settings.rules.merge_domains, instances };
     let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics)).map_err(AppError::Rules)?;

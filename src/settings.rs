@@ -237,8 +237,7 @@ impl Settings {
             store: self.per_second.store.as_deref().map(store::redact),
             redis: self.per_second.redis.masked(),
         };
-        let masked =
-            Self { store: store::redact(&self.store), redis: self.redis.masked(), per_second, ..self.clone() };
+        let masked = Self { store: store::redact(&self.store), redis: self.redis.masked(), per_second, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
 }

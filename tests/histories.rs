@@ -15,7 +15,10 @@ use sluicegate::{
 };
 use tokio::task::JoinSet;
 
-use super::{stores::connect, support::{RedisCluster, RedisServer, Sentinels, all, ring}};
+use super::{
+    stores::connect,
+    support::{RedisCluster, RedisServer, Sentinels, all, ring},
+};
 
 /// Histories per algorithm.
 const HISTORIES: usize = 10_000;

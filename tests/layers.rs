@@ -7,7 +7,7 @@ use super::support::repository;
 /// What each module of `src/` may use of the others. Telemetry's and metrics' handles may be held by anyone above.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
-    ("cli", &["app", "rules", "service", "settings"]),
+    ("cli", &["app", "engine", "rules", "service", "settings", "store"]),
     ("app", &["engine", "metrics", "rules", "service", "settings", "store", "telemetry", "transport"]),
     ("settings", &["engine", "store", "telemetry", "transport"]),
     ("transport", &["engine", "metrics", "rules", "service", "store", "telemetry"]),

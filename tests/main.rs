@@ -40,6 +40,8 @@ mod shutdown;
 mod stores;
 /// TLS and mutual TLS.
 mod tls;
+/// Clusters, sentinels and rings: where counters live, what moves, and requests that span servers.
+mod topologies;
 /// Matching and counting as recorded from envoyproxy/ratelimit, on both stores.
 mod vectors;
 /// The protocol over the wire, on both stores.

@@ -16,9 +16,22 @@ pub use verdict::{Binding, Code, CurrentLimit, Status, Verdict};
 use smallvec::SmallVec;
 
 use crate::{
-    rules::{Entry, Limit},
+    rules::{Entry, Found, Limit, RuleSet},
     store::StoreError,
 };
+
+/// The name of the counter that a descriptor has by its rule, and whether it is one of a limit per second; `None` when
+/// nothing is counted.
+#[must_use]
+pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(String, bool)> {
+    let Found::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
+        return None;
+    };
+    let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
+    let (limit, mut name) = (rule.limit?, Vec::new());
+    key::write(&mut name, domain, shard_by, entries, &path, limit.algorithm());
+    Some((String::from_utf8(name).ok()?, limit.is_per_second()))
+}
 
 /// What a caller asks.
 #[derive(Clone, Debug)]

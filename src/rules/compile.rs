@@ -74,7 +74,8 @@ impl Compiler {
         }
         let parent = self.set.add_domain(&spec.domain);
         if let Err(first) = self.set.set_domain(&spec.domain, spec.charge_all, &spec.shard_by) {
-            let message = format!("shard_by of domain {:?} is [{}] in another file: one domain has one", spec.domain, first);
+            let message =
+                format!("shard_by of domain {:?} is [{}] in another file: one domain has one", spec.domain, first);
             problems.error(spec.shard_by_place, message);
         }
         let above = Above { file: &file, parent, labels: vec![spec.domain.clone()], dynamic: false };

@@ -31,8 +31,10 @@ impl RedisCluster {
         until("the cluster to agree", || {
             let all = |node: &RedisServer| {
                 let known = node.cli(&["cluster", "nodes"]);
-                let replicas_follow = known.lines().filter(|line| line.contains("slave")).count() == masters * replicas;
-                node.cli(&["cluster", "info"]).contains("cluster_state:ok") && replicas_follow
+                let all_follow = known.lines().filter(|line| line.contains("slave")).count() == masters * replicas;
+                // A replica that has never heard from its master does not stand for election.
+                let linked = !node.cli(&["info", "replication"]).contains("master_link_status:down");
+                node.cli(&["cluster", "info"]).contains("cluster_state:ok") && all_follow && linked
             };
             cluster.nodes.iter().all(all).then_some(())
         });
@@ -43,7 +45,7 @@ impl RedisCluster {
     pub(crate) fn node(args: &[&str]) -> RedisServer {
         let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
         let own = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", &bus];
-        RedisServer::with(&[&own[..], &["--cluster-require-full-coverage", "no"], args].concat())
+        RedisServer::with(&[&own[..], &["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"], args].concat())
     }
 
     pub(crate) fn url(&self) -> String {
@@ -196,8 +198,7 @@ impl Sentinel {
         }
         let path = folder.path().join("sentinel.conf");
         std::fs::write(&path, config).unwrap();
-        let child =
-            Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()).spawn().unwrap();
+        let child = Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()).spawn().unwrap();
         let sentinel = Self { child, port, _folder: folder };
         until("the sentinel to answer", || (sentinel.cli(own, &["ping"]) == "PONG").then_some(()));
         sentinel

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{
     Shared,
-    node::{CallError, Node},
+    node::{CallError, Node, Redirect},
     program::{self, Call, Keys, Outcome, Step},
     topology::Server,
 };
@@ -104,7 +104,7 @@ impl Batcher {
         let steps = steps.await.unwrap_or(Err(StoreError::Unavailable.into()));
         let refused_together = match &steps {
             Ok((_, steps)) => steps.iter().any(|step| step.outcome == Outcome::Undeclared),
-            Err(error) => slot.is_none() && matches!(error, CallError::Elsewhere(_)),
+            Err(error) => slot.is_none() && *error == CallError::Elsewhere(Redirect::Apart),
         };
         if refused_together && !self.by_slot.swap(true, Relaxed) {
             tracing::info!(server = %self.node.name(), "this server takes no keys of several slots in one call; calls keep to one");

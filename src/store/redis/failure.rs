@@ -181,7 +181,13 @@ impl Failure {
     pub(super) const fn casts_doubt(self) -> bool {
         !matches!(
             self,
-            Self::NoScript | Self::NoPerm | Self::Oom | Self::WrongType | Self::TryAgain | Self::CrossSlot | Self::Other
+            Self::NoScript
+                | Self::NoPerm
+                | Self::Oom
+                | Self::WrongType
+                | Self::TryAgain
+                | Self::CrossSlot
+                | Self::Other
         )
     }
 
@@ -214,7 +220,10 @@ mod tests {
         for (line, expected) in [
             ("LOADING Redis is loading the dataset in memory", Failure::Loading),
             ("READONLY You can't write against a read only replica.", Failure::ReadOnly),
-            ("ERR READONLY You can't write against a read only replica. script: 1, on @user_script:1.", Failure::ReadOnly),
+            (
+                "ERR READONLY You can't write against a read only replica. script: 1, on @user_script:1.",
+                Failure::ReadOnly,
+            ),
             ("MASTERDOWN Link with MASTER is down", Failure::MasterDown),
             ("NOAUTH Authentication required.", Failure::NoAuth),
             ("WRONGPASS invalid username-password pair", Failure::NoAuth),
@@ -229,7 +238,10 @@ mod tests {
             ("ERR Script attempted to execute a command while the cluster is down", Failure::ClusterDown),
             ("OOM command not allowed when used memory > 'maxmemory'.", Failure::Oom),
             ("BUSY Redis is busy running a script.", Failure::Busy),
-            ("MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist", Failure::Misconf),
+            (
+                "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist",
+                Failure::Misconf,
+            ),
             ("NOREPLICAS Not enough good replicas to write.", Failure::NoReplicas),
             ("WRONGTYPE Operation against a key holding the wrong kind of value", Failure::WrongType),
             ("ERR something else", Failure::Other),

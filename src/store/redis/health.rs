@@ -117,7 +117,9 @@ impl Health {
     pub(super) fn not_given_back(&self, worker: WorkerId) {
         self.lost.add(worker, 1);
         if self.losses.begins() {
-            tracing::warn!("hits that were taken for a refused request could not be given back; they count until their counter ends");
+            tracing::warn!(
+                "hits that were taken for a refused request could not be given back; they count until their counter ends"
+            );
         }
     }
 

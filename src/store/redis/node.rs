@@ -75,6 +75,8 @@ pub(super) enum Redirect {
     Moved(String, u16),
     /// To this server, for this once.
     Ask(String, u16),
+    /// Here perhaps, perhaps not: this one cannot say without keys that are declared.
+    Declared,
     /// To several: the keys cannot be decided in one call, now or ever.
     Apart,
 }
@@ -164,6 +166,8 @@ impl Node {
             Failure::Moved => self.target(error).map(|(host, port)| Redirect::Moved(host, port)),
             Failure::Ask => self.target(error).map(|(host, port)| Redirect::Ask(host, port)),
             Failure::TryAgain | Failure::CrossSlot => Some(Redirect::Apart),
+            // A node of a cluster that became a replica redirects whoever says by which keys.
+            Failure::ReadOnly if self.shared.topology.is_cluster() => Some(Redirect::Declared),
             _ => None,
         };
         if let Some(redirect) = redirect {

@@ -8,7 +8,7 @@ use tokio::{sync::watch, time::timeout};
 use super::{
     Shared,
     batch::Batcher,
-    topology::{Server, View, slots},
+    topology::{Server, View, hash_tag, slots},
 };
 use crate::metrics::WorkerId;
 
@@ -153,31 +153,5 @@ impl Routes {
 
     fn all(&self) -> impl Iterator<Item = &Arc<Batcher>> {
         self.batchers.iter().chain(&self.extra)
-    }
-}
-
-/// What stands between the first `{` and the next `}`, unless that is nothing.
-fn hash_tag(key: &[u8]) -> Option<&[u8]> {
-    let start = key.iter().position(|byte| *byte == b'{')? + 1;
-    let length = key[start..].iter().position(|byte| *byte == b'}')?;
-    (length > 0).then(|| &key[start..start + length])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::hash_tag;
-
-    #[test]
-    fn the_hash_tag_is_that_of_redis() {
-        for (key, expected) in [
-            ("{user1000}.following", Some("user1000")),
-            ("foo{}{bar}", None),
-            ("foo{{bar}}zap", Some("{bar")),
-            ("foo{bar}{zap}", Some("bar")),
-            ("foo{bar", None),
-            ("foo", None),
-        ] {
-            assert_eq!(hash_tag(key.as_bytes()), expected.map(str::as_bytes), "{key}");
-        }
     }
 }

@@ -100,17 +100,13 @@ impl Redis {
         join_all(answers).await.into()
     }
 
-    async fn follow_one(
-        &self,
-        hit: &Hit<'_>,
-        now: Micros,
-        from: &Arc<Batcher>,
-        redirect: Option<&Redirect>,
-    ) -> Done {
+    async fn follow_one(&self, hit: &Hit<'_>, now: Micros, from: &Arc<Batcher>, redirect: Option<&Redirect>) -> Done {
         let one = std::slice::from_ref(hit);
         let from = (Arc::clone(from), redirect.cloned());
         match self.follow(self.pool(hit), one, Charge::Each, now, from).await {
-            Ok((now, steps)) => steps.first().map_or(Err(StoreError::Refused), |step| explain(hit, step, now, hit.action)),
+            Ok((now, steps)) => {
+                steps.first().map_or(Err(StoreError::Refused), |step| explain(hit, step, now, hit.action))
+            }
             Err(CallError::Failed(error)) => Err(error),
             Err(CallError::Elsewhere(_)) => Err(StoreError::Refused),
         }
@@ -135,7 +131,7 @@ impl Redis {
                         batcher.node().up().await;
                     }
                     Some(Redirect::Apart) if hits.len() > 1 => return Err(CallError::Elsewhere(Redirect::Apart)),
-                    Some(Redirect::Apart) | None => {}
+                    Some(Redirect::Apart | Redirect::Declared) | None => {}
                 }
                 match batcher.alone(hits, charge, now, asking).await {
                     Err(CallError::Elsewhere(to)) => redirect = Some(to),
@@ -158,7 +154,8 @@ impl Redis {
                 let is_placed = |place: &usize| parts.iter().any(|part| part.places.contains(place));
                 (0..hits.len()).any(|place| hits[place].needed && !is_placed(&place))
             };
-            let verdict = watch::Sender::new(Verdict { waiting: parts.len(), refused: unplaced_refuse, ..Verdict::default() });
+            let verdict =
+                watch::Sender::new(Verdict { waiting: parts.len(), refused: unplaced_refuse, ..Verdict::default() });
             let taken = join_all(parts.iter().map(|part| self.take(part, &hits, now, grain, &verdict))).await;
             if verdict.borrow().scattered {
                 continue;
@@ -209,7 +206,8 @@ impl Redis {
             verdict.scattered |= scattered;
         });
         let mut others = verdict.subscribe();
-        let passed = others.wait_for(|verdict| verdict.refused || verdict.waiting == 0).await.is_ok_and(|it| !it.refused);
+        let passed =
+            others.wait_for(|verdict| verdict.refused || verdict.waiting == 0).await.is_ok_and(|it| !it.refused);
         match took {
             Some(at) if !passed && !refused => self.give_back(&own, answers, at, now).await,
             _ => answers,

@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{Handler, Settings, TlsError, connection, tls::Tls};
-use crate::metrics::observe_gauge;
+use crate::metrics::{Episode, observe_gauge};
 
 /// Connections on their way to a worker.
 const HAND_OVER: usize = 1_024;
@@ -129,12 +129,15 @@ impl Server {
         if let Some(tls) = tls {
             tokio::spawn(tls.follow());
         }
+        let (refused, full) = (Episode::default(), Episode::default());
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => hand_over(stream, &workers, settings.max_connections),
+                    Ok((stream, _)) => hand_over(stream, &workers, settings.max_connections, &full),
                     Err(error) => {
-                        tracing::warn!(%error, "a connection could not be accepted");
+                        if refused.begins() {
+                            tracing::warn!(%error, "connections cannot be accepted; trying on");
+                        }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
@@ -148,10 +151,12 @@ impl Server {
     }
 }
 
-fn hand_over(stream: TcpStream, workers: &[Worker], max: usize) {
+fn hand_over(stream: TcpStream, workers: &[Worker], max: usize, full: &Episode) {
     let open: usize = workers.iter().map(|worker| worker.connections.load(Relaxed)).sum();
     if open >= max {
-        tracing::warn!(max, "too many connections; one is closed");
+        if full.begins() {
+            tracing::warn!(max, "grpc.max_connections are open; more are closed at once");
+        }
         return;
     }
     let Some(worker) = workers.iter().min_by_key(|worker| worker.connections.load(Relaxed)) else {

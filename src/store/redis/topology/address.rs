@@ -109,7 +109,7 @@ pub(super) fn read(url: &str, settings: &Settings) -> Result<(Source, View), Set
         }
         let infos = many.infos(26_379, database).map_err(address)?;
         let dialer = dialer(&infos, certificates.clone());
-        let infos = infos.into_iter().map(|info| sentinel(info, settings)).collect::<Result<_, _>>().map_err(address)?;
+        let infos = infos.iter().map(|info| sentinel(info, settings)).collect::<Result<_, _>>().map_err(address)?;
         let sentinels = servers(infos, certificates.as_ref()).map_err(address)?;
         return Ok((Source::Sentinel { sentinels, master: master.to_owned(), dialer }, unknown));
     }
@@ -145,14 +145,11 @@ fn ring(many: &Many<'_>, settings: &Settings, certificates: Option<&TlsCertifica
         }
     }
     let ring = Ring::new(nodes.iter().map(|(name, weight, _)| (name.as_str(), *weight)));
-    Ok(View {
-        servers: nodes.into_iter().map(|(.., server)| server).collect(),
-        placement: Placement::Ring(ring),
-    })
+    Ok(View { servers: nodes.into_iter().map(|(.., server)| server).collect(), placement: Placement::Ring(ring) })
 }
 
 /// The sentinels themselves have credentials of their own, and TLS perhaps.
-fn sentinel(info: ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo, RedisError> {
+fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo, RedisError> {
     let own = &settings.sentinel;
     let addr = match (info.addr(), own.tls) {
         (ConnectionAddr::TcpTls { host, port, .. }, Some(false)) => ConnectionAddr::Tcp(host.clone(), *port),
@@ -177,10 +174,7 @@ fn dialer(infos: &[ConnectionInfo], certificates: Option<TlsCertificates>) -> Di
     Dialer { redis, tls, certificates }
 }
 
-fn servers(
-    infos: Vec<ConnectionInfo>,
-    certificates: Option<&TlsCertificates>,
-) -> Result<Vec<Server>, RedisError> {
+fn servers(infos: Vec<ConnectionInfo>, certificates: Option<&TlsCertificates>) -> Result<Vec<Server>, RedisError> {
     infos.into_iter().map(|info| server(info, certificates.cloned(), None)).collect()
 }
 
@@ -252,18 +246,17 @@ mod tests {
             panic!("no cluster");
         };
         assert_eq!(names(&seeds), ["a:7000", "b:6379", "[::1]:7001", "[::1]:6379"]);
-        assert_eq!((dialer.redis.username(), dialer.redis.password(), dialer.tls), (Some("app"), Some("s@cret"), false));
+        assert_eq!(
+            (dialer.redis.username(), dialer.redis.password(), dialer.tls),
+            (Some("app"), Some("s@cret"), false)
+        );
         assert_eq!(&*dialer.server("c", 1).unwrap().name, "c:1");
         assert_eq!(view.place_of(|| b"any"), None, "nobody has said yet");
     }
 
     #[test]
     fn sentinels_have_credentials_of_their_own() {
-        let own = SentinelSettings {
-            username: Some("watch".into()),
-            password: Some("dog".into()),
-            tls: Some(false),
-        };
+        let own = SentinelSettings { username: Some("watch".into()), password: Some("dog".into()), tls: Some(false) };
         let settings = Settings { sentinel: own, ..Settings::default() };
         let url = "rediss+sentinel://app:secret@a,b:7/main/2";
         let (Source::Sentinel { sentinels, master, dialer }, _) = read(url, &settings).unwrap() else {

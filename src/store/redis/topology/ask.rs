@@ -71,7 +71,8 @@ impl Source {
     pub(super) fn view(&self, found: &Found) -> Option<View> {
         match (self, found.map.as_ref()?) {
             (Self::Cluster { dialer, .. }, Map::Slots(map)) => {
-                let servers = map.masters.iter().map(|(host, port)| dialer.server(host, *port)).collect::<Result<_, _>>();
+                let servers =
+                    map.masters.iter().map(|(host, port)| dialer.server(host, *port)).collect::<Result<_, _>>();
                 Some(View { servers: servers.ok()?, placement: Placement::Slots(map.owners.clone()) })
             }
             (Self::Sentinel { dialer, .. }, Map::Master(host, port)) => {
@@ -101,13 +102,9 @@ impl Question {
         let mut pipe = redis::pipe();
         match self {
             Self::Slots => pipe.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO"),
-            Self::Master(name) => pipe
-                .cmd("SENTINEL")
-                .arg("GET-MASTER-ADDR-BY-NAME")
-                .arg(name)
-                .cmd("SENTINEL")
-                .arg("MASTER")
-                .arg(name),
+            Self::Master(name) => {
+                pipe.cmd("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(name).cmd("SENTINEL").arg("MASTER").arg(name)
+            }
         };
         let replies = connection.send_packed_commands(&pipe, 0, 2).await?;
         let [map, about] = replies.as_slice() else {

@@ -62,6 +62,46 @@ impl View {
     }
 }
 
+/// Where a key is, as far as that follows from the address and the settings alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// On this server.
+    Server(String),
+    /// In this slot, which is on one server of the cluster or another.
+    Slot(u16),
+    /// On the master that the sentinels name.
+    Master(String),
+}
+
+/// Where a key is: what operators ask.
+pub fn place(url: &str, settings: &Settings, key: &str) -> Result<Place, SetupError> {
+    let (source, view) = address::read(url, settings)?;
+    let shard = hash_tag(key.as_bytes()).unwrap_or(key.as_bytes());
+    Ok(match source {
+        Source::Cluster { .. } => Place::Slot(slots::slot(shard)),
+        Source::Sentinel { master, .. } => Place::Master(master),
+        Source::Fixed => {
+            let server = view.place_of(|| shard).and_then(|place| view.servers.get(place));
+            Place::Server(server.map_or_else(String::new, |server| server.name.to_string()))
+        }
+    })
+}
+
+/// The nodes of a ring with their weights; empty for everything else.
+pub fn nodes(url: &str, settings: &Settings) -> Result<Vec<(String, u32)>, SetupError> {
+    let (_, view) = address::read(url, settings)?;
+    let is_ring = matches!(view.placement, Placement::Ring(_));
+    let weight = |name: &str| settings.ring.iter().find(|node| node.name == name).map_or(1, |node| node.weight);
+    Ok(view.servers.iter().filter(|_| is_ring).map(|node| (node.name.to_string(), weight(&node.name))).collect())
+}
+
+/// What of a key chooses its place in Redis: what stands between the first `{` and the next `}`, unless that is nothing.
+pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
+    let start = key.iter().position(|byte| *byte == b'{')? + 1;
+    let length = key[start..].iter().position(|byte| *byte == b'}')?;
+    (length > 0).then(|| &key[start..start + length])
+}
+
 /// Finds out which servers there are.
 pub(super) struct Topology {
     source: Source,
@@ -144,4 +184,23 @@ pub(super) fn jittered(pause: Duration) -> Duration {
 pub(super) async fn back_off(failures: u32) {
     let pause = Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3));
     sleep(jittered(pause)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::hash_tag;
+
+    #[test]
+    fn the_hash_tag_is_that_of_redis() {
+        for (key, expected) in [
+            ("{user1000}.following", Some("user1000")),
+            ("foo{}{bar}", None),
+            ("foo{{bar}}zap", Some("{bar")),
+            ("foo{bar}{zap}", Some("bar")),
+            ("foo{bar", None),
+            ("foo", None),
+        ] {
+            assert_eq!(hash_tag(key.as_bytes()), expected.map(str::as_bytes), "{key}");
+        }
+    }
 }

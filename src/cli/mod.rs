@@ -1,4 +1,6 @@
-//! The command line: `serve` (also without a word) and `check`.
+//! The command line: `serve` (also without a word), `check` and `shard`.
+
+mod shard;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
@@ -28,6 +30,8 @@ enum Command {
     Serve(ServeArgs),
     /// Validate rule files: every error of every file, exit code 1 if there are any.
     Check(CheckArgs),
+    /// Say where a descriptor's counter is, and what other nodes would change about it.
+    Shard(shard::ShardArgs),
 }
 
 #[derive(Debug, Args)]
@@ -41,7 +45,8 @@ struct ServeArgs {
     /// Where HTTP listens [default: 0.0.0.0:8080].
     #[arg(long, value_name = "ADDR")]
     http_addr: Option<SocketAddr>,
-    /// Where counters are kept: memory, or redis://…, rediss://…, redis+unix://… [default: memory].
+    /// Where counters are kept: memory, redis://…, redis+sentinel://…, redis+cluster://…, redis+ring://… (rediss… for
+    /// TLS), redis+unix://… [default: memory].
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
     /// Settings file, TOML or YAML. Environment variables (SLUICEGATE__GRPC__ADDR) and flags win over it.
@@ -71,6 +76,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         None => serve(cli.serve),
         Some(Command::Serve(args)) => serve(args),
         Some(Command::Check(args)) => check(&args),
+        Some(Command::Shard(args)) => shard::run(args),
     }
 }
 
@@ -106,14 +112,18 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         println!("{} files, {} domains, {} limits: all right", files.len(), set.domains(), set.rules().len());
         return Ok(ExitCode::SUCCESS);
     };
-    let entry = |pair: &'_ String| {
-        let (key, value) = pair.split_once('=').with_context(|| format!("{pair:?} is not KEY=VALUE"))?;
-        anyhow::Ok((key.to_owned(), value.to_owned()))
-    };
-    let entries = pairs.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
-    let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    for line in set.explain(domain, &entries) {
+    for line in set.explain(domain, &entries(pairs)?) {
         println!("{line}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// `key=value` for each entry of a descriptor.
+fn entries(pairs: &[String]) -> anyhow::Result<Vec<Entry<'_>>> {
+    let mut entries = Vec::new();
+    for pair in pairs {
+        let (key, value) = pair.split_once('=').with_context(|| format!("{pair:?} is not KEY=VALUE"))?;
+        entries.push(Entry { key, value });
+    }
+    Ok(entries)
 }
