@@ -12,6 +12,8 @@ mod cli;
 mod connections;
 /// A real Envoy.
 mod envoy;
+/// Redis behind a network that breaks, and servers that answer anything but decisions.
+mod faults;
 /// A client that shares no code with us.
 mod foreign;
 /// Every algorithm as derived from its definition: the functions, memory, Redis.

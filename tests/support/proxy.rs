@@ -34,18 +34,23 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// In front of this port, until the current runtime ends.
-    pub(crate) async fn start(port: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    /// In front of this port, on a thread of its own: tests wait without giving way.
+    pub(crate) fn start(port: u16) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let fault = watch::Sender::new(Fault::None);
         let target = Arc::new(Mutex::new(SocketAddr::from(([127, 0, 0, 1], port))));
         let (faults, to) = (fault.clone(), Arc::clone(&target));
-        tokio::spawn(async move {
-            while let Ok((caller, _)) = listener.accept().await {
-                let to = *to.lock().unwrap();
-                tokio::spawn(pass(caller, to, faults.subscribe()));
-            }
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let listener = TcpListener::from_std(listener).unwrap();
+                while let Ok((caller, _)) = listener.accept().await {
+                    let to = *to.lock().unwrap();
+                    tokio::spawn(pass(caller, to, faults.subscribe()));
+                }
+            });
         });
         Self { address, fault, target }
     }

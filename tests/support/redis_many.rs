@@ -45,7 +45,9 @@ impl RedisCluster {
     pub(crate) fn node(args: &[&str]) -> RedisServer {
         let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
         let own = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", &bus];
-        RedisServer::with(&[&own[..], &["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"], args].concat())
+        RedisServer::with(
+            &[&own[..], &["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"], args].concat(),
+        )
     }
 
     pub(crate) fn url(&self) -> String {

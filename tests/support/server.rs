@@ -77,6 +77,11 @@ impl Server {
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
+    /// Open file descriptors.
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         signal(self.pid(), name);
     }
