@@ -215,6 +215,7 @@ async fn addresses_are_counted_by_their_prefix() {
             ("2001:DB8:0:0:ffff::1", (true, 0)),
             ("2001:db8:0:1::1", (true, 1)),
             ("no address", (true, 1)),
+            ("nor this", (true, 1)),
         ] {
             assert_eq!(
                 brief(&check(&client, ask("d", &[("address", address)])).await),
@@ -241,7 +242,7 @@ descriptors:
 #[tokio::test]
 async fn a_domain_can_charge_for_all_limits_or_for_none() {
     let both = Both::start(ALL, &[]);
-    for (store, client, _) in both.clients().await {
+    for (store, client, server) in both.clients().await {
         let request = |hits| {
             let one = |key: &str| descriptor(&[(key, "x")]).hits(hits);
             Request::new("d").descriptor(one("wide")).descriptor(one("narrow")).descriptor(one("dark"))
@@ -253,6 +254,12 @@ async fn a_domain_can_charge_for_all_limits_or_for_none() {
             let answer = check(&client, request(1)).await;
             assert_eq!(brief(&answer), [(true, 8), (false, 0), (true, 0)], "{store}: nothing is taken");
         }
+        // Nor is it counted as if it were, but for what refused.
+        let count = |name: &str, key: &str| {
+            server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"{key}\"}}"))
+        };
+        assert_eq!((count("within_limit", "wide"), count("over_limit", "narrow")), (2.0, 3.0), "{store}");
+        assert_eq!((count("total_hits", "wide"), count("within_limit", "dark")), (5.0, 1.0), "{store}");
         // The narrow one has not counted what it refused, either.
         let back = Request::new("d").descriptor(descriptor(&[("narrow", "x")]).hits(1).give_back());
         assert_eq!(brief(&check(&client, back).await), [(true, 1)], "{store}");

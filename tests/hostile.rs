@@ -127,6 +127,8 @@ async fn frames_that_are_none_are_refused() {
         (compressed, "12"),
         (frame(&good)[..10].to_vec(), "3"),
         (longer, "3"),
+        // What stands behind the message would be a field of it.
+        ([frame(&good), vec![0x18, 5]].concat(), "3"),
         (huge, "8"),
         (vec![0; 200_000], "8"),
         (frame(b"\xff\xff\xff"), "3"),

@@ -9,6 +9,7 @@ mod algorithms;
 mod h2load;
 mod in_process;
 mod noop;
+mod outage;
 mod process;
 mod users;
 
@@ -39,12 +40,14 @@ fn main() {
         "scripts" => algorithms::in_redis(),
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
+        "outage" => outage::run(),
         _ => {
             topologies();
             algorithms_on_redis();
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
+            outage::run();
         }
     }
 }
@@ -59,7 +62,7 @@ type Row = (String, Process, Load);
 
 /// One server of everything, on one hot key and on many users.
 fn topologies() {
-    let (single, ring, cluster) = (Process::redis(), Process::redis_ring(), Process::redis_cluster());
+    let (single, ring, cluster) = (Process::redis(), Process::redis_ring(), Process::redis_cluster(false));
     let (ring, cluster) = (&process::many("ring", &ring), &process::many("cluster", &cluster));
     let mut rows = Vec::new();
     for (what, load) in [("one hot key", h2load::run as Load), ("100,000 users", users::run)] {

@@ -44,6 +44,16 @@ impl Process {
 
     /// The service with this limit.
     pub(crate) fn service_with(store: &str, limit: &str) -> Self {
+        // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
+        Self::start_service(store, limit, "1s")
+    }
+
+    /// The service with the deadline that it has by default.
+    pub(crate) fn service_as_set(store: &str) -> Self {
+        Self::start_service(store, "unit: day, requests_per_unit: 4000000000", "20ms")
+    }
+
+    fn start_service(store: &str, limit: &str, timeout: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rules = format!("domain: bench\ndescriptors: [{{key: user, rate_limit: {{{limit}}}}}]");
         fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
@@ -51,8 +61,7 @@ impl Process {
             .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--store", store, "--rules"])
             .arg(folder.path())
             .env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json")
-            // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
-            .env("SLUICEGATE__REDIS__TIMEOUT", "1s")
+            .env("SLUICEGATE__REDIS__TIMEOUT", timeout)
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -89,18 +98,49 @@ impl Process {
         (0..3).map(|_| Self::redis()).collect()
     }
 
-    /// Three masters of a cluster.
-    pub(crate) fn redis_cluster() -> Vec<Self> {
+    /// Three masters of a cluster, and then a replica for each, if there are to be any.
+    pub(crate) fn redis_cluster(replicas: bool) -> Vec<Self> {
         let node = |_| {
             let bus = free().port().to_string();
-            Self::redis_with(&["--cluster-enabled", "yes", "--cluster-port", &bus])
+            let own = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "1000"];
+            let lenient = ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"];
+            Self::redis_with(&[&own[..], &lenient].concat())
         };
-        let nodes: Vec<_> = (0..3).map(node).collect();
+        let nodes: Vec<_> = (0..if replicas { 6 } else { 3 }).map(node).collect();
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address.to_string()));
-        let created = create.arg("--cluster-yes").stdout(Stdio::null()).status().unwrap();
-        assert!(created.success());
+        create.args(["--cluster-yes", "--cluster-replicas", if replicas { "1" } else { "0" }]);
+        assert!(create.stdout(Stdio::null()).status().unwrap().success());
+        let settled = |node: &Self| {
+            let replication = node.cli(&["info", "replication"]);
+            node.cli(&["cluster", "info"]).contains("cluster_state:ok") && !replication.contains("link_status:down")
+        };
+        while !nodes.iter().all(settled) {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+        }
         nodes
+    }
+
+    /// The same server again, empty.
+    pub(crate) fn restart_redis(&mut self) {
+        let _ = self.child.wait();
+        let port = self.port();
+        let mut command = Command::new("redis-server");
+        command.args(["--port", &port, "--bind", "127.0.0.1", "--save", ""]).stdout(Stdio::null());
+        self.child = command.spawn().unwrap();
+        while TcpStream::connect(self.address).is_err() {
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn port(&self) -> String {
+        self.address.port().to_string()
+    }
+
+    /// One command to a Redis server.
+    pub(crate) fn cli(&self, args: &[&str]) -> String {
+        let output = Command::new("redis-cli").args(["-p", &self.port()]).args(args).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
     pub(crate) fn url(&self) -> String {
@@ -120,6 +160,13 @@ impl Process {
 /// An address that nobody listens on.
 fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Sends a signal by its name.
+pub(crate) fn signal(process: &Process, name: &str) {
+    assert!(
+        Command::new("kill").args([&format!("-{name}"), &process.child.id().to_string()]).status().unwrap().success()
+    );
 }
 
 /// The URL of several servers.

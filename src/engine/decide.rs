@@ -172,12 +172,13 @@ impl Engine {
             Ok(decision) => hit.binding && !decision.allowed,
             Err(_) => hit.needed,
         };
-        let nothing_taken = charge == Charge::All && hits.iter().zip(&answers).any(refused);
+        let together = charge == Charge::All && hits.len() > 1;
+        let nothing_taken = together && hits.iter().zip(&answers).any(refused);
         for ((descriptor, applied), answer) in limited().zip(&answers) {
             if let Ok(decision) = answer
                 && !(nothing_taken && decision.allowed)
             {
-                self.count(descriptor, applied, decision);
+                self.count(descriptor, applied, decision, !together);
             }
         }
         let mut decisions = Decisions::new();
@@ -276,14 +277,15 @@ impl Engine {
         Match::Limited(Applied { limit, rule: Some(rule), path, series })
     }
 
-    fn count(&self, descriptor: &Descriptor<'_>, applied: &Applied<'_>, decision: &Decision) {
+    /// `alone`: a refused hit may have been counted all the same. Charged with others it was not.
+    fn count(&self, descriptor: &Descriptor<'_>, applied: &Applied<'_>, decision: &Decision, alone: bool) {
         if descriptor.give_back {
             return;
         }
         let (limit, _) = applied.limit.policy();
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
-        let splits = applied.limit.splits_refused();
+        let splits = alone && applied.limit.splits_refused();
         applied.series.decided(self.worker, hits, decision, Threshold { limit, near, splits, shadow });
     }
 
@@ -306,7 +308,7 @@ impl Engine {
                 let part = self.part(applied);
                 let hit = Hit { algorithm: part.algorithm(), ..*hit };
                 let decision = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
-                self.count(descriptor, applied, &decision);
+                self.count(descriptor, applied, &decision, true);
                 return Some(decision);
             }
         };

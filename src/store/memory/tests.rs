@@ -45,6 +45,69 @@ fn long_states_count_by_their_size() {
     assert!((3_500..=4_000).contains(&memory.usage().entities), "{:?}", memory.usage());
 }
 
+fn hash(number: u64) -> Hash {
+    Hash::new(u128::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835))
+}
+
+fn ask(action: Action, second: u64) -> Ask {
+    Ask { action, cost: 1, now: Micros::from_secs(second) }
+}
+
+#[test]
+fn a_full_shard_forgets_the_counter_that_would_expire_first() {
+    let mut shard = Shard::new(16);
+    // Windows that end one after the other, the earliest neither first nor last.
+    let window = |number: u64| algorithm(1, 3_600 * (1 + (number + 11) % 16));
+    for number in 0..16 {
+        assert!(shard.apply(hash(number), &window(number), ask(Action::Take, 0)).allowed);
+    }
+    assert!(shard.apply(hash(99), &algorithm(1, 360_000), ask(Action::Take, 0)).allowed);
+    assert_eq!(shard.usage(), Usage { entities: 16, evicted: 1, expired: 0 });
+    for number in 0..16 {
+        let forgotten = shard.apply(hash(number), &window(number), ask(Action::Peek, 0)).allowed;
+        assert_eq!(forgotten, number == 5, "{number}");
+    }
+}
+
+/// Places that are free are passed over, and what long states took is given back: else a shard that has seen many
+/// would have room for none.
+#[test]
+fn long_states_come_and_go_and_leave_all_room_behind() {
+    let log: Algorithm = SlidingLog::new(Quota::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
+    let fill = Ask { action: Action::Take, cost: 100, now: Micros::from_secs(0) };
+    // Room for two logs of 700 bytes.
+    let mut shard = Shard::new(2 * 700 / 36 + 4);
+    // One that stays, and would have to go if there were no room.
+    shard.apply(hash(1_000), &algorithm(1, 1_000_000_000), ask(Action::Take, 0));
+    for round in 0..100 {
+        let now = Micros::from_secs(round * 1_000);
+        assert!(shard.apply(hash(round), &log, Ask { now, ..fill }).allowed);
+        // Given back whole, its place is free again only when it has expired.
+        shard.reclaim(100, now + Micros::from_secs(500));
+        assert_eq!(shard.usage(), Usage { entities: 1, evicted: 0, expired: round + 1 });
+    }
+    // Six short ones, of which five go: their places stay free.
+    let short = |number: u64| algorithm(1, if number == 0 { 360_000 } else { 1 });
+    for number in 200..206 {
+        shard.apply(hash(number), &short(number - 200), ask(Action::Take, 200_000));
+    }
+    shard.reclaim(100, Micros::from_secs(200_500));
+    assert_eq!(shard.usage().entities, 2);
+    let before = shard.usage();
+    // One log is too many: counters are pushed out for it, and not places that nobody has, which would never end.
+    let (sender, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for number in 300..303 {
+            let now = Micros::from_secs(201_000);
+            assert!(shard.apply(hash(number), &log, Ask { now, ..fill }).allowed);
+        }
+        sender.send(shard.usage())
+    });
+    let usage = done.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
+    assert!(usage.evicted > before.evicted, "{usage:?}");
+    assert_eq!(usage.entities + (usage.evicted - before.evicted), 5, "{usage:?}");
+}
+
 #[test]
 fn newcomers_take_the_places_of_expired_counters() {
     let memory = Memory::new(&Settings { max_entities: 1_000_000 });
