@@ -22,7 +22,10 @@ use sluicegate::{
 };
 use tokio::task::JoinSet;
 
-use super::{in_process::resident, process::Process};
+use super::{
+    in_process::resident,
+    process::{Process, many},
+};
 
 const START: u64 = 1_763_672_400_000_000;
 const USERS: usize = 100_000;
@@ -144,6 +147,36 @@ pub(crate) fn entities(place: usize) {
 pub(crate) fn in_redis() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(compare_in_redis());
+    for (topology, servers) in [("ring", Process::redis_ring()), ("cluster", Process::redis_cluster(false))] {
+        runtime.block_on(compare_in_many(topology, &servers));
+    }
+}
+
+/// The same over several servers: the CPU time of all of them.
+async fn compare_in_many(topology: &str, servers: &[Process]) {
+    let url = many(topology, servers);
+    let (shared, single) = (connect(&url, Time::Server).await, connect(&url, Time::Caller).await);
+    let names = names();
+    let flush = || servers.iter().for_each(|server| drop(server.cli(&["flushall"])));
+    let spent = || servers.iter().map(Process::cpu_micros).sum::<f64>();
+    println!("\nThe same on a {topology} of three, 64 at once and one by one\n");
+    println!("| algorithm | us, 64 at once | us, alone in a call |");
+    println!("| --- | ---: | ---: |");
+    for (name, algorithm, _) in all() {
+        let mut medians = Vec::new();
+        for (redis, together) in [(&shared, 64), (&single, 1)] {
+            let mut rounds = Vec::new();
+            for _ in 0..3 {
+                flush();
+                decide(redis, &algorithm, &names, together, 1).await;
+                let before = spent();
+                decide(redis, &algorithm, &names, together, 1).await;
+                rounds.push((spent() - before) / (USERS * PASSES) as f64);
+            }
+            medians.push(median(rounds));
+        }
+        println!("| {name} | {:.2} | {:.2} |", medians[0], medians[1]);
+    }
 }
 
 const ROUNDS: usize = 5;
@@ -151,9 +184,9 @@ const ROUNDS: usize = 5;
 async fn compare_in_redis() {
     let server = Process::redis();
     let names = names();
-    let shared = connect(&server, Time::Server).await;
+    let shared = connect(&server.url(), Time::Server).await;
     // With a clock of their own calls are not joined.
-    let single = connect(&server, Time::Caller).await;
+    let single = connect(&server.url(), Time::Caller).await;
     let mut plain = ::redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
     let all = all();
     let mut baseline = Vec::new();
@@ -194,9 +227,10 @@ async fn compare_in_redis() {
     }
 }
 
-async fn connect(server: &Process, time: Time) -> Redis {
+async fn connect(url: &str, time: Time) -> Redis {
     let settings = redis::Settings { timeout: std::time::Duration::from_secs(20), ..redis::Settings::default() };
-    let setup = redis::Setup::new(&server.url(), &settings, time, store::Metrics::new(1)).unwrap();
+    let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
+    setup.follow();
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(std::time::Duration::from_secs(20)).await);
     redis
