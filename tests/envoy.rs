@@ -1,10 +1,10 @@
 //! A real Envoy in front of an upstream, with the service behind its rate limit filter: `deploy/envoy`, as it is.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, process::Command};
 
 use axum::{Router, http::HeaderMap};
 
-use super::support::{RedisServer, Server, envoy::Envoy, repository, until};
+use super::support::{RedisServer, Server, envoy::Envoy, repository, server::command, tool, until};
 
 /// Answers 200 to everything, with the `x-tokens` that the request wants to have used.
 fn upstream() -> SocketAddr {
@@ -105,4 +105,18 @@ fn a_stopped_redis_leaves_it_to_envoys_failure_mode() {
         redis.restart();
         until("the limit to hold again", || (ask().0 == 429).then_some(()));
     }
+}
+
+/// The containers cannot be run here; what they are given can be checked.
+#[test]
+fn the_compose_example_is_one_that_envoy_and_the_service_take() {
+    let config = repository("deploy/compose/envoy.yaml");
+    let envoy = Command::new(tool("envoy")).args(["--mode", "validate", "-l", "error", "-c"]).arg(config).output();
+    let envoy = envoy.unwrap();
+    assert!(envoy.status.success(), "{}", String::from_utf8_lossy(&envoy.stderr));
+    let mut check = command();
+    check.arg("check").arg(repository("deploy/compose/rules"));
+    check.args(["--explain", "compose", "user=alice", "path=/"]);
+    let output = String::from_utf8(check.output().unwrap().stdout).unwrap();
+    assert!(output.contains("sharded by user") && output.contains("5 per minute, sliding_window"), "{output}");
 }

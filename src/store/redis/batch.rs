@@ -4,6 +4,10 @@
 //! left. A call has a fixed price (a command to write and to parse, a script to enter, a reply, a timer), and under load
 //! several requests share it: with a call for each, `make bench` showed 1.58 × the no-op server for many users, and
 //! 1.32 × with shared ones.
+//!
+//! Before a call is sent, and before its answer is handed on, the runtime looks once whether anything else has arrived: more
+//! requests for this call, or the answers of other servers, so that what is ready for one caller's connection leaves in
+//! one piece. With three servers that is a fifth of the CPU time; with one it costs nothing.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -11,7 +15,10 @@ use std::sync::{
 };
 
 use smallvec::SmallVec;
-use tokio::sync::{Notify, oneshot};
+use tokio::{
+    sync::{Notify, oneshot},
+    task::yield_now,
+};
 
 use super::{
     Shared,
@@ -157,6 +164,7 @@ impl Batcher {
     async fn send(self: Arc<Self>) {
         loop {
             self.ready.notified().await;
+            yield_now().await;
             let (batches, closed) = {
                 let mut next = self.next();
                 (std::mem::take(&mut next.batches), next.closed)
@@ -168,7 +176,11 @@ impl Batcher {
                     _ => Keys::Declared,
                 };
                 let (node, command) = (Arc::clone(&self.node), self.shared.program.command(&batch.call, keys));
-                tokio::spawn(async move { batch.answer(node.call(&command, false).await, &node) });
+                tokio::spawn(async move {
+                    let reply = node.call(&command, false).await;
+                    yield_now().await;
+                    batch.answer(reply, &node);
+                });
             }
             if closed {
                 return;

@@ -4,6 +4,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use opentelemetry::{KeyValue, metrics::Meter};
@@ -11,6 +12,9 @@ use redis::RedisError;
 
 use super::failure::Failure;
 use crate::metrics::{Counter, Episode, WorkerId};
+
+/// Outages of one server are told of no more often than this.
+const BETWEEN: Duration = Duration::from_secs(10);
 
 /// The servers that anybody is connected to, or wants to be.
 pub struct Health {
@@ -26,9 +30,10 @@ pub struct Health {
 struct Server {
     wanted: usize,
     up: usize,
-    /// It was told that it is out of reach.
+    /// It was told that it is out of reach, and not yet that it is back.
     told: bool,
-    outages: Episode,
+    /// When that was told last.
+    last_told: Option<Instant>,
     refusals: [Episode; Failure::ALL.len()],
 }
 
@@ -92,8 +97,9 @@ impl Health {
             return;
         };
         server.up -= usize::from(was_up);
-        // An outage that goes on for long is one episode, and so is a server that comes and goes.
-        if server.outages.begins() && !std::mem::replace(&mut server.told, true) {
+        // A server that comes and goes is told of now and then; one that stays away, once.
+        if !server.told && server.last_told.is_none_or(|last| last.elapsed() >= BETWEEN) {
+            (server.told, server.last_told) = (true, Some(Instant::now()));
             let kind = Failure::of(error).kind();
             tracing::warn!(server = name, kind, %error, "this Redis server is out of reach; on_error decides for it until it answers");
         }

@@ -72,7 +72,10 @@ impl Pool {
     /// The server that has the key; `None` when none is known to.
     pub(super) fn target(&self, key: &[u8]) -> Option<Target> {
         let routes = self.routes.load();
-        let place = routes.view.place_of(|| self.shard(key))?;
+        let Some(place) = routes.view.place_of(|| self.shard(key)) else {
+            self.shared.topology.doubt();
+            return None;
+        };
         let batcher = Arc::clone(routes.batchers.get(place)?);
         let slot = batcher.keeps_to_slots().then(|| self.slot(key));
         Some(Target { batcher, slot })
