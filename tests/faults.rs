@@ -91,7 +91,7 @@ async fn every_fault_has_an_outcome_a_metric_one_line_and_an_end() {
     let log = server.log();
     let told = log.matches("out of reach").count() as u64;
     assert!((1..=1 + started.elapsed().as_secs() / 10).contains(&told), "{log}");
-    for kind in ["noperm", "clusterdown", "oom", "busy", "misconf", "noreplicas"] {
+    for kind in ["moved", "noperm", "clusterdown", "oom", "busy", "misconf", "noreplicas"] {
         assert_eq!(log.matches(&format!("\"kind\":\"{kind}\"")).count(), 1, "{kind}: {log}");
     }
 }

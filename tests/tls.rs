@@ -6,7 +6,7 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sluicegate_client::{Client, Error};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::support::{RedisServer, Server, ask, until_async};
+use super::support::{RedisCluster, RedisServer, Server, ask, until_async};
 
 /// An authority that signs for localhost.
 struct Authority {
@@ -97,6 +97,33 @@ async fn clients_must_show_a_certificate_when_asked() {
     assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
     assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
     assert!(connect(&server, &ours, None).await.is_err());
+}
+
+#[tokio::test]
+async fn a_cluster_and_a_ring_are_reached_through_tls() {
+    let authority = Authority::new("redis");
+    let files = Files::new();
+    let (certificate, key) = authority.sign();
+    let (certificate, key) = (files.write("cert.pem", &certificate), files.write("key.pem", &key));
+    let ca = files.write("ca.pem", &authority.pem);
+    let cluster = RedisCluster::tls(&certificate, &key, &ca);
+    let nodes = [RedisServer::tls(&certificate, &key, &ca), RedisServer::tls(&certificate, &key, &ca)];
+    let ring = format!("rediss+ring://localhost:{},localhost:{}", nodes[0].port, nodes[1].port);
+    for store in [cluster.url().replace("redis+", "rediss+"), ring] {
+        let server = Server::builder()
+            .store(&store)
+            .set("redis.tls.ca_file", &ca)
+            .set("redis.tls.cert_file", &certificate)
+            .set("redis.tls.key_file", &key)
+            .set("redis.timeout", "1s")
+            .start();
+        let client = server.client().await;
+        for user in 0..8 {
+            let answer = client.check(ask("example", &[("user", &user.to_string())])).await;
+            assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", server.log())).allowed());
+        }
+    }
+    assert!(nodes.iter().all(|node| node.cli(&["dbsize"]) != "0"));
 }
 
 #[tokio::test]

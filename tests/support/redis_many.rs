@@ -20,11 +20,22 @@ impl RedisCluster {
 
     /// With so many replicas for each master and more options for each server.
     pub(crate) fn with(masters: usize, replicas: usize, args: &[&str]) -> Self {
+        Self::create(masters, replicas, args, &[])
+    }
+
+    /// Three masters that speak nothing but TLS.
+    pub(crate) fn tls(certificate: &str, key: &str, ca: &str) -> Self {
+        let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca];
+        let own = [&files[..], &["--tls", "--tls-cluster", "yes"]].concat();
+        Self::create(3, 0, &own, &["--tls", "--cert", certificate, "--key", key, "--cacert", ca])
+    }
+
+    fn create(masters: usize, replicas: usize, args: &[&str], cli: &[&str]) -> Self {
         let nodes: Vec<_> = (0..masters * (1 + replicas)).map(|_| Self::node(args)).collect();
         let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port));
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(addresses);
-        create.args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"]);
+        create.args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"]).args(cli);
         let output = create.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         let cluster = Self { nodes };

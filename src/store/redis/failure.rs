@@ -273,6 +273,7 @@ mod tests {
             (Failure::ClusterDown, Consequence::None, StoreError::Refused),
             (Failure::Oom, Consequence::None, StoreError::Refused),
             (Failure::Busy, Consequence::None, StoreError::Refused),
+            (Failure::Moved, Consequence::None, StoreError::Refused),
         ] {
             assert_eq!((failure.consequence(), failure.error()), (consequence, error), "{failure:?}");
         }

@@ -163,6 +163,8 @@ impl Node {
             self.shared.topology.doubt();
         }
         let redirect = match failure {
+            // One server of a cluster was given as if it were alone.
+            Failure::Moved | Failure::Ask if !self.shared.topology.is_cluster() => None,
             Failure::Moved => self.target(error).map(|(host, port)| Redirect::Moved(host, port)),
             Failure::Ask => self.target(error).map(|(host, port)| Redirect::Ask(host, port)),
             Failure::TryAgain | Failure::CrossSlot => Some(Redirect::Apart),

@@ -149,13 +149,10 @@ impl Redis {
         let hits: Vec<Hit<'_>> = hits.iter().map(Owned::hit).collect();
         for grain in [Grain::Server, Grain::Slot, Grain::Hit] {
             let parts = self.parts(&hits, grain);
-            let placed: usize = parts.iter().map(|part| part.places.len()).sum();
-            let unplaced_refuse = placed < hits.len() && {
-                let is_placed = |place: &usize| parts.iter().any(|part| part.places.contains(place));
-                (0..hits.len()).any(|place| hits[place].needed && !is_placed(&place))
-            };
-            let verdict =
-                watch::Sender::new(Verdict { waiting: parts.len(), refused: unplaced_refuse, ..Verdict::default() });
+            // A hit of which nobody knows where it lives cannot be decided.
+            let is_placed = |place: usize| parts.iter().any(|part| part.places.contains(&place));
+            let refused = (0..hits.len()).any(|place| hits[place].needed && !is_placed(place));
+            let verdict = watch::Sender::new(Verdict { waiting: parts.len(), refused, scattered: false });
             let taken = join_all(parts.iter().map(|part| self.take(part, &hits, now, grain, &verdict))).await;
             if verdict.borrow().scattered {
                 continue;
@@ -268,7 +265,6 @@ struct Part {
 }
 
 /// What is known of all parts together.
-#[derive(Default)]
 struct Verdict {
     waiting: usize,
     refused: bool,
