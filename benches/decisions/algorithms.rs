@@ -147,19 +147,26 @@ pub(crate) fn entities(place: usize) {
 pub(crate) fn in_redis() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(compare_in_redis());
-    for (topology, servers) in [("ring", Process::redis_ring()), ("cluster", Process::redis_cluster(false))] {
+}
+
+/// The same for a few, over several servers.
+pub(crate) fn in_many() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let single = vec![Process::redis()];
+    let (ring, cluster) = (Process::redis_ring(), Process::redis_cluster(false));
+    for (topology, servers) in [("single", single), ("ring", ring), ("cluster", cluster)] {
         runtime.block_on(compare_in_many(topology, &servers));
     }
 }
 
 /// The same over several servers: the CPU time of all of them.
 async fn compare_in_many(topology: &str, servers: &[Process]) {
-    let url = many(topology, servers);
+    let url = if servers.len() == 1 { servers[0].url() } else { many(topology, servers) };
     let (shared, single) = (connect(&url, Time::Server).await, connect(&url, Time::Caller).await);
     let names = names();
     let flush = || servers.iter().for_each(|server| drop(server.cli(&["flushall"])));
     let spent = || servers.iter().map(Process::cpu_micros).sum::<f64>();
-    println!("\nThe same on a {topology} of three, 64 at once and one by one\n");
+    println!("\nIn Redis, {topology}, {} servers: CPU time of all per decision\n", servers.len());
     println!("| algorithm | us, 64 at once | us, alone in a call |");
     println!("| --- | ---: | ---: |");
     // The others differ from these as they do on one server.

@@ -38,6 +38,7 @@ fn main() {
         "entities" => algorithms::entities(std::env::args().nth(2).and_then(|place| place.parse().ok()).unwrap()),
         "algorithms" => algorithms::in_memory(),
         "scripts" => algorithms::in_redis(),
+        "scripts-on-many" => algorithms::in_many(),
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
         "outage" => outage::run(),
@@ -47,6 +48,7 @@ fn main() {
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
+            algorithms::in_many();
             outage::run();
         }
     }
