@@ -1,6 +1,6 @@
 //! Which servers there are, and which of them has a key.
 //!
-//! A [`View`] says it as far as is known. That of one server or of a ring never changes; Sentinel and Cluster are asked
+//! A view says it as far as is known. That of one server or of a ring never changes; Sentinel and Cluster are asked
 //! for theirs: again and again, and at once when somebody is in doubt (a server is out of reach, or says that a key is
 //! elsewhere). All workers share what is found out; each has connections of its own.
 
