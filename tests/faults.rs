@@ -156,7 +156,8 @@ async fn a_sick_node_touches_nobody_elses_requests() {
     for user in &users {
         decided += usize::from(remaining(user).await != Some(999_999));
     }
-    assert!((15..=25).contains(&decided), "{decided}");
+    // About two thirds of them, by the chance of the ports; one in a million runs has fewer than these, or all.
+    assert!((8..30).contains(&decided), "{decided}");
     assert_eq!(server.metric("sluicegate_store_errors{kind=\"timeout\"}"), timeouts);
     nodes[0].thaw();
     until("it to be back", || server.get("/readyz").contains("redis, up").then_some(()));

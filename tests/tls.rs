@@ -118,7 +118,8 @@ async fn a_cluster_and_a_ring_are_reached_through_tls() {
             .set("redis.timeout", "1s")
             .start();
         let client = server.client().await;
-        for user in 0..8 {
+        // So many that a node without any of them would be a wonder.
+        for user in 0..24 {
             let answer = client.check(ask("example", &[("user", &user.to_string())])).await;
             assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", server.log())).allowed());
         }
