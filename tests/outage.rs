@@ -116,6 +116,7 @@ async fn a_redis_that_refuses_is_an_error_and_no_outage() {
     assert_eq!(check(&client, "default").await.unwrap_err().code(), Some(tonic::Code::Unavailable));
     assert!(check(&client, "open").await.unwrap().allowed());
     assert_eq!(server.metric("sluicegate_store_errors{kind=\"refused\"}"), 1.0);
+    assert_eq!(server.metric("sluicegate_redis_failures{kind=\"wrongtype\"}"), 1.0);
     // Requests may share a call to Redis: the bad counter spoils its own only.
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..200 {
@@ -130,6 +131,7 @@ async fn a_redis_that_refuses_is_an_error_and_no_outage() {
         assert_eq!(answer.is_err(), bad, "{answer:?}");
         assert!(bad || answer.unwrap().remaining() == Some(4));
     }
+    assert_eq!(server.log().matches("\"kind\":\"wrongtype\"").count(), 1, "{}", server.log());
     redis.cli(&["del", &key]);
     assert!(check(&client, "default").await.unwrap().allowed());
 }

@@ -155,6 +155,13 @@ impl Node {
         }
     }
 
+    /// Something else than a counter is stored under a counter's key.
+    pub(super) fn spoiled(&self) {
+        let error = RedisError::from((ErrorKind::UnexpectedReturnType, "a counter's key holds something else"));
+        self.shared.health.failed(self.worker, Failure::WrongType);
+        self.shared.health.refused(&self.server.name, Failure::WrongType, &error);
+    }
+
     /// What an error means for this call, and for those to come.
     fn failed(&self, link: &Arc<Link>, error: &RedisError) -> CallError {
         let failure = Failure::of(error);

@@ -180,7 +180,7 @@ pub(super) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + rand::random::<f64>())
 }
 
-/// Longer with every failure, up to half a second, and never in step with others.
+/// Longer with every failure, up to 300 ms, and never in step with others.
 pub(super) async fn back_off(failures: u32) {
     let pause = Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3));
     sleep(jittered(pause)).await;
