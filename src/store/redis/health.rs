@@ -1,5 +1,5 @@
-//! How the servers are, over all workers: for `/readyz`, metrics and the log. Written when something changes; no
-//! decision waits for it.
+//! How the servers are, over all workers: for `/readyz`, metrics and the log. Written when something changes or fails;
+//! a call that succeeds does not touch it.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ const BETWEEN: Duration = Duration::from_secs(10);
 pub struct Health {
     servers: Mutex<BTreeMap<Arc<str>, Server>>,
     failures: [Counter; Failure::ALL.len()],
-    /// Of what a take cost that was given back and could not be.
+    /// Takes of refused requests that could not be undone.
     lost: Counter,
     losses: Episode,
 }
