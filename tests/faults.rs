@@ -117,18 +117,24 @@ async fn a_late_answer_now_and_then_takes_nobody_down() {
 
 /// Where a name points to another address, the next connection goes there.
 #[tokio::test]
-async fn a_server_that_moves_is_found_at_its_new_address() {
-    let (first, second) = (RedisServer::start(), RedisServer::start());
-    let proxy = Proxy::start(first.port);
-    let server = start(&proxy.url());
+async fn a_name_that_changes_its_address_is_followed() {
+    let mut first = RedisServer::with(&["--bind", "127.0.0.2"]);
+    let port = first.port.to_string();
+    let second = RedisServer::with(&["--bind", "127.0.0.3", "--port", &port]);
+    let names = rules(&[("hosts", "127.0.0.2 counters.test")]);
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder()
+        .rules(folder.path())
+        .store(&format!("redis://counters.test:{port}"))
+        .hosts(&names.path().join("hosts"))
+        .start();
     let client = server.client().await;
     client.check(ask("d", &[("k", "v")])).await.unwrap();
-    proxy.point_to(second.port);
-    proxy.set(Fault::Cut);
-    until("somebody to notice", || server.get("/readyz").contains("out of reach").then_some(()));
-    proxy.set(Fault::None);
-    until("the new server to be asked", || server.get("/readyz").contains("redis, up").then_some(()));
-    client.check(ask("d", &[("k", "v")])).await.unwrap();
+    assert_eq!((first.cli(&["dbsize"]), second.cli(&["dbsize"])), ("1".into(), "0".into()));
+    // In place: what is mounted over /etc/hosts is this very file.
+    std::fs::write(names.path().join("hosts"), "127.0.0.3 counters.test").unwrap();
+    first.kill();
+    until_async("the new server to decide", async || is_decided(&client).await.then_some(())).await;
     assert_eq!(second.cli(&["dbsize"]), "1");
 }
 

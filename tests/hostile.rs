@@ -214,7 +214,8 @@ async fn json_of_every_kind_is_answered() {
     let server = Server::builder().start();
     let url = server.url("/json");
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-    let wide = format!("{{\"domain\":\"{}\"}}", "x".repeat(200_000));
+    // Only just too large: of a body that is much too large the server does not read the end, and breaks the pipe.
+    let wide = format!("{{\"domain\":\"{}\"}}", "x".repeat(64 * 1024));
     for body in [
         "",
         "{",

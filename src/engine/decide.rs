@@ -148,7 +148,7 @@ impl Engine {
             }
         }
         let mut start = 0;
-        let hits: SmallVec<[Hit<'_>; 4]> = limited()
+        let hits: SmallVec<[Hit<'_>; 2]> = limited()
             .zip(ends)
             .map(|((descriptor, applied), end)| {
                 let key = &names[start..end];
@@ -167,7 +167,12 @@ impl Engine {
             })
             .collect();
 
-        let answers = self.ask(&hits, charge, now).await;
+        let answers = match charge {
+            _ if hits.is_empty() => Answers::new(),
+            Charge::Each => self.store.apply(&hits, charge, now).await,
+            // Boxed, as all that is rare: a decision that waits for Redis is to be small.
+            Charge::All => Box::pin(self.ask_together(&hits, now)).await,
+        };
         let refused = |(hit, answer): (&Hit<'_>, &Result<Decision, StoreError>)| match answer {
             Ok(decision) => hit.binding && !decision.allowed,
             Err(_) => hit.needed,
@@ -191,14 +196,8 @@ impl Engine {
         Ok(self.verdict(&matches, decisions))
     }
 
-    /// The store's decisions. Under [`Charge::All`] a counter that several descriptors name is asked once for the sum.
-    async fn ask(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
-        if hits.is_empty() {
-            return Answers::new();
-        }
-        if charge == Charge::Each {
-            return self.store.apply(hits, charge, now).await;
-        }
+    /// The store's decisions under [`Charge::All`]: a counter that several descriptors name is asked once for the sum.
+    async fn ask_together(&self, hits: &[Hit<'_>], now: Micros) -> Answers {
         let mut merged = SmallVec::<[Hit<'_>; 4]>::new();
         let mut places = SmallVec::<[usize; 4]>::new();
         for hit in hits {
@@ -211,7 +210,7 @@ impl Engine {
             places.push(place);
         }
         // One alone has nobody to wait for.
-        let charge = if merged.len() == 1 { Charge::Each } else { charge };
+        let charge = if merged.len() == 1 { Charge::Each } else { Charge::All };
         let answers = self.store.apply(&merged, charge, now).await;
         places.into_iter().map(|place| answers.get(place).copied().unwrap_or(Err(StoreError::Refused))).collect()
     }

@@ -43,7 +43,7 @@ impl Traces {
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
         let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
         let span = span.start_with_context(tracer, &parent);
-        span.is_recording().then_some(Span(span))
+        span.is_recording().then(|| Span(Box::new(span)))
     }
 
     /// Sends what was not sent yet.
@@ -58,7 +58,7 @@ impl Traces {
 }
 
 /// A decision under way.
-pub struct Span(opentelemetry_sdk::trace::Span);
+pub struct Span(Box<opentelemetry_sdk::trace::Span>);
 
 impl Span {
     /// Ends it, with what it was about.

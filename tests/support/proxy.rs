@@ -1,10 +1,6 @@
 //! A TCP proxy that breaks what passes through it.
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -30,7 +26,6 @@ pub(crate) enum Fault {
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     fault: watch::Sender<Fault>,
-    target: Arc<Mutex<SocketAddr>>,
 }
 
 impl Proxy {
@@ -40,28 +35,21 @@ impl Proxy {
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let fault = watch::Sender::new(Fault::None);
-        let target = Arc::new(Mutex::new(SocketAddr::from(([127, 0, 0, 1], port))));
-        let (faults, to) = (fault.clone(), Arc::clone(&target));
+        let (faults, to) = (fault.clone(), SocketAddr::from(([127, 0, 0, 1], port)));
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = TcpListener::from_std(listener).unwrap();
                 while let Ok((caller, _)) = listener.accept().await {
-                    let to = *to.lock().unwrap();
                     tokio::spawn(pass(caller, to, faults.subscribe()));
                 }
             });
         });
-        Self { address, fault, target }
+        Self { address, fault }
     }
 
     pub(crate) fn set(&self, fault: Fault) {
         self.fault.send_replace(fault);
-    }
-
-    /// New connections go to another port.
-    pub(crate) fn point_to(&self, port: u16) {
-        self.target.lock().unwrap().set_port(port);
     }
 
     pub(crate) fn url(&self) -> String {

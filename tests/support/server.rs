@@ -119,6 +119,21 @@ impl Builder {
         self
     }
 
+    /// With this file in the place of `/etc/hosts`, for this process alone.
+    pub(crate) fn hosts(mut self, file: &Path) -> Self {
+        let service = self.command;
+        self.command = Command::new("unshare");
+        self.command.args(["--mount", "sh", "-c", r#"mount --bind "$0" /etc/hosts && exec "$@""#]);
+        self.command.arg(file).arg(service.get_program()).args(service.get_args());
+        for (name, value) in service.get_envs() {
+            match value {
+                Some(value) => self.command.env(name, value),
+                None => self.command.env_remove(name),
+            };
+        }
+        self
+    }
+
     pub(crate) fn start(mut self) -> Server {
         let mut child = self.command.stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));

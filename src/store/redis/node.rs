@@ -130,10 +130,11 @@ impl Node {
         if matches!(&result, Err(error) if Failure::of(error) == Failure::NoScript) {
             // Someone flushed the scripts: bring ours back and ask again.
             self.shared.health.failed(self.worker, Failure::NoScript);
-            result = match self.load_script(&mut connection).await {
-                Ok(()) => send(&mut connection, cmd, asking).await,
-                Err(error) => Err(error),
+            let again = async {
+                self.load_script(&mut connection).await?;
+                send(&mut connection, cmd, asking).await
             };
+            result = Box::pin(again).await;
         }
         match result {
             Ok(reply) => {
@@ -296,7 +297,7 @@ async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -
     let reply = if asking {
         let mut pipe = redis::pipe();
         pipe.cmd("ASKING").add_command(cmd.clone());
-        connection.send_packed_commands(&pipe, 0, 2).await?.pop().unwrap_or(Value::Nil)
+        Box::pin(connection.send_packed_commands(&pipe, 0, 2)).await?.pop().unwrap_or(Value::Nil)
     } else {
         connection.send_packed_command(cmd).await?
     };

@@ -33,24 +33,27 @@ const REDIRECTS: usize = 5;
 type Done = Result<Decision, StoreError>;
 
 impl Redis {
+    /// What is rare is boxed: a decision that waits is to be small.
     pub(super) async fn decide(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
-        let together = self.common_target(hits);
-        match (charge, together) {
+        match (charge, self.common_target(hits)) {
             (Charge::Each, Some(target)) => self.part(&target, hits, now).await,
-            (Charge::Each, None) => self.each(hits, now).await,
-            (Charge::All, together) => {
-                if let Some(target) = together {
-                    match target.batcher.steps(hits, Charge::All, now, target.slot).await {
-                        Ok((now, steps)) if steps.iter().all(Step::is_here) => return explain_all(hits, &steps, now),
-                        Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
-                        Ok(_) | Err(CallError::Elsewhere(_)) => {}
-                    }
-                }
-                let owned = hits.iter().map(Owned::new).collect();
-                let all = tokio::spawn(self.clone().all(owned, now));
-                all.await.unwrap_or_else(|_| hits.iter().map(|_| Err(StoreError::Unavailable)).collect())
+            (Charge::Each, None) => Box::pin(self.each(hits, now)).await,
+            (Charge::All, target) => Box::pin(self.together(target, hits, now)).await,
+        }
+    }
+
+    /// All hits take, or none does. `target`: where one call reaches them all.
+    async fn together(&self, target: Option<Target>, hits: &[Hit<'_>], now: Micros) -> Answers {
+        if let Some(target) = target {
+            match target.batcher.steps(hits, Charge::All, now, target.slot).await {
+                Ok((now, steps)) if steps.iter().all(Step::is_here) => return explain_all(hits, &steps, now),
+                Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
+                Ok(_) | Err(CallError::Elsewhere(_)) => {}
             }
         }
+        let owned = hits.iter().map(Owned::new).collect();
+        let all = tokio::spawn(self.clone().all(owned, now));
+        all.await.unwrap_or_else(|_| hits.iter().map(|_| Err(StoreError::Unavailable)).collect())
     }
 
     /// Where one call reaches all hits, that is.
@@ -82,19 +85,23 @@ impl Redis {
 
     /// Hits of one server, each for itself.
     async fn part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> Answers {
-        let (at, steps) = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
-            Ok(steps) => steps,
-            Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
-            Err(CallError::Elsewhere(redirect)) => {
-                let follow = async |hit| self.follow_one(hit, now, &target.batcher, Some(&redirect)).await;
-                return join_all(hits.iter().map(follow)).await.into();
+        match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
+            Ok((at, steps)) if steps.iter().all(Step::is_here) => {
+                hits.iter().zip(&steps).map(|(hit, step)| explain(hit, step, at, hit.action)).collect()
             }
-        };
-        if steps.iter().all(Step::is_here) {
-            return hits.iter().zip(&steps).map(|(hit, step)| explain(hit, step, at, hit.action)).collect();
+            Ok(steps) => Box::pin(self.follow_some(target, hits, now, &steps)).await,
+            Err(CallError::Elsewhere(to)) => {
+                let follow = async |hit| self.follow_one(hit, now, &target.batcher, Some(&to)).await;
+                Box::pin(join_all(hits.iter().map(follow))).await.into()
+            }
+            Err(CallError::Failed(error)) => hits.iter().map(|_| Err(error)).collect(),
         }
-        let answers = hits.iter().zip(&steps).map(async |(hit, step)| match step.is_here() {
-            true => explain(hit, step, at, hit.action),
+    }
+
+    /// The answers of those that were there, and the others sent on.
+    async fn follow_some(&self, target: &Target, hits: &[Hit<'_>], now: Micros, (at, steps): &Steps) -> Answers {
+        let answers = hits.iter().zip(steps).map(async |(hit, step)| match step.is_here() {
+            true => explain(hit, step, *at, hit.action),
             false => self.follow_one(hit, now, &target.batcher, None).await,
         });
         join_all(answers).await.into()

@@ -1,8 +1,8 @@
 //! What a connection's calls reach: the hot method, and tonic's services for all the rest.
 
-use std::{convert::Infallible, sync::Arc};
+use std::{convert::Infallible, pin::Pin, sync::Arc};
 
-use http::{Method, Request, Response, header::CONTENT_TYPE};
+use http::{Method, Request, Response, header::CONTENT_TYPE, request};
 use hyper::body::Incoming;
 use prost::Message;
 use sluicegate_proto::{
@@ -20,11 +20,14 @@ use super::{
 use crate::{
     engine::{Code, Verdict},
     service::Check,
-    telemetry::Traces,
+    telemetry::{Span, Traces},
 };
 
 /// The only method that is asked a hundred thousand times a second.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// An answer in the making.
+type Answer = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send>>;
 
 /// One worker's services.
 pub struct Handler {
@@ -42,28 +45,42 @@ impl Handler {
         Arc::new(Self { check, limits, response, traces, others })
     }
 
-    /// Answers one call.
-    pub(super) async fn call(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<AnswerBody>, Infallible> {
+    /// Answers one call. Hyper moves the future of an answer several times, and a box is moved for less (`make bench`:
+    /// 1.13 × the no-op server without it, 1.01 × with it). What it holds on to is kept small: while Redis decides,
+    /// hundreds of them wait, and each is to be found in the processor's caches when its answer comes.
+    pub(super) fn call(self: Arc<Self>, request: Request<Incoming>) -> Answer {
         if request.uri().path() == SHOULD_RATE_LIMIT {
-            return Ok(self.should_rate_limit(request).await.unwrap_or_else(|refusal| unary::refuse(&refusal)));
+            let (head, body) = request.into_parts();
+            let span = self.begin(&head);
+            drop(head);
+            return Box::pin(async move {
+                let answer = async { self.should_rate_limit(span?, body).await };
+                Ok(answer.await.unwrap_or_else(|refusal| unary::refuse(&refusal)))
+            });
         }
         let mut others = self.others.clone();
-        match others.call(request.map(tonic::body::Body::new)).await {
-            Ok(response) => Ok(response.map(AnswerBody::Tonic)),
-            Err(never) => match never {},
-        }
+        Box::pin(async move {
+            match others.call(request.map(tonic::body::Body::new)).await {
+                Ok(response) => Ok(response.map(AnswerBody::Tonic)),
+                Err(never) => match never {},
+            }
+        })
     }
 
-    async fn should_rate_limit(&self, request: Request<Incoming>) -> Result<Response<AnswerBody>, Refusal> {
-        let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|kind| {
+    /// What can be said of a call without its message.
+    fn begin(&self, head: &request::Parts) -> Result<Option<Span>, Refusal> {
+        let is_grpc = head.headers.get(CONTENT_TYPE).is_some_and(|kind| {
             let kind = kind.as_bytes();
             kind == b"application/grpc" || kind == b"application/grpc+proto" || kind.starts_with(b"application/grpc;")
         });
-        if !is_grpc || request.method() != Method::POST {
+        if !is_grpc || head.method != Method::POST {
             return Err(Refusal::invalid("this is a gRPC method: POST with content-type application/grpc"));
         }
-        let span = self.traces.start(request.headers());
-        let message = unary::receive(request.into_body(), self.limits.max_message_bytes).await?;
+        Ok(self.traces.start(&head.headers))
+    }
+
+    async fn should_rate_limit(&self, span: Option<Span>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
+        let message = unary::receive(body, self.limits.max_message_bytes).await?;
         let message = RateLimitRequest::decode(message)
             .map_err(|error| Refusal::invalid(format!("this is not a RateLimitRequest: {error}")))?;
         let asked = convert::decode(&message, &self.limits)?;
