@@ -40,6 +40,8 @@ mod rules;
 mod shutdown;
 /// What Redis holds, and how many callers share a limit exactly.
 mod stores;
+/// Many checks at once: `sluicegate.v1`.
+mod stream;
 /// TLS and mutual TLS.
 mod tls;
 /// Clusters, sentinels and rings: where counters live, what moves, and requests that span servers.

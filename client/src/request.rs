@@ -39,6 +39,12 @@ impl Request {
     }
 }
 
+impl From<Request> for RateLimitRequest {
+    fn from(request: Request) -> Self {
+        request.0
+    }
+}
+
 /// Something that a request counts as.
 #[derive(Clone, Debug, Default)]
 pub struct Descriptor(RateLimitDescriptor);

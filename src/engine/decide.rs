@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::{
     DecideError, Descriptor, Request, Snapshot, key,
     statistics::{self, Series, Statistics, Threshold},
-    verdict::{Code, CurrentLimit, Status, Verdict},
+    verdict::{Code, CurrentLimit, Decider, Status, Verdict},
 };
 use crate::{
     algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
@@ -18,8 +18,8 @@ use crate::{
     store::{Answers, AnyStore, Charge, Hit, Memory, Store, StoreError},
 };
 
-/// The decisions on a request's limits, in their order.
-type Decisions = SmallVec<[Decision; 2]>;
+/// The decisions on a request's limits, in their order, and whose they are.
+type Decisions = SmallVec<[(Decision, Decider); 2]>;
 
 /// What holds for all rules.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -189,8 +189,12 @@ impl Engine {
         let mut decisions = Decisions::new();
         for (((descriptor, applied), hit), answer) in limited().zip(&hits).zip(answers) {
             decisions.push(match answer {
-                Ok(decision) => decision,
-                Err(error) => self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?,
+                Ok(decision) => (decision, Decider::Store),
+                Err(error) => {
+                    let decision =
+                        self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
+                    (decision, Decider::Fallback)
+                }
             });
         }
         Ok(self.verdict(&matches, decisions))
@@ -337,7 +341,10 @@ impl Engine {
             .map(|found| match found {
                 Match::None => Status { quota: self.settings.quota_mode, ..Status::NO_LIMIT },
                 Match::Unlimited(_) => Status::UNLIMITED,
-                Match::Limited(applied) => self.status(applied, &decisions.next().unwrap_or_default()),
+                Match::Limited(applied) => {
+                    let (decision, decider) = decisions.next().unwrap_or((Decision::default(), Decider::Store));
+                    self.status(applied, &decision, decider)
+                }
             })
             .collect();
         let overall = match Verdict::overall(&statuses) {
@@ -351,7 +358,7 @@ impl Engine {
         Verdict { overall, statuses, metadata }
     }
 
-    fn status(&self, applied: &Applied<'_>, decision: &Decision) -> Status {
+    fn status(&self, applied: &Applied<'_>, decision: &Decision, decider: Decider) -> Status {
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
@@ -364,6 +371,8 @@ impl Engine {
             retry_after: decision.retry_after,
             delay: decision.delay,
             soft: decision.soft,
+            decider,
+            refusal_counts: applied.limit.refusal_counts(),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
         }

@@ -8,10 +8,11 @@ mod snapshot;
 mod statistics;
 mod verdict;
 
+pub use crate::algorithm::Micros;
 pub use decide::{Engine, Settings};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
-pub use verdict::{Binding, Code, CurrentLimit, Status, Verdict};
+pub use verdict::{Binding, Code, CurrentLimit, Decider, Status, Verdict};
 
 use smallvec::SmallVec;
 

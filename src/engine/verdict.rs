@@ -18,6 +18,15 @@ pub enum Code {
     OverLimit,
 }
 
+/// Who decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decider {
+    /// The counters.
+    Store,
+    /// The rule's `on_error`: the counters were out of reach.
+    Fallback,
+}
+
 /// The limit that applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentLimit {
@@ -71,6 +80,10 @@ pub struct Status {
     pub delay: Micros,
     /// It passes only because the limit is soft.
     pub soft: bool,
+    /// Who says so.
+    pub decider: Decider,
+    /// Asking again while it is refused makes the wait longer.
+    pub refusal_counts: bool,
     /// Refuses only together with every other quota descriptor.
     pub(super) quota: bool,
     /// An unlimited rule: it has no say in the overall code.
@@ -87,6 +100,8 @@ impl Status {
         retry_after: None,
         delay: Micros::ZERO,
         soft: false,
+        decider: Decider::Store,
+        refusal_counts: false,
         quota: false,
         unlimited: false,
     };

@@ -108,6 +108,8 @@ pub struct Limit {
     policy: (u64, Micros),
     /// The part of a refused request that was below the limit counts as within it, as the peer has it.
     splits_refused: bool,
+    /// A refused hit makes the next ones wait longer. In a fixed window they wait for its end in any case.
+    refusal_counts: bool,
 }
 
 /// Why a limit cannot be counted.
@@ -168,7 +170,8 @@ impl Limit {
             None => (requests_per_unit.into(), window),
         };
         let splits_refused = kind == Algorithm::DEFAULT && shape.count_denied != Some(false);
-        Ok(Self { requests_per_unit, unit, unit_multiplier, algorithm, policy, splits_refused })
+        let refusal_counts = kind != Algorithm::DEFAULT && shape.counts_denied();
+        Ok(Self { requests_per_unit, unit, unit_multiplier, algorithm, policy, splits_refused, refusal_counts })
     }
 
     /// One of so many instances' part of the same, rounded up.
@@ -224,6 +227,12 @@ impl Limit {
     #[must_use]
     pub const fn is_per_second(&self) -> bool {
         matches!(self.unit, Unit::Second)
+    }
+
+    /// Whether a refused hit makes the next ones wait longer.
+    #[must_use]
+    pub const fn refusal_counts(&self) -> bool {
+        self.refusal_counts
     }
 
     /// Whether the part of a refused request that was below the limit counts as within it, as the peer has it.

@@ -39,8 +39,18 @@ impl Traces {
     /// A span for one decision, if traces are on and this one is sampled.
     #[must_use]
     pub fn start(&self, headers: &HeaderMap) -> Option<Span> {
+        self.start_in(&Headers(headers))
+    }
+
+    /// The same for one of many in a frame, by its W3C `traceparent`.
+    #[must_use]
+    pub fn start_from(&self, traceparent: &str) -> Option<Span> {
+        self.start_in(&Traceparent(traceparent))
+    }
+
+    fn start_in(&self, carrier: &dyn Extractor) -> Option<Span> {
         let (_, tracer) = self.0.as_ref()?;
-        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers));
+        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), carrier);
         let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
         let span = span.start_with_context(tracer, &parent);
         span.is_recording().then(|| Span(Box::new(span)))
@@ -78,5 +88,17 @@ impl Extractor for Headers<'_> {
 
     fn keys(&self) -> Vec<&str> {
         self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}
+
+struct Traceparent<'t>(&'t str);
+
+impl Extractor for Traceparent<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        (key == "traceparent").then_some(self.0)
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        vec!["traceparent"]
     }
 }

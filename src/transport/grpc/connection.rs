@@ -40,7 +40,8 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     settings: &Settings,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let service = service_fn(move |request| Arc::clone(&handler).call(request));
+    let (leaving, told) = watch::channel(false);
+    let service = service_fn(move |request| Arc::clone(&handler).call(request, &told));
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
@@ -53,7 +54,6 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     // ± 10%, so that connections that came together don't all go together.
     let age = settings.max_connection_age.mul_f64(rand::random_range(0.9..1.1));
     let mut end = pin!(sleep_until(Instant::now() + age));
-    let mut leaving = false;
     loop {
         tokio::select! {
             biased;
@@ -64,14 +64,14 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
                 return;
             }
             () = end.as_mut() => {
-                if leaving {
+                if *leaving.borrow() {
                     return;
                 }
             }
-            () = told_to_stop(&mut shutdown), if !leaving => {}
+            () = told_to_stop(&mut shutdown), if !*leaving.borrow() => {}
         }
         tracing::debug!("a connection is asked to go");
-        leaving = true;
+        leaving.send_replace(true);
         connection.as_mut().graceful_shutdown();
         end.as_mut().reset(Instant::now() + settings.max_connection_age_grace);
     }

@@ -10,10 +10,11 @@ use sluicegate_proto::envoy::{
     },
     r#type::v3::RateLimitUnit,
 };
+use sluicegate_proto::sluicegate::v1;
 
 use super::{Limits, Refusal, ResponseSettings, headers::headers};
 use crate::{
-    engine::{self, Descriptor, Request, Status, Verdict},
+    engine::{self, Decider, Descriptor, Micros, Request, Status, Verdict},
     rules::{Entry, Limit, Metadata, Unit},
 };
 
@@ -112,6 +113,43 @@ fn encode_status(status: &Status) -> DescriptorStatus {
         limit_remaining: status.remaining,
         duration_until_reset: reset,
         quota: None,
+    }
+}
+
+/// The same for those who can take exact numbers.
+pub(super) fn encode_exact(verdict: &Verdict, settings: &ResponseSettings) -> v1::Verdict {
+    let headers = if settings.headers { headers(verdict, settings) } else { Vec::new() };
+    v1::Verdict {
+        allowed: verdict.overall == engine::Code::Ok,
+        statuses: verdict.statuses.iter().map(encode_exact_status).collect(),
+        response_headers_to_add: headers
+            .into_iter()
+            .map(|header| v1::Header { name: header.key, value: header.value })
+            .collect(),
+    }
+}
+
+fn encode_exact_status(status: &Status) -> v1::Status {
+    let decider = match status.decider {
+        Decider::Store => v1::Decider::Store,
+        Decider::Fallback => v1::Decider::Fallback,
+    };
+    v1::Status {
+        allowed: !status.is_over(),
+        limit: status.limit.as_ref().map(|limit| v1::Limit {
+            requests_per_unit: limit.requests_per_unit,
+            unit: unit(limit.unit).into(),
+            unit_multiplier: if limit.unit_multiplier == 1 { 0 } else { limit.unit_multiplier },
+            name: limit.name.as_deref().unwrap_or_default().to_owned(),
+        }),
+        remaining: status.remaining.into(),
+        reset_us: status.reset.map(Micros::get),
+        retry_after_us: status.retry_after.filter(|_| status.is_over()).map(Micros::get),
+        delay_us: status.delay.get(),
+        soft: status.soft,
+        decider: decider.into(),
+        refusal_counts: status.refusal_counts,
+        grant: None,
     }
 }
 

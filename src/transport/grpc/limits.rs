@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// Bytes of the message.
     pub max_message_bytes: usize,
+    /// Bytes of a frame with many checks.
+    pub max_frame_bytes: usize,
     /// Descriptors of a request.
     pub max_descriptors: usize,
     /// Entries of a descriptor.
@@ -18,6 +20,12 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_message_bytes: 64 * 1024, max_descriptors: 128, max_entries: 32, max_text_bytes: 1024 }
+        Self {
+            max_message_bytes: 64 * 1024,
+            max_frame_bytes: 256 * 1024,
+            max_descriptors: 128,
+            max_entries: 32,
+            max_text_bytes: 1024,
+        }
     }
 }

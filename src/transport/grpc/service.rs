@@ -2,19 +2,21 @@
 
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
-use http::{Method, Request, Response, header::CONTENT_TYPE, request};
+use bytes::Bytes;
+use http::{Request, Response, header::CONTENT_TYPE, request};
 use hyper::body::Incoming;
 use prost::Message;
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_service_server},
 };
+use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::server::{HealthReporter, HealthService};
 use tower_service::Service;
 
 use super::{
-    Limits, Refusal, ResponseSettings, convert,
+    Limits, Refusal, ResponseSettings, convert, stream,
     unary::{self, AnswerBody},
 };
 use crate::{
@@ -23,8 +25,19 @@ use crate::{
     telemetry::{Span, Traces},
 };
 
-/// The only method that is asked a hundred thousand times a second.
+/// The method that is asked a hundred thousand times a second.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+/// Those of ours, which are framed by hand as well.
+const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
+const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
+
+/// What is framed by hand.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Method {
+    ShouldRateLimit,
+    Stream,
+    Batch,
+}
 
 /// An answer in the making.
 type Answer = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send>>;
@@ -48,16 +61,31 @@ impl Handler {
     /// Answers one call. Hyper moves the future of an answer several times, and a box is moved for less (`make bench`:
     /// 1.13 × the no-op server without it, 1.01 × with it). What it holds on to is kept small: while Redis decides,
     /// hundreds of them wait, and each is to be found in the processor's caches when its answer comes.
-    pub(super) fn call(self: Arc<Self>, request: Request<Incoming>) -> Answer {
-        if request.uri().path() == SHOULD_RATE_LIMIT {
-            let (head, body) = request.into_parts();
-            let span = self.begin(&head);
-            drop(head);
-            return Box::pin(async move {
-                let answer = async { self.should_rate_limit(span?, body).await };
-                Ok(answer.await.unwrap_or_else(|refusal| unary::refuse(&refusal)))
-            });
-        }
+    ///
+    /// `leaving`: the connection is to end, and what would keep it open for ever has to.
+    pub(super) fn call(self: Arc<Self>, request: Request<Incoming>, leaving: &watch::Receiver<bool>) -> Answer {
+        let method = match request.uri().path() {
+            SHOULD_RATE_LIMIT => Method::ShouldRateLimit,
+            STREAM => Method::Stream,
+            BATCH => Method::Batch,
+            _ => return self.call_other(request),
+        };
+        let leaving = (method == Method::Stream).then(|| leaving.clone());
+        let (head, body) = request.into_parts();
+        let span = self.begin(&head, method);
+        drop(head);
+        Box::pin(async move {
+            let answer = match (span, leaving) {
+                (Err(refusal), _) => Err(refusal),
+                (Ok(_), Some(leaving)) => Ok(stream::stream(self, body, leaving)),
+                (Ok(_), None) if method == Method::Batch => Box::pin(stream::batch(self, body)).await,
+                (Ok(span), None) => self.should_rate_limit(span, body).await,
+            };
+            Ok(answer.unwrap_or_else(|refusal| unary::refuse(&refusal)))
+        })
+    }
+
+    fn call_other(&self, request: Request<Incoming>) -> Answer {
         let mut others = self.others.clone();
         Box::pin(async move {
             match others.call(request.map(tonic::body::Body::new)).await {
@@ -68,22 +96,34 @@ impl Handler {
     }
 
     /// What can be said of a call without its message.
-    fn begin(&self, head: &request::Parts) -> Result<Option<Span>, Refusal> {
+    fn begin(&self, head: &request::Parts, method: Method) -> Result<Option<Span>, Refusal> {
         let is_grpc = head.headers.get(CONTENT_TYPE).is_some_and(|kind| {
             let kind = kind.as_bytes();
             kind == b"application/grpc" || kind == b"application/grpc+proto" || kind.starts_with(b"application/grpc;")
         });
-        if !is_grpc || head.method != Method::POST {
+        if !is_grpc || head.method != http::Method::POST {
             return Err(Refusal::invalid("this is a gRPC method: POST with content-type application/grpc"));
         }
-        Ok(self.traces.start(&head.headers))
+        // The checks of a frame have spans of their own.
+        Ok(if method == Method::ShouldRateLimit { self.traces.start(&head.headers) } else { None })
     }
 
     async fn should_rate_limit(&self, span: Option<Span>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
         let message = unary::receive(body, self.limits.max_message_bytes).await?;
-        let message = RateLimitRequest::decode(message)
-            .map_err(|error| Refusal::invalid(format!("this is not a RateLimitRequest: {error}")))?;
-        let asked = convert::decode(&message, &self.limits)?;
+        let message = decode(message)?;
+        let verdict = self.check(&message, span).await?;
+        Ok(unary::answer(&convert::encode(&verdict, &message, &self.response)))
+    }
+
+    /// Decides one check of many.
+    pub(super) async fn decide(&self, request: Bytes, traceparent: &str) -> Result<Verdict, Refusal> {
+        unary::check_size(request.len(), self.limits.max_message_bytes)?;
+        let span = self.traces.start_from(traceparent);
+        self.check(&decode(request)?, span).await
+    }
+
+    async fn check(&self, message: &RateLimitRequest, span: Option<Span>) -> Result<Verdict, Refusal> {
+        let asked = convert::decode(message, &self.limits)?;
         let verdict = self.check.check(&asked).await;
         if let Some(span) = span {
             let outcome = match &verdict {
@@ -93,9 +133,21 @@ impl Handler {
             };
             span.end(asked.domain, outcome);
         }
-        let answer = convert::encode(&verdict?, &message, &self.response);
-        Ok(unary::answer(&answer))
+        Ok(verdict?)
     }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(super) fn response(&self) -> &ResponseSettings {
+        &self.response
+    }
+}
+
+fn decode(message: Bytes) -> Result<RateLimitRequest, Refusal> {
+    RateLimitRequest::decode(message)
+        .map_err(|error| Refusal::invalid(format!("this is not a RateLimitRequest: {error}")))
 }
 
 /// Health (for the whole server and for the service by its names) and reflection, shared by all workers.

@@ -5,7 +5,7 @@
 
 use std::{
     pin::Pin,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -17,10 +17,11 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 use tonic::Code;
 
-use super::Refusal;
+use super::{Refusal, stream::Answers};
 
-const PREFIX: usize = 5;
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+/// Of every message: whether it is compressed, and its length.
+pub(super) const PREFIX: usize = 5;
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// What `grpc-message` may not hold as it is; utf8_percent_encode escapes all that is not ASCII anyway.
@@ -28,7 +29,12 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// The body of an answer: of a call of ours, or of one of tonic's services.
 pub(super) enum AnswerBody {
-    Unary { data: Option<Bytes>, trailers: Option<HeaderMap> },
+    Unary {
+        data: Option<Bytes>,
+        trailers: Option<HeaderMap>,
+    },
+    /// `None` when it has ended.
+    Stream(Option<Box<Answers>>),
     Tonic(tonic::body::Body),
 }
 
@@ -45,6 +51,16 @@ impl Body for AnswerBody {
                 let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
                 Poll::Ready(frame.map(Ok))
             }
+            Self::Stream(answers) => {
+                let Some(stream) = answers else {
+                    return Poll::Ready(None);
+                };
+                let frame = ready!(stream.poll_frame(context));
+                if matches!(&frame, Some(Ok(frame)) if frame.is_trailers()) {
+                    *answers = None;
+                }
+                Poll::Ready(frame)
+            }
             Self::Tonic(body) => Pin::new(body).poll_frame(context),
         }
     }
@@ -52,6 +68,7 @@ impl Body for AnswerBody {
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Unary { data, trailers } => data.is_none() && trailers.is_none(),
+            Self::Stream(answers) => answers.is_none(),
             Self::Tonic(body) => body.is_end_stream(),
         }
     }
@@ -59,6 +76,7 @@ impl Body for AnswerBody {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Unary { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, Bytes::len) as u64),
+            Self::Stream(_) => SizeHint::new(),
             Self::Tonic(body) => body.size_hint(),
         }
     }
@@ -67,7 +85,7 @@ impl Body for AnswerBody {
 /// The one message of a call, without its prefix. Reads to the end, so that the stream closes in order.
 pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Refusal> {
     let first = next_data(&mut body).await?.unwrap_or_default();
-    check_size(&first, max)?;
+    check_sizes(&first, max)?;
     // Nearly always that was all of it; else the rest is gathered, each byte copied once however small the frames are.
     let whole = if body.is_end_stream() {
         first
@@ -75,17 +93,14 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Ref
         let mut whole = BytesMut::from(first);
         while let Some(data) = next_data(&mut body).await? {
             whole.extend_from_slice(&data);
-            check_size(&whole, max)?;
+            check_sizes(&whole, max)?;
         }
         whole.freeze()
     };
     let Some(size) = declared(&whole) else {
         return Err(Refusal::invalid("the call has no message"));
     };
-    if whole[0] != 0 {
-        let message = "compressed messages are not taken; send them with grpc-encoding identity".into();
-        return Err(Refusal { code: Code::Unimplemented, message });
-    }
+    check_plain(&whole)?;
     if whole.len() != PREFIX + size {
         return Err(Refusal::invalid(format!(
             "a message of {size} bytes was announced and {} came",
@@ -93,6 +108,27 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Ref
         )));
     }
     Ok(whole.slice(PREFIX..))
+}
+
+/// The first message of a stream's bytes, without its prefix; `None` when it is not all there.
+pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, Refusal> {
+    let Some(size) = declared(received) else {
+        return Ok(None);
+    };
+    check_plain(received)?;
+    check_size(size, max)?;
+    if received.len() < PREFIX + size {
+        return Ok(None);
+    }
+    Ok(Some(received.split_to(PREFIX + size).freeze().slice(PREFIX..)))
+}
+
+fn check_plain(whole: &[u8]) -> Result<(), Refusal> {
+    if whole[0] == 0 {
+        return Ok(());
+    }
+    let message = "compressed messages are not taken; send them with grpc-encoding identity".into();
+    Err(Refusal { code: Code::Unimplemented, message })
 }
 
 async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
@@ -107,8 +143,11 @@ async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
 }
 
 /// Neither what is announced nor what has come may be too large.
-fn check_size(whole: &[u8], max: usize) -> Result<(), Refusal> {
-    let size = declared(whole).unwrap_or_default().max(whole.len().saturating_sub(PREFIX));
+fn check_sizes(whole: &[u8], max: usize) -> Result<(), Refusal> {
+    check_size(declared(whole).unwrap_or_default().max(whole.len().saturating_sub(PREFIX)), max)
+}
+
+pub(super) fn check_size(size: usize, max: usize) -> Result<(), Refusal> {
     if size > max {
         return Err(Refusal::exhausted(format!("a message of {size} bytes is larger than the {max} that are taken")));
     }
@@ -129,25 +168,32 @@ pub(super) fn answer(message: &impl Message) -> Response<AnswerBody> {
     // An answer has a status for each descriptor: far from 4 GiB.
     data.put_u32(u32::try_from(size).unwrap_or(u32::MAX));
     message.encode_raw(&mut data);
+    respond(data.freeze())
+}
+
+/// A successful answer that has its prefix.
+pub(super) fn respond(data: Bytes) -> Response<AnswerBody> {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-    let body = AnswerBody::Unary { data: Some(data.freeze()), trailers: Some(trailers) };
-    response(body)
+    response(AnswerBody::Unary { data: Some(data), trailers: Some(trailers) })
 }
 
 /// A status without a message: its trailers are its headers.
 pub(super) fn refuse(refusal: &Refusal) -> Response<AnswerBody> {
     let mut response = response(AnswerBody::Unary { data: None, trailers: None });
-    let headers = response.headers_mut();
+    write_status(response.headers_mut(), refusal);
+    response
+}
+
+pub(super) fn write_status(headers: &mut HeaderMap, refusal: &Refusal) {
     headers.insert(GRPC_STATUS, HeaderValue::from(refusal.code as i32));
     let message = utf8_percent_encode(&refusal.message, ESCAPED).to_string();
     if let Ok(message) = HeaderValue::from_str(&message) {
         headers.insert(GRPC_MESSAGE, message);
     }
-    response
 }
 
-fn response(body: AnswerBody) -> Response<AnswerBody> {
+pub(super) fn response(body: AnswerBody) -> Response<AnswerBody> {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     response

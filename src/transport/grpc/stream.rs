@@ -1,0 +1,266 @@
+//! `sluicegate.v1`: many checks in a frame, and many frames in a stream.
+//!
+//! A frame is taken apart no further than to its checks; each is then decoded, limited and decided as a call of its own
+//! would be, and an error of one is its own. All that a frame has is begun before the first of them waits, so that a store
+//! with shared calls gets them together. Answers leave as soon as there are any: those that are ready at the same moment in one
+//! frame.
+
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    vec,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use futures_util::{Stream, future::poll_fn, stream::FuturesUnordered};
+use http::{HeaderMap, HeaderValue, Response};
+use http_body::{Body, Frame};
+use hyper::body::Incoming;
+use prost::Message;
+use sluicegate_proto::sluicegate::v1::{Answer, Error, answer::Outcome};
+use tokio::sync::watch;
+use tonic::{Code, Status};
+
+use super::{
+    Refusal, convert,
+    service::Handler,
+    unary::{self, AnswerBody, PREFIX},
+};
+use crate::engine::Verdict;
+
+/// Checks of one stream or batch that are under way at the same time: no more are begun meanwhile.
+const IN_FLIGHT: usize = 4096;
+/// A frame of answers that is so large leaves, though there may be more.
+const FULL: usize = 64 * 1024;
+/// `answers` of an `AnswerFrame`: field 1, of a length.
+const ANSWERS: u8 = 1 << 3 | 2;
+
+/// The caller's frame, its checks not yet read.
+#[derive(prost::Message)]
+struct CheckFrame {
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    checks: Vec<Bytes>,
+}
+
+/// A check, its request not yet read: what is wrong with that is an answer.
+#[derive(prost::Message)]
+struct Check {
+    #[prost(uint64, tag = "1")]
+    id: u64,
+    #[prost(bytes = "bytes", tag = "2")]
+    request: Bytes,
+    #[prost(string, tag = "3")]
+    traceparent: String,
+}
+
+type Done = (u64, Result<Verdict, Refusal>);
+
+/// Checks under way, and the answers to those that are done.
+struct Run {
+    handler: Arc<Handler>,
+    /// Of the frame that came last, those that have not been begun.
+    checks: vec::IntoIter<Bytes>,
+    pending: FuturesUnordered<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    /// With room for the prefix, when there are any.
+    answers: BytesMut,
+}
+
+impl Run {
+    fn new(handler: Arc<Handler>) -> Self {
+        Self { handler, checks: Vec::new().into_iter(), pending: FuturesUnordered::new(), answers: BytesMut::new() }
+    }
+
+    fn take(&mut self, frame: Bytes) -> Result<(), Refusal> {
+        let frame = CheckFrame::decode(frame).map_err(|error| malformed("CheckFrame", &error))?;
+        self.checks = frame.checks.into_iter();
+        Ok(())
+    }
+
+    /// Begins what may begin, and gathers what is done.
+    fn advance(&mut self, context: &mut Context<'_>, at_most: usize) -> Result<(), Refusal> {
+        while self.pending.len() < IN_FLIGHT && self.answers.len() < at_most {
+            let Some(check) = self.checks.next() else {
+                break;
+            };
+            let Check { id, request, traceparent } =
+                Check::decode(check).map_err(|error| malformed("Check", &error))?;
+            let handler = Arc::clone(&self.handler);
+            let mut check = Box::pin(async move { (id, handler.decide(request, &traceparent).await) });
+            // In memory it is done at once.
+            match check.as_mut().poll(context) {
+                Poll::Ready(done) => self.add(&done),
+                Poll::Pending => self.pending.push(check),
+            }
+        }
+        while self.answers.len() < at_most {
+            match Pin::new(&mut self.pending).poll_next(context) {
+                Poll::Ready(Some(done)) => self.add(&done),
+                Poll::Ready(None) | Poll::Pending => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.pending.is_empty() && self.checks.as_slice().is_empty()
+    }
+
+    fn add(&mut self, (id, outcome): &Done) {
+        if self.answers.is_empty() {
+            self.answers.put_bytes(0, PREFIX);
+        }
+        let outcome = match outcome {
+            Ok(verdict) => Outcome::Verdict(convert::encode_exact(verdict, self.handler.response())),
+            Err(Refusal { code, message }) => Outcome::Error(Error { code: *code as i32, message: message.clone() }),
+        };
+        let answer = Answer { id: *id, outcome: Some(outcome) };
+        self.answers.put_u8(ANSWERS);
+        // There is always room in memory's own buffer.
+        let _ = answer.encode_length_delimited(&mut self.answers);
+    }
+
+    /// What there is, as a message with its prefix.
+    fn message(&mut self) -> Bytes {
+        let mut message = self.answers.split();
+        let size = message.len().saturating_sub(PREFIX);
+        message[1..PREFIX].copy_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
+        message.freeze()
+    }
+}
+
+fn malformed(what: &str, error: &prost::DecodeError) -> Refusal {
+    Refusal::invalid(format!("this is not a {what}: {error}"))
+}
+
+/// One frame, and all its answers.
+pub(super) async fn batch(handler: Arc<Handler>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
+    let frame = unary::receive(body, handler.limits().max_frame_bytes).await?;
+    let mut run = Run::new(handler);
+    run.take(frame)?;
+    run.answers.put_bytes(0, PREFIX);
+    poll_fn(|context| {
+        loop {
+            let begun = run.checks.as_slice().len();
+            run.advance(context, usize::MAX)?;
+            if run.is_done() {
+                return Poll::Ready(Ok::<(), Refusal>(()));
+            }
+            // What is done has made room for more.
+            if run.checks.as_slice().len() == begun {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await?;
+    Ok(unary::respond(run.message()))
+}
+
+/// The answers of a stream, for as long as it lives.
+pub(super) fn stream(
+    handler: Arc<Handler>,
+    body: Incoming,
+    mut leaving: watch::Receiver<bool>,
+) -> Response<AnswerBody> {
+    let leaving = Box::pin(async move {
+        let _ = leaving.wait_for(|leaving| *leaving).await;
+    });
+    let answers =
+        Answers { run: Run::new(handler), input: Some(body), received: BytesMut::new(), leaving, end: Ok(()) };
+    unary::response(AnswerBody::Stream(Some(Box::new(answers))))
+}
+
+/// The body of a stream's response: reading it makes it go on.
+pub(super) struct Answers {
+    run: Run,
+    /// Until it ends, or nothing more is to be read.
+    input: Option<Incoming>,
+    /// The beginning of a frame.
+    received: BytesMut,
+    /// The connection is to end.
+    leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// How the stream ends.
+    end: Result<(), Refusal>,
+}
+
+impl Answers {
+    /// `None` inside: this was the last.
+    pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        if self.input.is_some() && self.leaving.as_mut().poll(context).is_ready() {
+            // What has not begun has not run, as the protocol says.
+            self.stop(Ok(()));
+        }
+        loop {
+            if let Err(refusal) = self.run.advance(context, FULL) {
+                self.stop(Err(refusal));
+            }
+            if !self.run.answers.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(self.run.message()))));
+            }
+            if !self.run.checks.as_slice().is_empty() {
+                // As many as may be are under way.
+                return Poll::Pending;
+            }
+            if self.input.is_none() {
+                return match self.run.is_done() {
+                    true => Poll::Ready(Some(Ok(Frame::trailers(self.trailers())))),
+                    false => Poll::Pending,
+                };
+            }
+            match self.poll_input(context) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(refusal)) => self.stop(Err(refusal)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Takes no more checks; those under way are answered.
+    fn stop(&mut self, end: Result<(), Refusal>) {
+        self.end = end;
+        self.input = None;
+        self.run.checks = Vec::new().into_iter();
+    }
+
+    /// The next frame, or a part of it, or the end.
+    fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+        let max = self.run.handler.limits().max_frame_bytes;
+        if let Some(frame) = unary::split_message(&mut self.received, max)? {
+            return Poll::Ready(self.run.take(frame));
+        }
+        let Some(input) = &mut self.input else {
+            return Poll::Ready(Ok(()));
+        };
+        match Pin::new(input).poll_frame(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(Some(Ok(frame))) => {
+                if let Some(data) = frame.data_ref() {
+                    self.received.extend_from_slice(data);
+                }
+            }
+            Poll::Ready(Some(Err(error))) => {
+                let message = format!("the stream broke off: {error}");
+                return Poll::Ready(Err(Refusal { code: Code::Cancelled, message }));
+            }
+            Poll::Ready(None) => {
+                let rest = self.received.len();
+                self.stop(Ok(()));
+                if rest > 0 {
+                    return Poll::Ready(Err(Refusal::invalid(format!("the stream ended {rest} bytes into a frame"))));
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    fn trailers(&self) -> HeaderMap {
+        let mut trailers = HeaderMap::with_capacity(2);
+        match &self.end {
+            Ok(()) => {
+                trailers.insert(unary::GRPC_STATUS, HeaderValue::from_static("0"));
+            }
+            Err(refusal) => unary::write_status(&mut trailers, refusal),
+        }
+        trailers
+    }
+}
