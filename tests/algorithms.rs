@@ -3,11 +3,13 @@
 
 use std::time::Duration;
 
-use sluicegate_client::{
-    Answer, Client, Descriptor, Request, proto::envoy::service::ratelimit::v3::rate_limit_response::Code,
-};
+use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
-use super::support::{RedisServer, Server, ask, descriptor, repository, rules};
+use super::support::{
+    RedisServer, Server, ask, descriptor,
+    plain::{Answer, Client, Descriptor, Request},
+    repository, rules,
+};
 
 /// The service with these rules on each store.
 struct Both {

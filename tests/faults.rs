@@ -3,9 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use sluicegate_client::{Client, Request};
-
-use super::support::{DEADLINE, Fault, Proxy, RedisServer, Server, ask, descriptor, ring, rules, until, until_async};
+use super::support::{
+    DEADLINE, Fault, Proxy, RedisServer, Server, ask, descriptor,
+    plain::{Client, Request},
+    ring, rules, until, until_async,
+};
 
 const RULES: &str = "
 domain: d
@@ -192,7 +194,7 @@ async fn without_redis_an_instance_decides_with_its_part_of_the_limit() {
     // 10, 5 at once and 6, divided by four instances and rounded up.
     assert_eq!(passed(ask("d", &[("local", "a")])).await, 3);
     assert_eq!(passed(ask("d", &[("bucket", "a")])).await, 2);
-    let own = descriptor(&[("k", "own")]).limit(6, sluicegate_client::Unit::Year, None);
+    let own = descriptor(&[("k", "own")]).limit(6, sluicegate_proto::envoy::r#type::v3::RateLimitUnit::Year, None);
     assert_eq!(passed(Request::new("d").descriptor(own)).await, 2);
     assert!(server.metric("sluicegate_on_error{policy=\"local\"}") >= 10.0);
     redis.restart();

@@ -13,7 +13,7 @@ use proptest::{
 };
 use prost::Message;
 use sluicegate::rules::{Options, SourceFile, compile};
-use sluicegate_client::proto::envoy::{
+use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::{
         RateLimitDescriptor,
         rate_limit_descriptor::{Entry, RateLimitOverride},

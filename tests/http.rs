@@ -1,12 +1,12 @@
 //! The pages of the side door.
 
-use serde_json::{Value, json};
-use sluicegate_client::{Request, Unit};
-
 use super::support::{
-    Server, ask, descriptor, rules,
+    Server, ask, descriptor,
+    plain::{Request, Unit},
+    rules,
     server::{get, post},
 };
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn json_decides_as_grpc_does() {

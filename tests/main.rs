@@ -8,6 +8,8 @@ mod support;
 mod algorithms;
 /// The command line and the start of the process.
 mod cli;
+/// The client crate: always an answer in time.
+mod client;
 /// How many connections there may be, and for how long.
 mod connections;
 /// A real Envoy.

@@ -12,7 +12,7 @@ use opentelemetry_proto::tonic::collector::{
         trace_service_server::{TraceService, TraceServiceServer},
     },
 };
-use sluicegate_client::proto::envoy::{
+use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{RateLimitRequest, rate_limit_service_client::RateLimitServiceClient},
 };

@@ -1,8 +1,10 @@
 //! Redis stopped, killed, frozen, flushed: answers at once all the same, and all is well when it is back.
 
-use sluicegate_client::{Answer, Client, Error};
-
-use super::support::{RedisServer, Server, ask, rules, until, until_async};
+use super::support::{
+    RedisServer, Server, ask,
+    plain::{Answer, Client, Error},
+    rules, until, until_async,
+};
 
 const RULES: &str = "
 domain: d

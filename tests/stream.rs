@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate_client::proto::{
+use sluicegate_proto::{
     envoy::service::ratelimit::v3::RateLimitRequest,
     sluicegate::v1::{
         Answer, Check, CheckFrame, Decider, Verdict, answer::Outcome, decision_service_client::DecisionServiceClient,
@@ -41,7 +41,7 @@ fn check(id: u64, key: &str, value: &str) -> Check {
 /// A stream whose caller is the test.
 struct Caller {
     frames: mpsc::Sender<CheckFrame>,
-    answers: Streaming<sluicegate_client::proto::sluicegate::v1::AnswerFrame>,
+    answers: Streaming<sluicegate_proto::sluicegate::v1::AnswerFrame>,
 }
 
 impl Caller {

@@ -3,10 +3,13 @@
 use std::{fs, path::PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use sluicegate_client::{Client, Error};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
-use super::support::{RedisCluster, RedisServer, Server, ask, until_async};
+use super::support::{
+    RedisCluster, RedisServer, Server, ask,
+    plain::{Client, Error},
+    until_async,
+};
 
 /// An authority that signs for localhost.
 struct Authority {

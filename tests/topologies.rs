@@ -8,12 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate_client::{Client, Request};
 use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 
 use super::support::{
-    DEADLINE, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor, ring, rules, until, until_async,
+    DEADLINE, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    plain::{Client, Request},
+    ring, rules, until, until_async,
 };
 
 const RULES: &str = "

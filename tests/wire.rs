@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate_client::{
-    Answer, Client, Descriptor, Request, Unit,
-    proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code},
-};
+use sluicegate_proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code};
 
-use super::support::{RedisServer, Server, ask, descriptor, rules};
+use super::support::{
+    RedisServer, Server, ask, descriptor,
+    plain::{Answer, Client, Descriptor, Request, Unit},
+    rules,
+};
 
 const RULES: &str = "
 domain: d

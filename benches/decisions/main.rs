@@ -10,6 +10,9 @@ mod h2load;
 mod in_process;
 mod noop;
 mod outage;
+#[path = "../../tests/support/plain.rs"]
+#[allow(dead_code, reason = "the tests use the rest")]
+mod plain;
 mod process;
 mod users;
 

@@ -9,8 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tonic::transport::Endpoint;
+
+use super::plain::{Client, Descriptor, Request};
 use sluicegate::store::redis::topology::slots::slot;
-use sluicegate_client::{Client, Descriptor, Request};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::process::{Process, many, signal};
@@ -45,7 +47,11 @@ impl Load {
             runtime.block_on(async {
                 let mut clients = Vec::new();
                 for _ in 0..4 {
-                    clients.push(Client::connect(&url).await.unwrap());
+                    clients.push(
+                        Client::with(Endpoint::from_shared(url.clone()).unwrap().timeout(Duration::from_secs(1)))
+                            .await
+                            .unwrap(),
+                    );
                 }
                 let mut ticks = interval(Duration::from_millis(1));
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);

@@ -3,7 +3,11 @@
 
 use std::time::Instant;
 
-use sluicegate_client::{Client, Descriptor, Request};
+use std::time::Duration;
+
+use tonic::transport::Endpoint;
+
+use super::plain::{Client, Descriptor, Request};
 use tokio::task::JoinSet;
 
 use crate::{REQUESTS, process::Process};
@@ -19,7 +23,11 @@ pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
         let started = Instant::now();
         let mut tasks = JoinSet::new();
         for connection in 0..CONNECTIONS {
-            let client = Client::connect(format!("http://{}", process.address)).await.unwrap();
+            let client = Client::with(
+                Endpoint::from_shared(format!("http://{}", process.address)).unwrap().timeout(Duration::from_secs(1)),
+            )
+            .await
+            .unwrap();
             for stream in 0..STREAMS {
                 tasks.spawn(ask(client.clone(), connection * STREAMS + stream));
             }

@@ -6,12 +6,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 
 use super::entries;
+use sluicegate_common::Ring;
+
 use crate::{
     app, engine,
     rules::{self, Options},
     service::reload::LoadError,
     settings::{Overrides, Settings},
-    store::redis::topology::{self, Place, ring::Ring},
+    store::redis::topology::{self, Place},
 };
 
 #[derive(Debug, Args)]

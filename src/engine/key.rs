@@ -11,19 +11,14 @@
 
 use std::io::Write;
 
-use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use sha2::{Digest, Sha256};
+use sluicegate_common::{ESCAPED, ESCAPED_PATTERN, escape};
 use smallvec::SmallVec;
 
 use crate::{
     algorithm::Algorithm,
     rules::{Entry, Node, Segment},
 };
-
-/// A raw `*` only ever stands in a pattern that values share; a raw `~` only before a digest.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%').add(b'{').add(b'}').add(b'|').add(b'=').add(b'*').add(b'~');
-/// The same for a shared pattern, whose stars stay.
-const ESCAPED_PATTERN: &AsciiSet = &ESCAPED.remove(b'*');
 
 /// Longer names end in a digest of the whole.
 const MAX: usize = 256;
@@ -93,19 +88,6 @@ fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>) {
             None => escape(name, entry.value, ESCAPED),
         },
         Some(_) | None => escape(name, entry.value, ESCAPED),
-    }
-}
-
-fn escape(name: &mut Vec<u8>, text: &str, set: &'static AsciiSet) {
-    // Most values have nothing to escape; bytes above ASCII are letters and stay.
-    if text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/' | b':')) {
-        name.extend_from_slice(text.as_bytes());
-        return;
-    }
-    for part in text.split_inclusive(|letter: char| !letter.is_ascii()) {
-        let ascii = part.trim_end_matches(|letter: char| !letter.is_ascii());
-        name.extend(utf8_percent_encode(ascii, set).flat_map(str::bytes));
-        name.extend_from_slice(&part.as_bytes()[ascii.len()..]);
     }
 }
 

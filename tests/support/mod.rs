@@ -1,6 +1,7 @@
 //! Real servers on free ports, and waiting for conditions instead of sleeping.
 
 pub(crate) mod envoy;
+pub(crate) mod plain;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod redis_many;
@@ -12,8 +13,8 @@ use std::{
 };
 
 use sluicegate::{algorithm::Decision, store::Answers};
-use sluicegate_client::{Descriptor, Request};
 
+use self::plain::{Descriptor, Request};
 pub(crate) use self::{
     proxy::{Fault, Proxy},
     redis::RedisServer,

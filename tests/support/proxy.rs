@@ -67,12 +67,11 @@ async fn pass(mut caller: TcpStream, to: SocketAddr, mut fault: watch::Receiver<
     let (mut question, mut answer) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
         let now = *fault.borrow_and_update();
+        if now == Fault::Cut {
+            return;
+        }
         tokio::select! {
-            _ = fault.changed() => {
-                if *fault.borrow() == Fault::Cut {
-                    return;
-                }
-            }
+            _ = fault.changed() => {}
             read = caller.read(&mut question) => match read {
                 Ok(bytes) if bytes > 0 => {
                     if let Fault::Say(words) = now {

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use sluicegate_client::Client;
+use super::plain::Client;
 use tonic::transport::Endpoint;
 
 use super::{DEADLINE, until, until_async};
@@ -29,8 +29,13 @@ pub(crate) struct Builder {
 
 impl Server {
     pub(crate) fn builder() -> Builder {
+        Self::builder_at(SocketAddr::from(([127, 0, 0, 1], 0)))
+    }
+
+    /// On this address.
+    pub(crate) fn builder_at(grpc: SocketAddr) -> Builder {
         let mut command = command();
-        command.args(["serve", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"]);
+        command.args(["serve", "--grpc-addr", &grpc.to_string(), "--http-addr", "127.0.0.1:0"]);
         command.env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json").env("SLUICEGATE__SHUTDOWN__DELAY", "0s");
         Builder { command }
     }

@@ -6,7 +6,6 @@
 
 mod address;
 mod ask;
-pub mod ring;
 pub mod slots;
 
 use std::{sync::Arc, time::Duration};
@@ -17,7 +16,9 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use self::{address::Source, ask::Found, ring::Ring};
+use sluicegate_common::Ring;
+
+use self::{address::Source, ask::Found};
 use super::{Settings, SetupError};
 
 /// A healthy cluster is asked so often, and so are the sentinels.

@@ -40,8 +40,14 @@ impl Ring {
     /// The place of the shard's node; `None` when there are none.
     #[must_use]
     pub fn node_of(&self, shard: &[u8]) -> Option<usize> {
+        self.node_among(shard, |_| true)
+    }
+
+    /// The place that the shard's node would have if there were only these.
+    pub fn node_among(&self, shard: &[u8], among: impl Fn(usize) -> bool) -> Option<usize> {
         let shard = hash(shard);
         let draws = self.nodes.iter().map(|node| mix(shard ^ node.hash)).enumerate();
+        let draws = draws.filter(|(place, _)| among(*place));
         if self.even {
             return draws.max_by_key(|(place, draw)| (*draw, self.nodes[*place].hash)).map(|(place, _)| place);
         }

@@ -1,0 +1,245 @@
+//! Refusals that still hold: nobody needs to be asked what the answer is known to be.
+//!
+//! A refusal holds until the first of its limits would let the same request pass, for the same or a larger cost. What the
+//! service decided without its counters, and refusals that count, are not remembered.
+//!
+//! Fixed in size: the identity chooses a set of places, and of a full set the refusal that ends first is forgotten.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use smallvec::SmallVec;
+
+use crate::{
+    ask::Ask,
+    verdict::{By, Status, Verdict},
+};
+
+/// Places that share a lock.
+const WAYS: usize = 8;
+/// Refunds are told apart by so many kinds.
+const REFUNDS: usize = 256;
+
+pub(crate) struct DenyCache {
+    sets: Box<[Mutex<[Option<Refusal>; WAYS]>]>,
+    /// How often something was given back to descriptors of each kind: a refusal from before does not hold.
+    refunds: Box<[AtomicU32; REFUNDS]>,
+}
+
+struct Refusal {
+    identity: u128,
+    costs: SmallVec<[u64; 2]>,
+    since: Duration,
+    until: Duration,
+    refunds: u32,
+    verdict: Verdict,
+}
+
+impl DenyCache {
+    /// Of about so many refusals.
+    pub(crate) fn new(refusals: usize) -> Self {
+        let sets = refusals.div_ceil(WAYS).next_power_of_two();
+        Self {
+            sets: (0..sets).map(|_| Mutex::default()).collect(),
+            refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]),
+        }
+    }
+
+    /// The refusal of this question that still holds.
+    pub(crate) fn get(&self, ask: &Ask<'_>, now: Duration) -> Option<Verdict> {
+        if !ask.takes() {
+            return None;
+        }
+        let identity = identity(ask);
+        let set = self.set(identity);
+        let refusal = set.iter().flatten().find(|refusal| refusal.identity == identity)?;
+        let holds = now < refusal.until
+            && ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused)
+            && refusal.refunds == self.refunds(ask);
+        holds.then(|| refusal.at(now))
+    }
+
+    /// What the refunds of a question's descriptors are now: to be handed to `put`.
+    pub(crate) fn refunds(&self, ask: &Ask<'_>) -> u32 {
+        let kinds = ask.identities().map(|identity| self.refunds[identity as usize % REFUNDS].load(Relaxed));
+        kinds.fold(0, u32::wrapping_add)
+    }
+
+    /// Something is being given back: refusals from before do not hold any more.
+    pub(crate) fn refund(&self, ask: &Ask<'_>) {
+        for identity in ask.identities() {
+            self.refunds[identity as usize % REFUNDS].fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Remembers a refusal, if it is one that holds. `asked`: when it was asked, and the refunds of that time.
+    pub(crate) fn put(&self, ask: &Ask<'_>, verdict: &Verdict, asked: (Duration, u32)) {
+        let refusals = || verdict.statuses.iter().filter(|status| !status.allowed);
+        if verdict.allowed || !ask.takes() || refusals().any(|status| status.refusal_counts || status.fallback) {
+            return;
+        }
+        // What was rounded up to a second may be all but a second less.
+        let wait = |status: &Status| match status.coarse {
+            true => status.retry_after?.checked_sub(Duration::from_secs(1)),
+            false => status.retry_after,
+        };
+        // The first that would pass may have been the one that mattered.
+        let Some(wait) = refusals().map(wait).min().flatten() else {
+            return;
+        };
+        let (since, refunds) = asked;
+        let refusal = Refusal {
+            identity: identity(ask),
+            costs: ask.costs().collect(),
+            since,
+            until: since + wait,
+            refunds,
+            verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
+        };
+        let mut set = self.set(refusal.identity);
+        let same = set.iter().position(|place| place.as_ref().is_some_and(|known| known.identity == refusal.identity));
+        let ends = |place: &usize| set[*place].as_ref().map_or(Duration::ZERO, |known| known.until);
+        let place = same.or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
+        set[place] = Some(refusal);
+    }
+
+    fn set(&self, identity: u128) -> std::sync::MutexGuard<'_, [Option<Refusal>; WAYS]> {
+        let place = (identity >> 64) as usize & (self.sets.len() - 1);
+        self.sets[place].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Refusal {
+    /// The verdict as it is now.
+    fn at(&self, now: Duration) -> Verdict {
+        let mut verdict = self.verdict.clone();
+        let past = now.saturating_sub(self.since);
+        for status in &mut verdict.statuses {
+            for time in [&mut status.retry_after, &mut status.reset].into_iter().flatten() {
+                *time = time.saturating_sub(past);
+            }
+        }
+        verdict
+    }
+}
+
+/// Of all descriptors together, in their order.
+fn identity(ask: &Ask<'_>) -> u128 {
+    ask.identities()
+        .fold(0, |all, one| all.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Descriptor, descriptor};
+
+    const fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn ask(descriptors: &[Descriptor<'static>], hits: u32) -> Ask<'static> {
+        Ask { domain: "d".into(), descriptors: descriptors.iter().cloned().collect(), hits, traceparent: None }
+    }
+
+    fn user(name: &'static str) -> Descriptor<'static> {
+        descriptor! { "user" => name }
+    }
+
+    fn refused(waits: &[Option<u64>]) -> Verdict {
+        let status = |wait: &Option<u64>| Status { retry_after: wait.map(at), ..Status::default() };
+        let statuses = waits.iter().map(status).collect();
+        Verdict { allowed: false, by: By::Server, statuses, headers: vec![("a".into(), "b".into())], failure: None }
+    }
+
+    fn remember(cache: &DenyCache, ask: &Ask<'_>, verdict: &Verdict, now: Duration) {
+        cache.put(ask, verdict, (now, cache.refunds(ask)));
+    }
+
+    #[test]
+    fn a_refusal_holds_until_its_time_and_says_what_is_left_of_it() {
+        let cache = DenyCache::new(100);
+        let alice = ask(&[user("alice")], 1);
+        assert_eq!(cache.get(&alice, at(0)), None);
+        remember(&cache, &alice, &refused(&[Some(1_000)]), at(50));
+        let answer = cache.get(&alice, at(300)).unwrap();
+        assert_eq!((answer.by(), answer.allowed(), answer.retry_after()), (By::DenyCache, false, Some(at(750))));
+        assert_eq!(answer.headers(), []);
+        assert!(cache.get(&alice, at(1_049)).is_some());
+        assert_eq!(cache.get(&alice, at(1_050)), None);
+        assert_eq!(cache.get(&ask(&[user("bob")], 1), at(300)), None);
+        assert_eq!(cache.get(&ask(&[user("alice"), user("alice")], 1), at(300)), None);
+    }
+
+    #[test]
+    fn it_holds_for_the_same_and_for_larger_costs() {
+        let cache = DenyCache::new(100);
+        remember(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), &refused(&[Some(1_000), None]), at(0));
+        assert_eq!(cache.get(&ask(&[user("alice"), user("x").hits(2)], 5), at(1)), None, "one never passes: not known");
+        remember(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), &refused(&[Some(1_000), Some(10)]), at(0));
+        let known = |hits, own| cache.get(&ask(&[user("alice"), user("x").hits(own)], hits), at(1)).is_some();
+        assert!(known(5, 2) && known(6, 9) && !known(4, 2) && !known(5, 1));
+        let later = cache.get(&ask(&[user("alice"), user("x").hits(2)], 5), at(10));
+        assert_eq!(later, None, "the first of them would pass");
+    }
+
+    #[test]
+    fn what_may_be_otherwise_is_not_remembered() {
+        let cache = DenyCache::new(100);
+        let alice = ask(&[user("alice")], 1);
+        let status = Status { retry_after: Some(at(1_000)), ..Status::default() };
+        for status in [
+            Status { refusal_counts: true, ..status.clone() },
+            Status { fallback: true, ..status.clone() },
+            Status { retry_after: None, ..status.clone() },
+        ] {
+            let verdict = Verdict { statuses: [status].into_iter().collect(), ..refused(&[]) };
+            remember(&cache, &alice, &verdict, at(0));
+            assert_eq!(cache.get(&alice, at(1)), None, "{verdict:?}");
+        }
+        remember(&cache, &alice, &Verdict { allowed: true, ..refused(&[Some(1_000)]) }, at(0));
+        assert_eq!(cache.get(&alice, at(1)), None, "a shadow rule's");
+        let coarse =
+            |seconds: u64| Status { coarse: true, retry_after: Some(at(seconds * 1_000)), ..Status::default() };
+        let of = |seconds| Verdict { statuses: [coarse(seconds)].into_iter().collect(), ..refused(&[]) };
+        remember(&cache, &alice, &of(1), at(0));
+        assert_eq!(cache.get(&alice, at(0)), None, "it may be all but over");
+        let bob = ask(&[user("bob")], 1);
+        remember(&cache, &bob, &of(3), at(0));
+        assert_eq!((cache.get(&bob, at(1_999)).is_some(), cache.get(&bob, at(2_000))), (true, None));
+        for look in [user("alice").hits(0), user("alice").give_back()] {
+            let look = ask(&[look], 1);
+            remember(&cache, &look, &refused(&[Some(1_000)]), at(0));
+            assert_eq!((cache.get(&look, at(1)), cache.get(&alice, at(1))), (None, None));
+        }
+    }
+
+    #[test]
+    fn a_refund_ends_it_also_one_that_overtakes_the_refusal() {
+        let cache = DenyCache::new(100);
+        let (alice, both) = (ask(&[user("alice")], 1), ask(&[user("bob"), user("alice")], 1));
+        remember(&cache, &alice, &refused(&[Some(1_000)]), at(0));
+        remember(&cache, &both, &refused(&[Some(1_000), Some(1_000)]), at(0));
+        let asked = (at(0), cache.refunds(&alice));
+        cache.refund(&ask(&[user("alice").give_back()], 1));
+        assert_eq!((cache.get(&alice, at(1)), cache.get(&both, at(1))), (None, None));
+        cache.put(&alice, &refused(&[Some(1_000)]), asked);
+        assert_eq!(cache.get(&alice, at(1)), None);
+    }
+
+    #[test]
+    fn it_is_bounded_and_forgets_what_ends_first() {
+        let cache = DenyCache::new(8);
+        let asks: Vec<_> = (0..9).map(|n| ask(&[descriptor! { "user" => n.to_string() }], 1)).collect();
+        for (place, ask) in asks.iter().enumerate() {
+            remember(&cache, ask, &refused(&[Some(1_000 - place as u64)]), at(0));
+        }
+        let known: Vec<_> = asks.iter().map(|ask| cache.get(ask, at(1)).is_some()).collect();
+        assert_eq!(known, [true, true, true, true, true, true, true, false, true]);
+    }
+}

@@ -1,0 +1,150 @@
+//! One instance of the service: how it is asked, and whether it is worth asking.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use prost::Message;
+use sluicegate_proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use tokio::time::{Instant, timeout_at};
+use tonic::{Code, Status, client::Grpc, codegen::http::uri::PathAndQuery, metadata::MetadataMap, transport::Channel};
+
+use crate::{
+    ask::Ask,
+    breaker::Breaker,
+    lane::{Lane, Lost},
+    raw::Raw,
+    verdict::{Failure, Verdict, text},
+};
+
+const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+pub(crate) struct Endpoint {
+    /// Its address: the name by which checks are placed.
+    pub(crate) name: Arc<str>,
+    channel: Channel,
+    headers: MetadataMap,
+    lane: Option<Lane>,
+    pub(crate) breaker: Breaker,
+    in_flight: AtomicUsize,
+}
+
+/// When something has to be over: on tokio's clock, and on the client's own.
+#[derive(Clone, Copy)]
+pub(crate) struct Clock {
+    pub(crate) began: Instant,
+    pub(crate) deadline: Instant,
+    pub(crate) allowed: Duration,
+}
+
+impl Clock {
+    pub(crate) fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(name: Arc<str>, channel: Channel, headers: MetadataMap, coalesces: bool) -> Self {
+        let lane = coalesces.then(|| Lane::start(channel.clone(), headers.clone()));
+        Self { name, channel, headers, lane, breaker: Breaker::default(), in_flight: AtomicUsize::new(0) }
+    }
+
+    /// Checks under way.
+    pub(crate) fn load(&self) -> usize {
+        self.in_flight.load(Relaxed)
+    }
+
+    /// Asks, and learns from the outcome whether to go on asking.
+    pub(crate) async fn ask(&self, ask: &Ask<'_>, clock: Clock) -> Result<Verdict, Lost> {
+        let _under_way = UnderWay::new(&self.in_flight);
+        let late = Lost::Perhaps(Failure::Deadline(clock.allowed));
+        let answer = timeout_at(clock.deadline, self.send(ask)).await.unwrap_or(Err(late));
+        match &answer {
+            Ok(_) | Err(Lost::Refused(_)) => self.breaker.succeeded(),
+            // That of this client is no fault of the service's.
+            Err(Lost::NotRun(Failure::Overloaded)) => {}
+            Err(Lost::NotRun(_) | Lost::Perhaps(_) | Lost::NoStream) => {
+                self.breaker.failed(clock.now());
+            }
+        }
+        answer
+    }
+
+    async fn send(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {
+        if let Some(lane) = self.lane.as_ref().filter(|lane| !lane.is_without()) {
+            match lane.ask(ask).await {
+                Err(Lost::NoStream) => {}
+                answer => return answer,
+            }
+        }
+        self.unary(ask).await
+    }
+
+    async fn unary(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {
+        let mut message = BytesMut::with_capacity(ask.size());
+        ask.write(&mut message);
+        let mut request = tonic::Request::new(message.freeze());
+        *request.metadata_mut() = self.headers.clone();
+        if let Some(traceparent) = ask.traceparent.as_ref().and_then(|trace| trace.parse().ok()) {
+            request.metadata_mut().insert("traceparent", traceparent);
+        }
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.map_err(|error| lost(&Status::from_error(error.into())))?;
+        let path = PathAndQuery::from_static(SHOULD_RATE_LIMIT);
+        let response: Bytes = grpc.unary(request, path, Raw).await.map_err(|status| lost(&status))?.into_inner();
+        match RateLimitResponse::decode(response) {
+            Ok(response) => Ok(response.into()),
+            Err(error) => Err(Lost::Perhaps(Failure::Connection(format!("this is no RateLimitResponse: {error}")))),
+        }
+    }
+}
+
+/// What a status says of the check: whether it ran, and whether the service is to blame.
+fn lost(status: &Status) -> Lost {
+    if has_not_connected(status) {
+        return Lost::NotRun(Failure::Connection(text(status)));
+    }
+    // Statuses of the service itself have no source; those of the transport have.
+    if std::error::Error::source(status).is_some() {
+        return Lost::Perhaps(Failure::Connection(text(status)));
+    }
+    let failure = Failure::Service { code: status.code(), message: status.message().to_owned() };
+    match status.code() {
+        Code::InvalidArgument | Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
+            Lost::Refused(failure)
+        }
+        _ => Lost::Perhaps(failure),
+    }
+}
+
+fn has_not_connected(status: &Status) -> bool {
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// Counts a check for as long as it lives, however it ends.
+struct UnderWay<'e>(&'e AtomicUsize);
+
+impl<'e> UnderWay<'e> {
+    fn new(count: &'e AtomicUsize) -> Self {
+        count.fetch_add(1, Relaxed);
+        Self(count)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}

@@ -1,0 +1,288 @@
+//! Checks that are ready at the same moment travel together, in one frame of one long-lived stream.
+//!
+//! Nothing waits for company: the task that sends runs after every other task that is ready now, and takes what they
+//! left. Whether the service has streams is found out by the first frame; if it has not, what that frame held is asked again
+//! by calls of its own, and so is all that follows.
+//!
+//! ## Idle ⟶ Open ⟶ Idle
+//! The first check opens the stream. When the service ends it in order, what has no answer did not run, and goes into the
+//! next one. When it breaks, what was sent may have run: it fails; what was not sent goes into the next one.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use bytes::{Bytes, BytesMut};
+use prost::Message;
+use sluicegate_proto::sluicegate::v1::{self, answer::Outcome};
+use tokio::{
+    sync::{Notify, mpsc, oneshot},
+    task::yield_now,
+};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming, client::Grpc, codegen::http::uri::PathAndQuery, transport::Channel};
+
+use crate::{
+    ask::Ask,
+    raw::Raw,
+    verdict::{Failure, Verdict, text},
+};
+
+const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
+/// Checks that wait to be sent, at most: more would be answered too late to be of use.
+const QUEUE: usize = 16_384;
+/// A frame is sent when it has so many bytes; the service takes 256 KiB by default.
+const FRAME: usize = 64 * 1024;
+/// Frames that the connection has not taken yet.
+const FRAMES: usize = 4;
+
+/// What becomes of a check on its way.
+#[derive(Clone, Debug)]
+pub(crate) enum Lost {
+    /// It was not sent, and may be asked in another way.
+    NotRun(Failure),
+    /// The service has no streams: it is to be asked by a call of its own.
+    NoStream,
+    /// It was sent: perhaps it ran.
+    Perhaps(Failure),
+    /// The service has answered, with an error.
+    Refused(Failure),
+}
+
+type Answer = Result<Verdict, Lost>;
+
+pub(crate) struct Lane {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    queue: Mutex<Queue>,
+    ready: Notify,
+    /// The service has no streams.
+    without: AtomicBool,
+    headers: tonic::metadata::MetadataMap,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<Outgoing>,
+    waiting: usize,
+    next_id: u64,
+    closed: bool,
+}
+
+/// A frame in the making, and who waits for its answers.
+#[derive(Default)]
+struct Outgoing {
+    bytes: BytesMut,
+    first_id: u64,
+    waiting: Vec<oneshot::Sender<Answer>>,
+}
+
+impl Lane {
+    /// Its task lives as long as the lane, on the current runtime.
+    pub(crate) fn start(channel: Channel, headers: tonic::metadata::MetadataMap) -> Self {
+        let shared = Arc::new(Shared {
+            queue: Mutex::default(),
+            ready: Notify::new(),
+            without: AtomicBool::new(false),
+            headers,
+        });
+        tokio::spawn(run(Arc::downgrade(&shared), channel));
+        Self { shared }
+    }
+
+    /// Whether the service is known to have no streams.
+    pub(crate) fn is_without(&self) -> bool {
+        self.shared.without.load(Relaxed)
+    }
+
+    pub(crate) async fn ask(&self, ask: &Ask<'_>) -> Answer {
+        let (sender, answer) = oneshot::channel();
+        {
+            let mut queue = self.shared.queue();
+            if queue.closed || queue.waiting >= QUEUE {
+                return Err(Lost::NotRun(Failure::Overloaded));
+            }
+            let id = queue.next_id;
+            queue.next_id += 1;
+            queue.waiting += 1;
+            if queue.frames.back().is_none_or(|frame| frame.bytes.len() >= FRAME) {
+                queue.frames.push_back(Outgoing { first_id: id, ..Outgoing::default() });
+            }
+            if let Some(frame) = queue.frames.back_mut() {
+                ask.write_check(id, &mut frame.bytes);
+                frame.waiting.push(sender);
+            }
+        }
+        self.shared.ready.notify_one();
+        answer.await.unwrap_or(Err(Lost::NotRun(Failure::Unreachable)))
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.shared.queue().closed = true;
+        self.shared.ready.notify_one();
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Option<Outgoing> {
+        let mut queue = self.queue();
+        let frame = queue.frames.pop_front()?;
+        queue.waiting -= frame.waiting.len();
+        Some(frame)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.queue().frames.is_empty()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.queue().closed
+    }
+
+    /// Everybody who waits to be sent is told why it is in vain.
+    fn turn_away(&self, lost: &Lost) {
+        while let Some(frame) = self.take() {
+            frame.waiting.into_iter().for_each(|waiting| drop(waiting.send(Err(lost.clone()))));
+        }
+    }
+}
+
+async fn run(lane: Weak<Shared>, channel: Channel) {
+    while let Some(shared) = lane.upgrade() {
+        if shared.is_empty() {
+            if shared.is_closed() {
+                return;
+            }
+            shared.ready.notified().await;
+            continue;
+        }
+        match open(&shared, channel.clone()).await {
+            Ok((frames, answers)) => converse(shared, frames, answers).await,
+            Err(status) if status.code() == Code::Unimplemented => {
+                shared.without.store(true, Relaxed);
+                shared.turn_away(&Lost::NoStream);
+            }
+            Err(status) => shared.turn_away(&Lost::NotRun(Failure::Connection(text(&status)))),
+        }
+    }
+}
+
+type Open = (mpsc::Sender<Bytes>, Streaming<Bytes>);
+
+/// Nothing is sent before the service has answered that it takes a stream: nothing is lost if it does not.
+async fn open(shared: &Shared, channel: Channel) -> Result<Open, Status> {
+    let (frames, receiver) = mpsc::channel(FRAMES);
+    let mut grpc = Grpc::new(channel);
+    grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+    let mut request = tonic::Request::new(ReceiverStream::new(receiver));
+    *request.metadata_mut() = shared.headers.clone();
+    let path = PathAndQuery::from_static(STREAM);
+    let response = grpc.streaming(request, path, Raw).await?;
+    Ok((frames, response.into_inner()))
+}
+
+/// Sends and delivers until the stream ends.
+async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Bytes>, mut answers: Streaming<Bytes>) {
+    let mut pending = Pending::default();
+    let lost = loop {
+        let empty = shared.is_empty();
+        if empty && shared.is_closed() {
+            return;
+        }
+        tokio::select! {
+            biased;
+            answer = answers.message() => match answer {
+                Ok(Some(frame)) => {
+                    if let Err(error) = pending.deliver(frame) {
+                        break Lost::Perhaps(Failure::Connection(format!("this is no AnswerFrame: {error}")));
+                    }
+                }
+                Ok(None) => break Lost::NotRun(Failure::Unreachable),
+                Err(status) => break Lost::Perhaps(Failure::Connection(text(&status))),
+            },
+            permit = frames.reserve(), if !empty => {
+                let Ok(permit) = permit else {
+                    break Lost::Perhaps(Failure::Connection("the stream was closed".into()));
+                };
+                // Whoever is ready now comes along.
+                yield_now().await;
+                if let Some(Outgoing { bytes, first_id, waiting }) = shared.take() {
+                    pending.add(first_id, waiting);
+                    permit.send(bytes.freeze());
+                }
+            }
+            () = shared.ready.notified(), if empty => {}
+        }
+    };
+    pending.fail(&lost);
+}
+
+/// Who waits for an answer, by numbers that follow each other.
+#[derive(Default)]
+struct Pending {
+    first: u64,
+    waiting: VecDeque<Option<oneshot::Sender<Answer>>>,
+}
+
+impl Pending {
+    /// Frames are sent in the order of their numbers, and a new stream begins where the old one ended.
+    fn add(&mut self, first_id: u64, waiting: Vec<oneshot::Sender<Answer>>) {
+        self.forget_those_who_left();
+        if self.waiting.is_empty() {
+            self.first = first_id;
+        }
+        // Numbers between were turned away unsent.
+        while self.first + (self.waiting.len() as u64) < first_id {
+            self.waiting.push_back(None);
+        }
+        self.waiting.extend(waiting.into_iter().map(Some));
+    }
+
+    fn take(&mut self, id: u64) -> Option<oneshot::Sender<Answer>> {
+        let place = usize::try_from(id.checked_sub(self.first)?).ok()?;
+        self.waiting.get_mut(place)?.take()
+    }
+
+    /// From the front: what is answered, and what nobody waits for any more.
+    fn forget_those_who_left(&mut self) {
+        while self.waiting.front().is_some_and(|waiting| waiting.as_ref().is_none_or(oneshot::Sender::is_closed)) {
+            self.waiting.pop_front();
+            self.first += 1;
+        }
+    }
+
+    fn deliver(&mut self, frame: Bytes) -> Result<(), prost::DecodeError> {
+        for v1::Answer { id, outcome } in v1::AnswerFrame::decode(frame)?.answers {
+            // An answer to nobody's question, or to one that was given up.
+            let Some(waiting) = self.take(id) else {
+                continue;
+            };
+            let (code, message) = match outcome {
+                Some(Outcome::Verdict(verdict)) => {
+                    let _ = waiting.send(Ok(verdict.into()));
+                    continue;
+                }
+                Some(Outcome::Error(v1::Error { code, message })) => (Code::from(code), message),
+                None => (Code::Unknown, "an answer without a verdict".to_owned()),
+            };
+            let _ = waiting.send(Err(Lost::Refused(Failure::Service { code, message })));
+        }
+        Ok(())
+    }
+
+    fn fail(self, lost: &Lost) {
+        self.waiting.into_iter().flatten().for_each(|waiting| drop(waiting.send(Err(lost.clone()))));
+    }
+}

@@ -1,0 +1,264 @@
+//! What a caller gets: always an answer, and where it comes from.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_proto::{
+    envoy::service::ratelimit::v3::{
+        RateLimitResponse, rate_limit_response,
+        rate_limit_response::{DescriptorStatus, rate_limit},
+    },
+    sluicegate::v1,
+};
+use smallvec::SmallVec;
+use tonic::Code;
+
+/// Who answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
+    /// The service.
+    Server,
+    /// This client: the service has refused the same before, and the wait it named is not over.
+    DenyCache,
+    /// This client, since the service did not answer: [`Builder::on_error`](crate::Builder::on_error).
+    Fallback,
+}
+
+/// May the request pass?
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    pub(crate) allowed: bool,
+    pub(crate) by: By,
+    pub(crate) statuses: SmallVec<[Status; 2]>,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) failure: Option<Failure>,
+}
+
+/// The answer to one descriptor. What the service did not say is `None`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Whether it passes.
+    pub allowed: bool,
+    /// What applied, if anything that is counted.
+    pub limit: Option<Limit>,
+    /// Hits that would still pass.
+    pub remaining: u64,
+    /// Until everything is restored.
+    pub reset: Option<Duration>,
+    /// When refused: until the same hits would pass. To the microsecond from `sluicegate.v1`, in whole seconds rounded up
+    /// from Envoy's protocol.
+    pub retry_after: Option<Duration>,
+    /// When allowed: how long to wait before going on, for a limit that shapes.
+    pub delay: Duration,
+    /// Allowed only because the limit is soft.
+    pub soft: bool,
+    /// The service's counters were out of reach: its `on_error` decided.
+    pub fallback: bool,
+    /// Refused hits count: this refusal is not remembered.
+    pub(crate) refusal_counts: bool,
+    /// Times are whole seconds, rounded up.
+    pub(crate) coarse: bool,
+}
+
+/// The limit that applied: so many requests in so many units.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limit {
+    /// Requests in the window.
+    pub requests_per_unit: u32,
+    /// The length of the window; a month has 30 days and a year 365 here.
+    pub window: Duration,
+    /// The rule's name for it, if it has one.
+    pub name: Option<Arc<str>>,
+}
+
+/// Why the service has no answer. Texts are for people.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// Not within the deadline. The hits may or may not have been counted.
+    #[error("the rate limit service did not answer within {0:?}")]
+    Deadline(Duration),
+    /// No endpoint is thought to be alive, or there is none: nobody was asked.
+    #[error("no rate limit service is within reach")]
+    Unreachable,
+    /// Too many checks wait to be sent: this one was not.
+    #[error("too many checks wait for the rate limit service")]
+    Overloaded,
+    /// The connection broke. The hits may or may not have been counted.
+    #[error("the connection to the rate limit service failed: {0}")]
+    Connection(String),
+    /// The service answered with an error.
+    #[error("the rate limit service says {code:?}: {message}")]
+    Service {
+        /// The gRPC status code.
+        code: Code,
+        /// What it says.
+        message: String,
+    },
+}
+
+/// A status with all its causes.
+pub(crate) fn text(status: &tonic::Status) -> String {
+    let mut text = status.message().to_owned();
+    let mut cause = std::error::Error::source(status);
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+impl Verdict {
+    pub(crate) fn fallback(allowed: bool, failure: Failure) -> Self {
+        let (statuses, headers) = (SmallVec::new(), Vec::new());
+        Self { allowed, by: By::Fallback, statuses, headers, failure: Some(failure) }
+    }
+
+    /// Whether the request may pass.
+    #[must_use]
+    pub fn allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Who says so.
+    #[must_use]
+    pub fn by(&self) -> By {
+        self.by
+    }
+
+    /// One for each descriptor, in their order; none from a fallback.
+    #[must_use]
+    pub fn statuses(&self) -> &[Status] {
+        &self.statuses
+    }
+
+    /// Headers that the service wants on the answer to the request, if it is set to name them.
+    #[must_use]
+    pub fn headers(&self) -> &[(String, String)] {
+        &self.headers
+    }
+
+    /// Why the service was not heard, when it was not.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Failure> {
+        self.failure.as_ref()
+    }
+
+    /// Of the limits that applied, the one with the least remaining; when refused, of those that refuse.
+    #[must_use]
+    pub fn tightest(&self) -> Option<&Status> {
+        let refused = self.statuses.iter().filter(|status| !self.allowed && !status.allowed);
+        let limited = self.statuses.iter().filter(|status| status.limit.is_some());
+        refused.max_by_key(|status| status.retry_after).or_else(|| limited.min_by_key(|status| status.remaining))
+    }
+
+    /// Hits that would still pass by the tightest limit.
+    #[must_use]
+    pub fn remaining(&self) -> Option<u64> {
+        self.statuses.iter().filter(|status| status.limit.is_some()).map(|status| status.remaining).min()
+    }
+
+    /// When refused: how long until all limits that refuse would let the request pass.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.statuses.iter().filter(|status| !status.allowed).filter_map(|status| status.retry_after).max()
+    }
+
+    /// How long to wait before going on: the longest of all limits that shape.
+    #[must_use]
+    pub fn delay(&self) -> Duration {
+        self.statuses.iter().filter(|status| status.allowed).map(|status| status.delay).max().unwrap_or_default()
+    }
+
+    /// Allowed only because a limit is soft.
+    #[must_use]
+    pub fn soft(&self) -> bool {
+        self.statuses.iter().any(|status| status.soft)
+    }
+}
+
+impl From<v1::Verdict> for Verdict {
+    fn from(message: v1::Verdict) -> Self {
+        let headers = message.response_headers_to_add.into_iter().map(|header| (header.name, header.value));
+        Self {
+            allowed: message.allowed,
+            by: By::Server,
+            statuses: message.statuses.into_iter().map(Status::from).collect(),
+            headers: headers.collect(),
+            failure: None,
+        }
+    }
+}
+
+impl From<v1::Status> for Status {
+    fn from(message: v1::Status) -> Self {
+        let fallback = message.decider() == v1::Decider::Fallback;
+        let limit = message.limit.map(|limit| {
+            let unit = limit.unit();
+            Limit::new(limit.requests_per_unit, unit, limit.unit_multiplier, limit.name)
+        });
+        Self {
+            allowed: message.allowed,
+            limit,
+            remaining: message.remaining,
+            reset: message.reset_us.map(Duration::from_micros),
+            retry_after: message.retry_after_us.map(Duration::from_micros),
+            delay: Duration::from_micros(message.delay_us),
+            soft: message.soft,
+            fallback,
+            refusal_counts: message.refusal_counts,
+            coarse: false,
+        }
+    }
+}
+
+impl From<RateLimitResponse> for Verdict {
+    fn from(message: RateLimitResponse) -> Self {
+        let allowed = message.overall_code() != rate_limit_response::Code::OverLimit;
+        let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
+        Self {
+            allowed,
+            by: By::Server,
+            statuses: message.statuses.into_iter().map(Status::from).collect(),
+            headers: headers.collect(),
+            failure: None,
+        }
+    }
+}
+
+impl From<DescriptorStatus> for Status {
+    fn from(message: DescriptorStatus) -> Self {
+        let allowed = message.code() != rate_limit_response::Code::OverLimit;
+        // Of a refusal it says when the hits would pass, and of all else when everything is restored.
+        let until = message.duration_until_reset.and_then(|until| Duration::try_from(until).ok());
+        let limit = message.current_limit.map(|limit| {
+            let unit = limit.unit();
+            Limit::new(limit.requests_per_unit, unit, limit.unit_multiplier.unwrap_or(1), limit.name)
+        });
+        Self {
+            allowed,
+            limit,
+            remaining: message.limit_remaining.into(),
+            reset: until.filter(|_| allowed),
+            retry_after: until.filter(|_| !allowed),
+            coarse: true,
+            ..Self::default()
+        }
+    }
+}
+
+impl Limit {
+    fn new(requests_per_unit: u32, unit: rate_limit::Unit, multiplier: u32, name: String) -> Self {
+        const DAY: u64 = 86_400;
+        let seconds = match unit {
+            rate_limit::Unit::Unknown => 0,
+            rate_limit::Unit::Second => 1,
+            rate_limit::Unit::Minute => 60,
+            rate_limit::Unit::Hour => 3_600,
+            rate_limit::Unit::Day => DAY,
+            rate_limit::Unit::Week => 7 * DAY,
+            rate_limit::Unit::Month => 30 * DAY,
+            rate_limit::Unit::Year => 365 * DAY,
+        };
+        let window = Duration::from_secs(seconds.saturating_mul(multiplier.max(1).into()));
+        Self { requests_per_unit, window, name: (!name.is_empty()).then(|| name.into()) }
+    }
+}

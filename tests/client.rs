@@ -1,0 +1,368 @@
+//! The client crate against real servers and against some that misbehave: the caller always has an answer in time.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use sluicegate_client::{Builder, By, Client, Descriptor, Failure, OnError, Routing, Verdict, descriptor};
+use sluicegate_proto::envoy::service::ratelimit::v3::{
+    RateLimitRequest, RateLimitResponse,
+    rate_limit_response::{Code, DescriptorStatus},
+    rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+};
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_stream::wrappers::TcpListenerStream;
+use tonic::{Request, Response, Status};
+
+use super::support::{DEADLINE, Fault, Proxy, Server, rules, until_async};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: few
+  rate_limit: {unit: year, requests_per_unit: 3, name: few}
+- key: many
+  rate_limit: {unit: year, requests_per_unit: 1000000}
+- key: brief
+  rate_limit: {unit: second, requests_per_unit: 2, algorithm: gcra, burst: 1}
+";
+
+fn start() -> Server {
+    let folder = rules(&[("d.yaml", RULES)]);
+    Server::start(folder.path(), "memory")
+}
+
+/// With a deadline that no test meets by chance.
+fn client(server: &Server) -> Builder {
+    Client::builder(format!("http://{}", server.grpc)).domain("d").deadline(DEADLINE)
+}
+
+fn few(user: &str) -> Descriptor<'_> {
+    descriptor! { "few" => user }
+}
+
+/// Envoy's protocol and no other, as others have it. It allows two of each descriptor.
+#[derive(Clone, Default)]
+struct Plain {
+    calls: Arc<AtomicUsize>,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Plain {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let request = request.into_inner();
+        if request.domain == "broken" {
+            return Err(Status::internal("broken"));
+        }
+        let calls = self.calls.fetch_add(1, Relaxed);
+        let code = if calls < 2 { Code::Ok } else { Code::OverLimit };
+        let duration_until_reset = Some(prost_types::Duration { seconds: 100, nanos: 0 });
+        let status = DescriptorStatus { code: code.into(), duration_until_reset, ..DescriptorStatus::default() };
+        let statuses = vec![status; request.descriptors.len()];
+        Ok(Response::new(RateLimitResponse { overall_code: code.into(), statuses, ..RateLimitResponse::default() }))
+    }
+}
+
+async fn plain() -> (Plain, String) {
+    let (plain, listener) = (Plain::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let service = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(plain.clone()));
+    tokio::spawn(service.serve_with_incoming(TcpListenerStream::new(listener)));
+    (plain, url)
+}
+
+#[tokio::test]
+async fn a_verdict_says_all_that_the_service_does() {
+    let server = start();
+    for coalesce in [true, false] {
+        let limiter = client(&server).coalesce(coalesce).deny_cache(0).connect_lazy().unwrap();
+        let user = format!("alice{coalesce}");
+        let first = limiter.check([few(&user), descriptor! { "many" => &*user }.hits(5)]).hits(2).await;
+        assert_eq!((first.allowed(), first.by(), first.remaining()), (true, By::Server, Some(1)), "{first:?}");
+        assert_eq!(first.statuses()[1].remaining, 999_995);
+        let limit = first.tightest().unwrap().limit.clone().unwrap();
+        let year = Duration::from_secs(365 * 86_400);
+        assert_eq!((limit.requests_per_unit, limit.window, limit.name.as_deref()), (3, year, Some("few")));
+        let second = limiter.check([few(&user)]).hits(2).await;
+        assert!(!second.allowed() && second.retry_after().unwrap() > Duration::from_secs(1), "{second:?}");
+        assert_eq!(second.failure(), None);
+        let wait = limiter.check([descriptor! { "brief" => &*user }]).await.allowed().then_some(());
+        assert_eq!(wait, Some(()));
+        let wait = limiter.check([descriptor! { "brief" => &*user }]).await.retry_after().unwrap();
+        assert!(wait <= Duration::from_secs(1), "{wait:?}");
+        assert_eq!(wait.subsec_micros() != 0, coalesce, "exact on a stream, in seconds without: {wait:?}");
+        let refused = limiter.check([]).strict().await.unwrap_err();
+        let Failure::Service { code, message } = refused else { panic!("{refused:?}") };
+        assert_eq!(
+            (code, message.as_str()),
+            (tonic::Code::InvalidArgument, "rate limit descriptor list must not be empty")
+        );
+    }
+}
+
+#[tokio::test]
+async fn any_service_with_envoys_protocol_will_do() {
+    let (plain, url) = plain().await;
+    let limiter = Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    // All at once, before anybody knows that there is no stream: each is asked once.
+    let mut checks = JoinSet::new();
+    for number in 0..50 {
+        let limiter = limiter.clone();
+        checks.spawn(async move { limiter.check([few(&number.to_string())]).strict().await.unwrap() });
+    }
+    let verdicts = checks.join_all().await;
+    assert_eq!((plain.calls.load(Relaxed), verdicts.iter().filter(|verdict| verdict.allowed()).count()), (50, 2));
+    let broken = limiter.check([few("x")]).domain("broken").await;
+    assert!(broken.allowed() && broken.by() == By::Fallback, "{broken:?}");
+    assert!(matches!(broken.failure(), Some(Failure::Service { code: tonic::Code::Internal, .. })), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let asked = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+    assert!(limiter.check([few("alice")]).hits(3).await.allowed());
+    let by: Vec<_> = [
+        limiter.check([few("alice")]).await,
+        limiter.check([few("alice")]).await,
+        limiter.check([few("alice")]).hits(2).await,
+    ]
+    .iter()
+    .map(|verdict| (verdict.allowed(), verdict.by()))
+    .collect();
+    assert_eq!(by, [(false, By::Server), (false, By::DenyCache), (false, By::DenyCache)]);
+    assert_eq!(asked(), 2.0);
+    limiter.check([few("alice").hits(2).give_back()]).await;
+    assert!(limiter.check([few("alice")]).await.allowed());
+    // It ends when it was said to end, and not before.
+    let brief = || limiter.check([descriptor! { "brief" => "x" }]);
+    assert!(brief().await.allowed());
+    let refused = brief().await;
+    let (wait, began) = (refused.retry_after().unwrap(), Instant::now());
+    until_async("the refusal to end", async || brief().await.allowed().then_some(())).await;
+    assert!(began.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", began.elapsed());
+}
+
+/// A thousand tasks, one client: limits are exact, and each has its own answer.
+#[tokio::test]
+async fn a_thousand_tasks_share_a_client() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let mut tasks = JoinSet::new();
+    for task in 0..1_000 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            let user = format!("user{}", task % 100);
+            let mut allowed = 0;
+            for _ in 0..5 {
+                allowed += usize::from(limiter.check([few(&user)]).strict().await.unwrap().allowed());
+            }
+            allowed
+        });
+    }
+    assert_eq!(tasks.join_all().await.iter().sum::<usize>(), 300);
+}
+
+/// Whatever happens to the service, every caller has an answer by the deadline.
+#[tokio::test]
+async fn there_is_always_an_answer_in_time() {
+    const WITHIN: Duration = Duration::from_millis(50);
+    for coalesce in [true, false] {
+        let server = start();
+        let proxy = Proxy::start(server.grpc.port());
+        let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").deadline(WITHIN);
+        let limiter = limiter.coalesce(coalesce).connect_lazy().unwrap();
+        let well = async || {
+            let verdict = limiter.check([descriptor! { "many" => "x" }]).await;
+            (verdict.by() == By::Server).then_some(())
+        };
+        let faults = [
+            Fault::Cut,
+            Fault::Swallow,
+            Fault::Delay(Duration::from_millis(200)),
+            Fault::Say(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+            Fault::Say(b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+        ];
+        for fault in faults {
+            until_async("the service to be asked", well).await;
+            proxy.set(fault);
+            let began = Instant::now();
+            let mut slowest = Duration::ZERO;
+            let mut failures = 0;
+            while began.elapsed() < Duration::from_millis(600) {
+                let asked = Instant::now();
+                let verdict = limiter.check([descriptor! { "many" => "x" }]).await;
+                slowest = slowest.max(asked.elapsed());
+                assert!(verdict.allowed());
+                failures += usize::from(verdict.by() == By::Fallback);
+                assert_eq!(verdict.by() == By::Fallback, verdict.failure().is_some());
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            // Tests beside this one have the processors too.
+            assert!(slowest < WITHIN + Duration::from_millis(100), "{fault:?}: {slowest:?}");
+            // The breaker is why there are many more than the deadline alone would allow.
+            assert!(failures > 100, "{fault:?}, coalesce {coalesce}: {failures}");
+            proxy.set(Fault::None);
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_an_outage_means_is_the_callers_choice() {
+    let nobody = "http://127.0.0.1:1";
+    let deny = Client::builder(nobody).domain("d").on_error(OnError::Deny).connect_lazy().unwrap();
+    let refused = deny.check([few("alice")]).await;
+    assert_eq!((refused.allowed(), refused.by(), refused.statuses().len()), (false, By::Fallback, 0));
+    let failure = deny.check([few("alice")]).strict().await.unwrap_err();
+    assert!(failure.to_string().contains("refused"), "{failure}");
+    // After some of these nobody is asked any more.
+    until_async("the breaker to open", async || {
+        let failure = deny.check([few("alice")]).strict().await.unwrap_err();
+        (failure == Failure::Unreachable).then_some(())
+    })
+    .await;
+    assert!(Client::builder("no address").connect_lazy().is_err());
+    assert!(Client::builder(nobody).bearer_token("a\nb").connect_lazy().is_err());
+}
+
+/// Instances that come and go under load: no caller notices more than a fallback or two.
+#[tokio::test]
+async fn three_instances_are_restarted_one_after_the_other() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let mut servers: Vec<_> = (0..3).map(|_| Some(Server::start(folder.path(), "memory"))).collect();
+    let addresses: Vec<_> = servers.iter().flatten().map(|server| server.grpc).collect();
+    let limiter =
+        addresses[1..].iter().fold(Client::builder(format!("http://{}", addresses[0])), |builder, address| {
+            builder.endpoint(format!("http://{address}"))
+        });
+    let limiter = limiter.domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    let failures = Arc::new(AtomicUsize::new(0));
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut load = JoinSet::new();
+    for task in 0..20 {
+        let (limiter, failures, stopped) = (limiter.clone(), Arc::clone(&failures), stopped.clone());
+        load.spawn(async move {
+            let mut count = 0;
+            while !*stopped.borrow() {
+                let user = format!("user{}", (task * 7 + count) % 100);
+                let verdict = limiter.check([descriptor! { "many" => user }]).await;
+                failures.fetch_add(usize::from(verdict.failure().is_some()), Relaxed);
+                count += 1;
+            }
+            count
+        });
+    }
+    for (place, address) in addresses.iter().enumerate() {
+        let server = servers[place].take().unwrap();
+        server.signal("TERM");
+        assert!(server.wait().await.success());
+        let again = Server::builder_at(*address).rules(folder.path()).start();
+        let seen = || again.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+        until_async("the new instance to be asked", async || (seen() > 0.0).then_some(())).await;
+        servers[place] = Some(again);
+    }
+    stop.send_replace(true);
+    let checks: usize = load.join_all().await.into_iter().sum();
+    assert!(checks > 1_000, "{checks}");
+    // Those that were under way when a connection closed.
+    assert!(failures.load(Relaxed) <= 60, "{} of {checks}", failures.load(Relaxed));
+}
+
+/// The published placement decides who is asked; without the first the others share its users, and keep their own.
+#[tokio::test]
+async fn checks_go_where_the_placement_says() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let mut servers: Vec<_> = (0..3).map(|_| Some(Server::start(folder.path(), "memory"))).collect();
+    let addresses: Vec<_> = servers.iter().flatten().map(|server| server.grpc.to_string()).collect();
+    let limiter = |routing: Routing| {
+        let builder =
+            addresses[1..].iter().fold(Client::builder(format!("http://{}", addresses[0])), |builder, name| {
+                builder.endpoint(format!("http://{name}"))
+            });
+        builder.domain("d").deadline(DEADLINE).routing(routing).connect_lazy().unwrap()
+    };
+    let ring = sluicegate_common::Ring::new(addresses.iter().map(|name| (name.as_str(), 1)));
+    let asked = |server: &Option<Server>| {
+        let series = "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}";
+        server.as_ref().map_or(0.0, |server| server.metric(series))
+    };
+    let by_user = limiter(Routing::ByEntries(vec!["many".into()]));
+    let mut expected = [0.0; 3];
+    for user in 0..60 {
+        let user = format!("user{user}");
+        expected[ring.node_of(format!("d|many={user}").as_bytes()).unwrap()] += 1.0;
+        let verdict = by_user.check([descriptor! { "path" => "/", "many" => &*user }]).strict().await.unwrap();
+        assert!(verdict.allowed());
+    }
+    assert_eq!(servers.iter().map(asked).collect::<Vec<_>>(), expected);
+    drop(servers[0].take());
+    // A check may be on its way when the connection breaks: that one is not asked twice.
+    let on_first = (0..).map(|user| format!("user{user}"));
+    let mut on_first = on_first.filter(|user| ring.node_of(format!("d|many={user}").as_bytes()) == Some(0));
+    let user = on_first.next().unwrap();
+    until_async("somebody else to be asked", async || {
+        let verdict = by_user.check([descriptor! { "many" => &*user }]).await;
+        (verdict.by() == By::Server).then_some(())
+    })
+    .await;
+    expected[ring.node_among(format!("d|many={user}").as_bytes(), |place| place != 0).unwrap()] += 1.0;
+    for user in 0..60 {
+        let user = format!("user{user}");
+        let place = ring.node_among(format!("d|many={user}").as_bytes(), |place| place != 0).unwrap();
+        expected[place] += 1.0;
+        by_user.check([descriptor! { "many" => &*user }]).strict().await.unwrap();
+    }
+    assert_eq!(servers[1..].iter().map(asked).collect::<Vec<_>>(), expected[1..]);
+    let in_turn = limiter(Routing::RoundRobin);
+    for _ in 0..40 {
+        in_turn.check([descriptor! { "many" => "x" }]).strict().await.unwrap();
+    }
+    let grown: Vec<_> = servers[1..].iter().map(asked).zip(&expected[1..]).map(|(now, before)| now - before).collect();
+    assert!(grown.iter().all(|grown| *grown >= 10.0), "{grown:?}");
+}
+
+/// A name with one address more: it is found, and its instance asked.
+#[tokio::test]
+async fn names_are_looked_up_again() {
+    let server = start();
+    let port = server.grpc.port();
+    let limiter = Client::builder(format!("http://localhost:{port}")).domain("d").deadline(DEADLINE);
+    let limiter = limiter.resolve_every(Duration::from_millis(20)).connect_lazy().unwrap();
+    until_async("the name's addresses", async || {
+        let known: BTreeSet<_> = limiter.endpoints().iter().map(ToString::to_string).collect();
+        known.contains(&format!("127.0.0.1:{port}")).then_some(())
+    })
+    .await;
+    assert!(limiter.check([few("alice")]).strict().await.unwrap().allowed());
+}
+
+/// Checks that are given up leave nothing behind, neither here nor there.
+#[tokio::test]
+async fn a_check_that_is_given_up_leaves_nothing() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    limiter.check([few("x")]).await;
+    drop(limiter.check([few("never asked")]));
+    for _ in 0..10_000 {
+        let check = limiter.check([descriptor! { "many" => "x" }]);
+        tokio::select! {
+            biased;
+            _ = check => {}
+            () = std::future::ready(()) => {}
+        }
+    }
+    let verdicts: Vec<Verdict> = vec![limiter.check([few("never asked")]).hits(3).await];
+    assert!(verdicts[0].allowed());
+    let descriptors = server.descriptors();
+    drop(limiter);
+    until_async("the connection to end", async || (server.descriptors() < descriptors).then_some(())).await;
+}
