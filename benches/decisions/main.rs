@@ -6,6 +6,7 @@
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
 
 mod algorithms;
+mod client;
 mod h2load;
 mod in_process;
 mod noop;
@@ -45,6 +46,7 @@ fn main() {
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
         "outage" => outage::run(),
+        "client" => client::run(),
         _ => {
             topologies();
             algorithms_on_redis();
@@ -52,6 +54,7 @@ fn main() {
             algorithms::in_memory();
             algorithms::in_redis();
             algorithms::in_many();
+            client::run();
             outage::run();
         }
     }

@@ -9,13 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tonic::transport::Endpoint;
-
-use super::plain::{Client, Descriptor, Request};
 use sluicegate::store::redis::topology::slots::slot;
 use tokio::time::{MissedTickBehavior, interval};
+use tonic::transport::Endpoint;
 
-use super::process::{Process, many, signal};
+use super::{
+    plain::{Client, Descriptor, Request},
+    process::{Process, many, signal},
+};
 
 const USERS: usize = 999;
 const LIMIT: u32 = 4_000_000_000;

@@ -149,12 +149,17 @@ impl Process {
 
     /// CPU time of the process until now, user and system.
     pub(crate) fn cpu_micros(&self) -> f64 {
-        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
-        let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
-        // Linux counts a hundred ticks a second, everywhere that this runs.
-        ticks * 10_000.0
+        cpu_micros(self.child.id())
     }
+}
+
+/// The same of any process.
+pub(crate) fn cpu_micros(pid: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+    // Linux counts a hundred ticks a second, everywhere that this runs.
+    ticks * 10_000.0
 }
 
 /// An address that nobody listens on.

@@ -1,16 +1,16 @@
 //! A hundred thousand users in turn: h2load cannot vary the body. This generator is slower than h2load, which does
 //! not matter: what is told is the server's own CPU time.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use std::time::Duration;
-
+use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 
-use super::plain::{Client, Descriptor, Request};
-use tokio::task::JoinSet;
-
-use crate::{REQUESTS, process::Process};
+use crate::{
+    REQUESTS,
+    plain::{Client, Descriptor, Request},
+    process::Process,
+};
 
 const USERS: u32 = 100_000;
 const CONNECTIONS: u32 = 10;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 /// [`descriptor!`](crate::descriptor) writes one down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor<'a> {
-    entries: SmallVec<[(Cow<'a, str>, Cow<'a, str>); 3]>,
+    entries: SmallVec<[(Cow<'a, str>, Cow<'a, str>); 2]>,
     hits: Option<u64>,
     give_back: bool,
     limit: Option<Override>,

@@ -17,7 +17,7 @@ use tonic::{
 
 use crate::{
     ask::{Ask, Descriptor},
-    deny_cache::DenyCache,
+    deny_cache::{DenyCache, Known, Question},
     endpoint::{Clock, Endpoint},
     lane::Lost,
     routing::{Endpoints, Routing},
@@ -347,7 +347,7 @@ impl<'c> Check<'c> {
     pub async fn strict(self) -> Result<Verdict, Failure> {
         let verdict = self.await;
         match verdict.failure {
-            Some(failure) => Err(failure),
+            Some(failure) => Err(*failure),
             None => Ok(verdict),
         }
     }
@@ -358,10 +358,14 @@ impl<'c> IntoFuture for Check<'c> {
     type IntoFuture = Checking<'c>;
 
     fn into_future(self) -> Checking<'c> {
-        let known = self.inner.denials.as_ref().and_then(|denials| denials.get(&self.ask, self.inner.began.elapsed()));
+        let now = self.inner.began.elapsed();
+        let known = self.inner.denials.as_ref().map(|denials| denials.get(&self.ask, now));
         Checking(match known {
-            Some(verdict) => Step::Known(verdict),
-            None => Step::Asking(Box::pin(self.inner.ask(self.ask, self.deadline))),
+            Some(Known::Refused(verdict)) => Step::Known(verdict),
+            Some(Known::Nothing(question)) => {
+                Step::Asking(Box::pin(self.inner.ask(self.ask, now, self.deadline, Some(question))))
+            }
+            None => Step::Asking(Box::pin(self.inner.ask(self.ask, now, self.deadline, None))),
         })
     }
 }
@@ -397,18 +401,17 @@ impl Inner {
         Arc::clone(&self.endpoints.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn ask(&self, ask: Ask<'_>, deadline: Duration) -> Verdict {
-        let clock = Clock { began: self.began, deadline: Instant::now() + deadline, allowed: deadline };
-        let asked = self.denials.as_ref().map(|denials| (clock.now(), denials.refunds(&ask)));
+    async fn ask(&self, ask: Ask<'_>, now: Duration, deadline: Duration, question: Option<Question>) -> Verdict {
+        let clock = Clock { began: self.began, asked: now, deadline: self.began + now + deadline, allowed: deadline };
         let answer = self.ask_someone(&ask, clock).await;
         // Also when it is not known whether it came about.
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
-            denials.refund(&ask);
+            denials.refunded(&ask);
         }
         match answer {
             Ok(verdict) => {
-                if let Some((denials, asked)) = self.denials.as_ref().zip(asked) {
-                    denials.put(&ask, &verdict, asked);
+                if let Some((denials, question)) = self.denials.as_ref().zip(question) {
+                    denials.put(&ask, &verdict, question, now);
                 }
                 verdict
             }
@@ -419,8 +422,8 @@ impl Inner {
     /// A second endpoint is asked only if the first surely did not run the check.
     async fn ask_someone(&self, ask: &Ask<'_>, clock: Clock) -> Result<Verdict, Failure> {
         let endpoints = self.endpoints();
-        let choose = |but| endpoints.choose(&self.routing, ask, clock.now(), but);
-        let first = choose(None).ok_or(Failure::Unreachable)?;
+        let choose = |but, now| endpoints.choose(&self.routing, ask, now, but);
+        let first = choose(None, clock.asked).ok_or(Failure::Unreachable)?;
         let failure = match first.ask(ask, clock).await {
             Ok(verdict) => return Ok(verdict),
             Err(Lost::NotRun(failure)) => failure,
@@ -429,10 +432,11 @@ impl Inner {
         };
         // Of one endpoint only there is another connection, if it went in order.
         let second = match endpoints.all().len() {
-            1 if failure == Failure::Unreachable => choose(None),
-            _ => choose(Some(first)),
+            1 if failure == Failure::Unreachable => choose(None, clock.now()),
+            _ => choose(Some(first), clock.now()),
         };
-        match second.ok_or(failure)?.ask(ask, clock).await {
+        // Boxed, as all that is rare: a check that waits is to be small.
+        match Box::pin(second.ok_or(failure)?.ask(ask, clock)).await {
             Ok(verdict) => Ok(verdict),
             Err(Lost::NoStream) => Err(Failure::Unreachable),
             Err(Lost::NotRun(failure) | Lost::Perhaps(failure) | Lost::Refused(failure)) => Err(failure),

@@ -31,12 +31,24 @@ pub(crate) struct DenyCache {
     refunds: Box<[AtomicU32; REFUNDS]>,
 }
 
-struct Refusal {
+/// What is known of a question.
+pub(crate) enum Known {
+    Refused(Verdict),
+    Nothing(Question),
+}
+
+/// What tells a question from all others, and how often something was given back to its descriptors before it was asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Question {
     identity: u128,
+    refunds: u32,
+}
+
+struct Refusal {
+    question: Question,
     costs: SmallVec<[u64; 2]>,
     since: Duration,
     until: Duration,
-    refunds: u32,
     verdict: Verdict,
 }
 
@@ -50,35 +62,42 @@ impl DenyCache {
         }
     }
 
-    /// The refusal of this question that still holds.
-    pub(crate) fn get(&self, ask: &Ask<'_>, now: Duration) -> Option<Verdict> {
-        if !ask.takes() {
-            return None;
+    /// The refusal of this question that still holds, or else what `put` will want to know. A question that gives back
+    /// ends what is known of its descriptors: from now on, whether it comes about or not.
+    pub(crate) fn get(&self, ask: &Ask<'_>, now: Duration) -> Known {
+        let (mut identity, mut refunds) = (0_u128, 0_u32);
+        for one in ask.identities() {
+            let kind = &self.refunds[one as usize % REFUNDS];
+            if ask.gives_back() {
+                kind.fetch_add(1, Relaxed);
+            }
+            refunds = refunds.wrapping_add(kind.load(Relaxed));
+            // Of all descriptors together, in their order.
+            identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one;
         }
-        let identity = identity(ask);
-        let set = self.set(identity);
-        let refusal = set.iter().flatten().find(|refusal| refusal.identity == identity)?;
-        let holds = now < refusal.until
-            && ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused)
-            && refusal.refunds == self.refunds(ask);
-        holds.then(|| refusal.at(now))
+        if ask.takes() {
+            let set = self.set(identity);
+            let refusal = set.iter().flatten().find(|refusal| refusal.question.identity == identity);
+            let holds = |refusal: &&Refusal| {
+                let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
+                now < refusal.until && costs && refusal.question.refunds == refunds
+            };
+            if let Some(refusal) = refusal.filter(holds) {
+                return Known::Refused(refusal.at(now));
+            }
+        }
+        Known::Nothing(Question { identity, refunds })
     }
 
-    /// What the refunds of a question's descriptors are now: to be handed to `put`.
-    pub(crate) fn refunds(&self, ask: &Ask<'_>) -> u32 {
-        let kinds = ask.identities().map(|identity| self.refunds[identity as usize % REFUNDS].load(Relaxed));
-        kinds.fold(0, u32::wrapping_add)
-    }
-
-    /// Something is being given back: refusals from before do not hold any more.
-    pub(crate) fn refund(&self, ask: &Ask<'_>) {
-        for identity in ask.identities() {
-            self.refunds[identity as usize % REFUNDS].fetch_add(1, Relaxed);
+    /// Something has been given back: a refusal that overtook it does not hold either.
+    pub(crate) fn refunded(&self, ask: &Ask<'_>) {
+        for one in ask.identities() {
+            self.refunds[one as usize % REFUNDS].fetch_add(1, Relaxed);
         }
     }
 
-    /// Remembers a refusal, if it is one that holds. `asked`: when it was asked, and the refunds of that time.
-    pub(crate) fn put(&self, ask: &Ask<'_>, verdict: &Verdict, asked: (Duration, u32)) {
+    /// Remembers a refusal, if it is one that holds. `since`: when it was asked.
+    pub(crate) fn put(&self, ask: &Ask<'_>, verdict: &Verdict, question: Question, since: Duration) {
         let refusals = || verdict.statuses.iter().filter(|status| !status.allowed);
         if verdict.allowed || !ask.takes() || refusals().any(|status| status.refusal_counts || status.fallback) {
             return;
@@ -92,17 +111,16 @@ impl DenyCache {
         let Some(wait) = refusals().map(wait).min().flatten() else {
             return;
         };
-        let (since, refunds) = asked;
         let refusal = Refusal {
-            identity: identity(ask),
+            question,
             costs: ask.costs().collect(),
             since,
             until: since + wait,
-            refunds,
             verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
         };
-        let mut set = self.set(refusal.identity);
-        let same = set.iter().position(|place| place.as_ref().is_some_and(|known| known.identity == refusal.identity));
+        let mut set = self.set(question.identity);
+        let is_same = |known: &Refusal| known.question.identity == question.identity;
+        let same = set.iter().position(|place| place.as_ref().is_some_and(is_same));
         let ends = |place: &usize| set[*place].as_ref().map_or(Duration::ZERO, |known| known.until);
         let place = same.or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
         set[place] = Some(refusal);
@@ -126,12 +144,6 @@ impl Refusal {
         }
         verdict
     }
-}
-
-/// Of all descriptors together, in their order.
-fn identity(ask: &Ask<'_>) -> u128 {
-    ask.identities()
-        .fold(0, |all, one| all.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one)
 }
 
 #[cfg(test)]
@@ -158,33 +170,52 @@ mod tests {
     }
 
     fn remember(cache: &DenyCache, ask: &Ask<'_>, verdict: &Verdict, now: Duration) {
-        cache.put(ask, verdict, (now, cache.refunds(ask)));
+        cache.put(ask, verdict, question(cache, ask), now);
+    }
+
+    /// At a time when nothing is known.
+    fn question(cache: &DenyCache, ask: &Ask<'_>) -> Question {
+        match cache.get(ask, at(u64::MAX)) {
+            Known::Nothing(question) => question,
+            Known::Refused(verdict) => panic!("{verdict:?}"),
+        }
+    }
+
+    fn get(cache: &DenyCache, ask: &Ask<'_>, now: Duration) -> Option<Verdict> {
+        match cache.get(ask, now) {
+            Known::Refused(verdict) => Some(verdict),
+            Known::Nothing(_) => None,
+        }
     }
 
     #[test]
     fn a_refusal_holds_until_its_time_and_says_what_is_left_of_it() {
         let cache = DenyCache::new(100);
         let alice = ask(&[user("alice")], 1);
-        assert_eq!(cache.get(&alice, at(0)), None);
+        assert_eq!(get(&cache, &alice, at(0)), None);
         remember(&cache, &alice, &refused(&[Some(1_000)]), at(50));
-        let answer = cache.get(&alice, at(300)).unwrap();
+        let answer = get(&cache, &alice, at(300)).unwrap();
         assert_eq!((answer.by(), answer.allowed(), answer.retry_after()), (By::DenyCache, false, Some(at(750))));
         assert_eq!(answer.headers(), []);
-        assert!(cache.get(&alice, at(1_049)).is_some());
-        assert_eq!(cache.get(&alice, at(1_050)), None);
-        assert_eq!(cache.get(&ask(&[user("bob")], 1), at(300)), None);
-        assert_eq!(cache.get(&ask(&[user("alice"), user("alice")], 1), at(300)), None);
+        assert!(get(&cache, &alice, at(1_049)).is_some());
+        assert_eq!(get(&cache, &alice, at(1_050)), None);
+        assert_eq!(get(&cache, &ask(&[user("bob")], 1), at(300)), None);
+        assert_eq!(get(&cache, &ask(&[user("alice"), user("alice")], 1), at(300)), None);
     }
 
     #[test]
     fn it_holds_for_the_same_and_for_larger_costs() {
         let cache = DenyCache::new(100);
         remember(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), &refused(&[Some(1_000), None]), at(0));
-        assert_eq!(cache.get(&ask(&[user("alice"), user("x").hits(2)], 5), at(1)), None, "one never passes: not known");
+        assert_eq!(
+            get(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), at(1)),
+            None,
+            "one never passes: not known"
+        );
         remember(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), &refused(&[Some(1_000), Some(10)]), at(0));
-        let known = |hits, own| cache.get(&ask(&[user("alice"), user("x").hits(own)], hits), at(1)).is_some();
+        let known = |hits, own| get(&cache, &ask(&[user("alice"), user("x").hits(own)], hits), at(1)).is_some();
         assert!(known(5, 2) && known(6, 9) && !known(4, 2) && !known(5, 1));
-        let later = cache.get(&ask(&[user("alice"), user("x").hits(2)], 5), at(10));
+        let later = get(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), at(10));
         assert_eq!(later, None, "the first of them would pass");
     }
 
@@ -200,22 +231,22 @@ mod tests {
         ] {
             let verdict = Verdict { statuses: [status].into_iter().collect(), ..refused(&[]) };
             remember(&cache, &alice, &verdict, at(0));
-            assert_eq!(cache.get(&alice, at(1)), None, "{verdict:?}");
+            assert_eq!(get(&cache, &alice, at(1)), None, "{verdict:?}");
         }
         remember(&cache, &alice, &Verdict { allowed: true, ..refused(&[Some(1_000)]) }, at(0));
-        assert_eq!(cache.get(&alice, at(1)), None, "a shadow rule's");
+        assert_eq!(get(&cache, &alice, at(1)), None, "a shadow rule's");
         let coarse =
             |seconds: u64| Status { coarse: true, retry_after: Some(at(seconds * 1_000)), ..Status::default() };
         let of = |seconds| Verdict { statuses: [coarse(seconds)].into_iter().collect(), ..refused(&[]) };
         remember(&cache, &alice, &of(1), at(0));
-        assert_eq!(cache.get(&alice, at(0)), None, "it may be all but over");
+        assert_eq!(get(&cache, &alice, at(0)), None, "it may be all but over");
         let bob = ask(&[user("bob")], 1);
         remember(&cache, &bob, &of(3), at(0));
-        assert_eq!((cache.get(&bob, at(1_999)).is_some(), cache.get(&bob, at(2_000))), (true, None));
+        assert_eq!((get(&cache, &bob, at(1_999)).is_some(), get(&cache, &bob, at(2_000))), (true, None));
         for look in [user("alice").hits(0), user("alice").give_back()] {
             let look = ask(&[look], 1);
             remember(&cache, &look, &refused(&[Some(1_000)]), at(0));
-            assert_eq!((cache.get(&look, at(1)), cache.get(&alice, at(1))), (None, None));
+            assert_eq!((get(&cache, &look, at(1)), get(&cache, &alice, at(1))), (None, None));
         }
     }
 
@@ -225,11 +256,15 @@ mod tests {
         let (alice, both) = (ask(&[user("alice")], 1), ask(&[user("bob"), user("alice")], 1));
         remember(&cache, &alice, &refused(&[Some(1_000)]), at(0));
         remember(&cache, &both, &refused(&[Some(1_000), Some(1_000)]), at(0));
-        let asked = (at(0), cache.refunds(&alice));
-        cache.refund(&ask(&[user("alice").give_back()], 1));
-        assert_eq!((cache.get(&alice, at(1)), cache.get(&both, at(1))), (None, None));
-        cache.put(&alice, &refused(&[Some(1_000)]), asked);
-        assert_eq!(cache.get(&alice, at(1)), None);
+        let before = question(&cache, &alice);
+        assert_eq!(get(&cache, &ask(&[user("alice").give_back()], 1), at(0)), None);
+        assert_eq!((get(&cache, &alice, at(1)), get(&cache, &both, at(1))), (None, None));
+        cache.put(&alice, &refused(&[Some(1_000)]), before, at(0));
+        assert_eq!(get(&cache, &alice, at(1)), None);
+        let meanwhile = question(&cache, &alice);
+        cache.refunded(&ask(&[user("alice").give_back()], 1));
+        cache.put(&alice, &refused(&[Some(1_000)]), meanwhile, at(0));
+        assert_eq!(get(&cache, &alice, at(1)), None);
     }
 
     #[test]
@@ -239,7 +274,7 @@ mod tests {
         for (place, ask) in asks.iter().enumerate() {
             remember(&cache, ask, &refused(&[Some(1_000 - place as u64)]), at(0));
         }
-        let known: Vec<_> = asks.iter().map(|ask| cache.get(ask, at(1)).is_some()).collect();
+        let known: Vec<_> = asks.iter().map(|ask| get(&cache, ask, at(1)).is_some()).collect();
         assert_eq!(known, [true, true, true, true, true, true, true, false, true]);
     }
 }

@@ -38,6 +38,7 @@ pub(crate) struct Endpoint {
 #[derive(Clone, Copy)]
 pub(crate) struct Clock {
     pub(crate) began: Instant,
+    pub(crate) asked: Duration,
     pub(crate) deadline: Instant,
     pub(crate) allowed: Duration,
 }
@@ -82,7 +83,7 @@ impl Endpoint {
                 answer => return answer,
             }
         }
-        self.unary(ask).await
+        Box::pin(self.unary(ask)).await
     }
 
     async fn unary(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {

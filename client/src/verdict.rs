@@ -28,9 +28,9 @@ pub enum By {
 pub struct Verdict {
     pub(crate) allowed: bool,
     pub(crate) by: By,
-    pub(crate) statuses: SmallVec<[Status; 2]>,
+    pub(crate) statuses: SmallVec<[Status; 1]>,
     pub(crate) headers: Vec<(String, String)>,
-    pub(crate) failure: Option<Failure>,
+    pub(crate) failure: Option<Box<Failure>>,
 }
 
 /// The answer to one descriptor. What the service did not say is `None`.
@@ -109,7 +109,7 @@ pub(crate) fn text(status: &tonic::Status) -> String {
 impl Verdict {
     pub(crate) fn fallback(allowed: bool, failure: Failure) -> Self {
         let (statuses, headers) = (SmallVec::new(), Vec::new());
-        Self { allowed, by: By::Fallback, statuses, headers, failure: Some(failure) }
+        Self { allowed, by: By::Fallback, statuses, headers, failure: Some(Box::new(failure)) }
     }
 
     /// Whether the request may pass.
@@ -139,7 +139,7 @@ impl Verdict {
     /// Why the service was not heard, when it was not.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
-        self.failure.as_ref()
+        self.failure.as_deref()
     }
 
     /// Of the limits that applied, the one with the least remaining; when refused, of those that refuse.
