@@ -26,6 +26,8 @@ mod histories;
 mod hostile;
 /// `/json`, `/metrics` and the other pages.
 mod http;
+/// The client's tower layer.
+mod layer;
 /// The order of layers.
 mod layers;
 /// Traces and metrics sent to a collector.

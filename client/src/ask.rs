@@ -75,6 +75,13 @@ impl<'a> Descriptor<'a> {
         self
     }
 
+    /// The same, borrowed: for one that is kept and asked about again.
+    #[must_use]
+    pub fn borrowed(&self) -> Descriptor<'_> {
+        let entries = self.entries().map(|(key, value)| (key.into(), value.into())).collect();
+        Descriptor { entries, ..*self }
+    }
+
     fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().map(|(key, value)| (key.as_ref(), value.as_ref()))
     }

@@ -41,11 +41,13 @@ impl Breaker {
         micros(now) >= self.open_until.load(Relaxed)
     }
 
-    pub(crate) fn succeeded(&self) {
-        if self.failures.load(Relaxed) > 0 {
-            self.failures.store(0, Relaxed);
-            self.open_until.store(0, Relaxed);
+    /// `true`: it was open, and closes by this.
+    pub(crate) fn succeeded(&self) -> bool {
+        if self.failures.load(Relaxed) == 0 {
+            return false;
         }
+        self.failures.store(0, Relaxed);
+        self.open_until.swap(0, Relaxed) > 0
     }
 
     /// `true`: it opens by this.
@@ -81,15 +83,14 @@ mod tests {
         for _ in 0..4 {
             assert!(!breaker.failed(at(1)));
         }
-        breaker.succeeded();
+        assert!(!breaker.succeeded());
         for _ in 0..4 {
             assert!(!breaker.failed(at(1)) && breaker.admits(at(1)));
         }
         assert!(breaker.failed(at(1)), "the fifth");
         assert!(!breaker.admits(at(100)) && !breaker.may_admit(at(100)));
         assert!(!breaker.failed(at(50)), "it was open");
-        breaker.succeeded();
-        assert!(breaker.admits(at(51)));
+        assert!(breaker.succeeded() && breaker.admits(at(51)));
     }
 
     #[test]

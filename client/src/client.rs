@@ -21,6 +21,7 @@ use crate::{
     endpoint::{Clock, Endpoint},
     lane::Lost,
     routing::{Endpoints, Routing},
+    telemetry::Telemetry,
     verdict::{Failure, Verdict},
 };
 
@@ -63,6 +64,8 @@ pub struct Builder {
     coalesces: bool,
     resolves: Option<Duration>,
     token: Option<String>,
+    #[cfg(feature = "opentelemetry")]
+    meter: Option<opentelemetry::metrics::Meter>,
     configure: Arc<dyn Fn(transport::Endpoint) -> transport::Endpoint + Send + Sync>,
 }
 
@@ -78,6 +81,8 @@ impl Builder {
             coalesces: true,
             resolves: None,
             token: None,
+            #[cfg(feature = "opentelemetry")]
+            meter: None,
             configure: Arc::new(|endpoint| endpoint),
         }
     }
@@ -137,6 +142,13 @@ impl Builder {
         self
     }
 
+    /// Counts checks by who answered them (`sluicegate.client.checks`), and measures them (`sluicegate.client.duration`).
+    #[cfg(feature = "opentelemetry")]
+    pub fn meter(mut self, meter: opentelemetry::metrics::Meter) -> Self {
+        self.meter = Some(meter);
+        self
+    }
+
     /// What else belongs to the connections: TLS, its own time-outs.
     pub fn configure(
         mut self,
@@ -169,6 +181,10 @@ impl Builder {
             routing: self.routing,
             denials: (self.denials > 0).then(|| DenyCache::new(self.denials)),
             began: Instant::now(),
+            #[cfg(feature = "opentelemetry")]
+            telemetry: Telemetry::new(self.meter.as_ref()),
+            #[cfg(not(feature = "opentelemetry"))]
+            telemetry: Telemetry::default(),
             endpoints: RwLock::new(Arc::new(Endpoints::new(all))),
         });
         if let Some(pause) = self.resolves {
@@ -263,6 +279,7 @@ struct Inner {
     routing: Routing,
     denials: Option<DenyCache>,
     began: Instant,
+    telemetry: Telemetry,
     endpoints: RwLock<Arc<Endpoints>>,
 }
 
@@ -296,7 +313,8 @@ impl Client {
     /// ```
     pub fn check<'c>(&'c self, descriptors: impl IntoIterator<Item = Descriptor<'c>>) -> Check<'c> {
         let domain = Cow::Borrowed(self.inner.domain.as_str());
-        let ask = Ask { domain, descriptors: descriptors.into_iter().collect(), hits: 0, traceparent: None };
+        let descriptors = descriptors.into_iter().collect();
+        let ask = Ask { domain, descriptors, hits: 0, traceparent: None };
         Check { inner: &self.inner, ask, deadline: self.inner.deadline }
     }
 
@@ -361,7 +379,10 @@ impl<'c> IntoFuture for Check<'c> {
         let now = self.inner.began.elapsed();
         let known = self.inner.denials.as_ref().map(|denials| denials.get(&self.ask, now));
         Checking(match known {
-            Some(Known::Refused(verdict)) => Step::Known(verdict),
+            Some(Known::Refused(verdict)) => {
+                self.inner.telemetry.answered(&verdict, || Duration::ZERO);
+                Step::Known(verdict)
+            }
             Some(Known::Nothing(question)) => {
                 Step::Asking(Box::pin(self.inner.ask(self.ask, now, self.deadline, Some(question))))
             }
@@ -408,15 +429,12 @@ impl Inner {
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
             denials.refunded(&ask);
         }
-        match answer {
-            Ok(verdict) => {
-                if let Some((denials, question)) = self.denials.as_ref().zip(question) {
-                    denials.put(&ask, &verdict, question, now);
-                }
-                verdict
-            }
-            Err(failure) => Verdict::fallback(self.on_error == OnError::Allow, failure),
+        if let (Ok(verdict), Some(denials), Some(question)) = (&answer, &self.denials, question) {
+            denials.put(&ask, verdict, question, now);
         }
+        let verdict = answer.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
+        self.telemetry.answered(&verdict, || self.began.elapsed().saturating_sub(now));
+        verdict
     }
 
     /// A second endpoint is asked only if the first surely did not run the check.

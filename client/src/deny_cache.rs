@@ -26,9 +26,25 @@ const WAYS: usize = 8;
 const REFUNDS: usize = 256;
 
 pub(crate) struct DenyCache {
-    sets: Box<[Mutex<[Option<Refusal>; WAYS]>]>,
+    sets: Box<[Mutex<Set>]>,
     /// How often something was given back to descriptors of each kind: a refusal from before does not hold.
     refunds: Box<[AtomicU32; REFUNDS]>,
+}
+
+/// Looking in vain, as most do, reads the identities only, which lie side by side.
+#[derive(Default)]
+struct Set {
+    /// The lower half of each.
+    identities: [u64; WAYS],
+    refusals: [Option<Box<Refusal>>; WAYS],
+}
+
+impl Set {
+    fn place_of(&self, identity: u128) -> Option<usize> {
+        let is_it =
+            |refusal: &Option<Box<Refusal>>| refusal.as_ref().is_some_and(|it| it.question.identity == identity);
+        (0..WAYS).find(|place| self.identities[*place] == identity as u64 && is_it(&self.refusals[*place]))
+    }
 }
 
 /// What is known of a question.
@@ -77,7 +93,7 @@ impl DenyCache {
         }
         if ask.takes() {
             let set = self.set(identity);
-            let refusal = set.iter().flatten().find(|refusal| refusal.question.identity == identity);
+            let refusal = set.place_of(identity).and_then(|place| set.refusals[place].as_deref());
             let holds = |refusal: &&Refusal| {
                 let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
                 now < refusal.until && costs && refusal.question.refunds == refunds
@@ -119,14 +135,13 @@ impl DenyCache {
             verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
         };
         let mut set = self.set(question.identity);
-        let is_same = |known: &Refusal| known.question.identity == question.identity;
-        let same = set.iter().position(|place| place.as_ref().is_some_and(is_same));
-        let ends = |place: &usize| set[*place].as_ref().map_or(Duration::ZERO, |known| known.until);
-        let place = same.or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
-        set[place] = Some(refusal);
+        let ends = |place: &usize| set.refusals[*place].as_ref().map_or(Duration::ZERO, |known| known.until);
+        let place = set.place_of(question.identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
+        set.identities[place] = question.identity as u64;
+        set.refusals[place] = Some(Box::new(refusal));
     }
 
-    fn set(&self, identity: u128) -> std::sync::MutexGuard<'_, [Option<Refusal>; WAYS]> {
+    fn set(&self, identity: u128) -> std::sync::MutexGuard<'_, Set> {
         let place = (identity >> 64) as usize & (self.sets.len() - 1);
         self.sets[place].lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -19,6 +19,7 @@ use crate::{
     breaker::Breaker,
     lane::{Lane, Lost},
     raw::Raw,
+    telemetry,
     verdict::{Failure, Verdict, text},
 };
 
@@ -66,11 +67,17 @@ impl Endpoint {
         let late = Lost::Perhaps(Failure::Deadline(clock.allowed));
         let answer = timeout_at(clock.deadline, self.send(ask)).await.unwrap_or(Err(late));
         match &answer {
-            Ok(_) | Err(Lost::Refused(_)) => self.breaker.succeeded(),
+            Ok(_) | Err(Lost::Refused(_)) => {
+                if self.breaker.succeeded() {
+                    telemetry::breaker(&self.name, false);
+                }
+            }
             // That of this client is no fault of the service's.
             Err(Lost::NotRun(Failure::Overloaded)) => {}
             Err(Lost::NotRun(_) | Lost::Perhaps(_) | Lost::NoStream) => {
-                self.breaker.failed(clock.now());
+                if self.breaker.failed(clock.now()) {
+                    telemetry::breaker(&self.name, true);
+                }
             }
         }
         answer

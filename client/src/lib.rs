@@ -6,8 +6,11 @@ mod client;
 mod deny_cache;
 mod endpoint;
 mod lane;
+#[cfg(feature = "tower")]
+pub mod layer;
 mod raw;
 mod routing;
+mod telemetry;
 mod verdict;
 
 pub use ask::{Descriptor, Unit};
