@@ -2,21 +2,30 @@
 
 use std::{
     collections::BTreeSet,
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
+use prost_types::Timestamp;
+
 use sluicegate_client::{Builder, By, Client, Descriptor, Failure, OnError, Routing, Verdict, descriptor};
-use sluicegate_proto::envoy::service::ratelimit::v3::{
-    RateLimitRequest, RateLimitResponse,
-    rate_limit_response::{Code, DescriptorStatus},
-    rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+use sluicegate_proto::{
+    envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus, Quota, quota::ExpirationSpecifier},
+        rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+    },
+    sluicegate::v1::{
+        self,
+        decision_service_server::{DecisionService, DecisionServiceServer},
+    },
 };
 use tokio::{net::TcpListener, task::JoinSet};
-use tokio_stream::wrappers::TcpListenerStream;
+use tokio_stream::{StreamExt, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status};
 
 use super::support::{DEADLINE, Fault, Proxy, Server, rules, until_async};
@@ -150,6 +159,114 @@ async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
     let (wait, began) = (refused.retry_after().unwrap(), Instant::now());
     until_async("the refusal to end", async || brief().await.allowed().then_some(())).await;
     assert!(began.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", began.elapsed());
+}
+
+/// Grants ten hits with every answer, in either protocol, and remembers what it is asked.
+#[derive(Clone, Default)]
+struct Granting {
+    asked: Arc<Mutex<Vec<RateLimitRequest>>>,
+    /// What it says of their life: in the metadata, and on the wall's clock from now.
+    lives: Option<&'static str>,
+    valid_for: Option<i64>,
+}
+
+impl Granting {
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Granting {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        self.asked.lock().unwrap().push(request.into_inner());
+        #[allow(clippy::disallowed_methods, reason = "the quota's end is a time of the wall's clock")]
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs().cast_signed();
+        let until = |seconds| ExpirationSpecifier::ValidUntil(Timestamp { seconds: now + seconds, nanos: 0 });
+        let quota = Quota { requests: 10, expiration_specifier: self.valid_for.map(until), id: "1".into() };
+        let status = DescriptorStatus { code: Code::Ok.into(), quota: Some(quota), ..DescriptorStatus::default() };
+        let statuses = vec![status];
+        let answer = RateLimitResponse { overall_code: Code::Ok.into(), statuses, ..RateLimitResponse::default() };
+        let mut response = Response::new(answer);
+        if let Some(lives) = self.lives {
+            response.metadata_mut().insert("sluicegate-grant-life-us", lives.parse().unwrap());
+        }
+        Ok(response)
+    }
+}
+
+#[tonic::async_trait]
+impl DecisionService for Granting {
+    type StreamStream = Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::AnswerFrame, Status>> + Send>>;
+
+    async fn stream(
+        &self,
+        frames: Request<tonic::Streaming<v1::CheckFrame>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        let asked = Arc::clone(&self.asked);
+        let answers = frames.into_inner().map(move |frame| {
+            let answers = frame?.checks.into_iter().map(|check| {
+                asked.lock().unwrap().push(check.request.unwrap());
+                let grant = Some(v1::Grant { hits: 10, life_us: 60_000_000, id: "1".into() });
+                let statuses = vec![v1::Status { allowed: true, grant, ..v1::Status::default() }];
+                let verdict = v1::Verdict { allowed: true, statuses, ..v1::Verdict::default() };
+                v1::Answer { id: check.id, outcome: Some(v1::answer::Outcome::Verdict(verdict)) }
+            });
+            Ok(v1::AnswerFrame { answers: answers.collect() })
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn batch(&self, _: Request<v1::CheckFrame>) -> Result<Response<v1::AnswerFrame>, Status> {
+        Err(Status::unimplemented("batch"))
+    }
+}
+
+/// With streams, or without.
+async fn granting(granting: Granting, streams: bool) -> (Granting, Client) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut services = tonic::service::Routes::new(RateLimitServiceServer::new(granting.clone()));
+    if streams {
+        services = services.add_service(DecisionServiceServer::new(granting.clone()));
+    }
+    let server = tonic::transport::Server::builder().add_routes(services);
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    (granting, Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap())
+}
+
+#[tokio::test]
+async fn what_was_granted_is_spent_without_asking_and_no_further() {
+    let relative = Granting { lives: Some("60000000"), ..Granting::default() };
+    let dated = Granting { valid_for: Some(60), ..Granting::default() };
+    for (service, streams) in [(Granting::default(), true), (relative, false), (dated, false)] {
+        let (service, limiter) = granting(service, streams).await;
+        let check = async |hits| limiter.check([few("alice")]).hits(hits).strict().await.unwrap();
+        assert_eq!(check(1).await.by(), By::Server);
+        for left in [7, 4, 1] {
+            let verdict = check(3).await;
+            assert_eq!((verdict.by(), verdict.allowed(), verdict.statuses()[0].remaining), (By::Grant, true, left));
+        }
+        assert_eq!((service.asked(), check(3).await.by(), service.asked()), (1, By::Server, 2));
+        limiter.give_back_grants().await;
+        let last = service.asked.lock().unwrap().last().unwrap().descriptors[0].clone();
+        assert_eq!((last.is_negative_hits, last.hits_addend), (true, Some(11)), "1 of the first and 10 of the second");
+        limiter.give_back_grants().await;
+        assert_eq!(check(1).await.by(), By::Server, "nothing is left of what was given back");
+    }
+    // Its end is near, unknown, or over: nobody relies on it.
+    for (lives, valid_for) in
+        [(None, None), (None, Some(1)), (None, Some(-5)), (Some(""), Some(60)), (Some("x"), Some(60))]
+    {
+        let (service, limiter) = granting(Granting { lives, valid_for, ..Granting::default() }, false).await;
+        for _ in 0..2 {
+            assert_eq!(limiter.check([few("alice")]).await.by(), By::Server, "{lives:?} {valid_for:?}");
+        }
+        assert_eq!(service.asked(), 2);
+    }
 }
 
 /// A thousand tasks, one client: limits are exact, and each has its own answer.

@@ -82,6 +82,11 @@ impl<'a> Descriptor<'a> {
         Descriptor { entries, ..*self }
     }
 
+    pub(crate) fn owned(&self) -> Descriptor<'static> {
+        let entries = self.entries().map(|(key, value)| (key.to_owned().into(), value.to_owned().into())).collect();
+        Descriptor { entries, ..*self }
+    }
+
     fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().map(|(key, value)| (key.as_ref(), value.as_ref()))
     }
@@ -104,6 +109,9 @@ macro_rules! descriptor {
         $crate::Descriptor::new()$(.entry($key, $value))+
     };
 }
+
+/// Of the descriptors of a question, in their order.
+pub(crate) type Identities = SmallVec<[u128; 2]>;
 
 /// One question.
 #[derive(Clone, Debug)]

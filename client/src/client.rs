@@ -19,6 +19,7 @@ use crate::{
     ask::{Ask, Descriptor},
     deny_cache::{DenyCache, Known, Question},
     endpoint::{Clock, Endpoint},
+    grants::Grants,
     lane::Lost,
     routing::{Endpoints, Routing},
     telemetry::Telemetry,
@@ -179,6 +180,7 @@ impl Builder {
             deadline: self.deadline,
             on_error: self.on_error,
             routing: self.routing,
+            grants: Grants::default(),
             denials: (self.denials > 0).then(|| DenyCache::new(self.denials)),
             began: Instant::now(),
             #[cfg(feature = "opentelemetry")]
@@ -278,6 +280,7 @@ struct Inner {
     on_error: OnError,
     routing: Routing,
     denials: Option<DenyCache>,
+    grants: Grants,
     began: Instant,
     telemetry: Telemetry,
     endpoints: RwLock<Arc<Endpoints>>,
@@ -316,6 +319,14 @@ impl Client {
         let descriptors = descriptors.into_iter().collect();
         let ask = Ask { domain, descriptors, hits: 0, traceparent: None };
         Check { inner: &self.inner, ask, deadline: self.inner.deadline }
+    }
+
+    /// Gives back what is left of hits that the service has granted in advance, for instance before the process ends. Without
+    /// it they are lost to others until their life is over.
+    pub async fn give_back_grants(&self) {
+        for (domain, descriptor, hits) in self.inner.grants.take_all(self.inner.began.elapsed()) {
+            let _ = self.check([descriptor.borrowed().hits(hits).give_back()]).domain(domain).await;
+        }
     }
 
     /// The addresses that are known now.
@@ -377,17 +388,15 @@ impl<'c> IntoFuture for Check<'c> {
 
     fn into_future(self) -> Checking<'c> {
         let now = self.inner.began.elapsed();
-        let known = self.inner.denials.as_ref().map(|denials| denials.get(&self.ask, now));
-        Checking(match known {
-            Some(Known::Refused(verdict)) => {
-                self.inner.telemetry.answered(&verdict, || Duration::ZERO);
-                Step::Known(verdict)
+        let (ask, inner) = (self.ask, self.inner);
+        let question = match inner.known(&ask, now) {
+            Known::Answer(verdict) => {
+                inner.telemetry.answered(&verdict, || Duration::ZERO);
+                return Checking(Step::Known(verdict));
             }
-            Some(Known::Nothing(question)) => {
-                Step::Asking(Box::pin(self.inner.ask(self.ask, now, self.deadline, Some(question))))
-            }
-            None => Step::Asking(Box::pin(self.inner.ask(self.ask, now, self.deadline, None))),
-        })
+            Known::Nothing(question) => question,
+        };
+        Checking(Step::Asking(Box::pin(inner.ask(ask, now, self.deadline, question))))
     }
 }
 
@@ -422,15 +431,33 @@ impl Inner {
         Arc::clone(&self.endpoints.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn ask(&self, ask: Ask<'_>, now: Duration, deadline: Duration, question: Option<Question>) -> Verdict {
+    /// What needs no call.
+    fn known(&self, ask: &Ask<'_>, now: Duration) -> Known {
+        if self.denials.is_none() && self.grants.is_empty() {
+            return Known::Nothing(Question::default());
+        }
+        let identities = ask.identities().collect();
+        if !self.grants.is_empty()
+            && let Some(verdict) = self.grants.spend(ask, &identities, now)
+        {
+            return Known::Answer(verdict);
+        }
+        let denials = self.denials.as_ref();
+        denials.map_or(Known::Nothing(Question::default()), |denials| denials.get(ask, &identities, now))
+    }
+
+    async fn ask(&self, ask: Ask<'_>, now: Duration, deadline: Duration, question: Question) -> Verdict {
         let clock = Clock { began: self.began, asked: now, deadline: self.began + now + deadline, allowed: deadline };
         let answer = self.ask_someone(&ask, clock).await;
         // Also when it is not known whether it came about.
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
             denials.refunded(&ask);
         }
-        if let (Ok(verdict), Some(denials), Some(question)) = (&answer, &self.denials, question) {
-            denials.put(&ask, verdict, question, now);
+        if let Ok(verdict) = &answer {
+            if let Some(denials) = &self.denials {
+                denials.put(&ask, verdict, question, now);
+            }
+            self.grants.keep(&ask, verdict, now);
         }
         let verdict = answer.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
         self.telemetry.answered(&verdict, || self.began.elapsed().saturating_sub(now));

@@ -16,7 +16,7 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    ask::Ask,
+    ask::{Ask, Identities},
     verdict::{By, Status, Verdict},
 };
 
@@ -49,12 +49,12 @@ impl Set {
 
 /// What is known of a question.
 pub(crate) enum Known {
-    Refused(Verdict),
+    Answer(Verdict),
     Nothing(Question),
 }
 
 /// What tells a question from all others, and how often something was given back to its descriptors before it was asked.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(crate) struct Question {
     identity: u128,
     refunds: u32,
@@ -80,10 +80,10 @@ impl DenyCache {
 
     /// The refusal of this question that still holds, or else what `put` will want to know. A question that gives back
     /// ends what is known of its descriptors: from now on, whether it comes about or not.
-    pub(crate) fn get(&self, ask: &Ask<'_>, now: Duration) -> Known {
+    pub(crate) fn get(&self, ask: &Ask<'_>, identities: &Identities, now: Duration) -> Known {
         let (mut identity, mut refunds) = (0_u128, 0_u32);
-        for one in ask.identities() {
-            let kind = &self.refunds[one as usize % REFUNDS];
+        for one in identities {
+            let kind = &self.refunds[*one as usize % REFUNDS];
             if ask.gives_back() {
                 kind.fetch_add(1, Relaxed);
             }
@@ -99,7 +99,7 @@ impl DenyCache {
                 now < refusal.until && costs && refusal.question.refunds == refunds
             };
             if let Some(refusal) = refusal.filter(holds) {
-                return Known::Refused(refusal.at(now));
+                return Known::Answer(refusal.at(now));
             }
         }
         Known::Nothing(Question { identity, refunds })
@@ -190,15 +190,15 @@ mod tests {
 
     /// At a time when nothing is known.
     fn question(cache: &DenyCache, ask: &Ask<'_>) -> Question {
-        match cache.get(ask, at(u64::MAX)) {
+        match cache.get(ask, &ask.identities().collect(), at(u64::MAX)) {
             Known::Nothing(question) => question,
-            Known::Refused(verdict) => panic!("{verdict:?}"),
+            Known::Answer(verdict) => panic!("{verdict:?}"),
         }
     }
 
     fn get(cache: &DenyCache, ask: &Ask<'_>, now: Duration) -> Option<Verdict> {
-        match cache.get(ask, now) {
-            Known::Refused(verdict) => Some(verdict),
+        match cache.get(ask, &ask.identities().collect(), now) {
+            Known::Answer(verdict) => Some(verdict),
             Known::Nothing(_) => None,
         }
     }

@@ -25,6 +25,10 @@ use crate::{
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
+/// In the metadata of an answer: the lives of its quotas in microseconds, from the moment the call was sent; one for each
+/// descriptor, with commas between, and nothing where there is none.
+const GRANT_LIVES: &str = "sluicegate-grant-life-us";
+
 pub(crate) struct Endpoint {
     /// Its address: the name by which checks are placed.
     pub(crate) name: Arc<str>,
@@ -104,9 +108,11 @@ impl Endpoint {
         let mut grpc = Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| lost(&Status::from_error(error.into())))?;
         let path = PathAndQuery::from_static(SHOULD_RATE_LIMIT);
-        let response: Bytes = grpc.unary(request, path, Raw).await.map_err(|status| lost(&status))?.into_inner();
-        match RateLimitResponse::decode(response) {
-            Ok(response) => Ok(response.into()),
+        let response = grpc.unary(request, path, Raw).await.map_err(|status| lost(&status))?;
+        let (metadata, message, _): (_, Bytes, _) = response.into_parts();
+        let lives = metadata.get(GRANT_LIVES).and_then(|lives| lives.to_str().ok());
+        match RateLimitResponse::decode(message) {
+            Ok(response) => Ok(Verdict::from_envoy(response, lives)),
             Err(error) => Err(Lost::Perhaps(Failure::Connection(format!("this is no RateLimitResponse: {error}")))),
         }
     }

@@ -5,6 +5,7 @@ mod breaker;
 mod client;
 mod deny_cache;
 mod endpoint;
+mod grants;
 mod lane;
 #[cfg(feature = "tower")]
 pub mod layer;

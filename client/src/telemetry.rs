@@ -47,10 +47,11 @@ mod metrics {
             let by = match verdict.by() {
                 By::Server => "server",
                 By::DenyCache => "deny_cache",
+                By::Grant => "grant",
                 By::Fallback => "fallback",
             };
             checks.add(1, &[KeyValue::new("by", by), KeyValue::new("allowed", verdict.allowed())]);
-            if verdict.by() != By::DenyCache {
+            if matches!(verdict.by(), By::Server | By::Fallback) {
                 duration.record(took().as_secs_f64(), &[KeyValue::new("by", by)]);
             }
         }

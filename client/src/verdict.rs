@@ -1,16 +1,21 @@
 //! What a caller gets: always an answer, and where it comes from.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use sluicegate_proto::{
     envoy::service::ratelimit::v3::{
         RateLimitResponse, rate_limit_response,
-        rate_limit_response::{DescriptorStatus, rate_limit},
+        rate_limit_response::{DescriptorStatus, Quota, quota::ExpirationSpecifier, rate_limit},
     },
     sluicegate::v1,
 };
 use smallvec::SmallVec;
 use tonic::Code;
+
+use crate::grants::Offer;
 
 /// Who answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +24,8 @@ pub enum By {
     Server,
     /// This client: the service has refused the same before, and the wait it named is not over.
     DenyCache,
+    /// This client: from hits that the service had granted in advance.
+    Grant,
     /// This client, since the service did not answer: [`Builder::on_error`](crate::Builder::on_error).
     Fallback,
 }
@@ -57,6 +64,8 @@ pub struct Status {
     pub(crate) refusal_counts: bool,
     /// Times are whole seconds, rounded up.
     pub(crate) coarse: bool,
+    /// Hits that may be spent without asking.
+    pub(crate) grant: Option<Offer>,
 }
 
 /// The limit that applied: so many requests in so many units.
@@ -108,8 +117,11 @@ pub(crate) fn text(status: &tonic::Status) -> String {
 
 impl Verdict {
     pub(crate) fn fallback(allowed: bool, failure: Failure) -> Self {
-        let (statuses, headers) = (SmallVec::new(), Vec::new());
-        Self { allowed, by: By::Fallback, statuses, headers, failure: Some(Box::new(failure)) }
+        Self { failure: Some(Box::new(failure)), ..Self::empty(allowed, By::Fallback) }
+    }
+
+    pub(crate) fn empty(allowed: bool, by: By) -> Self {
+        Self { allowed, by, statuses: SmallVec::new(), headers: Vec::new(), failure: None }
     }
 
     /// Whether the request may pass.
@@ -206,26 +218,39 @@ impl From<v1::Status> for Status {
             fallback,
             refusal_counts: message.refusal_counts,
             coarse: false,
+            grant: message
+                .grant
+                .map(|grant| Offer { hits: grant.hits.into(), life: Duration::from_micros(grant.life_us) }),
         }
     }
 }
 
-impl From<RateLimitResponse> for Verdict {
-    fn from(message: RateLimitResponse) -> Self {
+impl Verdict {
+    /// `lives`: of the grants, where the service says how long they are; those of others end by the clock on the wall.
+    pub(crate) fn from_envoy(message: RateLimitResponse, lives: Option<&str>) -> Self {
+        let mut lives = lives.map(|lives| lives.split(','));
         let allowed = message.overall_code() != rate_limit_response::Code::OverLimit;
         let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
         Self {
             allowed,
             by: By::Server,
-            statuses: message.statuses.into_iter().map(Status::from).collect(),
+            statuses: message
+                .statuses
+                .into_iter()
+                .map(|status| {
+                    let life = lives.as_mut().map(|lives| lives.next().and_then(|life| life.trim().parse().ok()));
+                    Status::from_envoy(status, life)
+                })
+                .collect(),
             headers: headers.collect(),
             failure: None,
         }
     }
 }
 
-impl From<DescriptorStatus> for Status {
-    fn from(message: DescriptorStatus) -> Self {
+impl Status {
+    /// `life`: in microseconds, when the service tells such things.
+    fn from_envoy(message: DescriptorStatus, life: Option<Option<u64>>) -> Self {
         let allowed = message.code() != rate_limit_response::Code::OverLimit;
         // Of a refusal it says when the hits would pass, and of all else when everything is restored.
         let until = message.duration_until_reset.and_then(|until| Duration::try_from(until).ok());
@@ -240,9 +265,28 @@ impl From<DescriptorStatus> for Status {
             reset: until.filter(|_| allowed),
             retry_after: until.filter(|_| !allowed),
             coarse: true,
+            grant: message.quota.and_then(|quota| {
+                let life = match life {
+                    Some(life) => Duration::from_micros(life?),
+                    None => time_until(&quota)?,
+                };
+                Some(Offer { hits: quota.requests.into(), life })
+            }),
             ..Self::default()
         }
     }
+}
+
+/// Clocks on walls differ: by no more than this, or a grant is spent after its end.
+const SKEW: Duration = Duration::from_secs(1);
+
+/// What is left of a quota when both clocks are as far apart as may be.
+#[allow(clippy::disallowed_methods, reason = "the quota's end is a time of the wall's clock")]
+fn time_until(quota: &Quota) -> Option<Duration> {
+    let ExpirationSpecifier::ValidUntil(until) = quota.expiration_specifier.as_ref()?;
+    let until = Duration::new(until.seconds.try_into().ok()?, until.nanos.try_into().ok()?);
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
+    until.checked_sub(now)?.checked_sub(SKEW)
 }
 
 impl Limit {
