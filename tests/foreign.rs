@@ -18,6 +18,19 @@ fn a_foreign_client_finds_its_way_by_reflection() {
     }
 }
 
+/// Code that Python generates from our .proto files: the example of the documentation.
+#[test]
+fn a_foreign_client_has_a_stream() {
+    let server = Server::builder().start();
+    let script = repository("proto/examples/python/stream.py");
+    let output = Command::new(tool("python")).arg(script).arg(server.grpc.to_string()).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{out}{err}");
+    let allowed = "0: allowed, 2 remaining\n1: allowed, 1 remaining\n2: allowed, 0 remaining\n";
+    assert!(out.starts_with(&format!("{allowed}3: refused, come back in ")), "{out}");
+    assert_eq!(out.lines().count(), 5, "{out}");
+}
+
 /// The older version of the reflection protocol, by its bare bytes: the answer names the service.
 #[tokio::test]
 async fn the_older_reflection_is_there_too() {

@@ -13,16 +13,21 @@ use proptest::{
 };
 use prost::Message;
 use sluicegate::rules::{Options, SourceFile, compile};
-use sluicegate_proto::envoy::{
-    extensions::common::ratelimit::v3::{
-        RateLimitDescriptor,
-        rate_limit_descriptor::{Entry, RateLimitOverride},
+use sluicegate_proto::{
+    envoy::{
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+        },
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
     },
-    service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+    sluicegate::v1::{AnswerFrame, Check, CheckFrame},
 };
 
 use super::support::{RedisServer, Server, ask, server::post};
 
+const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
+const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// A connection that sends whatever it is told.
@@ -154,16 +159,95 @@ async fn a_message_in_pieces_is_put_together() {
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.unwrap();
     tokio::spawn(connection);
+    let mut send = async |method: &str, bytes: &[u8], size| {
+        let pieces: Vec<_> = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
+        assert!(pieces.len() > 30);
+        let pieces = pieces.into_iter().map(|piece| Ok::<_, Infallible>(http_body::Frame::data(piece)));
+        let body = http_body_util::StreamBody::new(tokio_stream::iter(pieces));
+        let request = Request::post(format!("http://x{method}")).header("content-type", "application/grpc").body(body);
+        let response = sender.send_request(request.unwrap()).await.unwrap();
+        let answer = response.into_body().collect().await.unwrap();
+        assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
+        answer.to_bytes()
+    };
     let most = frame(&request(vec![descriptor(20, "some value"); 100]).encode_to_vec());
-    let pieces: Vec<_> = most.chunks(100).map(Bytes::copy_from_slice).collect();
-    assert!(pieces.len() > 200);
-    let pieces = tokio_stream::iter(pieces.into_iter().map(|piece| Ok::<_, Infallible>(http_body::Frame::data(piece))));
-    let body = http_body_util::StreamBody::new(pieces);
-    let request = Request::post(format!("http://x{METHOD}")).header("content-type", "application/grpc").body(body);
-    let response = sender.send_request(request.unwrap()).await.unwrap();
-    let answer = response.into_body().collect().await.unwrap();
-    assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
-    assert_eq!(RateLimitResponse::decode(&answer.to_bytes()[5..]).unwrap().statuses.len(), 100);
+    let answer = send(METHOD, &most, 100).await;
+    assert_eq!(RateLimitResponse::decode(&answer[5..]).unwrap().statuses.len(), 100);
+    let frames = [check_frame(&[1, 2]), frame(&[]), check_frame(&[3])].concat();
+    for size in 1..5 {
+        assert_eq!(answered(&send(STREAM, &frames, size).await), [1, 2, 3]);
+    }
+}
+
+/// Frames with checks of these numbers, and what the server need not know.
+fn check_frame(ids: &[u64]) -> Vec<u8> {
+    let request = Some(request(vec![descriptor(1, "odd")]));
+    let checks = ids.iter().map(|id| Check { id: *id, request: request.clone(), ..Check::default() }).collect();
+    let mut bytes = CheckFrame { checks }.encode_to_vec();
+    // Fields 15: a number, a text, 8 bytes and 4.
+    bytes.extend([15 << 3, 7, 15 << 3 | 2, 1, 0, 15 << 3 | 1, 0, 0, 0, 0, 0, 0, 0, 0, 15 << 3 | 5, 0, 0, 0, 0]);
+    frame(&bytes)
+}
+
+/// The numbers of all answers in a stream's bytes.
+fn answered(mut bytes: &[u8]) -> Vec<u64> {
+    let mut ids = Vec::new();
+    while let [_, a, b, c, d, rest @ ..] = bytes {
+        let (message, rest) = rest.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+        ids.extend(AnswerFrame::decode(message).unwrap().answers.iter().map(|answer| answer.id));
+        bytes = rest;
+    }
+    ids
+}
+
+#[tokio::test]
+async fn frames_of_odd_shapes_are_answered_or_refused() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let three = [check_frame(&[5, 5, u64::MAX]), frame(&[]), check_frame(&[0])].concat();
+    let cut = three[..three.len() - 3].to_vec();
+    let compressed = [&check_frame(&[1])[..], &[1, 0, 0, 0, 0]].concat();
+    let announced = [&check_frame(&[1])[..], &[0, 255, 255, 255, 255]].concat();
+    let nonsense = [&check_frame(&[1])[..], &frame(b"\x0a\x05nonse")[..]].concat();
+    let not_a_check = [&check_frame(&[1])[..], &frame(b"\x0a\x02\x08\xff")[..]].concat();
+    for (body, status, sentence, ids) in [
+        (vec![], "0", "", &[][..]),
+        (three, "0", "", &[5, 5, u64::MAX, 0]),
+        (cut, "3", "bytes into a frame", &[5, 5, u64::MAX]),
+        (compressed, "12", "compressed", &[1]),
+        (announced, "8", "larger than the 262144", &[1]),
+        (nonsense, "3", "not a Check", &[1]),
+        (not_a_check, "3", "not a Check", &[1]),
+    ] {
+        let (code, text, bytes) = raw.send(STREAM, body).await;
+        assert_eq!((code.as_str(), answered(&bytes)), (status, ids.to_vec()), "{text}");
+        assert!(text.contains(sentence), "{text}");
+    }
+    let (code, _, bytes) = raw.send(BATCH, check_frame(&[3, 3])).await;
+    assert_eq!((code.as_str(), answered(&bytes)), ("0", vec![3, 3]));
+    assert_eq!(raw.send(BATCH, check_frame(&[3])[..9].to_vec()).await.0, "3");
+    assert_eq!(raw.request(Method::GET, STREAM, "application/grpc", vec![]).await.0, "3");
+    assert_eq!(raw.request(Method::POST, STREAM, "text/html", vec![]).await.0, "3");
+    assert!(!server.log().contains("panicked"));
+}
+
+#[tokio::test]
+async fn random_bytes_on_a_stream_end_in_a_status() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let mut runner = TestRunner::new(Config::default());
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
+    for _ in 0..2_000 {
+        let mut body = [check_frame(&[1, 2, 3]), check_frame(&[4])].concat();
+        for (place, byte) in changes.new_tree(&mut runner).unwrap().current() {
+            let place = place.index(body.len());
+            body[place] = byte;
+        }
+        let (status, text, bytes) = raw.send(STREAM, body).await;
+        assert!(matches!(status.as_str(), "0" | "3" | "8" | "12"), "{status}: {text}");
+        assert!(answered(&bytes).len() <= 12);
+    }
+    assert!(!server.log().contains("panicked"));
 }
 
 /// Random bytes, and valid requests with random bytes changed, against both stores: always a status, never the end.

