@@ -9,13 +9,13 @@ run: ## The service on its embedded defaults: memory, example rules.
 
 test: ## Install what the tests use (or say what is missing), and run them all.
 	tests/setup.sh
-	cargo test --workspace
+	cargo test --workspace --all-features
 
 verify: fmt clippy doc test ## All that CI checks; writes nothing.
 
 fix: ## What can be put right by a program.
 	cargo fmt
-	cargo clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	cargo clippy --workspace --all-targets --all-features --fix --allow-dirty --allow-staged
 
 proto: ## Generate the code in proto/src/gen anew from the .proto files.
 	UPDATE_GENERATED=1 cargo test -p sluicegate-proto
@@ -34,10 +34,10 @@ fmt:
 	cargo fmt --all --check
 
 clippy:
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --all-features -- -D warnings
 
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps
 
 deny: ## Licences, sources and duplicates of the dependencies (needs cargo-deny).
 	cargo deny check bans licenses sources
