@@ -67,6 +67,9 @@ impl RateLimitService for Plain {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
+        if request.metadata().get("authorization").is_none_or(|token| token != "Bearer open sesame") {
+            return Err(Status::unauthenticated("who are you?"));
+        }
         let request = request.into_inner();
         if request.domain == "broken" {
             return Err(Status::internal("broken"));
@@ -120,7 +123,10 @@ async fn a_verdict_says_all_that_the_service_does() {
 #[tokio::test]
 async fn any_service_with_envoys_protocol_will_do() {
     let (plain, url) = plain().await;
-    let limiter = Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    let builder = || Client::builder(&url).domain("d").deadline(DEADLINE);
+    let stranger = builder().connect_lazy().unwrap().check([few("x")]).strict().await.unwrap_err();
+    assert!(matches!(stranger, Failure::Service { code: tonic::Code::Unauthenticated, .. }), "{stranger}");
+    let limiter = builder().bearer_token("open sesame").connect_lazy().unwrap();
     // All at once, before anybody knows that there is no stream: each is asked once.
     let mut checks = JoinSet::new();
     for number in 0..50 {

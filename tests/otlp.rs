@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::collector::{
         trace_service_server::{TraceService, TraceServiceServer},
     },
 };
+use sluicegate_client::{Client, descriptor};
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{RateLimitRequest, rate_limit_service_client::RateLimitServiceClient},
@@ -21,7 +22,7 @@ use tonic::{
     transport::{Endpoint, server::TcpIncoming},
 };
 
-use super::support::{Server, until_async};
+use super::support::{DEADLINE, Server, until_async};
 
 #[derive(Clone, Default)]
 struct Collector {
@@ -100,6 +101,35 @@ async fn a_callers_sampled_trace_is_continued() {
     assert_eq!(spans[0].parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
     let attributes = format!("{:?}", spans[0].attributes);
     assert!(attributes.contains("\"example\"") && attributes.contains("\"ok\""), "{attributes}");
+}
+
+/// One of many checks in a frame has a span of its own, in its own trace.
+#[tokio::test]
+async fn a_check_on_a_stream_continues_its_trace() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.sample_ratio", "0")
+        .start();
+    for coalesce in [true, false] {
+        let limiter = Client::builder(format!("http://{}", server.grpc)).domain("example").deadline(DEADLINE);
+        let limiter = limiter.coalesce(coalesce).connect_lazy().unwrap();
+        let check = || limiter.check([descriptor! { "user" => "alice" }]);
+        check().strict().await.unwrap();
+        check().traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").strict().await.unwrap();
+        check().traceparent("00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00").strict().await.unwrap();
+    }
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let requests = collector.traces.lock().unwrap();
+    let resources = requests.iter().flat_map(|request| &request.resource_spans);
+    let spans: Vec<_> = resources.flat_map(|it| &it.scope_spans).flat_map(|it| &it.spans).collect();
+    assert_eq!(spans.len(), 2, "{spans:#?}");
+    for span in spans {
+        assert_eq!(span.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+        assert_eq!(span.parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
+    }
 }
 
 #[tokio::test]

@@ -3,10 +3,11 @@
 use std::{fs, path::PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use sluicegate_client::{Client as Limiter, Failure, descriptor};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::support::{
-    RedisCluster, RedisServer, Server, ask,
+    DEADLINE, RedisCluster, RedisServer, Server, ask,
     plain::{Client, Error},
     until_async,
 };
@@ -100,6 +101,32 @@ async fn clients_must_show_a_certificate_when_asked() {
     assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
     assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
     assert!(connect(&server, &ours, None).await.is_err());
+}
+
+/// The client crate shows its certificate, on the stream and in calls of their own.
+#[tokio::test]
+async fn the_client_shows_its_certificate() {
+    let (ours, clients) = (Authority::new("ours"), Authority::new("clients"));
+    let files = Files::new();
+    let (certificate, key) = ours.sign();
+    let server = Server::builder()
+        .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("grpc.tls.key_file", &files.write("key.pem", &key))
+        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+        .start();
+    let (certificate, key) = clients.sign();
+    let trusting = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.pem)).domain_name("localhost");
+    let known = trusting.clone().identity(Identity::from_pem(certificate, key));
+    let limiter = |tls: ClientTlsConfig, coalesce| {
+        let limiter = Limiter::builder(format!("https://{}", server.grpc)).domain("example").deadline(DEADLINE);
+        let limiter = limiter.coalesce(coalesce).configure(move |endpoint| endpoint.tls_config(tls.clone()));
+        limiter.connect_lazy().unwrap()
+    };
+    for coalesce in [true, false] {
+        let check = async |tls| limiter(tls, coalesce).check([descriptor! { "user" => "x" }]).strict().await;
+        assert!(check(known.clone()).await.unwrap().allowed());
+        assert!(matches!(check(trusting.clone()).await, Err(Failure::Connection(_))));
+    }
 }
 
 #[tokio::test]

@@ -52,6 +52,8 @@ pub enum BuildError {
     Token,
 }
 
+type Configure = dyn Fn(transport::Endpoint) -> Result<transport::Endpoint, transport::Error> + Send + Sync;
+
 /// How to make a [`Client`].
 #[derive(Clone)]
 #[must_use]
@@ -67,7 +69,7 @@ pub struct Builder {
     token: Option<String>,
     #[cfg(feature = "opentelemetry")]
     meter: Option<opentelemetry::metrics::Meter>,
-    configure: Arc<dyn Fn(transport::Endpoint) -> transport::Endpoint + Send + Sync>,
+    configure: Arc<Configure>,
 }
 
 impl Builder {
@@ -84,7 +86,7 @@ impl Builder {
             token: None,
             #[cfg(feature = "opentelemetry")]
             meter: None,
-            configure: Arc::new(|endpoint| endpoint),
+            configure: Arc::new(Ok),
         }
     }
 
@@ -150,10 +152,25 @@ impl Builder {
         self
     }
 
-    /// What else belongs to the connections: TLS, its own time-outs.
+    /// What else belongs to the connections: its own time-outs, or TLS, with the feature `tls` and an `https://` address.
+    ///
+    /// ```
+    /// # #[cfg(feature = "tls")]
+    /// # fn example(ca: &str, certificate: &str, key: &str) -> sluicegate_client::Builder {
+    /// use sluicegate_client::{
+    ///     Client,
+    ///     tonic::transport::{Certificate, ClientTlsConfig, Identity},
+    /// };
+    ///
+    /// let tls = ClientTlsConfig::new()
+    ///     .ca_certificate(Certificate::from_pem(ca))
+    ///     .identity(Identity::from_pem(certificate, key));
+    /// Client::builder("https://ratelimit.internal:8081").configure(move |endpoint| endpoint.tls_config(tls.clone()))
+    /// # }
+    /// ```
     pub fn configure(
         mut self,
-        configure: impl Fn(transport::Endpoint) -> transport::Endpoint + Send + Sync + 'static,
+        configure: impl Fn(transport::Endpoint) -> Result<transport::Endpoint, transport::Error> + Send + Sync + 'static,
     ) -> Self {
         self.configure = Arc::new(configure);
         self
@@ -198,7 +215,7 @@ impl Builder {
 
 /// How instances are connected to.
 struct Dialer {
-    configure: Arc<dyn Fn(transport::Endpoint) -> transport::Endpoint + Send + Sync>,
+    configure: Arc<Configure>,
     headers: MetadataMap,
     coalesces: bool,
 }
@@ -224,7 +241,7 @@ impl Dialer {
             .connect_timeout(Duration::from_secs(1))
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(2));
-        let channel = (self.configure)(endpoint).connect_lazy();
+        let channel = (self.configure)(endpoint).map_err(named)?.connect_lazy();
         Ok(Arc::new(Endpoint::new(name.into(), channel, self.headers.clone(), self.coalesces)))
     }
 }
