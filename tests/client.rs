@@ -400,6 +400,31 @@ async fn three_instances_are_restarted_one_after_the_other() {
     assert!(failures.load(Relaxed) <= 60, "{} of {checks}", failures.load(Relaxed));
 }
 
+/// Connections that are asked to go take nobody's check with them.
+#[tokio::test]
+async fn a_connection_that_is_old_costs_no_check() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).set("grpc.max_connection_age", "300ms").start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let mut load = JoinSet::new();
+    let began = Instant::now();
+    for task in 0..50 {
+        let limiter = limiter.clone();
+        load.spawn(async move {
+            let mut checks = 0_u64;
+            while began.elapsed() < Duration::from_secs(2) {
+                let user = format!("user{task}");
+                limiter.check([descriptor! { "many" => user }]).strict().await.unwrap();
+                checks += 1;
+            }
+            checks
+        });
+    }
+    let checks: u64 = load.join_all().await.into_iter().sum();
+    let asked = server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+    assert!(checks > 1_000 && asked == checks as f64, "each once: {asked} of {checks}");
+}
+
 /// The published placement decides who is asked; without the first the others share its users, and keep their own.
 #[tokio::test]
 async fn checks_go_where_the_placement_says() {

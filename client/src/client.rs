@@ -481,26 +481,24 @@ impl Inner {
         verdict
     }
 
-    /// A second endpoint is asked only if the first surely did not run the check.
+    /// It is asked a second time only if it surely did not run: at another endpoint, or on another connection.
     async fn ask_someone(&self, ask: &Ask<'_>, clock: Clock) -> Result<Verdict, Failure> {
         let endpoints = self.endpoints();
         let choose = |but, now| endpoints.choose(&self.routing, ask, now, but);
         let first = choose(None, clock.asked).ok_or(Failure::Unreachable)?;
-        let failure = match first.ask(ask, clock).await {
+        let (failure, but) = match first.ask(ask, clock).await {
             Ok(verdict) => return Ok(verdict),
-            Err(Lost::NotRun(failure)) => failure,
-            Err(Lost::NoStream) => Failure::Unreachable,
+            // The same one has other connections.
+            Err(Lost::Ended) => (Failure::Unreachable, None),
+            Err(Lost::NotRun(failure)) => (failure, Some(first)),
+            Err(Lost::NoStream) => (Failure::Unreachable, Some(first)),
             Err(Lost::Perhaps(failure) | Lost::Refused(failure)) => return Err(failure),
         };
-        // Of one endpoint only there is another connection, if it went in order.
-        let second = match endpoints.all().len() {
-            1 if failure == Failure::Unreachable => choose(None, clock.now()),
-            _ => choose(Some(first), clock.now()),
-        };
+        let second = choose(but, clock.now());
         // Boxed, as all that is rare: a check that waits is to be small.
         match Box::pin(second.ok_or(failure)?.ask(ask, clock)).await {
             Ok(verdict) => Ok(verdict),
-            Err(Lost::NoStream) => Err(Failure::Unreachable),
+            Err(Lost::NoStream | Lost::Ended) => Err(Failure::Unreachable),
             Err(Lost::NotRun(failure) | Lost::Perhaps(failure) | Lost::Refused(failure)) => Err(failure),
         }
     }

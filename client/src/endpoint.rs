@@ -76,8 +76,8 @@ impl Endpoint {
                     telemetry::breaker(&self.name, false);
                 }
             }
-            // That of this client is no fault of the service's.
-            Err(Lost::NotRun(Failure::Overloaded)) => {}
+            // No fault of the service's.
+            Err(Lost::Ended | Lost::NotRun(Failure::Overloaded)) => {}
             Err(Lost::NotRun(_) | Lost::Perhaps(_) | Lost::NoStream) => {
                 if self.breaker.failed(clock.now()) {
                     telemetry::breaker(&self.name, true);

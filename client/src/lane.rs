@@ -45,6 +45,8 @@ const FRAMES: usize = 4;
 pub(crate) enum Lost {
     /// It was not sent, and may be asked in another way.
     NotRun(Failure),
+    /// Nor was this, and nobody is to blame: the stream ended in order.
+    Ended,
     /// The service has no streams: it is to be asked by a call of its own.
     NoStream,
     /// It was sent: perhaps it ran.
@@ -136,11 +138,16 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The next frame that somebody still waits for.
     fn take(&self) -> Option<Outgoing> {
         let mut queue = self.queue();
-        let frame = queue.frames.pop_front()?;
-        queue.waiting -= frame.waiting.len();
-        Some(frame)
+        loop {
+            let frame = queue.frames.pop_front()?;
+            queue.waiting -= frame.waiting.len();
+            if !frame.waiting.iter().all(oneshot::Sender::is_closed) {
+                return Some(frame);
+            }
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -209,7 +216,7 @@ async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Bytes>, mut answers:
                         break Lost::Perhaps(Failure::Connection(format!("this is no AnswerFrame: {error}")));
                     }
                 }
-                Ok(None) => break Lost::NotRun(Failure::Unreachable),
+                Ok(None) => break Lost::Ended,
                 Err(status) => break Lost::Perhaps(Failure::Connection(text(&status))),
             },
             permit = frames.reserve(), if !empty => {
