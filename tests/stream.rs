@@ -254,6 +254,40 @@ async fn a_caller_that_does_not_read_is_held_back() {
     caller.answers(1_000).await;
 }
 
+/// While Redis is frozen checks are begun up to a bound, in a stream and in a batch; when it is back all are answered.
+#[tokio::test]
+async fn no_more_than_so_many_checks_are_under_way() {
+    const IN_FLIGHT: f64 = 4096.0;
+    let redis = RedisServer::start();
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
+    let begun = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"few\"}");
+    let mut caller = Caller::start(&server).await;
+    caller.send([check(0, "few", "x")]).await;
+    caller.answers(1).await;
+    assert_eq!(begun(), 1.0);
+    let checks = || (0..5_000).map(|id| check(id, "few", &format!("user{id}")));
+    redis.freeze();
+    caller.send(checks().take(2_500)).await;
+    caller.send(checks().skip(2_500)).await;
+    until_async("the bound", async || (begun() >= 1.0 + IN_FLIGHT).then_some(())).await;
+    // Nothing more is begun, however often it is looked.
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+        assert_eq!(begun(), 1.0 + IN_FLIGHT);
+    }
+    redis.thaw();
+    assert_eq!(by_id(caller.answers(5_000).await).len(), 5_000);
+    redis.freeze();
+    let mut client = connect(&server).await;
+    let (before, checks) = (begun(), checks().collect());
+    let batch = tokio::spawn(async move { client.batch(CheckFrame { checks }).await });
+    until_async("the bound", async || (begun() >= before + IN_FLIGHT).then_some(())).await;
+    assert_eq!(begun(), before + IN_FLIGHT);
+    redis.thaw();
+    assert_eq!(batch.await.unwrap().unwrap().into_inner().answers.len(), 5_000);
+}
+
 #[tokio::test]
 async fn a_stream_ends_in_order() {
     let folder = rules(&[("d.yaml", RULES)]);
