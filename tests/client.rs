@@ -10,6 +10,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use opentelemetry::metrics::MeterProvider;
 use prost_types::Timestamp;
 
 use sluicegate_client::{Builder, By, Client, Descriptor, Failure, OnError, Routing, Verdict, descriptor};
@@ -167,6 +168,34 @@ async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
     assert!(began.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", began.elapsed());
 }
 
+/// Who answered, in the gateway's own metrics.
+#[tokio::test]
+async fn checks_are_counted_by_who_answered() {
+    let server = start();
+    let registry = prometheus::Registry::new();
+    let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().unwrap();
+    let provider = opentelemetry_sdk::metrics::SdkMeterProvider::builder().with_reader(exporter).build();
+    let limiter = client(&server).meter(provider.meter("gateway")).connect_lazy().unwrap();
+    for _ in 0..6 {
+        limiter.check([few("alice")]).await;
+    }
+    limiter.check([]).await;
+    let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    let count = |name: &str, allowed: &str, by: &str| {
+        let (allowed, by) = (format!("allowed=\"{allowed}\""), format!("by=\"{by}\""));
+        let is_it = |line: &&str| line.starts_with(name) && line.contains(&allowed) && line.contains(&by);
+        page.lines().find(is_it).and_then(|line| line.split(' ').next_back()?.parse::<f64>().ok())
+    };
+    for (allowed, by, times) in
+        [("true", "server", 3.0), ("false", "server", 1.0), ("false", "deny_cache", 2.0), ("true", "fallback", 1.0)]
+    {
+        assert_eq!(count("sluicegate_client_checks", allowed, by), Some(times), "{allowed} {by}: {page}");
+    }
+    let timed = page.lines().find(|line| line.starts_with("sluicegate_client_duration_seconds_count"));
+    assert!(timed.is_some(), "{page}");
+    assert!(!page.contains("duration_seconds_count{by=\"deny_cache\""), "{page}");
+}
+
 /// Grants ten hits with every answer, in either protocol, and remembers what it is asked.
 #[derive(Clone, Default)]
 struct Granting {
@@ -293,6 +322,48 @@ async fn a_thousand_tasks_share_a_client() {
         });
     }
     assert_eq!(tasks.join_all().await.iter().sum::<usize>(), 300);
+}
+
+/// More than a frame can hold is several frames; more than can wait is turned away at once.
+#[tokio::test]
+async fn a_crowd_is_taken_in_parts() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let crowd = |size: usize| {
+        let mut tasks = JoinSet::new();
+        for task in 0..size {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                let name = format!("{task:0>900}");
+                limiter.check([descriptor! { "many" => name }]).within(Duration::from_secs(5)).strict().await
+            });
+        }
+        tasks
+    };
+    let verdicts = crowd(5_000).join_all().await;
+    assert!(verdicts.iter().all(Result::is_ok), "{:?}", verdicts.iter().find(|verdict| verdict.is_err()));
+    server.signal("STOP");
+    let mut crowd = crowd(17_000);
+    let first = crowd.join_next().await.unwrap().unwrap();
+    assert_eq!(first.unwrap_err(), Failure::Overloaded);
+    server.signal("CONT");
+    let verdicts = crowd.join_all().await;
+    let turned_away = verdicts.iter().filter(|verdict| **verdict == Err(Failure::Overloaded)).count();
+    assert!((100..=17_000 - 16_384).contains(&turned_away), "{turned_away}");
+}
+
+#[tokio::test]
+async fn a_check_can_have_less_time_and_not_more() {
+    let server = start();
+    server.signal("STOP");
+    let limiter = client(&server).deadline(Duration::from_millis(200)).connect_lazy().unwrap();
+    for (within, allowed) in [(50, 50), (10_000, 200)] {
+        let (began, within) = (Instant::now(), Duration::from_millis(within));
+        let failure = limiter.check([few("alice")]).within(within).strict().await.unwrap_err();
+        assert_eq!(failure, Failure::Deadline(Duration::from_millis(allowed)));
+        assert!(began.elapsed() >= Duration::from_millis(allowed) && began.elapsed() < Duration::from_secs(5));
+    }
+    server.signal("CONT");
 }
 
 /// Whatever happens to the service, every caller has an answer by the deadline.

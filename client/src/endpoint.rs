@@ -65,6 +65,11 @@ impl Endpoint {
         self.in_flight.load(Relaxed)
     }
 
+    #[cfg(test)]
+    pub(crate) fn burden(&self, checks: usize) {
+        self.in_flight.fetch_add(checks, Relaxed);
+    }
+
     /// Asks, and learns from the outcome whether to go on asking.
     pub(crate) async fn ask(&self, ask: &Ask<'_>, clock: Clock) -> Result<Verdict, Lost> {
         let _under_way = UnderWay::new(&self.in_flight);
