@@ -25,7 +25,7 @@ use sluicegate_proto::{
         decision_service_server::{DecisionService, DecisionServiceServer},
     },
 };
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
 use tokio_stream::{StreamExt, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status};
 
@@ -60,6 +60,7 @@ fn few(user: &str) -> Descriptor<'_> {
 #[derive(Clone, Default)]
 struct Plain {
     calls: Arc<AtomicUsize>,
+    streams: Arc<AtomicUsize>,
 }
 
 #[tonic::async_trait]
@@ -84,10 +85,29 @@ impl RateLimitService for Plain {
     }
 }
 
+/// It says itself that it has no streams, and counts who asks.
+#[tonic::async_trait]
+impl DecisionService for Plain {
+    type StreamStream = tokio_stream::Empty<Result<v1::AnswerFrame, Status>>;
+
+    async fn stream(
+        &self,
+        _: Request<tonic::Streaming<v1::CheckFrame>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        self.streams.fetch_add(1, Relaxed);
+        Err(Status::unimplemented("no streams"))
+    }
+
+    async fn batch(&self, _: Request<v1::CheckFrame>) -> Result<Response<v1::AnswerFrame>, Status> {
+        Err(Status::unimplemented("no batches"))
+    }
+}
+
 async fn plain() -> (Plain, String) {
     let (plain, listener) = (Plain::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let url = format!("http://{}", listener.local_addr().unwrap());
     let service = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(plain.clone()));
+    let service = service.add_service(DecisionServiceServer::new(plain.clone()));
     tokio::spawn(service.serve_with_incoming(TcpListenerStream::new(listener)));
     (plain, url)
 }
@@ -136,6 +156,8 @@ async fn any_service_with_envoys_protocol_will_do() {
     }
     let verdicts = checks.join_all().await;
     assert_eq!((plain.calls.load(Relaxed), verdicts.iter().filter(|verdict| verdict.allowed()).count()), (50, 2));
+    limiter.check([few("x")]).strict().await.unwrap();
+    assert_eq!(plain.streams.load(Relaxed), 2, "found out once by each client");
     let broken = limiter.check([few("x")]).domain("broken").await;
     assert!(broken.allowed() && broken.by() == By::Fallback, "{broken:?}");
     assert!(matches!(broken.failure(), Some(Failure::Service { code: tonic::Code::Internal, .. })), "{broken:?}");
@@ -364,6 +386,81 @@ async fn a_check_can_have_less_time_and_not_more() {
         assert!(began.elapsed() >= Duration::from_millis(allowed) && began.elapsed() < Duration::from_secs(5));
     }
     server.signal("CONT");
+}
+
+/// Nobody listens at one of two addresses: the other one is asked, and no caller notices.
+#[tokio::test]
+async fn an_instance_that_is_not_there_is_passed_over() {
+    let server = start();
+    for coalesce in [true, false] {
+        let limiter = client(&server).endpoint("http://127.0.0.1:1").routing(Routing::RoundRobin).coalesce(coalesce);
+        let limiter = limiter.connect_lazy().unwrap();
+        for _ in 0..20 {
+            limiter.check([descriptor! { "many" => "x" }]).strict().await.unwrap();
+        }
+    }
+}
+
+/// Whoever does not wait any more is not asked about when the service wakes up.
+#[tokio::test]
+async fn what_nobody_waits_for_is_not_sent() {
+    let server = start();
+    server.signal("STOP");
+    let limiter = client(&server).connect_lazy().unwrap();
+    let mut late = JoinSet::new();
+    for _ in 0..100 {
+        let limiter = limiter.clone();
+        let within = Duration::from_millis(50);
+        late.spawn(async move { limiter.check([descriptor! { "many" => "x" }]).within(within).strict().await });
+    }
+    assert!(late.join_all().await.iter().all(Result::is_err));
+    server.signal("CONT");
+    until_async("an answer", async || limiter.check([descriptor! { "many" => "x" }]).strict().await.ok()).await;
+    assert_eq!(limiter.check([descriptor! { "many" => "x" }]).await.remaining(), Some(999_998));
+}
+
+/// Takes its time for refunds, and refuses everything else.
+#[derive(Clone, Default)]
+struct SlowRefunds {
+    refund: Arc<Notify>,
+    seen: Arc<AtomicUsize>,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for SlowRefunds {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let is_refund = request.into_inner().descriptors[0].is_negative_hits;
+        if is_refund {
+            self.seen.fetch_add(1, Relaxed);
+            self.refund.notified().await;
+        }
+        let code = if is_refund { Code::Ok } else { Code::OverLimit };
+        let duration_until_reset = Some(prost_types::Duration { seconds: 100, nanos: 0 });
+        let status = DescriptorStatus { code: code.into(), duration_until_reset, ..DescriptorStatus::default() };
+        let statuses = vec![status];
+        Ok(Response::new(RateLimitResponse { overall_code: code.into(), statuses, ..RateLimitResponse::default() }))
+    }
+}
+
+/// A refusal that came between a refund and its answer may be from before it.
+#[tokio::test]
+async fn a_refusal_does_not_outlive_a_refund() {
+    let (service, listener) = (SlowRefunds::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service.clone()));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let limiter = Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    let check = async || limiter.check([few("alice")]).await.by();
+    let refunding = limiter.clone();
+    let refund = tokio::spawn(async move { refunding.check([few("alice").give_back()]).await });
+    until_async("the refund to be on its way", async || (service.seen.load(Relaxed) == 1).then_some(())).await;
+    assert_eq!((check().await, check().await), (By::Server, By::DenyCache));
+    service.refund.notify_one();
+    assert!(refund.await.unwrap().allowed());
+    assert_eq!(check().await, By::Server);
 }
 
 /// Whatever happens to the service, every caller has an answer by the deadline.

@@ -306,3 +306,43 @@ impl Limit {
         Self { requests_per_unit, window, name: (!name.is_empty()).then(|| name.into()) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(allowed: bool, remaining: u64, wait: Option<u64>) -> Status {
+        let limit = Some(Limit { requests_per_unit: 9, window: Duration::from_secs(1), name: None });
+        Status { allowed, limit, remaining, retry_after: wait.map(Duration::from_secs), ..Status::default() }
+    }
+
+    fn verdict(allowed: bool, statuses: &[Status]) -> Verdict {
+        Verdict { statuses: statuses.iter().cloned().collect(), ..Verdict::empty(allowed, By::Server) }
+    }
+
+    #[test]
+    fn the_longest_wait_and_the_least_that_remains_count() {
+        let unlimited = Status { allowed: true, ..Status::default() };
+        let refused = verdict(
+            false,
+            &[status(false, 0, Some(3)), status(true, 1, None), status(false, 0, Some(7)), unlimited.clone()],
+        );
+        assert_eq!((refused.retry_after(), refused.remaining()), (Some(Duration::from_secs(7)), Some(0)));
+        assert_eq!(refused.tightest(), Some(&status(false, 0, Some(7))));
+        let allowed = verdict(true, &[unlimited, status(true, 5, None), status(true, 2, None)]);
+        assert_eq!((allowed.retry_after(), allowed.remaining()), (None, Some(2)));
+        assert_eq!(allowed.tightest(), Some(&status(true, 2, None)));
+        // One that a shadow rule refuses does not refuse the request.
+        let shadow = verdict(true, &[status(false, 0, Some(3)), status(true, 2, None)]);
+        assert_eq!(shadow.tightest().map(|status| status.remaining), Some(0));
+    }
+
+    #[test]
+    fn the_longest_delay_of_those_that_pass_counts() {
+        let delayed = |millis, allowed| Status { delay: Duration::from_millis(millis), allowed, ..Status::default() };
+        let all = verdict(true, &[delayed(5, true), delayed(9, true), delayed(50, false)]);
+        assert_eq!(all.delay(), Duration::from_millis(9));
+        assert_eq!((verdict(true, &[]).delay(), verdict(true, &[]).soft()), (Duration::ZERO, false));
+        assert!(verdict(true, &[Status::default(), Status { soft: true, ..Status::default() }]).soft());
+    }
+}
