@@ -293,3 +293,38 @@ impl Pending {
         self.waiting.into_iter().flatten().for_each(|waiting| drop(waiting.send(Err(lost.clone()))));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting() -> (oneshot::Sender<Answer>, oneshot::Receiver<Answer>) {
+        oneshot::channel()
+    }
+
+    #[test]
+    fn everybody_has_the_answer_of_their_number() {
+        let mut pending = Pending::default();
+        let ((first, mut one), (second, mut other)) = (waiting(), waiting());
+        pending.add(7, vec![first]);
+        // 8 to 10 were never sent.
+        pending.add(11, vec![second]);
+        assert!([0, 6, 8, 10, 12, u64::MAX].into_iter().all(|id| pending.take(id).is_none()));
+        let _ = pending.take(11).map(|waiting| waiting.send(Err(Lost::Ended)));
+        assert!(matches!(other.try_recv(), Ok(Err(Lost::Ended))));
+        assert!(pending.take(11).is_none(), "one answer for each");
+        pending.fail(&Lost::NoStream);
+        assert!(matches!(one.try_recv(), Ok(Err(Lost::NoStream))));
+    }
+
+    #[test]
+    fn what_is_answered_or_given_up_is_forgotten() {
+        let mut pending = Pending::default();
+        for id in 0..1_000 {
+            let (sender, receiver) = waiting();
+            pending.add(id, vec![sender]);
+            drop(receiver);
+        }
+        assert_eq!((pending.waiting.len(), pending.first), (1, 999));
+    }
+}
