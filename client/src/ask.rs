@@ -292,7 +292,7 @@ mod tests {
             descriptors: [
                 descriptor! { "user" => "alice", "path" => long }.hits(0),
                 descriptor! { "ip" => "" }.hits(1 << 40).give_back(),
-                Descriptor::new().limit(7, Unit::Year),
+                Descriptor::new().limit(70_000, Unit::Year),
             ]
             .into_iter()
             .collect(),
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!((first.entries.len(), first.hits_addend, first.is_negative_hits), (2, Some(0), false));
         assert_eq!(first.entries[1].value.len(), 300);
         assert_eq!((second.hits_addend, second.is_negative_hits), (Some(1 << 40), true));
-        assert_eq!(third.limit.map(|limit| (limit.requests_per_unit, limit.unit)), Some((7, 6)));
+        assert_eq!(third.limit.map(|limit| (limit.requests_per_unit, limit.unit)), Some((70_000, 6)));
         let mut frame = BytesMut::new();
         ask().write_check(5, &mut frame);
         ask().write_check(0, &mut frame);
@@ -329,6 +329,7 @@ mod tests {
             let mut out = BytesMut::new();
             varint(&mut out, value);
             assert_eq!(out.len(), varint_size(value), "{value}");
+            assert_eq!(prost::decode_length_delimiter(out).unwrap() as u64, value);
         }
     }
 
@@ -357,7 +358,9 @@ mod tests {
         let alice = || descriptor! { "user" => "alice" };
         assert_eq!(identity(alice()), identity(alice().hits(3).give_back()));
         assert_ne!(identity(alice()), identity(alice().limit(1, Unit::Second)));
-        assert_ne!(identity(alice()), identity(descriptor! { "usera" => "lice" }));
+        assert_ne!(identity(alice().limit(2, Unit::Second)), identity(alice().limit(1, Unit::Second)));
+        assert_ne!(identity(alice().limit(1, Unit::Minute)), identity(alice().limit(1, Unit::Second)));
+        assert_ne!(identity(descriptor! { "user" => "alice" }), identity(descriptor! { "usera" => "lice" }));
         assert_ne!(identity(alice()), identity(alice().entry("", "")));
     }
 }

@@ -292,4 +292,13 @@ mod tests {
         let known: Vec<_> = asks.iter().map(|ask| get(&cache, ask, at(1)).is_some()).collect();
         assert_eq!(known, [true, true, true, true, true, true, true, false, true]);
     }
+
+    #[test]
+    fn refusals_are_spread_over_all_of_it() {
+        let cache = DenyCache::new(1_024);
+        let asks: Vec<_> = (0..512).map(|n| ask(&[descriptor! { "user" => n.to_string() }], 1)).collect();
+        asks.iter().for_each(|ask| remember(&cache, ask, &refused(&[Some(1_000)]), at(0)));
+        let known = asks.iter().filter(|ask| get(&cache, ask, at(1)).is_some()).count();
+        assert!(known > 480, "{known} of 512");
+    }
 }

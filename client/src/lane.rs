@@ -310,7 +310,8 @@ mod tests {
         // 8 to 10 were never sent.
         pending.add(11, vec![second]);
         assert!([0, 6, 8, 10, 12, u64::MAX].into_iter().all(|id| pending.take(id).is_none()));
-        let _ = pending.take(11).map(|waiting| waiting.send(Err(Lost::Ended)));
+        let waiting = pending.take(11).expect("the second");
+        assert!(waiting.send(Err(Lost::Ended)).is_ok());
         assert!(matches!(other.try_recv(), Ok(Err(Lost::Ended))));
         assert!(pending.take(11).is_none(), "one answer for each");
         pending.fail(&Lost::NoStream);
