@@ -386,6 +386,8 @@ async fn a_check_can_have_less_time_and_not_more() {
         assert!(began.elapsed() >= Duration::from_millis(allowed) && began.elapsed() < Duration::from_secs(5));
     }
     server.signal("CONT");
+    let patient = client(&server).deadline(Duration::MAX).connect_lazy().unwrap();
+    assert!(patient.check([few("alice")]).strict().await.unwrap().allowed());
 }
 
 /// Nobody listens at one of two addresses: the other one is asked, and no caller notices.

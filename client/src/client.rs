@@ -464,7 +464,10 @@ impl Inner {
     }
 
     async fn ask(&self, ask: Ask<'_>, now: Duration, deadline: Duration, question: Question) -> Verdict {
-        let clock = Clock { began: self.began, asked: now, deadline: self.began + now + deadline, allowed: deadline };
+        let asked = self.began + now;
+        // For ever is a day.
+        let end = asked.checked_add(deadline).unwrap_or(asked + Duration::from_secs(86_400));
+        let clock = Clock { began: self.began, asked: now, deadline: end, allowed: deadline };
         let answer = self.ask_someone(&ask, clock).await;
         // Also when it is not known whether it came about.
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
