@@ -2,6 +2,7 @@
 
 mod ask;
 mod breaker;
+mod builder;
 mod client;
 mod deny_cache;
 mod endpoint;
@@ -15,7 +16,8 @@ mod telemetry;
 mod verdict;
 
 pub use ask::{Descriptor, Unit};
-pub use client::{BuildError, Builder, Check, Checking, Client, OnError};
+pub use builder::{BuildError, Builder, OnError};
+pub use client::{Check, Checking, Client};
 pub use routing::Routing;
 pub use tonic;
 pub use verdict::{By, Failure, Limit, Status, Verdict};
