@@ -14,6 +14,8 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
+
 use crate::{
     ask::{Ask, Descriptor, Identities},
     verdict::{By, Status, Verdict},
@@ -57,22 +59,25 @@ impl Grants {
             return None;
         }
         let mut verdict = Verdict::empty(true, By::Grant);
+        let mut ends = SmallVec::<[Duration; 2]>::new();
         for (place, (identity, cost)) in identities.iter().zip(ask.costs()).enumerate() {
-            let Some(status) = self.take(*identity, cost, now) else {
-                // What the others took goes back: nobody has seen it.
-                for (identity, cost) in identities.iter().zip(ask.costs()).take(place) {
-                    if let Some(grant) = self.part(*identity).get_mut(identity) {
-                        grant.left += cost;
+            let Some((status, end)) = self.take(*identity, cost, now) else {
+                // What the others took goes back, unless another grant stands there by now.
+                for ((identity, cost), end) in identities.iter().zip(ask.costs()).take(place).zip(ends) {
+                    if let Some(grant) = self.part(*identity).get_mut(identity).filter(|grant| grant.until == end) {
+                        grant.left = grant.left.saturating_add(cost);
                     }
                 }
                 return None;
             };
             verdict.statuses.push(status);
+            ends.push(end);
         }
         Some(verdict)
     }
 
-    fn take(&self, identity: u128, cost: u64, now: Duration) -> Option<Status> {
+    /// And when that grant ends.
+    fn take(&self, identity: u128, cost: u64, now: Duration) -> Option<(Status, Duration)> {
         let mut part = self.part(identity);
         let grant = part.get_mut(&identity)?;
         if now >= grant.until {
@@ -81,7 +86,7 @@ impl Grants {
             return None;
         }
         grant.left = grant.left.checked_sub(cost)?;
-        Some(Status { remaining: grant.left, ..grant.status.clone() })
+        Some((Status { remaining: grant.left, ..grant.status.clone() }, grant.until))
     }
 
     /// Keeps what an answer grants. `since`: when it was asked. What was left of an earlier grant counts on, until the

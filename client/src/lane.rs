@@ -122,7 +122,10 @@ impl Lane {
             }
         }
         self.shared.ready.notify_one();
-        answer.await.unwrap_or(Err(Lost::NotRun(Failure::Unreachable)))
+        // Only if the stream's task ended with its runtime; how far it had come nobody knows.
+        answer
+            .await
+            .unwrap_or_else(|_| Err(Lost::Perhaps(Failure::Connection("the client's runtime has ended".into()))))
     }
 }
 
