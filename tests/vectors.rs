@@ -83,7 +83,7 @@ fn descriptor(recorded: &RecordedDescriptor, hits: u64) -> Descriptor<'_> {
         entries: recorded.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
         hits: recorded.hits_addend.unwrap_or(hits),
         give_back: false,
-        limit: recorded.limit.as_ref().map(limit),
+        limit: recorded.limit.as_ref().map(|recorded| Box::new(limit(recorded))),
     }
 }
 

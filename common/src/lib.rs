@@ -3,6 +3,7 @@
 mod identity;
 mod ring;
 mod text;
+pub mod wire;
 
 pub use identity::Identity;
 pub use ring::Ring;

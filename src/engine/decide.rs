@@ -81,7 +81,7 @@ pub struct Engine {
 
 /// A limit that applies to a descriptor.
 struct Applied<'s> {
-    limit: Limit,
+    limit: &'s Limit,
     /// `None` for an override.
     rule: Option<&'s Rule>,
     path: Path<'s>,
@@ -230,7 +230,7 @@ impl Engine {
     }
 
     /// What the rules have for each descriptor, less what is replaced.
-    fn matches<'s>(&self, snapshot: &'s Snapshot, request: &Request<'_>) -> SmallVec<[Match<'s>; 2]> {
+    fn matches<'s>(&self, snapshot: &'s Snapshot, request: &'s Request<'_>) -> SmallVec<[Match<'s>; 2]> {
         let mut matches: SmallVec<[Match<'s>; 2]> =
             request.descriptors.iter().map(|descriptor| self.find(snapshot, request.domain, descriptor)).collect();
         // One pass: a limit that is replaced has replaced others all the same, as the peer has it.
@@ -247,7 +247,7 @@ impl Engine {
         matches
     }
 
-    fn find<'s>(&self, snapshot: &'s Snapshot, domain: &str, descriptor: &Descriptor<'_>) -> Match<'s> {
+    fn find<'s>(&self, snapshot: &'s Snapshot, domain: &str, descriptor: &'s Descriptor<'_>) -> Match<'s> {
         let found = match snapshot.rules.find(domain, descriptor.entries.iter().copied()) {
             Found::UnknownDomain => {
                 self.statistics.unknown_domain.add(self.worker, 1);
@@ -255,7 +255,7 @@ impl Engine {
             }
             found => found,
         };
-        if let Some(limit) = descriptor.limit {
+        if let Some(limit) = descriptor.limit.as_deref() {
             let labels = statistics::override_labels(domain, &descriptor.entries);
             let series = self.statistics.dynamic(self.worker, &labels, descriptor.hits);
             return Match::Limited(Applied {
@@ -268,7 +268,7 @@ impl Engine {
         let Found::Rule(rule, path) = found else {
             return Match::None;
         };
-        let Some(limit) = rule.limit else {
+        let Some(limit) = &rule.limit else {
             return Match::Unlimited(rule);
         };
         let series = if rule.dynamic_labels {
@@ -325,11 +325,11 @@ impl Engine {
     fn part(&self, applied: &Applied<'_>) -> Limit {
         let (limit, instances) = (applied.limit, self.settings.instances.get());
         match applied.rule {
-            Some(rule) => rule.part.as_deref().copied().unwrap_or(limit),
+            Some(rule) => rule.part.as_deref().copied().unwrap_or(*limit),
             None => {
                 let (requests, unit, multiplier) = (limit.requests_per_unit(), limit.unit(), limit.unit_multiplier());
                 let kind = Algorithm::DEFAULT;
-                Limit::part(requests, unit, multiplier, kind, Shape::default(), instances).unwrap_or(limit)
+                Limit::part(requests, unit, multiplier, kind, Shape::default(), instances).unwrap_or(*limit)
             }
         }
     }
@@ -364,7 +364,7 @@ impl Engine {
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
         Status {
             code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
-            limit: Some(CurrentLimit::new(&applied.limit, name, policy)),
+            limit: Some(CurrentLimit::new(applied.limit, name, policy)),
             remaining: u32::try_from(decision.remaining).unwrap_or(u32::MAX),
             reset: Some(decision.reset),
             next: decision.next,

@@ -67,8 +67,8 @@ pub(super) fn write(
     }
     name.extend_from_slice(algorithm.tag().as_bytes());
     if let Some(scope) = algorithm.scope() {
-        // Writing to memory cannot fail.
-        let _ = write!(name, ":{scope}");
+        name.push(b':');
+        name.extend_from_slice(itoa::Buffer::new().format(scope).as_bytes());
     }
 }
 
@@ -99,6 +99,7 @@ fn shorten(name: &mut Vec<u8>, start: usize) {
     name.truncate(end);
     name.push(b'~');
     for byte in &digest[..DIGEST] {
+        // Writing to memory cannot fail.
         let _ = write!(name, "{byte:02x}");
     }
 }

@@ -47,13 +47,13 @@ pub struct Request<'a> {
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
     /// What it is, from the general to the particular.
-    pub entries: SmallVec<[Entry<'a>; 4]>,
+    pub entries: SmallVec<[Entry<'a>; 3]>,
     /// What it costs; 0 is a look that takes nothing.
     pub hits: u64,
     /// The hits are given back instead.
     pub give_back: bool,
-    /// A limit of the caller's own.
-    pub limit: Option<Limit>,
+    /// A limit of the caller's own. Boxed, as all that is rare: a request is moved several times.
+    pub limit: Option<Box<Limit>>,
 }
 
 /// Why there is no verdict.

@@ -85,13 +85,14 @@ pub struct Status {
     /// Asking again while it is refused makes the wait longer.
     pub refusal_counts: bool,
     /// Refuses only together with every other quota descriptor.
-    pub(super) quota: bool,
+    pub quota: bool,
     /// An unlimited rule: it has no say in the overall code.
-    pub(super) unlimited: bool,
+    pub unlimited: bool,
 }
 
 impl Status {
-    pub(super) const NO_LIMIT: Self = Self {
+    /// No rule applies, or none that is counted.
+    pub const NO_LIMIT: Self = Self {
         code: Code::Ok,
         limit: None,
         remaining: 0,
@@ -105,7 +106,8 @@ impl Status {
         quota: false,
         unlimited: false,
     };
-    pub(super) const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
+    /// A rule that limits nothing.
+    pub const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
 
     /// Refused.
     #[must_use]

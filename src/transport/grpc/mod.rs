@@ -4,7 +4,9 @@
 //! the frames of `sluicegate.v1` (`stream`). All other services (health, reflection) are tonic's.
 
 mod connection;
-mod convert;
+mod decode;
+mod encode;
+mod exact;
 mod headers;
 mod limits;
 mod server;
@@ -15,7 +17,8 @@ mod stream;
 mod tls;
 mod unary;
 
-pub(crate) use convert::{decode, encode};
+pub(crate) use decode::decode;
+pub(crate) use encode::encode;
 pub use limits::Limits;
 pub use server::{Server, ServerError};
 pub(crate) use service::HEALTH_NAMES;

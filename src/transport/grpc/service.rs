@@ -5,18 +5,14 @@ use std::{convert::Infallible, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response, header::CONTENT_TYPE, request};
 use hyper::body::Incoming;
-use prost::Message;
-use sluicegate_proto::{
-    FILE_DESCRIPTOR_SET,
-    envoy::service::ratelimit::v3::{RateLimitRequest, rate_limit_service_server},
-};
+use sluicegate_proto::{FILE_DESCRIPTOR_SET, envoy::service::ratelimit::v3::rate_limit_service_server};
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::server::{HealthReporter, HealthService};
 use tower_service::Service;
 
 use super::{
-    Limits, Refusal, ResponseSettings, convert, stream,
+    Limits, Refusal, ResponseSettings, decode, encode, stream,
     unary::{self, AnswerBody},
 };
 use crate::{
@@ -110,20 +106,18 @@ impl Handler {
 
     async fn should_rate_limit(&self, span: Option<Span>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
         let message = unary::receive(body, self.limits.max_message_bytes).await?;
-        let message = decode(message)?;
         let verdict = self.check(&message, span).await?;
-        Ok(unary::answer(&convert::encode(&verdict, &message, &self.response)))
+        Ok(unary::answer(&encode(&verdict, &message, &self.response)))
     }
 
     /// Decides one check of many.
-    pub(super) async fn decide(&self, request: Bytes, traceparent: &str) -> Result<Verdict, Refusal> {
+    pub(super) async fn decide(&self, request: Bytes, span: Option<Span>) -> Result<Verdict, Refusal> {
         unary::check_size(request.len(), self.limits.max_message_bytes)?;
-        let span = self.traces.start_from(traceparent);
-        self.check(&decode(request)?, span).await
+        self.check(&request, span).await
     }
 
-    async fn check(&self, message: &RateLimitRequest, span: Option<Span>) -> Result<Verdict, Refusal> {
-        let asked = convert::decode(message, &self.limits)?;
+    async fn check(&self, message: &[u8], span: Option<Span>) -> Result<Verdict, Refusal> {
+        let asked = decode(message, &self.limits)?;
         let verdict = self.check.check(&asked).await;
         if let Some(span) = span {
             let outcome = match &verdict {
@@ -136,6 +130,11 @@ impl Handler {
         Ok(verdict?)
     }
 
+    /// A span for one check of many.
+    pub(super) fn span(&self, traceparent: &str) -> Option<Span> {
+        self.traces.start_from(traceparent)
+    }
+
     pub(super) fn limits(&self) -> &Limits {
         &self.limits
     }
@@ -143,11 +142,6 @@ impl Handler {
     pub(super) fn response(&self) -> &ResponseSettings {
         &self.response
     }
-}
-
-fn decode(message: Bytes) -> Result<RateLimitRequest, Refusal> {
-    RateLimitRequest::decode(message)
-        .map_err(|error| Refusal::invalid(format!("this is not a RateLimitRequest: {error}")))
 }
 
 /// Health (for the whole server and for the service by its names) and reflection, shared by all workers.

@@ -1,5 +1,6 @@
 //! Errors as gRPC says them. The only place that knows which error is which code.
 
+use sluicegate_common::wire::Malformed;
 use tonic::Code;
 
 use crate::{engine::DecideError, service::CheckError};
@@ -18,6 +19,13 @@ impl Refusal {
 
     pub(crate) fn exhausted(message: impl Into<String>) -> Self {
         Self { code: Code::ResourceExhausted, message: message.into() }
+    }
+}
+
+/// Of the message that nearly all calls have.
+impl From<Malformed> for Refusal {
+    fn from(error: Malformed) -> Self {
+        Self::invalid(format!("this is not a RateLimitRequest: {error}"))
     }
 }
 

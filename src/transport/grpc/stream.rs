@@ -1,29 +1,30 @@
 //! `sluicegate.v1`: many checks in a frame, and many frames in a stream.
 //!
 //! A frame is taken apart no further than to its checks; each is then decoded, limited and decided as a call of its own
-//! would be, and an error of one is its own. All that a frame has is begun before the first of them waits, so that a store
+//! would be, and an error of one is its own. Of a frame that cannot be taken apart nothing runs. All that a frame has is begun before the first of them waits, so that a store
 //! with shared calls gets them together. Answers leave as soon as there are any: those that are ready at the same moment in one
 //! frame.
 
 use std::{
+    mem,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     vec,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, future::poll_fn, stream::FuturesUnordered};
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
-use prost::Message;
-use sluicegate_proto::sluicegate::v1::{Answer, Error, answer::Outcome};
+use sluicegate_common::wire::{Fields, Malformed};
 use tokio::sync::watch;
+use tokio_util::sync::ReusableBoxFuture;
 use tonic::{Code, Status};
 
 use super::{
-    Refusal, convert,
+    Refusal, exact,
     service::Handler,
     unary::{self, AnswerBody, PREFIX},
 };
@@ -33,64 +34,97 @@ use crate::engine::Verdict;
 const IN_FLIGHT: usize = 4096;
 /// A frame of answers that is so large leaves, though there may be more.
 const FULL: usize = 64 * 1024;
-/// `answers` of an `AnswerFrame`: field 1, of a length.
-const ANSWERS: u8 = 1 << 3 | 2;
-
-/// The caller's frame, its checks not yet read.
-#[derive(prost::Message)]
-struct CheckFrame {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    checks: Vec<Bytes>,
-}
+/// Room for so many bytes of answers, to begin with.
+const ROOM: usize = 1024;
 
 /// A check, its request not yet read: what is wrong with that is an answer.
-#[derive(prost::Message)]
+#[derive(Default)]
 struct Check {
-    #[prost(uint64, tag = "1")]
     id: u64,
-    #[prost(bytes = "bytes", tag = "2")]
     request: Bytes,
-    #[prost(string, tag = "3")]
     traceparent: String,
 }
 
+impl Check {
+    /// The `checks` of a `CheckFrame`.
+    fn read_all(frame: &Bytes) -> Result<Vec<Self>, Malformed> {
+        let mut checks = Vec::new();
+        for field in Fields::of(frame) {
+            if let (1, value) = field? {
+                checks.push(Self::read(frame, value.message()?)?);
+            }
+        }
+        Ok(checks)
+    }
+
+    /// `id`, `request`, `traceparent`.
+    fn read(frame: &Bytes, fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut check = Self::default();
+        for field in fields {
+            match field? {
+                (1, value) => check.id = value.number()?,
+                (2, value) => check.request = frame.slice_ref(value.bytes()?),
+                (3, value) => check.traceparent = value.text()?.to_owned(),
+                _ => {}
+            }
+        }
+        Ok(check)
+    }
+}
+
 type Done = (u64, Result<Verdict, Refusal>);
+
+/// A check under way.
+type Deciding = ReusableBoxFuture<'static, Done>;
 
 /// Checks under way, and the answers to those that are done.
 struct Run {
     handler: Arc<Handler>,
     /// Of the frame that came last, those that have not been begun.
-    checks: vec::IntoIter<Bytes>,
-    pending: FuturesUnordered<Pin<Box<dyn Future<Output = Done> + Send>>>,
+    checks: vec::IntoIter<Check>,
+    pending: FuturesUnordered<Deciding>,
+    /// Room for the next check: of one that was done at once.
+    spare: Option<Deciding>,
     /// With room for the prefix, when there are any.
-    answers: BytesMut,
+    answers: Vec<u8>,
 }
 
 impl Run {
     fn new(handler: Arc<Handler>) -> Self {
-        Self { handler, checks: Vec::new().into_iter(), pending: FuturesUnordered::new(), answers: BytesMut::new() }
+        let (checks, pending) = (Vec::new().into_iter(), FuturesUnordered::new());
+        Self { handler, checks, pending, spare: None, answers: Vec::new() }
     }
 
-    fn take(&mut self, frame: Bytes) -> Result<(), Refusal> {
-        let frame = CheckFrame::decode(frame).map_err(|error| malformed("CheckFrame", &error))?;
-        self.checks = frame.checks.into_iter();
+    fn take(&mut self, frame: &Bytes) -> Result<(), Refusal> {
+        let checks = Check::read_all(frame);
+        let checks = checks.map_err(|error| Refusal::invalid(format!("this is not a CheckFrame: {error}")))?;
+        self.checks = checks.into_iter();
         Ok(())
     }
 
     /// Begins what may begin, and gathers what is done.
-    fn advance(&mut self, context: &mut Context<'_>, at_most: usize) -> Result<(), Refusal> {
+    fn advance(&mut self, context: &mut Context<'_>, at_most: usize) {
         while self.pending.len() < IN_FLIGHT && self.answers.len() < at_most {
-            let Some(check) = self.checks.next() else {
+            let Some(Check { id, request, traceparent }) = self.checks.next() else {
                 break;
             };
-            let Check { id, request, traceparent } =
-                Check::decode(check).map_err(|error| malformed("Check", &error))?;
+            let span = self.handler.span(&traceparent);
             let handler = Arc::clone(&self.handler);
-            let mut check = Box::pin(async move { (id, handler.decide(request, &traceparent).await) });
+            let deciding = async move { (id, handler.decide(request, span).await) };
+            let mut deciding = match self.spare.take() {
+                Some(mut spare) => {
+                    spare.set(deciding);
+                    spare
+                }
+                None => ReusableBoxFuture::new(deciding),
+            };
             // In memory it is done at once.
-            match check.as_mut().poll(context) {
-                Poll::Ready(done) => self.add(&done),
-                Poll::Pending => self.pending.push(check),
+            match deciding.poll(context) {
+                Poll::Ready(done) => {
+                    self.add(&done);
+                    self.spare = Some(deciding);
+                }
+                Poll::Pending => self.pending.push(deciding),
             }
         }
         while self.answers.len() < at_most {
@@ -99,7 +133,6 @@ impl Run {
                 Poll::Ready(None) | Poll::Pending => break,
             }
         }
-        Ok(())
     }
 
     fn is_done(&self) -> bool {
@@ -107,44 +140,39 @@ impl Run {
     }
 
     fn add(&mut self, (id, outcome): &Done) {
+        self.begin();
+        exact::encode(*id, outcome, self.handler.response(), &mut self.answers);
+    }
+
+    /// Makes room for the prefix.
+    fn begin(&mut self) {
         if self.answers.is_empty() {
-            self.answers.put_bytes(0, PREFIX);
+            self.answers.reserve(ROOM);
+            self.answers.resize(PREFIX, 0);
         }
-        let outcome = match outcome {
-            Ok(verdict) => Outcome::Verdict(convert::encode_exact(verdict, self.handler.response())),
-            Err(Refusal { code, message }) => Outcome::Error(Error { code: *code as i32, message: message.clone() }),
-        };
-        let answer = Answer { id: *id, outcome: Some(outcome) };
-        self.answers.put_u8(ANSWERS);
-        // There is always room in memory's own buffer.
-        let _ = answer.encode_length_delimited(&mut self.answers);
     }
 
     /// What there is, as a message with its prefix.
     fn message(&mut self) -> Bytes {
-        let mut message = self.answers.split();
+        let mut message = mem::take(&mut self.answers);
         let size = message.len().saturating_sub(PREFIX);
         message[1..PREFIX].copy_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
-        message.freeze()
+        message.into()
     }
-}
-
-fn malformed(what: &str, error: &prost::DecodeError) -> Refusal {
-    Refusal::invalid(format!("this is not a {what}: {error}"))
 }
 
 /// One frame, and all its answers.
 pub(super) async fn batch(handler: Arc<Handler>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
     let frame = unary::receive(body, handler.limits().max_frame_bytes).await?;
     let mut run = Run::new(handler);
-    run.take(frame)?;
-    run.answers.put_bytes(0, PREFIX);
+    run.take(&frame)?;
+    run.begin();
     poll_fn(|context| {
         loop {
             let begun = run.checks.as_slice().len();
-            run.advance(context, usize::MAX)?;
+            run.advance(context, usize::MAX);
             if run.is_done() {
-                return Poll::Ready(Ok::<(), Refusal>(()));
+                return Poll::Ready(());
             }
             // What is done has made room for more.
             if run.checks.as_slice().len() == begun {
@@ -152,7 +180,7 @@ pub(super) async fn batch(handler: Arc<Handler>, body: Incoming) -> Result<Respo
             }
         }
     })
-    .await?;
+    .await;
     Ok(unary::respond(run.message()))
 }
 
@@ -191,9 +219,7 @@ impl Answers {
             self.stop(Ok(()));
         }
         loop {
-            if let Err(refusal) = self.run.advance(context, FULL) {
-                self.stop(Err(refusal));
-            }
+            self.run.advance(context, FULL);
             if !self.run.answers.is_empty() {
                 return Poll::Ready(Some(Ok(Frame::data(self.run.message()))));
             }
@@ -226,7 +252,7 @@ impl Answers {
     fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
         let max = self.run.handler.limits().max_frame_bytes;
         if let Some(frame) = unary::split_message(&mut self.received, max)? {
-            return Poll::Ready(self.run.take(frame));
+            return Poll::Ready(self.run.take(&frame));
         }
         let Some(input) = &mut self.input else {
             return Poll::Ready(Ok(()));

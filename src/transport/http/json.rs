@@ -8,11 +8,9 @@ use axum::{
     http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
+use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
-use sluicegate_proto::{
-    FILE_DESCRIPTOR_SET,
-    envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
-};
+use sluicegate_proto::{FILE_DESCRIPTOR_SET, envoy::service::ratelimit::v3::RateLimitResponse};
 
 use super::Handlers;
 use crate::{engine::Code, service::CheckError, transport::grpc};
@@ -59,7 +57,8 @@ fn refuse(code: StatusCode, message: &str) -> Response {
     (code, format!("{message}\n")).into_response()
 }
 
-fn parse(body: &[u8]) -> Result<RateLimitRequest, String> {
+/// The request as gRPC would have it.
+fn parse(body: &[u8]) -> Result<Vec<u8>, String> {
     let Some((descriptor, _)) = &*MESSAGES else {
         return Err("the service has no JSON".into());
     };
@@ -67,7 +66,7 @@ fn parse(body: &[u8]) -> Result<RateLimitRequest, String> {
     let message = DynamicMessage::deserialize(descriptor.clone(), &mut json);
     let message = message.and_then(|message| json.end().map(|()| message));
     let message = message.map_err(|error| format!("this is not a RateLimitRequest in JSON: {error}"))?;
-    message.transcode_to().map_err(|error| error.to_string())
+    Ok(message.encode_to_vec())
 }
 
 fn print(answer: &RateLimitResponse) -> Option<String> {

@@ -1,83 +1,24 @@
-//! Between the protocol's messages and the engine's types. What the protocol allows and the engine cannot use ends
-//! here, with a sentence.
+//! From the engine's verdict to Envoy's answer.
 
+use prost::Message;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use sluicegate_proto::envoy::{
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::RateLimitOverride},
+    extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
         rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
     },
     r#type::v3::RateLimitUnit,
 };
-use sluicegate_proto::sluicegate::v1;
 
-use super::{Limits, Refusal, ResponseSettings, headers::headers};
+use super::{ResponseSettings, headers::headers};
 use crate::{
-    engine::{self, Decider, Descriptor, Micros, Request, Status, Verdict},
-    rules::{Entry, Limit, Metadata, Unit},
+    engine::{self, Status, Verdict},
+    rules::{Metadata, Unit},
 };
 
-/// The request as the engine reads it, borrowed from the message.
-pub(crate) fn decode<'m>(message: &'m RateLimitRequest, limits: &Limits) -> Result<Request<'m>, Refusal> {
-    if message.descriptors.len() > limits.max_descriptors {
-        let (many, max) = (message.descriptors.len(), limits.max_descriptors);
-        return Err(Refusal::invalid(format!("{many} descriptors are more than the {max} a request may have")));
-    }
-    check_text("domain", &message.domain, limits)?;
-    let request_hits = u64::from(message.hits_addend.max(1));
-    let descriptors = message.descriptors.iter().map(|descriptor| decode_descriptor(descriptor, request_hits, limits));
-    Ok(Request { domain: &message.domain, descriptors: descriptors.collect::<Result<_, _>>()? })
-}
-
-fn decode_descriptor<'m>(
-    message: &'m RateLimitDescriptor,
-    request_hits: u64,
-    limits: &Limits,
-) -> Result<Descriptor<'m>, Refusal> {
-    if message.entries.len() > limits.max_entries {
-        let (many, max) = (message.entries.len(), limits.max_entries);
-        return Err(Refusal::invalid(format!("{many} entries are more than the {max} a descriptor may have")));
-    }
-    for entry in &message.entries {
-        check_text("key", &entry.key, limits)?;
-        check_text("value", &entry.value, limits)?;
-    }
-    let entries = message.entries.iter().map(|entry| Entry { key: &entry.key, value: &entry.value });
-    Ok(Descriptor {
-        entries: entries.collect(),
-        hits: message.hits_addend.unwrap_or(request_hits),
-        give_back: message.is_negative_hits,
-        limit: message.limit.as_ref().map(decode_limit).transpose()?,
-    })
-}
-
-fn check_text(what: &str, text: &str, limits: &Limits) -> Result<(), Refusal> {
-    let (len, max) = (text.len(), limits.max_text_bytes);
-    if len > max {
-        return Err(Refusal::invalid(format!("a {what} of {len} bytes is longer than the {max} it may have")));
-    }
-    Ok(())
-}
-
-fn decode_limit(message: &RateLimitOverride) -> Result<Limit, Refusal> {
-    let unit = match RateLimitUnit::try_from(message.unit) {
-        Ok(RateLimitUnit::Second) => Unit::Second,
-        Ok(RateLimitUnit::Minute) => Unit::Minute,
-        Ok(RateLimitUnit::Hour) => Unit::Hour,
-        Ok(RateLimitUnit::Day) => Unit::Day,
-        Ok(RateLimitUnit::Month) => Unit::Month,
-        Ok(RateLimitUnit::Year) => Unit::Year,
-        Ok(RateLimitUnit::Unknown) | Err(_) => {
-            return Err(Refusal::invalid("a descriptor's limit needs a unit from SECOND to YEAR"));
-        }
-    };
-    let limit = Limit::new(message.requests_per_unit, unit, message.unit_multiplier.unwrap_or(1));
-    limit.map_err(|error| Refusal::invalid(format!("a descriptor's limit cannot be counted: {error}")))
-}
-
-/// The answer as a message. `request` is what was asked, for those who want it back in the metadata.
-pub(crate) fn encode(verdict: &Verdict, request: &RateLimitRequest, settings: &ResponseSettings) -> RateLimitResponse {
+/// The answer as a message. `request` is the message that was asked, for those who want it back in the metadata.
+pub(crate) fn encode(verdict: &Verdict, request: &[u8], settings: &ResponseSettings) -> RateLimitResponse {
     let headers = if settings.headers { headers(verdict, settings) } else { Vec::new() };
     RateLimitResponse {
         overall_code: code(verdict.overall).into(),
@@ -116,44 +57,7 @@ fn encode_status(status: &Status) -> DescriptorStatus {
     }
 }
 
-/// The same for those who can take exact numbers.
-pub(super) fn encode_exact(verdict: &Verdict, settings: &ResponseSettings) -> v1::Verdict {
-    let headers = if settings.headers { headers(verdict, settings) } else { Vec::new() };
-    v1::Verdict {
-        allowed: verdict.overall == engine::Code::Ok,
-        statuses: verdict.statuses.iter().map(encode_exact_status).collect(),
-        response_headers_to_add: headers
-            .into_iter()
-            .map(|header| v1::Header { name: header.key, value: header.value })
-            .collect(),
-    }
-}
-
-fn encode_exact_status(status: &Status) -> v1::Status {
-    let decider = match status.decider {
-        Decider::Store => v1::Decider::Store,
-        Decider::Fallback => v1::Decider::Fallback,
-    };
-    v1::Status {
-        allowed: !status.is_over(),
-        limit: status.limit.as_ref().map(|limit| v1::Limit {
-            requests_per_unit: limit.requests_per_unit,
-            unit: unit(limit.unit).into(),
-            unit_multiplier: if limit.unit_multiplier == 1 { 0 } else { limit.unit_multiplier },
-            name: limit.name.as_deref().unwrap_or_default().to_owned(),
-        }),
-        remaining: status.remaining.into(),
-        reset_us: status.reset.map(Micros::get),
-        retry_after_us: status.retry_after.filter(|_| status.is_over()).map(Micros::get),
-        delay_us: status.delay.get(),
-        soft: status.soft,
-        decider: decider.into(),
-        refusal_counts: status.refusal_counts,
-        grant: None,
-    }
-}
-
-fn unit(unit: Unit) -> rate_limit::Unit {
+pub(super) fn unit(unit: Unit) -> rate_limit::Unit {
     match unit {
         Unit::Second => rate_limit::Unit::Second,
         Unit::Minute => rate_limit::Unit::Minute,
@@ -167,7 +71,9 @@ fn unit(unit: Unit) -> rate_limit::Unit {
 
 /// What was asked, and what the rules have to say: the peer's `RESPONSE_DYNAMIC_METADATA`. And ours: the exact numbers
 /// of every descriptor's answer.
-fn dynamic_metadata(verdict: &Verdict, request: &RateLimitRequest) -> Struct {
+fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
+    // It has been read before.
+    let request = RateLimitRequest::decode(request).unwrap_or_default();
     let descriptor = |descriptor: &RateLimitDescriptor| {
         let entry =
             |entry: &sluicegate_proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry| {

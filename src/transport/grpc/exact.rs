@@ -1,0 +1,157 @@
+//! The engine's verdict as `sluicegate.v1` says it: exact numbers for those who can take them.
+
+use sluicegate_common::wire::Writer;
+use sluicegate_proto::sluicegate::v1;
+
+use super::{Refusal, ResponseSettings, encode::unit, headers::headers};
+use crate::engine::{Code, CurrentLimit, Decider, Micros, Status, Verdict};
+
+/// One of the `answers` of an `AnswerFrame`: `id`, and `verdict` or `error`.
+pub(super) fn encode(id: u64, outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings, answers: &mut Vec<u8>) {
+    Writer(answers).message(1, |answer| {
+        answer.number(1, id);
+        match outcome {
+            Ok(verdict) => answer.message(2, |message| encode_verdict(verdict, settings, message)),
+            Err(refusal) => answer.message(3, |error| {
+                error.number(1, refusal.code as u64);
+                error.text(2, &refusal.message);
+            }),
+        }
+    });
+}
+
+fn encode_verdict(verdict: &Verdict, settings: &ResponseSettings, message: &mut Writer<'_>) {
+    message.number(1, u64::from(verdict.overall == Code::Ok));
+    for status in &verdict.statuses {
+        message.message(2, |message| encode_status(status, message));
+    }
+    if settings.headers {
+        for header in headers(verdict, settings) {
+            message.message(3, |message| {
+                message.text(1, &header.key);
+                message.text(2, &header.value);
+            });
+        }
+    }
+}
+
+fn encode_status(status: &Status, message: &mut Writer<'_>) {
+    message.number(1, u64::from(!status.is_over()));
+    if let Some(limit) = &status.limit {
+        message.message(2, |message| encode_limit(limit, message));
+    }
+    message.number(3, status.remaining.into());
+    message.optional(4, status.reset.map(Micros::get));
+    message.optional(5, status.retry_after.filter(|_| status.is_over()).map(Micros::get));
+    message.number(6, status.delay.get());
+    message.number(7, status.soft.into());
+    let decider = match status.decider {
+        Decider::Store => v1::Decider::Store,
+        Decider::Fallback => v1::Decider::Fallback,
+    };
+    message.number(8, decider as u64);
+    message.number(9, status.refusal_counts.into());
+}
+
+fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
+    message.number(1, limit.requests_per_unit.into());
+    message.number(2, unit(limit.unit) as u64);
+    message.number(3, if limit.unit_multiplier == 1 { 0 } else { limit.unit_multiplier.into() });
+    message.text(4, limit.name.as_deref().unwrap_or_default());
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
+
+    use super::*;
+    use crate::rules::Unit;
+
+    /// As the messages' own types read it, twice, with different numbers.
+    fn answer(outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings) -> v1::answer::Outcome {
+        let mut frame = Vec::new();
+        encode(0, outcome, settings, &mut frame);
+        encode(300, outcome, settings, &mut frame);
+        let read = v1::AnswerFrame::decode(&frame[..]).unwrap();
+        assert_eq!(read.encode_to_vec(), frame);
+        let [first, second] = read.answers.try_into().unwrap();
+        assert_eq!((first.id, second.id, &first.outcome), (0, 300, &second.outcome));
+        first.outcome.unwrap()
+    }
+
+    fn verdict(overall: Code, statuses: Vec<Status>) -> Result<Verdict, Refusal> {
+        Ok(Verdict { overall, statuses: statuses.into(), metadata: None })
+    }
+
+    fn limit(unit: Unit) -> CurrentLimit {
+        let (quota, window) = (5, Micros::from_secs(60));
+        CurrentLimit { requests_per_unit: 5, unit, unit_multiplier: 1, name: None, policy: None, quota, window }
+    }
+
+    #[test]
+    fn a_verdict_says_all_that_there_is() {
+        let named = CurrentLimit { unit_multiplier: 3, name: Some("few".into()), ..limit(Unit::Week) };
+        let allowed = Status {
+            limit: Some(named),
+            remaining: 7,
+            reset: Some(Micros::ZERO),
+            retry_after: Some(Micros::new(9)),
+            delay: Micros::new(1_000_000),
+            soft: true,
+            decider: Decider::Fallback,
+            refusal_counts: true,
+            ..Status::NO_LIMIT
+        };
+        let refused = Status {
+            code: Code::OverLimit,
+            limit: Some(limit(Unit::Minute)),
+            retry_after: Some(Micros::new(1 << 40)),
+            ..Status::NO_LIMIT
+        };
+        let outcome = verdict(Code::OverLimit, vec![allowed, refused, Status::UNLIMITED]);
+        let exact_limit = v1::Limit { requests_per_unit: 5, ..v1::Limit::default() };
+        let expected = vec![
+            v1::Status {
+                allowed: true,
+                limit: Some(v1::Limit {
+                    unit: rate_limit::Unit::Week.into(),
+                    unit_multiplier: 3,
+                    name: "few".into(),
+                    ..exact_limit.clone()
+                }),
+                remaining: 7,
+                reset_us: Some(0),
+                delay_us: 1_000_000,
+                soft: true,
+                decider: v1::Decider::Fallback.into(),
+                refusal_counts: true,
+                ..v1::Status::default()
+            },
+            v1::Status {
+                limit: Some(v1::Limit { unit: rate_limit::Unit::Minute.into(), ..exact_limit }),
+                retry_after_us: Some(1 << 40),
+                ..v1::Status::default()
+            },
+            v1::Status { allowed: true, remaining: u32::MAX.into(), ..v1::Status::default() },
+        ];
+        let expected = v1::Verdict { statuses: expected, ..v1::Verdict::default() };
+        let answered = answer(&outcome, &ResponseSettings::default());
+        assert_eq!(answered, v1::answer::Outcome::Verdict(expected.clone()));
+        let answered = answer(&outcome, &ResponseSettings { headers: true, ..ResponseSettings::default() });
+        let v1::answer::Outcome::Verdict(answered) = answered else { panic!("{answered:?}") };
+        let header = v1::Header { name: "RateLimit-Limit".into(), value: "5".into() };
+        assert_eq!(answered.response_headers_to_add.first(), Some(&header));
+        assert_eq!(answered.statuses, expected.statuses);
+    }
+
+    #[test]
+    fn an_error_is_an_answer_too() {
+        let error = v1::Error { code: 3, message: "no".into() };
+        let answered = answer(&Err(Refusal::invalid("no")), &ResponseSettings::default());
+        assert_eq!(answered, v1::answer::Outcome::Error(error));
+        let allowed = v1::Verdict { allowed: true, ..v1::Verdict::default() };
+        let answered = answer(&verdict(Code::Ok, Vec::new()), &ResponseSettings::default());
+        assert_eq!(answered, v1::answer::Outcome::Verdict(allowed));
+    }
+}
