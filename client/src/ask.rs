@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use bytes::{BufMut, BytesMut};
+use sluicegate_common::wire::Writer;
 use smallvec::SmallVec;
 
 /// Something that a request counts as: entries from the general to the particular.
@@ -175,107 +175,44 @@ impl Ask<'_> {
     }
 
     /// As a `RateLimitRequest`. Written by hand: the types of the protocol own their texts, and a question has many.
-    pub(crate) fn write(&self, out: &mut BytesMut) {
-        text(out, 1, &self.domain);
+    pub(crate) fn write(&self, message: &mut Writer<'_>) {
+        message.text(1, &self.domain);
         for descriptor in &self.descriptors {
-            message(out, 2, descriptor.size());
-            descriptor.write(out);
+            message.message(2, |message| descriptor.write(message));
         }
-        number(out, 3, self.hits.into());
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        let descriptors = self.descriptors.iter().map(|descriptor| message_size(descriptor.size()));
-        text_size(&self.domain) + descriptors.sum::<usize>() + number_size(self.hits.into())
+        message.number(3, self.hits.into());
     }
 
     /// As one of the `checks` of a `CheckFrame`.
-    pub(crate) fn write_check(&self, id: u64, out: &mut BytesMut) {
-        let traceparent = self.traceparent.as_deref().unwrap_or_default();
-        let request = self.size();
-        message(out, 1, number_size(id) + message_size(request) + text_size(traceparent));
-        number(out, 1, id);
-        message(out, 2, request);
-        self.write(out);
-        text(out, 3, traceparent);
+    pub(crate) fn write_check(&self, id: u64, frame: &mut Writer<'_>) {
+        frame.message(1, |check| {
+            check.number(1, id);
+            check.message(2, |request| self.write(request));
+            check.text(3, self.traceparent.as_deref().unwrap_or_default());
+        });
     }
 }
 
 impl Descriptor<'_> {
-    fn write(&self, out: &mut BytesMut) {
+    fn write(&self, message: &mut Writer<'_>) {
         for (key, value) in self.entries() {
-            message(out, 1, text_size(key) + text_size(value));
-            text(out, 1, key);
-            text(out, 2, value);
+            message.message(1, |entry| {
+                entry.text(1, key);
+                entry.text(2, value);
+            });
         }
         if let Some(limit) = self.limit {
-            let (requests, unit) = (limit.requests_per_unit.into(), limit.unit as u64);
-            message(out, 2, number_size(requests) + number_size(unit));
-            number(out, 1, requests);
-            number(out, 2, unit);
+            message.message(2, |message| {
+                message.number(1, limit.requests_per_unit.into());
+                message.number(2, limit.unit as u64);
+            });
         }
         // A wrapper: 0 is not the same as nothing.
         if let Some(hits) = self.hits {
-            message(out, 3, number_size(hits));
-            number(out, 1, hits);
+            message.message(3, |wrapper| wrapper.number(1, hits));
         }
-        number(out, 4, self.give_back.into());
+        message.number(4, self.give_back.into());
     }
-
-    fn size(&self) -> usize {
-        let entries = self.entries().map(|(key, value)| message_size(text_size(key) + text_size(value)));
-        let limit = self.limit.map_or(0, |limit| {
-            message_size(number_size(limit.requests_per_unit.into()) + number_size(limit.unit as u64))
-        });
-        let hits = self.hits.map_or(0, |hits| message_size(number_size(hits)));
-        entries.sum::<usize>() + limit + hits + number_size(self.give_back.into())
-    }
-}
-
-// Protobuf's wire format (<https://protobuf.dev/programming-guides/encoding/>); all fields here are below 16.
-
-fn varint(out: &mut BytesMut, mut value: u64) {
-    while value >= 0x80 {
-        out.put_u8(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.put_u8(value as u8);
-}
-
-const fn varint_size(value: u64) -> usize {
-    // Seven bits a byte, and one byte for 0.
-    ((u64::BITS - (value | 1).leading_zeros()).div_ceil(7)) as usize
-}
-
-fn message(out: &mut BytesMut, field: u8, size: usize) {
-    out.put_u8(field << 3 | 2);
-    varint(out, size as u64);
-}
-
-const fn message_size(size: usize) -> usize {
-    1 + varint_size(size as u64) + size
-}
-
-fn text(out: &mut BytesMut, field: u8, text: &str) {
-    if !text.is_empty() {
-        message(out, field, text.len());
-        out.put_slice(text.as_bytes());
-    }
-}
-
-const fn text_size(text: &str) -> usize {
-    if text.is_empty() { 0 } else { message_size(text.len()) }
-}
-
-fn number(out: &mut BytesMut, field: u8, value: u64) {
-    if value != 0 {
-        out.put_u8(field << 3);
-        varint(out, value);
-    }
-}
-
-const fn number_size(value: u64) -> usize {
-    if value == 0 { 0 } else { 1 + varint_size(value) }
 }
 
 #[cfg(test)]
@@ -303,9 +240,8 @@ mod tests {
 
     #[test]
     fn what_is_written_is_what_prost_reads_and_writes() {
-        let mut bytes = BytesMut::new();
-        ask().write(&mut bytes);
-        assert_eq!(bytes.len(), ask().size());
+        let mut bytes = Vec::new();
+        ask().write(&mut Writer(&mut bytes));
         let message = RateLimitRequest::decode(&bytes[..]).unwrap();
         assert_eq!(message.encode_to_vec(), bytes);
         assert_eq!((message.domain.as_str(), message.hits_addend), ("api", 300));
@@ -314,23 +250,13 @@ mod tests {
         assert_eq!(first.entries[1].value.len(), 300);
         assert_eq!((second.hits_addend, second.is_negative_hits), (Some(1 << 40), true));
         assert_eq!(third.limit.map(|limit| (limit.requests_per_unit, limit.unit)), Some((70_000, 6)));
-        let mut frame = BytesMut::new();
-        ask().write_check(5, &mut frame);
-        ask().write_check(0, &mut frame);
+        let mut frame = Vec::new();
+        ask().write_check(5, &mut Writer(&mut frame));
+        ask().write_check(0, &mut Writer(&mut frame));
         let frame = CheckFrame::decode(&frame[..]).unwrap();
         assert_eq!(frame.checks[0].request.as_ref(), Some(&message));
         assert_eq!((frame.checks[0].id, frame.checks[1].id), (5, 0));
         assert_eq!(frame.checks[0].traceparent, "00-1-2-01");
-    }
-
-    #[test]
-    fn varints_have_the_size_that_is_announced() {
-        for value in [0, 1, 127, 128, 16_383, 16_384, u64::from(u32::MAX), u64::MAX] {
-            let mut out = BytesMut::new();
-            varint(&mut out, value);
-            assert_eq!(out.len(), varint_size(value), "{value}");
-            assert_eq!(prost::decode_length_delimiter(out).unwrap() as u64, value);
-        }
     }
 
     #[test]

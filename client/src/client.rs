@@ -142,7 +142,7 @@ impl<'c> IntoFuture for Check<'c> {
 
     fn into_future(self) -> Checking<'c> {
         let now = self.inner.began.elapsed();
-        let (ask, inner) = (self.ask, self.inner);
+        let (ask, inner, deadline) = (self.ask, self.inner, self.deadline);
         let question = match inner.known(&ask, now) {
             Known::Answer(verdict) => {
                 inner.telemetry.answered(&verdict, || Duration::ZERO);
@@ -150,7 +150,7 @@ impl<'c> IntoFuture for Check<'c> {
             }
             Known::Nothing(question) => question,
         };
-        Checking(Step::Asking(Box::pin(inner.ask(ask, now, self.deadline, question))))
+        Checking(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))
     }
 }
 
@@ -200,21 +200,21 @@ impl Inner {
         denials.map_or(Known::Nothing(Question::default()), |denials| denials.get(ask, &identities, now))
     }
 
-    async fn ask(&self, ask: Ask<'_>, now: Duration, deadline: Duration, question: Question) -> Verdict {
+    async fn ask(&self, ask: &Ask<'_>, now: Duration, deadline: Duration, question: Question) -> Verdict {
         let asked = self.began + now;
         // For ever is a day.
         let end = asked.checked_add(deadline).unwrap_or(asked + Duration::from_secs(86_400));
         let clock = Clock { began: self.began, asked: now, deadline: end, allowed: deadline };
-        let answer = self.ask_someone(&ask, clock).await;
+        let answer = self.ask_someone(ask, clock).await;
         // Also when it is not known whether it came about.
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
-            denials.refunded(&ask);
+            denials.refunded(ask);
         }
         if let Ok(verdict) = &answer {
             if let Some(denials) = &self.denials {
-                denials.put(&ask, verdict, question, now);
+                denials.put(ask, verdict, question, now);
             }
-            self.grants.keep(&ask, verdict, now);
+            self.grants.keep(ask, verdict, now);
         }
         let verdict = answer.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
         self.telemetry.answered(&verdict, || self.began.elapsed().saturating_sub(now));

@@ -7,8 +7,8 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicU32, Ordering::Relaxed},
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -27,23 +27,19 @@ const REFUNDS: usize = 256;
 
 pub(crate) struct DenyCache {
     sets: Box<[Mutex<Set>]>,
+    /// Of each set, a byte of the identity in each place, and 0 in those that are free. Looking in vain, as most do, reads
+    /// nothing else: the sets are large, and would push all else out of the processor's caches.
+    tags: Box<[AtomicU64]>,
     /// How often something was given back to descriptors of each kind: a refusal from before does not hold.
     refunds: Box<[AtomicU32; REFUNDS]>,
 }
 
-/// Looking in vain, as most do, reads the identities only, which lie side by side.
 #[derive(Default)]
-struct Set {
-    /// The lower half of each.
-    identities: [u64; WAYS],
-    refusals: [Option<Box<Refusal>>; WAYS],
-}
+struct Set([Option<Box<Refusal>>; WAYS]);
 
 impl Set {
     fn place_of(&self, identity: u128) -> Option<usize> {
-        let is_it =
-            |refusal: &Option<Box<Refusal>>| refusal.as_ref().is_some_and(|it| it.question.identity == identity);
-        (0..WAYS).find(|place| self.identities[*place] == identity as u64 && is_it(&self.refusals[*place]))
+        self.0.iter().position(|refusal| refusal.as_ref().is_some_and(|it| it.question.identity == identity))
     }
 }
 
@@ -74,6 +70,7 @@ impl DenyCache {
         let sets = refusals.div_ceil(WAYS).next_power_of_two();
         Self {
             sets: (0..sets).map(|_| Mutex::default()).collect(),
+            tags: (0..sets).map(|_| AtomicU64::new(0)).collect(),
             refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]),
         }
     }
@@ -91,9 +88,10 @@ impl DenyCache {
             // Of all descriptors together, in their order.
             identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one;
         }
-        if ask.takes() {
-            let set = self.set(identity);
-            let refusal = set.place_of(identity).and_then(|place| set.refusals[place].as_deref());
+        let place = self.place_of(identity);
+        if ask.takes() && self.tags[place].load(Relaxed).to_le_bytes().contains(&tag(identity)) {
+            let set = self.set(place);
+            let refusal = set.place_of(identity).and_then(|way| set.0[way].as_deref());
             let holds = |refusal: &&Refusal| {
                 let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
                 now < refusal.until && costs && refusal.question.refunds == refunds
@@ -134,17 +132,29 @@ impl DenyCache {
             until: since + wait,
             verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
         };
-        let mut set = self.set(question.identity);
-        let ends = |place: &usize| set.refusals[*place].as_ref().map_or(Duration::ZERO, |known| known.until);
-        let place = set.place_of(question.identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
-        set.identities[place] = question.identity as u64;
-        set.refusals[place] = Some(Box::new(refusal));
+        let place = self.place_of(question.identity);
+        let mut set = self.set(place);
+        let ends = |way: &usize| set.0[*way].as_ref().map_or(Duration::ZERO, |known| known.until);
+        let way = set.place_of(question.identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
+        set.0[way] = Some(Box::new(refusal));
+        // Nobody else writes them: the set is locked.
+        let mut tags = self.tags[place].load(Relaxed).to_le_bytes();
+        tags[way] = tag(question.identity);
+        self.tags[place].store(u64::from_le_bytes(tags), Relaxed);
     }
 
-    fn set(&self, identity: u128) -> std::sync::MutexGuard<'_, Set> {
-        let place = (identity >> 64) as usize & (self.sets.len() - 1);
+    fn place_of(&self, identity: u128) -> usize {
+        (identity >> 64) as usize & (self.sets.len() - 1)
+    }
+
+    fn set(&self, place: usize) -> MutexGuard<'_, Set> {
         self.sets[place].lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Of bits that do not choose the set; never 0.
+const fn tag(identity: u128) -> u8 {
+    identity as u8 | 1
 }
 
 impl Refusal {

@@ -8,8 +8,9 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use prost::Message;
+use sluicegate_common::wire::Writer;
 use sluicegate_proto::envoy::service::ratelimit::v3::RateLimitResponse;
 use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status, client::Grpc, codegen::http::uri::PathAndQuery, metadata::MetadataMap, transport::Channel};
@@ -103,9 +104,9 @@ impl Endpoint {
     }
 
     async fn unary(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {
-        let mut message = BytesMut::with_capacity(ask.size());
-        ask.write(&mut message);
-        let mut request = tonic::Request::new(message.freeze());
+        let mut message = Vec::with_capacity(128);
+        ask.write(&mut Writer(&mut message));
+        let mut request = tonic::Request::new(message);
         *request.metadata_mut() = self.headers.clone();
         if let Some(traceparent) = ask.traceparent.as_ref().and_then(|trace| trace.parse().ok()) {
             request.metadata_mut().insert("traceparent", traceparent);

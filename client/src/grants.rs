@@ -93,7 +93,7 @@ impl Grants {
     /// earlier of both ends.
     pub(crate) fn keep(&self, ask: &Ask<'_>, verdict: &Verdict, since: Duration) {
         // Whoever gives back wants nothing in return.
-        if ask.gives_back() {
+        if ask.gives_back() || verdict.statuses.iter().all(|status| status.grant.is_none()) {
             return;
         }
         for ((descriptor, status), identity) in ask.descriptors.iter().zip(&verdict.statuses).zip(ask.identities()) {

@@ -16,9 +16,8 @@ use std::{
     },
 };
 
-use bytes::{Bytes, BytesMut};
-use prost::Message;
-use sluicegate_proto::sluicegate::v1::{self, answer::Outcome};
+use bytes::Bytes;
+use sluicegate_common::wire::{Fields, Malformed, Writer};
 use tokio::{
     sync::{Notify, mpsc, oneshot},
     task::yield_now,
@@ -80,7 +79,7 @@ struct Queue {
 /// A frame in the making, and who waits for its answers.
 #[derive(Default)]
 struct Outgoing {
-    bytes: BytesMut,
+    bytes: Vec<u8>,
     first_id: u64,
     waiting: Vec<oneshot::Sender<Answer>>,
 }
@@ -117,7 +116,7 @@ impl Lane {
                 queue.frames.push_back(Outgoing { first_id: id, ..Outgoing::default() });
             }
             if let Some(frame) = queue.frames.back_mut() {
-                ask.write_check(id, &mut frame.bytes);
+                ask.write_check(id, &mut Writer(&mut frame.bytes));
                 frame.waiting.push(sender);
             }
         }
@@ -189,7 +188,7 @@ async fn run(lane: Weak<Shared>, channel: Channel) {
     }
 }
 
-type Open = (mpsc::Sender<Bytes>, Streaming<Bytes>);
+type Open = (mpsc::Sender<Vec<u8>>, Streaming<Bytes>);
 
 /// Nothing is sent before the service has answered that it takes a stream: nothing is lost if it does not.
 async fn open(shared: &Shared, channel: Channel) -> Result<Open, Status> {
@@ -204,7 +203,7 @@ async fn open(shared: &Shared, channel: Channel) -> Result<Open, Status> {
 }
 
 /// Sends and delivers until the stream ends.
-async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Bytes>, mut answers: Streaming<Bytes>) {
+async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Vec<u8>>, mut answers: Streaming<Bytes>) {
     let mut pending = Pending::default();
     let lost = loop {
         let empty = shared.is_empty();
@@ -215,7 +214,7 @@ async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Bytes>, mut answers:
             biased;
             answer = answers.message() => match answer {
                 Ok(Some(frame)) => {
-                    if let Err(error) = pending.deliver(frame) {
+                    if let Err(error) = pending.deliver(&frame) {
                         break Lost::Perhaps(Failure::Connection(format!("this is no AnswerFrame: {error}")));
                     }
                 }
@@ -230,7 +229,7 @@ async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Bytes>, mut answers:
                 yield_now().await;
                 if let Some(Outgoing { bytes, first_id, waiting }) = shared.take() {
                     pending.add(first_id, waiting);
-                    permit.send(bytes.freeze());
+                    permit.send(bytes);
                 }
             }
             () = shared.ready.notified(), if empty => {}
@@ -273,21 +272,17 @@ impl Pending {
         }
     }
 
-    fn deliver(&mut self, frame: Bytes) -> Result<(), prost::DecodeError> {
-        for v1::Answer { id, outcome } in v1::AnswerFrame::decode(frame)?.answers {
-            // An answer to nobody's question, or to one that was given up.
-            let Some(waiting) = self.take(id) else {
+    /// The `answers` of an `AnswerFrame`.
+    fn deliver(&mut self, frame: &[u8]) -> Result<(), Malformed> {
+        for field in Fields::of(frame) {
+            let (1, answer) = field? else {
                 continue;
             };
-            let (code, message) = match outcome {
-                Some(Outcome::Verdict(verdict)) => {
-                    let _ = waiting.send(Ok(verdict.into()));
-                    continue;
-                }
-                Some(Outcome::Error(v1::Error { code, message })) => (Code::from(code), message),
-                None => (Code::Unknown, "an answer without a verdict".to_owned()),
-            };
-            let _ = waiting.send(Err(Lost::Refused(Failure::Service { code, message })));
+            let (id, answer) = read_answer(answer.message()?)?;
+            // Nobody, if it was given up, or is an answer to nobody's question.
+            if let Some(waiting) = self.take(id) {
+                let _ = waiting.send(answer);
+            }
         }
         Ok(())
     }
@@ -297,9 +292,43 @@ impl Pending {
     }
 }
 
+/// Of an answer that has neither.
+const WITHOUT: &str = "an answer without a verdict";
+
+/// `id`, and `verdict` or `error`.
+fn read_answer(fields: Fields<'_>) -> Result<(u64, Answer), Malformed> {
+    let (mut id, mut code, mut message) = (0, Code::Unknown, WITHOUT);
+    let mut verdict = None;
+    for field in fields {
+        match field? {
+            (1, value) => id = value.number()?,
+            (2, value) => verdict = Some(Verdict::read(value.message()?)?),
+            (3, value) => {
+                (code, message) = (Code::Ok, "");
+                for field in value.message()? {
+                    match field? {
+                        (1, value) => code = Code::from(value.number()? as i32),
+                        (2, value) => message = value.text()?,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    let refused = || Lost::Refused(Failure::Service { code, message: message.to_owned() });
+    Ok((id, verdict.ok_or_else(refused)))
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use prost::Message;
+    use sluicegate_proto::sluicegate::v1::{self, answer::Outcome};
+
     use super::*;
+    use crate::grants::Offer;
 
     fn waiting() -> (oneshot::Sender<Answer>, oneshot::Receiver<Answer>) {
         oneshot::channel()
@@ -319,6 +348,69 @@ mod tests {
         assert!(pending.take(11).is_none(), "one answer for each");
         pending.fail(&Lost::NoStream);
         assert!(matches!(one.try_recv(), Ok(Err(Lost::NoStream))));
+    }
+
+    /// What prost wrote is read, whatever is in it.
+    #[test]
+    fn answers_say_all_that_there_is() {
+        let limit = v1::Limit { requests_per_unit: 5, unit: 7, unit_multiplier: 3, name: "few".into() };
+        let full = v1::Status {
+            allowed: true,
+            limit: Some(limit),
+            remaining: 1 << 40,
+            reset_us: Some(0),
+            retry_after_us: Some(2),
+            delay_us: 3,
+            soft: true,
+            decider: v1::Decider::Fallback.into(),
+            refusal_counts: true,
+            grant: Some(v1::Grant { hits: 4, life_us: 5, id: "it".into() }),
+        };
+        let verdict = v1::Verdict {
+            allowed: true,
+            statuses: vec![full, v1::Status::default()],
+            response_headers_to_add: vec![v1::Header { name: "a".into(), value: "b".into() }],
+        };
+        let outcomes = [
+            Some(Outcome::Verdict(verdict)),
+            Some(Outcome::Error(v1::Error { code: 8, message: "too many".into() })),
+            Some(Outcome::Error(v1::Error::default())),
+            None,
+        ];
+        let (waiting, answers): (Vec<_>, Vec<_>) = outcomes.iter().map(|_| waiting()).unzip();
+        let mut pending = Pending::default();
+        pending.add(0, waiting);
+        let answer = |(id, outcome)| v1::Answer { id, outcome };
+        let frame = v1::AnswerFrame { answers: (0..).zip(outcomes).map(answer).collect() };
+        // And fields that are not known here.
+        let frame = [frame.encode_to_vec(), vec![0x15, 1, 2, 3, 4, 0x78, 1]].concat();
+        assert_eq!(pending.deliver(&frame), Ok(()));
+        let mut answers = answers.into_iter().map(|mut answer| answer.try_recv().unwrap());
+        let verdict = answers.next().unwrap().unwrap();
+        let micros = Duration::from_micros;
+        let window = Duration::from_secs(3 * 7 * 86_400);
+        let full = crate::Status {
+            allowed: true,
+            limit: Some(crate::Limit { requests_per_unit: 5, window, name: Some("few".into()) }),
+            remaining: 1 << 40,
+            reset: Some(Duration::ZERO),
+            retry_after: Some(micros(2)),
+            delay: micros(3),
+            soft: true,
+            fallback: true,
+            refusal_counts: true,
+            coarse: false,
+            grant: Some(Offer { hits: 4, life: micros(5) }),
+        };
+        assert_eq!(verdict.statuses(), [full, crate::Status::default()]);
+        assert_eq!((verdict.allowed(), verdict.by()), (true, crate::By::Server));
+        assert_eq!(verdict.headers(), [("a".to_owned(), "b".to_owned())]);
+        let errors = [(Code::ResourceExhausted, "too many"), (Code::Ok, ""), (Code::Unknown, WITHOUT)];
+        for ((code, message), answer) in errors.into_iter().zip(answers) {
+            let failure = Failure::Service { code, message: message.into() };
+            assert!(matches!(&answer, Err(Lost::Refused(said)) if *said == failure), "{answer:?}");
+        }
+        assert_eq!(Pending::default().deliver(&frame[..frame.len() - 1]), Err(Malformed::Truncated));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use tonic::{
 pub(crate) struct Raw;
 
 impl Codec for Raw {
-    type Encode = Bytes;
+    type Encode = Vec<u8>;
     type Decode = Bytes;
     type Encoder = Self;
     type Decoder = Self;
@@ -26,11 +26,11 @@ impl Codec for Raw {
 }
 
 impl Encoder for Raw {
-    type Item = Bytes;
+    type Item = Vec<u8>;
     type Error = Status;
 
-    fn encode(&mut self, message: Bytes, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        out.put(message);
+    fn encode(&mut self, message: Vec<u8>, out: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        out.put_slice(&message);
         Ok(())
     }
 }

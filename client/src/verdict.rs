@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use sluicegate_common::wire::{Fields, Malformed};
 use sluicegate_proto::{
     envoy::service::ratelimit::v3::{
         RateLimitResponse, rate_limit_response,
@@ -187,41 +188,88 @@ impl Verdict {
     }
 }
 
-impl From<v1::Verdict> for Verdict {
-    fn from(message: v1::Verdict) -> Self {
-        let headers = message.response_headers_to_add.into_iter().map(|header| (header.name, header.value));
-        Self {
-            allowed: message.allowed,
-            by: By::Server,
-            statuses: message.statuses.into_iter().map(Status::from).collect(),
-            headers: headers.collect(),
-            failure: None,
+impl Verdict {
+    /// A `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
+    pub(crate) fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut verdict = Self::empty(false, By::Server);
+        for field in fields {
+            match field? {
+                (1, value) => verdict.allowed = value.number()? != 0,
+                (2, value) => verdict.statuses.push(Status::read(value.message()?)?),
+                (3, value) => verdict.headers.push(read_header(value.message()?)?),
+                _ => {}
+            }
         }
+        Ok(verdict)
     }
 }
 
-impl From<v1::Status> for Status {
-    fn from(message: v1::Status) -> Self {
-        let fallback = message.decider() == v1::Decider::Fallback;
-        let limit = message.limit.map(|limit| {
-            let unit = limit.unit();
-            Limit::new(limit.requests_per_unit, unit, limit.unit_multiplier, limit.name)
-        });
-        Self {
-            allowed: message.allowed,
-            limit,
-            remaining: message.remaining,
-            reset: message.reset_us.map(Duration::from_micros),
-            retry_after: message.retry_after_us.map(Duration::from_micros),
-            delay: Duration::from_micros(message.delay_us),
-            soft: message.soft,
-            fallback,
-            refusal_counts: message.refusal_counts,
-            coarse: false,
-            grant: message
-                .grant
-                .map(|grant| Offer { hits: grant.hits.into(), life: Duration::from_micros(grant.life_us) }),
+/// `name`, `value`.
+fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
+    let mut header = (String::new(), String::new());
+    for field in fields {
+        match field? {
+            (1, value) => header.0 = value.text()?.to_owned(),
+            (2, value) => header.1 = value.text()?.to_owned(),
+            _ => {}
         }
+    }
+    Ok(header)
+}
+
+impl Status {
+    /// `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`, `soft`, `decider`, `refusal_counts`,
+    /// `grant`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut status = Self::default();
+        for field in fields {
+            match field? {
+                (1, value) => status.allowed = value.number()? != 0,
+                (2, value) => status.limit = Some(Limit::read(value.message()?)?),
+                (3, value) => status.remaining = value.number()?,
+                (4, value) => status.reset = Some(Duration::from_micros(value.number()?)),
+                (5, value) => status.retry_after = Some(Duration::from_micros(value.number()?)),
+                (6, value) => status.delay = Duration::from_micros(value.number()?),
+                (7, value) => status.soft = value.number()? != 0,
+                (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
+                (9, value) => status.refusal_counts = value.number()? != 0,
+                (10, value) => status.grant = Some(Offer::read(value.message()?)?),
+                _ => {}
+            }
+        }
+        Ok(status)
+    }
+}
+
+impl Offer {
+    /// `hits`, `life_us`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let (mut hits, mut life) = (0, Duration::ZERO);
+        for field in fields {
+            match field? {
+                (1, value) => hits = value.number()?,
+                (2, value) => life = Duration::from_micros(value.number()?),
+                _ => {}
+            }
+        }
+        Ok(Self { hits, life })
+    }
+}
+
+impl Limit {
+    /// `requests_per_unit`, `unit`, `unit_multiplier`, `name`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let (mut requests_per_unit, mut unit, mut multiplier, mut name) = (0, 0, 0, "");
+        for field in fields {
+            match field? {
+                (1, value) => requests_per_unit = value.number()? as u32,
+                (2, value) => unit = value.number()? as i32,
+                (3, value) => multiplier = value.number()? as u32,
+                (4, value) => name = value.text()?,
+                _ => {}
+            }
+        }
+        Ok(Self::new(requests_per_unit, rate_limit::Unit::try_from(unit).unwrap_or_default(), multiplier, name))
     }
 }
 
@@ -256,7 +304,7 @@ impl Status {
         let until = message.duration_until_reset.and_then(|until| Duration::try_from(until).ok());
         let limit = message.current_limit.map(|limit| {
             let unit = limit.unit();
-            Limit::new(limit.requests_per_unit, unit, limit.unit_multiplier.unwrap_or(1), limit.name)
+            Limit::new(limit.requests_per_unit, unit, limit.unit_multiplier.unwrap_or(1), &limit.name)
         });
         Self {
             allowed,
@@ -290,7 +338,7 @@ fn time_until(quota: &Quota) -> Option<Duration> {
 }
 
 impl Limit {
-    fn new(requests_per_unit: u32, unit: rate_limit::Unit, multiplier: u32, name: String) -> Self {
+    fn new(requests_per_unit: u32, unit: rate_limit::Unit, multiplier: u32, name: &str) -> Self {
         const DAY: u64 = 86_400;
         let seconds = match unit {
             rate_limit::Unit::Unknown => 0,
