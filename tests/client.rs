@@ -527,6 +527,54 @@ async fn what_an_outage_means_is_the_callers_choice() {
     assert!(Client::builder(nobody).bearer_token("a\nb").connect_lazy().is_err());
 }
 
+/// An outage is one line in the gateway's log, and its end another.
+#[tokio::test]
+async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
+    let server = start();
+    let proxy = Proxy::start(server.grpc.port());
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let writer = Arc::clone(&log);
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Log(Arc::clone(&writer)));
+    // For the whole process: one of a thread misses events whose place in the code another thread comes to first.
+    tracing::subscriber::set_global_default(subscriber.with_env_filter("sluicegate_client").finish()).unwrap();
+    let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").connect_lazy().unwrap();
+    for _ in 0..2 {
+        proxy.set(Fault::Cut);
+        until_async("the breaker to open", async || {
+            let failure = limiter.check([few("alice").hits(0)]).strict().await.err()?;
+            (failure == Failure::Unreachable).then_some(())
+        })
+        .await;
+        proxy.set(Fault::None);
+        until_async("the service to be asked again", async || {
+            limiter.check([few("alice").hits(0)]).strict().await.ok()
+        })
+        .await;
+    }
+    let log = String::from_utf8(log.lock().unwrap().clone()).unwrap();
+    let address = proxy.address.to_string();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains(&address)).collect();
+    assert_eq!(lines.len(), 4, "{log}");
+    for pair in lines.chunks(2) {
+        assert!(pair[0].contains("WARN") && pair[0].contains("it is not asked for a while"), "{log}");
+        assert!(pair[1].contains("INFO") && pair[1].contains("answers again"), "{log}");
+    }
+}
+
+/// What a subscriber writes.
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(text);
+        Ok(text.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Instances that come and go under load: no caller notices more than a fallback or two.
 #[tokio::test]
 async fn three_instances_are_restarted_one_after_the_other() {

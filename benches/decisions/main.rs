@@ -47,7 +47,8 @@ fn main() {
         "algorithms-on-redis" => algorithms_on_redis(),
         "outage" => outage::run(),
         "client" => client::run(),
-        _ => {
+        // What cargo itself says last when nobody says a word.
+        "" | "--bench" => {
             topologies();
             algorithms_on_redis();
             in_process::rules();
@@ -56,6 +57,10 @@ fn main() {
             algorithms::in_many();
             client::run();
             outage::run();
+        }
+        word => {
+            let known = "topologies, algorithms-on-redis, algorithms, scripts, scripts-on-many, client, outage";
+            eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }
 }
