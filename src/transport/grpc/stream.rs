@@ -32,8 +32,8 @@ use crate::engine::Verdict;
 
 /// Checks of one stream or batch that are under way at the same time: no more are begun meanwhile.
 const IN_FLIGHT: usize = 4096;
-/// A frame of answers that is so large leaves, though there may be more.
-const FULL: usize = 64 * 1024;
+/// A frame of answers that is so large leaves, though there may be more: the caller can begin to read it.
+const FULL: usize = 4 * 1024;
 /// Room for so many bytes of answers, to begin with.
 const ROOM: usize = 1024;
 
@@ -193,8 +193,14 @@ pub(super) fn stream(
     let leaving = Box::pin(async move {
         let _ = leaving.wait_for(|leaving| *leaving).await;
     });
-    let answers =
-        Answers { run: Run::new(handler), input: Some(body), received: BytesMut::new(), leaving, end: Ok(()) };
+    let answers = Answers {
+        run: Run::new(handler),
+        input: Some(body),
+        received: BytesMut::new(),
+        was_full: false,
+        leaving,
+        end: Ok(()),
+    };
     unary::response(AnswerBody::Stream(Some(Box::new(answers))))
 }
 
@@ -205,6 +211,8 @@ pub(super) struct Answers {
     input: Option<Incoming>,
     /// The beginning of a frame.
     received: BytesMut,
+    /// The last frame left because it was full.
+    was_full: bool,
     /// The connection is to end.
     leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// How the stream ends.
@@ -218,9 +226,15 @@ impl Answers {
             // What has not begun has not run, as the protocol says.
             self.stop(Ok(()));
         }
+        if mem::take(&mut self.was_full) {
+            // The connection sends it now, before there are more.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         loop {
             self.run.advance(context, FULL);
             if !self.run.answers.is_empty() {
+                self.was_full = self.run.answers.len() >= FULL;
                 return Poll::Ready(Some(Ok(Frame::data(self.run.message()))));
             }
             if !self.run.checks.as_slice().is_empty() {
