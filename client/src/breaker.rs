@@ -1,7 +1,7 @@
 //! Whether an endpoint is worth a call: no I/O, and time is passed in.
 
 use std::{
-    sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -16,13 +16,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 /// So many calls in a row failed: nobody calls any more.
 ///
 /// ## Open ⟶ Closed
-/// After a pause one call is let through. If it succeeds all are; if not the pause begins anew, twice as long.
+/// After a pause one call is let through. If it succeeds all are; if not the pause begins anew, twice as long. What was
+/// under way when it opened and fails now changes nothing: of many calls at once all fail at once.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
     /// In a row.
     failures: AtomicU32,
     /// In microseconds since the client began; 0 while it is closed.
     open_until: AtomicU64,
+    /// The one call that was let through since it is open has no outcome yet.
+    probing: AtomicBool,
 }
 
 impl Breaker {
@@ -33,7 +36,12 @@ impl Breaker {
             return true;
         }
         let until = micros(now + pause(self.failures.load(Relaxed)));
-        micros(now) >= open_until && self.open_until.compare_exchange(open_until, until, Relaxed, Relaxed).is_ok()
+        let admits =
+            micros(now) >= open_until && self.open_until.compare_exchange(open_until, until, Relaxed, Relaxed).is_ok();
+        if admits {
+            self.probing.store(true, Relaxed);
+        }
+        admits
     }
 
     /// Whether it would admit a call, without letting one through.
@@ -47,11 +55,15 @@ impl Breaker {
             return false;
         }
         self.failures.store(0, Relaxed);
+        self.probing.store(false, Relaxed);
         self.open_until.swap(0, Relaxed) > 0
     }
 
     /// `true`: it opens by this.
     pub(crate) fn failed(&self, now: Duration) -> bool {
+        if self.open_until.load(Relaxed) > 0 && !self.probing.swap(false, Relaxed) {
+            return false;
+        }
         let failures = self.failures.fetch_add(1, Relaxed).saturating_add(1);
         if failures < FAILURES {
             return false;
@@ -104,9 +116,28 @@ mod tests {
         assert!(!breaker.admits(at(100)), "one, not two");
         breaker.failed(at(120));
         assert!(!breaker.admits(at(319)) && breaker.admits(at(320)), "twice as long");
-        (0..40).for_each(|_| {
-            breaker.failed(at(400));
+        let mut now = at(320);
+        for _ in 0..40 {
+            breaker.failed(now);
+            now += LONGEST_PAUSE;
+            assert!(breaker.admits(now), "never longer than 2 s");
+        }
+        breaker.failed(now);
+        assert!(!breaker.admits(now + at(1_999)), "nor shorter by now");
+    }
+
+    #[test]
+    fn calls_that_were_under_way_when_it_opened_do_not_make_it_stay_open() {
+        let breaker = Breaker::default();
+        (0..100).for_each(|_| {
+            breaker.failed(at(0));
         });
-        assert!(!breaker.admits(at(2_399)) && breaker.admits(at(2_400)), "never longer than 2 s");
+        assert!(!breaker.admits(at(99)) && breaker.admits(at(100)));
+        // The probe, and one that was as late.
+        assert!(!breaker.failed(at(110)) && !breaker.failed(at(111)));
+        assert!(!breaker.admits(at(309)) && breaker.admits(at(310)));
+        assert!(breaker.succeeded());
+        (0..4).for_each(|_| assert!(!breaker.failed(at(400))));
+        assert!(breaker.admits(at(400)) && breaker.failed(at(400)), "it counts from the beginning");
     }
 }

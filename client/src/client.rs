@@ -203,7 +203,7 @@ impl Inner {
     async fn ask(&self, ask: &Ask<'_>, now: Duration, deadline: Duration, question: Question) -> Verdict {
         let asked = self.began + now;
         // For ever is a day.
-        let end = asked.checked_add(deadline).unwrap_or(asked + Duration::from_secs(86_400));
+        let end = asked.checked_add(deadline - early(deadline)).unwrap_or(asked + Duration::from_secs(86_400));
         let clock = Clock { began: self.began, asked: now, deadline: end, allowed: deadline };
         let answer = self.ask_someone(ask, clock).await;
         // Also when it is not known whether it came about.
@@ -242,6 +242,11 @@ impl Inner {
             Err(Lost::NotRun(failure) | Lost::Perhaps(failure) | Lost::Refused(failure)) => Err(failure),
         }
     }
+}
+
+/// Tokio's timers go off up to two milliseconds late: of a deadline that is long enough one is left for that.
+fn early(deadline: Duration) -> Duration {
+    (deadline / 10).min(Duration::from_millis(1))
 }
 
 impl std::fmt::Debug for Check<'_> {
