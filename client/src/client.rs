@@ -142,15 +142,15 @@ impl<'c> IntoFuture for Check<'c> {
 
     fn into_future(self) -> Checking<'c> {
         let now = self.inner.began.elapsed();
-        let (ask, inner, deadline) = (self.ask, self.inner, self.deadline);
-        let question = match inner.known(&ask, now) {
+        let Check { inner, deadline, .. } = self;
+        let question = match inner.known(&self.ask, now) {
             Known::Answer(verdict) => {
                 inner.telemetry.answered(&verdict, || Duration::ZERO);
                 return Checking(Step::Known(verdict));
             }
             Known::Nothing(question) => question,
         };
-        Checking(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))
+        Checking(Step::Asking(Box::pin(async move { inner.ask(&self.ask, now, deadline, question).await })))
     }
 }
 
