@@ -49,6 +49,7 @@ impl<'a> Descriptor<'a> {
 
     /// Adds an entry.
     #[must_use]
+    #[inline]
     pub fn entry(mut self, key: impl Into<Cow<'a, str>>, value: impl Into<Cow<'a, str>>) -> Self {
         self.entries.push((key.into(), value.into()));
         self

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
@@ -68,11 +69,14 @@ impl Client {
     /// # Ok(())
     /// # }
     /// ```
+    #[inline]
     pub fn check<'c>(&'c self, descriptors: impl IntoIterator<Item = Descriptor<'c>>) -> Check<'c> {
         let domain = Cow::Borrowed(self.inner.domain.as_str());
-        let descriptors = descriptors.into_iter().collect();
-        let ask = Ask { domain, descriptors, hits: 0, traceparent: None };
-        Check { inner: &self.inner, ask, deadline: self.inner.deadline }
+        let ask = Ask { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None };
+        let mut check = Check { inner: &self.inner, ask, deadline: self.inner.deadline };
+        // Where they stay: a check is large, and is not moved for nothing.
+        descriptors.into_iter().for_each(|descriptor| check.ask.descriptors.push(descriptor));
+        check
     }
 
     /// Gives back what is left of hits that the service has granted in advance, for instance before the process ends. Without
@@ -140,6 +144,7 @@ impl<'c> IntoFuture for Check<'c> {
     type Output = Verdict;
     type IntoFuture = Checking<'c>;
 
+    #[inline]
     fn into_future(self) -> Checking<'c> {
         let now = self.inner.began.elapsed();
         let Check { inner, deadline, .. } = self;
@@ -168,6 +173,7 @@ enum Step<'c> {
 impl Future for Checking<'_> {
     type Output = Verdict;
 
+    #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Verdict> {
         if let Step::Asking(asking) = &mut self.0 {
             return asking.as_mut().poll(context);
@@ -205,7 +211,7 @@ impl Inner {
         // For ever is a day.
         let end = asked.checked_add(deadline - early(deadline)).unwrap_or(asked + Duration::from_secs(86_400));
         let clock = Clock { began: self.began, asked: now, deadline: end, allowed: deadline };
-        let answer = self.ask_someone(ask, clock).await;
+        let answer = self.ask_someone(ask, &clock).await;
         // Also when it is not known whether it came about.
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
             denials.refunded(ask);
@@ -222,7 +228,7 @@ impl Inner {
     }
 
     /// It is asked a second time only if it surely did not run: at another endpoint, or on another connection.
-    async fn ask_someone(&self, ask: &Ask<'_>, clock: Clock) -> Result<Verdict, Failure> {
+    async fn ask_someone(&self, ask: &Ask<'_>, clock: &Clock) -> Result<Verdict, Failure> {
         let endpoints = self.endpoints();
         let choose = |but, now| endpoints.choose(&self.routing, ask, now, but);
         let first = choose(None, clock.asked).ok_or(Failure::Unreachable)?;

@@ -41,7 +41,6 @@ pub(crate) struct Endpoint {
 }
 
 /// When something has to be over: on tokio's clock, and on the client's own.
-#[derive(Clone, Copy)]
 pub(crate) struct Clock {
     pub(crate) began: Instant,
     pub(crate) asked: Duration,
@@ -72,10 +71,10 @@ impl Endpoint {
     }
 
     /// Asks, and learns from the outcome whether to go on asking.
-    pub(crate) async fn ask(&self, ask: &Ask<'_>, clock: Clock) -> Result<Verdict, Lost> {
+    pub(crate) async fn ask(&self, ask: &Ask<'_>, clock: &Clock) -> Result<Verdict, Lost> {
         let _under_way = UnderWay::new(&self.in_flight);
-        let late = Lost::Perhaps(Failure::Deadline(clock.allowed));
-        let answer = timeout_at(clock.deadline, self.send(ask)).await.unwrap_or(Err(late));
+        let answer = timeout_at(clock.deadline, self.send(ask)).await;
+        let answer = answer.unwrap_or_else(|_| Err(Lost::Perhaps(Failure::Deadline(clock.allowed))));
         match &answer {
             Ok(_) | Err(Lost::Refused(_)) => {
                 if self.breaker.succeeded() {
