@@ -1,9 +1,9 @@
 //! `sluicegate.v1`: many checks in a frame, and many frames in a stream.
 //!
 //! A frame is taken apart no further than to its checks; each is then decoded, limited and decided as a call of its own
-//! would be, and an error of one is its own. Of a frame that cannot be taken apart nothing runs. All that a frame has is begun before the first of them waits, so that a store
-//! with shared calls gets them together. Answers leave as soon as there are any: those that are ready at the same moment in one
-//! frame.
+//! would be, and an error of one is its own. Of a frame that cannot be taken apart nothing runs. All that a frame has is
+//! begun before the first of them waits, so that a store with shared calls gets them together. Answers leave as soon as
+//! there are any: those that are ready at the same moment in one frame, or in several when they are many.
 
 use std::{
     mem,
