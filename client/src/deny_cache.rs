@@ -20,7 +20,7 @@ use crate::{
     verdict::{By, Status, Verdict},
 };
 
-/// Places that share a lock.
+/// Places of a set, which share a lock.
 const WAYS: usize = 8;
 /// Refunds are told apart by so many kinds.
 const REFUNDS: usize = 256;
@@ -38,7 +38,7 @@ pub(crate) struct DenyCache {
 struct Set([Option<Box<Refusal>>; WAYS]);
 
 impl Set {
-    fn place_of(&self, identity: u128) -> Option<usize> {
+    fn way_of(&self, identity: u128) -> Option<usize> {
         self.0.iter().position(|refusal| refusal.as_ref().is_some_and(|it| it.question.identity == identity))
     }
 }
@@ -88,10 +88,10 @@ impl DenyCache {
             // Of all descriptors together, in their order.
             identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one;
         }
-        let place = self.place_of(identity);
+        let place = self.set_of(identity);
         if ask.takes() && self.tags[place].load(Relaxed).to_le_bytes().contains(&tag(identity)) {
             let set = self.set(place);
-            let refusal = set.place_of(identity).and_then(|way| set.0[way].as_deref());
+            let refusal = set.way_of(identity).and_then(|way| set.0[way].as_deref());
             let holds = |refusal: &&Refusal| {
                 let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
                 now < refusal.until && costs && refusal.question.refunds == refunds
@@ -132,10 +132,10 @@ impl DenyCache {
             until: since + wait,
             verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
         };
-        let place = self.place_of(question.identity);
+        let place = self.set_of(question.identity);
         let mut set = self.set(place);
         let ends = |way: &usize| set.0[*way].as_ref().map_or(Duration::ZERO, |known| known.until);
-        let way = set.place_of(question.identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
+        let way = set.way_of(question.identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
         set.0[way] = Some(Box::new(refusal));
         // Nobody else writes them: the set is locked.
         let mut tags = self.tags[place].load(Relaxed).to_le_bytes();
@@ -143,7 +143,7 @@ impl DenyCache {
         self.tags[place].store(u64::from_le_bytes(tags), Relaxed);
     }
 
-    fn place_of(&self, identity: u128) -> usize {
+    fn set_of(&self, identity: u128) -> usize {
         (identity >> 64) as usize & (self.sets.len() - 1)
     }
 

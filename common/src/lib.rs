@@ -1,4 +1,5 @@
-//! What Sluicegate's service and its client compute alike, so that a caller's shard is the service's shard.
+//! What Sluicegate's service and its client do alike: the placement of shards, so that a caller's shard is the service's,
+//! and the wire format of the messages between them.
 
 mod identity;
 mod ring;

@@ -15,7 +15,7 @@ pub enum Malformed {
     #[error("it is cut off")]
     Truncated,
     /// A number of more than 64 bits, or a field without a number or a type.
-    #[error("a number in it is none")]
+    #[error("a number or a tag in it is malformed")]
     Number,
     /// A known field of another type.
     #[error("a field has the wrong type")]
