@@ -272,6 +272,12 @@ async fn a_domain_can_charge_for_all_limits_or_for_none() {
         };
         assert_eq!(brief(&check(&client, twice(5)).await), [(false, 8), (false, 8)], "{store}");
         assert_eq!(brief(&check(&client, twice(4)).await), [(true, 0), (true, 0)], "{store}");
+        // One that is alone is charged for itself: of a refusal, what lay below the limit counts as within it.
+        let alone = |hits| Request::new("d").descriptor(descriptor(&[("narrow", "alone")]).hits(hits));
+        let (within, over) = (count("within_limit", "narrow"), count("over_limit", "narrow"));
+        assert_eq!(brief(&check(&client, alone(5)).await), [(false, 0)], "{store}");
+        let counted = (count("within_limit", "narrow") - within, count("over_limit", "narrow") - over);
+        assert_eq!(counted, (2.0, 3.0), "{store}");
     }
 }
 

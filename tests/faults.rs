@@ -197,6 +197,9 @@ async fn without_redis_an_instance_decides_with_its_part_of_the_limit() {
     let own = descriptor(&[("k", "own")]).limit(6, sluicegate_proto::envoy::r#type::v3::RateLimitUnit::Year, None);
     assert_eq!(passed(Request::new("d").descriptor(own)).await, 2);
     assert!(server.metric("sluicegate_on_error{policy=\"local\"}") >= 10.0);
+    // What is decided here is counted like all else.
+    let over = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"local\"}";
+    assert_eq!(server.metric(over), 1.0);
     redis.restart();
     until("redis to be back", || server.get("/readyz").contains("redis, up").then_some(()));
     assert_eq!(passed(ask("d", &[("local", "a")])).await, 10, "a new Redis knows of nothing");

@@ -50,6 +50,8 @@ async fn answers_at_once(server: &Server, client: &Client) {
         assert!(!closed.allowed() && closed.remaining() == Some(0) && closed.retry_after().is_some());
     }
     assert_eq!(server.metric("sluicegate_store_errors{kind=\"timeout\"}"), timeouts);
+    let undecided = "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}";
+    assert!(server.metric(undecided) >= 200.0);
 }
 
 #[tokio::test]

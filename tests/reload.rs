@@ -38,7 +38,12 @@ async fn changed_added_and_removed_files_take_effect() {
     assert!(server.get("/rlconfig").contains("b.k: unit=YEAR requests_per_unit=5"));
     fs::remove_file(folder.path().join("a.yaml")).unwrap();
     until_limit(&server, "a", None).await;
+    // Each change is loaded once.
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 4.0);
+    let misplaced = text("c", 3).replace("}}", ", shadow_mode: true}}");
+    fs::write(folder.path().join("c.yaml"), misplaced).unwrap();
+    until_limit(&server, "c", Some(3)).await;
+    until_async("the warning", async || server.log().contains("shadow_mode has no effect here").then_some(())).await;
 }
 
 #[tokio::test]

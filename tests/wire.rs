@@ -15,6 +15,7 @@ domain: d
 descriptors:
 - key: few
   rate_limit: {unit: year, requests_per_unit: 3, name: few}
+  metadata: {plan: basic}
 - key: none
   rate_limit: {unit: year, requests_per_unit: 0}
 - key: many
@@ -259,9 +260,13 @@ async fn headers_and_metadata_are_given_when_wanted() {
         assert_eq!((headers["X-Limit"], headers["RateLimit-Remaining"]), ("1", "1"), "{store}: the least remaining");
         assert!(headers["RateLimit-Reset"].parse::<u32>().unwrap() > 0);
         let metadata = format!("{:?}", answer.dynamic_metadata.unwrap());
-        for part in ["\"domain\"", "few=h", "hitsAddend", "\"team\"", "\"edge\""] {
+        for part in ["\"domain\"", "few=h", "hitsAddend", "\"team\"", "\"edge\"", "\"plan\""] {
             assert!(metadata.contains(part), "{store}: {part} in {metadata}");
         }
+        // A rule that refuses adds nothing.
+        let refused = check(&client, ask("d", &[("few", "h")]).hits(9)).await.0;
+        let metadata = format!("{:?}", refused.dynamic_metadata);
+        assert!(refused.dynamic_metadata.is_some() && !metadata.contains("\"plan\""), "{store}: {metadata}");
         let nothing = check(&client, ask("d", &[("free", "h")])).await.0;
         assert!(nothing.response_headers_to_add.is_empty(), "{store}");
     }
@@ -272,6 +277,9 @@ async fn global_modes_hold_for_all_rules() {
     let shadow = Both::start(&[("decisions.shadow_mode", "true")]);
     for (store, client) in shadow.clients().await {
         assert_eq!(brief(&check(&client, ask("d", &[("none", "x")])).await), (true, vec![(false, 0)]), "{store}");
+    }
+    for (store, server) in &shadow.servers {
+        assert_eq!(server.metric("ratelimit_service_global_shadow_mode"), 1.0, "{store}");
     }
     let quota = Both::start(&[("decisions.quota_mode", "true")]);
     for (store, client) in quota.clients().await {

@@ -159,14 +159,22 @@ mod tests {
         let shard = |name: &str| name.split_once('}').unwrap().0.to_owned();
         assert_eq!(shard(&one), shard(&other));
         assert!(one.len() < 2 * MAX && one.ends_with("|fw:60"), "{one}");
+        // The rest by itself: `|path=` and so many letters are as long as may be, and with one more they are not.
+        for (letters, is_whole) in [(MAX - 11, true), (MAX - 10, false)] {
+            let name = name("d", &["user"], &pairs(&[("path", &"x".repeat(letters)), ("user", "u")]));
+            assert_eq!(!name.contains('~'), is_whole, "{name}");
+        }
     }
 
     #[test]
     fn long_names_are_cut_and_stay_distinct() {
         let long = |last: &str| pairs(&[("user", &("é".repeat(1_000) + last))]);
-        let (one, other) = (name("api", &[], &long("1")), name("api", &[], &long("2")));
-        assert_ne!(one, other);
-        assert!(one.len() < MAX && one.starts_with("{api|user=éé"), "{one}");
+        // Wherever the cut falls, in a letter of two bytes or between them.
+        for domain in ["api", "apis"] {
+            let (one, other) = (name(domain, &[], &long("1")), name(domain, &[], &long("2")));
+            assert_ne!(one, other);
+            assert!(one.len() < MAX && one.contains("|user=éé"), "{one}");
+        }
     }
 
     proptest! {

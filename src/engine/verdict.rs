@@ -231,6 +231,8 @@ mod tests {
             (vec![over(true, Some(9)), over(true, Some(7)), over(true, None)], Some(7)),
             (vec![over(false, Some(8)), over(true, Some(7))], Some(8)),
             (vec![over(true, None)], None),
+            (vec![over(false, Some(3)), over(true, Some(9)), status(Ok, false, 1)], Some(9)),
+            (vec![over(false, Some(3)), over(true, Some(9)), Status { quota: true, ..Status::UNLIMITED }], Some(9)),
         ] {
             let overall = Verdict::overall(&statuses);
             let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
@@ -249,5 +251,7 @@ mod tests {
         assert_eq!(limit(vec![status(Ok, false, 5), status(Ok, false, 3), status(Ok, false, 9)]), Some((103, 1)));
         assert_eq!(limit(vec![status(Over, false, 2), status(Over, false, 7), status(Ok, false, 1)]), Some((107, 1)));
         assert_eq!(limit(vec![status(Over, true, 4), status(Ok, false, 1)]), Some((101, 1)));
+        // More than can be said is no number to show.
+        assert_eq!(limit(vec![Status { remaining: u32::MAX, ..status(Ok, false, 1) }]), None);
     }
 }

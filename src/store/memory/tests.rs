@@ -108,6 +108,31 @@ fn long_states_come_and_go_and_leave_all_room_behind() {
     assert_eq!(usage.entities + (usage.evicted - before.evicted), 5, "{usage:?}");
 }
 
+/// A state that is written anew, longer or shorter, counts once, and as what it is now.
+#[test]
+fn long_states_count_as_what_they_are_now() {
+    let log: Algorithm = SlidingLog::new(Quota::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
+    let ask = |cost: u64, second: u64| Ask { action: Action::Take, cost, now: Micros::from_secs(second) };
+    // Room for one log of 700 bytes and a few counters.
+    let mut shard = Shard::new(700 / 36 + 8);
+    for number in 0..4 {
+        shard.apply(hash(number), &algorithm(1, 1_000_000_000), ask(1, 0));
+    }
+    for round in 0..100 {
+        // It grows hit by hit, and a minute later is one hit.
+        for hit in 0..100 {
+            assert!(shard.apply(hash(99), &log, ask(1, round * 100)).allowed, "{round}: {hit}");
+        }
+        assert_eq!(shard.usage(), Usage { entities: 5, evicted: 0, expired: 0 }, "{round}");
+    }
+    assert!(shard.apply(hash(99), &log, ask(1, 100_000)).allowed);
+    // As short as it is now, it leaves room for others.
+    for number in 4..4 + 700 / 36 {
+        shard.apply(hash(number as u64), &algorithm(1, 1_000_000_000), ask(1, 100_000));
+    }
+    assert_eq!(shard.usage().evicted, 0);
+}
+
 #[test]
 fn newcomers_take_the_places_of_expired_counters() {
     let memory = Memory::new(&Settings { max_entities: 1_000_000 });
