@@ -30,7 +30,7 @@ use crate::{
     },
     settings::Settings,
     store::{
-        self, AnyStore, Memory,
+        self, AnyStore, Local, Memory, local,
         redis::{SetupError, Time},
     },
     telemetry::{Meters, TelemetryError, Traces},
@@ -122,7 +122,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics)).map_err(AppError::Rules)?;
 
     let store_metrics = store::Metrics::new(workers + 1);
-    let store = Arc::new(StoreSetup::new(&settings, Arc::clone(&store_metrics))?);
+    let store = Arc::new(StoreSetup::new(&settings, &store_metrics)?);
     let check_metrics = check::Metrics::new(workers + 1);
     let mut decisions = settings.decisions.clone();
     decisions.instances = instances;
@@ -274,7 +274,7 @@ impl Parts {
     fn maintain(&self) {
         let memory = match &*self.store {
             StoreSetup::Memory(memory) => Arc::clone(memory),
-            StoreSetup::Redis(setup) => {
+            StoreSetup::Redis(setup, _) => {
                 setup.follow();
                 Arc::clone(&self.local)
             }
@@ -293,29 +293,30 @@ impl Parts {
 /// The chosen store: shared by all workers, or with a connection for each.
 enum StoreSetup {
     Memory(Arc<Memory>),
-    Redis(Box<store::redis::Setup>),
+    Redis(Box<store::redis::Setup>, Arc<local::Shared>),
 }
 
 impl StoreSetup {
-    fn new(settings: &Settings, metrics: Arc<store::Metrics>) -> Result<Self, SetupError> {
+    fn new(settings: &Settings, metrics: &Arc<store::Metrics>) -> Result<Self, SetupError> {
         if settings.store == "memory" {
             return Ok(Self::Memory(Arc::new(Memory::new(&settings.memory))));
         }
-        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, metrics)?;
+        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, Arc::clone(metrics))?;
         let setup = match &settings.per_second.store {
             Some(store) => setup.with_per_second(store, &settings.per_second.redis, Time::Server)?,
             None => setup,
         };
-        Ok(Self::Redis(Box::new(setup)))
+        let shared = local::Shared::new(&settings.deny_cache, local::Clock::start(), Arc::clone(metrics.local()));
+        Ok(Self::Redis(Box::new(setup), shared))
     }
 
     async fn connect(&self, worker: WorkerId) -> AnyStore {
         match self {
             Self::Memory(memory) => AnyStore::Memory(Arc::clone(memory)),
-            Self::Redis(setup) => {
+            Self::Redis(setup, shared) => {
                 let redis = setup.connect(worker);
                 redis.wait_until_up(FIRST_CONNECTION).await;
-                AnyStore::Redis(redis)
+                AnyStore::Redis(Local::new(redis, Arc::clone(shared), worker))
             }
         }
     }

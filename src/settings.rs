@@ -47,6 +47,8 @@ pub struct Settings {
     pub redis: store::redis::Settings,
     /// A store of its own for limits of unit second.
     pub per_second: PerSecondSettings,
+    /// Refusals that are remembered rather than asked for again.
+    pub deny_cache: store::local::DenyCacheSettings,
     /// Logs, metrics, traces.
     pub telemetry: telemetry::Settings,
     /// How to leave.
@@ -67,6 +69,7 @@ impl Default for Settings {
             memory: store::memory::Settings::default(),
             redis: store::redis::Settings::default(),
             per_second: PerSecondSettings::default(),
+            deny_cache: store::local::DenyCacheSettings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
         }

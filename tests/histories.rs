@@ -10,13 +10,13 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use sluicegate::{
-    algorithm::{Action, Algorithm, Kind, MAX, Micros, Shape, sliding_window::Edge},
-    store::{AnyStore, Charge, Hit, Memory, Redis, Store, memory},
+    algorithm::{Action, Algorithm, Kind, MAX, Micros, Shape, State, sliding_window::Edge},
+    store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
 };
 use tokio::task::JoinSet;
 
 use super::{
-    stores::connect,
+    stores::{connect, connect_remembering},
     support::{RedisCluster, RedisServer, Sentinels, all, ring},
 };
 
@@ -119,7 +119,7 @@ async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step,
 }
 
 /// Runs one history against both; an error shows the first answer that differs.
-async fn compare(redis: Redis, key: String, history: History) -> Result<(), String> {
+async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(), String> {
     let (memory, redis) =
         (AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default()))), AnyStore::Redis(redis));
     let mut now = history.start;
@@ -135,13 +135,22 @@ async fn compare(redis: Redis, key: String, history: History) -> Result<(), Stri
     Ok(())
 }
 
+/// A fixed window may count what it refuses. What is refused without asking it has not counted, and histories give back
+/// what was never taken.
+fn counts_refusals(history: &History) -> bool {
+    let counts = |limit: &Algorithm| limit.refusal_counts(&State::default(), Micros::new(history.start));
+    history.limits.iter().any(|limit| limit.name() == "fixed_window" && counts(limit))
+}
+
 async fn agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize) {
-    let redis = connect(url, std::time::Duration::from_secs(3_600)).await;
+    let jitter = std::time::Duration::from_secs(3_600);
+    let (asking, remembering) = (connect(url, jitter).await, connect_remembering(url, jitter).await);
     let strategy = histories(&limit);
     let mut runner = TestRunner::new(Config::default());
     let mut under_way = JoinSet::new();
     for number in 0..histories_each {
         let history = strategy.new_tree(&mut runner).unwrap().current();
+        let redis = if counts_refusals(&history) { &asking } else { &remembering };
         under_way.spawn(compare(redis.clone(), format!("history{number}"), history));
         while under_way.len() >= AT_ONCE {
             under_way.join_next().await.unwrap().unwrap().unwrap_or_else(|difference| panic!("{difference}"));

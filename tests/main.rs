@@ -12,6 +12,8 @@ mod cli;
 mod client;
 /// How many connections there may be, and for how long.
 mod connections;
+/// What is decided without asking the shared store.
+mod consistency;
 /// A real Envoy.
 mod envoy;
 /// Redis behind a network that breaks, and servers that answer anything but decisions.

@@ -15,22 +15,29 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{self, AnyStore, Charge, Hit, Memory, Redis, Store, StoreError, memory, redis},
+    store::{self, AnyStore, Charge, Hit, Local, Memory, Redis, Store, StoreError, local, memory, redis},
 };
 
 use super::support::{DEADLINE, RedisServer, Server, all, ask, rules};
 
-pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Redis {
-    connect_with(url, expiry_jitter, redis::Time::Caller).await
+/// Asks Redis every time.
+pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Local<Redis> {
+    connect_with(url, expiry_jitter, redis::Time::Caller, 0).await
 }
 
-async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time) -> Redis {
+/// Remembers refusals for as long as they hold.
+pub(crate) async fn connect_remembering(url: &str, expiry_jitter: Duration) -> Local<Redis> {
+    connect_with(url, expiry_jitter, redis::Time::Caller, 10_000).await
+}
+
+async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, refusals: usize) -> Local<Redis> {
     let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
     let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
     setup.follow();
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
-    redis
+    let settings = local::DenyCacheSettings { max_entities: refusals, max_age: Duration::MAX };
+    Local::new(redis, local::Shared::new(&settings, local::Clock::Caller, local::Metrics::new(1)), WorkerId(0))
 }
 
 fn window(limit: u64, seconds: u64) -> Algorithm {
@@ -144,7 +151,7 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
 #[tokio::test]
 async fn requests_that_share_a_call_do_not_touch_each_other() {
     let server = RedisServer::start();
-    let redis = connect_with(&server.url(), Duration::from_secs(300), redis::Time::Server).await;
+    let redis = connect_with(&server.url(), Duration::from_secs(300), redis::Time::Server, 0).await;
     let (few, many) = (window(0, 3_600), window(10, 3_600));
     let hit = |key, algorithm| Hit::take(key, algorithm, 1);
     let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();

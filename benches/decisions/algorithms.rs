@@ -16,7 +16,7 @@ use sluicegate::{
     },
     metrics::WorkerId,
     store::{
-        self, Charge, Hit, Memory, Redis, memory,
+        self, Charge, Counters as _, Hit, Memory, Redis, memory,
         redis::{self, Time},
     },
 };
@@ -287,7 +287,7 @@ async fn decide(redis: &Redis, algorithm: &Algorithm, names: &[Vec<u8>], togethe
             under_way.spawn(async move {
                 let keys = names[start..].iter().take(together);
                 let hits: Vec<_> = keys.map(|key| hit(key, &algorithm, cost)).collect();
-                let answers = redis.apply(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await;
+                let answers = redis.count(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await;
                 assert!(answers.iter().all(Result::is_ok));
             });
             if under_way.len() * together >= 128 {

@@ -2,17 +2,13 @@
 //!
 //! A refusal holds until the first of its limits would let the same request pass, for the same or a larger cost. What the
 //! service decided without its counters, and refusals that count, are not remembered.
-//!
-//! Fixed in size: the identity chooses a set of places, and of a full set the refusal that ends first is forgotten.
 
 use std::{
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU32, Ordering::Relaxed},
     time::Duration,
 };
 
+use sluicegate_common::{Ending, Ways};
 use smallvec::SmallVec;
 
 use crate::{
@@ -20,27 +16,13 @@ use crate::{
     verdict::{By, Status, Verdict},
 };
 
-/// Places of a set, which share a lock.
-const WAYS: usize = 8;
 /// Refunds are told apart by so many kinds.
 const REFUNDS: usize = 256;
 
 pub(crate) struct DenyCache {
-    sets: Box<[Mutex<Set>]>,
-    /// Of each set, a byte of the identity in each place, and 0 in those that are free. Looking in vain, as most do, reads
-    /// nothing else: the sets are large, and would push all else out of the processor's caches.
-    tags: Box<[AtomicU64]>,
+    refusals: Ways<Refusal>,
     /// How often something was given back to descriptors of each kind: a refusal from before does not hold.
     refunds: Box<[AtomicU32; REFUNDS]>,
-}
-
-#[derive(Default)]
-struct Set([Option<Box<Refusal>>; WAYS]);
-
-impl Set {
-    fn way_of(&self, identity: u128) -> Option<usize> {
-        self.0.iter().position(|refusal| refusal.as_ref().is_some_and(|it| it.question.identity == identity))
-    }
 }
 
 /// What is known of a question.
@@ -57,7 +39,7 @@ pub(crate) struct Question {
 }
 
 struct Refusal {
-    question: Question,
+    refunds: u32,
     costs: SmallVec<[u64; 2]>,
     since: Duration,
     until: Duration,
@@ -67,12 +49,7 @@ struct Refusal {
 impl DenyCache {
     /// Of about so many refusals.
     pub(crate) fn new(refusals: usize) -> Self {
-        let sets = refusals.div_ceil(WAYS).next_power_of_two();
-        Self {
-            sets: (0..sets).map(|_| Mutex::default()).collect(),
-            tags: (0..sets).map(|_| AtomicU64::new(0)).collect(),
-            refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]),
-        }
+        Self { refusals: Ways::new(refusals), refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]) }
     }
 
     /// The refusal of this question that still holds, or else what `put` will want to know. A question that gives back
@@ -88,19 +65,16 @@ impl DenyCache {
             // Of all descriptors together, in their order.
             identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one;
         }
-        let place = self.set_of(identity);
-        if ask.takes() && self.tags[place].load(Relaxed).to_le_bytes().contains(&tag(identity)) {
-            let set = self.set(place);
-            let refusal = set.way_of(identity).and_then(|way| set.0[way].as_deref());
-            let holds = |refusal: &&Refusal| {
-                let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
-                now < refusal.until && costs && refusal.question.refunds == refunds
-            };
-            if let Some(refusal) = refusal.filter(holds) {
-                return Known::Answer(refusal.at(now));
-            }
+        let question = Question { identity, refunds };
+        if !ask.takes() {
+            return Known::Nothing(question);
         }
-        Known::Nothing(Question { identity, refunds })
+        let answer = self.refusals.look(identity, |refusal| {
+            let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
+            let holds = now < refusal.until && costs && refusal.refunds == refunds;
+            holds.then(|| refusal.at(now))
+        });
+        answer.map_or(Known::Nothing(question), Known::Answer)
     }
 
     /// Something has been given back: a refusal that overtook it does not hold either.
@@ -126,35 +100,20 @@ impl DenyCache {
             return;
         };
         let refusal = Refusal {
-            question,
+            refunds: question.refunds,
             costs: ask.costs().collect(),
             since,
             until: since + wait,
             verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
         };
-        let place = self.set_of(question.identity);
-        let mut set = self.set(place);
-        let ends = |way: &usize| set.0[*way].as_ref().map_or(Duration::ZERO, |known| known.until);
-        let way = set.way_of(question.identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
-        set.0[way] = Some(Box::new(refusal));
-        // Nobody else writes them: the set is locked.
-        let mut tags = self.tags[place].load(Relaxed).to_le_bytes();
-        tags[way] = tag(question.identity);
-        self.tags[place].store(u64::from_le_bytes(tags), Relaxed);
-    }
-
-    fn set_of(&self, identity: u128) -> usize {
-        (identity >> 64) as usize & (self.sets.len() - 1)
-    }
-
-    fn set(&self, place: usize) -> MutexGuard<'_, Set> {
-        self.sets[place].lock().unwrap_or_else(PoisonError::into_inner)
+        self.refusals.put(question.identity, refusal);
     }
 }
 
-/// Of bits that do not choose the set; never 0.
-const fn tag(identity: u128) -> u8 {
-    identity as u8 | 1
+impl Ending for Refusal {
+    fn ends(&self) -> Duration {
+        self.until
+    }
 }
 
 impl Refusal {
@@ -290,25 +249,5 @@ mod tests {
         cache.refunded(&ask(&[user("alice").give_back()], 1));
         cache.put(&alice, &refused(&[Some(1_000)]), meanwhile, at(0));
         assert_eq!(get(&cache, &alice, at(1)), None);
-    }
-
-    #[test]
-    fn it_is_bounded_and_forgets_what_ends_first() {
-        let cache = DenyCache::new(8);
-        let asks: Vec<_> = (0..9).map(|n| ask(&[descriptor! { "user" => n.to_string() }], 1)).collect();
-        for (place, ask) in asks.iter().enumerate() {
-            remember(&cache, ask, &refused(&[Some(1_000 - place as u64)]), at(0));
-        }
-        let known: Vec<_> = asks.iter().map(|ask| get(&cache, ask, at(1)).is_some()).collect();
-        assert_eq!(known, [true, true, true, true, true, true, true, false, true]);
-    }
-
-    #[test]
-    fn refusals_are_spread_over_all_of_it() {
-        let cache = DenyCache::new(1_024);
-        let asks: Vec<_> = (0..512).map(|n| ask(&[descriptor! { "user" => n.to_string() }], 1)).collect();
-        asks.iter().for_each(|ask| remember(&cache, ask, &refused(&[Some(1_000)]), at(0)));
-        let known = asks.iter().filter(|ask| get(&cache, ask, at(1)).is_some()).count();
-        assert!(known > 480, "{known} of 512");
     }
 }

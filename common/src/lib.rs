@@ -1,11 +1,13 @@
 //! What Sluicegate's service and its client do alike: the placement of shards, so that a caller's shard is the service's,
-//! and the wire format of the messages between them.
+//! what is remembered for a while, and the wire format of the messages between them.
 
 mod identity;
 mod ring;
 mod text;
+mod ways;
 pub mod wire;
 
 pub use identity::Identity;
 pub use ring::Ring;
 pub use text::{ESCAPED, ESCAPED_PATTERN, escape};
+pub use ways::{Ending, Ways};

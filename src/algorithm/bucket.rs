@@ -126,6 +126,10 @@ impl Bucket {
         }
     }
 
+    pub(super) const fn counts_denied(&self) -> bool {
+        self.count_denied
+    }
+
     pub(super) fn expires(&self, state: &State, now: Micros) -> Micros {
         self.level(state, now).at.ceil()
     }

@@ -76,6 +76,12 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(rule) => rule.explain(state, ask, allowed)),+ }
             }
 
+            /// See [`Rule::refusal_counts`].
+            #[must_use]
+            pub fn refusal_counts(&self, state: &State, now: Micros) -> bool {
+                match self { $(Self::$rule(rule) => rule.refusal_counts(state, now)),+ }
+            }
+
             /// See [`Rule::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -157,6 +157,9 @@ pub trait Rule {
     /// Reads the state that a step left.
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision;
 
+    /// Whether a hit that this state refuses would, being refused, change what later ones get.
+    fn refusal_counts(&self, state: &State, now: Micros) -> bool;
+
     /// The instant from which the state says no more than a new one would.
     fn expires(&self, state: &State, now: Micros) -> Micros;
 }

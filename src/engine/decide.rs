@@ -9,17 +9,14 @@ use smallvec::SmallVec;
 use super::{
     DecideError, Descriptor, Request, Snapshot, key,
     statistics::{self, Series, Statistics, Threshold},
-    verdict::{Code, CurrentLimit, Decider, Status, Verdict},
+    verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
     algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
     metrics::WorkerId,
     rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
-    store::{Answers, AnyStore, Charge, Hit, Memory, Store, StoreError},
+    store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
 };
-
-/// The decisions on a request's limits, in their order, and whose they are.
-type Decisions = SmallVec<[(Decision, Decider); 2]>;
 
 /// What holds for all rules.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -173,31 +170,31 @@ impl Engine {
             // Boxed, as all that is rare: a decision that waits for Redis is to be small.
             Charge::All => Box::pin(self.ask_together(&hits, now)).await,
         };
-        let refused = |(hit, answer): (&Hit<'_>, &Result<Decision, StoreError>)| match answer {
-            Ok(decision) => hit.binding && !decision.allowed,
+        let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| match answer {
+            Ok(answer) => hit.binding && !answer.decision.allowed,
             Err(_) => hit.needed,
         };
         let together = charge == Charge::All && hits.len() > 1;
         let nothing_taken = together && hits.iter().zip(&answers).any(refused);
         for ((descriptor, applied), answer) in limited().zip(&answers) {
-            if let Ok(decision) = answer
-                && !(nothing_taken && decision.allowed)
+            if let Ok(answer) = answer
+                && !(nothing_taken && answer.decision.allowed)
             {
-                self.count(descriptor, applied, decision, !together);
+                self.count(descriptor, applied, applied.limit, answer, !together);
             }
         }
-        let mut decisions = Decisions::new();
+        let mut decided = SmallVec::<[Answer; 2]>::new();
         for (((descriptor, applied), hit), answer) in limited().zip(&hits).zip(answers) {
-            decisions.push(match answer {
-                Ok(decision) => (decision, Decider::Store),
+            decided.push(match answer {
+                Ok(answer) => answer,
                 Err(error) => {
                     let decision =
                         self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
-                    (decision, Decider::Fallback)
+                    Answer { decision, decider: Decider::Fallback }
                 }
             });
         }
-        Ok(self.verdict(&matches, decisions))
+        Ok(self.verdict(&matches, &decided))
     }
 
     /// The store's decisions under [`Charge::All`]: a counter that several descriptors name is asked once for the sum.
@@ -280,16 +277,18 @@ impl Engine {
         Match::Limited(Applied { limit, rule: Some(rule), path, series })
     }
 
-    /// `alone`: a refused hit may have been counted all the same. Charged with others it was not.
-    fn count(&self, descriptor: &Descriptor<'_>, applied: &Applied<'_>, decision: &Decision, alone: bool) {
+    /// `limit`: what it was held against. `alone`: a refused hit may have been counted all the same. Charged with others
+    /// it was not.
+    fn count(&self, descriptor: &Descriptor<'_>, applied: &Applied<'_>, limit: &Limit, answer: &Answer, alone: bool) {
         if descriptor.give_back {
             return;
         }
-        let (limit, _) = applied.limit.policy();
+        let splits = alone && answer.decider != Decider::DenyCache && limit.splits_refused();
+        let (limit, _) = limit.policy();
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
-        let splits = alone && applied.limit.splits_refused();
-        applied.series.decided(self.worker, hits, decision, Threshold { limit, near, splits, shadow });
+        let known = answer.decider == Decider::DenyCache;
+        applied.series.decided(self.worker, hits, &answer.decision, Threshold { limit, near, splits, shadow, known });
     }
 
     /// What is decided when the store cannot; `None` when the rule wants the caller to have the error. What is let
@@ -310,9 +309,9 @@ impl Engine {
             FailurePolicy::Local => {
                 let part = self.part(applied);
                 let hit = Hit { algorithm: part.algorithm(), ..*hit };
-                let decision = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
-                self.count(descriptor, applied, &decision, true);
-                return Some(decision);
+                let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
+                self.count(descriptor, applied, &part, &answer, true);
+                return Some(answer.decision);
             }
         };
         let ask = Ask { action: action(descriptor), cost: descriptor.hits, now };
@@ -334,17 +333,15 @@ impl Engine {
         }
     }
 
-    fn verdict(&self, matches: &[Match<'_>], decisions: Decisions) -> Verdict {
-        let mut decisions = decisions.into_iter();
+    /// `decided`: what was decided of each limit, in their order.
+    fn verdict(&self, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
+        let mut decided = decided.iter();
         let statuses: SmallVec<[Status; 2]> = matches
             .iter()
             .map(|found| match found {
                 Match::None => Status { quota: self.settings.quota_mode, ..Status::NO_LIMIT },
                 Match::Unlimited(_) => Status::UNLIMITED,
-                Match::Limited(applied) => {
-                    let (decision, decider) = decisions.next().unwrap_or((Decision::default(), Decider::Store));
-                    self.status(applied, &decision, decider)
-                }
+                Match::Limited(applied) => self.status(applied, decided.next().copied().unwrap_or_default()),
             })
             .collect();
         let overall = match Verdict::overall(&statuses) {
@@ -358,7 +355,7 @@ impl Engine {
         Verdict { overall, statuses, metadata }
     }
 
-    fn status(&self, applied: &Applied<'_>, decision: &Decision, decider: Decider) -> Status {
+    fn status(&self, applied: &Applied<'_>, Answer { decision, decider }: Answer) -> Status {
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));

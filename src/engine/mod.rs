@@ -8,11 +8,11 @@ mod snapshot;
 mod statistics;
 mod verdict;
 
-pub use crate::algorithm::Micros;
+pub use crate::{algorithm::Micros, store::Decider};
 pub use decide::{Engine, Settings};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
-pub use verdict::{Binding, Code, CurrentLimit, Decider, Status, Verdict};
+pub use verdict::{Binding, Code, CurrentLimit, Status, Verdict};
 
 use smallvec::SmallVec;
 

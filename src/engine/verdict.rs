@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Micros,
     rules::{Limit, Metadata, Unit},
+    store::Decider,
 };
 
 /// Whether something passes.
@@ -16,15 +17,6 @@ pub enum Code {
     Ok,
     /// It is refused.
     OverLimit,
-}
-
-/// Who decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decider {
-    /// The counters.
-    Store,
-    /// The rule's `on_error`: the counters were out of reach.
-    Fallback,
 }
 
 /// The limit that applied.

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use opentelemetry::{KeyValue, metrics::Meter};
 
-use super::{StoreError, redis::Health};
+use super::{StoreError, local, redis::Health};
 use crate::metrics::{Counter, Histogram, WorkerId};
 
 /// Counts of a store that is asked over the network.
@@ -12,6 +12,7 @@ pub struct Metrics {
     latency: Arc<Histogram>,
     errors: [Counter; 3],
     redis: Arc<Health>,
+    local: Arc<local::Metrics>,
 }
 
 impl Metrics {
@@ -19,7 +20,14 @@ impl Metrics {
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         let errors = std::array::from_fn(|_| Counter::new(workers));
-        Arc::new(Self { latency: Arc::new(Histogram::new(workers)), errors, redis: Health::new(workers) })
+        let (redis, local) = (Health::new(workers), local::Metrics::new(workers));
+        Arc::new(Self { latency: Arc::new(Histogram::new(workers)), errors, redis, local })
+    }
+
+    /// Of what is decided before a store is asked.
+    #[must_use]
+    pub const fn local(&self) -> &Arc<local::Metrics> {
+        &self.local
     }
 
     pub(super) fn redis(&self) -> &Arc<Health> {
@@ -37,6 +45,7 @@ impl Metrics {
     /// Shows everything to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         self.redis.observe(meter);
+        self.local.observe(meter);
         self.latency.observe(meter, "sluicegate_store_seconds", "Time of store calls that were answered");
         let this = Arc::clone(self);
         let errors =

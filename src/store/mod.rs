@@ -1,18 +1,22 @@
-//! Remember it, atomically: counters in this process ([`Memory`]) or in Redis ([`Redis`]).
+//! Remember it, atomically: counters in this process ([`Memory`]) or in Redis ([`Redis`]), and before those what this
+//! instance need not ask ([`Local`]).
 //!
 //! A store runs the algorithm's step where the counter is locked. It never asks which algorithm it is.
 
+mod identity;
+pub mod local;
 pub mod memory;
 mod metrics;
 pub mod redis;
 
+pub use local::Local;
 pub use memory::Memory;
 pub use metrics::Metrics;
 pub use redis::Redis;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Action, Algorithm, Ask, Decision, Micros};
+use crate::algorithm::{Action, Algorithm, Ask, Decision, Micros, State};
 
 /// One question to one counter, under its name.
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +60,59 @@ impl<'a> Hit<'a> {
 }
 
 /// The answers, in the order of the hits. Hits that live on several servers can have different fates.
-pub type Answers = SmallVec<[Result<Decision, StoreError>; 2]>;
+pub type Answers = SmallVec<[Result<Answer, StoreError>; 2]>;
+
+/// The answer to one hit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answer {
+    /// What it says.
+    pub decision: Decision,
+    /// Whose it is.
+    pub decider: Decider,
+}
+
+/// Who decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Decider {
+    /// The counter.
+    #[default]
+    Store,
+    /// A refusal of the counter's that still holds.
+    DenyCache,
+    /// The rule's `on_error`: the counter was out of reach.
+    Fallback,
+}
+
+impl From<Decision> for Answer {
+    fn from(decision: Decision) -> Self {
+        Self { decision, decider: Decider::Store }
+    }
+}
+
+/// What counters have become, in the order of the hits.
+pub type Counts = SmallVec<[Result<Counted, StoreError>; 2]>;
+
+/// What a step did to one counter, and what it left.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    /// Whether the hit passes.
+    pub allowed: bool,
+    /// What was done: under [`Charge::All`] not always what was asked.
+    pub action: Action,
+    /// When, by the store's clock.
+    pub at: Micros,
+    /// The counter afterwards.
+    pub state: State,
+}
+
+impl Counted {
+    /// What to tell the caller.
+    #[must_use]
+    pub fn explain(&self, hit: &Hit<'_>) -> Decision {
+        let ask = Ask { action: self.action, ..hit.ask(self.at) };
+        hit.algorithm.explain(&self.state, ask, self.allowed)
+    }
+}
 
 /// Nobody could decide. That a caller is over its limit is never an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,13 +154,19 @@ pub trait Store {
     fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = Answers> + Send;
 }
 
+/// A store that says what its counters have become, so that others can go on from there.
+pub trait Counters {
+    /// As [`Store::apply`].
+    fn count(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = Counts> + Send;
+}
+
 /// The stores there are, as one type.
 #[derive(Clone)]
 pub enum AnyStore {
     /// In this process.
     Memory(std::sync::Arc<Memory>),
     /// In Redis, on one server or on many.
-    Redis(Redis),
+    Redis(Local<Redis>),
 }
 
 impl Store for AnyStore {

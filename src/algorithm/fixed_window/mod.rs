@@ -117,6 +117,11 @@ impl Rule for FixedWindow {
         }
     }
 
+    /// Once the count is above the limit nothing passes until the window ends, however far above it is.
+    fn refusal_counts(&self, state: &State, now: Micros) -> bool {
+        self.count_denied && self.current(state, now).1 <= self.quota.ceiling()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let (number, _) = self.current(state, now);
         Micros::new((number + 1) * self.window.get())

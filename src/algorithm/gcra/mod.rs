@@ -41,6 +41,10 @@ impl Rule for Gcra {
         self.0.explain(state, ask, allowed)
     }
 
+    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+        self.0.counts_denied()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

@@ -173,6 +173,10 @@ impl Rule for SlidingLog {
         }
     }
 
+    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+        self.count_denied
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         Self::newest(state).map_or(now, Micros::new) + self.window
     }

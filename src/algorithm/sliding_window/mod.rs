@@ -229,6 +229,10 @@ impl Rule for SlidingWindow {
         }
     }
 
+    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+        self.count_denied
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let counters = self.counters(state, now);
         Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.width.get())

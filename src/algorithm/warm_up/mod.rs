@@ -190,6 +190,10 @@ impl Rule for WarmUp {
         }
     }
 
+    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+        self.count_denied
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let heat = self.heat(state, now);
         heat.at.ceil() + (self.period - Micros::new(heat.cold))

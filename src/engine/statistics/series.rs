@@ -19,10 +19,12 @@ pub(super) enum Count {
     Over,
     Shadow,
     Soft,
+    Known,
 }
 
 impl Count {
-    pub(super) const ALL: [Self; 6] = [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::Known];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -32,6 +34,7 @@ impl Count {
             Self::Over => "over_limit",
             Self::Shadow => "shadow_mode",
             Self::Soft => "soft_limit",
+            Self::Known => "over_limit_with_local_cache",
         }
     }
 
@@ -43,6 +46,7 @@ impl Count {
             Self::Over => "Hits over a rule's limit",
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
             Self::Soft => "Hits above a rule's limit that passed because it is soft",
+            Self::Known => "Hits over a rule's limit that were refused without asking the store",
         }
     }
 }
@@ -57,6 +61,8 @@ pub(in crate::engine) struct Threshold {
     pub(in crate::engine) splits: bool,
     /// Refused hits pass all the same.
     pub(in crate::engine) shadow: bool,
+    /// The refusal was known; the store was not asked.
+    pub(in crate::engine) known: bool,
 }
 
 /// The counts of one rule, or of one set of labels.
@@ -99,7 +105,7 @@ impl Series {
     /// Hits were decided. A request that crosses a threshold is split: of 5 hits that come at 8 of 10, 2 are within
     /// the limit and 3 over it.
     pub(in crate::engine) fn decided(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
-        let Threshold { limit, near, splits, shadow } = threshold;
+        let Threshold { limit, near, splits, shadow, known } = threshold;
         let after = decision.used;
         let before = after.saturating_sub(hits);
         let within = match decision.allowed {
@@ -115,6 +121,9 @@ impl Series {
         self.add(worker, Count::Over, over);
         if shadow {
             self.add(worker, Count::Shadow, over);
+        }
+        if known {
+            self.add(worker, Count::Known, over);
         }
         if decision.soft {
             self.add(worker, Count::Soft, after.saturating_sub(limit).min(hits));

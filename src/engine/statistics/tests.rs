@@ -31,7 +31,7 @@ fn a_request_that_crosses_a_threshold_is_split() {
     {
         let series = series(&statistics, &["d", &place.to_string()]);
         let decision = Decision { allowed: used <= 10, used, ..Decision::default() };
-        let threshold = Threshold { limit: 10, near: statistics.near(10), splits: true, shadow: true };
+        let threshold = Threshold { limit: 10, near: statistics.near(10), splits: true, shadow: true, known: false };
         series.decided(WorkerId(1), hits, &decision, threshold);
         let sum = |count| series.sum(count).unwrap_or_default();
         assert_eq!((sum(Count::Within), sum(Count::Near), sum(Count::Over)), expected, "{hits} hits to {used}");

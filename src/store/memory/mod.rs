@@ -11,17 +11,13 @@
 
 mod shard;
 
-use std::{
-    hash::Hasher,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
-use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
 use self::shard::{Hash, Shard};
-use super::{Answers, Charge, Hit};
+use super::{Answers, Charge, Hit, identity::Secret};
 use crate::algorithm::{Action, Ask, Micros};
 
 /// So many that two workers rarely want the same lock; and with this number a million counters fill their shards'
@@ -58,7 +54,7 @@ pub struct Usage {
 /// Counters in this process.
 pub struct Memory {
     shards: Vec<Mutex<Shard>>,
-    secret: [u8; 16],
+    secret: Secret,
 }
 
 impl Memory {
@@ -67,7 +63,7 @@ impl Memory {
     pub fn new(settings: &Settings) -> Self {
         let each = settings.max_entities.div_ceil(SHARDS).max(1);
         let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(each))).collect();
-        Self { shards, secret: rand::random() }
+        Self { shards, secret: Secret::new() }
     }
 
     /// Decides every hit; nothing waits but for a shard's lock.
@@ -77,15 +73,15 @@ impl Memory {
         }
         hits.iter()
             .map(|hit| {
-                let hash = self.hash(hit.key);
-                Ok(self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.ask(now)))
+                let hash = self.secret.identity(hit.key);
+                Ok(self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.ask(now)).into())
             })
             .collect()
     }
 
     /// All of the shards are locked, in their order, so that nobody waits in a circle.
     fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> Answers {
-        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.hash(hit.key)).collect();
+        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.secret.identity(hit.key)).collect();
         let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
         numbers.sort_unstable();
         numbers.dedup();
@@ -103,7 +99,7 @@ impl Memory {
             ask @ Ask { action: Action::Take, .. } if refused => Ask { action: Action::Peek, ..ask },
             ask => ask,
         };
-        hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, ask(hit)))).collect()
+        hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, ask(hit)).into())).collect()
     }
 
     /// Takes some expired counters' places back: a little of every shard, to be called now and then when no traffic does it.
@@ -124,12 +120,6 @@ impl Memory {
                 expired: sum.expired + usage.expired,
             }
         })
-    }
-
-    fn hash(&self, key: &[u8]) -> u128 {
-        let mut hasher = SipHasher13::new_with_key(&self.secret);
-        hasher.write(key);
-        hasher.finish128().as_u128()
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {

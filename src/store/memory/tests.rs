@@ -9,7 +9,7 @@ fn algorithm(limit: u64, seconds: u64) -> Algorithm {
 
 fn take(memory: &Memory, key: &str, algorithm: &Algorithm, second: u64) -> bool {
     let hit = Hit::take(key.as_bytes(), algorithm, 1);
-    memory.apply(&[hit], Charge::Each, Micros::from_secs(second))[0].unwrap().allowed
+    memory.apply(&[hit], Charge::Each, Micros::from_secs(second))[0].unwrap().decision.allowed
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn long_states_count_by_their_size() {
     for user in 0..500 {
         let key = format!("user{user}");
         let hit = Hit::take(key.as_bytes(), &log, 1_000);
-        assert!(memory.apply(&[hit], Charge::Each, day)[0].unwrap().allowed);
+        assert!(memory.apply(&[hit], Charge::Each, day)[0].unwrap().decision.allowed);
     }
     // 7 kB each where 4 000 counters of 36 bytes may be; a shard keeps one at least.
     let usage = memory.usage();
@@ -169,7 +169,7 @@ fn looks_and_refunds_of_unknown_counters_leave_nothing_behind() {
     let rule = algorithm(1, 60);
     for action in [Action::Peek, Action::Return] {
         let hit = Hit { action, ..Hit::take(b"nobody", &rule, 1) };
-        assert!(memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().allowed);
+        assert!(memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().decision.allowed);
     }
     assert_eq!(memory.usage().entities, 0);
 }

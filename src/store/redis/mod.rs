@@ -31,7 +31,7 @@ use std::{
 };
 
 use self::{pool::Pool, program::Program, topology::Topology};
-use super::{Answers, Charge, Hit, Metrics};
+use super::{Charge, Counters, Counts, Hit, Metrics};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// Whose clock counts.
@@ -129,17 +129,6 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Decides all hits: in one round trip, unless they live on servers that have to be asked apart.
-    pub async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
-        let asked = Instant::now();
-        let answers = self.decide(hits, charge, now).await;
-        match answers.iter().find_map(|answer| answer.as_ref().err()) {
-            None => self.metrics.answered(self.worker, asked.elapsed()),
-            Some(error) => self.metrics.failed(self.worker, *error),
-        }
-        answers
-    }
-
     /// Whether every server can be asked now.
     #[must_use]
     pub fn is_up(&self) -> bool {
@@ -169,5 +158,18 @@ impl Redis {
 
     fn pool(&self, hit: &Hit<'_>) -> &Arc<Pool> {
         self.per_second.as_ref().filter(|_| hit.per_second).unwrap_or(&self.main)
+    }
+}
+
+impl Counters for Redis {
+    /// In one round trip, unless the hits live on servers that have to be asked apart.
+    async fn count(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Counts {
+        let asked = Instant::now();
+        let counts = self.spread(hits, charge, now).await;
+        match counts.iter().find_map(|count| count.as_ref().err()) {
+            None => self.metrics.answered(self.worker, asked.elapsed()),
+            Some(error) => self.metrics.failed(self.worker, *error),
+        }
+        counts
     }
 }

@@ -22,19 +22,19 @@ use super::{
     program::{Outcome, Step},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Decision, Micros},
-    store::{Answers, Charge, Hit, StoreError},
+    algorithm::{Action, Algorithm, Micros},
+    store::{Charge, Counted, Counts, Hit, StoreError},
 };
 
 /// Redirects that one call follows. A slot that moves needs one or two.
 const REDIRECTS: usize = 5;
 
 /// What became of one hit.
-type Done = Result<Decision, StoreError>;
+type Done = Result<Counted, StoreError>;
 
 impl Redis {
     /// What is rare is boxed: a decision that waits is to be small.
-    pub(super) async fn decide(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
+    pub(super) async fn spread(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Counts {
         match (charge, self.common_target(hits)) {
             (Charge::Each, Some(target)) => self.part(&target, hits, now).await,
             (Charge::Each, None) => Box::pin(self.each(hits, now)).await,
@@ -43,10 +43,10 @@ impl Redis {
     }
 
     /// All hits take, or none does. `target`: where one call reaches them all.
-    async fn together(&self, target: Option<Target>, hits: &[Hit<'_>], now: Micros) -> Answers {
+    async fn together(&self, target: Option<Target>, hits: &[Hit<'_>], now: Micros) -> Counts {
         if let Some(target) = target {
             match target.batcher.steps(hits, Charge::All, now, target.slot).await {
-                Ok((now, steps)) if steps.iter().all(Step::is_here) => return explain_all(hits, &steps, now),
+                Ok((now, steps)) if steps.iter().all(Step::is_here) => return read_all(hits, steps, now),
                 Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
                 Ok(_) | Err(CallError::Elsewhere(_)) => {}
             }
@@ -69,8 +69,8 @@ impl Redis {
     }
 
     /// Each hit takes its own, on whatever servers.
-    async fn each(&self, hits: &[Hit<'_>], now: Micros) -> Answers {
-        let mut answers: Answers = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
+    async fn each(&self, hits: &[Hit<'_>], now: Micros) -> Counts {
+        let mut answers: Counts = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
         let parts = self.parts(hits, Grain::Server).into_iter().map(async |part| {
             let own: SmallVec<[Hit<'_>; 4]> = part.places.iter().map(|place| hits[*place]).collect();
             (self.part(&part.target, &own, now).await, part.places)
@@ -84,12 +84,12 @@ impl Redis {
     }
 
     /// Hits of one server, each for itself.
-    async fn part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> Answers {
+    async fn part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> Counts {
         match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
             Ok((at, steps)) if steps.iter().all(Step::is_here) => {
-                hits.iter().zip(&steps).map(|(hit, step)| explain(hit, step, at, hit.action)).collect()
+                hits.iter().zip(steps).map(|(hit, step)| read(step, at, hit.action)).collect()
             }
-            Ok(steps) => Box::pin(self.follow_some(target, hits, now, &steps)).await,
+            Ok(steps) => Box::pin(self.follow_some(target, hits, now, steps)).await,
             Err(CallError::Elsewhere(to)) => {
                 let follow = async |hit| self.follow_one(hit, now, &target.batcher, Some(&to)).await;
                 Box::pin(join_all(hits.iter().map(follow))).await.into()
@@ -99,9 +99,9 @@ impl Redis {
     }
 
     /// The answers of those that were there, and the others sent on.
-    async fn follow_some(&self, target: &Target, hits: &[Hit<'_>], now: Micros, (at, steps): &Steps) -> Answers {
+    async fn follow_some(&self, target: &Target, hits: &[Hit<'_>], now: Micros, (at, steps): Steps) -> Counts {
         let answers = hits.iter().zip(steps).map(async |(hit, step)| match step.is_here() {
-            true => explain(hit, step, *at, hit.action),
+            true => read(step, at, hit.action),
             false => self.follow_one(hit, now, &target.batcher, None).await,
         });
         join_all(answers).await.into()
@@ -111,9 +111,7 @@ impl Redis {
         let one = std::slice::from_ref(hit);
         let from = (Arc::clone(from), redirect.cloned());
         match self.follow(self.pool(hit), one, Charge::Each, now, from).await {
-            Ok((now, steps)) => {
-                steps.first().map_or(Err(StoreError::Refused), |step| explain(hit, step, now, hit.action))
-            }
+            Ok((now, mut steps)) => steps.pop().map_or(Err(StoreError::Refused), |step| read(step, now, hit.action)),
             Err(CallError::Failed(error)) => Err(error),
             Err(CallError::Elsewhere(_)) => Err(StoreError::Refused),
         }
@@ -152,7 +150,7 @@ impl Redis {
 
     /// All hits take, or none does, on whatever servers. When a part turns out not to be where it was thought to be,
     /// all begins anew in smaller parts.
-    async fn all(self, hits: Vec<Owned>, now: Micros) -> Answers {
+    async fn all(self, hits: Vec<Owned>, now: Micros) -> Counts {
         let hits: Vec<Hit<'_>> = hits.iter().map(Owned::hit).collect();
         for grain in [Grain::Server, Grain::Slot, Grain::Hit] {
             let parts = self.parts(&hits, grain);
@@ -164,7 +162,7 @@ impl Redis {
             if verdict.borrow().scattered {
                 continue;
             }
-            let mut answers: Answers = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
+            let mut answers: Counts = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
             for (part, own) in parts.iter().zip(taken) {
                 for (place, answer) in part.places.iter().zip(own) {
                     answers[*place] = answer;
@@ -183,7 +181,7 @@ impl Redis {
         now: Micros,
         grain: Grain,
         verdict: &watch::Sender<Verdict>,
-    ) -> Answers {
+    ) -> Counts {
         let own: SmallVec<[Hit<'_>; 4]> = part.places.iter().map(|place| hits[*place]).collect();
         let Target { batcher, slot } = &part.target;
         let result = match grain {
@@ -194,13 +192,13 @@ impl Redis {
             }
         };
         let (answers, scattered, took) = match result {
-            Ok((_, steps)) if !steps.iter().all(Step::is_here) => (Answers::new(), true, None),
-            Err(CallError::Elsewhere(_)) => (Answers::new(), true, None),
+            Ok((_, steps)) if !steps.iter().all(Step::is_here) => (Counts::new(), true, None),
+            Err(CallError::Elsewhere(_)) => (Counts::new(), true, None),
             Err(CallError::Failed(error)) => (own.iter().map(|_| Err(error)).collect(), false, None),
-            Ok((at, steps)) => (explain_all(&own, &steps, at), false, Some(at)),
+            Ok((at, steps)) => (read_all(&own, steps, at), false, Some(at)),
         };
         let refuses = |(hit, answer): (&Hit<'_>, &Done)| match answer {
-            Ok(decision) => hit.binding && !decision.allowed,
+            Ok(step) => hit.binding && !step.allowed,
             Err(_) => hit.needed,
         };
         let refused = own.iter().zip(&answers).any(refuses);
@@ -219,16 +217,15 @@ impl Redis {
     }
 
     /// Undoes what these hits took at that instant; their answers are then those of a look.
-    async fn give_back(&self, hits: &[Hit<'_>], mut answers: Answers, taken: Micros, now: Micros) -> Answers {
-        let took = |place: &usize| {
-            hits[*place].action == Action::Take && matches!(&answers[*place], Ok(decision) if decision.allowed)
-        };
+    async fn give_back(&self, hits: &[Hit<'_>], mut answers: Counts, taken: Micros, now: Micros) -> Counts {
+        let took =
+            |place: &usize| hits[*place].action == Action::Take && matches!(&answers[*place], Ok(step) if step.allowed);
         let places: SmallVec<[usize; 4]> = (0..hits.len()).filter(took).collect();
         let undo = |place: &usize| Hit { action: Action::Undo(taken), ..hits[*place] };
         let undone: SmallVec<[Hit<'_>; 4]> = places.iter().map(undo).collect();
         for (place, undone) in places.into_iter().zip(self.each(&undone, now).await) {
             match undone {
-                Ok(decision) => answers[place] = Ok(decision),
+                Ok(step) => answers[place] = Ok(step),
                 Err(_) => self.metrics.redis().not_given_back(self.worker),
             }
         }
@@ -316,22 +313,22 @@ impl Step {
     }
 }
 
-fn explain(hit: &Hit<'_>, step: &Step, now: Micros, action: Action) -> Done {
+fn read(step: Step, at: Micros, action: Action) -> Done {
     let allowed = match step.outcome {
         Outcome::Allowed => true,
         Outcome::Refused => false,
         Outcome::Spoiled | Outcome::Elsewhere | Outcome::Undeclared => return Err(StoreError::Refused),
     };
-    Ok(hit.algorithm.explain(&step.state, Ask { action, ..hit.ask(now) }, allowed))
+    Ok(Counted { allowed, action, at, state: step.state })
 }
 
 /// Hits of one call that were charged together: when one that is binding refused, the others only looked.
-fn explain_all(hits: &[Hit<'_>], steps: &[Step], now: Micros) -> Answers {
+fn read_all(hits: &[Hit<'_>], steps: SmallVec<[Step; 2]>, at: Micros) -> Counts {
     let refuses = |(hit, step): (&Hit<'_>, &Step)| hit.binding && step.outcome == Outcome::Refused;
-    let refused = hits.iter().zip(steps).any(refuses);
+    let refused = hits.iter().zip(&steps).any(refuses);
     let action = |hit: &Hit<'_>| match hit.action {
         Action::Take if refused => Action::Peek,
         action => action,
     };
-    hits.iter().zip(steps).map(|(hit, step)| explain(hit, step, now, action(hit))).collect()
+    hits.iter().zip(steps).map(|(hit, step)| read(step, at, action(hit))).collect()
 }

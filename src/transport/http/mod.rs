@@ -121,7 +121,7 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
     let store = match &handlers.check.engine.store {
         AnyStore::Memory(_) => "memory".to_owned(),
         AnyStore::Redis(redis) => {
-            let servers = redis.servers();
+            let servers = redis.store().servers();
             let down = servers.iter().filter(|(_, up)| !up).count();
             let mut text = match (servers.len(), down) {
                 (0, _) => "redis, nobody has said yet where".to_owned(),

@@ -1,0 +1,158 @@
+//! What an instance decides without asking the store that it shares with others.
+
+use super::support::{
+    RedisServer, Server, descriptor,
+    plain::{Answer, Client, Request},
+    rules, until_async,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: window
+  rate_limit: {unit: year, requests_per_unit: 5}
+- key: log
+  rate_limit: {unit: year, requests_per_unit: 5, algorithm: sliding_log}
+- key: gcra
+  rate_limit: {unit: year, requests_per_unit: 5, algorithm: gcra}
+- key: dark
+  shadow_mode: true
+  rate_limit: {unit: year, requests_per_unit: 5}
+";
+
+const STUBBORN: &str = "
+- key: stubborn
+  rate_limit: {unit: year, requests_per_unit: 5, algorithm: gcra, count_denied: true}
+";
+
+fn start(redis: &RedisServer, text: &str, settings: &[(&str, &str)]) -> Server {
+    let folder = rules(&[("d.yaml", text)]);
+    let builder = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s");
+    settings.iter().fold(builder, |builder, (name, value)| builder.set(name, value)).start()
+}
+
+fn one(key: &str, hits: u64) -> Request {
+    Request::new("d").descriptor(descriptor(&[(key, "x")]).hits(hits))
+}
+
+fn back(key: &str, hits: u64) -> Request {
+    Request::new("d").descriptor(descriptor(&[(key, "x")]).hits(hits).give_back())
+}
+
+async fn check(client: &Client, request: Request) -> Answer {
+    client.check(request).await.unwrap()
+}
+
+/// Calls that this has cost.
+async fn calls(redis: &RedisServer, what: impl AsyncFnOnce()) -> u64 {
+    redis.cli(&["config", "resetstat"]);
+    what().await;
+    let stats = redis.cli(&["info", "commandstats"]);
+    let calls = stats.split_once("cmdstat_evalsha:calls=").map(|(_, rest)| rest.split(',').next().unwrap_or_default());
+    calls.map_or(0, |calls| calls.parse().unwrap())
+}
+
+#[tokio::test]
+async fn what_is_refused_costs_redis_nothing_until_it_may_have_changed() {
+    let redis = RedisServer::start();
+    let long = [("deny_cache.max_age", "1h"), ("response.dynamic_metadata", "true")];
+    let (server, other) = (start(&redis, RULES, &long), start(&redis, RULES, &[]));
+    let (client, elsewhere) = (server.client().await, other.client().await);
+    for key in ["window", "log", "gcra"] {
+        // A larger cost than passes, and then one that does.
+        assert!(check(&client, one(key, 4)).await.allowed());
+        if key != "window" {
+            assert!(!check(&client, one(key, 3)).await.allowed(), "{key}");
+        }
+        assert!(check(&client, one(key, 1)).await.allowed(), "{key}: what would pass is asked");
+        let refused = check(&client, one(key, 1)).await;
+        let asked = calls(&redis, async || {
+            for cost in [1, 2, 9].into_iter().cycle().take(300) {
+                let known = check(&client, one(key, cost)).await;
+                assert_eq!((known.allowed(), known.remaining()), (false, refused.remaining()), "{key}: {cost}");
+                let (first, now) = (&refused.exact()[0], &known.exact()[0]);
+                assert!(
+                    now.reset <= first.reset && (cost > 1 || now.retry_after <= first.retry_after),
+                    "{key}: {now:?}"
+                );
+                assert_eq!(now.retry_after.is_some(), cost <= 5, "{key}: {cost}");
+            }
+        })
+        .await;
+        assert_eq!(asked, 0, "{key}");
+        let metric =
+            |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"{key}\"}}"));
+        assert_eq!(metric("over_limit_with_local_cache"), 1_200.0, "{key}");
+        let before = if key == "window" { 1.0 } else { 4.0 };
+        assert_eq!((metric("over_limit"), metric("within_limit")), (1_200.0 + before, 5.0), "{key}");
+        // Where another instance gives back it is not noticed, here it is.
+        check(&elsewhere, back(key, 2)).await;
+        assert!(!check(&client, one(key, 1)).await.allowed(), "{key}");
+        check(&client, back(key, 1)).await;
+        assert!(check(&client, one(key, 1)).await.allowed(), "{key}");
+    }
+    assert_eq!(server.metric("sluicegate_deny_cache_refusals"), 903.0);
+}
+
+#[tokio::test]
+async fn a_refusal_is_asked_for_again_when_it_is_old() {
+    let redis = RedisServer::start();
+    let server = start(&redis, RULES, &[("deny_cache.max_age", "50ms")]);
+    let other = start(&redis, RULES, &[]);
+    let (client, elsewhere) = (server.client().await, other.client().await);
+    check(&client, one("gcra", 5)).await;
+    assert!(!check(&client, one("gcra", 1)).await.allowed());
+    check(&elsewhere, back("gcra", 5)).await;
+    until_async("the refund to be noticed", async || check(&client, one("gcra", 1)).await.allowed().then_some(()))
+        .await;
+}
+
+/// Where a refused hit makes the wait longer, each has to be counted; and where nothing is to be remembered, nothing is.
+#[tokio::test]
+async fn refusals_that_count_are_asked_every_time() {
+    let redis = RedisServer::start();
+    let remembering = start(&redis, &[RULES, STUBBORN].concat(), &[]);
+    let forgetful = start(&redis, RULES, &[("deny_cache.max_entities", "0")]);
+    for (server, key) in [(&remembering, "stubborn"), (&forgetful, "gcra")] {
+        let client = server.client().await;
+        check(&client, one(key, 5)).await;
+        let asked = calls(&redis, async || {
+            for _ in 0..20 {
+                assert!(!check(&client, one(key, 1)).await.allowed());
+            }
+        });
+        assert_eq!(asked.await, 20, "{key}");
+        assert_eq!(server.metric("sluicegate_deny_cache_refusals"), 0.0, "{key}");
+    }
+}
+
+#[tokio::test]
+async fn of_several_limits_only_those_are_asked_that_may_pass() {
+    let redis = RedisServer::start();
+    for charge in ["each", "all"] {
+        let text = RULES.replace("domain: d", &format!("domain: d\ncharge: {charge}"));
+        let server = start(&redis, &text, &[("deny_cache.max_age", "1h")]);
+        let client = server.client().await;
+        check(&client, one("gcra", 5)).await;
+        assert!(!check(&client, one("gcra", 1)).await.allowed());
+        let both = |keys: [&str; 2]| {
+            keys.iter().fold(Request::new("d"), |request, key| request.descriptor(descriptor(&[(*key, "x")])))
+        };
+        let asked = calls(&redis, async || {
+            for hit in 1..=3 {
+                let answer = check(&client, both(["log", "gcra"])).await;
+                // Charged for all, the other only looks.
+                let left = if charge == "all" { 5 } else { 5 - hit };
+                assert_eq!((answer.allowed(), answer.0.statuses[0].limit_remaining), (false, left), "{charge}");
+            }
+        });
+        assert_eq!(asked.await, 3, "{charge}");
+        // A refusal that holds nobody back keeps nobody from paying.
+        check(&client, one("dark", 5)).await;
+        check(&client, one("dark", 1)).await;
+        let answer = check(&client, both(["dark", "log"])).await;
+        let left = if charge == "all" { 4 } else { 1 };
+        assert_eq!((answer.allowed(), answer.0.statuses[1].limit_remaining), (true, left), "{charge}");
+        redis.cli(&["flushall"]);
+    }
+}
