@@ -527,6 +527,20 @@ async fn what_an_outage_means_is_the_callers_choice() {
     assert!(Client::builder(nobody).bearer_token("a\nb").connect_lazy().is_err());
 }
 
+/// A service that says what is wrong with a check is well: nobody else has to go without it.
+#[tokio::test]
+async fn a_check_that_cannot_be_is_no_outage() {
+    let server = start();
+    for coalesce in [true, false] {
+        let limiter = client(&server).coalesce(coalesce).connect_lazy().unwrap();
+        for _ in 0..100 {
+            let failure = limiter.check((0..200).map(|_| few("alice"))).strict().await.unwrap_err();
+            assert!(matches!(failure, Failure::Service { code: tonic::Code::InvalidArgument, .. }), "{failure}");
+        }
+        assert!(limiter.check([few("alice").hits(0)]).strict().await.is_ok(), "coalesce {coalesce}");
+    }
+}
+
 /// An outage is one line in the gateway's log, and its end another.
 #[tokio::test]
 async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use super::support::{
-    DEADLINE, Fault, Proxy, RedisServer, Server, ask, descriptor,
+    DEADLINE, Fault, Proxy, RedisCluster, RedisServer, Server, ask, descriptor,
     plain::{Client, Request},
     ring, rules, until, until_async,
 };
@@ -227,5 +227,26 @@ async fn many_servers_may_be_absent_at_the_start() {
         let asked = Instant::now();
         assert!(client.check(ask("d", &[("local", "v")])).await.unwrap().allowed());
         assert!(asked.elapsed() < DEADLINE);
+        let word = if said.contains("out of reach") { "this Redis server is out of reach" } else { "nobody says" };
+        let lines = server.log().lines().filter(|line| line.contains(word)).count();
+        assert_eq!(lines, if said.contains("out of reach") { 2 } else { 1 }, "{}", server.log());
     }
+}
+
+/// Nobody in a cluster of one can say how it is, twice: a line for each time.
+#[tokio::test]
+async fn whoever_knows_nothing_says_so_once_an_episode() {
+    let mut node = RedisCluster::node(&[]);
+    assert_eq!(node.cli(&["cluster", "addslotsrange", "0", "16383"]), "OK");
+    until("the cluster", || node.cli(&["cluster", "info"]).contains("cluster_state:ok").then_some(()));
+    let server = start(&format!("redis+cluster://127.0.0.1:{}", node.port));
+    let nobody = || server.log().lines().filter(|line| line.contains("nobody says which Redis servers")).count();
+    for episode in 1..=2 {
+        until("the server to be up", || server.get("/readyz").contains("redis, up").then_some(()));
+        node.kill();
+        until("somebody to notice", || (nobody() == episode).then_some(()));
+        node.restart();
+    }
+    until("the server to be up", || server.get("/readyz").contains("redis, up").then_some(()));
+    assert_eq!(nobody(), 2);
 }

@@ -106,6 +106,7 @@ async fn a_flush_of_scripts_goes_unnoticed() {
         redis.cli(&["script", "flush"]);
         assert_eq!(check(&client, "default").await.unwrap().remaining(), Some(expected));
     }
+    assert_eq!(server.metric("sluicegate_redis_failures{kind=\"noscript\"}"), 2.0);
 }
 
 #[tokio::test]
@@ -149,7 +150,9 @@ async fn a_redis_that_became_a_replica_is_out_of_reach() {
     assert!(check(&client, "default").await.unwrap().allowed());
     redis.cli(&["replicaof", "127.0.0.1", "1"]);
     until_down(&server, &client).await;
+    redis.cli(&["config", "resetstat"]);
     answers_at_once(&server, &client).await;
+    assert!(!redis.cli(&["info", "commandstats"]).contains("cmdstat_evalsha"), "nobody is sent there");
     assert_eq!(server.log().matches("out of reach").count(), 1, "{}", server.log());
     redis.cli(&["replicaof", "no", "one"]);
     assert!(until_up(&client).await.allowed());

@@ -86,6 +86,13 @@ async fn certificates_are_shown_and_followed() {
     files.write("key.pem", &key);
     files.write("cert.pem", &certificate);
     until_async("the new certificate", async || connect(&server, &second, None).await.ok()).await;
+    let lines = |word: &str| server.log().lines().filter(|line| line.contains(word)).count();
+    assert_eq!(lines("cannot be used; those before stay"), 1, "{}", server.log());
+    let (certificate, key) = first.sign();
+    files.write("key.pem", &key);
+    files.write("cert.pem", &certificate);
+    until_async("the old one again", async || connect(&server, &first, None).await.ok()).await;
+    assert_eq!(lines("certificates reloaded"), 2, "{}", server.log());
 }
 
 #[tokio::test]

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 
 use super::support::{
-    DEADLINE, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    DEADLINE, Fault, Proxy, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
     plain::{Client, Request},
     ring, rules, until, until_async,
 };
@@ -152,6 +152,17 @@ async fn a_key_is_where_the_command_line_says() {
     }
     let moved = shard("then", &ring, &["d", "user=a", "--nodes", "x,y"]);
     assert!(moved.starts_with("moves from 127.0.0.1:"), "{moved}");
+    // Names and weights of the settings file: the same again moves nothing.
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("settings.toml");
+    let node =
+        |name: &str, weight| format!("[[redis.ring]]\nname = \"{name}\"\nurl = \"redis://h\"\nweight = {weight}\n");
+    std::fs::write(&config, [node("a", 1), node("b", 5)].concat()).unwrap();
+    for user in users() {
+        let args = ["d", &format!("user={user}"), "--config", config.to_str().unwrap(), "--nodes", "a,b*5"];
+        let then = shard("then", "redis+ring://", &args);
+        assert!(then.starts_with("stays on "), "{user}: {then}");
+    }
 }
 
 /// All limits of a user meet on one node, and one call decides them.
@@ -199,6 +210,93 @@ async fn a_slot_that_moves_under_load_loses_and_doubles_nothing() {
     }
 }
 
+/// A slot on the move has torn two counters of one request apart: no call can decide both. One is taken after the other,
+/// and given back when the other refuses; and once the slot has arrived, one call does again.
+#[tokio::test]
+async fn a_request_that_a_moving_slot_tears_apart_is_charged_for_all_or_none() {
+    let text = "
+domain: d
+charge: all
+shard_by: [user]
+descriptors:
+- key: user
+  rate_limit: {unit: year, requests_per_unit: 100}
+  descriptors:
+  - {key: path, rate_limit: {unit: year, requests_per_unit: 3, algorithm: gcra}}
+";
+    let cluster = RedisCluster::start();
+    let folder = rules(&[("d.yaml", text)]);
+    for (user, moved) in [("u", "|user|fw"), ("v", "|path=/|gcra")] {
+        let server = Server::builder()
+            .rules(folder.path())
+            .store(&cluster.url())
+            .set("redis.timeout", "5s")
+            .set("deny_cache.max_entities", "0")
+            .start();
+        let client = server.client().await;
+        let request = ask("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
+        let slot = format!("{{d|user={user}}}");
+        let slot: u16 = cluster.nodes[0].cli(&["cluster", "keyslot", &slot]).parse().unwrap();
+        let from = cluster.owner(&format!("{{d|user={user}}}"));
+        let to = (from + 1) % 3;
+        let check = async || {
+            let answer =
+                client.check(request.clone()).await.unwrap_or_else(|error| panic!("{error}\n{}", server.log()));
+            let left: Vec<_> = answer.0.statuses.iter().map(|status| status.limit_remaining).collect();
+            (answer.allowed(), left)
+        };
+        assert_eq!(check().await, (true, vec![99, 2]), "{user}");
+        cluster.begin_to_move(slot, from, to);
+        let keys = cluster.nodes[from].cli(&["cluster", "getkeysinslot", &slot.to_string(), "10"]);
+        let key = keys.lines().find(|key| key.contains(moved)).unwrap_or_else(|| panic!("{moved} in {keys}"));
+        cluster.move_key(key, from, to);
+        for left in [1, 0] {
+            assert_eq!(check().await, (true, vec![97 + left, left]), "{user}");
+        }
+        for _ in 0..3 {
+            assert_eq!(check().await, (false, vec![97, 0]), "{user}: nothing is taken");
+        }
+        cluster.end_move(slot, from, to);
+        assert_eq!(check().await, (false, vec![97, 0]), "{user}");
+        let back = Request::new("d").descriptor(descriptor(&[("user", user), ("path", "/")]).hits(1).give_back());
+        assert!(client.check(back).await.unwrap().allowed());
+        assert_eq!(check().await, (true, vec![96, 0]), "{user}");
+        assert_eq!(server.metric("sluicegate_redis_not_given_back"), 0.0);
+    }
+}
+
+/// A node that nobody has heard of takes a slot over: the redirect is enough to find it.
+#[tokio::test]
+async fn a_redirect_to_a_new_node_is_followed_at_once() {
+    let mut cluster = RedisCluster::start();
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let users = users();
+    for user in &users {
+        assert_eq!(left(&client, user).await, [1_000_000, 1_000_000]);
+    }
+    cluster.nodes.push(RedisCluster::node(&[]));
+    let known = cluster.nodes[0].cli(&["cluster", "nodes"]);
+    let address = known.lines().find(|line| line.contains("myself")).unwrap().split(' ').nth(1).unwrap();
+    let (port, bus) = address.split([',', ' ']).next().unwrap().rsplit_once(':').unwrap().1.split_once('@').unwrap();
+    assert_eq!(cluster.nodes[3].cli(&["cluster", "meet", "127.0.0.1", port, bus]), "OK");
+    until("everybody to know it", || {
+        let info: Vec<_> = cluster.nodes.iter().map(|node| node.cli(&["cluster", "info"])).collect();
+        let known = |info: &String| info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:4");
+        info.iter().all(known).then_some(())
+    });
+    for user in &users {
+        let key = shard("key", &cluster.url(), &["d", &format!("user={user}")]);
+        let slot = cluster.nodes[0].cli(&["cluster", "keyslot", &key]).parse().unwrap();
+        let from = cluster.owner(&key);
+        cluster.begin_to_move(slot, from, 3);
+        cluster.end_move(slot, from, 3);
+        let request = ask("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
+        assert!(client.check(request).await.unwrap().allowed(), "{user}");
+        has_counted(&client, user, 1).await;
+    }
+}
+
 #[tokio::test]
 async fn a_failover_that_is_asked_for_goes_by_and_nothing_is_counted_twice() {
     let cluster = RedisCluster::with(3, 1, &[]);
@@ -243,6 +341,9 @@ async fn a_master_that_dies_takes_only_its_own_users_with_it() {
     assert_eq!(left(&client, "user0").await, [1_000_000, 1_000_000]);
     cluster.nodes[dead].kill();
     until("somebody to notice", || server.get("/readyz").contains("1 of 3 servers out of reach").then_some(()));
+    let is_up =
+        |node: &RedisServer| server.metric(&format!("sluicegate_redis_up{{server=\"127.0.0.1:{}\"}}", node.port));
+    assert_eq!(cluster.nodes[..3].iter().map(is_up).sum::<f64>(), 2.0, "{}", server.get("/metrics"));
     until("the replica to take over", || cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(()));
     let promoted = Instant::now();
     left(&client, "user0").await;
@@ -422,6 +523,43 @@ descriptors:
     assert_eq!(left().await, Some(9));
     assert_eq!(server.metric("sluicegate_on_error{policy=\"allow\"}"), 1.0);
     assert_eq!(server.metric("sluicegate_on_error{policy=\"deny\"}"), 1.0);
+}
+
+/// A server dies between the take and the refusal of another: what cannot be given back is told.
+#[tokio::test]
+async fn what_cannot_be_given_back_is_counted() {
+    let text = "
+domain: d
+charge: all
+descriptors:
+- {key: user, rate_limit: {unit: year, requests_per_unit: 10}}
+- {key: none, rate_limit: {unit: year, requests_per_unit: 0}}
+";
+    let (mut taken, late) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(late.port);
+    let url = format!("redis+ring://127.0.0.1:{},{}", taken.port, proxy.address);
+    let folder = rules(&[("d.yaml", text)]);
+    let server = Server::builder().rules(folder.path()).store(&url).set("redis.timeout", "5s").start();
+    let client = server.client().await;
+    let place = |entry: &str| {
+        let mut command = super::support::server::command();
+        command.args(["shard", "d", entry, "--store", &url, "--rules"]).arg(folder.path());
+        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("node")).unwrap().trim().ends_with(&taken.port.to_string())
+    };
+    let value = |key: &str, first| {
+        (0..).map(|n| format!("{key}{n}")).find(|value| place(&format!("{key}={value}")) == first).unwrap()
+    };
+    let (user, none) = (value("user", true), value("none", false));
+    let request =
+        Request::new("d").descriptor(descriptor(&[("user", &user)])).descriptor(descriptor(&[("none", &none)]));
+    proxy.set(Fault::Delay(Duration::from_secs(1)));
+    let asked = tokio::spawn(async move { client.check(request).await });
+    until_async("the take", async || (taken.cli(&["dbsize"]) == "1").then_some(())).await;
+    taken.kill();
+    assert!(!asked.await.unwrap().unwrap().allowed());
+    assert_eq!(server.metric("sluicegate_redis_not_given_back"), 1.0);
+    assert!(server.log().contains("could not be given back"), "{}", server.log());
 }
 
 #[tokio::test]

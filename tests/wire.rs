@@ -263,6 +263,13 @@ async fn headers_and_metadata_are_given_when_wanted() {
         for part in ["\"domain\"", "few=h", "hitsAddend", "\"team\"", "\"edge\"", "\"plan\""] {
             assert!(metadata.contains(part), "{store}: {part} in {metadata}");
         }
+        // What the caller said itself is told too.
+        let own = descriptor(&[("own", "h")]).limit(7, Unit::Hour, None);
+        let answer = check(&client, Request::new("d").descriptor(own).hits(3)).await.0;
+        let metadata = format!("{:?}", answer.dynamic_metadata.unwrap());
+        for part in ["requests_per_unit:7 unit:HOUR", "\"hitsAddend\": Value { kind: Some(NumberValue(3.0)) }"] {
+            assert!(metadata.contains(part), "{store}: {part} in {metadata}");
+        }
         // A rule that refuses adds nothing.
         let refused = check(&client, ask("d", &[("few", "h")]).hits(9)).await.0;
         let metadata = format!("{:?}", refused.dynamic_metadata);

@@ -263,3 +263,15 @@ impl std::fmt::Debug for Check<'_> {
             .finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deadline_is_kept_by_a_timer_that_is_early() {
+        for (deadline, expected) in [(0, 0), (100, 10), (5_000, 500), (10_000, 1_000), (60_000_000, 1_000)] {
+            assert_eq!(early(Duration::from_micros(deadline)), Duration::from_micros(expected));
+        }
+    }
+}

@@ -381,8 +381,17 @@ mod tests {
         assert_eq!((allowed.retry_after(), allowed.remaining()), (None, Some(2)));
         assert_eq!(allowed.tightest(), Some(&status(true, 2, None)));
         // One that a shadow rule refuses does not refuse the request.
-        let shadow = verdict(true, &[status(false, 0, Some(3)), status(true, 2, None)]);
-        assert_eq!(shadow.tightest().map(|status| status.remaining), Some(0));
+        let shadow = verdict(true, &[status(false, 5, Some(3)), status(true, 2, None)]);
+        assert_eq!(shadow.tightest().map(|status| status.remaining), Some(2));
+    }
+
+    #[test]
+    fn windows_are_as_long_as_their_units() {
+        let days = |unit, multiplier| Limit::new(1, unit, multiplier, "").window.as_secs_f64() / 86_400.0;
+        let each = [rate_limit::Unit::Day, rate_limit::Unit::Week, rate_limit::Unit::Month, rate_limit::Unit::Year];
+        assert_eq!(each.map(|unit| days(unit, 0)), [1.0, 7.0, 30.0, 365.0]);
+        assert_eq!(days(rate_limit::Unit::Hour, 12), 0.5);
+        assert_eq!((days(rate_limit::Unit::Minute, 720), days(rate_limit::Unit::Second, 43_200)), (0.5, 0.5));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct CurrentLimit {
 }
 
 impl CurrentLimit {
-    pub(super) fn new(limit: &Limit, name: Option<&Arc<str>>, policy: Option<Arc<str>>) -> Self {
+    pub(crate) fn new(limit: &Limit, name: Option<&Arc<str>>, policy: Option<Arc<str>>) -> Self {
         let (quota, window) = limit.policy();
         Self {
             requests_per_unit: limit.requests_per_unit(),

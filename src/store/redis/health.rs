@@ -161,3 +161,34 @@ impl Health {
         self.servers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_up_when_every_worker_that_wants_it_can_ask_it() {
+        let (health, name) = (Health::new(2), Arc::<str>::from("a"));
+        let up = || health.servers().into_iter().map(|(_, up)| up).collect::<Vec<_>>();
+        health.wanted(&name);
+        health.wanted(&name);
+        assert_eq!(up(), [false]);
+        health.came_up(&name);
+        assert_eq!(up(), [false], "one of two");
+        health.came_up(&name);
+        assert_eq!(up(), [true]);
+        health.went_down(&name, &RedisError::from((redis::ErrorKind::Io, "broken")));
+        assert_eq!(up(), [false]);
+        health.stays_down(&name, &RedisError::from((redis::ErrorKind::Io, "refused")));
+        health.came_up(&name);
+        assert_eq!(up(), [true]);
+        health.unwanted(&name, true);
+        assert_eq!(up(), [true], "the other worker's");
+        health.unwanted(&name, true);
+        assert!(up().is_empty());
+        // Late news of a server that nobody wants any more.
+        health.came_up(&name);
+        health.unwanted(&name, true);
+        assert!(up().is_empty());
+    }
+}

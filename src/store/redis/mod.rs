@@ -129,12 +129,6 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Whether every server can be asked now.
-    #[must_use]
-    pub fn is_up(&self) -> bool {
-        self.pools().all(|pool| pool.is_up())
-    }
-
     /// Waits until every server can be asked, but no longer than this.
     pub async fn wait_until_up(&self, at_most: Duration) -> bool {
         let started = Instant::now();

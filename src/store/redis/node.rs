@@ -306,3 +306,27 @@ async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -
         value => Ok(value),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{
+        Metrics,
+        redis::{Settings, Time},
+    };
+
+    /// Nobody goes on knocking at a server that has left the topology, whether it was ever there or not.
+    #[tokio::test(start_paused = true)]
+    async fn a_node_that_is_closed_ends() {
+        let metrics = Metrics::new(1);
+        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), Time::Server, &metrics).unwrap();
+        let server = shared.topology.view().borrow().servers[0].clone();
+        let node = Node::start(server, Arc::clone(&shared), WorkerId(0));
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!((Arc::strong_count(&node), metrics.redis().servers().len()), (2, 1));
+        node.close();
+        node.close();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!((Arc::strong_count(&node), metrics.redis().servers().len()), (1, 0));
+    }
+}

@@ -285,3 +285,48 @@ fn join() -> (String, Vec<u8>) {
     }
     (text + "end\nend\n" + MAIN, numbers)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_has_a_state_for_each_hit_and_none_too_many() {
+        let state = |bytes: &[u8]| Value::BulkString(bytes.to_vec());
+        let reply =
+            |outcomes: &[u8], states: &[Value]| Value::Array([&[Value::Int(7), state(outcomes)], states].concat());
+        let full = reply(b"yn", &[state(b"a"), Value::Int(1)]);
+        let (now, mut steps) = read(&full).unwrap();
+        assert_eq!((now, steps.is_empty()), (Micros::new(7), false));
+        let first = steps.take(1).unwrap();
+        assert_eq!(
+            (first[0].outcome, first[0].state.as_bytes(), steps.is_empty()),
+            (Outcome::Allowed, &b"a"[..], false)
+        );
+        let second = steps.take(1).unwrap();
+        assert_eq!((second[0].outcome, steps.is_empty()), (Outcome::Refused, true));
+        assert!(steps.take(1).is_none());
+        let all_allowed = reply(b"", &[state(b"a")]);
+        assert_eq!(read(&all_allowed).unwrap().1.take(1).unwrap()[0].outcome, Outcome::Allowed);
+        for nonsense in [
+            Value::Nil,
+            Value::Array(vec![Value::Int(1)]),
+            Value::Array(vec![Value::Int(-1), state(b"")]),
+            reply(b"y", &[state(b"a"), state(b"b")]),
+        ] {
+            assert!(read(&nonsense).is_none(), "{nonsense:?}");
+        }
+        for outcomes in [&b"?"[..], b"y"] {
+            let nonsense = reply(outcomes, &[Value::Nil]);
+            assert!(read(&nonsense).unwrap().1.take(1).is_none(), "{nonsense:?}");
+        }
+    }
+
+    #[test]
+    fn scripts_that_are_the_same_stand_there_once() {
+        let (text, numbers) = join();
+        let distinct: std::collections::BTreeSet<_> = Algorithm::SCRIPTS.iter().collect();
+        assert_eq!(text.matches(" script == ").count(), distinct.len());
+        assert_eq!(numbers.iter().collect::<std::collections::BTreeSet<_>>().len(), distinct.len());
+    }
+}

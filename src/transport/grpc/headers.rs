@@ -70,3 +70,23 @@ fn name(limit: &CurrentLimit) -> String {
     }
     text + "\""
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{Limit, Unit};
+
+    #[test]
+    fn a_name_is_a_structured_field_string() {
+        let limit = Limit::new(1, Unit::Hour, 1).unwrap();
+        for (policy, expected) in [
+            (Some("a b~"), r#""a b~""#),
+            (Some(r#"a"b\c"#), r#""a\"b\\c""#),
+            (Some("ä\n"), r#""__""#),
+            (None, r#""override""#),
+        ] {
+            let limit = CurrentLimit { policy: policy.map(Into::into), ..CurrentLimit::new(&limit, None, None) };
+            assert_eq!(name(&limit), expected);
+        }
+    }
+}

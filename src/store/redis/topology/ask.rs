@@ -160,3 +160,83 @@ fn config_epoch(reply: &Value) -> u64 {
     let epoch = pairs.find(|pair| slots::text(&pair[0]).is_some_and(|name| name == "config-epoch"));
     epoch.and_then(|pair| slots::text(&pair[1])?.parse().ok()).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        net::{TcpListener, TcpStream},
+    };
+
+    use super::*;
+    use crate::store::redis::{Settings, topology::address};
+
+    /// A node of a cluster that knows of one master, by this epoch; for ever, on a thread of its own.
+    fn node(epoch: u64, delay: Duration) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                std::thread::spawn(move || answer(stream.unwrap(), epoch, delay));
+            }
+        });
+        port
+    }
+
+    fn answer(mut stream: TcpStream, epoch: u64, delay: Duration) {
+        let mut read = [0; 4_096];
+        while let Ok(bytes @ 1..) = stream.read(&mut read) {
+            let asked = String::from_utf8_lossy(&read[..bytes]).to_uppercase();
+            std::thread::sleep(delay);
+            let info = format!("cluster_state:ok\r\ncluster_current_epoch:{epoch}\r\n");
+            let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\na\r\n:{epoch}\r\n");
+            let info = format!("${}\r\n{info}\r\n", info.len());
+            for word in asked.split("\r\n") {
+                let answer = match word {
+                    "SETINFO" => "+OK\r\n",
+                    "SLOTS" => &slots,
+                    "INFO" => &info,
+                    _ => continue,
+                };
+                // Who has heard enough hangs up.
+                let _ = stream.write_all(answer.as_bytes());
+            }
+        }
+    }
+
+    async fn asked(ports: &[u16], known: u64, turn: usize) -> Result<u64, String> {
+        let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+        let (source, _) = address::read(&format!("redis+cluster://{}", hosts.join(",")), &Settings::default()).unwrap();
+        let known = Found { epoch: known, map: None };
+        let found = source.ask(&[], &known, turn, Duration::from_secs(10)).await?.unwrap();
+        assert_eq!(
+            found.map.map(|map| matches!(map, Map::Slots(map) if map.masters[0].1 == found.epoch as u16)),
+            Some(true)
+        );
+        Ok(found.epoch)
+    }
+
+    /// A node that was away knows the past: whoever is up to date is believed at once, and nobody else while there is one.
+    #[tokio::test]
+    async fn the_newest_is_believed() {
+        let late = Duration::from_millis(100);
+        let (old, older, new) = (node(4, Duration::ZERO), node(3, Duration::ZERO), node(6, late));
+        for turn in 0..3 {
+            assert_eq!(asked(&[old, older, new], 5, turn).await, Ok(6), "turn {turn}");
+            assert_eq!(asked(&[older, old], 5, turn).await, Ok(4), "nobody is up to date");
+            assert_eq!(asked(&[node(3, late), old], 5, turn).await, Ok(4));
+            assert_eq!(asked(&[old, new], 4, turn).await, Ok(4), "as new as what is known");
+        }
+        assert!(asked(&[1], 5, 0).await.is_err());
+    }
+
+    #[test]
+    fn epochs_are_read() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        assert_eq!(cluster_epoch(&text("cluster_state:ok\r\ncluster_current_epoch:17\r\n")), 17);
+        assert_eq!((cluster_epoch(&Value::Nil), cluster_epoch(&text("nothing"))), (0, 0));
+        let pairs = ["name", "main", "config-epoch", "23", "num-slaves", "1"].map(text).to_vec();
+        assert_eq!(config_epoch(&Value::Array(pairs)), 23);
+        assert_eq!((config_epoch(&Value::Nil), config_epoch(&Value::Array(vec![]))), (0, 0));
+    }
+}

@@ -77,7 +77,6 @@ pub(super) fn read(reply: &Value, asked: &str) -> Option<SlotMap> {
 pub(super) fn text(value: &Value) -> Option<String> {
     match value {
         Value::BulkString(bytes) => String::from_utf8(bytes.clone()).ok(),
-        Value::SimpleString(text) => Some(text.clone()),
         _ => None,
     }
 }
