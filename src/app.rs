@@ -40,6 +40,8 @@ use crate::{
     },
 };
 
+/// Between two looks for quota that was taken in advance and nobody asks for any more.
+const SWEEP: Duration = Duration::from_millis(25);
 /// Between two small steps of taking expired counters' places back.
 const RECLAIM: Duration = Duration::from_millis(100);
 /// How long the first calls wait for Redis before the port opens. It opens in any case.
@@ -158,21 +160,23 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     server.observe(&meter);
     parts.store.observe(&store_metrics, &meter);
     tokio::spawn(Arc::clone(&reloader).follow());
-    parts.maintain();
+    let check = parts.check(control).await;
+    let store = check.engine.store.clone();
+    parts.maintain(&store);
 
     let leaving = Arc::new(AtomicBool::new(false));
     let router = http::router(http::Handlers {
-        check: parts.check(control).await,
+        check,
         limits: settings.grpc.limits,
         response: settings.response.clone(),
         reloader,
         meters: Arc::clone(&meters),
         leaving: Arc::clone(&leaving),
     });
-    let store = store::redact(&settings.store);
+    let address = store::redact(&settings.store);
     let grpc_addr = server.local_addr().map_err(AppError::Process)?;
     let http_addr = http.local_addr().map_err(AppError::Process)?;
-    tracing::info!(grpc = %grpc_addr, http = %http_addr, store, workers, "serving");
+    tracing::info!(grpc = %grpc_addr, http = %http_addr, store = address, workers, "serving");
     let mut http_stopping = stopping.clone();
     let http = axum::serve(http, router).with_graceful_shutdown(async move {
         let _ = http_stopping.wait_for(|stop| *stop).await;
@@ -182,6 +186,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
 
     leave(signals, &settings, health, &leaving, &stop, async {
         let _ = tokio::join!(grpc, http);
+        store.give_all_back(clock.now()).await;
     })
     .await;
     let _ = tokio::task::spawn_blocking(move || {
@@ -271,7 +276,7 @@ impl Parts {
     }
 
     /// What has to be done now and then, whether anybody asks or not.
-    fn maintain(&self) {
+    fn maintain(&self, store: &AnyStore) {
         let memory = match &*self.store {
             StoreSetup::Memory(memory) => Arc::clone(memory),
             StoreSetup::Redis(setup, _) => {
@@ -285,6 +290,14 @@ impl Parts {
             loop {
                 tick.tick().await;
                 memory.reclaim(clock.now());
+            }
+        });
+        let (store, clock) = (store.clone(), self.clock.clone());
+        tokio::spawn(async move {
+            let mut tick = interval(SWEEP);
+            loop {
+                tick.tick().await;
+                store.sweep(clock.now()).await;
             }
         });
     }
@@ -306,7 +319,8 @@ impl StoreSetup {
             Some(store) => setup.with_per_second(store, &settings.per_second.redis, Time::Server)?,
             None => setup,
         };
-        let shared = local::Shared::new(&settings.deny_cache, local::Clock::start(), Arc::clone(metrics.local()));
+        let (clock, metrics) = (local::Clock::start(), Arc::clone(metrics.local()));
+        let shared = local::Shared::new(&settings.deny_cache, &settings.lease, clock, metrics);
         Ok(Self::Redis(Box::new(setup), shared))
     }
 

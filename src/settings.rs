@@ -49,6 +49,8 @@ pub struct Settings {
     pub per_second: PerSecondSettings,
     /// Refusals that are remembered rather than asked for again.
     pub deny_cache: store::local::DenyCacheSettings,
+    /// Quota that is taken in advance, for rules that want it.
+    pub lease: store::local::LeaseSettings,
     /// Logs, metrics, traces.
     pub telemetry: telemetry::Settings,
     /// How to leave.
@@ -70,6 +72,7 @@ impl Default for Settings {
             redis: store::redis::Settings::default(),
             per_second: PerSecondSettings::default(),
             deny_cache: store::local::DenyCacheSettings::default(),
+            lease: store::local::LeaseSettings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
         }

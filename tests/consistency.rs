@@ -156,3 +156,67 @@ async fn of_several_limits_only_those_are_asked_that_may_pass() {
         redis.cli(&["flushall"]);
     }
 }
+
+const LEASED: &str = "
+domain: d
+descriptors:
+- key: window
+  rate_limit: {unit: year, requests_per_unit: 20000, consistency: leased}
+- key: sliding
+  rate_limit: {unit: year, requests_per_unit: 20000, algorithm: sliding_window, buckets: 12, consistency: leased}
+- key: other
+  rate_limit: {unit: year, requests_per_unit: 1000000}
+";
+
+/// How many of so many requests pass, asked by several callers at once until one of them is refused.
+async fn spend(client: &Client, key: &'static str, each: u64) -> u64 {
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let client = client.clone();
+        callers.spawn(async move {
+            let mut passed = 0;
+            while passed < each && check(&client, one(key, 1)).await.allowed() {
+                passed += 1;
+            }
+            passed
+        });
+    }
+    callers.join_all().await.into_iter().sum()
+}
+
+/// Three instances that take quota in advance let exactly the limit through, at a call for many decisions.
+#[tokio::test]
+async fn leases_add_up_to_the_limit_and_no_more() {
+    let redis = RedisServer::start();
+    let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
+    for key in ["window", "sliding"] {
+        redis.cli(&["config", "resetstat"]);
+        let mut passed = 0;
+        // One has most of the traffic.
+        for (server, each) in servers.iter().zip([700, 100, 50]) {
+            passed += spend(&server.client().await, key, each).await;
+        }
+        assert_eq!(passed, 16 * 850, "{key}: below the limit nobody is refused");
+        let stats = redis.cli(&["info", "commandstats"]);
+        let calls = stats.split_once("cmdstat_evalsha:calls=").unwrap().1.split(',').next().unwrap();
+        let calls: u64 = calls.parse().unwrap();
+        assert!(calls < passed / 10, "{key}: {calls} calls for {passed} decisions");
+        assert!(servers[0].metric("sluicegate_lease_decisions") > 8_000.0, "{}", servers[0].get("/metrics"));
+        // What others hold comes back, and the rest can be had to the last hit.
+        until_async("the whole limit to be spent", async || {
+            for server in &servers {
+                passed += spend(&server.client().await, key, u64::MAX).await;
+            }
+            assert!(passed <= 20_000, "{key}: {passed}");
+            (passed == 20_000).then_some(())
+        })
+        .await;
+        let within: f64 = servers
+            .iter()
+            .map(|server| {
+                server.metric(&format!("ratelimit_service_rate_limit_within_limit{{domain=\"d\",key1=\"{key}\"}}"))
+            })
+            .sum();
+        assert_eq!(within, 20_000.0, "{key}: each hit is counted once");
+    }
+}

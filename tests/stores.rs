@@ -36,8 +36,13 @@ async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, ref
     setup.follow();
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
-    let settings = local::DenyCacheSettings { max_entities: refusals, max_age: Duration::MAX };
-    Local::new(redis, local::Shared::new(&settings, local::Clock::Caller, local::Metrics::new(1)), WorkerId(0))
+    let deny_cache = local::DenyCacheSettings { max_entities: refusals, max_age: Duration::MAX };
+    let leases = local::LeaseSettings::default();
+    Local::new(
+        redis,
+        local::Shared::new(&deny_cache, &leases, local::Clock::Caller, local::Metrics::new(1)),
+        WorkerId(0),
+    )
 }
 
 fn window(limit: u64, seconds: u64) -> Algorithm {

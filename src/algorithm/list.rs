@@ -82,6 +82,18 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(rule) => rule.refusal_counts(state, now)),+ }
             }
 
+            /// See [`Rule::leasing`].
+            #[must_use]
+            pub fn leasing(&self) -> Option<Algorithm> {
+                match self { $(Self::$rule(rule) => rule.leasing()),+ }
+            }
+
+            /// See [`Rule::lease_ends`].
+            #[must_use]
+            pub fn lease_ends(&self, counted: Micros) -> Micros {
+                match self { $(Self::$rule(rule) => rule.lease_ends(counted)),+ }
+            }
+
             /// See [`Rule::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -160,6 +160,17 @@ pub trait Rule {
     /// Whether a hit that this state refuses would, being refused, change what later ones get.
     fn refusal_counts(&self, state: &State, now: Micros) -> bool;
 
+    /// How a part of the quota is taken in advance, as a take that refuses rather than being soft, and that does not count
+    /// when it is refused; `None` where what is spent later could add up to more than the limit.
+    fn leasing(&self) -> Option<Algorithm> {
+        None
+    }
+
+    /// The instant until which hits may be spent that were counted at another one: until then it makes no difference.
+    fn lease_ends(&self, counted: Micros) -> Micros {
+        counted
+    }
+
     /// The instant from which the state says no more than a new one would.
     fn expires(&self, state: &State, now: Micros) -> Micros;
 }

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
     metrics::WorkerId,
-    rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
+    rules::{Consistency, FailurePolicy, Found, Limit, Metadata, Path, Rule},
     store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
 };
 
@@ -160,6 +160,7 @@ impl Engine {
                     binding,
                     needed: binding && self.on_error(applied).refuses(),
                     per_second: applied.limit.is_per_second(),
+                    leased: applied.rule.is_some_and(|rule| rule.consistency == Consistency::Leased),
                 }
             })
             .collect();

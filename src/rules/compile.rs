@@ -128,6 +128,7 @@ impl Compiler {
                 quota_mode: descriptor.quota_mode,
                 detailed_metric: descriptor.detailed_metric,
                 on_error: written.on_error,
+                consistency: written.consistency,
                 part: written.part.filter(|part| Some(*part) != written.limit).map(Box::new),
                 metadata: descriptor.metadata.clone(),
                 labels: labels.clone(),

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{
     ip_prefix::IpPrefix,
-    limit::{FailurePolicy, Limit},
+    limit::{Consistency, FailurePolicy, Limit},
     metadata::Metadata,
     problem::Place,
     wildcard::Wildcards,
@@ -46,6 +46,8 @@ pub struct Rule {
     pub detailed_metric: bool,
     /// What happens when the store cannot answer; `None`: as the settings say.
     pub on_error: Option<FailurePolicy>,
+    /// What its answers may owe to what the shared counter has not been asked.
+    pub consistency: Consistency,
     /// One instance's part of the limit, where that is less.
     pub part: Option<Box<Limit>>,
     /// Free-form data for the response.

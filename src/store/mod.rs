@@ -35,6 +35,8 @@ pub struct Hit<'a> {
     pub needed: bool,
     /// Of a limit of unit second, which may have a store of its own.
     pub per_second: bool,
+    /// A part of the quota may be taken in advance, and spent without asking.
+    pub leased: bool,
 }
 
 /// Who pays when the hits of one call do not all pass.
@@ -51,7 +53,16 @@ impl<'a> Hit<'a> {
     /// A take on whose refusal all depends.
     #[must_use]
     pub const fn take(key: &'a [u8], algorithm: &'a Algorithm, cost: u64) -> Self {
-        Self { key, algorithm, action: Action::Take, cost, binding: true, needed: true, per_second: false }
+        Self {
+            key,
+            algorithm,
+            action: Action::Take,
+            cost,
+            binding: true,
+            needed: true,
+            per_second: false,
+            leased: false,
+        }
     }
 
     fn ask(&self, now: Micros) -> Ask {
@@ -79,6 +90,8 @@ pub enum Decider {
     Store,
     /// A refusal of the counter's that still holds.
     DenyCache,
+    /// What this instance has taken of the counter in advance.
+    Lease,
     /// The rule's `on_error`: the counter was out of reach.
     Fallback,
 }
@@ -167,6 +180,22 @@ pub enum AnyStore {
     Memory(std::sync::Arc<Memory>),
     /// In Redis, on one server or on many.
     Redis(Local<Redis>),
+}
+
+impl AnyStore {
+    /// Gives back what was taken in advance and nobody asks for any more. To be called now and then.
+    pub async fn sweep(&self, now: Micros) {
+        if let Self::Redis(local) = self {
+            local.sweep(now).await;
+        }
+    }
+
+    /// Gives back all that was taken in advance, at the end.
+    pub async fn give_all_back(&self, now: Micros) {
+        if let Self::Redis(local) = self {
+            local.give_all_back(now).await;
+        }
+    }
 }
 
 impl Store for AnyStore {

@@ -122,6 +122,14 @@ impl Rule for FixedWindow {
         self.count_denied && self.current(state, now).1 <= self.quota.ceiling()
     }
 
+    fn leasing(&self) -> Option<Algorithm> {
+        Some(Self { quota: Quota::hard(self.quota.limit()), count_denied: false, ..*self }.into())
+    }
+
+    fn lease_ends(&self, counted: Micros) -> Micros {
+        counted - counted % self.window + self.window
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let (number, _) = self.current(state, now);
         Micros::new((number + 1) * self.window.get())

@@ -233,6 +233,14 @@ impl Rule for SlidingWindow {
         self.count_denied
     }
 
+    fn leasing(&self) -> Option<Algorithm> {
+        Some(Self { quota: Quota::hard(self.quota.limit()), count_denied: false, ..*self }.into())
+    }
+
+    fn lease_ends(&self, counted: Micros) -> Micros {
+        counted - counted % self.width + self.width
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let counters = self.counters(state, now);
         Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.width.get())

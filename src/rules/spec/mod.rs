@@ -5,7 +5,7 @@ mod shape;
 use super::{
     compile::Options,
     ip_prefix::IpPrefix,
-    limit::{FailurePolicy, Limit, LimitError, Unit},
+    limit::{Consistency, FailurePolicy, Limit, LimitError, Unit},
     metadata::Metadata,
     problem::{Place, Problems},
     yaml::{self, Kind, Yaml},
@@ -45,6 +45,7 @@ pub(super) struct RateLimit {
     pub(super) name: String,
     pub(super) replaces: Vec<String>,
     pub(super) on_error: Option<FailurePolicy>,
+    pub(super) consistency: Consistency,
     /// Where `count_denied: true` stands, if it does.
     count_denied: Option<Place>,
 }
@@ -71,6 +72,7 @@ const RATE_LIMIT: &[&str] = &[
     "name",
     "replaces",
     "on_error",
+    "consistency",
     "algorithm",
     "buckets",
     "edge",
@@ -287,6 +289,7 @@ impl Reader<'_, '_> {
         let mut it = RateLimit::default();
         let (mut unit, mut requests, mut multiplier, mut unlimited) = (None, None, None, false);
         let mut replaces = Vec::new();
+        let mut consistency = None;
         let mut words = shape::Words::default();
         for (key, place, value) in self.map(node, RATE_LIMIT)? {
             match key {
@@ -296,6 +299,10 @@ impl Reader<'_, '_> {
                 "unlimited" => unlimited = self.boolean(key, value),
                 "name" => it.name = self.text(key, value).unwrap_or_default(),
                 "replaces" => replaces = self.replaces(value),
+                "consistency" => {
+                    let words = Consistency::ALL.map(|it| (it.name(), it));
+                    consistency = self.word(key, value, &words).map(|it| (it, value.place));
+                }
                 "on_error" => it.on_error = self.word(key, value, &FailurePolicy::ALL.map(|it| (it.name(), it))),
                 word => words.read(self, word, place, value),
             }
@@ -335,6 +342,16 @@ impl Reader<'_, '_> {
         let (requests, unit, multiplier) = (requests.unwrap_or(Some(0))?, unit?, multiplier?);
         match Limit::shaped(requests, unit, multiplier, words.kind(), shape) {
             Ok(limit) => {
+                if let Some((consistency, place)) = consistency {
+                    it.consistency = consistency;
+                    if consistency == Consistency::Leased && limit.algorithm().leasing().is_none() {
+                        let message = format!(
+                            "consistency: leased cannot promise that no more than the limit passes with algorithm {}; it is for fixed_window and sliding_window",
+                            limit.algorithm().name()
+                        );
+                        self.problems.error(place, message);
+                    }
+                }
                 it.limit = Some(limit);
                 // Fewer of anything fit as well.
                 it.part = Limit::part(requests, unit, multiplier, words.kind(), shape, self.instances).ok();

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Action, Algorithm, Ask, Decision, Micros, State},
-    store::{Counted, Hit, identity::Secret},
+    store::{Counted, Hit},
 };
 
 /// Counters are told apart by so many kinds where something is given back to them.
@@ -82,7 +82,6 @@ impl Ending for Refusal {
 }
 
 pub(super) struct DenyCache {
-    secret: Secret,
     refusals: Ways<Refusal>,
     refunds: [AtomicU32; REFUNDS],
     max_age: Duration,
@@ -93,7 +92,6 @@ impl DenyCache {
     pub(super) fn new(settings: &Settings) -> Option<Self> {
         let remembers = settings.max_entities > 0 && !settings.max_age.is_zero();
         remembers.then(|| Self {
-            secret: Secret::new(),
             refusals: Ways::new(settings.max_entities),
             refunds: [const { AtomicU32::new(0) }; REFUNDS],
             max_age: settings.max_age,
@@ -101,16 +99,19 @@ impl DenyCache {
     }
 
     /// To be asked before anything is looked up. A hit that gives back ends what is known of its counter, from now on.
-    pub(super) fn questions(&self, hits: &[Hit<'_>]) -> Questions {
-        let question = |hit: &Hit<'_>| {
-            // One name may stand for a counter in each of two stores.
-            let identity = self.secret.identity(hit.key) ^ u128::from(hit.per_second);
+    pub(super) fn questions(&self, hits: &[Hit<'_>], identities: &[u128]) -> Questions {
+        let question = |(hit, identity): (&Hit<'_>, &u128)| {
             if hit.action.gives() {
-                self.refunds_of(identity).fetch_add(1, Relaxed);
+                self.refunded(*identity);
             }
-            Question { identity, refunds: self.refunds_of(identity).load(Relaxed) }
+            Question { identity: *identity, refunds: self.refunds_of(*identity).load(Relaxed) }
         };
-        hits.iter().map(question).collect()
+        hits.iter().zip(identities).map(question).collect()
+    }
+
+    /// Something has been given back: what was known of the counter does not hold any more.
+    pub(super) fn refunded(&self, identity: u128) {
+        self.refunds_of(identity).fetch_add(1, Relaxed);
     }
 
     /// The refusals that still hold; `None` when there are none.
@@ -152,7 +153,7 @@ impl DenyCache {
         let decision = counted.explain(hit);
         if hit.action.gives() {
             // A refusal that overtook it does not hold either.
-            self.refunds_of(question.identity).fetch_add(1, Relaxed);
+            self.refunded(question.identity);
         } else if counted.allowed || hit.algorithm.refusal_counts(&counted.state, counted.at) {
             // The counter is not what it was when it refused something else.
             self.refusals.remove(question.identity);

@@ -4,28 +4,61 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use crate::metrics::{Counter, WorkerId, observe_counter};
+use super::leases::Errand;
+use crate::{
+    metrics::{Counter, WorkerId, observe_counter},
+    store::Counted,
+};
 
 /// Counts of what this instance knows.
 pub struct Metrics {
     refused: Counter,
+    decided_by_lease: Counter,
+    /// Hits that were taken in advance, and those that went back.
+    leased: Counter,
+    given_back: Counter,
 }
 
 impl Metrics {
     /// Nothing counted yet.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
-        Arc::new(Self { refused: Counter::new(workers) })
+        let counter = || Counter::new(workers);
+        Arc::new(Self { refused: counter(), decided_by_lease: counter(), leased: counter(), given_back: counter() })
     }
 
     pub(super) fn refused(&self, worker: WorkerId, hits: u64) {
         self.refused.add(worker, hits);
     }
 
+    pub(super) fn decided_by_lease(&self, worker: WorkerId, hits: u64) {
+        self.decided_by_lease.add(worker, hits);
+    }
+
+    pub(super) fn ran(&self, worker: WorkerId, errand: &Errand, counted: Option<&Counted>) {
+        let counter = if errand.action.gives() { &self.given_back } else { &self.leased };
+        if counted.is_some_and(|counted| counted.allowed) {
+            counter.add(worker, errand.hits);
+        }
+    }
+
     /// Shows everything to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
-        let this = Arc::clone(self);
-        let what = "Questions to counters that were refused without asking the store";
-        observe_counter(meter, "sluicegate_deny_cache_refusals", what, move || this.refused.get());
+        let all: [(_, _, fn(&Self) -> &Counter); 4] = [
+            (
+                "sluicegate_deny_cache_refusals",
+                "Questions to counters that were refused without asking the store",
+                |it| &it.refused,
+            ),
+            ("sluicegate_lease_decisions", "Questions to counters that were answered from a lease", |it| {
+                &it.decided_by_lease
+            }),
+            ("sluicegate_lease_hits", "Hits that were taken in advance", |it| &it.leased),
+            ("sluicegate_lease_returned_hits", "Hits that were taken in advance and given back", |it| &it.given_back),
+        ];
+        for (name, description, counter) in all {
+            let this = Arc::clone(self);
+            observe_counter(meter, name, description, move || counter(&this).get());
+        }
     }
 }

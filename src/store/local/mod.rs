@@ -3,14 +3,18 @@
 //!
 //! ```text
 //! Local            one worker's way in
+//!   Leases         quota that was taken in advance, of rules that want it (`consistency: leased`)
 //!   DenyCache      refusals that still hold
 //!   Counters       the shared store
 //! ```
 
 mod deny_cache;
+mod lease;
+mod leases;
 mod metrics;
 
 pub use deny_cache::Settings as DenyCacheSettings;
+pub use leases::Settings as LeaseSettings;
 pub use metrics::Metrics;
 
 use std::{
@@ -20,8 +24,11 @@ use std::{
 
 use smallvec::SmallVec;
 
-use self::deny_cache::{DenyCache, Known, Question, Questions};
-use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError};
+use self::{
+    deny_cache::{DenyCache, Known, Question, Questions},
+    leases::{Errand, Leases, Spent},
+};
+use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError, identity::Secret};
 use crate::{
     algorithm::{Action, Decision, Micros},
     metrics::WorkerId,
@@ -54,6 +61,8 @@ impl Clock {
 /// What all workers of this instance know.
 pub struct Shared {
     deny_cache: Option<DenyCache>,
+    leases: Option<Leases>,
+    secret: Secret,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
@@ -61,8 +70,19 @@ pub struct Shared {
 impl Shared {
     /// Nothing known yet.
     #[must_use]
-    pub fn new(deny_cache: &DenyCacheSettings, clock: Clock, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { deny_cache: DenyCache::new(deny_cache), clock, metrics })
+    pub fn new(
+        deny_cache: &DenyCacheSettings,
+        leases: &LeaseSettings,
+        clock: Clock,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let (deny_cache, leases) = (DenyCache::new(deny_cache), Leases::new(leases));
+        Arc::new(Self { deny_cache, leases, secret: Secret::new(), clock, metrics })
+    }
+
+    /// One name may stand for a counter in each of two stores.
+    fn identity(&self, hit: &Hit<'_>) -> u128 {
+        self.secret.identity(hit.key) ^ u128::from(hit.per_second)
     }
 }
 
@@ -86,38 +106,139 @@ impl<S> Local<S> {
     }
 }
 
-impl<S: Counters + Sync> Store for Local<S> {
+/// When something is asked: by the service's clock, and by this instance's own.
+#[derive(Clone, Copy)]
+struct Asked {
+    now: Micros,
+    here: Duration,
+}
+
+impl<S: Counters + Clone + Send + Sync + 'static> Store for Local<S> {
     async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
-        let Some(deny_cache) = &self.shared.deny_cache else {
-            let counts = self.store.count(hits, charge, now).await;
-            return hits.iter().zip(counts).map(|(hit, counted)| Ok(counted?.explain(hit).into())).collect();
+        let asked = Asked { now, here: self.shared.clock.now(now) };
+        let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
+        match &self.shared.leases {
+            Some(leases) if hits.iter().any(|hit| hit.leased) => {
+                self.lease(leases, hits, &identities, charge, asked).await
+            }
+            _ => self.ask(hits, &identities, charge, asked).await,
+        }
+    }
+}
+
+impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
+    /// Spends what there is, and asks for the rest.
+    async fn lease(
+        &self,
+        leases: &Leases,
+        hits: &[Hit<'_>],
+        identities: &[u128],
+        charge: Charge,
+        asked: Asked,
+    ) -> Answers {
+        let Spent { decisions, errands } = leases.spend(hits, identities, charge, asked.here);
+        errands.into_iter().for_each(|errand| self.send(errand, asked.now));
+        let spent = |decision: Decision| Ok(Answer { decision, decider: Decider::Lease });
+        let number = decisions.iter().flatten().count();
+        self.shared.metrics.decided_by_lease(self.worker, number as u64);
+        if let Some(all) = decisions.iter().map(|decision| decision.map(spent)).collect() {
+            return all;
+        }
+        let asks = |(place, _): &(usize, &Option<Decision>)| decisions[*place].is_none();
+        let places: SmallVec<[usize; 2]> = decisions.iter().enumerate().filter(asks).map(|(place, _)| place).collect();
+        let others: SmallVec<[Hit<'_>; 2]> = places.iter().map(|place| hits[*place]).collect();
+        let theirs: SmallVec<[u128; 2]> = places.iter().map(|place| identities[*place]).collect();
+        let mut answers = self.ask(&others, &theirs, charge, asked).await.into_iter();
+        let answer = |((hit, identity), decision): ((&Hit<'_>, &u128), Option<Decision>)| match decision {
+            Some(decision) => spent(decision),
+            None => {
+                let answer = answers.next().unwrap_or(Err(StoreError::Refused))?;
+                if hit.leased
+                    && let Some(errand) = leases.learn(*identity, hit, &answer.decision)
+                {
+                    self.send(errand, asked.now);
+                }
+                Ok(answer)
+            }
+        };
+        hits.iter().zip(identities).zip(decisions).map(answer).collect()
+    }
+
+    /// Runs an errand whether whoever caused it waits or not. It shares a call with what is asked just now.
+    fn send(&self, errand: Errand, now: Micros) {
+        let this = self.clone();
+        tokio::spawn(async move { this.run(errand, now).await });
+    }
+
+    async fn run(&self, errand: Errand, now: Micros) {
+        let Some(leases) = &self.shared.leases else {
+            return;
         };
         let asked = self.shared.clock.now(now);
-        let questions = deny_cache.questions(hits);
-        if let Some(known) = deny_cache.known(hits, &questions, asked) {
+        let counted = self.store.count(&[errand.hit()], Charge::Each, now).await.pop().and_then(Result::ok);
+        self.shared.metrics.ran(self.worker, &errand, counted.as_ref());
+        if errand.action.gives() {
+            return self.given_back(&errand);
+        }
+        if let Some(back) = leases.answered(&errand, counted, asked) {
+            self.store.count(&[back.hit()], Charge::Each, now).await;
+            self.given_back(&back);
+        }
+    }
+
+    fn given_back(&self, errand: &Errand) {
+        if let Some(deny_cache) = &self.shared.deny_cache {
+            deny_cache.refunded(errand.identity);
+        }
+    }
+
+    /// Gives back what nobody asks for any more. To be called now and then.
+    pub async fn sweep(&self, now: Micros) {
+        if let Some(leases) = &self.shared.leases {
+            self.run_all(leases.sweep(self.shared.clock.now(now)), now).await;
+        }
+    }
+
+    /// Gives back all that was taken in advance, at the end.
+    pub async fn give_all_back(&self, now: Micros) {
+        if let Some(leases) = &self.shared.leases {
+            self.run_all(leases.take_all(self.shared.clock.now(now)), now).await;
+        }
+    }
+
+    async fn run_all(&self, errands: Vec<Errand>, now: Micros) {
+        futures_util::future::join_all(errands.into_iter().map(|errand| self.run(errand, now))).await;
+    }
+
+    /// Asks the store for what is not known to be refused.
+    async fn ask(&self, hits: &[Hit<'_>], identities: &[u128], charge: Charge, asked: Asked) -> Answers {
+        let Some(deny_cache) = &self.shared.deny_cache else {
+            let counts = self.store.count(hits, charge, asked.now).await;
+            return hits.iter().zip(counts).map(|(hit, counted)| Ok(counted?.explain(hit).into())).collect();
+        };
+        let questions = deny_cache.questions(hits, identities);
+        if let Some(known) = deny_cache.known(hits, &questions, asked.here) {
             self.shared.metrics.refused(self.worker, known.iter().flatten().count() as u64);
             if let Some(all) = known.iter().map(|decision| decision.map(refused)).collect() {
                 return all;
             }
-            return Box::pin(self.ask_others(deny_cache, hits, (questions, known), charge, (now, asked))).await;
+            return Box::pin(self.ask_others(deny_cache, hits, (questions, known), charge, asked)).await;
         }
-        let counts = self.store.count(hits, charge, now).await;
+        let counts = self.store.count(hits, charge, asked.now).await;
         let answer = |((hit, question), counted): ((&Hit<'_>, Question), Result<Counted, StoreError>)| {
-            Ok(deny_cache.learn(hit, question, counted?, asked).into())
+            Ok(deny_cache.learn(hit, question, counted?, asked.here).into())
         };
         hits.iter().zip(questions).zip(counts).map(answer).collect()
     }
-}
 
-impl<S: Counters + Sync> Local<S> {
-    /// Asks for what is not known. Where something known refuses all, nothing is taken, and the others only look.
+    /// Where something known refuses all, nothing is taken, and the others only look.
     async fn ask_others(
         &self,
         deny_cache: &DenyCache,
         hits: &[Hit<'_>],
         (questions, known): (Questions, Known),
         charge: Charge,
-        (now, asked): (Micros, Duration),
+        asked: Asked,
     ) -> Answers {
         let binding = hits.iter().zip(&known).any(|(hit, known)| hit.binding && known.is_some());
         let looks = charge == Charge::All && binding;
@@ -127,12 +248,12 @@ impl<S: Counters + Sync> Local<S> {
             hit.action = Action::Peek;
         }
         let charge = if looks { Charge::Each } else { charge };
-        let mut counts = self.store.count(&others, charge, now).await.into_iter();
+        let mut counts = self.store.count(&others, charge, asked.now).await.into_iter();
         let answer = |((hit, question), known): ((&Hit<'_>, Question), Option<Decision>)| match known {
             Some(decision) => refused(decision),
             None => {
                 let counted = counts.next().unwrap_or(Err(StoreError::Refused))?;
-                Ok(deny_cache.learn(hit, question, counted, asked).into())
+                Ok(deny_cache.learn(hit, question, counted, asked.here).into())
             }
         };
         hits.iter().zip(questions).zip(known).map(answer).collect()

@@ -285,16 +285,17 @@ struct Owned {
     binding: bool,
     needed: bool,
     per_second: bool,
+    leased: bool,
 }
 
 impl Owned {
     fn new(hit: &Hit<'_>) -> Self {
-        let Hit { key, algorithm, action, cost, binding, needed, per_second } = *hit;
-        Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second }
+        let Hit { key, algorithm, action, cost, binding, needed, per_second, leased } = *hit;
+        Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second, leased }
     }
 
     fn hit(&self) -> Hit<'_> {
-        let Self { key, algorithm, action, cost, binding, needed, per_second } = self;
+        let Self { key, algorithm, action, cost, binding, needed, per_second, leased } = self;
         Hit {
             key,
             algorithm,
@@ -303,6 +304,7 @@ impl Owned {
             binding: *binding,
             needed: *needed,
             per_second: *per_second,
+            leased: *leased,
         }
     }
 }

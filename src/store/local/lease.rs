@@ -1,0 +1,187 @@
+//! A part of one counter's quota, taken in advance and spent here without asking. No I/O; the time is passed in.
+//!
+//! What is taken is counted by the store as if it had been spent at once, so that all instances together never let more
+//! through than the limit. It may be spent until the counter it was counted in ends ([`Algorithm::lease_ends`]): by the
+//! store's clock, which is read after the question was sent, so that here a lease ends a moment early, never late. What
+//! is not spent is given back as an undo of that take: when nobody has asked for a while, when the life is over, and at
+//! the end of the process. An answer that is lost costs its lease; nothing is ever asked twice.
+//!
+//! How much is taken follows the rate at which the entity is asked for here and what remains: a quarter of that at most,
+//! so that the last hits of a limit are decided one by one, and nothing when it is not worth it.
+
+use std::time::Duration;
+
+use crate::{
+    algorithm::{Action, Algorithm, Ask, Decision, Micros, State},
+    store::{Counted, Hit},
+};
+
+/// A lease is for so many slices of time, in each of which hits are counted.
+const SLICES: u64 = 4;
+/// A lease of fewer hits than this saves too little.
+const LEAST: u64 = 32;
+/// Of what remains a lease is so large a part.
+const PART: u64 = 4;
+
+/// What an entity has in advance, and how often it is asked for.
+#[derive(Default)]
+pub(super) struct Lease {
+    rate: Rate,
+    held: Option<Held>,
+    /// A call that may bring more is under way.
+    asking: bool,
+    asked_for: Duration,
+}
+
+struct Held {
+    left: u64,
+    /// Not spent from here on.
+    ends: Duration,
+    /// When it was taken: here, by the store's clock, and what it left of the counter.
+    asked: Duration,
+    at: Micros,
+    state: State,
+}
+
+/// To be given back: so much, of what was counted at that instant.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Back {
+    pub(super) hits: u64,
+    pub(super) counted: Micros,
+}
+
+impl Lease {
+    /// Takes a hit from what is held; or, for a peek, says what that would do. With it, how much to ask for now.
+    pub(super) fn spend(&mut self, hit: &Hit<'_>, now: Duration, slice: Duration) -> Option<(Decision, u64)> {
+        let takes = hit.action == Action::Take;
+        if takes {
+            self.rate.add(hit.cost, now, slice);
+            self.asked_for = now;
+        }
+        let held = self.held.as_mut().filter(|held| now < held.ends && held.left >= hit.cost)?;
+        if takes {
+            held.left -= hit.cost;
+        }
+        let left = held.left;
+        let mut decision = held.explain(hit.algorithm, now);
+        let more = if takes { self.more(decision.remaining) } else { 0 };
+        decision.remaining = decision.remaining.saturating_add(left);
+        decision.used = decision.used.saturating_sub(left);
+        Some((decision, more))
+    }
+
+    /// Puts back what was just spent: the request was refused for another reason.
+    pub(super) fn unspend(&mut self, hits: u64, now: Duration) {
+        if let Some(held) = self.held.as_mut().filter(|held| now < held.ends) {
+            held.left = held.left.saturating_add(hits);
+        }
+    }
+
+    /// How much to ask for, if anything, when so much remains in the store; then nobody else does until it is answered.
+    pub(super) fn more(&mut self, remaining: u64) -> u64 {
+        let wanted = self.rate.per_slice().saturating_mul(SLICES);
+        let left = self.left();
+        if self.asking || left > wanted / 2 {
+            return 0;
+        }
+        let more = (wanted - left).min(remaining / PART);
+        self.asking = more >= LEAST;
+        if self.asking { more } else { 0 }
+    }
+
+    /// The answer to that. What an earlier lease still has counts on, if it was counted in the same counter; else it is
+    /// to be given back.
+    pub(super) fn granted(
+        &mut self,
+        algorithm: &Algorithm,
+        hits: u64,
+        counted: Counted,
+        asked: Duration,
+    ) -> Option<Back> {
+        self.asking = false;
+        if !counted.allowed {
+            return None;
+        }
+        let Counted { at, state, .. } = counted;
+        let end = algorithm.lease_ends(at);
+        let mut held = Held { left: hits, ends: asked + Duration::from_micros((end - at).get()), asked, at, state };
+        match self.held.take() {
+            Some(old) if algorithm.lease_ends(old.at) == end => {
+                held.left += old.left;
+                held.ends = held.ends.min(old.ends);
+                self.held = Some(held);
+                None
+            }
+            old => {
+                self.held = Some(held);
+                old.and_then(|old| old.back(algorithm, asked))
+            }
+        }
+    }
+
+    /// There was no answer to it.
+    pub(super) fn not_granted(&mut self) {
+        self.asking = false;
+    }
+
+    /// What to give back by now, because it has ended or nobody has asked since `idle_since`.
+    pub(super) fn give_back(&mut self, algorithm: &Algorithm, now: Duration, idle_since: Duration) -> Option<Back> {
+        let over = self.held.as_ref().is_some_and(|held| now >= held.ends || self.asked_for < idle_since);
+        self.held.take_if(|_| over)?.back(algorithm, now)
+    }
+
+    /// Nothing is held, nothing on its way, and nobody has asked for so long: there is nothing to know.
+    pub(super) fn is_idle(&self, since: Duration) -> bool {
+        self.held.is_none() && !self.asking && self.asked_for < since
+    }
+
+    fn left(&self) -> u64 {
+        self.held.as_ref().map_or(0, |held| held.left)
+    }
+}
+
+impl Held {
+    /// What is left, unless the counter that it was taken from says nothing any more.
+    fn back(self, algorithm: &Algorithm, now: Duration) -> Option<Back> {
+        let at = self.store_time(now);
+        let counts = algorithm.expires(&self.state, at) > at;
+        (self.left > 0 && counts).then_some(Back { hits: self.left, counted: self.at })
+    }
+
+    /// The counter as it is now if nobody else has asked, with all of the lease counted.
+    fn explain(&self, algorithm: &Algorithm, now: Duration) -> Decision {
+        algorithm.explain(&self.state, Ask { action: Action::Peek, cost: 0, now: self.store_time(now) }, true)
+    }
+
+    /// The latest that the store's clock can show.
+    fn store_time(&self, now: Duration) -> Micros {
+        let age = now.saturating_sub(self.asked).as_micros();
+        self.at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX))
+    }
+}
+
+/// Hits per slice of time: what the slices before say, smoothed, or this one, if it has more already.
+#[derive(Default)]
+struct Rate {
+    slice: u64,
+    hits: u64,
+    /// In sixteenths.
+    before: u64,
+}
+
+impl Rate {
+    fn add(&mut self, hits: u64, now: Duration, slice: Duration) {
+        let number = (now.as_micros() / slice.as_micros().max(1)) as u64;
+        let passed = number.saturating_sub(self.slice);
+        if passed > 0 {
+            self.before = (self.before + self.hits.saturating_mul(16)) / 2;
+            self.before = self.before.checked_shr(u32::try_from(passed - 1).unwrap_or(u32::MAX)).unwrap_or(0);
+            (self.slice, self.hits) = (number, 0);
+        }
+        self.hits = self.hits.saturating_add(hits);
+    }
+
+    fn per_slice(&self) -> u64 {
+        self.hits.max(self.before / 16)
+    }
+}

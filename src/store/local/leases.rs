@@ -1,0 +1,250 @@
+//! The leases of this instance, by what their counters are found by.
+
+use std::{
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use hashbrown::{HashTable, hash_table::Entry};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use super::lease::{Back, Lease};
+use crate::{
+    algorithm::{Action, Algorithm, Decision},
+    store::{Charge, Counted, Hit},
+};
+
+/// So many that two workers rarely want the same lock.
+const SHARDS: usize = 64;
+/// Nobody has asked for so long: what is held is given back.
+const IDLE: Duration = Duration::from_millis(50);
+/// Slices in which an entity's hits are counted, in the life of a lease.
+const SLICES: u32 = 8;
+
+/// How quota is taken in advance.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// A lease is for the hits of half this time, and asked for anew when half of it is spent.
+    #[serde(with = "crate::duration")]
+    pub ttl: Duration,
+    /// Entities at most that are watched for leasing, about 500 bytes each; 0: none, every hit asks the store.
+    pub max_entities: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(1), max_entities: 65_536 }
+    }
+}
+
+pub(super) struct Leases {
+    shards: Box<[Mutex<HashTable<Entity>>]>,
+    entities: AtomicUsize,
+    most: usize,
+    ttl: Duration,
+}
+
+struct Entity {
+    identity: u128,
+    key: Box<[u8]>,
+    per_second: bool,
+    /// As the rule has it, and as a lease is taken of it.
+    algorithm: Algorithm,
+    leasing: Algorithm,
+    lease: Lease,
+}
+
+/// What is to be asked of the store for a lease, or given back to it.
+pub(super) struct Errand {
+    pub(super) identity: u128,
+    pub(super) key: Box<[u8]>,
+    pub(super) per_second: bool,
+    pub(super) algorithm: Algorithm,
+    pub(super) action: Action,
+    pub(super) hits: u64,
+}
+
+impl Errand {
+    /// The hit that does it.
+    pub(super) fn hit(&self) -> Hit<'_> {
+        let hit = Hit::take(&self.key, &self.algorithm, self.hits);
+        Hit { action: self.action, per_second: self.per_second, ..hit }
+    }
+}
+
+/// What leases say of a request's hits, and what they want for it.
+#[derive(Default)]
+pub(super) struct Spent {
+    pub(super) decisions: SmallVec<[Option<Decision>; 2]>,
+    pub(super) errands: SmallVec<[Errand; 1]>,
+}
+
+impl Leases {
+    /// `None` where nothing is to be leased.
+    pub(super) fn new(settings: &Settings) -> Option<Self> {
+        (settings.max_entities > 0 && !settings.ttl.is_zero()).then(|| Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            entities: AtomicUsize::new(0),
+            most: settings.max_entities,
+            ttl: settings.ttl,
+        })
+    }
+
+    /// Takes the hits from leases. Charged together, they are all taken from leases or none is.
+    pub(super) fn spend(&self, hits: &[Hit<'_>], identities: &[u128], charge: Charge, now: Duration) -> Spent {
+        let mut spent = Spent::default();
+        for (hit, identity) in hits.iter().zip(identities) {
+            let decision = if hit.leased && !hit.action.gives() {
+                self.with(*identity, hit, |entity| {
+                    let (decision, more) = entity.lease.spend(hit, now, self.ttl / SLICES)?;
+                    spent.errands.extend(entity.errand(more));
+                    Some(decision)
+                })
+            } else {
+                None
+            };
+            spent.decisions.push(decision);
+        }
+        if charge == Charge::All && spent.decisions.iter().any(Option::is_none) {
+            for ((hit, identity), decision) in hits.iter().zip(identities).zip(&mut spent.decisions) {
+                if decision.take().is_some() && hit.action == Action::Take {
+                    self.with(*identity, hit, |entity| {
+                        entity.lease.unspend(hit.cost, now);
+                        None::<()>
+                    });
+                }
+            }
+        }
+        spent
+    }
+
+    /// The store has decided a hit of an entity that may be leased: what to ask for now, if it is worth it.
+    pub(super) fn learn(&self, identity: u128, hit: &Hit<'_>, decision: &Decision) -> Option<Errand> {
+        if hit.action != Action::Take || !decision.allowed {
+            return None;
+        }
+        self.with(identity, hit, |entity| {
+            let more = entity.lease.more(decision.remaining);
+            entity.errand(more)
+        })
+    }
+
+    /// What has become of a question for a lease; what is to be given back because of it.
+    pub(super) fn answered(&self, errand: &Errand, counted: Option<Counted>, asked: Duration) -> Option<Errand> {
+        let mut shard = self.shard(errand.identity);
+        let entity = shard.find_mut(low(errand.identity), |entity| entity.identity == errand.identity);
+        let Some(entity) = entity.filter(|entity| entity.leasing == errand.algorithm) else {
+            // Its rule has changed meanwhile.
+            let counted = counted.filter(|counted| counted.allowed)?;
+            let action = Action::Undo(counted.at);
+            return Some(Errand { key: errand.key.clone(), action, ..*errand });
+        };
+        match counted {
+            Some(counted) => {
+                let back = entity.lease.granted(&entity.leasing, errand.hits, counted, asked)?;
+                Some(entity.back(&back))
+            }
+            None => {
+                entity.lease.not_granted();
+                None
+            }
+        }
+    }
+
+    /// What is to be given back by now; and entities that nobody asks for are forgotten.
+    pub(super) fn sweep(&self, now: Duration) -> Vec<Errand> {
+        let (idle, forgotten) = (now.saturating_sub(IDLE), now.saturating_sub(self.ttl));
+        let mut errands = Vec::new();
+        if self.entities.load(Relaxed) == 0 {
+            return errands;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = shard.len();
+            shard.retain(|entity| {
+                if let Some(back) = entity.lease.give_back(&entity.algorithm, now, idle) {
+                    errands.push(entity.back(&back));
+                }
+                !entity.lease.is_idle(forgotten)
+            });
+            self.entities.fetch_sub(before - shard.len(), Relaxed);
+        }
+        errands
+    }
+
+    /// All that is held, to be given back: nothing of it is spent any more.
+    pub(super) fn take_all(&self, now: Duration) -> Vec<Errand> {
+        let mut errands = Vec::new();
+        for shard in &self.shards {
+            let entities = std::mem::take(&mut *shard.lock().unwrap_or_else(PoisonError::into_inner));
+            self.entities.fetch_sub(entities.len(), Relaxed);
+            for mut entity in entities {
+                if let Some(back) = entity.lease.give_back(&entity.algorithm, now, Duration::MAX) {
+                    errands.push(entity.back(&back));
+                }
+            }
+        }
+        errands
+    }
+
+    /// The entity, which is new if nobody has asked for it lately, or if its rule has changed; `None` where there is no room
+    /// for more.
+    fn with<R>(&self, identity: u128, hit: &Hit<'_>, act: impl FnOnce(&mut Entity) -> Option<R>) -> Option<R> {
+        let mut shard = self.shard(identity);
+        match shard.entry(low(identity), |entity| entity.identity == identity, |entity| low(entity.identity)) {
+            Entry::Occupied(mut entity) if entity.get().algorithm == *hit.algorithm => act(entity.get_mut()),
+            // What was leased under the old rule goes back by itself: it is idle from now on.
+            Entry::Occupied(_) => None,
+            Entry::Vacant(place) => {
+                let leasing = hit.algorithm.leasing()?;
+                if self.entities.fetch_add(1, Relaxed) >= self.most {
+                    self.entities.fetch_sub(1, Relaxed);
+                    return None;
+                }
+                let mut entity = place.insert(Entity {
+                    identity,
+                    key: hit.key.into(),
+                    per_second: hit.per_second,
+                    algorithm: *hit.algorithm,
+                    leasing,
+                    lease: Lease::default(),
+                });
+                act(entity.get_mut())
+            }
+        }
+    }
+
+    fn shard(&self, identity: u128) -> MutexGuard<'_, HashTable<Entity>> {
+        self.shards[(identity >> 112) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entity {
+    fn errand(&self, hits: u64) -> Option<Errand> {
+        let Self { identity, per_second, leasing, .. } = *self;
+        let take = Action::Take;
+        (hits > 0).then(|| Errand {
+            identity,
+            key: self.key.clone(),
+            per_second,
+            algorithm: leasing,
+            action: take,
+            hits,
+        })
+    }
+
+    fn back(&self, back: &Back) -> Errand {
+        let Self { identity, per_second, leasing, .. } = *self;
+        let action = Action::Undo(back.counted);
+        Errand { identity, key: self.key.clone(), per_second, algorithm: leasing, action, hits: back.hits }
+    }
+}
+
+fn low(identity: u128) -> u64 {
+    identity as u64
+}
