@@ -46,3 +46,4 @@ pub mod telemetry;
 
 mod duration;
 mod errors;
+mod settled;

@@ -181,6 +181,10 @@ async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
     assert_eq!(asked(), 2.0);
     limiter.check([few("alice").hits(2).give_back()]).await;
     assert!(limiter.check([few("alice")]).await.allowed());
+    let forgetful = client(&server).deny_cache(0).connect_lazy().unwrap();
+    for _ in 0..2 {
+        assert_eq!(forgetful.check([few("alice")]).hits(9).await.by(), By::Server);
+    }
     // It ends when it was said to end, and not before.
     let brief = || limiter.check([descriptor! { "brief" => "x" }]);
     assert!(brief().await.allowed());

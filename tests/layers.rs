@@ -20,10 +20,11 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("algorithm", &[]),
     ("duration", &[]),
     ("errors", &[]),
+    ("settled", &[]),
 ];
 
-/// Two small modules of one function each that any module may use.
-const COMMON: [&str; 2] = ["duration", "errors"];
+/// Small modules that any module may use.
+const COMMON: [&str; 3] = ["duration", "errors", "settled"];
 
 /// Crates that stay where they belong.
 const CONFINED: &[(&str, &str)] = &[

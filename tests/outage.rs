@@ -179,4 +179,7 @@ async fn every_way_to_a_redis_is_taken() {
         server.cli(&["flushall"]);
     }
     assert_eq!(plain.cli(&["info", "keyspace"]), "# Keyspace");
+    let service = Server::start(rules(&[("d.yaml", RULES)]).path(), &format!("redis://:wrong@127.0.0.1:{port}"));
+    until("the refusal to be told", || service.log().contains("\"kind\":\"noauth\"").then_some(()));
+    assert!(!service.log().contains("wrong@"), "{}", service.log());
 }

@@ -249,8 +249,7 @@ async fn resolve(inner: Weak<Inner>, dialer: Dialer, addresses: Vec<String>, pau
             let Ok(endpoint) = transport::Endpoint::from_shared(address.clone()) else {
                 continue;
             };
-            let uri = endpoint.uri();
-            let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+            let (uri, port) = (endpoint.uri(), port_of(endpoint.uri()));
             let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
             if let Ok(all) = tokio::net::lookup_host((host, port)).await {
                 found.extend(all.map(|at| (address.as_str(), at)));
@@ -277,5 +276,21 @@ async fn resolve(inner: Weak<Inner>, dialer: Dialer, addresses: Vec<String>, pau
         }
         drop(client);
         tokio::time::sleep(pause).await;
+    }
+}
+
+fn port_of(uri: &transport::Uri) -> u16 {
+    uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::port_of;
+
+    #[test]
+    fn a_port_that_is_not_given_is_that_of_the_scheme() {
+        for (uri, port) in [("http://a", 80), ("https://a", 443), ("https://a:8081", 8081)] {
+            assert_eq!(port_of(&uri.parse::<super::transport::Uri>().unwrap()), port, "{uri}");
+        }
     }
 }

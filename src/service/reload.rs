@@ -20,6 +20,7 @@ use crate::{
     engine::{Snapshot, Statistics},
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
     rules::{self, Options, Problem, SourceFile},
+    settled::Settled,
 };
 
 /// Between two looks at the directory.
@@ -175,16 +176,13 @@ impl Reloader {
         let (Source::Directory(directory), Some(first)) = (&self.source, &self.first) else {
             return;
         };
-        let (mut taken, mut seen) = (first.clone(), first.clone());
+        let mut settled = Settled::new(first.clone());
         loop {
             tokio::time::sleep(LOOK).await;
-            let now = fingerprint(directory);
-            if now == seen && now != taken {
-                taken.clone_from(&now);
+            if settled.look(fingerprint(directory)) {
                 let this = Arc::clone(&self);
                 let _ = tokio::task::spawn_blocking(move || this.reload()).await;
             }
-            seen = now;
         }
     }
 

@@ -169,3 +169,108 @@ impl DenyCache {
         &self.refunds[identity as usize % REFUNDS]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{Quota, fixed_window::FixedWindow, gcra::Gcra};
+
+    const fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn cache(max_age: Duration) -> DenyCache {
+        DenyCache::new(&Settings { max_entities: 8, max_age }).unwrap()
+    }
+
+    /// A refusal that was asked for at 0, when the store's clock showed half a minute into its window.
+    fn refused(algorithm: &Algorithm, used: u64) -> Counted {
+        let (mut state, now) = (State::default(), Micros::from_secs(30));
+        let taken = algorithm.step(&mut state, Ask { action: Action::Take, cost: used, now });
+        assert!(taken);
+        let allowed = algorithm.step(&mut state, Ask { action: Action::Take, cost: 10, now });
+        Counted { allowed, action: Action::Take, at: now, state }
+    }
+
+    fn known(cache: &DenyCache, hits: &[Hit<'_>], now: Duration) -> Vec<Option<u64>> {
+        let questions = cache.questions(hits, &vec![7; hits.len()]);
+        let known = cache.known(hits, &questions, now).unwrap_or_else(|| Known::from_elem(None, hits.len()));
+        known.iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
+    }
+
+    fn learn(cache: &DenyCache, hit: &Hit<'_>, counted: Counted) {
+        let question = cache.questions(std::slice::from_ref(hit), &[7])[0];
+        cache.learn(hit, question, counted, Duration::ZERO);
+    }
+
+    fn minute(limit: u64, count_denied: bool) -> Algorithm {
+        FixedWindow::new(Quota::hard(limit), Micros::from_secs(60), count_denied).unwrap().into()
+    }
+
+    #[test]
+    fn a_refusal_holds_until_it_is_old_or_the_counter_lets_something_through() {
+        let rule = minute(10, false);
+        let hit = |cost| Hit::take(b"k", &rule, cost);
+        for (max_age, ends) in [(at(50), at(50)), (Duration::MAX, at(30_000))] {
+            let cache = cache(max_age);
+            learn(&cache, &hit(10), refused(&rule, 4));
+            assert_eq!(known(&cache, &[hit(7)], at(0)), [Some(6)]);
+            assert_eq!(known(&cache, &[hit(6)], at(0)), [None], "that would pass");
+            let just = ends - Duration::from_micros(1);
+            assert_eq!((known(&cache, &[hit(7)], just), known(&cache, &[hit(7)], ends)), (vec![Some(6)], vec![None]));
+        }
+        let cache = cache(at(50));
+        learn(&cache, &hit(10), refused(&rule, 4));
+        let other = minute(11, false);
+        assert_eq!(known(&cache, &[Hit::take(b"k", &other, 8)], at(1)), [None], "another limit");
+    }
+
+    #[test]
+    fn what_gives_back_ends_it_before_it_is_sent_and_when_it_has_arrived() {
+        let (rule, cache) = (minute(10, false), cache(at(50)));
+        let hit = Hit::take(b"k", &rule, 10);
+        let back = Hit { action: Action::Return, ..hit };
+        learn(&cache, &hit, refused(&rule, 4));
+        let question = cache.questions(&[back], &[7])[0];
+        assert_eq!(known(&cache, &[hit], at(1)), [None]);
+        learn(&cache, &hit, refused(&rule, 4));
+        assert_eq!(known(&cache, &[hit, back], at(1)), [Some(6), None]);
+        learn(&cache, &hit, refused(&rule, 4));
+        cache.learn(&back, question, refused(&rule, 4), at(1));
+        assert_eq!(known(&cache, &[hit], at(1)), [None]);
+        // One that overtakes a refusal.
+        let question = cache.questions(&[hit], &[7])[0];
+        cache.refunded(7);
+        cache.learn(&hit, question, refused(&rule, 4), at(0));
+        assert_eq!(known(&cache, &[hit], at(1)), [None]);
+    }
+
+    #[test]
+    fn of_one_counter_nothing_is_known_behind_what_is_asked() {
+        let (rule, cache) = (minute(10, false), cache(at(50)));
+        let hit = |cost| Hit::take(b"k", &rule, cost);
+        learn(&cache, &hit(10), refused(&rule, 4));
+        assert_eq!(known(&cache, &[hit(7), hit(1), hit(9)], at(1)), [Some(6), None, None]);
+        assert_eq!(known(&cache, &[hit(7), hit(9)], at(1)), [Some(6), Some(6)]);
+    }
+
+    #[test]
+    fn refusals_that_count_are_not_remembered_but_looks_are_answered() {
+        let window = minute(10, true);
+        let cache = cache(at(50));
+        let (hit, look) = (Hit::take(b"k", &window, 10), Hit { action: Action::Peek, ..Hit::take(b"k", &window, 7) });
+        // The refused hit was counted: from now on nothing passes.
+        learn(&cache, &hit, refused(&window, 4));
+        assert_eq!(known(&cache, &[Hit::take(b"k", &window, 1), look], at(1)), [Some(0), Some(0)]);
+        let gcra: Algorithm = Gcra::new(10, Micros::from_secs(60), Quota::hard(10), true).unwrap().into();
+        learn(&cache, &Hit::take(b"k", &gcra, 10), refused(&gcra, 4));
+        assert_eq!(known(&cache, &[Hit::take(b"k", &gcra, 10)], at(1)), [None]);
+        assert_eq!(known(&cache, &[hit], at(1)), [None], "nor is what was known before");
+    }
+
+    #[test]
+    fn nothing_is_remembered_where_nothing_is_to_be() {
+        let settings = |max_entities, max_age| Settings { max_entities, max_age };
+        assert!(DenyCache::new(&settings(0, at(50))).is_none() && DenyCache::new(&settings(8, at(0))).is_none());
+    }
+}

@@ -17,12 +17,10 @@ pub use deny_cache::Settings as DenyCacheSettings;
 pub use leases::Settings as LeaseSettings;
 pub use metrics::Metrics;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use self::{
     deny_cache::{DenyCache, Known, Question, Questions},

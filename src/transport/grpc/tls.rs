@@ -16,6 +16,7 @@ use rustls::{
 use tokio_rustls::TlsAcceptor;
 
 use super::TlsSettings;
+use crate::settled::Settled;
 
 /// Between two looks at the files.
 const LOOK: Duration = Duration::from_millis(500);
@@ -60,25 +61,22 @@ impl Tls {
 
     /// Follows the files for ever.
     pub(super) async fn follow(self: Arc<Self>) {
-        let mut taken = fingerprint(&self.settings);
-        let mut seen = taken.clone();
+        let mut settled = Settled::new(fingerprint(&self.settings));
         loop {
             tokio::time::sleep(LOOK).await;
-            let now = fingerprint(&self.settings);
-            if now == seen && now != taken {
-                match load(&self.settings) {
-                    Ok(config) => {
-                        self.config.store(config);
-                        tracing::info!("certificates reloaded");
-                    }
-                    Err(error) => {
-                        let error = crate::errors::chain(&error);
-                        tracing::error!(error, "the certificates changed and cannot be used; those before stay");
-                    }
-                }
-                taken.clone_from(&now);
+            if !settled.look(fingerprint(&self.settings)) {
+                continue;
             }
-            seen = now;
+            match load(&self.settings) {
+                Ok(config) => {
+                    self.config.store(config);
+                    tracing::info!("certificates reloaded");
+                }
+                Err(error) => {
+                    let error = crate::errors::chain(&error);
+                    tracing::error!(error, "the certificates changed and cannot be used; those before stay");
+                }
+            }
         }
     }
 }
