@@ -220,3 +220,88 @@ async fn leases_add_up_to_the_limit_and_no_more() {
         assert_eq!(within, 20_000.0, "{key}: each hit is counted once");
     }
 }
+
+/// What a counter in Redis stands at: of a fixed window, its last ten digits.
+fn counted(redis: &RedisServer) -> u64 {
+    let key = redis.cli(&["keys", "*window*"]);
+    redis.cli(&["get", &key]).parse::<u64>().unwrap() % 10_000_000_000
+}
+
+#[tokio::test]
+async fn what_was_not_spent_is_given_back() {
+    let redis = RedisServer::start();
+    for orderly in [true, false] {
+        let server = start(&redis, LEASED, &[]);
+        let passed = spend(&server.client().await, "window", 60).await;
+        assert!(server.metric("sluicegate_lease_decisions") > 0.0 && counted(&redis) > passed);
+        if orderly {
+            server.signal("TERM");
+            server.wait().await;
+            assert_eq!(counted(&redis), passed, "at the end of the process");
+        } else {
+            let mut spent = passed;
+            until_async("it to come back by itself", async || (counted(&redis) == passed).then_some(())).await;
+            spent += spend(&server.client().await, "window", 1).await;
+            until_async("no more than that", async || (counted(&redis) == spent).then_some(())).await;
+            assert!(server.metric("sluicegate_lease_returned_hits") > 0.0);
+        }
+        redis.cli(&["flushall"]);
+    }
+}
+
+/// Three instances, of which one is killed and one stands still for a while: what they held is lost until the window
+/// ends, and nobody gets more for it.
+#[tokio::test]
+async fn instances_that_die_take_their_leases_with_them() {
+    let redis = RedisServer::start();
+    let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
+    let mut callers = tokio::task::JoinSet::new();
+    for server in &servers {
+        for _ in 0..8 {
+            let client = server.client().await;
+            callers.spawn(async move {
+                let mut passed = 0;
+                while let Ok(answer) = client.check(one("window", 1)).await
+                    && answer.allowed()
+                {
+                    passed += 1;
+                }
+                passed
+            });
+        }
+    }
+    until_async("leases", async || (servers[0].metric("sluicegate_lease_decisions") > 100.0).then_some(())).await;
+    servers[0].signal("KILL");
+    servers[1].signal("STOP");
+    let held = counted(&redis);
+    until_async("the third to go on", async || (counted(&redis) > held + 1_000).then_some(())).await;
+    servers[1].signal("CONT");
+    let passed: u64 = callers.join_all().await.into_iter().sum();
+    let client = servers[2].client().await;
+    let rest = spend(&client, "window", u64::MAX).await;
+    assert!(passed + rest <= 20_000, "{passed} + {rest}");
+    assert!(passed + rest > 15_000, "{passed} + {rest}");
+}
+
+/// Redis is gone: leases are spent, and then `on_error` decides.
+#[tokio::test]
+async fn a_lease_outlives_its_redis() {
+    let mut redis = RedisServer::start();
+    let server = start(&redis, LEASED, &[("redis.timeout", "100ms")]);
+    let client = server.client().await;
+    let refill = async || {
+        spend(&client, "window", 60).await;
+        let before = server.metric("sluicegate_lease_decisions");
+        check(&client, one("window", 1)).await;
+        (server.metric("sluicegate_lease_decisions") > before).then_some(())
+    };
+    until_async("a lease", refill).await;
+    redis.kill();
+    let mut passed = 0;
+    while client.check(one("window", 1)).await.is_ok_and(|answer| answer.allowed()) {
+        passed += 1;
+        assert!(passed <= 20_000 / 4, "a quarter of what remains at most");
+    }
+    assert!(passed > 0);
+    assert!(client.check(one("window", 1)).await.is_err());
+}

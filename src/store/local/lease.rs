@@ -143,8 +143,7 @@ impl Lease {
 impl Held {
     /// What is left, unless the counter that it was taken from says nothing any more.
     fn back(self, algorithm: &Algorithm, now: Duration) -> Option<Back> {
-        let at = self.store_time(now);
-        let counts = algorithm.expires(&self.state, at) > at;
+        let counts = algorithm.expires(&self.state, self.at) > self.store_time(now);
         (self.left > 0 && counts).then_some(Back { hits: self.left, counted: self.at })
     }
 
@@ -183,5 +182,143 @@ impl Rate {
 
     fn per_slice(&self) -> u64 {
         self.hits.max(self.before / 16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{
+        Quota,
+        fixed_window::FixedWindow,
+        sliding_window::{Edge, SlidingWindow},
+    };
+
+    const SLICE: Duration = Duration::from_millis(125);
+    /// So long before the end of a minute, by the store's clock.
+    const BEFORE: u64 = 10_000;
+
+    const fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn fixed() -> Algorithm {
+        FixedWindow::new(Quota::hard(1_000), Micros::from_secs(60), true).unwrap().into()
+    }
+
+    fn sliding() -> Algorithm {
+        SlidingWindow::new(Quota::hard(1_000), Micros::from_secs(120), 2, Edge::Strict, false).unwrap().into()
+    }
+
+    /// What a store answers to a lease of so much, so many milliseconds after the first could be asked for.
+    fn counted(algorithm: &Algorithm, hits: u64, millis: u64) -> Counted {
+        let (mut state, now) = (State::default(), Micros::new((60_000_000 - BEFORE * 1_000) + millis * 1_000));
+        let allowed = algorithm.step(&mut state, Ask { action: Action::Take, cost: hits, now });
+        Counted { allowed, action: Action::Take, at: now, state }
+    }
+
+    fn held(algorithm: &Algorithm, hits: u64) -> Lease {
+        let mut lease = Lease::default();
+        assert_eq!(lease.granted(algorithm, hits, counted(algorithm, hits, 0), Duration::ZERO), None);
+        lease
+    }
+
+    fn take(lease: &mut Lease, algorithm: &Algorithm, cost: u64, now: Duration) -> Option<(u64, u64)> {
+        let decision = lease.spend(&Hit::take(b"k", algorithm, cost), now, SLICE)?.0;
+        assert!(decision.allowed && !decision.soft && decision.retry_after.is_none());
+        Some((decision.remaining, decision.used))
+    }
+
+    #[test]
+    fn a_lease_is_spent_to_the_last_hit_and_its_counters_end() {
+        let rule = fixed();
+        let mut lease = held(&rule, 10);
+        assert_eq!(take(&mut lease, &rule, 4, at(1)), Some((996, 4)));
+        assert_eq!(take(&mut lease, &rule, 7, at(1)), None, "6 are left");
+        let look = Hit { action: Action::Peek, ..Hit::take(b"k", &rule, 6) };
+        assert_eq!(lease.spend(&look, at(1), SLICE).map(|(decision, more)| (decision.remaining, more)), Some((996, 0)));
+        let just = at(BEFORE) - Duration::from_micros(1);
+        assert_eq!(take(&mut lease, &rule, 5, just), Some((991, 9)));
+        assert_eq!(take(&mut lease, &rule, 1, at(BEFORE)), None, "the window may have ended");
+        lease.unspend(3, at(BEFORE));
+        assert_eq!(take(&mut lease, &rule, 3, just), None, "what is put back late is lost");
+        lease.unspend(3, just);
+        assert_eq!(take(&mut lease, &rule, 4, just), Some((990, 10)));
+        assert_eq!(take(&mut lease, &rule, 1, just), None);
+    }
+
+    #[test]
+    fn it_grows_with_the_rate_and_shrinks_with_what_remains() {
+        let rule = fixed();
+        let mut lease = Lease::default();
+        assert_eq!(lease.more(1_000), 0, "nobody asks");
+        for _ in 0..8 {
+            assert_eq!(take(&mut lease, &rule, 1, at(0)), None);
+        }
+        assert_eq!(lease.more(4 * LEAST - 1), 0, "too little is left");
+        assert_eq!(lease.more(1_000), 8 * SLICES);
+        assert_eq!(lease.more(1_000), 0, "somebody has asked already");
+        lease.not_granted();
+        assert_eq!(lease.more(130), 32, "a quarter");
+        assert_eq!(lease.granted(&rule, 32, counted(&rule, 2_000, 0), at(0)), None);
+        assert_eq!(take(&mut lease, &rule, 1, at(0)), None, "it was refused");
+        // The next slices: what was, smoothed.
+        take(&mut lease, &rule, 20, at(125));
+        assert_eq!(lease.more(1_000), 20 * SLICES);
+        lease.not_granted();
+        take(&mut lease, &rule, 1, at(250));
+        assert_eq!(lease.more(1_000), (20 + 4) / 2 * SLICES);
+        lease.not_granted();
+        take(&mut lease, &rule, 1, at(2_000));
+        assert_eq!(lease.more(1_000), 0, "it was quiet for long");
+    }
+
+    #[test]
+    fn the_next_is_asked_for_when_half_is_spent() {
+        let rule = fixed();
+        let mut lease = held(&rule, 100);
+        let mut more = |cost| lease.spend(&Hit::take(b"k", &rule, cost), at(0), SLICE).map(|(_, more)| more);
+        assert_eq!((more(20), more(13)), (Some(0), Some(0)), "33 in a slice, 132 wanted, 67 left");
+        assert_eq!(more(1), Some(136 - 66));
+        assert_eq!(more(1), Some(0));
+    }
+
+    #[test]
+    fn what_was_counted_in_one_counter_is_one_lease() {
+        let rule = fixed();
+        let mut lease = held(&rule, 10);
+        // Asked for at 5 ms, when the store's clock said 3: it may be so much ahead.
+        assert_eq!(lease.granted(&rule, 10, counted(&rule, 10, 3), at(5)), None);
+        assert_eq!(take(&mut lease, &rule, 20, at(BEFORE)), None, "the earlier of both ends");
+        assert!(take(&mut lease, &rule, 20, at(BEFORE) - Duration::from_micros(1)).is_some());
+        for (rule, expected) in [(fixed(), None), (sliding(), Some(Back { hits: 10, counted: Micros::from_secs(50) }))]
+        {
+            let mut lease = held(&rule, 10);
+            let next = counted(&rule, 7, BEFORE + 1);
+            assert_eq!(lease.granted(&rule, 7, next, at(BEFORE + 1)), expected, "of a window that has ended nothing");
+            assert_eq!(take(&mut lease, &rule, 8, at(BEFORE + 1)), None);
+            assert!(take(&mut lease, &rule, 7, at(BEFORE + 1)).is_some());
+        }
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_given_back_once() {
+        let rule = fixed();
+        let mut lease = held(&rule, 10);
+        take(&mut lease, &rule, 3, at(100));
+        assert_eq!(lease.give_back(&rule, at(150), at(100)), None);
+        assert!(!lease.is_idle(at(101)), "something is held");
+        let back = Some(Back { hits: 7, counted: Micros::from_secs(50) });
+        assert_eq!(lease.give_back(&rule, at(151), at(101)), back);
+        assert_eq!((lease.give_back(&rule, at(151), at(101)), take(&mut lease, &rule, 1, at(151))), (None, None));
+        assert!(lease.is_idle(at(152)) && !lease.is_idle(at(151)));
+        assert_eq!(held(&rule, 10).give_back(&rule, at(BEFORE), at(0)), None, "the window has ended");
+        let mut lease = held(&sliding(), 10);
+        take(&mut lease, &sliding(), 10, at(0));
+        assert_eq!(lease.give_back(&sliding(), at(BEFORE), at(0)), None, "all was spent");
+        let back = Some(Back { hits: 10, counted: Micros::from_secs(50) });
+        assert_eq!(held(&sliding(), 10).give_back(&sliding(), at(BEFORE), at(0)), back, "it still counts");
+        lease.more(1_000);
+        assert!(!lease.is_idle(at(BEFORE)), "an answer may come");
     }
 }
