@@ -100,7 +100,8 @@ async fn a_service_that_starts_before_its_redis_waits_for_it() {
 #[tokio::test]
 async fn a_flush_of_scripts_goes_unnoticed() {
     let redis = RedisServer::start();
-    let server = start(&redis);
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
     let client = server.client().await;
     for expected in [4, 3] {
         redis.cli(&["script", "flush"]);

@@ -44,21 +44,15 @@ impl Metrics {
 
     /// Shows everything to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
-        let all: [(_, _, fn(&Self) -> &Counter); 4] = [
-            (
-                "sluicegate_deny_cache_refusals",
-                "Questions to counters that were refused without asking the store",
-                |it| &it.refused,
-            ),
-            ("sluicegate_lease_decisions", "Questions to counters that were answered from a lease", |it| {
-                &it.decided_by_lease
-            }),
-            ("sluicegate_lease_hits", "Hits that were taken in advance", |it| &it.leased),
-            ("sluicegate_lease_returned_hits", "Hits that were taken in advance and given back", |it| &it.given_back),
-        ];
-        for (name, description, counter) in all {
+        let show = |name, description, counter: fn(&Self) -> &Counter| {
             let this = Arc::clone(self);
             observe_counter(meter, name, description, move || counter(&this).get());
-        }
+        };
+        let refused = "Questions to counters that were refused without asking the store";
+        show("sluicegate_deny_cache_refusals", refused, |it| &it.refused);
+        let decided = "Questions to counters that were answered from a lease";
+        show("sluicegate_lease_decisions", decided, |it| &it.decided_by_lease);
+        show("sluicegate_lease_hits", "Hits that were taken in advance", |it| &it.leased);
+        show("sluicegate_lease_returned_hits", "Hits that were taken in advance and given back", |it| &it.given_back);
     }
 }
