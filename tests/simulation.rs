@@ -106,12 +106,12 @@ fn instance(world: &Arc<World>) -> Local<Remote> {
     Local::new(Remote(Arc::clone(world)), shared, WorkerId(0))
 }
 
-fn algorithm(strict: bool, limit: u64) -> Algorithm {
+fn algorithm(strict: bool, count_denied: bool, limit: u64) -> Algorithm {
     let window = Micros::new(WINDOW.as_micros() as u64);
     if strict {
-        SlidingWindow::new(Quota::hard(limit), window, 4, Edge::Strict, false).unwrap().into()
+        SlidingWindow::new(Quota::hard(limit), window, 4, Edge::Strict, count_denied).unwrap().into()
     } else {
-        FixedWindow::new(Quota::hard(limit), window, true).unwrap().into()
+        FixedWindow::new(Quota::hard(limit), window, count_denied).unwrap().into()
     }
 }
 
@@ -170,15 +170,23 @@ fn most(passed: &[(u64, u64)], strict: bool) -> u64 {
     most
 }
 
+/// What of all that passed still counts.
+fn counted(passed: &[(u64, u64)], strict: bool, now: u64) -> u64 {
+    let window = WINDOW.as_micros() as u64;
+    let width = if strict { window / 4 } else { window };
+    let since = now - now % width - if strict { window } else { 0 };
+    passed.iter().filter(|(at, _)| *at >= since).map(|(_, hits)| hits).sum()
+}
+
 /// How many were decided, and how many of them without asking.
 async fn run(seed: u64) -> [u64; 2] {
     let mut random = StdRng::seed_from_u64(seed);
-    let strict = random.random();
+    let (strict, count_denied) = (random.random(), random.random());
     let faults = if random.random() { [20, 30, 30] } else { [0, 0, 0] };
     let [late, question_lost, answer_lost] = faults;
     let (limit, other) = (random.random_range(150..1_500), random.random_range(150..1_500));
     let other = if random.random() { limit } else { other };
-    let limits = [algorithm(strict, limit), algorithm(strict, other)];
+    let limits = [limit, other].map(|limit| algorithm(strict, count_denied, limit));
     let until = Duration::from_millis(random.random_range(300..1_800));
     let instances = random.random_range(1..5);
     let rates: Vec<u32> = (0..instances).map(|_| random.random_range(50..900)).collect();
@@ -213,6 +221,14 @@ async fn run(seed: u64) -> [u64; 2] {
     }
     while let Some(ended) = running.join_next().await {
         ended.unwrap();
+    }
+    // What was on its way has arrived, and what that brought is given back.
+    sleep(Duration::from_millis(10)).await;
+    if late == 0 && !crashes && !count_denied && limit == other {
+        let now = world.store_time();
+        let looks = Ask { action: Action::Peek, cost: 0, now };
+        let used = limits[0].apply(&mut world.state.lock().unwrap().clone(), looks).used;
+        assert_eq!(used, counted(&world.passed.lock().unwrap(), strict, now.get()), "seed {seed}: nothing is lost");
     }
     sleep(Duration::from_secs(1)).await;
     let passed = world.passed.lock().unwrap().clone();

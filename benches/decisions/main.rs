@@ -45,12 +45,14 @@ fn main() {
         "scripts-on-many" => algorithms::in_many(),
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
+        "consistency" => consistency(),
         "outage" => outage::run(),
         "client" => client::run(),
         // What cargo itself says last when nobody says a word.
         "" | "--bench" => {
             topologies();
             algorithms_on_redis();
+            consistency();
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
@@ -59,7 +61,8 @@ fn main() {
             outage::run();
         }
         word => {
-            let known = "topologies, algorithms-on-redis, algorithms, scripts, scripts-on-many, client, outage";
+            let known =
+                "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, client, outage";
             eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }
@@ -70,7 +73,7 @@ fn workers() -> usize {
 }
 
 type Load = fn(&Process) -> (f64, f64, f64);
-/// What it is called, what is asked, and how. A row named no-op is the floor of those that follow.
+/// What it is called, what is asked, and how. A row whose name begins with the floor's is that of those that follow.
 type Row = (String, Process, Load);
 
 /// One server of everything, on one hot key and on many users.
@@ -86,7 +89,7 @@ fn topologies() {
         rows.push((name("redis, ring of three"), Process::service(ring), load));
         rows.push((name("redis, cluster of three"), Process::service(cluster), load));
     }
-    load_tests(&rows);
+    load_tests(&rows, "no-op");
 }
 
 /// Every algorithm on one Redis.
@@ -107,11 +110,45 @@ fn algorithms_on_redis() {
         let name = limit.split(", unit").next().unwrap_or_default().to_owned();
         rows.push((name, Process::service_with(&redis.url(), limit), h2load::run));
     }
-    load_tests(&rows);
+    load_tests(&rows, "no-op");
 }
 
-fn load_tests(rows: &[Row]) {
-    let rounds: usize = std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5);
+/// What is decided without asking Redis, beside what is asked, and the store in memory.
+fn consistency() {
+    const LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
+    const NONE: &str = "unit: day, requests_per_unit: 1";
+    let leased = format!("{LIMIT}, consistency: leased");
+    let servers: [Process; 4] = std::array::from_fn(|_| Process::redis());
+    let [one, two, three, four] = servers.each_ref().map(Process::url);
+    let rows: Vec<Row> = [
+        ("memory, passes", Process::service_with("memory", LIMIT)),
+        ("exact, passes", Process::service_with(&one, LIMIT)),
+        ("leased, passes", Process::service_with(&two, &leased)),
+        ("memory, refused", Process::service_with("memory", NONE)),
+        ("exact, refused", Process::service_with(&three, NONE)),
+        ("deny cache, refused", Process::service_remembering(&four, NONE)),
+    ]
+    .map(|(name, process)| (name.to_owned(), process, h2load::run as Load))
+    .into();
+    load_tests(&rows, "memory");
+    let names = ["exact, passes", "leased, passes", "exact, refused", "deny cache, refused"];
+    for (name, redis) in names.iter().zip(&servers) {
+        let stats = redis.cli(&["info", "commandstats"]);
+        let calls =
+            stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+        let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
+        println!("{name}: {:.5} calls to Redis per decision", calls.unwrap_or(0.0) / decisions);
+    }
+    println!();
+}
+
+fn rounds() -> usize {
+    std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
+}
+
+/// `floor_name`: how the names of those rows begin that others are held against.
+fn load_tests(rows: &[Row], floor_name: &str) {
+    let rounds = rounds();
     let mut samples = vec![Vec::new(); rows.len()];
     for _ in 0..=rounds {
         for ((_, process, load), samples) in rows.iter().zip(&mut samples) {
@@ -125,7 +162,7 @@ fn load_tests(rows: &[Row]) {
         "{workers} workers, 10 connections x 20 streams, {REQUESTS} requests a round, medians of {rounds} rounds\n",
         workers = workers()
     );
-    println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x no-op |");
+    println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {floor_name} |");
     println!("| --- | ---: | ---: | ---: | ---: | ---: |");
     let mut floor = 0.0;
     for ((name, ..), samples) in rows.iter().zip(&samples) {
@@ -136,7 +173,7 @@ fn load_tests(rows: &[Row]) {
             values[values.len() / 2]
         };
         let cpu = median(|sample| sample.cpu_micros);
-        if name.starts_with("no-op") {
+        if name.starts_with(floor_name) {
             floor = cpu;
         }
         println!(

@@ -42,18 +42,23 @@ impl Process {
         Self::service_with(store, "unit: day, requests_per_unit: 4000000000")
     }
 
-    /// The service with this limit.
+    /// The service with this limit, which asks the store every time.
     pub(crate) fn service_with(store: &str, limit: &str) -> Self {
         // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
-        Self::start_service(store, limit, "1s")
+        Self::start_service(store, limit, "1s", 0)
+    }
+
+    /// The same, remembering refusals.
+    pub(crate) fn service_remembering(store: &str, limit: &str) -> Self {
+        Self::start_service(store, limit, "1s", 65_536)
     }
 
     /// The service with the deadline that it has by default.
     pub(crate) fn service_as_set(store: &str) -> Self {
-        Self::start_service(store, "unit: day, requests_per_unit: 4000000000", "20ms")
+        Self::start_service(store, "unit: day, requests_per_unit: 4000000000", "20ms", 65_536)
     }
 
-    fn start_service(store: &str, limit: &str, timeout: &str) -> Self {
+    fn start_service(store: &str, limit: &str, timeout: &str, refusals: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rules = format!("domain: bench\ndescriptors: [{{key: user, rate_limit: {{{limit}}}}}]");
         fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
@@ -62,6 +67,7 @@ impl Process {
             .arg(folder.path())
             .env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json")
             .env("SLUICEGATE__REDIS__TIMEOUT", timeout)
+            .env("SLUICEGATE__DENY_CACHE__MAX_ENTITIES", refusals.to_string())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();

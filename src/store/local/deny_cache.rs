@@ -130,7 +130,8 @@ impl DenyCache {
         known
     }
 
-    fn get(&self, hit: &Hit<'_>, question: &Question, now: Duration) -> Option<Decision> {
+    /// The refusal of one hit that still holds.
+    pub(super) fn get(&self, hit: &Hit<'_>, question: &Question, now: Duration) -> Option<Decision> {
         if hit.action.gives() {
             return None;
         }
@@ -143,8 +144,7 @@ impl DenyCache {
             let at = refusal.at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
             let state = &mut refusal.state;
             let passes = hit.algorithm.step(state, Ask { action: Action::Peek, cost: hit.cost, now: at });
-            let counts = hit.action == Action::Take && hit.algorithm.refusal_counts(state, at);
-            (!passes && !counts).then(|| hit.algorithm.explain(state, hit.ask(at), false))
+            (!passes).then(|| hit.algorithm.explain(state, hit.ask(at), false))
         })
     }
 

@@ -215,7 +215,13 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
             return hits.iter().zip(counts).map(|(hit, counted)| Ok(counted?.explain(hit).into())).collect();
         };
         let questions = deny_cache.questions(hits, identities);
-        if let Some(known) = deny_cache.known(hits, &questions, asked.here) {
+        // Most requests have one hit, and abusers should cost nothing.
+        if let ([hit], [question]) = (hits, questions.as_slice()) {
+            if let Some(decision) = deny_cache.get(hit, question, asked.here) {
+                self.shared.metrics.refused(self.worker, 1);
+                return std::iter::once(refused(decision)).collect();
+            }
+        } else if let Some(known) = deny_cache.known(hits, &questions, asked.here) {
             self.shared.metrics.refused(self.worker, known.iter().flatten().count() as u64);
             if let Some(all) = known.iter().map(|decision| decision.map(refused)).collect() {
                 return all;
