@@ -160,9 +160,10 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     server.observe(&meter);
     parts.store.observe(&store_metrics, &meter);
     tokio::spawn(Arc::clone(&reloader).follow());
+    parts.maintain();
     let check = parts.check(control).await;
     let store = check.engine.store.clone();
-    parts.maintain(&store);
+    tokio::spawn(sweep(store.clone(), clock.clone()));
 
     let leaving = Arc::new(AtomicBool::new(false));
     let router = http::router(http::Handlers {
@@ -276,7 +277,7 @@ impl Parts {
     }
 
     /// What has to be done now and then, whether anybody asks or not.
-    fn maintain(&self, store: &AnyStore) {
+    fn maintain(&self) {
         let memory = match &*self.store {
             StoreSetup::Memory(memory) => Arc::clone(memory),
             StoreSetup::Redis(setup, _) => {
@@ -292,14 +293,15 @@ impl Parts {
                 memory.reclaim(clock.now());
             }
         });
-        let (store, clock) = (store.clone(), self.clock.clone());
-        tokio::spawn(async move {
-            let mut tick = interval(SWEEP);
-            loop {
-                tick.tick().await;
-                store.sweep(clock.now()).await;
-            }
-        });
+    }
+}
+
+/// Gives back what was taken in advance and nobody asks for any more, for ever.
+async fn sweep(store: AnyStore, clock: Clock) {
+    let mut tick = interval(SWEEP);
+    loop {
+        tick.tick().await;
+        store.sweep(clock.now()).await;
     }
 }
 

@@ -44,8 +44,6 @@ mod reload;
 mod rules;
 /// The end of the process.
 mod shutdown;
-/// Leases under failures, in virtual time.
-mod simulation;
 /// What Redis holds, and how many callers share a limit exactly.
 mod stores;
 /// Many checks at once: `sluicegate.v1`.

@@ -1,6 +1,7 @@
 //! Leases under a network and processes that fail, in virtual time: the code that the service runs, instances of it and a
 //! store, with messages that are late, lost or answered in vain, instances that crash and come back, and limits that
-//! change. A seed replays a run.
+//! change. A seed replays a run. A binary of its own: it takes all processors, and the other tests have deadlines.
+#![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{
     collections::BTreeMap,

@@ -99,14 +99,11 @@ impl DenyCache {
     }
 
     /// To be asked before anything is looked up. A hit that gives back ends what is known of its counter, from now on.
-    pub(super) fn questions(&self, hits: &[Hit<'_>], identities: &[u128]) -> Questions {
-        let question = |(hit, identity): (&Hit<'_>, &u128)| {
-            if hit.action.gives() {
-                self.refunded(*identity);
-            }
-            Question { identity: *identity, refunds: self.refunds_of(*identity).load(Relaxed) }
-        };
-        hits.iter().zip(identities).map(question).collect()
+    pub(super) fn question(&self, hit: &Hit<'_>, identity: u128) -> Question {
+        if hit.action.gives() {
+            self.refunded(identity);
+        }
+        Question { identity, refunds: self.refunds_of(identity).load(Relaxed) }
     }
 
     /// Something has been given back: what was known of the counter does not hold any more.
@@ -114,18 +111,16 @@ impl DenyCache {
         self.refunds_of(identity).fetch_add(1, Relaxed);
     }
 
-    /// The refusals that still hold; `None` when there are none.
-    pub(super) fn known(&self, hits: &[Hit<'_>], questions: &Questions, now: Duration) -> Option<Known> {
-        let mut known: Option<Known> = None;
-        for (place, (hit, question)) in hits.iter().zip(questions).enumerate() {
+    /// The refusals that still hold.
+    pub(super) fn known(&self, hits: &[Hit<'_>], questions: &Questions, now: Duration) -> Known {
+        let mut known = Known::new();
+        for (hit, question) in hits.iter().zip(questions) {
             // A hit before it in this request may change the counter.
-            let asked = |before: &usize| known.as_ref().is_none_or(|known| known[*before].is_none());
-            let same = |before: &usize| questions[*before].identity == question.identity;
-            if let Some(decision) = self.get(hit, question, now)
-                && !(0..place).any(|before| same(&before) && asked(&before))
-            {
-                known.get_or_insert_with(|| Known::from_elem(None, hits.len()))[place] = Some(decision);
-            }
+            let changes = |(before, known): (&Question, &Option<Decision>)| {
+                before.identity == question.identity && known.is_none()
+            };
+            let may_change = questions.iter().zip(&known).any(changes);
+            known.push(self.get(hit, question, now).filter(|_| !may_change));
         }
         known
     }
@@ -193,13 +188,12 @@ mod tests {
     }
 
     fn known(cache: &DenyCache, hits: &[Hit<'_>], now: Duration) -> Vec<Option<u64>> {
-        let questions = cache.questions(hits, &vec![7; hits.len()]);
-        let known = cache.known(hits, &questions, now).unwrap_or_else(|| Known::from_elem(None, hits.len()));
-        known.iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
+        let questions = hits.iter().map(|hit| cache.question(hit, 7)).collect();
+        cache.known(hits, &questions, now).iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
     }
 
     fn learn(cache: &DenyCache, hit: &Hit<'_>, counted: Counted) {
-        let question = cache.questions(std::slice::from_ref(hit), &[7])[0];
+        let question = cache.question(hit, 7);
         cache.learn(hit, question, counted, Duration::ZERO);
     }
 
@@ -231,7 +225,7 @@ mod tests {
         let hit = Hit::take(b"k", &rule, 10);
         let back = Hit { action: Action::Return, ..hit };
         learn(&cache, &hit, refused(&rule, 4));
-        let question = cache.questions(&[back], &[7])[0];
+        let question = cache.question(&back, 7);
         assert_eq!(known(&cache, &[hit], at(1)), [None]);
         learn(&cache, &hit, refused(&rule, 4));
         assert_eq!(known(&cache, &[hit, back], at(1)), [Some(6), None]);
@@ -239,7 +233,7 @@ mod tests {
         cache.learn(&back, question, refused(&rule, 4), at(1));
         assert_eq!(known(&cache, &[hit], at(1)), [None]);
         // One that overtakes a refusal.
-        let question = cache.questions(&[hit], &[7])[0];
+        let question = cache.question(&hit, 7);
         cache.refunded(7);
         cache.learn(&hit, question, refused(&rule, 4), at(0));
         assert_eq!(known(&cache, &[hit], at(1)), [None]);

@@ -26,7 +26,7 @@ use self::{
     deny_cache::{DenyCache, Known, Question, Questions},
     leases::{Errand, Leases, Spent},
 };
-use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError, identity::Secret};
+use super::{Answer, Answers, Charge, Counters, Decider, Hit, Store, StoreError, identity::Secret};
 use crate::{
     algorithm::{Action, Decision, Micros},
     metrics::WorkerId,
@@ -114,52 +114,54 @@ struct Asked {
 impl<S: Counters + Clone + Send + Sync + 'static> Store for Local<S> {
     async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
         let asked = Asked { now, here: self.shared.clock.now(now) };
-        let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
         match &self.shared.leases {
             Some(leases) if hits.iter().any(|hit| hit.leased) => {
-                self.lease(leases, hits, &identities, charge, asked).await
+                let spent = self.spend(leases, hits, charge, asked);
+                if let Some(all) = spent.decisions.iter().map(|decision| decision.map(from_lease)).collect() {
+                    return all;
+                }
+                Box::pin(self.ask_for_rest(leases, hits, spent, charge, asked)).await
             }
-            _ => self.ask(hits, &identities, charge, asked).await,
+            _ => self.ask(hits, charge, asked).await,
         }
     }
 }
 
 impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
-    /// Spends what there is, and asks for the rest.
-    async fn lease(
+    /// Spends what there is, and sends for more where it runs short.
+    fn spend(&self, leases: &Leases, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Spent {
+        let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
+        let mut spent = leases.spend(hits, &identities, charge, asked.here);
+        spent.errands.drain(..).for_each(|errand| self.send(errand, asked.now));
+        self.shared.metrics.decided_by_lease(self.worker, spent.decisions.iter().flatten().count() as u64);
+        spent
+    }
+
+    /// Asks for what leases could not answer, and learns from that what to lease.
+    async fn ask_for_rest(
         &self,
         leases: &Leases,
         hits: &[Hit<'_>],
-        identities: &[u128],
+        spent: Spent,
         charge: Charge,
         asked: Asked,
     ) -> Answers {
-        let Spent { decisions, errands } = leases.spend(hits, identities, charge, asked.here);
-        errands.into_iter().for_each(|errand| self.send(errand, asked.now));
-        let spent = |decision: Decision| Ok(Answer { decision, decider: Decider::Lease });
-        let number = decisions.iter().flatten().count();
-        self.shared.metrics.decided_by_lease(self.worker, number as u64);
-        if let Some(all) = decisions.iter().map(|decision| decision.map(spent)).collect() {
-            return all;
-        }
-        let asks = |(place, _): &(usize, &Option<Decision>)| decisions[*place].is_none();
-        let places: SmallVec<[usize; 2]> = decisions.iter().enumerate().filter(asks).map(|(place, _)| place).collect();
-        let others: SmallVec<[Hit<'_>; 2]> = places.iter().map(|place| hits[*place]).collect();
-        let theirs: SmallVec<[u128; 2]> = places.iter().map(|place| identities[*place]).collect();
-        let mut answers = self.ask(&others, &theirs, charge, asked).await.into_iter();
-        let answer = |((hit, identity), decision): ((&Hit<'_>, &u128), Option<Decision>)| match decision {
-            Some(decision) => spent(decision),
+        let unspent = hits.iter().zip(&spent.decisions).filter(|(_, decision)| decision.is_none());
+        let others: SmallVec<[Hit<'_>; 2]> = unspent.map(|(hit, _)| *hit).collect();
+        let mut answers = self.ask(&others, charge, asked).await.into_iter();
+        let answer = |(hit, decision): (&Hit<'_>, Option<Decision>)| match decision {
+            Some(decision) => from_lease(decision),
             None => {
                 let answer = answers.next().unwrap_or(Err(StoreError::Refused))?;
                 if hit.leased
-                    && let Some(errand) = leases.learn(*identity, hit, &answer.decision)
+                    && let Some(errand) = leases.learn(self.shared.identity(hit), hit, &answer.decision)
                 {
                     self.send(errand, asked.now);
                 }
                 Ok(answer)
             }
         };
-        hits.iter().zip(identities).zip(decisions).map(answer).collect()
+        hits.iter().zip(spent.decisions).map(answer).collect()
     }
 
     /// Runs an errand whether whoever caused it waits or not. It shares a call with what is asked just now.
@@ -209,30 +211,34 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
     }
 
     /// Asks the store for what is not known to be refused.
-    async fn ask(&self, hits: &[Hit<'_>], identities: &[u128], charge: Charge, asked: Asked) -> Answers {
+    async fn ask(&self, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Answers {
         let Some(deny_cache) = &self.shared.deny_cache else {
             let counts = self.store.count(hits, charge, asked.now).await;
             return hits.iter().zip(counts).map(|(hit, counted)| Ok(counted?.explain(hit).into())).collect();
         };
-        let questions = deny_cache.questions(hits, identities);
-        // Most requests have one hit, and abusers should cost nothing.
-        if let ([hit], [question]) = (hits, questions.as_slice()) {
-            if let Some(decision) = deny_cache.get(hit, question, asked.here) {
+        // Most requests have one hit. What waits for its answer is to be small, and abusers are to cost nothing.
+        if let [hit] = hits {
+            let question = deny_cache.question(hit, self.shared.identity(hit));
+            if let Some(decision) = deny_cache.get(hit, &question, asked.here) {
                 self.shared.metrics.refused(self.worker, 1);
                 return std::iter::once(refused(decision)).collect();
             }
-        } else if let Some(known) = deny_cache.known(hits, &questions, asked.here) {
-            self.shared.metrics.refused(self.worker, known.iter().flatten().count() as u64);
-            if let Some(all) = known.iter().map(|decision| decision.map(refused)).collect() {
-                return all;
-            }
-            return Box::pin(self.ask_others(deny_cache, hits, (questions, known), charge, asked)).await;
+            let counted = self.store.count(hits, charge, asked.now).await.pop();
+            let answer = counted.unwrap_or(Err(StoreError::Refused));
+            let answer = answer.map(|counted| deny_cache.learn(hit, question, counted, asked.here).into());
+            return std::iter::once(answer).collect();
         }
-        let counts = self.store.count(hits, charge, asked.now).await;
-        let answer = |((hit, question), counted): ((&Hit<'_>, Question), Result<Counted, StoreError>)| {
-            Ok(deny_cache.learn(hit, question, counted?, asked.here).into())
-        };
-        hits.iter().zip(questions).zip(counts).map(answer).collect()
+        Box::pin(self.ask_several(deny_cache, hits, charge, asked)).await
+    }
+
+    async fn ask_several(&self, deny_cache: &DenyCache, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Answers {
+        let questions: Questions = hits.iter().map(|hit| deny_cache.question(hit, self.shared.identity(hit))).collect();
+        let known = deny_cache.known(hits, &questions, asked.here);
+        self.shared.metrics.refused(self.worker, known.iter().flatten().count() as u64);
+        if let Some(all) = known.iter().map(|decision| decision.map(refused)).collect() {
+            return all;
+        }
+        self.ask_others(deny_cache, hits, (questions, known), charge, asked).await
     }
 
     /// Where something known refuses all, nothing is taken, and the others only look.
@@ -262,6 +268,10 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         };
         hits.iter().zip(questions).zip(known).map(answer).collect()
     }
+}
+
+fn from_lease(decision: Decision) -> Result<Answer, StoreError> {
+    Ok(Answer { decision, decider: Decider::Lease })
 }
 
 fn refused(decision: Decision) -> Result<Answer, StoreError> {
