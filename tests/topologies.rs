@@ -1,6 +1,7 @@
 //! Many servers: where counters live, what moves, and requests that span them.
 
 use std::{
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -42,6 +43,14 @@ fn shard(word: &str, store: &str, args: &[&str]) -> String {
     let text = String::from_utf8(output.stdout).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(word));
     line.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr))).trim().to_owned()
+}
+
+/// The server that has the counter of a descriptor of one entry, by these rules.
+fn node_of(store: &str, folder: &Path, entry: &str) -> String {
+    let mut command = super::support::server::command();
+    command.args(["shard", "d", entry, "--store", store, "--rules"]).arg(folder);
+    let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    text.lines().find_map(|line| line.strip_prefix("node")).unwrap().trim().to_owned()
 }
 
 /// With a deadline that a machine which runs all tests at once keeps.
@@ -496,17 +505,12 @@ descriptors:
     let folder = rules(&[("d.yaml", text)]);
     let server = Server::builder().rules(folder.path()).store(&url).start();
     let client = server.client().await;
-    let place = |args: &[&str]| {
-        let mut command = super::support::server::command();
-        command.args(["shard", "d"]).args(args).args(["--store", &url, "--rules"]).arg(folder.path());
-        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        text.lines().find_map(|line| line.strip_prefix("node")).unwrap().trim().to_owned()
-    };
+    let place = |entry: &str| node_of(&url, folder.path(), entry);
     let dead = format!("127.0.0.1:{}", nodes[0].port);
-    let user = (0..).map(|n| format!("u{n}")).find(|user| place(&[&format!("user={user}")]) != dead).unwrap();
+    let user = (0..).map(|n| format!("u{n}")).find(|user| place(&format!("user={user}")) != dead).unwrap();
     let other = (0..)
         .map(|n| format!("o{n}"))
-        .find(|value| place(&[&format!("open={value}")]) == dead && place(&[&format!("closed={value}")]) == dead);
+        .find(|value| place(&format!("open={value}")) == dead && place(&format!("closed={value}")) == dead);
     let other = other.unwrap();
     nodes[0].kill();
     until("somebody to notice", || server.get("/readyz").contains("1 of 3").then_some(()));
@@ -541,12 +545,7 @@ descriptors:
     let folder = rules(&[("d.yaml", text)]);
     let server = Server::builder().rules(folder.path()).store(&url).set("redis.timeout", "5s").start();
     let client = server.client().await;
-    let place = |entry: &str| {
-        let mut command = super::support::server::command();
-        command.args(["shard", "d", entry, "--store", &url, "--rules"]).arg(folder.path());
-        let text = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        text.lines().find_map(|line| line.strip_prefix("node")).unwrap().trim().ends_with(&taken.port.to_string())
-    };
+    let place = |entry: &str| node_of(&url, folder.path(), entry).ends_with(&format!(":{}", taken.port));
     let value = |key: &str, first| {
         (0..).map(|n| format!("{key}{n}")).find(|value| place(&format!("{key}={value}")) == first).unwrap()
     };

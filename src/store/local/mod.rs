@@ -26,7 +26,7 @@ use self::{
     deny_cache::{DenyCache, Known, Question, Questions},
     leases::{Errand, Leases, Spent},
 };
-use super::{Answer, Answers, Charge, Counters, Decider, Hit, Store, StoreError, identity::Secret};
+use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError, identity::Secret};
 use crate::{
     algorithm::{Action, Decision, Micros},
     metrics::WorkerId,
@@ -175,21 +175,21 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
             return;
         };
         let asked = self.shared.clock.now(now);
-        let counted = self.store.count(&[errand.hit()], Charge::Each, now).await.pop().and_then(Result::ok);
-        self.shared.metrics.ran(self.worker, &errand, counted.as_ref());
-        if errand.action.gives() {
-            return self.given_back(&errand);
-        }
-        if let Some(back) = leases.answered(&errand, counted, asked) {
-            self.store.count(&[back.hit()], Charge::Each, now).await;
-            self.given_back(&back);
+        let counted = self.count_one(&errand, now).await;
+        if !errand.action.gives()
+            && let Some(back) = leases.answered(&errand, counted, asked)
+        {
+            self.count_one(&back, now).await;
         }
     }
 
-    fn given_back(&self, errand: &Errand) {
-        if let Some(deny_cache) = &self.shared.deny_cache {
+    async fn count_one(&self, errand: &Errand, now: Micros) -> Option<Counted> {
+        let counted = self.store.count(&[errand.hit()], Charge::Each, now).await.pop().and_then(Result::ok);
+        self.shared.metrics.ran(self.worker, errand, counted.as_ref());
+        if let Some(deny_cache) = self.shared.deny_cache.as_ref().filter(|_| errand.action.gives()) {
             deny_cache.refunded(errand.identity);
         }
+        counted
     }
 
     /// Gives back what nobody asks for any more. To be called now and then.
