@@ -70,9 +70,15 @@ impl Lease {
         Some((decision, more))
     }
 
-    /// Puts back what was just spent: the request was refused for another reason.
-    pub(super) fn unspend(&mut self, hits: u64, now: Duration) {
-        if let Some(held) = self.held.as_mut().filter(|held| now < held.ends) {
+    /// When what is held ends: which lease a hit was spent from.
+    pub(super) fn ends(&self) -> Option<Duration> {
+        self.held.as_ref().map(|held| held.ends)
+    }
+
+    /// Puts back what was just spent of the lease that ends then, because others of the request could not be. If another
+    /// stands there by now it is lost: that one has not been charged for it.
+    pub(super) fn unspend(&mut self, hits: u64, ends: Option<Duration>) {
+        if let Some(held) = self.held.as_mut().filter(|held| Some(held.ends) == ends) {
             held.left = held.left.saturating_add(hits);
         }
     }
@@ -240,9 +246,9 @@ mod tests {
         let just = at(BEFORE) - Duration::from_micros(1);
         assert_eq!(take(&mut lease, &rule, 5, just), Some((991, 9)));
         assert_eq!(take(&mut lease, &rule, 1, at(BEFORE)), None, "the window may have ended");
-        lease.unspend(3, at(BEFORE));
-        assert_eq!(take(&mut lease, &rule, 3, just), None, "what is put back late is lost");
-        lease.unspend(3, just);
+        lease.unspend(3, Some(at(BEFORE + 1)));
+        assert_eq!(take(&mut lease, &rule, 3, just), None, "it was another lease");
+        lease.unspend(3, lease.ends());
         assert_eq!(take(&mut lease, &rule, 4, just), Some((990, 10)));
         assert_eq!(take(&mut lease, &rule, 1, just), None);
     }

@@ -98,23 +98,27 @@ impl Leases {
     /// Takes the hits from leases. Charged together, they are all taken from leases or none is.
     pub(super) fn spend(&self, hits: &[Hit<'_>], identities: &[u128], charge: Charge, now: Duration) -> Spent {
         let mut spent = Spent::default();
+        let mut ends = SmallVec::<[Option<Duration>; 2]>::new();
         for (hit, identity) in hits.iter().zip(identities) {
+            let mut end = None;
             let decision = if hit.leased && !hit.action.gives() {
                 self.with(*identity, hit, |entity| {
                     let (decision, more) = entity.lease.spend(hit, now, self.ttl / SLICES)?;
                     spent.errands.extend(entity.errand(more));
+                    end = entity.lease.ends();
                     Some(decision)
                 })
             } else {
                 None
             };
             spent.decisions.push(decision);
+            ends.push(end);
         }
         if charge == Charge::All && spent.decisions.iter().any(Option::is_none) {
-            for ((hit, identity), decision) in hits.iter().zip(identities).zip(&mut spent.decisions) {
+            for (((hit, identity), decision), end) in hits.iter().zip(identities).zip(&mut spent.decisions).zip(ends) {
                 if decision.take().is_some() && hit.action == Action::Take {
                     self.with(*identity, hit, |entity| {
-                        entity.lease.unspend(hit.cost, now);
+                        entity.lease.unspend(hit.cost, end);
                         None::<()>
                     });
                 }
@@ -192,8 +196,8 @@ impl Leases {
         errands
     }
 
-    /// The entity, which is new if nobody has asked for it lately, or if its rule has changed; `None` where there is no room
-    /// for more.
+    /// The entity, which is new if nobody has asked for it lately; `None` where there is no room for more, and until what
+    /// was leased under another rule has gone back.
     fn with<R>(&self, identity: u128, hit: &Hit<'_>, act: impl FnOnce(&mut Entity) -> Option<R>) -> Option<R> {
         let mut shard = self.shard(identity);
         match shard.entry(low(identity), |entity| entity.identity == identity, |entity| low(entity.identity)) {
