@@ -14,7 +14,7 @@ use tonic::transport::Endpoint;
 
 use super::support::{
     DEADLINE, Fault, Proxy, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
-    plain::{Client, Request},
+    plain::{Answer, Client, Request},
     ring, rules, until, until_async,
 };
 
@@ -331,6 +331,29 @@ async fn a_failover_that_is_asked_for_goes_by_and_nothing_is_counted_twice() {
     }
 }
 
+/// It cannot write any more, and says nothing of where to: whoever tells it the keys is sent on.
+#[tokio::test]
+async fn a_master_that_became_a_replica_sends_its_callers_on() {
+    let cluster = RedisCluster::with(3, 1, &[]);
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    for master in 0..3 {
+        let has =
+            |user: &String| cluster.owner(&shard("key", &cluster.url(), &["d", &format!("user={user}")])) == master;
+        let user = (0..).map(|number| format!("user{number}")).find(has).unwrap();
+        let replica = cluster.replica_of(master);
+        assert_eq!(cluster.nodes[replica].cli(&["cluster", "failover"]), "OK");
+        until("the two to change places", || {
+            let is = |node: usize, role| cluster.nodes[node].cli(&["role"]).starts_with(role);
+            (is(replica, "master") && is(master, "slave")).then_some(())
+        });
+        let request = ask("d", &[("user", &user)]).descriptor(descriptor(&[("user", &user), ("path", "/")]));
+        let answer = client.check(request).await;
+        assert!(answer.as_ref().is_ok_and(Answer::allowed), "{answer:?}: {}", server.log());
+        has_counted(&client, &user, 1).await;
+    }
+}
+
 /// The others never notice, and its own users are served again when a replica has taken over.
 #[tokio::test]
 async fn a_master_that_dies_takes_only_its_own_users_with_it() {
@@ -527,6 +550,41 @@ descriptors:
     assert_eq!(left().await, Some(9));
     assert_eq!(server.metric("sluicegate_on_error{policy=\"allow\"}"), 1.0);
     assert_eq!(server.metric("sluicegate_on_error{policy=\"deny\"}"), 1.0);
+}
+
+/// What a limit in shadow mode refuses beside one that refuses indeed: what counted is given back, and what did not is
+/// not.
+#[tokio::test]
+async fn what_is_given_back_is_what_was_counted() {
+    let text = "
+domain: d
+charge: all
+descriptors:
+- {key: counts, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
+- {key: does_not, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 2, count_denied: false}}
+- {key: none, rate_limit: {unit: year, requests_per_unit: 0}}
+";
+    let (nodes, url) = ring(2);
+    let folder = rules(&[("d.yaml", text)]);
+    let server = Server::builder().rules(folder.path()).store(&url).set("redis.timeout", "5s").start();
+    let client = server.client().await;
+    let first = format!("127.0.0.1:{}", nodes[0].port);
+    let value = |key: &str, is_first| {
+        let is_there = |value: &String| (node_of(&url, folder.path(), &format!("{key}={value}")) == first) == is_first;
+        (0..).map(|n| format!("{key}{n}")).find(is_there).unwrap()
+    };
+    let none = value("none", false);
+    for key in ["counts", "does_not"] {
+        let dark = value(key, true);
+        let counted = || nodes[0].cli(&["eval", "return redis.call('get', redis.call('keys', '*')[1])", "0"]);
+        assert!(client.check(ask("d", &[(key, &dark)]).hits(2)).await.unwrap().allowed());
+        let before = counted();
+        assert!(before.ends_with("0000000002"), "{before}");
+        let both = ask("d", &[(key, &dark)]).descriptor(descriptor(&[("none", &none)]));
+        assert!(!client.check(both).await.unwrap().allowed());
+        assert_eq!(counted(), before, "{key}");
+        nodes[0].cli(&["flushall"]);
+    }
 }
 
 /// A server dies between the take and the refusal of another: what cannot be given back is told.

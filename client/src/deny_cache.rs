@@ -43,7 +43,7 @@ struct Refusal {
     costs: SmallVec<[u64; 2]>,
     since: Duration,
     until: Duration,
-    verdict: Verdict,
+    statuses: SmallVec<[Status; 1]>,
 }
 
 impl DenyCache {
@@ -104,7 +104,7 @@ impl DenyCache {
             costs: ask.costs().collect(),
             since,
             until: since + wait,
-            verdict: Verdict { by: By::DenyCache, headers: Vec::new(), ..verdict.clone() },
+            statuses: verdict.statuses.clone(),
         };
         self.refusals.put(question.identity, refusal);
     }
@@ -119,14 +119,15 @@ impl Ending for Refusal {
 impl Refusal {
     /// The verdict as it is now.
     fn at(&self, now: Duration) -> Verdict {
-        let mut verdict = self.verdict.clone();
         let past = now.saturating_sub(self.since);
-        for status in &mut verdict.statuses {
-            for time in [&mut status.retry_after, &mut status.reset].into_iter().flatten() {
-                *time = time.saturating_sub(past);
-            }
-        }
-        verdict
+        let left = |time: Option<Duration>| time.map(|time| time.saturating_sub(past));
+        let later = |status: &Status| Status {
+            reset: left(status.reset),
+            retry_after: left(status.retry_after),
+            ..status.clone()
+        };
+        let statuses = self.statuses.iter().map(later).collect();
+        Verdict { statuses, ..Verdict::empty(false, By::DenyCache) }
     }
 }
 

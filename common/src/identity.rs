@@ -18,6 +18,7 @@ const GATHER: usize = 64;
 impl Identity {
     /// Of a descriptor without entries yet.
     #[must_use]
+    #[inline]
     pub fn new(domain: &str) -> Self {
         let mut identity = Self { hasher: SipHasher13::new(), gathered: [0; GATHER], len: 0 };
         identity.add_text(domain);
@@ -35,9 +36,9 @@ impl Identity {
         self.add_bytes(&number.to_le_bytes());
     }
 
-    /// The number.
+    /// The number. Nothing is to be added afterwards.
     #[must_use]
-    pub fn finish(mut self) -> u128 {
+    pub fn finish(&mut self) -> u128 {
         self.hasher.write(&self.gathered[..self.len]);
         self.hasher.finish128().as_u128()
     }

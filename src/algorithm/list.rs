@@ -76,6 +76,12 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(rule) => rule.explain(state, ask, allowed)),+ }
             }
 
+            /// See [`Rule::counts_denied`].
+            #[must_use]
+            pub fn counts_denied(&self) -> bool {
+                match self { $(Self::$rule(rule) => rule.counts_denied()),+ }
+            }
+
             /// See [`Rule::refusal_counts`].
             #[must_use]
             pub fn refusal_counts(&self, state: &State, now: Micros) -> bool {

@@ -157,8 +157,13 @@ pub trait Rule {
     /// Reads the state that a step left.
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision;
 
+    /// Whether a take that is refused counts all the same.
+    fn counts_denied(&self) -> bool;
+
     /// Whether a hit that this state refuses would, being refused, change what later ones get.
-    fn refusal_counts(&self, state: &State, now: Micros) -> bool;
+    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+        self.counts_denied()
+    }
 
     /// How a part of the quota is taken in advance, as a take that refuses rather than being soft, and that does not count
     /// when it is refused; `None` where what is spent later could add up to more than the limit.

@@ -117,6 +117,10 @@ impl Rule for FixedWindow {
         }
     }
 
+    fn counts_denied(&self) -> bool {
+        self.count_denied
+    }
+
     /// Once the count is above the limit nothing passes until the window ends, however far above it is.
     fn refusal_counts(&self, state: &State, now: Micros) -> bool {
         self.count_denied && self.current(state, now).1 <= self.quota.ceiling()

@@ -41,7 +41,7 @@ impl Rule for Gcra {
         self.0.explain(state, ask, allowed)
     }
 
-    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+    fn counts_denied(&self) -> bool {
         self.0.counts_denied()
     }
 

@@ -173,7 +173,7 @@ impl Rule for SlidingLog {
         }
     }
 
-    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+    fn counts_denied(&self) -> bool {
         self.count_denied
     }
 

@@ -229,7 +229,7 @@ impl Rule for SlidingWindow {
         }
     }
 
-    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+    fn counts_denied(&self) -> bool {
         self.count_denied
     }
 

@@ -190,7 +190,7 @@ impl Rule for WarmUp {
         }
     }
 
-    fn refusal_counts(&self, _: &State, _: Micros) -> bool {
+    fn counts_denied(&self) -> bool {
         self.count_denied
     }
 

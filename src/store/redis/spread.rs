@@ -218,8 +218,11 @@ impl Redis {
 
     /// Undoes what these hits took at that instant; their answers are then those of a look.
     async fn give_back(&self, hits: &[Hit<'_>], mut answers: Counts, taken: Micros, now: Micros) -> Counts {
-        let took =
-            |place: &usize| hits[*place].action == Action::Take && matches!(&answers[*place], Ok(step) if step.allowed);
+        let counts = |hit: &Hit<'_>, step: &Counted| step.allowed || hit.algorithm.counts_denied();
+        let took = |place: &usize| {
+            let hit = &hits[*place];
+            hit.action == Action::Take && answers[*place].as_ref().is_ok_and(|step| counts(hit, step))
+        };
         let places: SmallVec<[usize; 4]> = (0..hits.len()).filter(took).collect();
         let undo = |place: &usize| Hit { action: Action::Undo(taken), ..hits[*place] };
         let undone: SmallVec<[Hit<'_>; 4]> = places.iter().map(undo).collect();

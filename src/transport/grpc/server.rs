@@ -217,3 +217,24 @@ async fn work(
     }
     while connections.join_next().await.is_some() {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_takes_no_connection_has_none() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, receiver) = mpsc::channel(1);
+        let connections = Arc::new(AtomicUsize::new(0));
+        let worker = Worker { connections: Arc::clone(&connections), sender, thread: thread::spawn(|| ()) };
+        let workers = [worker];
+        let connect = async || TcpStream::connect(address).await.unwrap();
+        hand_over(connect().await, &workers, 2, &Episode::default());
+        assert_eq!(connections.load(Relaxed), 1);
+        // There is room for one.
+        hand_over(connect().await, &workers, 2, &Episode::default());
+        assert_eq!((connections.load(Relaxed), receiver.len()), (1, 1));
+    }
+}
