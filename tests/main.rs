@@ -50,7 +50,9 @@ mod stores;
 mod stream;
 /// TLS and mutual TLS.
 mod tls;
-/// Clusters, sentinels and rings: where counters live, what moves, and requests that span servers.
+/// Charged for all or none, where the limits of a request live on several servers.
+mod together;
+/// Clusters, sentinels and rings: where counters live, and what moves.
 mod topologies;
 /// Matching and counting as recorded from envoyproxy/ratelimit, on both stores.
 mod vectors;
