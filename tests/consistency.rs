@@ -164,6 +164,8 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 20000, consistency: leased}
 - key: sliding
   rate_limit: {unit: year, requests_per_unit: 20000, algorithm: sliding_window, buckets: 12, consistency: leased}
+- key: bucket
+  rate_limit: {unit: year, requests_per_unit: 20000, algorithm: token_bucket, consistency: leased}
 - key: other
   rate_limit: {unit: year, requests_per_unit: 1000000}
 ";
@@ -189,7 +191,9 @@ async fn spend(client: &Client, key: &'static str, each: u64) -> u64 {
 async fn leases_add_up_to_the_limit_and_no_more() {
     let redis = RedisServer::start();
     let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
-    for key in ["window", "sliding"] {
+    for key in ["window", "sliding", "bucket"] {
+        // What comes back to a bucket after its lease has ended has drained for a moment, and is a little less than a hit.
+        let all = if key == "bucket" { 19_980..=20_000 } else { 20_000..=20_000 };
         redis.cli(&["config", "resetstat"]);
         let mut passed = 0;
         // One has most of the traffic.
@@ -208,7 +212,7 @@ async fn leases_add_up_to_the_limit_and_no_more() {
                 passed += spend(&server.client().await, key, u64::MAX).await;
             }
             assert!(passed <= 20_000, "{key}: {passed}");
-            (passed == 20_000).then_some(())
+            all.contains(&passed).then_some(())
         })
         .await;
         let within: f64 = servers
@@ -217,7 +221,7 @@ async fn leases_add_up_to_the_limit_and_no_more() {
                 server.metric(&format!("ratelimit_service_rate_limit_within_limit{{domain=\"d\",key1=\"{key}\"}}"))
             })
             .sum();
-        assert_eq!(within, 20_000.0, "{key}: each hit is counted once");
+        assert_eq!(within, passed as f64, "{key}: each hit is counted once");
     }
 }
 

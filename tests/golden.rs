@@ -109,7 +109,8 @@ fn the_functions_answer_as_derived() {
             assert_eq!(given(&decision), step.expected(), "{name} #{number}: {step:#?}");
         }
     }
-    assert_eq!(covered, Algorithm::KINDS.iter().map(|kind| kind.name).collect(), "every algorithm has vectors");
+    let all = Algorithm::KINDS.iter().map(|kind| kind.name).filter(|name| !name.ends_with("on lease"));
+    assert_eq!(covered, all.collect(), "every algorithm of a rule has vectors");
 }
 
 #[tokio::test]

@@ -102,7 +102,12 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
             };
             (kind.build)(&shape).ok()
         });
-    limits.boxed()
+    // One and the same counter is asked, and taken from in advance.
+    let on_lease = (limits, prop::bool::weighted(0.3)).prop_map(|(limit, on_lease)| match limit.leasing() {
+        Some(leasing) if on_lease => leasing,
+        _ => limit,
+    });
+    on_lease.boxed()
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {

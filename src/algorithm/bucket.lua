@@ -1,17 +1,62 @@
 -- Twin of Bucket::step. The value is 7 bytes of the instant at which the bucket will have drained, 4 of its fraction,
--- and 5 (mantissa, exponent) of the time that a full bucket took to drain when it was written.
+-- and 5 (mantissa, exponent) of the time that a full bucket took to drain when it was written. Behind them are 18 bytes
+-- for each entry in escrow: 7 of the instant at which it ends, 7 and 4 of what it holds.
 local value = call('GET', key)
 local at, part, changed = now, 0, false
+-- By number, and by the instant at which they end.
+local entries, out, out_part
 if value then
   local stored_mantissa, stored_exponent
   at, part, stored_mantissa, stored_exponent = unpack_numbers('<I7I4I4B', value)
+  local same = stored_mantissa == mantissa and stored_exponent == exponent
+  local to, from
+  if not same then
+    to, from = mantissa * 2 ^ exponent, max(stored_mantissa, 1) * 2 ^ stored_exponent
+  end
+  if #value > 16 then
+    entries, out, out_part, changed = {}, 0, 0, not same
+    if part >= parts or not same then
+      at, part = at + min(part, 1), 0
+    end
+    for place = 17, min(#value, 88) - 17, 18 do
+      local ends, span, span_part = unpack_numbers('<I7I7I4', value, place)
+      if span_part >= parts or not same then
+        span, span_part = span + min(span_part, 1), 0
+      end
+      if ends <= now or ends > now + slack then
+        -- It is over, and poured in when it ended, until the bucket is full.
+        local since = min(ends, now)
+        if at < since then
+          at, part = since, 0
+        end
+        local after, after_part = at + span, part + span_part
+        if after_part >= parts then
+          after, after_part = after + 1, after_part - parts
+        end
+        if same and (after > since + full or after == since + full and after_part > full_part) then
+          after, after_part = since + full, full_part
+        end
+        if after > at or after == at and after_part > part then
+          at, part = after, after_part
+        end
+      else
+        if not same then
+          span = min(ceil(span * to / from), full)
+        end
+        local entry = {ends, span, span_part}
+        entries[#entries + 1], entries[ends] = entry, entries[ends] or entry
+        out, out_part = out + span, out_part + span_part
+        if out_part >= parts then
+          out, out_part = out + 1, out_part - parts
+        end
+      end
+    end
+  end
   if at < now then
     at, part = now, 0
-  elseif stored_mantissa ~= mantissa or stored_exponent ~= exponent then
+  elseif not same then
     -- The limit was changed: what was used of the old one is as large a part of the new one.
-    local used = at - now + min(part, 1)
-    used = ceil(used * (mantissa * 2 ^ exponent) / (max(stored_mantissa, 1) * 2 ^ stored_exponent))
-    at, part, changed = now + min(used, full), 0, true
+    at, part, changed = now + min(ceil((at - now + min(part, 1)) * to / from), full), 0, true
   elseif part >= parts then
     -- The fraction was one of another limit.
     at, part = at + 1, 0
@@ -23,42 +68,99 @@ if value then
 end
 local allowed = 1
 if action >= RETURN then
+  changed = changed or at > now or part > 0 or entries and #entries > 0
+  local since = taken
+  if action == UNDO and grid > 0 then
+    since = taken - taken % grid + 2 * grid
+    if since > now then
+      local entry = entries and entries[since]
+      if entry then
+        entry[2], entry[3] = entry[2] - charge, entry[3] - charge_part
+        if entry[3] < 0 then
+          entry[2], entry[3] = entry[2] - 1, entry[3] + parts
+        end
+        if entry[2] < 0 then
+          entry[2], entry[3] = 0, 0
+        end
+      end
+      charge, charge_part = 0, 0
+    end
+  end
   if action == UNDO then
     -- The time since has brought a part of it back.
-    charge = charge - max(now - taken, 0)
+    charge = charge - max(now - since, 0)
     if charge < 0 then
       charge, charge_part = 0, 0
     end
   end
-  if at > now or part > 0 then
-    at, part, changed = at - charge, part - charge_part, true
-    if part < 0 then
-      at, part = at - 1, part + parts
-    end
+  at, part = at - charge, part - charge_part
+  if part < 0 then
+    at, part = at - 1, part + parts
+  end
+  if at < now then
+    at, part = now, 0
   end
 else
   local after, after_part = at + charge, part + charge_part
   if after_part >= parts then
     after, after_part = after + 1, after_part - parts
   end
-  local ahead = after - now
-  if ahead > full or ahead == full and after_part > full_part then
+  local ahead, ahead_part = after - now, after_part
+  if out then
+    ahead, ahead_part = ahead + out, ahead_part + out_part
+    if ahead_part >= parts then
+      ahead, ahead_part = ahead + 1, ahead_part - parts
+    end
+  end
+  if ahead > room or ahead == room and ahead_part > room_part then
     allowed = 0
     after, after_part = now + full, full_part
+    if out then
+      after, after_part = after - out, after_part - out_part
+      if after_part < 0 then
+        after, after_part = after - 1, after_part + parts
+      end
+    end
     if after < at or after == at and after_part <= part then
       after, after_part = at, part
     end
   end
   if action == TAKE and (allowed == 1 or count_denied == 1) then
-    at, part, changed = after, after_part, true
+    if grid == 0 then
+      at, part = after, after_part
+    else
+      local ends = now - now % grid + 2 * grid
+      entries = entries or {}
+      local entry = entries[ends]
+      if entry then
+        entry[2], entry[3] = entry[2] + charge, entry[3] + charge_part
+        if entry[3] >= parts then
+          entry[2], entry[3] = entry[2] + 1, entry[3] - parts
+        end
+      elseif #entries < 4 then
+        entries[#entries + 1] = {ends, charge, charge_part}
+      else
+        allowed = 0
+      end
+    end
+    changed = true
   end
 end
 if not changed then
   return allowed, value or ''
-elseif at < now or at == now and part == 0 then
+end
+local escrow, last = '', at
+for _, entry in ipairs(entries or {}) do
+  local ends, span, span_part = entry[1], entry[2], entry[3]
+  if span > 0 or span_part > 0 then
+    escrow = escrow .. pack('<I7I7I4', ends, span, span_part)
+    last = max(last, ends) + span
+  end
+end
+if escrow == '' and at == now and part == 0 then
   call('DEL', key)
   return allowed, ''
 end
-value = pack('<I7I4I4B', at, part, mantissa, exponent)
-call('SET', key, value, 'PX', ceil((at - now) / 1000) + keep)
+value = pack('<I7I4I4B', at, part, mantissa, exponent) .. escrow
+call('SET', key, value, 'PX', ceil((last - now) / 1000) + keep)
 return allowed, value

@@ -4,13 +4,14 @@
 //!
 //! The instant is exact: whole microseconds and a fraction in parts of the limit's own ([`Pace`]). The time that a
 //! full bucket takes to drain stands beside it, so that a changed limit is noticed and the level scaled: a bucket
-//! that was half full is half full.
+//! that was half full is half full. Behind it stands what is out on lease, if anything ([`super::escrow`]).
 
 use smallvec::smallvec;
 
 use super::{
-    Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, State,
-    drain::Drain,
+    Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, MAX, Micros, Quota, State,
+    drain::{self, Drain, Stored},
+    escrow::Entries,
     pace::{Pace, Span},
     tempo::Tempo,
 };
@@ -27,12 +28,49 @@ pub(super) struct Bucket {
     full: Span,
     /// The same as it stands in the state.
     tempo: Tempo,
+    /// For those who take in advance: the grid of time on which leases end.
+    grid: Option<Micros>,
 }
+
+/// What a bucket holds.
+struct Level {
+    /// When it will have drained: not before now.
+    at: Span,
+    escrow: Entries,
+    /// All that is in escrow.
+    out: Span,
+    changed: bool,
+}
+
+/// A lease ends after two steps of the grid at most: a second, or a quarter of the time that a full bucket takes to
+/// drain. What is out does not drain, so a lease that lived as long as that could take all of a burst from others.
+const LONGEST_STEP: Micros = Micros::new(500_000);
+const STEPS_OF_FULL: u64 = 8;
+/// A lease that ends sooner is over before its answer has come.
+const SHORTEST_STEP: Micros = Micros::new(1_000);
 
 impl Bucket {
     pub(super) const ARGUMENTS: &'static [&'static str] =
         &["charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied"];
-    pub(super) const SCRIPT: &'static str = include_str!("bucket.lua");
+    pub(super) const SCRIPT: &'static str =
+        concat!("local grid, room, room_part = 0, full, full_part\n", include_str!("bucket.lua"));
+
+    /// The same for those who take in advance.
+    pub(super) const LEASE_ARGUMENTS: &'static [&'static str] = &[
+        "charge",
+        "charge_part",
+        "full",
+        "full_part",
+        "parts",
+        "slack",
+        "mantissa",
+        "exponent",
+        "count_denied",
+        "grid",
+        "room",
+        "room_part",
+    ];
+    pub(super) const LEASE_SCRIPT: &'static str = include_str!("bucket.lua");
 
     /// `requests` hits per window drain, `quota` hits fit in, and those above `at_once` are told to wait. `None` for no
     /// requests, no room, or a bucket that takes longer than [`LONGEST`] to drain.
@@ -40,7 +78,29 @@ impl Bucket {
         let pace = Pace::new(requests, window)?;
         let full = pace.span(quota.ceiling());
         let fits = quota.limit() > 0 && full.ceil() <= LONGEST && window <= LONGEST;
-        fits.then(|| Self { pace, quota, at_once, count_denied, full, tempo: Tempo::new(full.ceil()) })
+        fits.then(|| Self { pace, quota, at_once, count_denied, full, tempo: Tempo::new(full.ceil()), grid: None })
+    }
+
+    /// The same bucket for those who take in advance: up to the limit, and not above where it is soft. `None` where hits
+    /// are told to wait, as nobody knows how long when they are spent later, and where it drains too soon.
+    pub(super) fn leasing(&self) -> Option<Self> {
+        let grid = Micros::new(self.full.micros / STEPS_OF_FULL).min(LONGEST_STEP);
+        let fits = self.at_once == self.quota.ceiling() && grid >= SHORTEST_STEP;
+        fits.then_some(Self { count_denied: false, grid: Some(grid), ..*self })
+    }
+
+    /// When a lease ends that was taken at this instant.
+    pub(super) fn lease_ends(&self, taken: Micros) -> Micros {
+        self.grid.map_or(taken, |grid| taken - taken % grid + grid + grid)
+    }
+
+    pub(super) fn lease_life(&self) -> Micros {
+        self.grid.unwrap_or_default()
+    }
+
+    /// What has to hold all that is taken.
+    fn room(&self) -> Span {
+        if self.grid.is_some() { self.pace.span(self.quota.limit()) } else { self.full }
     }
 
     /// More than fits in is refused whatever it is, so it need not be known exactly.
@@ -52,7 +112,7 @@ impl Bucket {
         let (charge, full, parts) = (self.charge(ask.cost), self.full, self.pace.parts());
         let Tempo { mantissa, exponent } = self.tempo;
         let (slack, denied) = (CLOCK_SLACK.get(), self.count_denied.into());
-        smallvec![
+        let mut arguments: Arguments = smallvec![
             charge.micros,
             charge.part,
             full.micros,
@@ -62,64 +122,126 @@ impl Bucket {
             mantissa.into(),
             exponent.into(),
             denied
-        ]
+        ];
+        if let Some(grid) = self.grid {
+            let room = self.room();
+            arguments.extend([grid.get(), room.micros, room.part]);
+        }
+        arguments
     }
 
-    fn level(&self, state: &State, now: Micros) -> Drain {
-        let empty = Drain { at: Span { micros: now.get(), part: 0 }, idle: Micros::ZERO, changed: false };
-        Drain::read(state, now, self.pace, self.full, self.tempo).unwrap_or(empty)
+    fn level(&self, state: &State, now: Micros) -> Level {
+        let empty = Span { micros: now.get(), part: 0 };
+        let (mut level, stored) = (
+            Level { at: empty, escrow: Entries::default(), out: Span::default(), changed: false },
+            Stored::read(state),
+        );
+        let Some(mut stored) = stored else {
+            return level;
+        };
+        if state.as_bytes().len() > drain::BYTES {
+            let is_same = stored.tempo == self.tempo;
+            level.escrow = Entries::read(state, self.pace, is_same);
+            let at = self.pace.stored(stored.micros, stored.part, is_same);
+            // How full one could be before the limit was changed is not known, and does not matter.
+            let full = if is_same { self.full } else { Span { micros: MAX, part: 0 } };
+            let at = level.escrow.pour_ended(at, now, self.pace, full);
+            (stored.micros, stored.part) = (at.micros, at.part);
+            if !is_same {
+                level.escrow.scale(stored.tempo, self.tempo, self.full);
+                level.changed = true;
+            }
+            level.out = level.escrow.sum(self.pace);
+        }
+        let drain = Drain::of(stored, now, self.pace, self.full, self.tempo);
+        Level { at: drain.at, changed: level.changed || drain.changed, ..level }
     }
 
     pub(super) fn step(&self, state: &mut State, ask: Ask) -> bool {
         let now = Span { micros: ask.now.get(), part: 0 };
-        let Drain { mut at, mut changed, .. } = self.level(state, ask.now);
+        let Level { mut at, mut escrow, out, mut changed } = self.level(state, ask.now);
         let charge = self.charge(ask.cost);
         let mut allowed = true;
         if ask.action.gives() {
-            if at > now {
-                at = self.pace.subtract(at, self.pace.not_drained(charge, ask));
-                changed = true;
-            }
+            changed |= at > now || !escrow.is_empty();
+            at = self.pace.subtract(at, self.comes_back(charge, ask, &mut escrow)).max(now);
         } else {
-            let full = self.pace.add(now, self.full);
+            let held = self.pace.add(now, self.room());
             let mut after = self.pace.add(at, charge);
-            allowed = after <= full;
+            allowed = self.pace.add(after, out) <= held;
             if !allowed {
-                after = full.max(at);
+                after = self.pace.subtract(self.pace.add(now, self.full), out).max(at);
             }
             if ask.action == Action::Take && (allowed || self.count_denied) {
-                (at, changed) = (after, true);
+                match self.grid {
+                    Some(_) => allowed = escrow.add(self.lease_ends(ask.now).get(), charge, self.pace),
+                    None => at = after,
+                }
+                changed = true;
             }
         }
-        if changed && at > now {
+        if changed && (at > now || !escrow.is_empty()) {
             Drain::write(at, self.tempo, state);
+            escrow.write(state);
         } else if changed {
             state.clear();
         }
         allowed
     }
 
+    /// What goes out of the bucket for a cost that is given back. What is still in escrow goes out of that.
+    fn comes_back(&self, charge: Span, ask: Ask, escrow: &mut Entries) -> Span {
+        let Action::Undo(taken) = ask.action else {
+            return charge;
+        };
+        let ends = if self.grid.is_some() { self.lease_ends(taken) } else { taken };
+        if self.grid.is_some() && ends > ask.now {
+            escrow.take(ends.get(), charge, self.pace);
+            return Span::default();
+        }
+        // The bucket has it since then.
+        self.pace.not_drained(charge, Ask { action: Action::Undo(ends), ..ask })
+    }
+
+    /// How long until what is in the bucket and in escrow together has come down to this, if nobody else asks.
+    fn until(&self, level: &Level, now: Micros, room: Span) -> Micros {
+        let mut bucket = self.pace.subtract(level.at, Span { micros: now.get(), part: 0 });
+        let (mut out, mut passed) = (level.out, 0);
+        for entry in level.escrow.by_end() {
+            let rest = Span { micros: entry.ends - now.get() - passed, part: 0 };
+            let excess = self.pace.subtract(self.pace.add(bucket, out), room);
+            if excess <= bucket.min(rest) {
+                return Micros::new(passed) + excess.ceil();
+            }
+            bucket = self.pace.add(self.pace.subtract(bucket, rest), entry.span);
+            out = self.pace.subtract(out, entry.span);
+            passed += rest.micros;
+        }
+        Micros::new(passed) + self.pace.subtract(bucket, room).ceil()
+    }
+
     pub(super) fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
         let now = Span { micros: ask.now.get(), part: 0 };
-        let level = self.pace.subtract(self.level(state, ask.now).at, now);
+        let level = self.level(state, ask.now);
+        let used = self.pace.add(self.pace.subtract(level.at, now), level.out);
         let charge = self.charge(ask.cost);
         // What a look asks about is not poured in.
-        let after = if ask.action == Action::Peek { self.pace.add(level, charge) } else { level };
+        let after = if ask.action == Action::Peek { self.pace.add(used, charge) } else { used };
         let limit = self.pace.span(self.quota.limit());
-        let remaining = self.pace.hits(self.pace.subtract(limit, level));
-        let until = |level: Span, room: Span| self.pace.subtract(level, room).ceil();
+        let remaining = self.pace.hits(self.pace.subtract(limit, used));
+        let until = |room: Span| self.until(&level, ask.now, room);
         let more = self.pace.subtract(limit, self.pace.span(remaining + 1));
-        let possible = ask.cost <= self.quota.ceiling();
+        let possible = ask.cost <= if self.grid.is_some() { self.quota.limit() } else { self.quota.ceiling() };
         Decision {
             allowed,
             soft: allowed && !ask.action.gives() && after > limit,
             remaining,
-            used: self.pace.hits_begun(level),
-            reset: level.ceil(),
-            next: if remaining < self.quota.limit() { until(level, more) } else { Micros::ZERO },
-            retry_after: (!allowed && possible).then(|| until(level, self.pace.subtract(self.full, charge))),
+            used: self.pace.hits_begun(used),
+            reset: until(Span::default()),
+            next: if remaining < self.quota.limit() { until(more) } else { Micros::ZERO },
+            retry_after: (!allowed && possible).then(|| until(self.pace.subtract(self.room(), charge))),
             delay: if allowed && !ask.action.gives() {
-                until(after, self.pace.span(self.at_once))
+                self.pace.subtract(after, self.pace.span(self.at_once)).ceil()
             } else {
                 Micros::ZERO
             },
@@ -131,6 +253,6 @@ impl Bucket {
     }
 
     pub(super) fn expires(&self, state: &State, now: Micros) -> Micros {
-        self.level(state, now).at.ceil()
+        now + self.until(&self.level(state, now), now, Span::default())
     }
 }

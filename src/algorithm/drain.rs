@@ -7,6 +7,9 @@ use super::{
     tempo::Tempo,
 };
 
+/// Bytes of a state that belong to it.
+pub(super) const BYTES: usize = 16;
+
 /// When it will have drained: not before now.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
@@ -17,27 +20,47 @@ pub(super) struct Drain {
     pub(super) changed: bool,
 }
 
+/// What the bytes say.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stored {
+    pub(super) micros: u64,
+    pub(super) part: u64,
+    pub(super) tempo: Tempo,
+}
+
+impl Stored {
+    pub(super) fn read(state: &State) -> Option<Self> {
+        let (micros, part) = (state.number::<7>(0)?, state.number::<4>(7)?);
+        let tempo = Tempo { mantissa: state.number::<4>(11)? as u32, exponent: state.number::<1>(15)? as u8 };
+        Some(Self { micros, part, tempo })
+    }
+}
+
 impl Drain {
     /// As of now, at a pace at which it takes `full` to drain from the most that it may hold; `None` for one never used.
     pub(super) fn read(state: &State, now: Micros, pace: Pace, full: Span, tempo: Tempo) -> Option<Self> {
-        let (micros, part) = (state.number::<7>(0)?, state.number::<4>(7)?);
-        let stored = Tempo { mantissa: state.number::<4>(11)? as u32, exponent: state.number::<1>(15)? as u8 };
+        Some(Self::of(Stored::read(state)?, now, pace, full, tempo))
+    }
+
+    /// The same of what was stored.
+    pub(super) fn of(stored: Stored, now: Micros, pace: Pace, full: Span, tempo: Tempo) -> Self {
+        let Stored { micros, part, tempo: before } = stored;
         let empty = Span { micros: now.get(), part: 0 };
         if micros < now.get() {
-            return Some(Self { at: empty, idle: now - Micros::new(micros), changed: false });
+            return Self { at: empty, idle: now - Micros::new(micros), changed: false };
         }
         let mut at = pace.fraction(micros, part);
-        let mut changed = stored != tempo;
+        let mut changed = before != tempo;
         if changed {
             // The limit was changed: what was used of the old one is as large a part of the new one.
-            let used = stored.scale(Micros::new(micros - now.get() + part.min(1)), tempo);
+            let used = before.scale(Micros::new(micros - now.get() + part.min(1)), tempo);
             at = Span { micros: now.get() + used.get().min(full.micros), part: 0 };
         }
         if at.micros - now.get() > full.micros + CLOCK_SLACK.get() {
             // The clock was wrong when this was written.
             (at, changed) = (pace.add(empty, full), true);
         }
-        Some(Self { at, idle: Micros::ZERO, changed })
+        Self { at, idle: Micros::ZERO, changed }
     }
 
     /// The sixteen bytes.

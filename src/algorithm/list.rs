@@ -1,7 +1,7 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
 use super::{
-    Arguments, Ask, Decision, Kind, Micros, Rule, State, fixed_window::FixedWindow, gcra::Gcra,
+    Arguments, Ask, Decision, Kind, Micros, Rule, State, escrow::Escrow, fixed_window::FixedWindow, gcra::Gcra,
     leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket,
     warm_up::WarmUp,
 };
@@ -100,6 +100,12 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(rule) => rule.lease_ends(counted)),+ }
             }
 
+            /// See [`Rule::lease_life`].
+            #[must_use]
+            pub fn lease_life(&self) -> Micros {
+                match self { $(Self::$rule(rule) => rule.lease_life()),+ }
+            }
+
             /// See [`Rule::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
@@ -109,13 +115,13 @@ macro_rules! algorithms {
     };
 }
 
-algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra];
+algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra, Escrow];
 
 impl Algorithm {
     /// What counts where a rule does not say.
     pub const DEFAULT: Kind = Self::KINDS[0];
 
-    /// Those that a rule can name. One that another becomes by a word of its own has a name of several words.
+    /// Those that a rule can name. What another becomes by a word of its own, or on lease, has a name of several words.
     pub fn named() -> impl Iterator<Item = Kind> {
         Self::KINDS.iter().copied().filter(|kind| !kind.name.contains(' '))
     }

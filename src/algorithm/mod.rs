@@ -10,6 +10,7 @@
 
 mod bucket;
 mod drain;
+pub mod escrow;
 pub mod fixed_window;
 pub mod gcra;
 #[cfg(test)]
@@ -117,7 +118,7 @@ pub struct Decision {
 }
 
 /// The numbers that a script gets for one question, in the order of [`Rule::ARGUMENTS`].
-pub type Arguments = SmallVec<[u64; 8]>;
+pub type Arguments = SmallVec<[u64; 12]>;
 
 /// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
 pub trait Rule {
@@ -165,15 +166,20 @@ pub trait Rule {
         self.counts_denied()
     }
 
-    /// How a part of the quota is taken in advance, as a take that refuses rather than being soft, and that does not count
-    /// when it is refused; `None` where what is spent later could add up to more than the limit.
+    /// How a part of the quota is taken in advance, of the same counter: as a take that refuses rather than being soft, and
+    /// that does not count when it is refused. `None` where what is spent later could add up to more than the limit.
     fn leasing(&self) -> Option<Algorithm> {
         None
     }
 
-    /// The instant until which hits may be spent that were counted at another one: until then it makes no difference.
+    /// Of such an algorithm: the instant until which hits may be spent that were counted at another one.
     fn lease_ends(&self, counted: Micros) -> Micros {
         counted
+    }
+
+    /// The least time from one to the other, if that is always the same.
+    fn lease_life(&self) -> Micros {
+        LONGEST
     }
 
     /// The instant from which the state says no more than a new one would.

@@ -41,6 +41,11 @@ impl Pace {
         if part < self.parts { Span { micros, part } } else { Span { micros: micros + 1, part: 0 } }
     }
 
+    /// The same of a span that may be of another pace: then in whole microseconds.
+    pub(super) fn stored(self, micros: u64, part: u64, is_same: bool) -> Span {
+        if is_same { self.fraction(micros, part) } else { Span { micros: micros + part.min(1), part: 0 } }
+    }
+
     /// How long it takes for so many hits to become free again.
     pub(super) fn span(self, hits: u64) -> Span {
         match hits.checked_mul(self.interval) {

@@ -2,7 +2,9 @@
 //!
 //! `burst` is the most that passes at once, as governor and throttlecrab count it; redis-cell's `max_burst` is one less.
 
-use super::{Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket};
+use super::{
+    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, escrow::Escrow,
+};
 
 /// Cells that conform.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +45,10 @@ impl Rule for Gcra {
 
     fn counts_denied(&self) -> bool {
         self.0.counts_denied()
+    }
+
+    fn leasing(&self) -> Option<Algorithm> {
+        self.0.leasing().map(|bucket| Escrow(bucket).into())
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -3,7 +3,9 @@
 //! With a queue, up to `queue` hits more than the burst pass, each with the delay after which it may go on, so that
 //! what leaves conforms to the limit's pace. With `burst: 1` hits leave one by one, `window / requests` apart.
 
-use super::{Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket};
+use super::{
+    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, escrow::Escrow,
+};
 
 /// A bucket that leaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +51,10 @@ impl Rule for LeakyBucket {
 
     fn counts_denied(&self) -> bool {
         self.0.counts_denied()
+    }
+
+    fn leasing(&self) -> Option<Algorithm> {
+        self.0.leasing().map(|bucket| Escrow(bucket).into())
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

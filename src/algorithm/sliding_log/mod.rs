@@ -3,6 +3,9 @@
 //! Seven bytes a hit, oldest first, and a hit lies in the window for exactly the window's length. The price is memory
 //! that grows with the limit, which is therefore bounded. With `min_interval`, passes also keep that distance; with
 //! `count_denied`, refused hits are logged as well (the newest that fill the limit), and whoever keeps asking stays out.
+//!
+//! Hits that are taken in advance are logged as if they came at the end of their lease. Whenever they come before, they
+//! were in the log; and they leave it no sooner than hits of that instant would.
 
 use smallvec::smallvec;
 
@@ -15,7 +18,13 @@ pub struct SlidingLog {
     window: Micros,
     min_interval: Micros,
     count_denied: bool,
+    /// For those who take in advance: the grid of time on which leases end, after two steps at most.
+    grid: Micros,
 }
+
+/// Of a window, and the longest: hits count so much longer at most, and those that come meanwhile do, too.
+const STEPS_OF_WINDOW: u64 = 20;
+const LONGEST_STEP: Micros = Micros::new(500_000);
 
 /// Bytes of an instant.
 const ENTRY: usize = 7;
@@ -31,7 +40,13 @@ impl SlidingLog {
     #[must_use]
     pub fn new(quota: Quota, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
         let fits = window > Micros::ZERO && window <= Self::LONGEST && min_interval <= window;
-        (fits && quota.ceiling() <= Self::MOST).then_some(Self { quota, window, min_interval, count_denied })
+        (fits && quota.ceiling() <= Self::MOST).then_some(Self {
+            quota,
+            window,
+            min_interval,
+            count_denied,
+            grid: Micros::ZERO,
+        })
     }
 
     /// The log's instant at a place from the oldest.
@@ -96,7 +111,8 @@ impl Rule for SlidingLog {
     const WORDS: &'static [&'static str] = &["min_interval"];
     const TAG: &'static str = "sl";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "interval", "slack", "count_denied"];
+    const ARGUMENTS: &'static [&'static str] =
+        &["cost", "ceiling", "window", "interval", "slack", "count_denied", "grid"];
 
     fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
         let (quota, interval) = (shape.quota(shape.requests.into()), shape.min_interval.unwrap_or_default());
@@ -115,7 +131,7 @@ impl Rule for SlidingLog {
     fn arguments(&self, ask: Ask) -> Arguments {
         let (cost, ceiling) = (ask.cost.min(Self::MOST + 1), self.quota.ceiling());
         let (window, interval) = (self.window.get(), self.min_interval.get());
-        smallvec![cost, ceiling, window, interval, CLOCK_SLACK.get(), self.count_denied.into()]
+        smallvec![cost, ceiling, window, interval, CLOCK_SLACK.get(), self.count_denied.into(), self.grid.get()]
     }
 
     fn step(&self, state: &mut State, ask: Ask) -> bool {
@@ -124,7 +140,7 @@ impl Rule for SlidingLog {
         let gone = self.gone(state, ask.now);
         let held = (Self::len(state) - gone) as u64;
         if let Action::Undo(taken) = ask.action {
-            Self::forget(state, gone, taken.get(), cost);
+            Self::forget(state, gone, self.lease_ends(taken).get(), cost);
             return true;
         }
         if ask.action == Action::Return {
@@ -137,10 +153,11 @@ impl Rule for SlidingLog {
         }
         let allowed = held + cost <= self.quota.ceiling() && self.is_spaced(state, ask);
         if ask.action == Action::Take && (allowed || self.count_denied) {
-            let at = Self::newest(state).unwrap_or_default().max(ask.now.get());
-            // Refused hits push the oldest out: only the newest that fill the limit can matter.
+            let at = Self::newest(state).unwrap_or_default().max(self.lease_ends(ask.now).get());
+            // Refused hits push the oldest out: only the newest that fill the limit can matter. No more of them than come,
+            // whatever the limit is: it may have been a larger one a moment ago, and be again.
             let added = cost.min(self.quota.ceiling());
-            let pushed_out = (held + added).saturating_sub(self.quota.ceiling()) as usize;
+            let pushed_out = (held + added).saturating_sub(self.quota.ceiling()).min(added) as usize;
             state.cut_front(ENTRY * (gone + pushed_out));
             (0..added).for_each(|_| state.push::<ENTRY>(at));
         }
@@ -175,6 +192,23 @@ impl Rule for SlidingLog {
 
     fn counts_denied(&self) -> bool {
         self.count_denied
+    }
+
+    /// Where hits keep a distance, nobody knows when those of a lease come.
+    fn leasing(&self) -> Option<Algorithm> {
+        let grid = Micros::new(self.window.get() / STEPS_OF_WINDOW).min(LONGEST_STEP);
+        let quota = Quota::hard(self.quota.limit());
+        let leasing = Self { quota, count_denied: false, grid, ..*self };
+        (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
+    }
+
+    /// And when a hit is logged that is taken at this instant.
+    fn lease_ends(&self, counted: Micros) -> Micros {
+        if self.grid == Micros::ZERO { counted } else { counted - counted % self.grid + self.grid + self.grid }
+    }
+
+    fn lease_life(&self) -> Micros {
+        self.grid
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -1,4 +1,7 @@
 -- Twin of SlidingLog::step. The value is 7 bytes for the instant of each hit, the oldest first.
+local function logged(at)
+  return grid > 0 and at - at % grid + 2 * grid or at
+end
 local value = call('GET', key) or ''
 local held = floor(#value / 7)
 local newest = held > 0 and unpack_numbers('<I7', value, 7 * held - 6) or 0
@@ -23,7 +26,7 @@ end
 held = held - gone
 local allowed = 1
 if action == UNDO then
-  local entry = pack('<I7', taken)
+  local entry = pack('<I7', logged(taken))
   for place = gone + 1, held + gone do
     if string.sub(value, 7 * place - 6, 7 * place) == entry then
       local given = 0
@@ -45,8 +48,8 @@ else
   end
   if action == TAKE and (allowed == 1 or count_denied == 1) then
     local added = min(cost, ceiling)
-    local pushed_out = max(held + added - ceiling, 0)
-    newest = max(newest, now)
+    local pushed_out = min(max(held + added - ceiling, 0), added)
+    newest = max(newest, logged(now))
     value = string.sub(value, 7 * (gone + pushed_out) + 1) .. string.rep(pack('<I7', newest), added)
     changed = true
   end

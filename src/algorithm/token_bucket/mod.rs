@@ -3,7 +3,8 @@
 //! Tokens are not counted; what is missing of a full bucket is, as the time until it is full again (`bucket.rs`).
 
 use super::{
-    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, warm_up::WarmUp,
+    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, escrow::Escrow,
+    warm_up::WarmUp,
 };
 
 /// A bucket of tokens.
@@ -48,6 +49,10 @@ impl Rule for TokenBucket {
 
     fn counts_denied(&self) -> bool {
         self.0.counts_denied()
+    }
+
+    fn leasing(&self) -> Option<Algorithm> {
+        self.0.leasing().map(|bucket| Escrow(bucket).into())
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

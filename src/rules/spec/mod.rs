@@ -346,7 +346,7 @@ impl Reader<'_, '_> {
                     it.consistency = consistency;
                     if consistency == Consistency::Leased && limit.algorithm().leasing().is_none() {
                         let message = format!(
-                            "consistency: leased cannot promise that no more than the limit passes with algorithm {}; it is for fixed_window and sliding_window",
+                            "consistency: leased cannot promise that no more than the limit passes with {} as it is written here",
                             limit.algorithm().name()
                         );
                         self.problems.error(place, message);

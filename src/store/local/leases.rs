@@ -24,6 +24,8 @@ const SHARDS: usize = 64;
 const IDLE: Duration = Duration::from_millis(50);
 /// Slices in which an entity's hits are counted, in the life of a lease.
 const SLICES: u32 = 8;
+/// As many as a lease is for: what is taken is spent before it ends.
+const SLICES_OF_LIFE: u32 = 4;
 
 /// How quota is taken in advance.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -56,6 +58,8 @@ struct Entity {
     /// As the rule has it, and as a lease is taken of it.
     algorithm: Algorithm,
     leasing: Algorithm,
+    /// In which its hits are counted.
+    slice: Duration,
     lease: Lease,
 }
 
@@ -103,7 +107,7 @@ impl Leases {
             let mut end = None;
             let decision = if hit.leased && !hit.action.gives() {
                 self.with(*identity, hit, |entity| {
-                    let (decision, more) = entity.lease.spend(hit, now, self.ttl / SLICES)?;
+                    let (decision, more) = entity.lease.spend(hit, now, entity.slice)?;
                     spent.errands.extend(entity.errand(more));
                     end = entity.lease.ends();
                     Some(decision)
@@ -210,12 +214,14 @@ impl Leases {
                     self.entities.fetch_sub(1, Relaxed);
                     return None;
                 }
+                let life = Duration::from_micros(leasing.lease_life().get());
                 let mut entity = place.insert(Entity {
                     identity,
                     key: hit.key.into(),
                     per_second: hit.per_second,
                     algorithm: *hit.algorithm,
                     leasing,
+                    slice: (self.ttl / SLICES).min(life / SLICES_OF_LIFE),
                     lease: Lease::default(),
                 });
                 act(entity.get_mut())
