@@ -1,25 +1,19 @@
 //! The leases of this instance, by what their counters are found by.
 
-use std::{
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
-use hashbrown::{HashTable, hash_table::Entry};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::lease::{Back, Lease};
+use super::{
+    entities::Entities,
+    lease::{Back, Lease},
+};
 use crate::{
     algorithm::{Action, Algorithm, Decision},
     store::{Charge, Counted, Hit},
 };
 
-/// So many that two workers rarely want the same lock.
-const SHARDS: usize = 64;
 /// Nobody has asked for so long: what is held is given back.
 const IDLE: Duration = Duration::from_millis(50);
 /// Slices in which an entity's hits are counted, in the life of a lease.
@@ -45,9 +39,7 @@ impl Default for Settings {
 }
 
 pub(super) struct Leases {
-    shards: Box<[Mutex<HashTable<Entity>>]>,
-    entities: AtomicUsize,
-    most: usize,
+    entities: Entities<Entity>,
     ttl: Duration,
 }
 
@@ -91,12 +83,8 @@ pub(super) struct Spent {
 impl Leases {
     /// `None` where nothing is to be leased.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        (settings.max_entities > 0 && !settings.ttl.is_zero()).then(|| Self {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
-            entities: AtomicUsize::new(0),
-            most: settings.max_entities,
-            ttl: settings.ttl,
-        })
+        (settings.max_entities > 0 && !settings.ttl.is_zero())
+            .then(|| Self { entities: Entities::new(settings.max_entities), ttl: settings.ttl })
     }
 
     /// Takes the hits from leases. Charged together, they are all taken from leases or none is.
@@ -144,93 +132,66 @@ impl Leases {
 
     /// What has become of a question for a lease; what is to be given back because of it.
     pub(super) fn answered(&self, errand: &Errand, counted: Option<Counted>, asked: Duration) -> Option<Errand> {
-        let mut shard = self.shard(errand.identity);
-        let entity = shard.find_mut(low(errand.identity), |entity| entity.identity == errand.identity);
-        let Some(entity) = entity.filter(|entity| entity.leasing == errand.algorithm) else {
-            // Its rule has changed meanwhile.
-            let counted = counted.filter(|counted| counted.allowed)?;
-            let action = Action::Undo(counted.at);
-            return Some(Errand { key: errand.key.clone(), action, ..*errand });
-        };
-        match counted {
-            Some(counted) => {
-                let back = entity.lease.granted(&entity.leasing, errand.hits, counted, asked)?;
-                Some(entity.back(&back))
+        let granted = |entity: &mut Entity| {
+            if entity.leasing != errand.algorithm {
+                return None;
             }
-            None => {
+            let Some(counted) = counted.as_ref() else {
                 entity.lease.not_granted();
-                None
-            }
-        }
+                return Some(None);
+            };
+            let back = entity.lease.granted(&entity.leasing, errand.hits, counted.clone(), asked);
+            Some(back.map(|back| entity.back(&back)))
+        };
+        self.entities.find(errand.identity, granted).flatten().unwrap_or_else(|| {
+            // Its rule has changed meanwhile.
+            let counted = counted.as_ref().filter(|counted| counted.allowed)?;
+            Some(Errand { key: errand.key.clone(), action: Action::Undo(counted.at), ..*errand })
+        })
     }
 
     /// What is to be given back by now; and entities that nobody asks for are forgotten.
     pub(super) fn sweep(&self, now: Duration) -> Vec<Errand> {
         let (idle, forgotten) = (now.saturating_sub(IDLE), now.saturating_sub(self.ttl));
         let mut errands = Vec::new();
-        if self.entities.load(Relaxed) == 0 {
-            return errands;
-        }
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = shard.len();
-            shard.retain(|entity| {
-                if let Some(back) = entity.lease.give_back(&entity.algorithm, now, idle) {
-                    errands.push(entity.back(&back));
-                }
-                !entity.lease.is_idle(forgotten)
-            });
-            self.entities.fetch_sub(before - shard.len(), Relaxed);
-        }
+        self.entities.retain(|entity| {
+            errands.extend(entity.give_back(now, idle));
+            !entity.lease.is_idle(forgotten)
+        });
         errands
     }
 
     /// All that is held, to be given back: nothing of it is spent any more.
     pub(super) fn take_all(&self, now: Duration) -> Vec<Errand> {
         let mut errands = Vec::new();
-        for shard in &self.shards {
-            let entities = std::mem::take(&mut *shard.lock().unwrap_or_else(PoisonError::into_inner));
-            self.entities.fetch_sub(entities.len(), Relaxed);
-            for mut entity in entities {
-                if let Some(back) = entity.lease.give_back(&entity.algorithm, now, Duration::MAX) {
-                    errands.push(entity.back(&back));
-                }
-            }
-        }
+        self.entities.retain(|entity| {
+            errands.extend(entity.give_back(now, Duration::MAX));
+            false
+        });
         errands
     }
 
     /// The entity, which is new if nobody has asked for it lately; `None` where there is no room for more, and until what
     /// was leased under another rule has gone back.
     fn with<R>(&self, identity: u128, hit: &Hit<'_>, act: impl FnOnce(&mut Entity) -> Option<R>) -> Option<R> {
-        let mut shard = self.shard(identity);
-        match shard.entry(low(identity), |entity| entity.identity == identity, |entity| low(entity.identity)) {
-            Entry::Occupied(mut entity) if entity.get().algorithm == *hit.algorithm => act(entity.get_mut()),
+        let new = || {
+            let leasing = hit.algorithm.leasing()?;
+            let life = Duration::from_micros(leasing.lease_life().get());
+            Some(Entity {
+                identity,
+                key: hit.key.into(),
+                per_second: hit.per_second,
+                algorithm: *hit.algorithm,
+                leasing,
+                slice: (self.ttl / SLICES).min(life / SLICES_OF_LIFE),
+                lease: Lease::default(),
+            })
+        };
+        let act = |entity: &mut Entity| {
             // What was leased under the old rule goes back by itself: it is idle from now on.
-            Entry::Occupied(_) => None,
-            Entry::Vacant(place) => {
-                let leasing = hit.algorithm.leasing()?;
-                if self.entities.fetch_add(1, Relaxed) >= self.most {
-                    self.entities.fetch_sub(1, Relaxed);
-                    return None;
-                }
-                let life = Duration::from_micros(leasing.lease_life().get());
-                let mut entity = place.insert(Entity {
-                    identity,
-                    key: hit.key.into(),
-                    per_second: hit.per_second,
-                    algorithm: *hit.algorithm,
-                    leasing,
-                    slice: (self.ttl / SLICES).min(life / SLICES_OF_LIFE),
-                    lease: Lease::default(),
-                });
-                act(entity.get_mut())
-            }
-        }
-    }
-
-    fn shard(&self, identity: u128) -> MutexGuard<'_, HashTable<Entity>> {
-        self.shards[(identity >> 112) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+            if entity.algorithm == *hit.algorithm { act(entity) } else { None }
+        };
+        self.entities.with(identity, new, act).flatten()
     }
 }
 
@@ -248,13 +209,14 @@ impl Entity {
         })
     }
 
+    fn give_back(&mut self, now: Duration, idle_since: Duration) -> Option<Errand> {
+        let back = self.lease.give_back(&self.algorithm, now, idle_since)?;
+        Some(self.back(&back))
+    }
+
     fn back(&self, back: &Back) -> Errand {
         let Self { identity, per_second, leasing, .. } = *self;
         let action = Action::Undo(back.counted);
         Errand { identity, key: self.key.clone(), per_second, algorithm: leasing, action, hits: back.hits }
     }
-}
-
-fn low(identity: u128) -> u64 {
-    identity as u64
 }

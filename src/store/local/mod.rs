@@ -9,6 +9,7 @@
 //! ```
 
 mod deny_cache;
+mod entities;
 mod lease;
 mod leases;
 mod metrics;

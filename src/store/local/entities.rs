@@ -1,0 +1,76 @@
+//! What is kept for each of many counters, by what they are found by: bounded, and for all workers.
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
+use hashbrown::{HashTable, hash_table::Entry};
+
+/// So many that two workers rarely want the same lock.
+const SHARDS: usize = 64;
+
+pub(super) struct Entities<E> {
+    shards: Box<[Mutex<HashTable<(u128, E)>>]>,
+    count: AtomicUsize,
+    most: usize,
+}
+
+impl<E> Entities<E> {
+    /// Of so many at most.
+    pub(super) fn new(most: usize) -> Self {
+        Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0), most }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.count.load(Relaxed) == 0
+    }
+
+    /// Does something to the entity, if it is there.
+    pub(super) fn find<R>(&self, identity: u128, act: impl FnOnce(&mut E) -> R) -> Option<R> {
+        let mut shard = self.shard(identity);
+        shard.find_mut(low(identity), |entity| entity.0 == identity).map(|entity| act(&mut entity.1))
+    }
+
+    /// The same, and makes it if it is not there yet: unless there is no room for more.
+    pub(super) fn with<R>(
+        &self,
+        identity: u128,
+        new: impl FnOnce() -> Option<E>,
+        act: impl FnOnce(&mut E) -> R,
+    ) -> Option<R> {
+        let mut shard = self.shard(identity);
+        match shard.entry(low(identity), |entity| entity.0 == identity, |entity| low(entity.0)) {
+            Entry::Occupied(mut entity) => Some(act(&mut entity.get_mut().1)),
+            Entry::Vacant(place) => {
+                let entity = new()?;
+                if self.count.fetch_add(1, Relaxed) >= self.most {
+                    self.count.fetch_sub(1, Relaxed);
+                    return None;
+                }
+                Some(act(&mut place.insert((identity, entity)).get_mut().1))
+            }
+        }
+    }
+
+    /// Looks at all, and keeps those of which that is true.
+    pub(super) fn retain(&self, mut keeps: impl FnMut(&mut E) -> bool) {
+        if self.is_empty() {
+            return;
+        }
+        for shard in &self.shards {
+            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = shard.len();
+            shard.retain(|entity| keeps(&mut entity.1));
+            self.count.fetch_sub(before - shard.len(), Relaxed);
+        }
+    }
+
+    fn shard(&self, identity: u128) -> MutexGuard<'_, HashTable<(u128, E)>> {
+        self.shards[(identity >> 112) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn low(identity: u128) -> u64 {
+    identity as u64
+}
