@@ -187,7 +187,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
 
     leave(signals, &settings, health, &leaving, &stop, async {
         let _ = tokio::join!(grpc, http);
-        store.give_all_back(clock.now()).await;
+        store.settle(clock.now()).await;
     })
     .await;
     let _ = tokio::task::spawn_blocking(move || {
@@ -322,7 +322,7 @@ impl StoreSetup {
             None => setup,
         };
         let (clock, metrics) = (local::Clock::start(), Arc::clone(metrics.local()));
-        let shared = local::Shared::new(&settings.deny_cache, &settings.lease, clock, metrics);
+        let shared = local::Shared::new(&settings.deny_cache, &settings.lease, &settings.eventual, clock, metrics);
         Ok(Self::Redis(Box::new(setup), shared))
     }
 

@@ -51,6 +51,8 @@ pub struct Settings {
     pub deny_cache: store::local::DenyCacheSettings,
     /// Quota that is taken in advance, for rules that want it.
     pub lease: store::local::LeaseSettings,
+    /// Counting in arrears, for rules that want it.
+    pub eventual: store::local::EventualSettings,
     /// Logs, metrics, traces.
     pub telemetry: telemetry::Settings,
     /// How to leave.
@@ -73,6 +75,7 @@ impl Default for Settings {
             per_second: PerSecondSettings::default(),
             deny_cache: store::local::DenyCacheSettings::default(),
             lease: store::local::LeaseSettings::default(),
+            eventual: store::local::EventualSettings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
         }

@@ -102,12 +102,13 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
             };
             (kind.build)(&shape).ok()
         });
-    // One and the same counter is asked, and taken from in advance.
-    let on_lease = (limits, prop::bool::weighted(0.3)).prop_map(|(limit, on_lease)| match limit.leasing() {
-        Some(leasing) if on_lease => leasing,
+    // One and the same counter is asked, taken from in advance, and told what has passed elsewhere.
+    let used = (limits, 0_u32..10).prop_map(|(limit, way)| match way {
+        0..3 => limit.leasing().unwrap_or(limit),
+        3 => limit.counting(),
         _ => limit,
     });
-    on_lease.boxed()
+    used.boxed()
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {

@@ -19,7 +19,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Ask, Micros, Quota, State,
+        Action, Algorithm, Ask, Consistency, Micros, Quota, State,
         fixed_window::FixedWindow,
         gcra::Gcra,
         sliding_log::SlidingLog,
@@ -98,7 +98,7 @@ impl World {
     fn step(&self, states: &mut [State; 2], hit: &Hit<'_>, action: Action, at: Micros) -> Counted {
         let state = &mut states[place(hit.key)];
         let (mut algorithm, mut cost) = (*hit.algorithm, hit.cost);
-        let in_advance = action == Action::Take && !hit.leased;
+        let in_advance = action == Action::Take && hit.consistency == Consistency::Exact;
         if self.fault == Fault::NoEscrow && algorithm.name().ends_with("on lease") {
             let limit =
                 algorithm.apply(&mut State::default(), Ask { action: Action::Peek, cost: 0, now: at }).remaining;
@@ -145,7 +145,7 @@ impl Counters for Remote {
         }
         for (hit, counted) in hits.iter().zip(&counts) {
             // Not what is taken in advance: only what callers ask for may be leased.
-            if hit.leased && counted.allowed && counted.action == Action::Take {
+            if hit.consistency == Consistency::Leased && counted.allowed && counted.action == Action::Take {
                 world.passed.lock().unwrap()[place(hit.key)].push((at.get(), hit.cost));
             }
         }
@@ -159,7 +159,8 @@ fn instance(world: &Arc<World>, leases: bool) -> Local<Remote> {
         settings.max_entities = 0;
     }
     let clock = if world.fault == Fault::WallClock { local::Clock::Caller } else { local::Clock::start() };
-    let shared = local::Shared::new(&deny_cache, &settings, clock, local::Metrics::new(1));
+    let shared =
+        local::Shared::new(&deny_cache, &settings, &local::EventualSettings::default(), clock, local::Metrics::new(1));
     Local::new(Remote(Arc::clone(world)), shared, WorkerId(0))
 }
 
@@ -334,7 +335,8 @@ async fn call(
             let (world, local, limits) = (Arc::clone(&world), local.clone(), Arc::clone(&limits));
             tokio::spawn(async move {
                 let algorithms: Vec<_> = limits.iter().map(|limit| limit.algorithm(changed)).collect();
-                let hit = |(algorithm, key)| Hit { leased: true, ..Hit::take(key, algorithm, cost) };
+                let hit =
+                    |(algorithm, key)| Hit { consistency: Consistency::Leased, ..Hit::take(key, algorithm, cost) };
                 let hits: Vec<_> = algorithms.iter().zip(KEYS).map(hit).collect();
                 let before = world.store_time();
                 let answers = local.apply(&hits, charge, world.wall_time()).await;
@@ -426,7 +428,7 @@ async fn run(seed: u64, fault: Fault) -> Result<[u64; 2], String> {
                 call(Arc::clone(&world), local.clone(), Arc::clone(&limits), charge, load, end).await;
                 if end == until {
                     sleep(Duration::from_millis(500)).await;
-                    local.give_all_back(world.wall_time()).await;
+                    local.settle(world.wall_time()).await;
                     break;
                 }
             }

@@ -37,10 +37,10 @@ async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, ref
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
     let deny_cache = local::DenyCacheSettings { max_entities: refusals, max_age: Duration::MAX };
-    let leases = local::LeaseSettings::default();
+    let (leases, eventual) = (local::LeaseSettings::default(), local::EventualSettings::default());
     Local::new(
         redis,
-        local::Shared::new(&deny_cache, &leases, local::Clock::Caller, local::Metrics::new(1)),
+        local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::Caller, local::Metrics::new(1)),
         WorkerId(0),
     )
 }

@@ -114,8 +114,15 @@ else
   end
   if ahead > room or ahead == room and ahead_part > room_part then
     allowed = 0
-    after, after_part = now + full, full_part
-    if out then
+    if count_denied == 2 then
+      -- Into debt, but no deeper than looks like a clock that was wrong.
+      if after >= now + full + slack then
+        after, after_part = now + full + slack, 0
+      end
+    else
+      after, after_part = now + full, full_part
+    end
+    if out and count_denied < 2 then
       after, after_part = after - out, after_part - out_part
       if after_part < 0 then
         after, after_part = after - 1, after_part + parts
@@ -125,7 +132,7 @@ else
       after, after_part = at, part
     end
   end
-  if action == TAKE and (allowed == 1 or count_denied == 1) then
+  if action == TAKE and (allowed == 1 or count_denied > 0) then
     if grid == 0 then
       at, part = after, after_part
     else

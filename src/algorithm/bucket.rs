@@ -24,6 +24,8 @@ pub(super) struct Bucket {
     /// Hits that need not wait.
     at_once: u64,
     count_denied: bool,
+    /// What is refused counts above the brim, too: hits that have passed elsewhere.
+    in_debt: bool,
     /// Until a full bucket has drained.
     full: Span,
     /// The same as it stands in the state.
@@ -78,7 +80,16 @@ impl Bucket {
         let pace = Pace::new(requests, window)?;
         let full = pace.span(quota.ceiling());
         let fits = quota.limit() > 0 && full.ceil() <= LONGEST && window <= LONGEST;
-        fits.then(|| Self { pace, quota, at_once, count_denied, full, tempo: Tempo::new(full.ceil()), grid: None })
+        fits.then(|| Self {
+            pace,
+            quota,
+            at_once,
+            count_denied,
+            in_debt: false,
+            full,
+            tempo: Tempo::new(full.ceil()),
+            grid: None,
+        })
     }
 
     /// The same bucket for those who take in advance: up to the limit, and not above where it is soft. `None` where hits
@@ -87,6 +98,11 @@ impl Bucket {
         let grid = Micros::new(self.full.micros / STEPS_OF_FULL).min(LONGEST_STEP);
         let fits = self.at_once == self.quota.ceiling() && grid >= SHORTEST_STEP;
         fits.then_some(Self { count_denied: false, grid: Some(grid), ..*self })
+    }
+
+    /// The same bucket for hits that have passed elsewhere.
+    pub(super) fn counting(&self) -> Self {
+        Self { count_denied: true, in_debt: true, ..*self }
     }
 
     /// When a lease ends that was taken at this instant.
@@ -111,7 +127,7 @@ impl Bucket {
     pub(super) fn arguments(&self, ask: Ask) -> Arguments {
         let (charge, full, parts) = (self.charge(ask.cost), self.full, self.pace.parts());
         let Tempo { mantissa, exponent } = self.tempo;
-        let (slack, denied) = (CLOCK_SLACK.get(), self.count_denied.into());
+        let (slack, denied) = (CLOCK_SLACK.get(), u64::from(self.count_denied) + u64::from(self.in_debt));
         let mut arguments: Arguments = smallvec![
             charge.micros,
             charge.part,
@@ -170,7 +186,10 @@ impl Bucket {
             let mut after = self.pace.add(at, charge);
             allowed = self.pace.add(after, out) <= held;
             if !allowed {
-                after = self.pace.subtract(self.pace.add(now, self.full), out).max(at);
+                let brim = self.pace.add(now, self.full);
+                // More debt than that would look like a clock that was wrong.
+                let deepest = Span { micros: brim.micros + CLOCK_SLACK.get(), part: 0 };
+                after = if self.in_debt { after.min(deepest) } else { self.pace.subtract(brim, out) }.max(at);
             }
             if ask.action == Action::Take && (allowed || self.count_denied) {
                 match self.grid {

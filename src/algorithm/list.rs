@@ -106,6 +106,18 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(rule) => rule.lease_life()),+ }
             }
 
+            /// See [`Rule::counting`].
+            #[must_use]
+            pub fn counting(&self) -> Algorithm {
+                match self { $(Self::$rule(rule) => rule.counting()),+ }
+            }
+
+            /// See [`Rule::is_over`].
+            #[must_use]
+            pub fn is_over(&self, counted: Micros, now: Micros) -> bool {
+                match self { $(Self::$rule(rule) => rule.is_over(counted, now)),+ }
+            }
+
             /// See [`Rule::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -9,6 +9,7 @@
 //! says what to tell the caller; it exists once, in Rust, for every store.
 
 mod bucket;
+mod consistency;
 mod drain;
 pub mod escrow;
 pub mod fixed_window;
@@ -29,6 +30,7 @@ mod tempo;
 pub mod token_bucket;
 pub mod warm_up;
 
+pub use consistency::Consistency;
 pub use list::Algorithm;
 pub use micros::Micros;
 pub use quota::Quota;
@@ -180,6 +182,14 @@ pub trait Rule {
     /// The least time from one to the other, if that is always the same.
     fn lease_life(&self) -> Micros {
         LONGEST
+    }
+
+    /// The same counter for hits that have passed elsewhere: a take counts, whatever it says. A bucket goes into debt.
+    fn counting(&self) -> Algorithm;
+
+    /// Whether hits that were counted at one instant count for nothing at a later one, whatever else is counted.
+    fn is_over(&self, _counted: Micros, _now: Micros) -> bool {
+        false
     }
 
     /// The instant from which the state says no more than a new one would.

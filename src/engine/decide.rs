@@ -12,9 +12,9 @@ use super::{
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
+    algorithm::{Action, Algorithm, Ask, Consistency, Decision, MAX, Micros, Shape, State},
     metrics::WorkerId,
-    rules::{Consistency, FailurePolicy, Found, Limit, Metadata, Path, Rule},
+    rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
     store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
 };
 
@@ -160,7 +160,7 @@ impl Engine {
                     binding,
                     needed: binding && self.on_error(applied).refuses(),
                     per_second: applied.limit.is_per_second(),
-                    leased: applied.rule.is_some_and(|rule| rule.consistency == Consistency::Leased),
+                    consistency: applied.rule.map_or(Consistency::Exact, |rule| rule.consistency),
                 }
             })
             .collect();
@@ -171,10 +171,7 @@ impl Engine {
             // Boxed, as all that is rare: a decision that waits for Redis is to be small.
             Charge::All => Box::pin(self.ask_together(&hits, now)).await,
         };
-        let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| match answer {
-            Ok(answer) => hit.binding && !answer.decision.allowed,
-            Err(_) => hit.needed,
-        };
+        let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
         let together = charge == Charge::All && hits.len() > 1;
         let nothing_taken = together && hits.iter().zip(&answers).any(refused);
         for ((descriptor, applied), answer) in limited().zip(&answers) {

@@ -97,30 +97,6 @@ impl FailurePolicy {
     }
 }
 
-/// What an answer may owe to what the shared counter has not been asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Consistency {
-    /// Nothing: every hit is counted where all are.
-    #[default]
-    Exact,
-    /// Never more than the limit, but perhaps less: instances take parts of it in advance.
-    Leased,
-}
-
-impl Consistency {
-    /// Every consistency.
-    pub const ALL: [Self; 2] = [Self::Exact, Self::Leased];
-
-    /// The word in rule files.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Exact => "exact",
-            Self::Leased => "leased",
-        }
-    }
-}
-
 /// A limit that can be counted. Made by [`Limit::new`] and [`Limit::shaped`] only, so its numbers make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {

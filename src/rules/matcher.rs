@@ -10,11 +10,12 @@ use smallvec::SmallVec;
 
 use super::{
     ip_prefix::IpPrefix,
-    limit::{Consistency, FailurePolicy, Limit},
+    limit::{FailurePolicy, Limit},
     metadata::Metadata,
     problem::Place,
     wildcard::Wildcards,
 };
+use crate::algorithm::Consistency;
 
 /// One key and value of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

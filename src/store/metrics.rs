@@ -10,7 +10,7 @@ use crate::metrics::{Counter, Histogram, WorkerId};
 /// Counts of a store that is asked over the network.
 pub struct Metrics {
     latency: Arc<Histogram>,
-    errors: [Counter; 3],
+    errors: [Counter; StoreError::ALL.len()],
     redis: Arc<Health>,
     local: Arc<local::Metrics>,
 }

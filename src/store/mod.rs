@@ -16,7 +16,7 @@ pub use redis::Redis;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Action, Algorithm, Ask, Decision, Micros, State};
+use crate::algorithm::{Action, Algorithm, Ask, Consistency, Decision, Micros, State};
 
 /// One question to one counter, under its name.
 #[derive(Clone, Copy, Debug)]
@@ -35,8 +35,8 @@ pub struct Hit<'a> {
     pub needed: bool,
     /// Of a limit of unit second, which may have a store of its own.
     pub per_second: bool,
-    /// A part of the quota may be taken in advance, and spent without asking.
-    pub leased: bool,
+    /// What may be decided without asking.
+    pub consistency: Consistency,
 }
 
 /// Who pays when the hits of one call do not all pass.
@@ -61,7 +61,22 @@ impl<'a> Hit<'a> {
             binding: true,
             needed: true,
             per_second: false,
-            leased: false,
+            consistency: Consistency::Exact,
+        }
+    }
+
+    /// The same without taking anything.
+    fn look(self) -> Self {
+        let action = if self.action == Action::Take { Action::Peek } else { self.action };
+        Self { action, ..self }
+    }
+
+    /// Whether nothing may be taken when this is the answer, if all are charged together.
+    #[must_use]
+    pub fn is_refused_by(&self, answer: &Result<Answer, StoreError>) -> bool {
+        match answer {
+            Ok(answer) => self.binding && !answer.decision.allowed,
+            Err(_) => self.needed,
         }
     }
 
@@ -92,6 +107,8 @@ pub enum Decider {
     DenyCache,
     /// What this instance has taken of the counter in advance.
     Lease,
+    /// What this instance has heard of the counter, and counted since.
+    Replica,
     /// The rule's `on_error`: the counter was out of reach.
     Fallback,
 }
@@ -139,11 +156,14 @@ pub enum StoreError {
     /// The store answered something else than decisions.
     #[error("the store refused the call")]
     Refused,
+    /// The connection broke. The hits may or may not have been counted.
+    #[error("the connection to the store broke")]
+    Broken,
 }
 
 impl StoreError {
     /// Every error.
-    pub const ALL: [Self; 3] = [Self::Unavailable, Self::Timeout, Self::Refused];
+    pub const ALL: [Self; 4] = [Self::Unavailable, Self::Timeout, Self::Refused, Self::Broken];
 
     /// A word for metrics.
     #[must_use]
@@ -152,6 +172,7 @@ impl StoreError {
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",
             Self::Refused => "refused",
+            Self::Broken => "broken",
         }
     }
 }
@@ -183,17 +204,18 @@ pub enum AnyStore {
 }
 
 impl AnyStore {
-    /// Gives back what was taken in advance and nobody asks for any more. To be called now and then.
+    /// Gives back what was taken in advance and nobody asks for any more, and tells what was counted here. To be called now
+    /// and then.
     pub async fn sweep(&self, now: Micros) {
         if let Self::Redis(local) = self {
             local.sweep(now).await;
         }
     }
 
-    /// Gives back all that was taken in advance, at the end.
-    pub async fn give_all_back(&self, now: Micros) {
+    /// Gives back all that was taken in advance, and tells all that was counted here, at the end.
+    pub async fn settle(&self, now: Micros) {
         if let Self::Redis(local) = self {
-            local.give_all_back(now).await;
+            local.settle(now).await;
         }
     }
 }

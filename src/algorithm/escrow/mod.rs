@@ -56,6 +56,11 @@ impl Rule for Escrow {
         self.0.lease_life()
     }
 
+    /// Nothing is on lease that has passed.
+    fn counting(&self) -> Algorithm {
+        (*self).into()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

@@ -134,6 +134,14 @@ impl Rule for FixedWindow {
         counted - counted % self.window + self.window
     }
 
+    fn counting(&self) -> Algorithm {
+        Self { count_denied: true, ..*self }.into()
+    }
+
+    fn is_over(&self, counted: Micros, now: Micros) -> bool {
+        self.lease_ends(counted) <= now
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let (number, _) = self.current(state, now);
         Micros::new((number + 1) * self.window.get())

@@ -57,6 +57,10 @@ impl Rule for LeakyBucket {
         self.0.leasing().map(|bucket| Escrow(bucket).into())
     }
 
+    fn counting(&self) -> Algorithm {
+        Self(self.0.counting()).into()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

@@ -211,6 +211,10 @@ impl Rule for SlidingLog {
         self.grid
     }
 
+    fn counting(&self) -> Algorithm {
+        Self { count_denied: true, ..*self }.into()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         Self::newest(state).map_or(now, Micros::new) + self.window
     }

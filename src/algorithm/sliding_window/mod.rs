@@ -241,6 +241,10 @@ impl Rule for SlidingWindow {
         counted - counted % self.width + self.width
     }
 
+    fn counting(&self) -> Algorithm {
+        Self { count_denied: true, ..*self }.into()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let counters = self.counters(state, now);
         Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.width.get())

@@ -194,6 +194,10 @@ impl Rule for WarmUp {
         self.count_denied
     }
 
+    fn counting(&self) -> Algorithm {
+        Self { count_denied: true, ..*self }.into()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let heat = self.heat(state, now);
         heat.at.ceil() + (self.period - Micros::new(heat.cold))

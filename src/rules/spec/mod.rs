@@ -5,11 +5,12 @@ mod shape;
 use super::{
     compile::Options,
     ip_prefix::IpPrefix,
-    limit::{Consistency, FailurePolicy, Limit, LimitError, Unit},
+    limit::{FailurePolicy, Limit, LimitError, Unit},
     metadata::Metadata,
     problem::{Place, Problems},
     yaml::{self, Kind, Yaml},
 };
+use crate::algorithm::Consistency;
 
 pub(super) struct File {
     pub(super) domain: String,

@@ -10,8 +10,10 @@ use hashbrown::{HashTable, hash_table::Entry};
 /// So many that two workers rarely want the same lock.
 const SHARDS: usize = 64;
 
+type Shard<E> = HashTable<(u128, E)>;
+
 pub(super) struct Entities<E> {
-    shards: Box<[Mutex<HashTable<(u128, E)>>]>,
+    shards: Box<[Mutex<Shard<E>>]>,
     count: AtomicUsize,
     most: usize,
 }
@@ -66,7 +68,7 @@ impl<E> Entities<E> {
         }
     }
 
-    fn shard(&self, identity: u128) -> MutexGuard<'_, HashTable<(u128, E)>> {
+    fn shard(&self, identity: u128) -> MutexGuard<'_, Shard<E>> {
         self.shards[(identity >> 112) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,10 +7,11 @@ use smallvec::SmallVec;
 
 use super::{
     entities::Entities,
+    errand::Errand,
     lease::{Back, Lease},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Decision},
+    algorithm::{Action, Algorithm, Consistency, Decision},
     store::{Charge, Counted, Hit},
 };
 
@@ -55,24 +56,6 @@ struct Entity {
     lease: Lease,
 }
 
-/// What is to be asked of the store for a lease, or given back to it.
-pub(super) struct Errand {
-    pub(super) identity: u128,
-    pub(super) key: Box<[u8]>,
-    pub(super) per_second: bool,
-    pub(super) algorithm: Algorithm,
-    pub(super) action: Action,
-    pub(super) hits: u64,
-}
-
-impl Errand {
-    /// The hit that does it.
-    pub(super) fn hit(&self) -> Hit<'_> {
-        let hit = Hit::take(&self.key, &self.algorithm, self.hits);
-        Hit { action: self.action, per_second: self.per_second, ..hit }
-    }
-}
-
 /// What leases say of a request's hits, and what they want for it.
 #[derive(Default)]
 pub(super) struct Spent {
@@ -93,7 +76,7 @@ impl Leases {
         let mut ends = SmallVec::<[Option<Duration>; 2]>::new();
         for (hit, identity) in hits.iter().zip(identities) {
             let mut end = None;
-            let decision = if hit.leased && !hit.action.gives() {
+            let decision = if hit.consistency == Consistency::Leased && !hit.action.gives() {
                 self.with(*identity, hit, |entity| {
                     let (decision, more) = entity.lease.spend(hit, now, entity.slice)?;
                     spent.errands.extend(entity.errand(more));
@@ -131,12 +114,12 @@ impl Leases {
     }
 
     /// What has become of a question for a lease; what is to be given back because of it.
-    pub(super) fn answered(&self, errand: &Errand, counted: Option<Counted>, asked: Duration) -> Option<Errand> {
+    pub(super) fn answered(&self, errand: &Errand, counted: Option<&Counted>, asked: Duration) -> Option<Errand> {
         let granted = |entity: &mut Entity| {
             if entity.leasing != errand.algorithm {
                 return None;
             }
-            let Some(counted) = counted.as_ref() else {
+            let Some(counted) = counted else {
                 entity.lease.not_granted();
                 return Some(None);
             };
@@ -145,7 +128,7 @@ impl Leases {
         };
         self.entities.find(errand.identity, granted).flatten().unwrap_or_else(|| {
             // Its rule has changed meanwhile.
-            let counted = counted.as_ref().filter(|counted| counted.allowed)?;
+            let counted = counted.filter(|counted| counted.allowed)?;
             Some(Errand { key: errand.key.clone(), action: Action::Undo(counted.at), ..*errand })
         })
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::leases::Errand;
+use super::errand::Errand;
 use crate::{
     metrics::{Counter, WorkerId, observe_counter},
     store::Counted,
@@ -17,6 +17,10 @@ pub struct Metrics {
     /// Hits that were taken in advance, and those that went back.
     leased: Counter,
     given_back: Counter,
+    decided_by_replica: Counter,
+    /// Hits that the store was told of later, and those of which nobody knows whether it was.
+    told: Counter,
+    lost: Counter,
 }
 
 impl Metrics {
@@ -24,7 +28,15 @@ impl Metrics {
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         let counter = || Counter::new(workers);
-        Arc::new(Self { refused: counter(), decided_by_lease: counter(), leased: counter(), given_back: counter() })
+        Arc::new(Self {
+            refused: counter(),
+            decided_by_lease: counter(),
+            leased: counter(),
+            given_back: counter(),
+            decided_by_replica: counter(),
+            told: counter(),
+            lost: counter(),
+        })
     }
 
     pub(super) fn refused(&self, worker: WorkerId, hits: u64) {
@@ -33,6 +45,18 @@ impl Metrics {
 
     pub(super) fn decided_by_lease(&self, worker: WorkerId, hits: u64) {
         self.decided_by_lease.add(worker, hits);
+    }
+
+    pub(super) fn decided_by_replica(&self, worker: WorkerId, hits: u64) {
+        self.decided_by_replica.add(worker, hits);
+    }
+
+    pub(super) fn told(&self, worker: WorkerId, hits: u64, arrived: bool) {
+        self.told.add(worker, if arrived { hits } else { 0 });
+    }
+
+    pub(super) fn lost(&self, worker: WorkerId, hits: u64) {
+        self.lost.add(worker, hits);
     }
 
     pub(super) fn ran(&self, worker: WorkerId, errand: &Errand, counted: Option<&Counted>) {
@@ -53,6 +77,11 @@ impl Metrics {
         let decided = "Questions to counters that were answered from a lease";
         show("sluicegate_lease_decisions", decided, |it| &it.decided_by_lease);
         show("sluicegate_lease_hits", "Hits that were taken in advance", |it| &it.leased);
+        let decided = "Questions to counters that were answered from what this instance knew of them";
+        show("sluicegate_eventual_decisions", decided, |it| &it.decided_by_replica);
+        show("sluicegate_eventual_told_hits", "Hits that were counted here and told to the store later", |it| &it.told);
+        let lost = "Hits that were counted here and of which nobody knows whether the store counted them";
+        show("sluicegate_eventual_lost_hits", lost, |it| &it.lost);
         show("sluicegate_lease_returned_hits", "Hits that were taken in advance and given back", |it| &it.given_back);
     }
 }

@@ -3,33 +3,42 @@
 //!
 //! ```text
 //! Local            one worker's way in
+//!   Replicas       counters that are told later what has passed (`consistency: eventual`)
 //!   Leases         quota that was taken in advance, of rules that want it (`consistency: leased`)
 //!   DenyCache      refusals that still hold
 //!   Counters       the shared store
 //! ```
 
+mod arrears;
 mod deny_cache;
 mod entities;
+mod errand;
 mod lease;
 mod leases;
 mod metrics;
+mod replica;
+mod replicas;
 
 pub use deny_cache::Settings as DenyCacheSettings;
 pub use leases::Settings as LeaseSettings;
 pub use metrics::Metrics;
+pub use replicas::Settings as EventualSettings;
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::{
     deny_cache::{DenyCache, Known, Question, Questions},
-    leases::{Errand, Leases, Spent},
+    errand::Errand,
+    leases::{Leases, Spent},
+    replicas::Replicas,
 };
 use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError, identity::Secret};
 use crate::{
-    algorithm::{Action, Decision, Micros},
+    algorithm::{Consistency, Decision, Micros},
     metrics::WorkerId,
 };
 
@@ -61,6 +70,7 @@ impl Clock {
 pub struct Shared {
     deny_cache: Option<DenyCache>,
     leases: Option<Leases>,
+    replicas: Option<Replicas>,
     secret: Secret,
     clock: Clock,
     metrics: Arc<Metrics>,
@@ -72,11 +82,12 @@ impl Shared {
     pub fn new(
         deny_cache: &DenyCacheSettings,
         leases: &LeaseSettings,
+        eventual: &EventualSettings,
         clock: Clock,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         let (deny_cache, leases) = (DenyCache::new(deny_cache), Leases::new(leases));
-        Arc::new(Self { deny_cache, leases, secret: Secret::new(), clock, metrics })
+        Arc::new(Self { deny_cache, leases, replicas: Replicas::new(eventual), secret: Secret::new(), clock, metrics })
     }
 
     /// One name may stand for a counter in each of two stores.
@@ -115,8 +126,20 @@ struct Asked {
 impl<S: Counters + Clone + Send + Sync + 'static> Store for Local<S> {
     async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
         let asked = Asked { now, here: self.shared.clock.now(now) };
+        match &self.shared.replicas {
+            Some(replicas) if hits.iter().any(|hit| hit.consistency == Consistency::Eventual) => {
+                self.apply_to_replicas(replicas, hits, charge, asked).await
+            }
+            _ => self.apply_ahead(hits, charge, asked).await,
+        }
+    }
+}
+
+impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
+    /// With what was taken in advance, and what is known to be refused.
+    async fn apply_ahead(&self, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Answers {
         match &self.shared.leases {
-            Some(leases) if hits.iter().any(|hit| hit.leased) => {
+            Some(leases) if hits.iter().any(|hit| hit.consistency == Consistency::Leased) => {
                 let spent = self.spend(leases, hits, charge, asked);
                 if let Some(all) = spent.decisions.iter().map(|decision| decision.map(from_lease)).collect() {
                     return all;
@@ -126,9 +149,7 @@ impl<S: Counters + Clone + Send + Sync + 'static> Store for Local<S> {
             _ => self.ask(hits, charge, asked).await,
         }
     }
-}
 
-impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
     /// Spends what there is, and sends for more where it runs short.
     fn spend(&self, leases: &Leases, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Spent {
         let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
@@ -154,7 +175,7 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
             Some(decision) => from_lease(decision),
             None => {
                 let answer = answers.next().unwrap_or(Err(StoreError::Refused))?;
-                if hit.leased
+                if hit.consistency == Consistency::Leased
                     && let Some(errand) = leases.learn(self.shared.identity(hit), hit, &answer.decision)
                 {
                     self.send(errand, asked.now);
@@ -178,7 +199,7 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         let asked = self.shared.clock.now(now);
         let counted = self.count_one(&errand, now).await;
         if !errand.action.gives()
-            && let Some(back) = leases.answered(&errand, counted, asked)
+            && let Some(back) = leases.answered(&errand, counted.as_ref(), asked)
         {
             self.count_one(&back, now).await;
         }
@@ -193,22 +214,35 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         counted
     }
 
-    /// Gives back what nobody asks for any more. To be called now and then.
+    /// Gives back what nobody asks for any more, and tells what has passed. To be called now and then.
     pub async fn sweep(&self, now: Micros) {
-        if let Some(leases) = &self.shared.leases {
-            self.run_all(leases.sweep(self.shared.clock.now(now)), now).await;
-        }
+        let here = self.shared.clock.now(now);
+        let leases = self.shared.leases.as_ref().map(|leases| leases.sweep(here)).unwrap_or_default();
+        let replicas = self.shared.replicas.as_ref().map(|replicas| replicas.sweep(here)).unwrap_or_default();
+        self.run_all(leases, replicas, now).await;
     }
 
-    /// Gives back all that was taken in advance, at the end.
-    pub async fn give_all_back(&self, now: Micros) {
-        if let Some(leases) = &self.shared.leases {
-            self.run_all(leases.take_all(self.shared.clock.now(now)), now).await;
-        }
+    /// Gives back all that was taken in advance, and tells all that has passed, at the end.
+    pub async fn settle(&self, now: Micros) {
+        let here = self.shared.clock.now(now);
+        let leases = self.shared.leases.as_ref().map(|leases| leases.take_all(here)).unwrap_or_default();
+        let replicas = self.shared.replicas.as_ref().map(|replicas| replicas.take_all(here)).unwrap_or_default();
+        self.run_all(leases, replicas, now).await;
     }
 
-    async fn run_all(&self, errands: Vec<Errand>, now: Micros) {
-        futures_util::future::join_all(errands.into_iter().map(|errand| self.run(errand, now))).await;
+    /// All at once, so that they share calls.
+    async fn run_all(&self, back: Vec<Errand>, told: Vec<Errand>, now: Micros) {
+        let back = join_all(back.into_iter().map(|errand| self.run(errand, now)));
+        let told = self
+            .shared
+            .replicas
+            .as_ref()
+            .map(|replicas| join_all(told.into_iter().map(|errand| self.tell(replicas, errand, now))));
+        tokio::join!(back, async {
+            if let Some(told) = told {
+                told.await;
+            }
+        });
     }
 
     /// Asks the store for what is not known to be refused.
@@ -255,8 +289,8 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         let looks = charge == Charge::All && binding;
         let mut others: SmallVec<[Hit<'_>; 2]> =
             hits.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(hit, _)| *hit).collect();
-        for hit in others.iter_mut().filter(|hit| looks && hit.action == Action::Take) {
-            hit.action = Action::Peek;
+        for hit in others.iter_mut().filter(|_| looks) {
+            *hit = hit.look();
         }
         let charge = if looks { Charge::Each } else { charge };
         let mut counts = self.store.count(&others, charge, asked.now).await.into_iter();

@@ -195,6 +195,7 @@ impl Failure {
     pub(super) const fn error(self) -> StoreError {
         match (self, self.consequence()) {
             (Self::Timeout, _) => StoreError::Timeout,
+            (Self::Io | Self::Garbage, _) => StoreError::Broken,
             (_, Consequence::Down) => StoreError::Unavailable,
             _ => StoreError::Refused,
         }
@@ -265,10 +266,10 @@ mod tests {
     #[test]
     fn a_server_that_answers_is_asked_on_and_one_that_cannot_decide_is_not() {
         for (failure, consequence, error) in [
-            (Failure::Io, Consequence::Down, StoreError::Unavailable),
+            (Failure::Io, Consequence::Down, StoreError::Broken),
             (Failure::Loading, Consequence::Down, StoreError::Unavailable),
             (Failure::ReadOnly, Consequence::Down, StoreError::Unavailable),
-            (Failure::Garbage, Consequence::Down, StoreError::Unavailable),
+            (Failure::Garbage, Consequence::Down, StoreError::Broken),
             (Failure::Timeout, Consequence::DownIfRepeated, StoreError::Timeout),
             (Failure::ClusterDown, Consequence::None, StoreError::Refused),
             (Failure::Oom, Consequence::None, StoreError::Refused),

@@ -22,7 +22,7 @@ use super::{
     program::{Outcome, Step},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Micros},
+    algorithm::{Action, Algorithm, Consistency, Micros},
     store::{Charge, Counted, Counts, Hit, StoreError},
 };
 
@@ -288,17 +288,17 @@ struct Owned {
     binding: bool,
     needed: bool,
     per_second: bool,
-    leased: bool,
+    consistency: Consistency,
 }
 
 impl Owned {
     fn new(hit: &Hit<'_>) -> Self {
-        let Hit { key, algorithm, action, cost, binding, needed, per_second, leased } = *hit;
-        Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second, leased }
+        let Hit { key, algorithm, action, cost, binding, needed, per_second, consistency } = *hit;
+        Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second, consistency }
     }
 
     fn hit(&self) -> Hit<'_> {
-        let Self { key, algorithm, action, cost, binding, needed, per_second, leased } = self;
+        let Self { key, algorithm, action, cost, binding, needed, per_second, consistency } = self;
         Hit {
             key,
             algorithm,
@@ -307,7 +307,7 @@ impl Owned {
             binding: *binding,
             needed: *needed,
             per_second: *per_second,
-            leased: *leased,
+            consistency: *consistency,
         }
     }
 }

@@ -46,7 +46,7 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     message.number(6, status.delay.get());
     message.number(7, status.soft.into());
     let decider = match status.decider {
-        Decider::Store | Decider::DenyCache | Decider::Lease => v1::Decider::Store,
+        Decider::Store | Decider::DenyCache | Decider::Lease | Decider::Replica => v1::Decider::Store,
         Decider::Fallback => v1::Decider::Fallback,
     };
     message.number(8, decider as u64);
