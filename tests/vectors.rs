@@ -74,7 +74,7 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
 fn request(recorded: &Recorded) -> Request<'_> {
     let hits = recorded.hits_addend.max(1);
     let descriptors = recorded.descriptors.iter().map(|one| descriptor(one, hits)).collect();
-    Request { domain: &recorded.domain, descriptors }
+    Request { domain: &recorded.domain, descriptors, holds: Vec::new() }
 }
 
 fn descriptor(recorded: &RecordedDescriptor, hits: u64) -> Descriptor<'_> {

@@ -1,6 +1,6 @@
 //! What is asked, borrowed from the caller, and how it goes over the wire.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use sluicegate_common::wire::Writer;
 use smallvec::SmallVec;
@@ -122,6 +122,17 @@ pub(crate) struct Ask<'a> {
     /// Of those that do not say.
     pub(crate) hits: u32,
     pub(crate) traceparent: Option<Cow<'a, str>>,
+    /// What is said of grants: one for each descriptor, or nothing.
+    pub(crate) holds: Vec<Hold>,
+}
+
+/// What is said of the grants of a descriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Hold {
+    /// So many hits could be used.
+    pub(crate) wants: u64,
+    /// A grant that is done with, and how many of its hits were spent.
+    pub(crate) reports: Option<(Arc<str>, u64)>,
 }
 
 impl Ask<'_> {
@@ -184,13 +195,36 @@ impl Ask<'_> {
         message.number(3, self.hits.into());
     }
 
+    /// What is said of grants, for the metadata of a call of its own: `WANTS;ID;SPENT` for each descriptor.
+    pub(crate) fn holds_text(&self) -> Option<String> {
+        let text = |Hold { wants, reports }: &Hold| match reports {
+            Some((id, spent)) => format!("{wants};{id};{spent}"),
+            None => wants.to_string(),
+        };
+        let texts: Vec<_> = self.holds.iter().map(text).collect();
+        (!texts.is_empty()).then(|| texts.join(","))
+    }
+
     /// As one of the `checks` of a `CheckFrame`.
     pub(crate) fn write_check(&self, id: u64, frame: &mut Writer<'_>) {
         frame.message(1, |check| {
             check.number(1, id);
             check.message(2, |request| self.write(request));
             check.text(3, self.traceparent.as_deref().unwrap_or_default());
+            for hold in &self.holds {
+                check.message(4, |message| hold.write(message));
+            }
         });
+    }
+}
+
+impl Hold {
+    fn write(&self, message: &mut Writer<'_>) {
+        message.number(1, self.wants);
+        if let Some((id, spent)) = &self.reports {
+            message.text(2, id);
+            message.number(3, *spent);
+        }
     }
 }
 
@@ -219,7 +253,10 @@ impl Descriptor<'_> {
 #[cfg(test)]
 mod tests {
     use prost::Message;
-    use sluicegate_proto::{envoy::service::ratelimit::v3::RateLimitRequest, sluicegate::v1::CheckFrame};
+    use sluicegate_proto::{
+        envoy::service::ratelimit::v3::RateLimitRequest,
+        sluicegate::v1::{self, CheckFrame},
+    };
 
     use super::*;
 
@@ -236,6 +273,7 @@ mod tests {
             .collect(),
             hits: 300,
             traceparent: Some("00-1-2-01".into()),
+            holds: vec![Hold { wants: 300, reports: Some(("7".into(), 0)) }, Hold::default()],
         }
     }
 
@@ -258,6 +296,9 @@ mod tests {
         assert_eq!(frame.checks[0].request.as_ref(), Some(&message));
         assert_eq!((frame.checks[0].id, frame.checks[1].id), (5, 0));
         assert_eq!(frame.checks[0].traceparent, "00-1-2-01");
+        let hold = v1::Hold { wants: 300, id: "7".into(), spent: 0 };
+        assert_eq!(frame.checks[1].holds, [hold, v1::Hold::default()]);
+        assert_eq!(ask().holds_text().as_deref(), Some("300;7;0,0"));
     }
 
     #[test]
@@ -265,7 +306,7 @@ mod tests {
         let shard = |descriptor: Descriptor<'static>, shard_by: &[&str]| {
             let shard_by: Vec<_> = shard_by.iter().map(ToString::to_string).collect();
             let descriptors = std::iter::once(descriptor).collect();
-            let ask = Ask { domain: "api".into(), descriptors, hits: 1, traceparent: None };
+            let ask = Ask { domain: "api".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
             String::from_utf8(ask.shard(&shard_by).to_vec()).unwrap()
         };
         let both = || descriptor! { "path" => "/x", "user" => "a|b" };
@@ -279,7 +320,7 @@ mod tests {
     fn what_is_asked_of_a_descriptor_is_no_part_of_its_identity() {
         let identity = |descriptor: Descriptor<'static>| {
             let descriptors = std::iter::once(descriptor).collect();
-            let ask = Ask { domain: "api".into(), descriptors, hits: 1, traceparent: None };
+            let ask = Ask { domain: "api".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
             ask.identities().next().unwrap()
         };
         let alice = || descriptor! { "user" => "alice" };

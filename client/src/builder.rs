@@ -60,6 +60,7 @@ pub struct Builder {
     routing: Routing,
     denials: usize,
     coalesces: bool,
+    holds_grants: bool,
     resolves: Option<Duration>,
     token: Option<String>,
     #[cfg(feature = "opentelemetry")]
@@ -77,6 +78,7 @@ impl Builder {
             routing: Routing::default(),
             denials: 10_000,
             coalesces: true,
+            holds_grants: false,
             resolves: None,
             token: None,
             #[cfg(feature = "opentelemetry")]
@@ -131,6 +133,13 @@ impl Builder {
     /// Whether checks that are ready at the same moment travel together, where the service can do that; they do by default.
     pub fn coalesce(mut self, coalesces: bool) -> Self {
         self.coalesces = coalesces;
+        self
+    }
+
+    /// Whether the service is asked to hand hits out in advance, where rules say `consistency: leased`; it is not by
+    /// default. Then a descriptor that is asked for often is decided here most of the time, without a call.
+    pub fn hold_grants(mut self, holds: bool) -> Self {
+        self.holds_grants = holds;
         self
     }
 
@@ -192,7 +201,7 @@ impl Builder {
             deadline: self.deadline,
             on_error: self.on_error,
             routing: self.routing,
-            grants: Grants::default(),
+            grants: Grants::new(self.holds_grants),
             denials: (self.denials > 0).then(|| DenyCache::new(self.denials)),
             began: Instant::now(),
             #[cfg(feature = "opentelemetry")]

@@ -16,7 +16,7 @@ use crate::{
     builder::{Builder, OnError},
     deny_cache::{DenyCache, Known, Question},
     endpoint::Clock,
-    grants::Grants,
+    grants::{Grants, Rest},
     lane::Lost,
     routing::{Endpoints, Routing},
     telemetry::Telemetry,
@@ -72,7 +72,7 @@ impl Client {
     #[inline]
     pub fn check<'c>(&'c self, descriptors: impl IntoIterator<Item = Descriptor<'c>>) -> Check<'c> {
         let domain = Cow::Borrowed(self.inner.domain.as_str());
-        let ask = Ask { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None };
+        let ask = Ask { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None, holds: Vec::new() };
         let mut check = Check { inner: &self.inner, ask, deadline: self.inner.deadline };
         // Where they stay: a check is large, and is not moved for nothing.
         descriptors.into_iter().for_each(|descriptor| check.ask.descriptors.push(descriptor));
@@ -82,8 +82,13 @@ impl Client {
     /// Gives back what is left of hits that the service has granted in advance, for instance before the process ends. Without
     /// it they are lost to others until their life is over.
     pub async fn give_back_grants(&self) {
-        for (domain, descriptor, hits) in self.inner.grants.take_all(self.inner.began.elapsed()) {
-            let _ = self.check([descriptor.borrowed().hits(hits).give_back()]).domain(domain).await;
+        for Rest { domain, descriptor, left, hold } in self.inner.grants.take_all(self.inner.began.elapsed()) {
+            let descriptor = descriptor.borrowed();
+            let told = self.inner.grants.are_told();
+            let descriptor = if told { descriptor.hits(0) } else { descriptor.hits(left).give_back() };
+            let mut check = self.check([descriptor]).domain(domain);
+            check.ask.holds.extend(told.then_some(hold));
+            let _ = check.await;
         }
     }
 
@@ -148,14 +153,18 @@ impl<'c> IntoFuture for Check<'c> {
     fn into_future(self) -> Checking<'c> {
         let now = self.inner.began.elapsed();
         let Check { inner, deadline, .. } = self;
-        let question = match inner.known(&self.ask, now) {
+        let mut ask = self.ask;
+        let question = match inner.known(&ask, now) {
             Known::Answer(verdict) => {
                 inner.telemetry.answered(&verdict, || Duration::ZERO);
                 return Checking(Step::Known(verdict));
             }
             Known::Nothing(question) => question,
         };
-        Checking(Step::Asking(Box::pin(async move { inner.ask(&self.ask, now, deadline, question).await })))
+        if !inner.grants.is_empty() {
+            ask.holds.extend(inner.grants.holds(&ask, now));
+        }
+        Checking(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))
     }
 }
 

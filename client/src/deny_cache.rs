@@ -141,7 +141,13 @@ mod tests {
     }
 
     fn ask(descriptors: &[Descriptor<'static>], hits: u32) -> Ask<'static> {
-        Ask { domain: "d".into(), descriptors: descriptors.iter().cloned().collect(), hits, traceparent: None }
+        Ask {
+            domain: "d".into(),
+            descriptors: descriptors.iter().cloned().collect(),
+            hits,
+            traceparent: None,
+            holds: Vec::new(),
+        }
     }
 
     fn user(name: &'static str) -> Descriptor<'static> {

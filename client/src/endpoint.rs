@@ -30,6 +30,9 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 /// descriptor, with commas between, and nothing where there is none.
 const GRANT_LIVES: &str = "sluicegate-grant-life-us";
 
+/// In the metadata of a question: what is said of grants.
+const HOLD: &str = "sluicegate-hold";
+
 pub(crate) struct Endpoint {
     /// Its address: the name by which checks are placed.
     pub(crate) name: Arc<str>,
@@ -109,6 +112,9 @@ impl Endpoint {
         *request.metadata_mut() = self.headers.clone();
         if let Some(traceparent) = ask.traceparent.as_ref().and_then(|trace| trace.parse().ok()) {
             request.metadata_mut().insert("traceparent", traceparent);
+        }
+        if let Some(holds) = ask.holds_text().and_then(|holds| holds.parse().ok()) {
+            request.metadata_mut().insert(HOLD, holds);
         }
         let mut grpc = Grpc::new(self.channel.clone());
         grpc.ready().await.map_err(|error| lost(&Status::from_error(error.into())))?;

@@ -1,14 +1,17 @@
 //! Hits that the service has handed out in advance: they are spent without asking.
 //!
-//! A grant is a descriptor's. A check is answered from grants if all its descriptors have one with enough left; else
+//! A grant is a descriptor's. A check is answered from grants if each of its descriptors has one with enough left; else
 //! none of them is touched, and the service is asked. Never is more spent than was granted, nor after the grant's end: its
 //! life is counted on this machine's own monotonic clock, from the moment at which the check that brought it was sent,
 //! which is before the service began to count.
+//!
+//! A client that wants grants says with each check how many hits it has had lately, and what has become of the grant that
+//! was not enough for this one, or has ended: what was not spent is the service's again.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -17,40 +20,97 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    ask::{Ask, Descriptor, Identities},
+    ask::{Ask, Descriptor, Hold, Identities},
     verdict::{By, Status, Verdict},
 };
 
-/// Grants that are held at most: of a service that hands out more, the rest is not used.
+/// Descriptors that are known at most: of a service that hands out more, the rest is not used.
 const MOST: usize = 16_384;
 /// Locks.
 const PARTS: usize = 16;
+/// Grants of one descriptor at most.
+const MOST_GRANTS: usize = 4;
+/// Hits are counted in slices of time. Of a descriptor that has had fewer in one, none are wanted.
+const SLICE: Duration = Duration::from_millis(100);
+const LEAST: u64 = 8;
 
 /// What a service grants: so many hits, for so long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
     pub(crate) hits: u64,
     pub(crate) life: Duration,
+    pub(crate) id: Arc<str>,
 }
 
 #[derive(Default)]
 pub(crate) struct Grants {
-    parts: [Mutex<HashMap<u128, Grant>>; PARTS],
+    parts: [Mutex<HashMap<u128, Holder>>; PARTS],
     count: AtomicUsize,
+    /// The service is told that grants are wanted.
+    wants: bool,
+}
+
+/// A descriptor, and what it has.
+#[derive(Default)]
+struct Holder {
+    grants: SmallVec<[Grant; 1]>,
+    demand: Demand,
 }
 
 struct Grant {
     domain: String,
     descriptor: Descriptor<'static>,
+    hits: u64,
     left: u64,
     until: Duration,
+    id: Arc<str>,
     status: Status,
 }
 
+/// Something left at the end.
+pub(crate) struct Rest {
+    pub(crate) domain: String,
+    pub(crate) descriptor: Descriptor<'static>,
+    pub(crate) left: u64,
+    pub(crate) hold: Hold,
+}
+
+/// Hits in this slice of time, and in the one before.
+#[derive(Default)]
+struct Demand {
+    slice: u64,
+    hits: u64,
+    before: u64,
+}
+
+impl Demand {
+    fn at(now: Duration) -> u64 {
+        u64::try_from(now.as_millis() / SLICE.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn add(&mut self, hits: u64, now: Duration) {
+        let slice = Self::at(now);
+        if slice != self.slice {
+            self.before = if slice == self.slice + 1 { self.hits } else { 0 };
+            (self.slice, self.hits) = (slice, 0);
+        }
+        self.hits = self.hits.saturating_add(hits);
+    }
+
+    fn wanted(&self) -> u64 {
+        let hits = self.hits.max(self.before);
+        if hits < LEAST { 0 } else { hits }
+    }
+}
+
 impl Grants {
-    /// Whether there are any.
+    pub(crate) fn new(wants: bool) -> Self {
+        Self { wants, ..Self::default() }
+    }
+
+    /// Whether nobody has any, nor wants any.
     pub(crate) fn is_empty(&self) -> bool {
-        self.count.load(Relaxed) == 0
+        !self.wants && self.count.load(Relaxed) == 0
     }
 
     /// Takes the hits from the grants of all descriptors, if they have enough.
@@ -58,14 +118,19 @@ impl Grants {
         if !ask.takes() || identities.is_empty() {
             return None;
         }
+        if self.wants {
+            identities.iter().zip(ask.costs()).for_each(|(identity, cost)| self.note(*identity, cost, now));
+        }
         let mut verdict = Verdict::empty(true, By::Grant);
         let mut ends = SmallVec::<[Duration; 2]>::new();
         for (place, (identity, cost)) in identities.iter().zip(ask.costs()).enumerate() {
             let Some((status, end)) = self.take(*identity, cost, now) else {
-                // What the others took goes back, unless another grant stands there by now.
+                // What the others took goes back, unless it has been given away by now.
                 for ((identity, cost), end) in identities.iter().zip(ask.costs()).take(place).zip(ends) {
-                    if let Some(grant) = self.part(*identity).get_mut(identity).filter(|grant| grant.until == end) {
-                        grant.left = grant.left.saturating_add(cost);
+                    let mut part = self.part(*identity);
+                    let grants = part.get_mut(identity).map(|holder| &mut holder.grants);
+                    if let Some(grant) = grants.and_then(|grants| grants.iter_mut().find(|grant| grant.until == end)) {
+                        grant.left = grant.left.saturating_add(cost).min(grant.hits);
                     }
                 }
                 return None;
@@ -76,59 +141,115 @@ impl Grants {
         Some(verdict)
     }
 
+    /// Somebody asks.
+    fn note(&self, identity: u128, cost: u64, now: Duration) {
+        self.with(identity, now, |holder| holder.demand.add(cost, now));
+    }
+
     /// And when that grant ends.
     fn take(&self, identity: u128, cost: u64, now: Duration) -> Option<(Status, Duration)> {
         let mut part = self.part(identity);
-        let grant = part.get_mut(&identity)?;
-        if now >= grant.until {
-            part.remove(&identity);
-            self.count.fetch_sub(1, Relaxed);
+        let Entry::Occupied(mut holder) = part.entry(identity) else {
             return None;
+        };
+        let grants = &mut holder.get_mut().grants;
+        if let Some(grant) = grants.iter_mut().find(|grant| now < grant.until && grant.left >= cost) {
+            grant.left -= cost;
+            return Some((Status { remaining: grant.left, ..grant.status.clone() }, grant.until));
         }
-        grant.left = grant.left.checked_sub(cost)?;
-        Some((Status { remaining: grant.left, ..grant.status.clone() }, grant.until))
+        if !self.wants {
+            // Nobody is told what became of it.
+            grants.retain(|grant| now < grant.until);
+            if grants.is_empty() {
+                holder.remove();
+                self.count.fetch_sub(1, Relaxed);
+            }
+        }
+        None
     }
 
-    /// Keeps what an answer grants. `since`: when it was asked. What was left of an earlier grant counts on, until the
-    /// earlier of both ends.
+    /// What to say with a check that is asked now: nothing, unless grants are wanted.
+    pub(crate) fn holds(&self, ask: &Ask<'_>, now: Duration) -> Vec<Hold> {
+        if !self.wants || !ask.takes() {
+            return Vec::new();
+        }
+        let hold = |(identity, cost): (u128, u64)| {
+            let mut part = self.part(identity);
+            let Some(Holder { grants, demand }) = part.get_mut(&identity) else {
+                return Hold::default();
+            };
+            let done = grants.iter().position(|grant| grant.until <= now || grant.left < cost);
+            let done = done.map(|place| grants.swap_remove(place));
+            Hold { wants: demand.wanted(), reports: done.map(|grant| (grant.id, grant.hits - grant.left)) }
+        };
+        let holds: Vec<_> = ask.identities().zip(ask.costs()).map(hold).collect();
+        if holds.iter().all(|hold| *hold == Hold::default()) { Vec::new() } else { holds }
+    }
+
+    /// Keeps what an answer grants. `since`: when it was asked.
     pub(crate) fn keep(&self, ask: &Ask<'_>, verdict: &Verdict, since: Duration) {
         // Whoever gives back wants nothing in return.
         if ask.gives_back() || verdict.statuses.iter().all(|status| status.grant.is_none()) {
             return;
         }
         for ((descriptor, status), identity) in ask.descriptors.iter().zip(&verdict.statuses).zip(ask.identities()) {
-            let Some(Offer { hits, life }) = status.grant else {
+            let Some(Offer { hits, life, id }) = status.grant.clone() else {
                 continue;
             };
-            let mut part = self.part(identity);
             let until = since.saturating_add(life);
-            if let Some(grant) = part.get_mut(&identity) {
-                // What has ended by now is worth nothing more.
-                let left = if grant.until > since { grant.left } else { 0 };
-                grant.until = if left > 0 { grant.until.min(until) } else { until };
-                grant.left = left.saturating_add(hits);
-            } else if self.count.load(Relaxed) < MOST {
-                self.count.fetch_add(1, Relaxed);
-                let status = Status { allowed: true, retry_after: None, grant: None, ..status.clone() };
-                let (domain, descriptor) = (ask.domain.to_string(), descriptor.owned());
-                part.insert(identity, Grant { domain, descriptor, left: hits, until, status });
-            }
+            let status = Status { allowed: true, retry_after: None, grant: None, ..status.clone() };
+            let (domain, descriptor) = (ask.domain.to_string(), descriptor.owned());
+            self.with(identity, since, |Holder { grants, .. }| {
+                if grants.len() < MOST_GRANTS {
+                    grants.push(Grant { domain, descriptor, hits, left: hits, until, id, status });
+                }
+            });
         }
     }
 
     /// All that is left, to be given back: nothing of it is spent any more.
-    pub(crate) fn take_all(&self, now: Duration) -> Vec<(String, Descriptor<'static>, u64)> {
+    pub(crate) fn take_all(&self, now: Duration) -> Vec<Rest> {
         let mut all = Vec::new();
         for part in &self.parts {
             let part = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
             self.count.fetch_sub(part.len(), Relaxed);
-            let alive = part.into_values().filter(|grant| grant.left > 0 && grant.until > now);
-            all.extend(alive.map(|grant| (grant.domain, grant.descriptor, grant.left)));
+            let alive = part.into_values().flat_map(|holder| holder.grants);
+            all.extend(alive.filter(|grant| grant.left > 0 && grant.until > now).map(|grant| {
+                let Grant { domain, descriptor, hits, left, id, .. } = grant;
+                Rest { domain, descriptor, left, hold: Hold { wants: 0, reports: Some((id, hits - left)) } }
+            }));
         }
         all
     }
 
-    fn part(&self, identity: u128) -> MutexGuard<'_, HashMap<u128, Grant>> {
+    /// Whether what is left is told rather than given back as hits of its own.
+    pub(crate) fn are_told(&self) -> bool {
+        self.wants
+    }
+
+    /// The descriptor's, which is new if nobody has asked for it lately; nothing happens where there is no room for it.
+    fn with(&self, identity: u128, now: Duration, act: impl FnOnce(&mut Holder)) {
+        let mut part = self.part(identity);
+        if !part.contains_key(&identity) && part.len() >= MOST / PARTS {
+            let before = part.len();
+            let slice = Demand::at(now);
+            part.retain(|_, holder| {
+                holder.grants.retain(|grant| now < grant.until);
+                !holder.grants.is_empty() || holder.demand.slice + 1 >= slice && self.wants
+            });
+            self.count.fetch_sub(before - part.len(), Relaxed);
+            if part.len() >= MOST / PARTS {
+                return;
+            }
+        }
+        let holder = part.entry(identity).or_insert_with(|| {
+            self.count.fetch_add(1, Relaxed);
+            Holder::default()
+        });
+        act(holder);
+    }
+
+    fn part(&self, identity: u128) -> MutexGuard<'_, HashMap<u128, Holder>> {
         self.parts[identity as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -144,11 +265,11 @@ mod tests {
 
     fn ask(users: &[&'static str], hits: u32) -> Ask<'static> {
         let descriptors = users.iter().map(|user| descriptor! { "user" => *user }).collect();
-        Ask { domain: "d".into(), descriptors, hits, traceparent: None }
+        Ask { domain: "d".into(), descriptors, hits, traceparent: None, holds: Vec::new() }
     }
 
     fn granted(offers: &[Option<(u64, u64)>]) -> Verdict {
-        let offer = |(hits, life)| Offer { hits, life: at(life) };
+        let offer = |(hits, life)| Offer { hits, life: at(life), id: "7".into() };
         let status =
             |grant: &Option<(u64, u64)>| Status { allowed: true, grant: grant.map(offer), ..Status::default() };
         Verdict { statuses: offers.iter().map(status).collect(), ..Verdict::empty(true, By::Server) }
@@ -193,16 +314,42 @@ mod tests {
     }
 
     #[test]
-    fn a_second_grant_adds_to_the_first_and_lives_no_longer() {
+    fn each_of_several_grants_has_an_end_of_its_own() {
         let grants = Grants::default();
         grants.keep(&ask(&["a"], 1), &granted(&[Some((5, 1_000))]), at(0));
-        grants.keep(&ask(&["a"], 1), &granted(&[Some((5, 5_000))]), at(500));
-        assert_eq!(spend(&grants, &ask(&["a"], 1), at(999)), Some(9));
-        assert_eq!(spend(&grants, &ask(&["a"], 1), at(1_000)), None);
-        // Of one that has ended nothing is left.
-        grants.keep(&ask(&["b"], 1), &granted(&[Some((5, 1_000))]), at(0));
-        grants.keep(&ask(&["b"], 1), &granted(&[Some((2, 1_000))]), at(1_000));
-        assert_eq!(spend(&grants, &ask(&["b"], 2), at(1_999)), Some(0));
+        grants.keep(&ask(&["a"], 1), &granted(&[Some((4, 5_000))]), at(500));
+        assert_eq!(spend(&grants, &ask(&["a"], 1), at(999)), Some(4));
+        assert_eq!(spend(&grants, &ask(&["a"], 1), at(1_000)), Some(3), "of the second");
+        assert_eq!(spend(&grants, &ask(&["a"], 4), at(1_000)), None, "what is left of the first has ended");
+        assert_eq!(spend(&grants, &ask(&["a"], 3), at(5_499)), Some(0));
+        for _ in 0..10 {
+            grants.keep(&ask(&["b"], 1), &granted(&[Some((1, 1_000))]), at(0));
+        }
+        let spent = (0..10).filter(|_| spend(&grants, &ask(&["b"], 1), at(1)).is_some()).count();
+        assert_eq!(spent, MOST_GRANTS, "and there are not without number");
+    }
+
+    #[test]
+    fn the_service_is_told_what_is_wanted_and_what_was_spent() {
+        let grants = Grants::new(true);
+        let alice = ask(&["a"], 3);
+        let holds = |now| grants.holds(&alice, at(now));
+        let hold = |wants, reports: Option<(&str, u64)>| Hold { wants, reports: reports.map(|(id, n)| (id.into(), n)) };
+        assert_eq!(spend(&grants, &alice, at(0)), None);
+        assert_eq!(holds(0), [], "3 hits are few");
+        assert_eq!((spend(&grants, &alice, at(50)), spend(&grants, &alice, at(99))), (None, None));
+        assert_eq!(holds(99), [hold(9, None)]);
+        grants.keep(&alice, &granted(&[Some((10, 1_000))]), at(99));
+        assert_eq!(spend(&grants, &alice, at(150)), Some(7));
+        assert_eq!(holds(150), [hold(9, None)], "of the slice before");
+        assert_eq!((spend(&grants, &alice, at(150)), spend(&grants, &alice, at(150))), (Some(4), Some(1)));
+        assert_eq!(spend(&grants, &alice, at(150)), None);
+        assert_eq!(holds(150), [hold(12, Some(("7", 9)))]);
+        assert_eq!(holds(150), [hold(12, None)], "it is told once");
+        grants.keep(&alice, &granted(&[Some((10, 1_000))]), at(150));
+        assert_eq!(spend(&grants, &alice, at(1_150)), None, "it has ended");
+        assert_eq!(holds(1_150), [hold(0, Some(("7", 0)))], "and it was quiet for long");
+        assert_eq!(Grants::default().holds(&alice, at(0)), [], "nobody wants any");
     }
 
     #[test]
@@ -211,7 +358,9 @@ mod tests {
         grants.keep(&ask(&["a", "b"], 1), &granted(&[Some((5, 1_000)), Some((7, 10))]), at(0));
         assert_eq!(spend(&grants, &ask(&["a"], 2), at(1)), Some(3));
         let all = grants.take_all(at(20));
-        assert_eq!(all, [("d".to_owned(), descriptor! { "user" => "a" }, 3)]);
+        let all: Vec<_> = all.into_iter().map(|rest| (rest.domain, rest.descriptor, rest.left, rest.hold)).collect();
+        let hold = Hold { wants: 0, reports: Some(("7".into(), 2)) };
+        assert_eq!(all, [("d".to_owned(), descriptor! { "user" => "a" }, 3, hold)]);
         assert!(grants.is_empty() && grants.take_all(at(20)).is_empty());
         assert_eq!(spend(&grants, &ask(&["a"], 1), at(21)), None);
     }
@@ -230,9 +379,10 @@ mod tests {
         let grants = Grants::default();
         for number in 0..MOST as u64 + 10 {
             let descriptors = std::iter::once(descriptor! { "user" => number.to_string() }).collect();
-            let ask = Ask { domain: "d".into(), descriptors, hits: 1, traceparent: None };
+            let ask = Ask { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
             grants.keep(&ask, &granted(&[Some((5, 1_000))]), at(0));
         }
-        assert_eq!(grants.take_all(at(1)).len(), MOST);
+        let kept = grants.take_all(at(1)).len();
+        assert!((MOST / 2..=MOST).contains(&kept), "{kept}");
     }
 }

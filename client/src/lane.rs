@@ -400,7 +400,7 @@ mod tests {
             fallback: true,
             refusal_counts: true,
             coarse: false,
-            grant: Some(Offer { hits: 4, life: micros(5) }),
+            grant: Some(Offer { hits: 4, life: micros(5), id: "it".into() }),
         };
         assert_eq!(verdict.statuses(), [full, crate::Status::default()]);
         assert_eq!((verdict.allowed(), verdict.by()), (true, crate::By::Server));

@@ -108,7 +108,7 @@ mod tests {
         let mut counts = [0; 3];
         for user in 0..1_000 {
             let descriptors = std::iter::once(descriptor! { "user" => user.to_string() }).collect();
-            let ask = Ask { domain: "d".into(), descriptors, hits: 1, traceparent: None };
+            let ask = Ask { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
             if let Some(chosen) = endpoints.choose(routing, &ask, NOW, but) {
                 counts[endpoints.all.iter().position(|endpoint| Arc::ptr_eq(endpoint, chosen)).unwrap_or_default()] +=
                     1;

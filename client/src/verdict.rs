@@ -242,17 +242,18 @@ impl Status {
 }
 
 impl Offer {
-    /// `hits`, `life_us`.
+    /// `hits`, `life_us`, `id`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let (mut hits, mut life) = (0, Duration::ZERO);
+        let (mut hits, mut life, mut id) = (0, Duration::ZERO, "");
         for field in fields {
             match field? {
                 (1, value) => hits = value.number()?,
                 (2, value) => life = Duration::from_micros(value.number()?),
+                (3, value) => id = value.text()?,
                 _ => {}
             }
         }
-        Ok(Self { hits, life })
+        Ok(Self { hits, life, id: id.into() })
     }
 }
 
@@ -318,7 +319,7 @@ impl Status {
                     Some(life) => Duration::from_micros(life?),
                     None => time_until(&quota)?,
                 };
-                Some(Offer { hits: quota.requests.into(), life })
+                Some(Offer { hits: quota.requests.into(), life, id: quota.id.into() })
             }),
             ..Self::default()
         }

@@ -23,7 +23,7 @@ if value then
       if span_part >= parts or not same then
         span, span_part = span + min(span_part, 1), 0
       end
-      if ends <= now or ends > now + slack then
+      if ends <= now or ends > now + slack + 1000000 then
         -- It is over, and poured in when it ended, until the bucket is full.
         local since = min(ends, now)
         if at < since then

@@ -11,7 +11,7 @@ use smallvec::smallvec;
 use super::{
     Action, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, MAX, Micros, Quota, State,
     drain::{self, Drain, Stored},
-    escrow::Entries,
+    escrow::{Entries, LONGEST_LIFE},
     pace::{Pace, Span},
     tempo::Tempo,
 };
@@ -46,7 +46,6 @@ struct Level {
 
 /// A lease ends after two steps of the grid at most: a second, or a quarter of the time that a full bucket takes to
 /// drain. What is out does not drain, so a lease that lived as long as that could take all of a burst from others.
-const LONGEST_STEP: Micros = Micros::new(500_000);
 const STEPS_OF_FULL: u64 = 8;
 /// A lease that ends sooner is over before its answer has come.
 const SHORTEST_STEP: Micros = Micros::new(1_000);
@@ -95,7 +94,7 @@ impl Bucket {
     /// The same bucket for those who take in advance: up to the limit, and not above where it is soft. `None` where hits
     /// are told to wait, as nobody knows how long when they are spent later, and where it drains too soon.
     pub(super) fn leasing(&self) -> Option<Self> {
-        let grid = Micros::new(self.full.micros / STEPS_OF_FULL).min(LONGEST_STEP);
+        let grid = Micros::new((self.full.micros / STEPS_OF_FULL).min(LONGEST_LIFE.get() / 2));
         let fits = self.at_once == self.quota.ceiling() && grid >= SHORTEST_STEP;
         fits.then_some(Self { count_denied: false, grid: Some(grid), ..*self })
     }

@@ -161,9 +161,11 @@ impl Engine {
                     needed: binding && self.on_error(applied).refuses(),
                     per_second: applied.limit.is_per_second(),
                     consistency: applied.rule.map_or(Consistency::Exact, |rule| rule.consistency),
+                    wants: 0,
                 }
             })
             .collect();
+        let hits = if request.holds.is_empty() { hits } else { self.hold(request, &matches, hits, now) };
 
         let answers = match charge {
             _ if hits.is_empty() => Answers::new(),
@@ -188,7 +190,7 @@ impl Engine {
                 Err(error) => {
                     let decision =
                         self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
-                    Answer { decision, decider: Decider::Fallback }
+                    Answer { decision, decider: Decider::Fallback, grant: None }
                 }
             });
         }
@@ -211,7 +213,15 @@ impl Engine {
         // One alone has nobody to wait for.
         let charge = if merged.len() == 1 { Charge::Each } else { Charge::All };
         let answers = self.store.apply(&merged, charge, now).await;
-        places.into_iter().map(|place| answers.get(place).copied().unwrap_or(Err(StoreError::Refused))).collect()
+        let mut granted = SmallVec::<[usize; 4]>::new();
+        let answer = |place: usize| {
+            let answer = answers.get(place).copied().unwrap_or(Err(StoreError::Refused))?;
+            // What is granted is granted once.
+            let first = !granted.contains(&place);
+            granted.push(place);
+            Ok(Answer { grant: answer.grant.filter(|_| first), ..answer })
+        };
+        places.into_iter().map(answer).collect()
     }
 
     fn on_error(&self, applied: &Applied<'_>) -> FailurePolicy {
@@ -289,6 +299,34 @@ impl Engine {
         applied.series.decided(self.worker, hits, &answer.decision, Threshold { limit, near, splits, shadow, known });
     }
 
+    /// The hits with what their caller could admit by himself; what he has admitted so far counts from now on.
+    fn hold<'h>(
+        &self,
+        request: &Request<'_>,
+        matches: &[Match<'_>],
+        mut hits: SmallVec<[Hit<'h>; 2]>,
+        now: Micros,
+    ) -> SmallVec<[Hit<'h>; 2]> {
+        let holds = request.holds.iter().zip(matches).filter_map(|(hold, found)| match found {
+            Match::Limited(applied) => Some((hold, applied)),
+            Match::None | Match::Unlimited(_) => None,
+        });
+        for (hit, (hold, applied)) in hits.iter_mut().zip(holds) {
+            hit.wants = hold.wants;
+            let Some((id, spent)) = hold.reports else {
+                continue;
+            };
+            let spent = self.store.report(hit, id, spent, now);
+            let (limit, _) = applied.limit.policy();
+            let passed = Decision { allowed: true, ..Decision::default() };
+            let near = self.statistics.near(limit);
+            let threshold = Threshold { limit, near, splits: false, shadow: false, known: false };
+            applied.series.asked(self.worker, spent);
+            applied.series.decided(self.worker, spent, &passed, threshold);
+        }
+        hits
+    }
+
     /// What is decided when the store cannot; `None` when the rule wants the caller to have the error. What is let
     /// through or refused without being counted has the numbers of a counter never used.
     fn without_store(
@@ -353,7 +391,7 @@ impl Engine {
         Verdict { overall, statuses, metadata }
     }
 
-    fn status(&self, applied: &Applied<'_>, Answer { decision, decider }: Answer) -> Status {
+    fn status(&self, applied: &Applied<'_>, Answer { decision, decider, grant }: Answer) -> Status {
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
@@ -367,6 +405,7 @@ impl Engine {
             delay: decision.delay,
             soft: decision.soft,
             decider,
+            grant,
             refusal_counts: applied.limit.refusal_counts(),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,

@@ -8,7 +8,10 @@ mod snapshot;
 mod statistics;
 mod verdict;
 
-pub use crate::{algorithm::Micros, store::Decider};
+pub use crate::{
+    algorithm::Micros,
+    store::{Decider, Grant},
+};
 pub use decide::{Engine, Settings};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
@@ -41,6 +44,17 @@ pub struct Request<'a> {
     pub domain: &'a str,
     /// At least one.
     pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
+    /// What the caller says of the hits of each that he admits by himself; nothing, if he does not.
+    pub holds: Vec<Hold>,
+}
+
+/// What a caller says of the hits of a descriptor that he admits by himself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hold {
+    /// So many he could use.
+    pub wants: u64,
+    /// A grant that he has done with, and how many of its hits were admitted.
+    pub reports: Option<(u64, u64)>,
 }
 
 /// One of the things that a request counts as.

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::{
     algorithm::Micros,
     rules::{Limit, Metadata, Unit},
-    store::Decider,
+    store::{Decider, Grant},
 };
 
 /// Whether something passes.
@@ -74,6 +74,8 @@ pub struct Status {
     pub soft: bool,
     /// Who says so.
     pub decider: Decider,
+    /// Hits that the caller may admit by himself.
+    pub grant: Option<Grant>,
     /// Asking again while it is refused makes the wait longer.
     pub refusal_counts: bool,
     /// Refuses only together with every other quota descriptor.
@@ -94,6 +96,7 @@ impl Status {
         delay: Micros::ZERO,
         soft: false,
         decider: Decider::Store,
+        grant: None,
         refusal_counts: false,
         quota: false,
         unlimited: false,

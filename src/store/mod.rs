@@ -14,6 +14,8 @@ pub use memory::Memory;
 pub use metrics::Metrics;
 pub use redis::Redis;
 
+use std::num::NonZeroU32;
+
 use smallvec::SmallVec;
 
 use crate::algorithm::{Action, Algorithm, Ask, Consistency, Decision, Micros, State};
@@ -37,6 +39,8 @@ pub struct Hit<'a> {
     pub per_second: bool,
     /// What may be decided without asking.
     pub consistency: Consistency,
+    /// So many hits the caller could admit by itself.
+    pub wants: u64,
 }
 
 /// Who pays when the hits of one call do not all pass.
@@ -62,6 +66,7 @@ impl<'a> Hit<'a> {
             needed: true,
             per_second: false,
             consistency: Consistency::Exact,
+            wants: 0,
         }
     }
 
@@ -95,6 +100,19 @@ pub struct Answer {
     pub decision: Decision,
     /// Whose it is.
     pub decider: Decider,
+    /// Hits that the caller may admit by itself.
+    pub grant: Option<Grant>,
+}
+
+/// Hits that a caller may admit by itself, of those that this instance has taken in advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// How many.
+    pub hits: NonZeroU32,
+    /// For how long, from the moment at which the caller asked.
+    pub life: Micros,
+    /// By which the caller says what has become of it.
+    pub id: u64,
 }
 
 /// Who decided.
@@ -115,7 +133,7 @@ pub enum Decider {
 
 impl From<Decision> for Answer {
     fn from(decision: Decision) -> Self {
-        Self { decision, decider: Decider::Store }
+        Self { decision, decider: Decider::Store, grant: None }
     }
 }
 
@@ -209,6 +227,15 @@ impl AnyStore {
     pub async fn sweep(&self, now: Micros) {
         if let Self::Redis(local) = self {
             local.sweep(now).await;
+        }
+    }
+
+    /// A caller has done with a grant of the counter that this hit asks, and has admitted so many hits of it: so many of
+    /// them were his.
+    pub fn report(&self, hit: &Hit<'_>, id: u64, spent: u64, now: Micros) -> u64 {
+        match self {
+            Self::Memory(_) => 0,
+            Self::Redis(local) => local.report(hit, id, spent, now),
         }
     }
 

@@ -19,6 +19,23 @@ pub struct Check {
     /// W3C trace context of the request that is checked.
     #[prost(string, tag = "3")]
     pub traceparent: ::prost::alloc::string::String,
+    /// For callers that can hold grants: one for each descriptor, in their order.
+    #[prost(message, repeated, tag = "4")]
+    pub holds: ::prost::alloc::vec::Vec<Hold>,
+}
+/// What a caller says of the hits that it admits by itself. By Envoy's protocol it says the same in the request's metadata:
+/// `sluicegate-hold`, in which `WANTS;ID;SPENT` stands for each descriptor, with commas between.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Hold {
+    /// So many hits it will have within a moment, as far as it knows: it would take a grant.
+    #[prost(uint64, tag = "1")]
+    pub wants: u64,
+    /// A grant that it has done with, and how many of its hits were admitted. Whatever was not is free again. Nobody has
+    /// an id that was not given to him.
+    #[prost(string, tag = "2")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub spent: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AnswerFrame {
@@ -127,7 +144,7 @@ pub struct Grant {
     /// Counted from the moment the check was sent, on the caller's own clock.
     #[prost(uint64, tag = "2")]
     pub life_us: u64,
-    /// To give back what is left.
+    /// To say what has become of it.
     #[prost(string, tag = "3")]
     pub id: ::prost::alloc::string::String,
 }

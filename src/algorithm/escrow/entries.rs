@@ -3,7 +3,10 @@
 
 use smallvec::SmallVec;
 
-use super::super::{CLOCK_SLACK, Micros, State, drain, pace::Pace, pace::Span, tempo::Tempo};
+use super::{
+    super::{CLOCK_SLACK, Micros, State, drain, pace::Pace, pace::Span, tempo::Tempo},
+    LONGEST_LIFE,
+};
 
 /// Bytes of an entry.
 const BYTES: usize = 18;
@@ -37,7 +40,8 @@ impl Entries {
     /// is full. What claims to end much later is of a clock that was wrong.
     pub(in super::super) fn pour_ended(&mut self, mut at: Span, now: Micros, pace: Pace, full: Span) -> Span {
         self.0.retain(|entry| {
-            let over = entry.ends <= now.get() || entry.ends > now.get() + CLOCK_SLACK.get();
+            let latest = now + CLOCK_SLACK + LONGEST_LIFE;
+            let over = entry.ends <= now.get() || entry.ends > latest.get();
             if over {
                 let since = Span { micros: entry.ends.min(now.get()), part: 0 };
                 at = pace.add(at.max(since), entry.span).min(at.max(pace.add(since, full)));

@@ -17,6 +17,9 @@ use super::{
     Algorithm, Arguments, Ask, Decision, Micros, Rule, Shape, State, Unfit, bucket::Bucket, token_bucket::TokenBucket,
 };
 
+/// No lease lives longer, of buckets and logs.
+pub(super) const LONGEST_LIFE: Micros = Micros::from_secs(1);
+
 /// A bucket, seen by those who take in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Escrow(pub(super) Bucket);

@@ -9,7 +9,10 @@
 
 use smallvec::smallvec;
 
-use super::{Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit};
+use super::{
+    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit,
+    escrow::LONGEST_LIFE,
+};
 
 /// At most `limit` hits in any window, exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,9 +25,10 @@ pub struct SlidingLog {
     grid: Micros,
 }
 
-/// Of a window, and the longest: hits count so much longer at most, and those that come meanwhile do, too.
+/// Of a window: hits count two of them longer at most, and those that come meanwhile do, too.
 const STEPS_OF_WINDOW: u64 = 20;
-const LONGEST_STEP: Micros = Micros::new(500_000);
+/// An instant further ahead was written by a clock that was wrong.
+const LATEST: Micros = Micros::new(CLOCK_SLACK.get() + LONGEST_LIFE.get());
 
 /// Bytes of an instant.
 const ENTRY: usize = 7;
@@ -75,7 +79,7 @@ impl SlidingLog {
 
     /// A log from a clock that was far ahead: its hits become hits of now.
     fn believe(state: &mut State, now: Micros) {
-        if Self::newest(state).is_none_or(|newest| newest <= now.get() + CLOCK_SLACK.get()) {
+        if Self::newest(state).is_none_or(|newest| newest <= now.get() + LATEST.get()) {
             return;
         }
         let entries: Vec<_> = (0..Self::len(state)).map(|place| Self::entry(state, place).min(now.get())).collect();
@@ -131,7 +135,7 @@ impl Rule for SlidingLog {
     fn arguments(&self, ask: Ask) -> Arguments {
         let (cost, ceiling) = (ask.cost.min(Self::MOST + 1), self.quota.ceiling());
         let (window, interval) = (self.window.get(), self.min_interval.get());
-        smallvec![cost, ceiling, window, interval, CLOCK_SLACK.get(), self.count_denied.into(), self.grid.get()]
+        smallvec![cost, ceiling, window, interval, LATEST.get(), self.count_denied.into(), self.grid.get()]
     }
 
     fn step(&self, state: &mut State, ask: Ask) -> bool {
@@ -196,7 +200,7 @@ impl Rule for SlidingLog {
 
     /// Where hits keep a distance, nobody knows when those of a lease come.
     fn leasing(&self) -> Option<Algorithm> {
-        let grid = Micros::new(self.window.get() / STEPS_OF_WINDOW).min(LONGEST_STEP);
+        let grid = Micros::new((self.window.get() / STEPS_OF_WINDOW).min(LONGEST_LIFE.get() / 2));
         let quota = Quota::hard(self.quota.limit());
         let leasing = Self { quota, count_denied: false, grid, ..*self };
         (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())

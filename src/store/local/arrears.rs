@@ -114,5 +114,5 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
 }
 
 fn from_replica(decision: Decision) -> Result<Answer, StoreError> {
-    Ok(Answer { decision, decider: Decider::Replica })
+    Ok(Answer { decision, decider: Decider::Replica, grant: None })
 }

@@ -6,14 +6,19 @@
 //! is not spent is given back as an undo of that take: when nobody has asked for a while, when the life is over, and at
 //! the end of the process. An answer that is lost costs its lease; nothing is ever asked twice.
 //!
+//! Callers that want to admit hits by themselves get a part of what is held: a grant, which ends no later. It is as if
+//! they had been spent; what a caller says that he has not used comes back, if the lease is still the same.
+//!
 //! How much is taken follows the rate at which the entity is asked for here and what remains: a quarter of that at most,
 //! so that the last hits of a limit are decided one by one, and nothing when it is not worth it.
 
-use std::time::Duration;
+use std::{num::NonZeroU32, time::Duration};
+
+use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Action, Algorithm, Ask, Decision, Micros, State},
-    store::{Counted, Hit},
+    store::{Counted, Grant, Hit},
 };
 
 /// A lease is for so many slices of time, in each of which hits are counted.
@@ -22,6 +27,10 @@ const SLICES: u64 = 4;
 const LEAST: u64 = 32;
 /// Of what remains a lease is so large a part.
 const PART: u64 = 4;
+/// A grant of fewer hits saves too little.
+const LEAST_GRANT: u64 = 4;
+/// Callers at most that hold something of an entity.
+const MOST_GRANTS: usize = 64;
 
 /// What an entity has in advance, and how often it is asked for.
 #[derive(Default)]
@@ -31,6 +40,17 @@ pub(super) struct Lease {
     /// A call that may bring more is under way.
     asking: bool,
     asked_for: Duration,
+    /// What callers hold.
+    granted: SmallVec<[Granted; 0]>,
+}
+
+/// What a caller holds.
+struct Granted {
+    id: u64,
+    hits: u64,
+    /// Its own end, and that of the lease it is from.
+    ends: Duration,
+    of: Duration,
 }
 
 struct Held {
@@ -51,6 +71,43 @@ pub(super) struct Back {
 }
 
 impl Lease {
+    /// A part of what is held, for a caller who wants so many hits, and no longer than that.
+    pub(super) fn grant(&mut self, wants: u64, id: u64, now: Duration, longest: Duration) -> Option<Grant> {
+        let held = self.held.as_mut()?;
+        let hits = wants.min(held.left / 2);
+        let life = held.ends.saturating_sub(now).min(longest);
+        let fits = hits >= LEAST_GRANT && self.granted.len() < MOST_GRANTS && !life.is_zero();
+        let hits = NonZeroU32::new(u32::try_from(hits).ok()?).filter(|_| fits)?;
+        held.left -= u64::from(hits.get());
+        self.granted.push(Granted { id, hits: hits.get().into(), ends: now + life, of: held.ends });
+        Some(Grant { hits, life: Micros::new(u64::try_from(life.as_micros()).ok()?), id })
+    }
+
+    /// A caller has done with a grant and has admitted so many of its hits: how many that were, and how many came back.
+    pub(super) fn report(&mut self, id: u64, spent: u64, now: Duration) -> Option<(u64, u64)> {
+        let place = self.granted.iter().position(|granted| granted.id == id)?;
+        let Granted { hits, of, .. } = self.granted.swap_remove(place);
+        let spent = spent.min(hits);
+        // What has ended meanwhile is nobody's.
+        let held = self.held.as_mut().filter(|held| held.ends == of && now < held.ends);
+        let back = held.map_or(0, |held| {
+            held.left += hits - spent;
+            hits - spent
+        });
+        Some((spent, back))
+    }
+
+    /// Hits of grants that are long over, and of which nobody has said what became of them.
+    pub(super) fn unreported(&mut self, before: Duration) -> u64 {
+        let mut hits = 0;
+        self.granted.retain(|granted| {
+            let over = granted.ends < before;
+            hits += if over { granted.hits } else { 0 };
+            !over
+        });
+        hits
+    }
+
     /// Takes a hit from what is held; or, for a peek, says what that would do. With it, how much to ask for now.
     pub(super) fn spend(&mut self, hit: &Hit<'_>, now: Duration, slice: Duration) -> Option<(Decision, u64)> {
         let takes = hit.action == Action::Take;
@@ -138,7 +195,7 @@ impl Lease {
 
     /// Nothing is held, nothing on its way, and nobody has asked for so long: there is nothing to know.
     pub(super) fn is_idle(&self, since: Duration) -> bool {
-        self.held.is_none() && !self.asking && self.asked_for < since
+        self.held.is_none() && !self.asking && self.granted.is_empty() && self.asked_for < since
     }
 
     fn left(&self) -> u64 {
@@ -287,6 +344,32 @@ mod tests {
         assert_eq!((more(20), more(13)), (Some(0), Some(0)), "33 in a slice, 132 wanted, 67 left");
         assert_eq!(more(1), Some(136 - 66));
         assert_eq!(more(1), Some(0));
+    }
+
+    #[test]
+    fn what_callers_hold_is_spent_and_comes_back_once() {
+        let rule = fixed();
+        let mut lease = held(&rule, 100);
+        let second = Duration::from_secs(1);
+        let grant = |lease: &mut Lease, wants, id, now| lease.grant(wants, id, at(now), second).map(|it| it.hits.get());
+        assert_eq!(grant(&mut lease, LEAST_GRANT - 1, 1, 0), None, "too few to be worth it");
+        assert_eq!((grant(&mut lease, 20, 1, 0), grant(&mut lease, 1_000, 2, 0)), (Some(20), Some(40)), "half at most");
+        assert_eq!(lease.report(1, 15, at(1)), Some((15, 5)));
+        assert_eq!(lease.report(1, 0, at(1)), None, "once");
+        assert_eq!(lease.report(2, 1_000, at(1)), Some((40, 0)), "no more than were granted");
+        assert_eq!(take(&mut lease, &rule, 45, at(1)).map(|(_, used)| used), Some(100), "all are spent");
+        assert_eq!(take(&mut lease, &rule, 1, at(1)), None);
+        // Its life is the lease's, or the longest; what comes back after the lease's end is nobody's.
+        let mut lease = held(&rule, 100);
+        let life = |lease: &mut Lease, id, now| lease.grant(8, id, at(now), second).map(|it| it.life.get());
+        assert_eq!((life(&mut lease, 1, 0), life(&mut lease, 2, BEFORE - 300)), (Some(1_000_000), Some(300_000)));
+        assert_eq!(life(&mut lease, 3, BEFORE), None);
+        assert_eq!(lease.report(2, 0, at(BEFORE)), Some((0, 0)));
+        assert!(!lease.is_idle(Duration::MAX), "the first may be told of");
+        assert_eq!((lease.unreported(at(1_000)), lease.unreported(at(1_001)), lease.unreported(at(2_000))), (0, 8, 0));
+        let mut lease = held(&rule, 1_000);
+        let grants = (0..100).filter(|id| grant(&mut lease, 10, *id, 0).is_some()).count();
+        assert_eq!(grants, MOST_GRANTS);
     }
 
     #[test]

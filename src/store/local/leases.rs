@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Decision},
-    store::{Charge, Counted, Hit},
+    store::{Charge, Counted, Grant, Hit},
 };
 
 /// Nobody has asked for so long: what is held is given back.
@@ -56,11 +56,26 @@ struct Entity {
     lease: Lease,
 }
 
+/// A hit that was taken from a lease, and what its caller gets beside.
+#[derive(Clone, Copy)]
+pub(super) struct Spend {
+    pub(super) decision: Decision,
+    pub(super) grant: Option<Grant>,
+}
+
 /// What leases say of a request's hits, and what they want for it.
 #[derive(Default)]
 pub(super) struct Spent {
-    pub(super) decisions: SmallVec<[Option<Decision>; 2]>,
+    pub(super) decisions: SmallVec<[Option<Spend>; 2]>,
     pub(super) errands: SmallVec<[Errand; 1]>,
+}
+
+/// What is to be done by now.
+#[derive(Default)]
+pub(super) struct Swept {
+    pub(super) errands: Vec<Errand>,
+    /// Hits of grants of which nobody has said what became of them.
+    pub(super) unreported: u64,
 }
 
 impl Leases {
@@ -81,7 +96,10 @@ impl Leases {
                     let (decision, more) = entity.lease.spend(hit, now, entity.slice)?;
                     spent.errands.extend(entity.errand(more));
                     end = entity.lease.ends();
-                    Some(decision)
+                    // Nobody guesses the number of another caller's grant.
+                    let wants = hit.action == Action::Take && hit.wants > 0;
+                    let grant = wants.then(|| entity.lease.grant(hit.wants, rand::random(), now, self.ttl)).flatten();
+                    Some(Spend { decision, grant })
                 })
             } else {
                 None
@@ -91,9 +109,14 @@ impl Leases {
         }
         if charge == Charge::All && spent.decisions.iter().any(Option::is_none) {
             for (((hit, identity), decision), end) in hits.iter().zip(identities).zip(&mut spent.decisions).zip(ends) {
-                if decision.take().is_some() && hit.action == Action::Take {
+                if let Some(Spend { grant, .. }) = decision.take()
+                    && hit.action == Action::Take
+                {
                     self.with(*identity, hit, |entity| {
                         entity.lease.unspend(hit.cost, end);
+                        if let Some(grant) = grant {
+                            entity.lease.report(grant.id, 0, now);
+                        }
                         None::<()>
                     });
                 }
@@ -111,6 +134,11 @@ impl Leases {
             let more = entity.lease.more(decision.remaining);
             entity.errand(more)
         })
+    }
+
+    /// A caller has done with a grant: how many hits he has admitted, and how many have come back.
+    pub(super) fn report(&self, identity: u128, id: u64, spent: u64, now: Duration) -> Option<(u64, u64)> {
+        self.entities.find(identity, |entity| entity.lease.report(id, spent, now)).flatten()
     }
 
     /// What has become of a question for a lease; what is to be given back because of it.
@@ -134,14 +162,16 @@ impl Leases {
     }
 
     /// What is to be given back by now; and entities that nobody asks for are forgotten.
-    pub(super) fn sweep(&self, now: Duration) -> Vec<Errand> {
+    pub(super) fn sweep(&self, now: Duration) -> Swept {
         let (idle, forgotten) = (now.saturating_sub(IDLE), now.saturating_sub(self.ttl));
-        let mut errands = Vec::new();
+        let (mut errands, mut unreported) = (Vec::new(), 0);
         self.entities.retain(|entity| {
+            // Whoever had it has had another life of it to say so.
+            unreported += entity.lease.unreported(forgotten);
             errands.extend(entity.give_back(now, idle));
             !entity.lease.is_idle(forgotten)
         });
-        errands
+        Swept { errands, unreported }
     }
 
     /// All that is held, to be given back: nothing of it is spent any more.

@@ -17,6 +17,11 @@ pub struct Metrics {
     /// Hits that were taken in advance, and those that went back.
     leased: Counter,
     given_back: Counter,
+    /// Hits that callers hold or held: all, those that they admitted, those that came back, and all others.
+    granted: Counter,
+    reported: Counter,
+    ungranted: Counter,
+    unreported: Counter,
     decided_by_replica: Counter,
     /// Hits that the store was told of later, and those of which nobody knows whether it was.
     told: Counter,
@@ -33,6 +38,10 @@ impl Metrics {
             decided_by_lease: counter(),
             leased: counter(),
             given_back: counter(),
+            granted: counter(),
+            reported: counter(),
+            ungranted: counter(),
+            unreported: counter(),
             decided_by_replica: counter(),
             told: counter(),
             lost: counter(),
@@ -45,6 +54,19 @@ impl Metrics {
 
     pub(super) fn decided_by_lease(&self, worker: WorkerId, hits: u64) {
         self.decided_by_lease.add(worker, hits);
+    }
+
+    pub(super) fn granted(&self, worker: WorkerId, hits: u64) {
+        self.granted.add(worker, hits);
+    }
+
+    pub(super) fn reported(&self, worker: WorkerId, spent: u64, back: u64) {
+        self.reported.add(worker, spent);
+        self.ungranted.add(worker, back);
+    }
+
+    pub(super) fn unreported(&self, worker: WorkerId, hits: u64) {
+        self.unreported.add(worker, hits);
     }
 
     pub(super) fn decided_by_replica(&self, worker: WorkerId, hits: u64) {
@@ -77,6 +99,13 @@ impl Metrics {
         let decided = "Questions to counters that were answered from a lease";
         show("sluicegate_lease_decisions", decided, |it| &it.decided_by_lease);
         show("sluicegate_lease_hits", "Hits that were taken in advance", |it| &it.leased);
+        show("sluicegate_grant_hits", "Hits of leases that callers were given to admit by themselves", |it| {
+            &it.granted
+        });
+        show("sluicegate_grant_reported_hits", "Of these, hits that callers said they admitted", |it| &it.reported);
+        show("sluicegate_grant_returned_hits", "Of these, hits that came back unused", |it| &it.ungranted);
+        let unreported = "Of these, hits of which no caller said in time what became of them";
+        show("sluicegate_grant_unreported_hits", unreported, |it| &it.unreported);
         let decided = "Questions to counters that were answered from what this instance knew of them";
         show("sluicegate_eventual_decisions", decided, |it| &it.decided_by_replica);
         show("sluicegate_eventual_told_hits", "Hits that were counted here and told to the store later", |it| &it.told);

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 use self::{
     deny_cache::{DenyCache, Known, Question, Questions},
     errand::Errand,
-    leases::{Leases, Spent},
+    leases::{Leases, Spend, Spent},
     replicas::Replicas,
 };
 use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError, identity::Secret};
@@ -141,7 +141,7 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         match &self.shared.leases {
             Some(leases) if hits.iter().any(|hit| hit.consistency == Consistency::Leased) => {
                 let spent = self.spend(leases, hits, charge, asked);
-                if let Some(all) = spent.decisions.iter().map(|decision| decision.map(from_lease)).collect() {
+                if let Some(all) = spent.decisions.iter().map(|spend| spend.map(from_lease)).collect() {
                     return all;
                 }
                 Box::pin(self.ask_for_rest(leases, hits, spent, charge, asked)).await
@@ -156,6 +156,8 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         let mut spent = leases.spend(hits, &identities, charge, asked.here);
         spent.errands.drain(..).for_each(|errand| self.send(errand, asked.now));
         self.shared.metrics.decided_by_lease(self.worker, spent.decisions.iter().flatten().count() as u64);
+        let granted = spent.decisions.iter().flatten().filter_map(|spend| spend.grant);
+        self.shared.metrics.granted(self.worker, granted.map(|grant| u64::from(grant.hits.get())).sum());
         spent
     }
 
@@ -171,8 +173,8 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         let unspent = hits.iter().zip(&spent.decisions).filter(|(_, decision)| decision.is_none());
         let others: SmallVec<[Hit<'_>; 2]> = unspent.map(|(hit, _)| *hit).collect();
         let mut answers = self.ask(&others, charge, asked).await.into_iter();
-        let answer = |(hit, decision): (&Hit<'_>, Option<Decision>)| match decision {
-            Some(decision) => from_lease(decision),
+        let answer = |(hit, spend): (&Hit<'_>, Option<Spend>)| match spend {
+            Some(spend) => from_lease(spend),
             None => {
                 let answer = answers.next().unwrap_or(Err(StoreError::Refused))?;
                 if hit.consistency == Consistency::Leased
@@ -214,12 +216,23 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         counted
     }
 
+    /// A caller has done with a grant of the counter that this hit asks: so many hits were admitted of it.
+    pub fn report(&self, hit: &Hit<'_>, id: u64, spent: u64, now: Micros) -> u64 {
+        let here = self.shared.clock.now(now);
+        let leases = self.shared.leases.as_ref();
+        let reported = leases.and_then(|leases| leases.report(self.shared.identity(hit), id, spent, here));
+        let (spent, back) = reported.unwrap_or_default();
+        self.shared.metrics.reported(self.worker, spent, back);
+        spent
+    }
+
     /// Gives back what nobody asks for any more, and tells what has passed. To be called now and then.
     pub async fn sweep(&self, now: Micros) {
         let here = self.shared.clock.now(now);
         let leases = self.shared.leases.as_ref().map(|leases| leases.sweep(here)).unwrap_or_default();
+        self.shared.metrics.unreported(self.worker, leases.unreported);
         let replicas = self.shared.replicas.as_ref().map(|replicas| replicas.sweep(here)).unwrap_or_default();
-        self.run_all(leases, replicas, now).await;
+        self.run_all(leases.errands, replicas, now).await;
     }
 
     /// Gives back all that was taken in advance, and tells all that has passed, at the end.
@@ -305,10 +318,10 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
     }
 }
 
-fn from_lease(decision: Decision) -> Result<Answer, StoreError> {
-    Ok(Answer { decision, decider: Decider::Lease })
+fn from_lease(Spend { decision, grant }: Spend) -> Result<Answer, StoreError> {
+    Ok(Answer { decision, decider: Decider::Lease, grant })
 }
 
 fn refused(decision: Decision) -> Result<Answer, StoreError> {
-    Ok(Answer { decision, decider: Decider::DenyCache })
+    Ok(Answer { decision, decider: Decider::DenyCache, grant: None })
 }

@@ -293,7 +293,7 @@ struct Owned {
 
 impl Owned {
     fn new(hit: &Hit<'_>) -> Self {
-        let Hit { key, algorithm, action, cost, binding, needed, per_second, consistency } = *hit;
+        let Hit { key, algorithm, action, cost, binding, needed, per_second, consistency, wants: _ } = *hit;
         Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second, consistency }
     }
 
@@ -308,6 +308,7 @@ impl Owned {
             needed: *needed,
             per_second: *per_second,
             consistency: *consistency,
+            wants: 0,
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'
     }
     check_text("domain", domain, limits)?;
     let descriptors = descriptors.into_iter().map(|fields| decode_descriptor(fields, hits.max(1), limits));
-    Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()? })
+    Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()?, holds: Vec::new() })
 }
 
 /// `entries`, `limit`, `hits_addend`, `is_negative_hits`.

@@ -1,19 +1,21 @@
 //! From the engine's verdict to Envoy's answer.
 
+use std::time::{Duration, SystemTime};
+
 use prost::Message;
 use prost_types::{ListValue, Struct, Value, value::Kind};
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{
         RateLimitRequest, RateLimitResponse,
-        rate_limit_response::{Code, DescriptorStatus, RateLimit, rate_limit},
+        rate_limit_response::{Code, DescriptorStatus, Quota, RateLimit, quota::ExpirationSpecifier, rate_limit},
     },
     r#type::v3::RateLimitUnit,
 };
 
 use super::{ResponseSettings, headers::headers};
 use crate::{
-    engine::{self, Status, Verdict},
+    engine::{self, Grant, Status, Verdict},
     rules::{Metadata, Unit},
 };
 
@@ -53,8 +55,16 @@ fn encode_status(status: &Status) -> DescriptorStatus {
         current_limit: limit,
         limit_remaining: status.remaining,
         duration_until_reset: reset,
-        quota: None,
+        quota: status.grant.map(encode_grant),
     }
+}
+
+/// Until when is said by the wall's clock, as the protocol has it; the metadata says for how long.
+#[allow(clippy::disallowed_methods, reason = "the end of a quota is a time of the wall's clock")]
+fn encode_grant(grant: Grant) -> Quota {
+    let end = SystemTime::now() + Duration::from_micros(grant.life.get());
+    let until = ExpirationSpecifier::ValidUntil(end.into());
+    Quota { requests: grant.hits.get(), expiration_specifier: Some(until), id: grant.id.to_string() }
 }
 
 pub(super) fn unit(unit: Unit) -> rate_limit::Unit {

@@ -4,7 +4,7 @@ use sluicegate_common::wire::Writer;
 use sluicegate_proto::sluicegate::v1;
 
 use super::{Refusal, ResponseSettings, encode::unit, headers::headers};
-use crate::engine::{Code, CurrentLimit, Decider, Micros, Status, Verdict};
+use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, Status, Verdict};
 
 /// One of the `answers` of an `AnswerFrame`: `id`, and `verdict` or `error`.
 pub(super) fn encode(id: u64, outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings, answers: &mut Vec<u8>) {
@@ -51,6 +51,13 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     };
     message.number(8, decider as u64);
     message.number(9, status.refusal_counts.into());
+    if let Some(Grant { hits, life, id }) = status.grant {
+        message.message(10, |message| {
+            message.number(1, hits.get().into());
+            message.number(2, life.get());
+            message.text(3, &id.to_string());
+        });
+    }
 }
 
 fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
@@ -62,6 +69,8 @@ fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use prost::Message;
     use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 
@@ -101,6 +110,7 @@ mod tests {
             soft: true,
             decider: Decider::Fallback,
             refusal_counts: true,
+            grant: Some(Grant { hits: NonZeroU32::MIN, life: Micros::new(70_000), id: u64::MAX }),
             ..Status::NO_LIMIT
         };
         let refused = Status {
@@ -126,6 +136,7 @@ mod tests {
                 soft: true,
                 decider: v1::Decider::Fallback.into(),
                 refusal_counts: true,
+                grant: Some(v1::Grant { hits: 1, life_us: 70_000, id: u64::MAX.to_string() }),
                 ..v1::Status::default()
             },
             v1::Status {

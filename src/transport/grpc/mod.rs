@@ -8,6 +8,7 @@ mod decode;
 mod encode;
 mod exact;
 mod headers;
+mod hold;
 mod limits;
 mod server;
 mod service;

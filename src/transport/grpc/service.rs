@@ -12,11 +12,11 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tower_service::Service;
 
 use super::{
-    Limits, Refusal, ResponseSettings, decode, encode, stream,
+    Limits, Refusal, ResponseSettings, decode, encode, hold, stream,
     unary::{self, AnswerBody},
 };
 use crate::{
-    engine::{Code, Verdict},
+    engine::{self, Code, Hold, Verdict},
     service::Check,
     telemetry::{Span, Traces},
 };
@@ -69,13 +69,14 @@ impl Handler {
         let leaving = (method == Method::Stream).then(|| leaving.clone());
         let (head, body) = request.into_parts();
         let span = self.begin(&head, method);
+        let holds = hold::of_metadata(&head.headers);
         drop(head);
         Box::pin(async move {
-            let answer = match (span, leaving) {
+            let answer = match (span.and_then(|span| Ok((span, holds?))), leaving) {
                 (Err(refusal), _) => Err(refusal),
                 (Ok(_), Some(leaving)) => Ok(stream::stream(self, body, leaving)),
                 (Ok(_), None) if method == Method::Batch => Box::pin(stream::batch(self, body)).await,
-                (Ok(span), None) => self.should_rate_limit(span, body).await,
+                (Ok((span, holds)), None) => self.should_rate_limit(span, holds, body).await,
             };
             Ok(answer.unwrap_or_else(|refusal| unary::refuse(&refusal)))
         })
@@ -104,20 +105,32 @@ impl Handler {
         Ok(if method == Method::ShouldRateLimit { self.traces.start(&head.headers) } else { None })
     }
 
-    async fn should_rate_limit(&self, span: Option<Span>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
+    async fn should_rate_limit(
+        &self,
+        span: Option<Span>,
+        holds: Vec<Hold>,
+        body: Incoming,
+    ) -> Result<Response<AnswerBody>, Refusal> {
         let message = unary::receive(body, self.limits.max_message_bytes).await?;
-        let verdict = self.check(&message, span).await?;
-        Ok(unary::answer(&encode(&verdict, &message, &self.response)))
+        let verdict = self.check(&message, holds, span).await?;
+        let mut answer = unary::answer(&encode(&verdict, &message, &self.response));
+        hold::write_lives(&verdict, answer.headers_mut());
+        Ok(answer)
     }
 
     /// Decides one check of many.
-    pub(super) async fn decide(&self, request: Bytes, span: Option<Span>) -> Result<Verdict, Refusal> {
+    pub(super) async fn decide(
+        &self,
+        request: Bytes,
+        holds: Vec<Hold>,
+        span: Option<Span>,
+    ) -> Result<Verdict, Refusal> {
         unary::check_size(request.len(), self.limits.max_message_bytes)?;
-        self.check(&request, span).await
+        self.check(&request, holds, span).await
     }
 
-    async fn check(&self, message: &[u8], span: Option<Span>) -> Result<Verdict, Refusal> {
-        let asked = decode(message, &self.limits)?;
+    async fn check(&self, message: &[u8], holds: Vec<Hold>, span: Option<Span>) -> Result<Verdict, Refusal> {
+        let asked = engine::Request { holds, ..decode(message, &self.limits)? };
         let verdict = self.check.check(&asked).await;
         if let Some(span) = span {
             let outcome = match &verdict {

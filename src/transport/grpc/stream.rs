@@ -24,11 +24,11 @@ use tokio_util::sync::ReusableBoxFuture;
 use tonic::{Code, Status};
 
 use super::{
-    Refusal, exact,
+    Refusal, exact, hold,
     service::Handler,
     unary::{self, AnswerBody, PREFIX},
 };
-use crate::engine::Verdict;
+use crate::engine::{Hold, Verdict};
 
 /// Checks of one stream or batch that are under way at the same time: no more are begun meanwhile.
 const IN_FLIGHT: usize = 4096;
@@ -43,6 +43,7 @@ struct Check {
     id: u64,
     request: Bytes,
     traceparent: String,
+    holds: Vec<Hold>,
 }
 
 impl Check {
@@ -57,7 +58,7 @@ impl Check {
         Ok(checks)
     }
 
-    /// `id`, `request`, `traceparent`.
+    /// `id`, `request`, `traceparent`, `holds`.
     fn read(frame: &Bytes, fields: Fields<'_>) -> Result<Self, Malformed> {
         let mut check = Self::default();
         for field in fields {
@@ -65,6 +66,7 @@ impl Check {
                 (1, value) => check.id = value.number()?,
                 (2, value) => check.request = frame.slice_ref(value.bytes()?),
                 (3, value) => check.traceparent = value.text()?.to_owned(),
+                (4, value) if check.holds.len() < hold::MOST => check.holds.push(hold::of_message(value.message()?)?),
                 _ => {}
             }
         }
@@ -105,12 +107,12 @@ impl Run {
     /// Begins what may begin, and gathers what is done.
     fn advance(&mut self, context: &mut Context<'_>, at_most: usize) {
         while self.pending.len() < IN_FLIGHT && self.answers.len() < at_most {
-            let Some(Check { id, request, traceparent }) = self.checks.next() else {
+            let Some(Check { id, request, traceparent, holds }) = self.checks.next() else {
                 break;
             };
             let span = self.handler.span(&traceparent);
             let handler = Arc::clone(&self.handler);
-            let deciding = async move { (id, handler.decide(request, span).await) };
+            let deciding = async move { (id, handler.decide(request, holds, span).await) };
             let mut deciding = match self.spare.take() {
                 Some(mut spare) => {
                     spare.set(deciding);
