@@ -5,6 +5,7 @@
 //! window before it held the limit already, and wrongly refused when it did not.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
 
+mod consistency;
 mod judge;
 mod plot;
 mod traces;
@@ -58,6 +59,7 @@ fn main() {
     for (name, make) in algorithms() {
         println!("| {name} | {} |", worst_case(&make(false)));
     }
+    consistency::print();
     drift();
 }
 

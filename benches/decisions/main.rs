@@ -45,7 +45,10 @@ fn main() {
         "scripts-on-many" => algorithms::in_many(),
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
-        "consistency" => consistency(),
+        "consistency" => {
+            consistency();
+            popularity();
+        }
         "outage" => outage::run(),
         "client" => client::run(),
         // What cargo itself says last when nobody says a word.
@@ -57,6 +60,8 @@ fn main() {
             algorithms::in_memory();
             algorithms::in_redis();
             algorithms::in_many();
+            consistency();
+            popularity();
             client::run();
             outage::run();
         }
@@ -138,6 +143,30 @@ fn consistency() {
             stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
         let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
         println!("{name}: {:.5} calls to Redis per decision", calls.unwrap_or(0.0) / decisions);
+    }
+    println!();
+}
+
+/// A hundred thousand users, of whom some are much more popular: how much is decided here, and what Redis has to do.
+fn popularity() {
+    const LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
+    let words = ["exact", "leased", "eventual"];
+    let servers: [Process; 3] = std::array::from_fn(|_| Process::redis());
+    let mut rows: Vec<Row> = vec![("memory, Zipf".into(), Process::service_with("memory", LIMIT), users::zipf as Load)];
+    for (word, redis) in words.iter().zip(&servers) {
+        let limit = format!("{LIMIT}, consistency: {word}");
+        rows.push((format!("{word}, Zipf"), Process::service_with(&redis.url(), &limit), users::zipf));
+    }
+    let before = servers.each_ref().map(Process::cpu_micros);
+    load_tests(&rows, "memory");
+    let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
+    for (((name, service, _), redis), before) in rows[1..].iter().zip(&servers).zip(before) {
+        let here = service.metric("sluicegate_lease_decisions") + service.metric("sluicegate_eventual_decisions");
+        let cpu = (redis.cpu_micros() - before) / decisions;
+        println!(
+            "{name}: {:.0}% decided without asking, {cpu:.2} us of Redis' CPU time per decision",
+            here / decisions * 100.0
+        );
     }
     println!();
 }

@@ -11,6 +11,7 @@ use std::{
 pub(crate) struct Process {
     child: Child,
     pub(crate) address: SocketAddr,
+    http: Option<SocketAddr>,
     _folder: Option<tempfile::TempDir>,
 }
 
@@ -21,7 +22,7 @@ impl Process {
     pub(crate) fn bench(words: &[&str]) -> Self {
         let program = std::env::current_exe().unwrap();
         let child = Command::new(program).args(words).stdout(Stdio::piped()).spawn().unwrap();
-        Self { child, address: NOWHERE, _folder: None }
+        Self { child, address: NOWHERE, http: None, _folder: None }
     }
 
     /// Waits for the address that it prints.
@@ -72,12 +73,13 @@ impl Process {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let address = |line: String| {
+        let addresses = |line: String| {
             let line: serde_json::Value = serde_json::from_str(&line).ok()?;
-            line.get("grpc")?.as_str()?.parse().ok()
+            let address = |name: &str| line.get(name)?.as_str()?.parse().ok();
+            Some((address("grpc")?, address("http")?))
         };
-        let address = lines.into_iter().find_map(address).unwrap();
-        Self { child, address, _folder: Some(folder) }
+        let (address, http) = lines.into_iter().find_map(addresses).unwrap();
+        Self { child, address, http: Some(http), _folder: Some(folder) }
     }
 
     pub(crate) fn redis() -> Self {
@@ -96,7 +98,7 @@ impl Process {
         while TcpStream::connect(address).is_err() {
             std::thread::yield_now();
         }
-        Self { child, address, _folder: Some(folder) }
+        Self { child, address, http: None, _folder: Some(folder) }
     }
 
     /// Three independent servers.
@@ -151,6 +153,14 @@ impl Process {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://{}", self.address)
+    }
+
+    /// The sum of a series of the service's metrics.
+    pub(crate) fn metric(&self, series: &str) -> f64 {
+        let page = ureq::get(format!("http://{}/metrics", self.http.unwrap())).call().unwrap();
+        let page = page.into_body().read_to_string().unwrap();
+        let value = |line: &str| line.strip_prefix(series)?.split_whitespace().last()?.parse::<f64>().ok();
+        page.lines().filter_map(value).sum()
     }
 
     /// CPU time of the process until now, user and system.

@@ -23,12 +23,15 @@ use sluicegate_common::{Ending, Ways};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Decision, Micros, State},
+    algorithm::{Action, Algorithm, Ask, Consistency, Decision, Micros, State},
     store::{Counted, Hit},
 };
 
 /// Counters are told apart by so many kinds where something is given back to them.
 const REFUNDS: usize = 256;
+
+/// A counter that is taken from in advance is asked again after so long.
+const LEASED: Duration = Duration::from_millis(50);
 
 /// How much is remembered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -154,7 +157,9 @@ impl DenyCache {
             self.refusals.remove(question.identity);
         } else {
             let (Counted { at, state, .. }, Question { identity, refunds }) = (counted, question);
-            let ends = asked.saturating_add(self.max_age);
+            // What others have taken in advance may be back soon.
+            let age = if hit.consistency == Consistency::Leased { self.max_age.min(LEASED) } else { self.max_age };
+            let ends = asked.saturating_add(age);
             self.refusals.put(identity, Refusal { algorithm: *hit.algorithm, refunds, asked, ends, at, state });
         }
         decision

@@ -3,7 +3,7 @@
 //! What is taken is counted by the store as if it had been spent at once, so that all instances together never let more
 //! through than the limit. It may be spent until the counter it was counted in ends ([`Algorithm::lease_ends`]): by the
 //! store's clock, which is read after the question was sent, so that here a lease ends a moment early, never late. What
-//! is not spent is given back as an undo of that take: when nobody has asked for a while, when the life is over, and at
+//! is not spent is given back as an undo of that take: when less is asked for than before, when the life is over, and at
 //! the end of the process. An answer that is lost costs its lease; nothing is ever asked twice.
 //!
 //! Callers that want to admit hits by themselves get a part of what is held: a grant, which ends no later. It is as if
@@ -142,7 +142,7 @@ impl Lease {
 
     /// How much to ask for, if anything, when so much remains in the store; then nobody else does until it is answered.
     pub(super) fn more(&mut self, remaining: u64) -> u64 {
-        let wanted = self.rate.per_slice().saturating_mul(SLICES);
+        let wanted = self.wanted();
         let left = self.left();
         if self.asking || left > wanted / 2 {
             return 0;
@@ -187,6 +187,16 @@ impl Lease {
         self.asking = false;
     }
 
+    /// What to give back by now, because it is more than will be asked for soon.
+    pub(super) fn give_excess(&mut self, now: Duration, slice: Duration) -> Option<Back> {
+        self.rate.add(0, now, slice);
+        let wanted = self.wanted();
+        let held = self.held.as_mut().filter(|held| now < held.ends && held.left > 2 * wanted + LEAST)?;
+        let hits = held.left - wanted;
+        held.left = wanted;
+        Some(Back { hits, counted: held.at })
+    }
+
     /// What to give back by now, because it has ended or nobody has asked since `idle_since`.
     pub(super) fn give_back(&mut self, algorithm: &Algorithm, now: Duration, idle_since: Duration) -> Option<Back> {
         let over = self.held.as_ref().is_some_and(|held| now >= held.ends || self.asked_for < idle_since);
@@ -196,6 +206,10 @@ impl Lease {
     /// Nothing is held, nothing on its way, and nobody has asked for so long: there is nothing to know.
     pub(super) fn is_idle(&self, since: Duration) -> bool {
         self.held.is_none() && !self.asking && self.granted.is_empty() && self.asked_for < since
+    }
+
+    fn wanted(&self) -> u64 {
+        self.rate.per_slice().saturating_mul(SLICES)
     }
 
     fn left(&self) -> u64 {
@@ -370,6 +384,22 @@ mod tests {
         let mut lease = held(&rule, 1_000);
         let grants = (0..100).filter(|id| grant(&mut lease, 10, *id, 0).is_some()).count();
         assert_eq!(grants, MOST_GRANTS);
+    }
+
+    #[test]
+    fn what_is_more_than_is_asked_for_goes_back() {
+        let rule = fixed();
+        let mut lease = held(&rule, 500);
+        take(&mut lease, &rule, 50, at(0));
+        assert_eq!(lease.give_excess(at(1), SLICE), Some(Back { hits: 250, counted: Micros::from_secs(50) }));
+        assert_eq!(lease.give_excess(at(1), SLICE), None, "200 are wanted, and 200 are left");
+        // From slice to slice half as many.
+        take(&mut lease, &rule, 1, at(125));
+        assert_eq!(lease.give_excess(at(126), SLICE), None);
+        take(&mut lease, &rule, 1, at(250));
+        take(&mut lease, &rule, 1, at(375));
+        assert_eq!(lease.give_excess(at(376), SLICE).map(|back| back.hits), Some(197 - 4 * 7), "7 a slice by now");
+        assert_eq!(held(&rule, 500).give_excess(at(BEFORE), SLICE), None, "it has ended");
     }
 
     #[test]

@@ -169,6 +169,8 @@ impl Leases {
             // Whoever had it has had another life of it to say so.
             unreported += entity.lease.unreported(forgotten);
             errands.extend(entity.give_back(now, idle));
+            let excess = entity.lease.give_excess(now, entity.slice);
+            errands.extend(excess.map(|back| entity.back(&back)));
             !entity.lease.is_idle(forgotten)
         });
         Swept { errands, unreported }
