@@ -1,14 +1,17 @@
 //! What is kept for each of many counters, by what they are found by: bounded, and for all workers.
 
-use std::sync::{
-    Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    ops::Range,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
 use hashbrown::{HashTable, hash_table::Entry};
 
 /// So many that two workers rarely want the same lock.
-const SHARDS: usize = 64;
+pub(super) const SHARDS: usize = 64;
 
 type Shard<E> = HashTable<(u128, E)>;
 
@@ -19,7 +22,7 @@ pub(super) struct Entities<E> {
 }
 
 impl<E> Entities<E> {
-    /// Of so many at most.
+    /// Of about so many at most.
     pub(super) fn new(most: usize) -> Self {
         Self { shards: (0..SHARDS).map(|_| Mutex::default()).collect(), count: AtomicUsize::new(0), most }
     }
@@ -45,22 +48,28 @@ impl<E> Entities<E> {
         match shard.entry(low(identity), |entity| entity.0 == identity, |entity| low(entity.0)) {
             Entry::Occupied(mut entity) => Some(act(&mut entity.get_mut().1)),
             Entry::Vacant(place) => {
-                let entity = new()?;
-                if self.count.fetch_add(1, Relaxed) >= self.most {
-                    self.count.fetch_sub(1, Relaxed);
+                if self.count.load(Relaxed) >= self.most {
                     return None;
                 }
+                let entity = new()?;
+                self.count.fetch_add(1, Relaxed);
                 Some(act(&mut place.insert((identity, entity)).get_mut().1))
             }
         }
     }
 
     /// Looks at all, and keeps those of which that is true.
-    pub(super) fn retain(&self, mut keeps: impl FnMut(&mut E) -> bool) {
+    pub(super) fn retain(&self, keeps: impl FnMut(&mut E) -> bool) {
+        self.retain_of(0..SHARDS, keeps);
+    }
+
+    /// The same of some of all [`SHARDS`].
+    pub(super) fn retain_of(&self, shards: Range<usize>, mut keeps: impl FnMut(&mut E) -> bool) {
         if self.is_empty() {
             return;
         }
-        for shard in &self.shards {
+        for shard in shards {
+            let shard = &self.shards[shard % SHARDS];
             let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
             let before = shard.len();
             shard.retain(|entity| keeps(&mut entity.1));

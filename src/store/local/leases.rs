@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::{
     entities::Entities,
     errand::Errand,
+    heat::Heat,
     lease::{Back, Lease},
 };
 use crate::{
@@ -21,6 +22,8 @@ const IDLE: Duration = Duration::from_millis(50);
 const SLICES: u32 = 8;
 /// As many as a lease is for: what is taken is spent before it ends.
 const SLICES_OF_LIFE: u32 = 4;
+/// Hits in a slice, from which on an entity is watched: with fewer no lease would be large enough.
+const OFTEN: u64 = 8;
 
 /// How quota is taken in advance.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,6 +44,7 @@ impl Default for Settings {
 
 pub(super) struct Leases {
     entities: Entities<Entity>,
+    heat: Heat,
     ttl: Duration,
 }
 
@@ -81,8 +85,11 @@ pub(super) struct Swept {
 impl Leases {
     /// `None` where nothing is to be leased.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        (settings.max_entities > 0 && !settings.ttl.is_zero())
-            .then(|| Self { entities: Entities::new(settings.max_entities), ttl: settings.ttl })
+        (settings.max_entities > 0 && !settings.ttl.is_zero()).then(|| Self {
+            entities: Entities::new(settings.max_entities),
+            heat: Heat::new(settings.ttl / SLICES),
+            ttl: settings.ttl,
+        })
     }
 
     /// Takes the hits from leases. Charged together, they are all taken from leases or none is.
@@ -92,7 +99,7 @@ impl Leases {
         for (hit, identity) in hits.iter().zip(identities) {
             let mut end = None;
             let decision = if hit.consistency == Consistency::Leased && !hit.action.gives() {
-                self.with(*identity, hit, |entity| {
+                self.with(*identity, hit, now, |entity| {
                     let (decision, more) = entity.lease.spend(hit, now, entity.slice)?;
                     spent.errands.extend(entity.errand(more));
                     end = entity.lease.ends();
@@ -112,7 +119,7 @@ impl Leases {
                 if let Some(Spend { grant, .. }) = decision.take()
                     && hit.action == Action::Take
                 {
-                    self.with(*identity, hit, |entity| {
+                    self.with(*identity, hit, now, |entity| {
                         entity.lease.unspend(hit.cost, end);
                         if let Some(grant) = grant {
                             entity.lease.report(grant.id, 0, now);
@@ -130,10 +137,11 @@ impl Leases {
         if hit.action != Action::Take || !decision.allowed {
             return None;
         }
-        self.with(identity, hit, |entity| {
-            let more = entity.lease.more(decision.remaining);
-            entity.errand(more)
-        })
+        let learn = |entity: &mut Entity| {
+            let is_same = entity.algorithm == *hit.algorithm;
+            is_same.then(|| entity.lease.more(decision.remaining)).and_then(|more| entity.errand(more))
+        };
+        self.entities.find(identity, learn).flatten()
     }
 
     /// A caller has done with a grant: how many hits he has admitted, and how many have come back.
@@ -186,10 +194,19 @@ impl Leases {
         errands
     }
 
-    /// The entity, which is new if nobody has asked for it lately; `None` where there is no room for more, and until what
-    /// was leased under another rule has gone back.
-    fn with<R>(&self, identity: u128, hit: &Hit<'_>, act: impl FnOnce(&mut Entity) -> Option<R>) -> Option<R> {
+    /// The entity, which is new if it has not been asked for often until now; `None` where it is not, where there is no room
+    /// for more, and until what was leased under another rule has gone back.
+    fn with<R>(
+        &self,
+        identity: u128,
+        hit: &Hit<'_>,
+        now: Duration,
+        act: impl FnOnce(&mut Entity) -> Option<R>,
+    ) -> Option<R> {
         let new = || {
+            if self.heat.add(identity, hit.cost, now) < OFTEN {
+                return None;
+            }
             let leasing = hit.algorithm.leasing()?;
             let life = Duration::from_micros(leasing.lease_life().get());
             Some(Entity {

@@ -13,6 +13,7 @@ mod arrears;
 mod deny_cache;
 mod entities;
 mod errand;
+mod heat;
 mod lease;
 mod leases;
 mod metrics;

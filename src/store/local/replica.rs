@@ -59,10 +59,10 @@ impl Replica {
         Some(algorithm.explain(&self.state, ask, allowed))
     }
 
-    /// What to tell the store by now, if it is time: how many hits, or none, to hear what others have counted.
-    pub(super) fn tell(&mut self, algorithm: &Algorithm, now: Duration, interval: Duration) -> Option<u64> {
-        let is_due = now.saturating_sub(self.told_at) >= interval;
-        if self.told.is_some() || !is_due || (self.pending == 0 && self.asked_for <= self.told_at) {
+    /// What to tell the store by now: how many hits, or none, to hear what others have counted; or nothing, when nobody has
+    /// asked since.
+    pub(super) fn tell(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
+        if self.told.is_some() || (self.pending == 0 && self.asked_for <= self.told_at) {
             return None;
         }
         self.told_at = now;
@@ -131,7 +131,6 @@ mod tests {
     use super::*;
     use crate::algorithm::{Quota, fixed_window::FixedWindow, token_bucket::TokenBucket};
 
-    const INTERVAL: Duration = Duration::from_millis(200);
     const OUTAGE: Duration = Duration::from_secs(60);
     /// Of the store's clock: a minute's start.
     const START: u64 = 1_763_672_400_000_000;
@@ -185,10 +184,9 @@ mod tests {
         let (mut store, mut replica) = Store::known(rule, 10);
         assert_eq!(take(&mut replica, &rule, 20, at(1)), Some((true, 70)));
         assert_eq!(take(&mut replica, &rule, 80, at(1)), Some((false, 70)));
-        assert_eq!(replica.tell(&rule, at(199), INTERVAL), None);
         store.count(&rule, Action::Take, 30, at(199));
-        assert_eq!(replica.tell(&rule, at(200), INTERVAL), Some(20));
-        assert_eq!(replica.tell(&rule, at(500), INTERVAL), None, "there is no answer yet");
+        assert_eq!(replica.tell(&rule, at(200)), Some(20));
+        assert_eq!(replica.tell(&rule, at(500)), None, "there is no answer yet");
         assert_eq!(take(&mut replica, &rule, 5, at(201)), Some((true, 65)));
         store.told(&mut replica, 20, at(202));
         assert_eq!(
@@ -196,11 +194,11 @@ mod tests {
             Some((true, 35)),
             "what others took, and what came meanwhile"
         );
-        assert_eq!(replica.tell(&rule, at(402), INTERVAL), Some(5));
+        assert_eq!(replica.tell(&rule, at(402)), Some(5));
         store.told(&mut replica, 5, at(402));
-        assert_eq!(replica.tell(&rule, at(700), INTERVAL), None, "nobody has asked since");
+        assert_eq!(replica.tell(&rule, at(700)), None, "nobody has asked since");
         take(&mut replica, &rule, 100, at(701));
-        assert_eq!(replica.tell(&rule, at(702), INTERVAL), Some(0), "to hear what others do");
+        assert_eq!(replica.tell(&rule, at(702)), Some(0), "to hear what others do");
     }
 
     #[test]
@@ -210,7 +208,7 @@ mod tests {
         assert_eq!(take(&mut replica, &rule, 90, at(0)), Some((true, 0)));
         // Meanwhile another instance has let as many through.
         store.count(&rule, Action::Take, 90, at(0));
-        let hits = replica.tell(&rule, at(200), INTERVAL).unwrap();
+        let hits = replica.tell(&rule, at(200)).unwrap();
         store.told(&mut replica, hits, at(200));
         // 190 hits of 100, less 20 that have drained: nothing passes until the debt is paid.
         let refused = replica.decide(&rule, &Hit::take(b"k", &rule, 1), at(200), OUTAGE).unwrap();
@@ -224,13 +222,13 @@ mod tests {
         let rule = window();
         let (mut store, mut replica) = Store::known(rule, 0);
         take(&mut replica, &rule, 10, at(1));
-        assert_eq!(replica.tell(&rule, at(200), INTERVAL), Some(10));
+        assert_eq!(replica.tell(&rule, at(200)), Some(10));
         assert_eq!(replica.told(&rule, Err(StoreError::Unavailable), at(200), at(201)), 0, "it was not asked");
         take(&mut replica, &rule, 5, at(300));
-        assert_eq!(replica.tell(&rule, at(400), INTERVAL), Some(15));
+        assert_eq!(replica.tell(&rule, at(400)), Some(15));
         assert_eq!(replica.told(&rule, Err(StoreError::Timeout), at(400), at(420)), 15, "perhaps it was counted");
         assert_eq!(take(&mut replica, &rule, 1, at(500)), Some((true, 84)));
-        assert_eq!(replica.tell(&rule, at(600), INTERVAL), Some(1));
+        assert_eq!(replica.tell(&rule, at(600)), Some(1));
         store.told(&mut replica, 1, at(600));
         assert_eq!(take(&mut replica, &rule, 0, at(601)), Some((true, 99)), "what the store says holds");
         let heard = at(600);
@@ -243,7 +241,7 @@ mod tests {
         let rule = window();
         let (_, mut replica) = Store::known(rule, 0);
         take(&mut replica, &rule, 10, at(59_900));
-        assert_eq!(replica.tell(&rule, at(60_001), INTERVAL), Some(0));
+        assert_eq!(replica.tell(&rule, at(60_001)), Some(0));
         let (_, mut replica) = Store::known(rule, 0);
         take(&mut replica, &rule, 10, at(59_900));
         assert_eq!(replica.rest(&rule, at(60_001)), None);

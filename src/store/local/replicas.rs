@@ -1,10 +1,17 @@
 //! The counters that this instance decides by itself, and tells the store of a little later.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
-use super::{entities::Entities, errand::Errand, replica::Replica};
+use super::{
+    entities::{Entities, SHARDS},
+    errand::Errand,
+    replica::Replica,
+};
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Decision},
     store::{Counted, Hit, StoreError},
@@ -14,7 +21,7 @@ use crate::{
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
-    /// So often a counter tells the store what has passed, and hears of others; up to a quarter sooner.
+    /// So often a counter tells the store what has passed, and hears of others.
     #[serde(with = "crate::duration")]
     pub sync: Duration,
     /// For so long it decides without having heard anything.
@@ -32,6 +39,8 @@ impl Default for Settings {
 
 pub(super) struct Replicas {
     entities: Entities<Entity>,
+    /// Whose turn it was last.
+    turn: AtomicUsize,
     settings: Settings,
 }
 
@@ -41,15 +50,17 @@ struct Entity {
     per_second: bool,
     algorithm: Algorithm,
     replica: Replica,
-    /// Each tells at times of its own.
-    interval: Duration,
 }
 
 impl Replicas {
     /// `None` where nothing is to be counted in arrears.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
         let counts = settings.max_entities > 0 && !settings.sync.is_zero();
-        counts.then(|| Self { entities: Entities::new(settings.max_entities), settings: settings.clone() })
+        counts.then(|| Self {
+            entities: Entities::new(settings.max_entities),
+            turn: AtomicUsize::new(0),
+            settings: settings.clone(),
+        })
     }
 
     /// Decides a hit, if its counter is known.
@@ -69,14 +80,12 @@ impl Replicas {
     /// The store has been asked itself: the counter is known from now on.
     pub(super) fn learn(&self, identity: u128, hit: &Hit<'_>, counted: &Counted, asked: Duration, now: Duration) {
         let new = || {
-            let jitter = self.settings.sync / 4 * u32::from(identity as u8) / 256;
             Some(Entity {
                 key: hit.key.into(),
                 identity,
                 per_second: hit.per_second,
                 algorithm: *hit.algorithm,
                 replica: Replica::new(counted, asked),
-                interval: self.settings.sync - jitter,
             })
         };
         let _ = self.entities.with(identity, new, |entity| {
@@ -85,12 +94,15 @@ impl Replicas {
         });
     }
 
-    /// What is to be told by now; and counters that nobody asks for are forgotten.
+    /// What is to be told by now; and counters that nobody asks for are forgotten. Each counter has its turn once in a
+    /// sync: they come in the order in which they are kept, so that not all are told at once.
     pub(super) fn sweep(&self, now: Duration) -> Vec<Errand> {
         let forgotten = now.saturating_sub(2 * self.settings.sync);
+        let turn = (now.as_micros() * SHARDS as u128 / self.settings.sync.as_micros().max(1)) as usize;
+        let before = self.turn.swap(turn, Relaxed);
         let mut errands = Vec::new();
-        self.entities.retain(|entity| {
-            errands.extend(entity.tell(now, entity.interval));
+        self.entities.retain_of(before.max(turn.saturating_sub(SHARDS))..turn, |entity| {
+            errands.extend(entity.replica.tell(&entity.algorithm, now).map(|hits| entity.errand(hits)));
             !entity.replica.is_idle(forgotten)
         });
         errands
@@ -121,10 +133,6 @@ impl Replicas {
 }
 
 impl Entity {
-    fn tell(&mut self, now: Duration, interval: Duration) -> Option<Errand> {
-        self.replica.tell(&self.algorithm, now, interval).map(|hits| self.errand(hits))
-    }
-
     fn errand(&self, hits: u64) -> Errand {
         Errand {
             identity: self.identity,
