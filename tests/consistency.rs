@@ -486,3 +486,22 @@ async fn grants_are_for_those_who_want_them() {
     assert_eq!(server.metric("sluicegate_grant_reported_hits"), 3.0);
     assert_eq!(ask("many").await.unwrap_err().code(), tonic::Code::InvalidArgument);
 }
+
+/// Two descriptors that are one counter are charged once for both: what is granted is granted to one of them.
+#[tokio::test]
+async fn what_is_granted_is_granted_once() {
+    let redis = RedisServer::start();
+    let server = start(&redis, &LEASED.replace("domain: d", "domain: d\ncharge: all"), &[]);
+    let client = server.client().await;
+    let quotas = async || {
+        spend(&client, "window", 60).await;
+        let both = one("window", 1).descriptor(descriptor(&[("window", "x")]).hits(1));
+        let mut request = tonic::Request::new(both.into_message());
+        request.metadata_mut().insert("sluicegate-hold", "8,8".parse().unwrap());
+        let mut service = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
+        let answer = service.should_rate_limit(request).await.unwrap().into_inner();
+        let quotas: Vec<_> = answer.statuses.iter().map(|status| status.quota.is_some()).collect();
+        quotas.contains(&true).then_some(quotas)
+    };
+    assert_eq!(until_async("a grant", quotas).await, [true, false]);
+}

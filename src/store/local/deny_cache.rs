@@ -272,4 +272,17 @@ mod tests {
         let settings = |max_entities, max_age| Settings { max_entities, max_age };
         assert!(DenyCache::new(&settings(0, at(50))).is_none() && DenyCache::new(&settings(8, at(0))).is_none());
     }
+
+    #[test]
+    fn what_is_leased_is_asked_for_again_soon() {
+        let algorithm: Algorithm = FixedWindow::new(Quota::hard(5), Micros::from_secs(60), false).unwrap().into();
+        let cache = cache(at(1_000));
+        for (consistency, lasts) in [(Consistency::Exact, 1_000), (Consistency::Leased, 50)] {
+            let hit = Hit { consistency, ..Hit::take(b"k", &algorithm, 1) };
+            let question = cache.question(&hit, 1);
+            cache.learn(&hit, question, refused(&algorithm, 5), at(0));
+            assert!(cache.get(&hit, &question, at(lasts - 1)).is_some());
+            assert!(cache.get(&hit, &question, at(lasts)).is_none(), "{consistency:?}");
+        }
+    }
 }
