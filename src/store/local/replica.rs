@@ -13,6 +13,9 @@ use crate::{
     store::{Counted, Hit, StoreError},
 };
 
+/// Answers overtake each other by less than this.
+const OVERTAKEN: Micros = Micros::from_secs(1);
+
 /// What is known of a counter.
 #[derive(Default)]
 pub(super) struct Replica {
@@ -107,6 +110,10 @@ impl Replica {
 
     /// The store has said what the counter is. What has passed here since counts on.
     pub(super) fn hear(&mut self, algorithm: &Algorithm, counted: &Counted, asked: Duration, now: Duration) {
+        // A later answer has overtaken this one; much later it cannot be, but of a clock that was set back.
+        if counted.at < self.at && self.at - counted.at < OVERTAKEN {
+            return;
+        }
         (self.state, self.at, self.heard) = (counted.state.clone(), counted.at, asked);
         if self.pending > 0 {
             let ask = Ask { action: Action::Take, cost: self.pending, now: self.store_time(now) };
@@ -234,6 +241,20 @@ mod tests {
         let heard = at(600);
         assert!(take(&mut replica, &rule, 1, heard + OUTAGE).is_some());
         assert_eq!(take(&mut replica, &rule, 1, heard + OUTAGE + at(1)), None);
+    }
+
+    #[test]
+    fn an_answer_that_was_overtaken_says_nothing() {
+        let rule = window();
+        let (mut store, mut replica) = Store::known(rule, 0);
+        let early = store.count(&rule, Action::Take, 1, at(2_000));
+        let late = store.count(&rule, Action::Take, 1, at(2_001));
+        replica.hear(&rule, &late, at(2_000), at(2_002));
+        replica.hear(&rule, &early, at(2_000), at(2_002));
+        assert_eq!(take(&mut replica, &rule, 0, at(2_002)), Some((true, 98)));
+        let set_back = store.count(&rule, Action::Take, 1, at(1_001));
+        replica.hear(&rule, &set_back, at(2_002), at(2_003));
+        assert_eq!(take(&mut replica, &rule, 0, at(2_003)), Some((true, 97)));
     }
 
     #[test]
