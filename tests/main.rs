@@ -16,12 +16,16 @@ mod connections;
 mod consistency;
 /// A real Envoy.
 mod envoy;
+/// Counted here, and told a little later.
+mod eventual;
 /// Redis behind a network that breaks, and servers that answer anything but decisions.
 mod faults;
 /// A client that shares no code with us.
 mod foreign;
 /// Every algorithm as derived from its definition: the functions, memory, Redis.
 mod golden;
+/// Hits that callers admit by themselves.
+mod grants;
 /// Memory and Redis give the same answers to random histories of every algorithm.
 mod histories;
 /// Bad input of every kind.
