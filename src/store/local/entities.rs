@@ -85,3 +85,35 @@ impl<E> Entities<E> {
 fn low(identity: u128) -> u64 {
     identity as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entities_are_found_by_all_of_their_identity_and_bounded() {
+        let entities = Entities::new(2);
+        assert!(entities.is_empty() && entities.find(1, |_: &mut u32| ()).is_none());
+        let add = |identity: u128| {
+            entities.with(
+                identity,
+                || Some(0),
+                |entity| {
+                    *entity += 1;
+                    *entity
+                },
+            )
+        };
+        let (one, other) = (7, 7 | 1 << 64);
+        assert_eq!((add(one), add(one), add(other), add(8)), (Some(1), Some(2), Some(1), None));
+        assert!(!entities.is_empty());
+        assert_eq!((entities.find(one, |it| *it), entities.find(other, |it| *it)), (Some(2), Some(1)));
+        assert_eq!(entities.with(9, || None, |entity| *entity), None);
+        entities.retain_of(1..SHARDS, |_| false);
+        assert_eq!(entities.find(one, |it| *it), Some(2), "its shard is the first");
+        entities.retain(|entity| *entity == 2);
+        assert_eq!((entities.find(other, |it| *it), add(8), add(9)), (None, Some(1), None));
+        entities.retain_of(SHARDS..SHARDS + 1, |_| false);
+        assert!(entities.is_empty());
+    }
+}
