@@ -152,15 +152,15 @@ impl<'c> IntoFuture for Check<'c> {
     #[inline]
     fn into_future(self) -> Checking<'c> {
         let now = self.inner.began.elapsed();
-        let Check { inner, deadline, .. } = self;
-        let mut ask = self.ask;
-        let question = match inner.known(&ask, now) {
+        // Where it is: a check that needs no call is not moved for nothing.
+        let question = match self.inner.known(&self.ask, now) {
             Known::Answer(verdict) => {
-                inner.telemetry.answered(&verdict, || Duration::ZERO);
+                self.inner.telemetry.answered(&verdict, || Duration::ZERO);
                 return Checking(Step::Known(verdict));
             }
             Known::Nothing(question) => question,
         };
+        let Check { inner, mut ask, deadline } = self;
         if !inner.grants.is_empty() {
             ask.holds.extend(inner.grants.holds(&ask, now));
         }

@@ -9,7 +9,7 @@
 //! was not enough for this one, or has ended: what was not spent is the service's again.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -44,11 +44,13 @@ pub(crate) struct Offer {
 
 #[derive(Default)]
 pub(crate) struct Grants {
-    parts: [Mutex<HashMap<u128, Holder>>; PARTS],
+    parts: [Mutex<Part>; PARTS],
     count: AtomicUsize,
     /// The service is told that grants are wanted.
     wants: bool,
 }
+
+type Part = HashMap<u128, Holder>;
 
 /// A descriptor, and what it has.
 #[derive(Default)]
@@ -84,8 +86,10 @@ struct Demand {
 }
 
 impl Demand {
+    /// The number of the slice. In 64 bits: a division of 128 would be a tenth of a hit's cost.
     fn at(now: Duration) -> u64 {
-        u64::try_from(now.as_millis() / SLICE.as_millis()).unwrap_or(u64::MAX)
+        now.as_secs() * u64::from(1_000_000_000 / SLICE.subsec_nanos())
+            + u64::from(now.subsec_nanos() / SLICE.subsec_nanos())
     }
 
     fn add(&mut self, hits: u64, now: Duration) {
@@ -118,41 +122,44 @@ impl Grants {
         if !ask.takes() || identities.is_empty() {
             return None;
         }
-        if self.wants {
-            identities.iter().zip(ask.costs()).for_each(|(identity, cost)| self.note(*identity, cost, now));
-        }
+        let asked = || identities.iter().copied().zip(ask.costs());
         let mut verdict = Verdict::empty(true, By::Grant);
         let mut ends = SmallVec::<[Duration; 2]>::new();
-        for (place, (identity, cost)) in identities.iter().zip(ask.costs()).enumerate() {
-            let Some((status, end)) = self.take(*identity, cost, now) else {
-                // What the others took goes back, unless it has been given away by now.
-                for ((identity, cost), end) in identities.iter().zip(ask.costs()).take(place).zip(ends) {
-                    let mut part = self.part(*identity);
-                    let grants = part.get_mut(identity).map(|holder| &mut holder.grants);
-                    if let Some(grant) = grants.and_then(|grants| grants.iter_mut().find(|grant| grant.until == end)) {
-                        grant.left = grant.left.saturating_add(cost).min(grant.hits);
-                    }
-                }
-                return None;
-            };
+        for (status, end) in asked().map_while(|(identity, cost)| self.take(identity, cost, now)) {
             verdict.statuses.push(status);
             ends.push(end);
         }
-        Some(verdict)
+        if ends.len() == identities.len() {
+            return Some(verdict);
+        }
+        // One has none. What the others before it took goes back, unless it has been given away by now.
+        for ((identity, cost), end) in asked().zip(&ends) {
+            let mut part = self.part(identity);
+            let grants = part.get_mut(&identity).map(|holder| &mut holder.grants);
+            if let Some(grant) = grants.and_then(|grants| grants.iter_mut().find(|grant| grant.until == *end)) {
+                grant.left = grant.left.saturating_add(cost).min(grant.hits);
+            }
+        }
+        // Those behind it are asked for as well.
+        for (identity, cost) in asked().skip(ends.len() + 1).filter(|_| self.wants) {
+            if let Some(holder) = self.holder(&mut self.part(identity), identity, now) {
+                holder.demand.add(cost, now);
+            }
+        }
+        None
     }
 
-    /// Somebody asks.
-    fn note(&self, identity: u128, cost: u64, now: Duration) {
-        self.with(identity, now, |holder| holder.demand.add(cost, now));
-    }
-
-    /// And when that grant ends.
+    /// And when that grant ends. Somebody asks, which is counted if grants are wanted.
     fn take(&self, identity: u128, cost: u64, now: Duration) -> Option<(Status, Duration)> {
         let mut part = self.part(identity);
-        let Entry::Occupied(mut holder) = part.entry(identity) else {
-            return None;
+        let holder = if self.wants {
+            let holder = self.holder(&mut part, identity, now)?;
+            holder.demand.add(cost, now);
+            holder
+        } else {
+            part.get_mut(&identity)?
         };
-        let grants = &mut holder.get_mut().grants;
+        let grants = &mut holder.grants;
         if let Some(grant) = grants.iter_mut().find(|grant| now < grant.until && grant.left >= cost) {
             grant.left -= cost;
             return Some((Status { remaining: grant.left, ..grant.status.clone() }, grant.until));
@@ -161,7 +168,7 @@ impl Grants {
             // Nobody is told what became of it.
             grants.retain(|grant| now < grant.until);
             if grants.is_empty() {
-                holder.remove();
+                part.remove(&identity);
                 self.count.fetch_sub(1, Relaxed);
             }
         }
@@ -199,11 +206,11 @@ impl Grants {
             let until = since.saturating_add(life);
             let status = Status { allowed: true, retry_after: None, grant: None, ..status.clone() };
             let (domain, descriptor) = (ask.domain.to_string(), descriptor.owned());
-            self.with(identity, since, |Holder { grants, .. }| {
-                if grants.len() < MOST_GRANTS {
-                    grants.push(Grant { domain, descriptor, hits, left: hits, until, id, status });
-                }
-            });
+            let mut part = self.part(identity);
+            let grants = self.holder(&mut part, identity, since).map(|holder| &mut holder.grants);
+            if let Some(grants) = grants.filter(|grants| grants.len() < MOST_GRANTS) {
+                grants.push(Grant { domain, descriptor, hits, left: hits, until, id, status });
+            }
         }
     }
 
@@ -227,10 +234,9 @@ impl Grants {
         self.wants
     }
 
-    /// The descriptor's, which is new if nobody has asked for it lately; nothing happens where there is no room for it.
-    fn with(&self, identity: u128, now: Duration, act: impl FnOnce(&mut Holder)) {
-        let mut part = self.part(identity);
-        if !part.contains_key(&identity) && part.len() >= MOST / PARTS {
+    /// The descriptor's, which is new if nobody has asked for it lately; none where there is no room for it.
+    fn holder<'p>(&self, part: &'p mut Part, identity: u128, now: Duration) -> Option<&'p mut Holder> {
+        if part.len() >= MOST / PARTS && !part.contains_key(&identity) {
             let before = part.len();
             let slice = Demand::at(now);
             part.retain(|_, holder| {
@@ -239,17 +245,16 @@ impl Grants {
             });
             self.count.fetch_sub(before - part.len(), Relaxed);
             if part.len() >= MOST / PARTS {
-                return;
+                return None;
             }
         }
-        let holder = part.entry(identity).or_insert_with(|| {
+        Some(part.entry(identity).or_insert_with(|| {
             self.count.fetch_add(1, Relaxed);
             Holder::default()
-        });
-        act(holder);
+        }))
     }
 
-    fn part(&self, identity: u128) -> MutexGuard<'_, HashMap<u128, Holder>> {
+    fn part(&self, identity: u128) -> MutexGuard<'_, Part> {
         self.parts[identity as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
