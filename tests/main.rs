@@ -8,8 +8,10 @@ mod support;
 mod algorithms;
 /// The command line and the start of the process.
 mod cli;
-/// The client crate: always an answer in time.
+/// The client crate: what a verdict says, and what is known without asking.
 mod client;
+/// The client crate: always an answer in time.
+mod client_outage;
 /// How many connections there may be, and for how long.
 mod connections;
 /// What is decided without asking the shared store.
