@@ -8,6 +8,7 @@
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{
+    cell::Cell,
     collections::BTreeMap,
     sync::{
         Arc, Mutex,
@@ -27,12 +28,15 @@ use sluicegate::{
         token_bucket::TokenBucket,
     },
     metrics::WorkerId,
-    store::{Charge, Counted, Counters, Counts, Decider, Hit, Local, Store, StoreError, local},
+    store::{Answer, Answers, Charge, Counted, Counters, Counts, Decider, Hit, Local, Store, StoreError, local},
 };
+use sluicegate_client::simulation::{Holder, Told};
 use tokio::time::{Instant, sleep};
 
 const RUNS: u64 = 5_000;
 const KEYS: [&[u8]; 2] = [b"{d|k=v}", b"{d|k=w}"];
+/// The same as clients have them.
+const NAMES: [&str; 2] = ["v", "w"];
 /// Of every limit here.
 const WINDOW: Duration = Duration::from_secs(1);
 const START: u64 = 1_763_672_400_000_000;
@@ -47,6 +51,8 @@ enum Fault {
     WallClock,
     /// Twice as much is granted as was counted.
     DoubleGrant,
+    /// Clients spend what they are granted whenever they like.
+    EndlessGrant,
 }
 
 /// What a network does to calls, one in so many.
@@ -55,6 +61,8 @@ struct Network {
     late: u32,
     question_lost: u32,
     answer_lost: u32,
+    /// What a client tells of its grants arrives again, later.
+    doubled: u32,
 }
 
 /// What callers were told may pass: when, by the store's clock, and how much.
@@ -69,8 +77,16 @@ struct World {
     /// Of each counter.
     states: Mutex<[State; 2]>,
     passed: Mutex<[Passed; 2]>,
-    /// How many of them were decided without asking.
+    /// How many of them were decided without asking, by instances and by clients.
     leased: AtomicU64,
+    granted: AtomicU64,
+    /// Those that run now.
+    instances: Mutex<Vec<Local<Remote>>>,
+}
+
+tokio::task_local! {
+    /// What of a caller's own hits, of each counter, the store has taken.
+    static TAKEN: Cell<[u64; 2]>;
 }
 
 impl World {
@@ -144,9 +160,14 @@ impl Counters for Remote {
             return failed();
         }
         for (hit, counted) in hits.iter().zip(&counts) {
-            // Not what is taken in advance: only what callers ask for may be leased.
-            if hit.consistency == Consistency::Leased && counted.allowed && counted.action == Action::Take {
-                world.passed.lock().unwrap()[place(hit.key)].push((at.get(), hit.cost));
+            if counted.allowed && counted.action == Action::Take {
+                // Not what is taken in advance: that is nobody's yet.
+                let _ = TAKEN.try_with(|taken| {
+                    let mut hits = taken.get();
+                    hits[place(hit.key)] += hit.cost;
+                    taken.set(hits);
+                    world.passed.lock().unwrap()[place(hit.key)].push((at.get(), hit.cost));
+                });
             }
         }
         counts.into_iter().map(Ok).collect()
@@ -307,7 +328,7 @@ impl Load {
                 const PERIOD: u64 = 600;
                 let phase = world.began.elapsed().as_millis() as u64 % PERIOD;
                 let active: &[(u64, u32)] =
-                    if first { &[(1, 10), (rest, 100)] } else { &[(rest - 5, 250), (rest - 3, 250)] };
+                    if first { &[(1, 10), (4, 10), (8, 10), (rest, 100)] } else { &[(rest - 5, 250), (rest - 3, 250)] };
                 let next =
                     active.iter().find(|(at, _)| phase < *at).copied().unwrap_or((PERIOD + active[0].0, active[0].1));
                 (Duration::from_millis(next.0 - phase), next.1)
@@ -330,30 +351,138 @@ async fn call(
         sleep(gap).await;
         // Callers do not wait for each other.
         for _ in 0..calls {
-            let cost = world.random.lock().unwrap().random_range(1..3);
+            let large = world.one_in(50);
+            let cost = world.random.lock().unwrap().random_range(if large { 10..90 } else { 1..3 });
             let changed = world.began.elapsed() > until / 2;
             let (world, local, limits) = (Arc::clone(&world), local.clone(), Arc::clone(&limits));
             tokio::spawn(async move {
                 let algorithms: Vec<_> = limits.iter().map(|limit| limit.algorithm(changed)).collect();
-                let hit =
-                    |(algorithm, key)| Hit { consistency: Consistency::Leased, ..Hit::take(key, algorithm, cost) };
-                let hits: Vec<_> = algorithms.iter().zip(KEYS).map(hit).collect();
-                let before = world.store_time();
-                let answers = local.apply(&hits, charge, world.wall_time()).await;
-                for (hit, answer) in hits.iter().zip(answers) {
-                    if let Ok(answer) = answer
-                        && answer.decider == Decider::Lease
-                    {
-                        assert!(answer.decision.allowed);
-                        if charge == Charge::All {
-                            assert_eq!(world.store_time(), before, "nobody is asked");
-                        }
-                        world.passed.lock().unwrap()[place(hit.key)].push((before.get(), cost));
-                        world.leased.fetch_add(1, Relaxed);
-                    }
-                }
+                decide(&world, &local, &algorithms, charge, cost, &[]).await;
             });
         }
+    }
+}
+
+/// One request at one instance, and what of it passed.
+async fn decide(
+    world: &World,
+    local: &Local<Remote>,
+    algorithms: &[Algorithm],
+    charge: Charge,
+    cost: u64,
+    told: &[Told],
+) -> Answers {
+    let wants = |place: usize| told.get(place).map_or(0, |told| told.0);
+    let hit = |(place, (algorithm, key))| Hit {
+        consistency: Consistency::Leased,
+        wants: wants(place),
+        ..Hit::take(key, algorithm, cost)
+    };
+    let hits: Vec<_> = algorithms.iter().zip(KEYS).enumerate().map(hit).collect();
+    report(world, local, &hits, told);
+    let before = world.store_time();
+    let answers = TAKEN.scope(Cell::default(), async {
+        let answers = local.apply(&hits, charge, world.wall_time()).await;
+        (answers, TAKEN.get().get())
+    });
+    let (answers, taken) = answers.await;
+    let passes = |answer: &Result<Answer, StoreError>| answer.is_ok_and(|answer| answer.decision.allowed);
+    let all_pass = answers.iter().all(passes);
+    for (hit, answer) in hits.iter().zip(&answers) {
+        // The rest of what the store has taken is from a lease.
+        let paid = hit.cost - taken[place(hit.key)];
+        if paid > 0 && passes(answer) && (charge == Charge::Each || all_pass) {
+            world.passed.lock().unwrap()[place(hit.key)].push((before.get(), paid));
+            world.leased.fetch_add(1, Relaxed);
+        }
+        let alone = answer.is_ok_and(|answer| answer.decider == Decider::Lease) && hits.len() == 1;
+        assert!(!alone || all_pass && world.store_time() == before, "nobody is asked");
+    }
+    answers
+}
+
+/// What a client says of grants that it has done with.
+fn report(world: &World, local: &Local<Remote>, hits: &[Hit<'_>], told: &[Told]) {
+    for (hit, (_, reports)) in hits.iter().zip(told) {
+        if let Some((id, spent)) = reports {
+            local.report(hit, *id, *spent, world.wall_time());
+        }
+    }
+}
+
+/// A client that admits hits by itself where it can, and asks one instance or, at times, the next one, until its end.
+async fn client(
+    world: Arc<World>,
+    limits: Arc<Vec<Limit>>,
+    charge: Charge,
+    (home, load): (usize, Load),
+    until: Duration,
+) {
+    // Its clock is another one.
+    let ahead = Duration::from_secs(world.random.lock().unwrap().random_range(0..1_000_000));
+    let clock = {
+        let world = Arc::clone(&world);
+        move || ahead + world.began.elapsed()
+    };
+    let names = &NAMES[..limits.len()];
+    let mut holder = Arc::new(Holder::default());
+    let choose = |world: &World| {
+        let instances = world.instances.lock().unwrap();
+        let place = if world.one_in(world.network.late) { home + 1 } else { home };
+        instances[place % instances.len()].clone()
+    };
+    while world.began.elapsed() < until {
+        let (gap, calls) = load.next(&world);
+        sleep(gap).await;
+        if world.one_in(world.network.late) && world.one_in(20) {
+            // It has crashed, and with it goes what it held.
+            holder = Arc::new(Holder::default());
+        }
+        for _ in 0..calls {
+            let cost = world.random.lock().unwrap().random_range(1..3);
+            let sent = clock();
+            if holder.spend(names, cost, sent) {
+                let now = world.store_time().get();
+                world.passed.lock().unwrap()[..names.len()].iter_mut().for_each(|it| it.push((now, cost.into())));
+                world.granted.fetch_add(1, Relaxed);
+                continue;
+            }
+            let told = holder.tell(names, cost, sent);
+            let (world, limits, holder, local) =
+                (Arc::clone(&world), Arc::clone(&limits), Arc::clone(&holder), choose(&world));
+            let changed = world.began.elapsed() > until / 2;
+            tokio::spawn(async move {
+                sleep(world.trip()).await;
+                if world.one_in(world.network.question_lost) {
+                    return;
+                }
+                let algorithms: Vec<_> = limits.iter().map(|limit| limit.algorithm(changed)).collect();
+                let answers = decide(&world, &local, &algorithms, charge, cost.into(), &told).await;
+                sleep(world.trip()).await;
+                if world.one_in(world.network.doubled) {
+                    let hits: Vec<_> = algorithms.iter().zip(KEYS).map(|(rule, key)| Hit::take(key, rule, 0)).collect();
+                    report(&world, &local, &hits, &told);
+                }
+                if world.one_in(world.network.answer_lost) {
+                    return;
+                }
+                let granted = |answer: &Result<Answer, StoreError>| {
+                    let grant = answer.ok()?.grant?;
+                    let life = if world.fault == Fault::EndlessGrant { WINDOW } else { Duration::ZERO };
+                    Some((grant.hits.get().into(), life + Duration::from_micros(grant.life.get()), grant.id))
+                };
+                let granted: Vec<_> = answers.iter().map(granted).collect();
+                holder.keep(names, &told, &granted, sent);
+            });
+        }
+    }
+    // What is on its way arrives, and what is left is told of.
+    sleep(Duration::from_millis(5)).await;
+    let local = choose(&world);
+    let algorithms: Vec<_> = limits.iter().map(|limit| limit.algorithm(true)).collect();
+    for (name, id, spent) in holder.end(clock()) {
+        let place = NAMES.iter().position(|known| *known == name).unwrap();
+        local.report(&Hit::take(KEYS[place], &algorithms[place], 0), id, spent, world.wall_time());
     }
 }
 
@@ -388,40 +517,52 @@ fn counted(limit: &Limit, passed: &Passed, now: u64) -> u64 {
 }
 
 /// How many were decided, and how many of them without asking; or the law that was broken.
-async fn run(seed: u64, fault: Fault) -> Result<[u64; 2], String> {
+async fn run(seed: u64, fault: Fault) -> Result<[u64; 3], String> {
     let mut random = StdRng::seed_from_u64(seed);
-    let faults = if random.random() { [20, 30, 30] } else { [0, 0, 0] };
-    let [late, question_lost, answer_lost] = faults;
+    let faults = if random.random() { [20, 30, 30, 10] } else { [0; 4] };
+    let [late, question_lost, answer_lost, doubled] = faults;
     let count = if random.random_range(0..3) == 0 { 2 } else { 1 };
     let limits: Arc<Vec<Limit>> = Arc::new((0..count).map(|_| Limit::random(&mut random)).collect());
     let charge = if random.random() { Charge::All } else { Charge::Each };
     let until = Duration::from_millis(random.random_range(200..1_300));
     let instances = random.random_range(1..5);
     let tide = random.random_range(0..3) == 0;
-    let rest = if random.random() { random.random_range(30..55) } else { random.random_range(200..300) };
-    let load = |number| match tide {
+    // Shorter than a lease, about as long, longer.
+    let rest = [30..55, 200..300, 300..500][random.random_range(0..3)].clone();
+    let rest = random.random_range(rest);
+    let load = |random: &mut StdRng, number| match tide {
         true => Load::Tide { first: number == 0, rest },
         false => Load::Random { rate: random.random_range(50..900) },
     };
-    let loads: Vec<_> = (0..instances).map(load).collect();
+    let loads: Vec<_> = (0..instances).map(|number| load(&mut random, number)).collect();
     let crashes = random.random::<bool>();
+    let clients = if random.random_range(0..3) == 0 { random.random_range(1..5) } else { 0 };
+    // The first instance is the one that leases, in a tide.
+    let clients: Vec<_> = (0..clients).map(|place| (if tide { 0 } else { place }, load(&mut random, 0))).collect();
     let world = Arc::new(World {
         began: Instant::now(),
         random: Mutex::new(random),
-        network: Network { late, question_lost, answer_lost },
+        network: Network { late, question_lost, answer_lost, doubled },
         fault,
         states: Mutex::default(),
         passed: Mutex::default(),
         leased: AtomicU64::new(0),
+        granted: AtomicU64::new(0),
+        instances: Mutex::default(),
     });
+    let leases = |load: &Load| !matches!(load, Load::Tide { first: false, .. });
+    *world.instances.lock().unwrap() = loads.iter().map(|load| instance(&world, leases(load))).collect();
     let mut running = tokio::task::JoinSet::new();
-    for load in loads {
+    for client in clients {
+        running.spawn(self::client(Arc::clone(&world), Arc::clone(&limits), charge, client, until));
+    }
+    for (place, load) in loads.into_iter().enumerate() {
         let (world, limits) = (Arc::clone(&world), Arc::clone(&limits));
         running.spawn(async move {
             // One that crashes is never swept again, and what it held is held by nobody; another takes its place.
             let crash = if crashes { until / 3 } else { until };
             for end in [crash, until] {
-                let local = instance(&world, !matches!(load, Load::Tide { first: false, .. }));
+                let local = world.instances.lock().unwrap()[place].clone();
                 let life =
                     end.saturating_sub(world.began.elapsed()) + Duration::from_secs(if end == until { 1 } else { 0 });
                 tokio::spawn(sweep(Arc::clone(&world), local.clone(), life));
@@ -431,6 +572,7 @@ async fn run(seed: u64, fault: Fault) -> Result<[u64; 2], String> {
                     local.settle(world.wall_time()).await;
                     break;
                 }
+                world.instances.lock().unwrap()[place] = instance(&world, leases(&load));
             }
         });
     }
@@ -469,38 +611,43 @@ async fn run(seed: u64, fault: Fault) -> Result<[u64; 2], String> {
             return Err(format!("{left} of {all} are left in the end: {limit:?}"));
         }
     }
-    Ok([passed.iter().map(Vec::len).sum::<usize>() as u64, world.leased.load(Relaxed)])
+    let passed = passed.iter().map(Vec::len).sum::<usize>() as u64;
+    Ok([passed, world.leased.load(Relaxed), world.granted.load(Relaxed)])
 }
 
-fn replay(seed: u64, fault: Fault) -> Result<[u64; 2], String> {
+fn replay(seed: u64, fault: Fault) -> Result<[u64; 3], String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
     runtime.block_on(run(seed, fault))
 }
 
 #[test]
 fn whatever_fails_no_law_is_broken() {
-    let (seeds, passed, leased) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    // SEED=n begins elsewhere.
+    let first = std::env::var("SEED").map_or(0, |seed| seed.parse().expect("SEED is a number"));
+    let (seeds, totals) = (AtomicU64::new(first), [const { AtomicU64::new(0) }; 3]);
     let replay_some = || {
         while let seed = seeds.fetch_add(1, Relaxed)
-            && seed < RUNS
+            && seed < first + RUNS
         {
-            let [all, of_leases] = replay(seed, Fault::None).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
-            passed.fetch_add(all, Relaxed);
-            leased.fetch_add(of_leases, Relaxed);
+            let ended = replay(seed, Fault::None).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
+            for (total, one) in totals.iter().zip(ended) {
+                total.fetch_add(one, Relaxed);
+            }
         }
     };
     std::thread::scope(|scope| {
         let threads = std::thread::available_parallelism().map_or(2, usize::from);
         (0..threads).for_each(|_| drop(scope.spawn(replay_some)));
     });
-    let (passed, leased) = (passed.into_inner(), leased.into_inner());
-    assert!(leased > passed / 10, "{leased} of {passed} were decided by leases");
+    let [passed, leased, granted] = totals.map(AtomicU64::into_inner);
+    println!("{passed} passed, {leased} of them by leases and {granted} by grants");
+    assert!(leased > passed / 10 && granted > passed / 100, "{leased} and {granted} of {passed}");
 }
 
 /// A check that finds nothing proves nothing.
 #[test]
 fn faults_that_are_planted_are_found() {
-    for fault in [Fault::NoEscrow, Fault::WallClock, Fault::DoubleGrant] {
+    for fault in [Fault::NoEscrow, Fault::WallClock, Fault::DoubleGrant, Fault::EndlessGrant] {
         let found = (0..1_000).find_map(|seed| Some((seed, replay(seed, fault).err()?)));
         let (seed, broken) = found.unwrap_or_else(|| panic!("{fault:?} is not found"));
         println!("{fault:?}: seed {seed}: {broken}");

@@ -88,7 +88,7 @@ impl<'a> Descriptor<'a> {
         Descriptor { entries, ..*self }
     }
 
-    fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().map(|(key, value)| (key.as_ref(), value.as_ref()))
     }
 }

@@ -225,11 +225,14 @@ impl Inner {
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
             denials.refunded(ask);
         }
-        if let Ok(verdict) = &answer {
-            if let Some(denials) = &self.denials {
-                denials.put(ask, verdict, question, now);
+        match &answer {
+            Ok(verdict) => {
+                if let Some(denials) = &self.denials {
+                    denials.put(ask, verdict, question, now);
+                }
+                self.grants.keep(ask, verdict, now);
             }
-            self.grants.keep(ask, verdict, now);
+            Err(_) => self.grants.answered(ask),
         }
         let verdict = answer.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
         self.telemetry.answered(&verdict, || self.began.elapsed().saturating_sub(now));

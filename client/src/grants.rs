@@ -33,6 +33,8 @@ const MOST_GRANTS: usize = 4;
 /// Hits are counted in slices of time. Of a descriptor that has had fewer in one, none are wanted.
 const SLICE: Duration = Duration::from_millis(100);
 const LEAST: u64 = 8;
+/// An answer that has not come by then does not come.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a service grants: so many hits, for so long.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +59,8 @@ type Part = HashMap<u128, Holder>;
 struct Holder {
     grants: SmallVec<[Grant; 1]>,
     demand: Demand,
+    /// Since when an answer is waited for that may bring more.
+    asking: Option<Duration>,
 }
 
 struct Grant {
@@ -182,12 +186,20 @@ impl Grants {
         }
         let hold = |(identity, cost): (u128, u64)| {
             let mut part = self.part(identity);
-            let Some(Holder { grants, demand }) = part.get_mut(&identity) else {
+            let Some(Holder { grants, demand, asking }) = part.get_mut(&identity) else {
                 return Hold::default();
             };
             let done = grants.iter().position(|grant| grant.until <= now || grant.left < cost);
-            let done = done.map(|place| grants.swap_remove(place));
-            Hold { wants: demand.wanted(), reports: done.map(|grant| (grant.id, grant.hits - grant.left)) }
+            let reports = done.map(|place| grants.swap_remove(place)).map(|grant| (grant.id, grant.hits - grant.left));
+            // One asks for more, while the others are answered by the service.
+            let asked = asking.is_some_and(|since| now.saturating_sub(since) < PATIENCE);
+            let left = grants.iter().filter(|grant| now < grant.until).map(|grant| grant.left).sum();
+            let full = grants.len() >= MOST_GRANTS;
+            let wants = if asked || full { 0 } else { demand.wanted().saturating_sub(left) };
+            if wants > 0 {
+                *asking = Some(now);
+            }
+            Hold { wants, reports }
         };
         let holds: Vec<_> = ask.identities().zip(ask.costs()).map(hold).collect();
         if holds.iter().all(|hold| *hold == Hold::default()) { Vec::new() } else { holds }
@@ -195,6 +207,7 @@ impl Grants {
 
     /// Keeps what an answer grants. `since`: when it was asked.
     pub(crate) fn keep(&self, ask: &Ask<'_>, verdict: &Verdict, since: Duration) {
+        self.answered(ask);
         // Whoever gives back wants nothing in return.
         if ask.gives_back() || verdict.statuses.iter().all(|status| status.grant.is_none()) {
             return;
@@ -214,6 +227,17 @@ impl Grants {
         }
     }
 
+    /// A check has its answer, or none will come: the next one may ask for more.
+    pub(crate) fn answered(&self, ask: &Ask<'_>) {
+        for (identity, hold) in ask.identities().zip(&ask.holds) {
+            if hold.wants > 0
+                && let Some(holder) = self.part(identity).get_mut(&identity)
+            {
+                holder.asking = None;
+            }
+        }
+    }
+
     /// All that is left, to be given back: nothing of it is spent any more.
     pub(crate) fn take_all(&self, now: Duration) -> Vec<Rest> {
         let mut all = Vec::new();
@@ -221,7 +245,8 @@ impl Grants {
             let part = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
             self.count.fetch_sub(part.len(), Relaxed);
             let alive = part.into_values().flat_map(|holder| holder.grants);
-            all.extend(alive.filter(|grant| grant.left > 0 && grant.until > now).map(|grant| {
+            // Whoever is told can give back what has ended, too.
+            all.extend(alive.filter(|grant| grant.left > 0 && (self.wants || grant.until > now)).map(|grant| {
                 let Grant { domain, descriptor, hits, left, id, .. } = grant;
                 Rest { domain, descriptor, left, hold: Hold { wants: 0, reports: Some((id, hits - left)) } }
             }));
@@ -346,12 +371,19 @@ mod tests {
         assert_eq!(holds(99), [hold(9, None)]);
         grants.keep(&alice, &granted(&[Some((10, 1_000))]), at(99));
         assert_eq!(spend(&grants, &alice, at(150)), Some(7));
-        assert_eq!(holds(150), [hold(9, None)], "of the slice before");
+        let asked = |alice: &Ask<'static>, wants| Ask { holds: vec![hold(wants, None)], ..alice.clone() };
+        grants.answered(&asked(&alice, 9));
+        assert_eq!(holds(150), [hold(2, None)], "as in the slice before, less what is there");
         assert_eq!((spend(&grants, &alice, at(150)), spend(&grants, &alice, at(150))), (Some(4), Some(1)));
         assert_eq!(spend(&grants, &alice, at(150)), None);
-        assert_eq!(holds(150), [hold(12, Some(("7", 9)))]);
-        assert_eq!(holds(150), [hold(12, None)], "it is told once");
-        grants.keep(&alice, &granted(&[Some((10, 1_000))]), at(150));
+        assert_eq!(holds(150), [hold(0, Some(("7", 9)))], "another check has asked for more");
+        assert_eq!(holds(150), [], "it is told once");
+        grants.answered(&asked(&alice, 0));
+        assert_eq!(holds(150), [], "that was not the answer");
+        grants.answered(&asked(&alice, 2));
+        assert_eq!(holds(150), [hold(12, None)]);
+        assert_eq!((holds(1_149), holds(1_150)), (Vec::new(), vec![hold(12, None)]), "no answer comes any more");
+        grants.keep(&asked(&alice, 12), &granted(&[Some((10, 1_000))]), at(150));
         assert_eq!(spend(&grants, &alice, at(1_150)), None, "it has ended");
         assert_eq!(holds(1_150), [hold(0, Some(("7", 0)))], "and it was quiet for long");
         assert_eq!(Grants::default().holds(&alice, at(0)), [], "nobody wants any");

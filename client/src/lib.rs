@@ -12,6 +12,9 @@ mod lane;
 pub mod layer;
 mod raw;
 mod routing;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 mod telemetry;
 mod verdict;
 

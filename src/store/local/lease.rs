@@ -48,9 +48,10 @@ pub(super) struct Lease {
 struct Granted {
     id: u64,
     hits: u64,
-    /// Its own end, and that of the lease it is from.
     ends: Duration,
-    of: Duration,
+    /// When it was counted, and for how long that counts.
+    counted: Micros,
+    counts_until: Duration,
 }
 
 struct Held {
@@ -63,6 +64,15 @@ struct Held {
     state: State,
 }
 
+/// What has become of a grant.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Reported {
+    pub(super) spent: u64,
+    /// Of those that were not, what is not lost.
+    pub(super) returned: u64,
+    pub(super) back: Option<Back>,
+}
+
 /// To be given back: so much, of what was counted at that instant.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Back {
@@ -72,29 +82,42 @@ pub(super) struct Back {
 
 impl Lease {
     /// A part of what is held, for a caller who wants so many hits, and no longer than that.
-    pub(super) fn grant(&mut self, wants: u64, id: u64, now: Duration, longest: Duration) -> Option<Grant> {
+    pub(super) fn grant(
+        &mut self,
+        algorithm: &Algorithm,
+        wants: u64,
+        id: u64,
+        now: Duration,
+        longest: Duration,
+    ) -> Option<Grant> {
         let held = self.held.as_mut()?;
         let hits = wants.min(held.left / 2);
         let life = held.ends.saturating_sub(now).min(longest);
         let fits = hits >= LEAST_GRANT && self.granted.len() < MOST_GRANTS && !life.is_zero();
         let hits = NonZeroU32::new(u32::try_from(hits).ok()?).filter(|_| fits)?;
         held.left -= u64::from(hits.get());
-        self.granted.push(Granted { id, hits: hits.get().into(), ends: now + life, of: held.ends });
+        let (counted, counts_until) = (held.at, held.counts_until(algorithm));
+        self.granted.push(Granted { id, hits: hits.get().into(), ends: now + life, counted, counts_until });
         Some(Grant { hits, life: Micros::new(u64::try_from(life.as_micros()).ok()?), id })
     }
 
-    /// A caller has done with a grant and has admitted so many of its hits: how many that were, and how many came back.
-    pub(super) fn report(&mut self, id: u64, spent: u64, now: Duration) -> Option<(u64, u64)> {
-        let place = self.granted.iter().position(|granted| granted.id == id)?;
-        let Granted { hits, of, .. } = self.granted.swap_remove(place);
+    /// A caller has done with a grant and has admitted so many of its hits. The others are held again, or to be given back.
+    pub(super) fn report(&mut self, algorithm: &Algorithm, id: u64, spent: u64, now: Duration) -> Option<Reported> {
+        let Granted { hits, counted, counts_until, .. } = self.take_grant(id)?;
         let spent = spent.min(hits);
-        // What has ended meanwhile is nobody's.
-        let held = self.held.as_mut().filter(|held| held.ends == of && now < held.ends);
-        let back = held.map_or(0, |held| {
-            held.left += hits - spent;
-            hits - spent
-        });
-        Some((spent, back))
+        let returned = if now < counts_until { hits - spent } else { 0 };
+        let back = if returned > 0 { self.unspend(algorithm, returned, counted) } else { None };
+        Some(Reported { spent, returned, back })
+    }
+
+    fn take_grant(&mut self, id: u64) -> Option<Granted> {
+        let place = self.granted.iter().position(|granted| granted.id == id)?;
+        Some(self.granted.swap_remove(place))
+    }
+
+    /// Takes a grant back that nobody has heard of: its hits.
+    pub(super) fn revoke(&mut self, id: u64) -> u64 {
+        self.take_grant(id).map_or(0, |granted| granted.hits)
     }
 
     /// Hits of grants that are long over, and of which nobody has said what became of them.
@@ -127,16 +150,26 @@ impl Lease {
         Some((decision, more))
     }
 
-    /// When what is held ends: which lease a hit was spent from.
-    pub(super) fn ends(&self) -> Option<Duration> {
-        self.held.as_ref().map(|held| held.ends)
+    /// Takes all that is held, for a hit that costs more than that.
+    pub(super) fn spend_all(&mut self, now: Duration) -> u64 {
+        self.held.as_mut().filter(|held| now < held.ends).map_or(0, |held| std::mem::take(&mut held.left))
     }
 
-    /// Puts back what was just spent of the lease that ends then, because others of the request could not be. If another
-    /// stands there by now it is lost: that one has not been charged for it.
-    pub(super) fn unspend(&mut self, hits: u64, ends: Option<Duration>) {
-        if let Some(held) = self.held.as_mut().filter(|held| Some(held.ends) == ends) {
-            held.left = held.left.saturating_add(hits);
+    /// When what is held was counted: which lease a hit was spent from.
+    pub(super) fn counted(&self) -> Option<Micros> {
+        self.held.as_ref().map(|held| held.at)
+    }
+
+    /// Puts back what was just spent of what was counted then, because the rest of the request could not be had. Where
+    /// nothing is held of that counter any more it is to be given back.
+    pub(super) fn unspend(&mut self, algorithm: &Algorithm, hits: u64, counted: Micros) -> Option<Back> {
+        let end = algorithm.lease_ends(counted);
+        match self.held.as_mut().filter(|held| algorithm.lease_ends(held.at) == end) {
+            Some(held) => {
+                held.left = held.left.saturating_add(hits);
+                None
+            }
+            None => Some(Back { hits, counted }),
         }
     }
 
@@ -220,8 +253,13 @@ impl Lease {
 impl Held {
     /// What is left, unless the counter that it was taken from says nothing any more.
     fn back(self, algorithm: &Algorithm, now: Duration) -> Option<Back> {
-        let counts = algorithm.expires(&self.state, self.at) > self.store_time(now);
+        let counts = now < self.counts_until(algorithm);
         (self.left > 0 && counts).then_some(Back { hits: self.left, counted: self.at })
+    }
+
+    /// When the counter says nothing any more.
+    fn counts_until(&self, algorithm: &Algorithm) -> Duration {
+        self.asked + Duration::from_micros((algorithm.expires(&self.state, self.at) - self.at).get())
     }
 
     /// The counter as it is now if nobody else has asked, with all of the lease counted.
@@ -317,11 +355,24 @@ mod tests {
         let just = at(BEFORE) - Duration::from_micros(1);
         assert_eq!(take(&mut lease, &rule, 5, just), Some((991, 9)));
         assert_eq!(take(&mut lease, &rule, 1, at(BEFORE)), None, "the window may have ended");
-        lease.unspend(3, Some(at(BEFORE + 1)));
-        assert_eq!(take(&mut lease, &rule, 3, just), None, "it was another lease");
-        lease.unspend(3, lease.ends());
-        assert_eq!(take(&mut lease, &rule, 4, just), Some((990, 10)));
-        assert_eq!(take(&mut lease, &rule, 1, just), None);
+        assert_eq!((lease.spend_all(at(BEFORE)), lease.spend_all(just), lease.spend_all(just)), (0, 1, 0));
+    }
+
+    #[test]
+    fn what_was_spent_in_vain_comes_back_to_its_own_lease() {
+        let rule = fixed();
+        let mut lease = held(&rule, 10);
+        let first = lease.counted().unwrap();
+        assert_eq!(lease.spend_all(at(1)), 10);
+        // More of the same counter has come meanwhile.
+        assert_eq!(lease.granted(&rule, 7, counted(&rule, 17, 5), at(5)), None);
+        assert_eq!(lease.unspend(&rule, 10, first), None);
+        assert_eq!(take(&mut lease, &rule, 17, at(6)).map(|(_, used)| used), Some(17));
+        // And of the next window.
+        assert_eq!(lease.granted(&rule, 7, counted(&rule, 7, BEFORE + 1), at(BEFORE + 1)), None);
+        assert_eq!(lease.unspend(&rule, 10, first), Some(Back { hits: 10, counted: first }));
+        assert_eq!(lease.spend_all(at(BEFORE + 1)), 7);
+        assert_eq!(Lease::default().unspend(&rule, 10, first), Some(Back { hits: 10, counted: first }));
     }
 
     #[test]
@@ -360,30 +411,63 @@ mod tests {
         assert_eq!(more(1), Some(0));
     }
 
+    fn grant(lease: &mut Lease, rule: &Algorithm, wants: u64, id: u64, now: Duration) -> Option<(u32, u64)> {
+        let grant = lease.grant(rule, wants, id, now, Duration::from_secs(1))?;
+        Some((grant.hits.get(), grant.life.get() / 1_000))
+    }
+
+    fn report(lease: &mut Lease, rule: &Algorithm, id: u64, spent: u64, now: Duration) -> Option<(u64, u64)> {
+        lease.report(rule, id, spent, now).map(|reported| {
+            assert_eq!(reported.back, None);
+            (reported.spent, reported.returned)
+        })
+    }
+
     #[test]
     fn what_callers_hold_is_spent_and_comes_back_once() {
         let rule = fixed();
         let mut lease = held(&rule, 100);
-        let second = Duration::from_secs(1);
-        let grant = |lease: &mut Lease, wants, id, now| lease.grant(wants, id, at(now), second).map(|it| it.hits.get());
-        assert_eq!(grant(&mut lease, LEAST_GRANT - 1, 1, 0), None, "too few to be worth it");
-        assert_eq!((grant(&mut lease, 20, 1, 0), grant(&mut lease, 1_000, 2, 0)), (Some(20), Some(40)), "half at most");
-        assert_eq!(lease.report(1, 15, at(1)), Some((15, 5)));
-        assert_eq!(lease.report(1, 0, at(1)), None, "once");
-        assert_eq!(lease.report(2, 1_000, at(1)), Some((40, 0)), "no more than were granted");
+        assert_eq!(grant(&mut lease, &rule, LEAST_GRANT - 1, 1, at(0)), None, "too few to be worth it");
+        assert_eq!(grant(&mut lease, &rule, 20, 1, at(0)), Some((20, 1_000)));
+        assert_eq!(grant(&mut lease, &rule, 1_000, 2, at(0)), Some((40, 1_000)), "half at most");
+        assert_eq!(report(&mut lease, &rule, 1, 15, at(1)), Some((15, 5)));
+        assert_eq!(report(&mut lease, &rule, 1, 0, at(1)), None, "once");
+        assert_eq!(report(&mut lease, &rule, 2, 1_000, at(1)), Some((40, 0)), "no more than were granted");
         assert_eq!(take(&mut lease, &rule, 45, at(1)).map(|(_, used)| used), Some(100), "all are spent");
         assert_eq!(take(&mut lease, &rule, 1, at(1)), None);
-        // Its life is the lease's, or the longest; what comes back after the lease's end is nobody's.
+        assert!(grant(&mut held(&rule, 100), &rule, 20, 7, at(0)).is_some());
+        let mut lease = held(&rule, 1_000);
+        let grants = (0..100).filter(|id| grant(&mut lease, &rule, 10, *id, at(0)).is_some()).count();
+        assert_eq!((grants, lease.revoke(0), lease.revoke(0)), (MOST_GRANTS, 10, 0));
+    }
+
+    #[test]
+    fn what_callers_hold_ends_with_the_lease_and_is_waited_for() {
+        let rule = fixed();
         let mut lease = held(&rule, 100);
-        let life = |lease: &mut Lease, id, now| lease.grant(8, id, at(now), second).map(|it| it.life.get());
-        assert_eq!((life(&mut lease, 1, 0), life(&mut lease, 2, BEFORE - 300)), (Some(1_000_000), Some(300_000)));
-        assert_eq!(life(&mut lease, 3, BEFORE), None);
-        assert_eq!(lease.report(2, 0, at(BEFORE)), Some((0, 0)));
+        assert_eq!(grant(&mut lease, &rule, 8, 1, at(0)), Some((8, 1_000)));
+        assert_eq!(grant(&mut lease, &rule, 8, 2, at(BEFORE - 300)), Some((8, 300)));
+        assert_eq!(grant(&mut lease, &rule, 8, 3, at(BEFORE)), None);
+        assert_eq!(report(&mut lease, &rule, 2, 0, at(BEFORE)), Some((0, 0)), "of a window that has ended nothing");
         assert!(!lease.is_idle(Duration::MAX), "the first may be told of");
         assert_eq!((lease.unreported(at(1_000)), lease.unreported(at(1_001)), lease.unreported(at(2_000))), (0, 8, 0));
-        let mut lease = held(&rule, 1_000);
-        let grants = (0..100).filter(|id| grant(&mut lease, 10, *id, 0).is_some()).count();
-        assert_eq!(grants, MOST_GRANTS);
+    }
+
+    /// In a sliding window what has been counted counts on after the lease's end.
+    #[test]
+    fn what_callers_have_not_spent_comes_back_late() {
+        let rule = sliding();
+        let mut lease = held(&rule, 100);
+        let counted = lease.counted().unwrap();
+        for id in 1..=3 {
+            assert!(grant(&mut lease, &rule, 8, id, at(0)).is_some());
+        }
+        assert_eq!(report(&mut lease, &rule, 1, 2, at(BEFORE + 1)), Some((2, 6)));
+        let back = lease.give_back(&rule, at(BEFORE + 1), at(0));
+        assert_eq!(back, Some(Back { hits: 76 + 6, counted }));
+        let back = Some(Back { hits: 8, counted });
+        assert_eq!(lease.report(&rule, 2, 0, at(BEFORE + 2)), Some(Reported { spent: 0, returned: 8, back }));
+        assert_eq!(report(&mut lease, &rule, 3, 0, at(BEFORE + 200_000)), Some((0, 0)), "it counts no more");
     }
 
     #[test]

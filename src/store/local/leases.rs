@@ -9,11 +9,11 @@ use super::{
     entities::Entities,
     errand::Errand,
     heat::Heat,
-    lease::{Back, Lease},
+    lease::{Back, Lease, Reported},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Consistency, Decision},
-    store::{Charge, Counted, Grant, Hit},
+    algorithm::{Action, Algorithm, Consistency, Decision, Micros},
+    store::{Counted, Grant, Hit},
 };
 
 /// Nobody has asked for so long: what is held is given back.
@@ -67,10 +67,29 @@ pub(super) struct Spend {
     pub(super) grant: Option<Grant>,
 }
 
-/// What leases say of a request's hits, and what they want for it.
+impl Spend {
+    /// The answer to the same question when nothing is taken.
+    pub(super) fn unspent(self, hits: u64) -> Self {
+        let Decision { remaining, used, .. } = self.decision;
+        let decision =
+            Decision { remaining: remaining.saturating_add(hits), used: used.saturating_sub(hits), ..self.decision };
+        Self { decision, grant: None }
+    }
+}
+
+/// What a lease pays of a hit: all of it, and then that is its answer; what there is, where that is less; or nothing.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Share {
+    pub(super) answer: Option<Spend>,
+    pub(super) paid: u64,
+    /// When that was counted.
+    counted: Option<Micros>,
+}
+
+/// What leases pay of a request's hits, and what they want for it.
 #[derive(Default)]
 pub(super) struct Spent {
-    pub(super) decisions: SmallVec<[Option<Spend>; 2]>,
+    pub(super) shares: SmallVec<[Share; 2]>,
     pub(super) errands: SmallVec<[Errand; 1]>,
 }
 
@@ -92,44 +111,31 @@ impl Leases {
         })
     }
 
-    /// Takes the hits from leases. Charged together, they are all taken from leases or none is.
-    pub(super) fn spend(&self, hits: &[Hit<'_>], identities: &[u128], charge: Charge, now: Duration) -> Spent {
+    /// Takes the hits from leases, as far as those go.
+    pub(super) fn spend(&self, hits: &[Hit<'_>], identities: &[u128], now: Duration) -> Spent {
         let mut spent = Spent::default();
-        let mut ends = SmallVec::<[Option<Duration>; 2]>::new();
         for (hit, identity) in hits.iter().zip(identities) {
-            let mut end = None;
-            let decision = if hit.consistency == Consistency::Leased && !hit.action.gives() {
-                self.with(*identity, hit, now, |entity| {
-                    let (decision, more) = entity.lease.spend(hit, now, entity.slice)?;
-                    spent.errands.extend(entity.errand(more));
-                    end = entity.lease.ends();
-                    // Nobody guesses the number of another caller's grant.
-                    let wants = hit.action == Action::Take && hit.wants > 0;
-                    let grant = wants.then(|| entity.lease.grant(hit.wants, rand::random(), now, self.ttl)).flatten();
-                    Some(Spend { decision, grant })
-                })
-            } else {
-                None
-            };
-            spent.decisions.push(decision);
-            ends.push(end);
-        }
-        if charge == Charge::All && spent.decisions.iter().any(Option::is_none) {
-            for (((hit, identity), decision), end) in hits.iter().zip(identities).zip(&mut spent.decisions).zip(ends) {
-                if let Some(Spend { grant, .. }) = decision.take()
-                    && hit.action == Action::Take
-                {
-                    self.with(*identity, hit, now, |entity| {
-                        entity.lease.unspend(hit.cost, end);
-                        if let Some(grant) = grant {
-                            entity.lease.report(grant.id, 0, now);
-                        }
-                        None::<()>
-                    });
-                }
-            }
+            let leased = hit.consistency == Consistency::Leased && !hit.action.gives();
+            let pay = |entity: &mut Entity| Some(entity.pay(hit, now, self.ttl, &mut spent.errands));
+            let share = if leased { self.with(*identity, hit, now, pay) } else { None };
+            spent.shares.push(share.unwrap_or_default());
         }
         spent
+    }
+
+    /// Puts back what was paid of a hit, because the rest could not be had; or else it is to be given back.
+    pub(super) fn unspend(&self, identity: u128, rule: &Algorithm, share: &Share) -> Option<Errand> {
+        let counted = share.counted.filter(|_| share.paid > 0)?;
+        let unspend = |entity: &mut Entity| {
+            if entity.algorithm != *rule {
+                return None;
+            }
+            let grant = share.answer.and_then(|answer| answer.grant);
+            let granted = grant.map_or(0, |grant| entity.lease.revoke(grant.id));
+            let back = entity.lease.unspend(&entity.leasing, share.paid + granted, counted)?;
+            Some(entity.back(&back))
+        };
+        self.entities.find(identity, unspend).flatten()
     }
 
     /// The store has decided a hit of an entity that may be leased: what to ask for now, if it is worth it.
@@ -144,9 +150,19 @@ impl Leases {
         self.entities.find(identity, learn).flatten()
     }
 
-    /// A caller has done with a grant: how many hits he has admitted, and how many have come back.
-    pub(super) fn report(&self, identity: u128, id: u64, spent: u64, now: Duration) -> Option<(u64, u64)> {
-        self.entities.find(identity, |entity| entity.lease.report(id, spent, now)).flatten()
+    /// A caller has done with a grant: how many hits he has admitted, how many have come back, and what to do about those.
+    pub(super) fn report(
+        &self,
+        identity: u128,
+        id: u64,
+        spent: u64,
+        now: Duration,
+    ) -> Option<(u64, u64, Option<Errand>)> {
+        let report = |entity: &mut Entity| {
+            let Reported { spent, returned, back } = entity.lease.report(&entity.leasing, id, spent, now)?;
+            Some((spent, returned, back.map(|back| entity.back(&back))))
+        };
+        self.entities.find(identity, report).flatten()
     }
 
     /// What has become of a question for a lease; what is to be given back because of it.
@@ -228,6 +244,20 @@ impl Leases {
 }
 
 impl Entity {
+    fn pay(&mut self, hit: &Hit<'_>, now: Duration, longest: Duration, errands: &mut SmallVec<[Errand; 1]>) -> Share {
+        let takes = hit.action == Action::Take;
+        let Some((decision, more)) = self.lease.spend(hit, now, self.slice) else {
+            let paid = if takes { self.lease.spend_all(now) } else { 0 };
+            return Share { answer: None, paid, counted: self.lease.counted() };
+        };
+        errands.extend(self.errand(more));
+        // Nobody guesses the number of another caller's grant.
+        let wants = takes && hit.wants > 0;
+        let grant = wants.then(|| self.lease.grant(&self.leasing, hit.wants, rand::random(), now, longest)).flatten();
+        let paid = if takes { hit.cost } else { 0 };
+        Share { answer: Some(Spend { decision, grant }), paid, counted: self.lease.counted() }
+    }
+
     fn errand(&self, hits: u64) -> Option<Errand> {
         let Self { identity, per_second, leasing, .. } = *self;
         let take = Action::Take;

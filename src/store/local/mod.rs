@@ -34,7 +34,7 @@ use tokio::time::Instant;
 use self::{
     deny_cache::{DenyCache, Known, Question, Questions},
     errand::Errand,
-    leases::{Leases, Spend, Spent},
+    leases::{Leases, Share, Spend, Spent},
     replicas::Replicas,
 };
 use super::{Answer, Answers, Charge, Counted, Counters, Decider, Hit, Store, StoreError, identity::Secret};
@@ -141,52 +141,63 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
     async fn apply_ahead(&self, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Answers {
         match &self.shared.leases {
             Some(leases) if hits.iter().any(|hit| hit.consistency == Consistency::Leased) => {
-                let spent = self.spend(leases, hits, charge, asked);
-                if let Some(all) = spent.decisions.iter().map(|spend| spend.map(from_lease)).collect() {
+                let shares = self.spend(leases, hits, asked);
+                if let Some(all) = shares.iter().map(|share| share.answer.map(from_lease)).collect() {
                     return all;
                 }
-                Box::pin(self.ask_for_rest(leases, hits, spent, charge, asked)).await
+                Box::pin(self.ask_for_rest(leases, hits, shares, charge, asked)).await
             }
             _ => self.ask(hits, charge, asked).await,
         }
     }
 
     /// Spends what there is, and sends for more where it runs short.
-    fn spend(&self, leases: &Leases, hits: &[Hit<'_>], charge: Charge, asked: Asked) -> Spent {
+    fn spend(&self, leases: &Leases, hits: &[Hit<'_>], asked: Asked) -> SmallVec<[Share; 2]> {
         let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
-        let mut spent = leases.spend(hits, &identities, charge, asked.here);
-        spent.errands.drain(..).for_each(|errand| self.send(errand, asked.now));
-        self.shared.metrics.decided_by_lease(self.worker, spent.decisions.iter().flatten().count() as u64);
-        let granted = spent.decisions.iter().flatten().filter_map(|spend| spend.grant);
+        let Spent { shares, errands } = leases.spend(hits, &identities, asked.here);
+        errands.into_iter().for_each(|errand| self.send(errand, asked.now));
+        let answers = || shares.iter().filter_map(|share| share.answer);
+        self.shared.metrics.decided_by_lease(self.worker, answers().count() as u64);
+        let granted = answers().filter_map(|spend| spend.grant);
         self.shared.metrics.granted(self.worker, granted.map(|grant| u64::from(grant.hits.get())).sum());
-        spent
+        shares
     }
 
-    /// Asks for what leases could not answer, and learns from that what to lease.
+    /// Asks for what leases could not pay, and learns from that what to lease. What they have paid goes back where the rest
+    /// could not be had: of that hit, or, charged together, of any that all depend on.
     async fn ask_for_rest(
         &self,
         leases: &Leases,
         hits: &[Hit<'_>],
-        spent: Spent,
+        shares: SmallVec<[Share; 2]>,
         charge: Charge,
         asked: Asked,
     ) -> Answers {
-        let unspent = hits.iter().zip(&spent.decisions).filter(|(_, decision)| decision.is_none());
-        let others: SmallVec<[Hit<'_>; 2]> = unspent.map(|(hit, _)| *hit).collect();
-        let mut answers = self.ask(&others, charge, asked).await.into_iter();
-        let answer = |(hit, spend): (&Hit<'_>, Option<Spend>)| match spend {
-            Some(spend) => from_lease(spend),
-            None => {
-                let answer = answers.next().unwrap_or(Err(StoreError::Refused))?;
-                if hit.consistency == Consistency::Leased
-                    && let Some(errand) = leases.learn(self.shared.identity(hit), hit, &answer.decision)
-                {
-                    self.send(errand, asked.now);
-                }
-                Ok(answer)
+        let unpaid = hits.iter().zip(&shares).filter(|(_, share)| share.answer.is_none());
+        let rest: SmallVec<[Hit<'_>; 2]> =
+            unpaid.map(|(hit, share)| Hit { cost: hit.cost - share.paid, ..*hit }).collect();
+        let answers = self.ask(&rest, charge, asked).await;
+        let refuses = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
+        let refused = charge == Charge::All && rest.iter().zip(&answers).any(refuses);
+        let mut answers = answers.into_iter();
+        let answer = |(hit, share): (&Hit<'_>, Share)| {
+            let identity = self.shared.identity(hit);
+            let answer = match share.answer {
+                Some(spend) if refused => from_lease(spend.unspent(share.paid)),
+                Some(spend) => from_lease(spend),
+                None => answers.next().unwrap_or(Err(StoreError::Refused)),
+            };
+            if refused || !answer.is_ok_and(|answer| answer.decision.allowed) {
+                let back = leases.unspend(identity, hit.algorithm, &share);
+                back.into_iter().for_each(|errand| self.send(errand, asked.now));
             }
+            if share.answer.is_none() && hit.consistency == Consistency::Leased {
+                let errand = answer.ok().and_then(|answer| leases.learn(identity, hit, &answer.decision));
+                errand.into_iter().for_each(|errand| self.send(errand, asked.now));
+            }
+            answer
         };
-        hits.iter().zip(spent.decisions).map(answer).collect()
+        hits.iter().zip(shares).map(answer).collect()
     }
 
     /// Runs an errand whether whoever caused it waits or not. It shares a call with what is asked just now.
@@ -222,8 +233,9 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
         let here = self.shared.clock.now(now);
         let leases = self.shared.leases.as_ref();
         let reported = leases.and_then(|leases| leases.report(self.shared.identity(hit), id, spent, here));
-        let (spent, back) = reported.unwrap_or_default();
-        self.shared.metrics.reported(self.worker, spent, back);
+        let (spent, returned, back) = reported.unwrap_or_default();
+        self.shared.metrics.reported(self.worker, spent, returned);
+        back.into_iter().for_each(|errand| self.send(errand, now));
         spent
     }
 
