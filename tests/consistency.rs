@@ -253,6 +253,35 @@ async fn what_was_not_spent_is_given_back() {
     }
 }
 
+/// What this instance holds is no reason to refuse: a cost that is larger takes it along, also with another limit beside.
+#[tokio::test]
+async fn a_large_cost_is_paid_by_the_lease_and_the_store_together() {
+    let redis = RedisServer::start();
+    for charge in ["each", "all"] {
+        let text = LEASED.replace("domain: d", &format!("domain: d\ncharge: {charge}"));
+        let server = start(&redis, &text, &[]);
+        let client = server.client().await;
+        let beside = |hits: u64| {
+            let hits = u32::try_from(hits).unwrap();
+            let other = Request::new("d").descriptor(descriptor(&[("other", "x")]));
+            other.descriptor(descriptor(&[("window", "x")])).hits(hits)
+        };
+        let mut passed = 0;
+        until_async("something to be held", async || {
+            passed += spend(&client, "window", 4).await;
+            (counted(&redis) > passed).then_some(())
+        })
+        .await;
+        if charge == "all" {
+            // More than there is takes nothing, and what is held is still there.
+            assert!(!check(&client, beside(20_001 - passed)).await.allowed());
+        }
+        assert!(check(&client, beside(20_000 - passed)).await.allowed(), "{charge}");
+        assert!(!check(&client, one("window", 1)).await.allowed(), "{charge}");
+        redis.cli(&["flushall"]);
+    }
+}
+
 /// Three instances, of which one is killed and one stands still for a while: what they held is lost until the window
 /// ends, and nobody gets more for it.
 #[tokio::test]
