@@ -35,7 +35,8 @@ struct Step {
     later: i64,
     /// Which of the history's two limits applies: they change while it runs.
     changed: bool,
-    hits: Vec<(Action, u64)>,
+    /// What to do, how many hits, and who asks, where that matters.
+    hits: Vec<(Action, u64, u64)>,
 }
 
 /// An undo is of a take so long before the step that it stands in.
@@ -64,7 +65,7 @@ fn step() -> impl Strategy<Value = Step> {
     let undo = select(UNDONE.to_vec()).prop_map(|before| Action::Undo(Micros::new(before)));
     let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return), 1 => undo];
     let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX), 1 => Just(u64::MAX)];
-    let hits = prop::collection::vec((action, cost), 1..3);
+    let hits = prop::collection::vec((action, cost, 0_u64..4), 1..3);
     (later(), prop::bool::weighted(0.2), hits).prop_map(|(later, changed, hits)| Step { later, changed, hits })
 }
 
@@ -112,14 +113,15 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
-    let hit = |(action, cost): &(Action, u64)| {
+    let algorithms: Vec<_> = step.hits.iter().map(|(_, _, holder)| algorithm.held_by(*holder)).collect();
+    let hit = |((action, cost, _), algorithm): (&(Action, u64, u64), _)| {
         let action = match action {
             Action::Undo(before) => Action::Undo(Micros::new(now) - *before),
             action => *action,
         };
         Hit { action, ..Hit::take(key.as_bytes(), algorithm, *cost) }
     };
-    let hits: Vec<_> = step.hits.iter().map(hit).collect();
+    let hits: Vec<_> = step.hits.iter().zip(&algorithms).map(hit).collect();
     let decisions = all(store.apply(&hits, Charge::Each, Micros::new(now)).await);
     decisions.iter().map(|decision| format!("{decision:?}")).collect()
 }

@@ -14,7 +14,7 @@ use sluicegate::{
     algorithm::Micros,
     engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
     metrics::WorkerId,
-    rules::{Entry, Limit, Options, SourceFile, Unit},
+    rules::{Entry, Limit, Measure, Options, SourceFile, Unit},
     service::{
         Check, Clock, check,
         reload::{Reloader, Source},
@@ -88,7 +88,10 @@ fn descriptor(recorded: &RecordedDescriptor, hits: u64) -> Descriptor<'_> {
 }
 
 /// The protocol's number of a unit.
-fn number(unit: Unit) -> u32 {
+fn number(measure: Measure) -> u32 {
+    let Measure::Rate { unit, .. } = measure else {
+        return 0;
+    };
     match unit {
         Unit::Second => 1,
         Unit::Minute => 2,
@@ -105,9 +108,10 @@ fn word(code: Code) -> String {
 }
 
 fn status(status: &engine::Status) -> RecordedStatus {
-    let limit = status.limit.as_ref().map(|limit| {
-        (limit.requests_per_unit, number(limit.unit), limit.name.as_deref().unwrap_or_default().to_owned())
-    });
+    let limit = status
+        .limit
+        .as_ref()
+        .map(|limit| (limit.requests, number(limit.measure), limit.name.as_deref().unwrap_or_default().to_owned()));
     RecordedStatus {
         code: word(status.code),
         current_limit: limit,

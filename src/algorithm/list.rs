@@ -1,9 +1,9 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
 use super::{
-    Arguments, Ask, Decision, Kind, Micros, Rule, State, escrow::Escrow, fixed_window::FixedWindow, gcra::Gcra,
-    leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket,
-    warm_up::WarmUp,
+    Arguments, Ask, Decision, Kind, Micros, Rule, State, concurrency::Concurrency, escrow::Escrow,
+    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, sliding_log::SlidingLog,
+    sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -63,6 +63,12 @@ macro_rules! algorithms {
             #[must_use]
             pub fn scope(&self) -> Option<u64> {
                 match self { $(Self::$rule(rule) => rule.scope()),+ }
+            }
+
+            /// See [`Rule::held_by`].
+            #[must_use]
+            pub fn held_by(self, holder: u64) -> Self {
+                match self { $(Self::$rule(rule) => rule.held_by(holder).into()),+ }
             }
 
             /// See [`Rule::step`].
@@ -127,7 +133,7 @@ macro_rules! algorithms {
     };
 }
 
-algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra, Escrow];
+algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra, Escrow, Concurrency];
 
 impl Algorithm {
     /// What counts where a rule does not say.

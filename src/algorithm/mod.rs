@@ -9,6 +9,7 @@
 //! says what to tell the caller; it exists once, in Rust, for every store.
 
 mod bucket;
+pub mod concurrency;
 mod consistency;
 mod drain;
 pub mod escrow;
@@ -154,6 +155,15 @@ pub trait Rule {
         None
     }
 
+    /// The same for a caller of this name, where what is taken has a holder.
+    #[must_use]
+    fn held_by(self, _holder: u64) -> Self
+    where
+        Self: Sized,
+    {
+        self
+    }
+
     /// Moves the state and says whether the cost passes. A peek takes nothing.
     fn step(&self, state: &mut State, ask: Ask) -> bool;
 
@@ -163,7 +173,7 @@ pub trait Rule {
     /// Whether a take that is refused counts all the same.
     fn counts_denied(&self) -> bool;
 
-    /// Whether a hit that this state refuses would, being refused, change what later ones get.
+    /// Whether a refusal by this state is not to be remembered: it changes what later hits get, or may be over at any moment.
     fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
         self.counts_denied()
     }

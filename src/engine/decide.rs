@@ -12,7 +12,7 @@ use super::{
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Consistency, Decision, MAX, Micros, Shape, State},
+    algorithm::{Action, Algorithm, Ask, Consistency, Decision, MAX, Micros, Shape, State, concurrency::Concurrency},
     metrics::WorkerId,
     rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
     store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
@@ -85,6 +85,18 @@ struct Applied<'s> {
     series: SeriesRef<'s>,
 }
 
+impl Applied<'_> {
+    fn has_holder(&self) -> bool {
+        self.rule.is_some_and(|rule| rule.has_holder)
+    }
+
+    /// Who holds what is taken, as a number: the value of the last entry.
+    fn holder(&self, descriptor: &Descriptor<'_>) -> Option<u64> {
+        let last = descriptor.entries.last().filter(|_| self.has_holder())?;
+        Some(holder(last.value))
+    }
+}
+
 /// A rule's own series is borrowed: counting a reference up would make all workers write to one cache line.
 enum SeriesRef<'s> {
     Rule(&'s Series),
@@ -136,15 +148,23 @@ impl Engine {
 
         let mut names = Vec::with_capacity(128);
         let mut ends = SmallVec::<[usize; 4]>::new();
+        // Of limits whose slots have holders: few have them.
+        let mut held = Vec::new();
         for (descriptor, applied) in limited() {
-            let (path, algorithm) = (&applied.path, applied.limit.algorithm());
-            key::write(&mut names, request.domain, shard_by, &descriptor.entries, path, algorithm);
+            let (mut path, algorithm) = (applied.path.as_slice(), applied.limit.algorithm());
+            let mut entries = descriptor.entries.as_slice();
+            if let Some(holder) = applied.holder(descriptor) {
+                (entries, path) = (&entries[..entries.len() - 1], &path[..path.len() - 1]);
+                held.push(algorithm.held_by(holder));
+            }
+            key::write(&mut names, request.domain, shard_by, entries, path, algorithm);
             ends.push(names.len());
             if !descriptor.give_back {
                 applied.series.asked(self.worker, descriptor.hits.min(MAX));
             }
         }
         let mut start = 0;
+        let mut held = held.iter();
         let hits: SmallVec<[Hit<'_>; 2]> = limited()
             .zip(ends)
             .map(|((descriptor, applied), end)| {
@@ -152,9 +172,11 @@ impl Engine {
                 start = end;
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
                 let binding = !descriptor.give_back && self.is_binding(applied);
+                let algorithm = applied.limit.algorithm();
+                let algorithm = if applied.has_holder() { held.next().unwrap_or(algorithm) } else { algorithm };
                 Hit {
                     key,
-                    algorithm: applied.limit.algorithm(),
+                    algorithm,
                     action,
                     cost,
                     binding,
@@ -344,7 +366,8 @@ impl Engine {
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
                 let part = self.part(applied);
-                let hit = Hit { algorithm: part.algorithm(), ..*hit };
+                let algorithm = applied.holder(descriptor).map_or(*part.algorithm(), |it| part.algorithm().held_by(it));
+                let hit = Hit { algorithm: &algorithm, ..*hit };
                 let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
                 self.count(descriptor, applied, &part, &answer, true);
                 return Some(answer.decision);
@@ -362,9 +385,8 @@ impl Engine {
         match applied.rule {
             Some(rule) => rule.part.as_deref().copied().unwrap_or(*limit),
             None => {
-                let (requests, unit, multiplier) = (limit.requests_per_unit(), limit.unit(), limit.unit_multiplier());
                 let kind = Algorithm::DEFAULT;
-                Limit::part(requests, unit, multiplier, kind, Shape::default(), instances).unwrap_or(*limit)
+                Limit::part(limit.requests(), limit.measure(), kind, Shape::default(), instances).unwrap_or(*limit)
             }
         }
     }
@@ -411,6 +433,12 @@ impl Engine {
             unlimited: false,
         }
     }
+}
+
+/// A holder's number, the same in all instances: 53 bits of the name's digest, and never 0.
+fn holder(name: &str) -> u64 {
+    let mut identity = sluicegate_common::Identity::new(name);
+    1 + identity.finish() as u64 % Concurrency::LAST_HOLDER
 }
 
 fn action(descriptor: &Descriptor<'_>) -> Action {

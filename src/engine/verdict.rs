@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::Micros,
-    rules::{Limit, Metadata, Unit},
+    rules::{Limit, Measure, Metadata},
     store::{Decider, Grant},
 };
 
@@ -22,12 +22,10 @@ pub enum Code {
 /// The limit that applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentLimit {
-    /// How many requests pass in one window.
-    pub requests_per_unit: u32,
-    /// The unit.
-    pub unit: Unit,
-    /// How many units make a window.
-    pub unit_multiplier: u32,
+    /// How many requests pass in one window, or at once.
+    pub requests: u32,
+    /// And which of these.
+    pub measure: Measure,
     /// The rule's name for it.
     pub name: Option<Arc<str>>,
     /// The name of its policy, where it is wanted.
@@ -41,15 +39,7 @@ pub struct CurrentLimit {
 impl CurrentLimit {
     pub(crate) fn new(limit: &Limit, name: Option<&Arc<str>>, policy: Option<Arc<str>>) -> Self {
         let (quota, window) = limit.policy();
-        Self {
-            requests_per_unit: limit.requests_per_unit(),
-            unit: limit.unit(),
-            unit_multiplier: limit.unit_multiplier(),
-            name: name.cloned(),
-            policy,
-            quota,
-            window,
-        }
+        Self { requests: limit.requests(), measure: limit.measure(), name: name.cloned(), policy, quota, window }
     }
 }
 
@@ -166,7 +156,7 @@ impl Verdict {
     pub fn binding(&self) -> Option<Binding> {
         let status = self.binding_status()?;
         Some(Binding {
-            limit: status.limit.as_ref()?.requests_per_unit,
+            limit: status.limit.as_ref()?.requests,
             remaining: status.remaining,
             reset_seconds: status.reset_seconds().unwrap_or_default(),
         })
@@ -192,6 +182,7 @@ impl Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rules::Unit;
 
     fn status(code: Code, quota: bool, remaining: u32) -> Status {
         let limit = Limit::new(100 + remaining, Unit::Minute, 1).unwrap();

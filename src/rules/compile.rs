@@ -115,6 +115,18 @@ impl Compiler {
         let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
         let dynamic = above.dynamic || (descriptor.value_to_metric && own_value);
         if let Some(written) = &descriptor.rate_limit {
+            // The level of the holders is below, and has no say in labels.
+            let holders =
+                written.holder.as_ref().map(|key| (key, self.set.add_child(id, key, Segment::Any, descriptor.place)));
+            let at = match holders {
+                None => id,
+                Some((_, Ok(holders))) => holders,
+                Some((key, Err(first))) => {
+                    let message = format!("holder {key:?} is a key below it already, at line {}", first.line);
+                    problems.error(descriptor.place, message);
+                    return;
+                }
+            };
             let rule = Rule {
                 id: self.set.rules().len(),
                 limit: written.limit,
@@ -129,6 +141,7 @@ impl Compiler {
                 detailed_metric: descriptor.detailed_metric,
                 on_error: written.on_error,
                 consistency: written.consistency,
+                has_holder: written.holder.is_some(),
                 part: written.part.filter(|part| Some(*part) != written.limit).map(Box::new),
                 metadata: descriptor.metadata.clone(),
                 labels: labels.clone(),
@@ -136,7 +149,7 @@ impl Compiler {
                 file: Arc::clone(above.file),
                 place: descriptor.place,
             };
-            self.set.add_rule(id, rule);
+            self.set.add_rule(at, rule);
         }
         let below = Above { file: above.file, parent: id, labels, dynamic };
         self.descriptors(&descriptor.children, &below, problems);

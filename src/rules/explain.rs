@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::matcher::{Entry, Rule, RuleSet, Segment};
+use super::{
+    limit::Measure,
+    matcher::{Entry, Rule, RuleSet, Segment},
+};
 
 impl RuleSet {
     /// One line for each step of [`RuleSet::find`].
@@ -67,10 +70,14 @@ impl fmt::Display for Rule {
         match &self.limit {
             None => write!(f, "unlimited")?,
             Some(limit) => {
-                write!(f, "{} per ", limit.requests_per_unit())?;
-                match limit.unit_multiplier() {
-                    1 => write!(f, "{}", limit.unit().name())?,
-                    many => write!(f, "{many} {}s", limit.unit().name())?,
+                write!(f, "{} ", limit.requests())?;
+                match limit.measure() {
+                    Measure::Rate { unit, multiplier: 1 } => write!(f, "per {}", unit.name())?,
+                    Measure::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name())?,
+                    Measure::InFlight { hold } => {
+                        let hold = std::time::Duration::from_micros(hold.get());
+                        write!(f, "at once, each for {} at most", humantime::format_duration(hold))?;
+                    }
                 }
                 if !limit.is_default() {
                     write!(f, ", {}", limit.algorithm().name())?;

@@ -1,6 +1,6 @@
 //! A limit as a rule or a caller states it: so many requests in so many units.
 
-use crate::algorithm::{Algorithm, Kind, LONGEST, Micros, Shape, Unfit};
+use crate::algorithm::{Algorithm, Kind, LONGEST, Micros, Shape, State, Unfit};
 
 /// The units of the protocol. Months have 30 days and years 365: windows are aligned to the epoch, not to a calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -97,18 +97,46 @@ impl FailurePolicy {
     }
 }
 
+/// What a limit's number is a number of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measure {
+    /// Requests in a window of so many units.
+    Rate {
+        /// The unit.
+        unit: Unit,
+        /// How many of them.
+        multiplier: u32,
+    },
+    /// Requests at once.
+    InFlight {
+        /// None of them counts for longer, unless its holder says that it does.
+        hold: Micros,
+    },
+}
+
+impl Measure {
+    /// How long a request counts.
+    #[must_use]
+    pub const fn window(self) -> Micros {
+        match self {
+            Self::Rate { unit, multiplier } => Micros::from_secs(unit.seconds() * multiplier as u64),
+            Self::InFlight { hold } => hold,
+        }
+    }
+}
+
 /// A limit that can be counted. Made by [`Limit::new`] and [`Limit::shaped`] only, so its numbers make sense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    requests_per_unit: u32,
-    unit: Unit,
-    unit_multiplier: u32,
+    requests: u32,
+    measure: Measure,
     algorithm: Algorithm,
     /// How many hits pass at once, and the time in which so many come back.
     policy: (u64, Micros),
     /// The part of a refused request that was below the limit counts as within it, as the peer has it.
     splits_refused: bool,
-    /// A refused hit makes the next ones wait longer. In a fixed window they wait for its end in any case.
+    /// A refusal makes the next ones wait longer, or may be over at any moment. In a fixed window they wait for its end in
+    /// any case.
     refusal_counts: bool,
 }
 
@@ -140,69 +168,53 @@ impl LimitError {
 impl Limit {
     /// Fixed windows, as callers' own limits are counted: `requests_per_unit` in each window of `unit_multiplier` units.
     pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
-        Self::shaped(requests_per_unit, unit, unit_multiplier, Algorithm::DEFAULT, Shape::default())
+        let measure = Measure::Rate { unit, multiplier: unit_multiplier };
+        Self::shaped(requests_per_unit, measure, Algorithm::DEFAULT, Shape::default())
     }
 
     /// Counted by this algorithm, as the shape says; its requests and its window are what the other numbers make them.
-    pub fn shaped(
-        requests_per_unit: u32,
-        unit: Unit,
-        unit_multiplier: u32,
-        kind: Kind,
-        shape: Shape,
-    ) -> Result<Self, LimitError> {
-        let window = Micros::from_secs(unit.seconds() * u64::from(unit_multiplier));
-        if window > LONGEST {
-            return Err(LimitError::TooLong);
+    pub fn shaped(requests: u32, measure: Measure, kind: Kind, shape: Shape) -> Result<Self, LimitError> {
+        let window = measure.window();
+        if let Measure::Rate { .. } = measure {
+            if window > LONGEST {
+                return Err(LimitError::TooLong);
+            }
+            if window == Micros::ZERO {
+                return Err(LimitError::NoLength);
+            }
         }
-        if window == Micros::ZERO {
-            return Err(LimitError::NoLength);
-        }
-        let shape = Shape { requests: requests_per_unit, window, ..shape };
+        let shape = Shape { requests, window, ..shape };
         // A limit of nothing refuses everything, however it counts.
-        let kind = if requests_per_unit == 0 { Algorithm::DEFAULT } else { kind };
+        let kind = if requests == 0 { Algorithm::DEFAULT } else { kind };
         let algorithm = (kind.build)(&shape)?;
-        let policy = match shape.burst.filter(|_| requests_per_unit > 0) {
+        let policy = match shape.burst.filter(|_| requests > 0) {
             Some(burst) => {
-                let micros = u128::from(window.get()) * u128::from(burst) / u128::from(requests_per_unit);
+                let micros = u128::from(window.get()) * u128::from(burst) / u128::from(requests);
                 (burst.into(), Micros::new(u64::try_from(micros).unwrap_or(u64::MAX)))
             }
-            None => (requests_per_unit.into(), window),
+            None => (requests.into(), window),
         };
         let splits_refused = kind == Algorithm::DEFAULT && shape.count_denied != Some(false);
-        let refusal_counts = kind != Algorithm::DEFAULT && shape.counts_denied();
-        Ok(Self { requests_per_unit, unit, unit_multiplier, algorithm, policy, splits_refused, refusal_counts })
+        let refusal_counts = kind != Algorithm::DEFAULT && algorithm.refusal_counts(&State::default(), Micros::ZERO);
+        Ok(Self { requests, measure, algorithm, policy, splits_refused, refusal_counts })
     }
 
     /// One of so many instances' part of the same, rounded up.
-    pub fn part(
-        requests_per_unit: u32,
-        unit: Unit,
-        unit_multiplier: u32,
-        kind: Kind,
-        shape: Shape,
-        instances: u32,
-    ) -> Result<Self, LimitError> {
-        let shape = Shape { requests: requests_per_unit, ..shape }.divided(instances);
-        Self::shaped(shape.requests, unit, unit_multiplier, kind, shape)
+    pub fn part(requests: u32, measure: Measure, kind: Kind, shape: Shape, instances: u32) -> Result<Self, LimitError> {
+        let shape = Shape { requests, ..shape }.divided(instances);
+        Self::shaped(shape.requests, measure, kind, shape)
     }
 
-    /// How many requests pass in one window.
+    /// How many requests pass in one window, or at once.
     #[must_use]
-    pub const fn requests_per_unit(&self) -> u32 {
-        self.requests_per_unit
+    pub const fn requests(&self) -> u32 {
+        self.requests
     }
 
-    /// The unit.
+    /// And which of these.
     #[must_use]
-    pub const fn unit(&self) -> Unit {
-        self.unit
-    }
-
-    /// How many units make a window.
-    #[must_use]
-    pub const fn unit_multiplier(&self) -> u32 {
-        self.unit_multiplier
+    pub const fn measure(&self) -> Measure {
+        self.measure
     }
 
     /// How it is counted.
@@ -226,10 +238,10 @@ impl Limit {
     /// Whether it is counted where limits of unit second are, if they have a store of their own: as at the peer.
     #[must_use]
     pub const fn is_per_second(&self) -> bool {
-        matches!(self.unit, Unit::Second)
+        matches!(self.measure, Measure::Rate { unit: Unit::Second, .. })
     }
 
-    /// Whether a refused hit makes the next ones wait longer.
+    /// Whether a refusal is not to be remembered: it makes the next ones wait longer, or may be over at any moment.
     #[must_use]
     pub const fn refusal_counts(&self) -> bool {
         self.refusal_counts
@@ -264,7 +276,8 @@ mod tests {
             (bucket, Some(500), (500, 300)),
         ] {
             let shape = Shape { burst, ..Shape::default() };
-            let (hits, window) = Limit::shaped(100, Unit::Minute, 1, kind, shape).unwrap().policy();
+            let minute = Measure::Rate { unit: Unit::Minute, multiplier: 1 };
+            let (hits, window) = Limit::shaped(100, minute, kind, shape).unwrap().policy();
             assert_eq!((hits, window.get()), (expected.0, expected.1 * 1_000_000), "{shape:?}");
         }
     }

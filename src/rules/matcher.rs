@@ -49,6 +49,8 @@ pub struct Rule {
     pub on_error: Option<FailurePolicy>,
     /// What its answers may owe to what the shared counter has not been asked.
     pub consistency: Consistency,
+    /// The last entry names who holds what is taken, and is no part of the counter's name.
+    pub has_holder: bool,
     /// One instance's part of the limit, where that is less.
     pub part: Option<Box<Limit>>,
     /// Free-form data for the response.

@@ -5,12 +5,12 @@ mod shape;
 use super::{
     compile::Options,
     ip_prefix::IpPrefix,
-    limit::{FailurePolicy, Limit, LimitError, Unit},
+    limit::{FailurePolicy, Limit, LimitError, Measure, Unit},
     metadata::Metadata,
     problem::{Place, Problems},
     yaml::{self, Kind, Yaml},
 };
-use crate::algorithm::Consistency;
+use crate::algorithm::{Algorithm, Consistency};
 
 pub(super) struct File {
     pub(super) domain: String,
@@ -47,6 +47,8 @@ pub(super) struct RateLimit {
     pub(super) replaces: Vec<String>,
     pub(super) on_error: Option<FailurePolicy>,
     pub(super) consistency: Consistency,
+    /// The key of the entry that names who holds what is taken.
+    pub(super) holder: Option<String>,
     /// Where `count_denied: true` stands, if it does.
     count_denied: Option<Place>,
 }
@@ -83,6 +85,9 @@ const RATE_LIMIT: &[&str] = &[
     "count_denied",
     "min_interval",
     "soft",
+    "limit",
+    "hold",
+    "holder",
 ];
 const REPLACES: &[&str] = &["name"];
 const IP_PREFIX: &[&str] = &["v4", "v6"];
@@ -295,7 +300,7 @@ impl Reader<'_, '_> {
         for (key, place, value) in self.map(node, RATE_LIMIT)? {
             match key {
                 "unit" => unit = Some((self.unit(value), value.place)),
-                "requests_per_unit" => requests = Some(self.number(key, value)),
+                "requests_per_unit" => requests = Some((self.number(key, value), place)),
                 "unit_multiplier" => multiplier = Some((self.number(key, value), place)),
                 "unlimited" => unlimited = self.boolean(key, value),
                 "name" => it.name = self.text(key, value).unwrap_or_default(),
@@ -324,38 +329,43 @@ impl Reader<'_, '_> {
             words.refuse_all(self);
             return Some(it);
         }
-        let Some((unit, _)) = unit else {
-            let message = format!("rate_limit needs a unit ({}) or unlimited: true", units());
-            self.problems.error(node.place, message);
-            return None;
-        };
-        if requests.is_none() {
-            let message = "rate_limit has no requests_per_unit: that is 0, and refuses every request";
-            self.problems.warning(node.place, message);
-        }
-        let (multiplier, multiplier_place) = multiplier.unwrap_or((Some(1), node.place));
         it.count_denied = words.explicit_count_denied();
+        let shape = words.shape(self);
+        let (requests, measure) = if words.kind() == Algorithm::kind("concurrency").unwrap_or(Algorithm::DEFAULT) {
+            let strays =
+                [unit.map(|(_, place)| place), requests.map(|(_, place)| place), multiplier.map(|(_, place)| place)];
+            for place in strays.into_iter().flatten() {
+                self.problems.error(place, "concurrency has a limit of requests at once, and none per unit");
+            }
+            it.holder = words.holder();
+            words.in_flight(self, node.place)?
+        } else {
+            let Some((unit, _)) = unit else {
+                let message = format!("rate_limit needs a unit ({}) or unlimited: true", units());
+                self.problems.error(node.place, message);
+                return None;
+            };
+            if requests.is_none() {
+                let message = "rate_limit has no requests_per_unit: that is 0, and refuses every request";
+                self.problems.warning(node.place, message);
+            }
+            let (requests, multiplier) = (requests.map_or(Some(0), |it| it.0), multiplier.map_or(Some(1), |it| it.0));
+            (requests?, Measure::Rate { unit: unit?, multiplier: multiplier? })
+        };
         let place_of = |error: LimitError| match error.word() {
-            "unit_multiplier" => multiplier_place,
+            "unit_multiplier" => multiplier.map_or(node.place, |it| it.1),
             word => words.place(word).unwrap_or(node.place),
         };
-        let shape = words.shape(self)?;
-        let (requests, unit, multiplier) = (requests.unwrap_or(Some(0))?, unit?, multiplier?);
-        match Limit::shaped(requests, unit, multiplier, words.kind(), shape) {
+        let shape = shape?;
+        match Limit::shaped(requests, measure, words.kind(), shape) {
             Ok(limit) => {
                 if let Some((consistency, place)) = consistency {
                     it.consistency = consistency;
-                    if consistency == Consistency::Leased && limit.algorithm().leasing().is_none() {
-                        let message = format!(
-                            "consistency: leased cannot promise that no more than the limit passes with {} as it is written here",
-                            limit.algorithm().name()
-                        );
-                        self.problems.error(place, message);
-                    }
+                    self.check_consistency(consistency, &limit, place);
                 }
                 it.limit = Some(limit);
                 // Fewer of anything fit as well.
-                it.part = Limit::part(requests, unit, multiplier, words.kind(), shape, self.instances).ok();
+                it.part = Limit::part(requests, measure, words.kind(), shape, self.instances).ok();
             }
             Err(error) => {
                 self.problems.error(place_of(error), error.to_string());
@@ -363,6 +373,24 @@ impl Reader<'_, '_> {
             }
         }
         Some(it)
+    }
+
+    /// Refuses what could not be promised.
+    fn check_consistency(&mut self, consistency: Consistency, limit: &Limit, place: Place) {
+        let algorithm = limit.algorithm();
+        if consistency == Consistency::Leased && algorithm.leasing().is_none() {
+            let message = format!(
+                "consistency: leased cannot promise that no more than the limit passes with {} as it is written here",
+                algorithm.name()
+            );
+            self.problems.error(place, message);
+        }
+        if consistency == Consistency::Eventual && matches!(limit.measure(), Measure::InFlight { .. }) {
+            self.problems.error(
+                place,
+                "consistency: eventual does not go with concurrency: whoever is refused elsewhere holds nothing here",
+            );
+        }
     }
 
     fn unit(&mut self, node: &Yaml) -> Option<Unit> {

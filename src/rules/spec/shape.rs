@@ -4,18 +4,24 @@
 use super::Reader;
 use crate::{
     algorithm::{Algorithm, Kind, Micros, Shape, sliding_window::Edge},
-    rules::{problem::Place, yaml::Yaml},
+    rules::{limit::Measure, problem::Place, yaml::Yaml},
 };
 
 /// What `edge` can be.
 const EDGES: [(&str, Edge); 2] = [("weighted", Edge::Weighted), ("strict", Edge::Strict)];
 /// A soft limit of more percent than this is a mistake.
 const MOST_PERCENT: u32 = 1_000;
+/// For so long a request in flight counts, if its rule does not say.
+const HOLD: Micros = Micros::from_secs(60);
 
 /// What was read, and where each word stands.
 pub(super) struct Words {
     kind: Kind,
     shape: Shape,
+    /// Requests at once, for how long each, and the key of who they are.
+    limit: Option<u32>,
+    hold: Option<Micros>,
+    holder: Option<String>,
     places: Vec<(String, Place)>,
     /// A word had no meaning: the limit cannot be made.
     spoiled: bool,
@@ -23,7 +29,15 @@ pub(super) struct Words {
 
 impl Default for Words {
     fn default() -> Self {
-        Self { kind: Algorithm::DEFAULT, shape: Shape::default(), places: Vec::new(), spoiled: false }
+        Self {
+            kind: Algorithm::DEFAULT,
+            shape: Shape::default(),
+            limit: None,
+            hold: None,
+            holder: None,
+            places: Vec::new(),
+            spoiled: false,
+        }
     }
 }
 
@@ -46,6 +60,17 @@ impl Words {
             "count_denied" => keep(&mut shape.count_denied, Some(reader.boolean(word, node))),
             "min_interval" => keep(&mut shape.min_interval, duration(reader, word, node)),
             "soft" => keep(&mut shape.soft, percent(reader, node)),
+            "limit" => keep(&mut self.limit, reader.number(word, node)),
+            "hold" => keep(&mut self.hold, duration(reader, word, node)),
+            "holder" => {
+                let key = reader.text(word, node);
+                if key.as_ref().is_some_and(String::is_empty) {
+                    reader
+                        .problems
+                        .error(node.place, "holder needs the key of the entry that names it, not an empty one");
+                }
+                keep(&mut self.holder, key.filter(|key| !key.is_empty()))
+            }
             _ => true,
         };
         self.spoiled |= !understood;
@@ -82,6 +107,20 @@ impl Words {
             }
         }
         (!stray).then_some(self.shape)
+    }
+
+    /// The key of the entry that names who holds what is taken.
+    pub(super) fn holder(&self) -> Option<String> {
+        self.holder.clone()
+    }
+
+    /// How many at once, and for how long each.
+    pub(super) fn in_flight(&self, reader: &mut Reader<'_, '_>, place: Place) -> Option<(u32, Measure)> {
+        let hold = self.hold.unwrap_or(HOLD);
+        if self.limit.is_none() && !self.spoiled {
+            reader.problems.error(place, "concurrency needs a limit: how many requests at once");
+        }
+        Some((self.limit?, Measure::InFlight { hold }))
     }
 
     /// Nothing is counted: no word has a meaning.

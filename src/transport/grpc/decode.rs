@@ -143,12 +143,13 @@ mod tests {
     };
 
     use super::*;
+    use crate::rules::Measure;
 
-    type Asked = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, Unit, u32)>)>);
+    type Asked = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, Measure)>)>);
 
     fn ours(message: &[u8]) -> Option<Asked> {
         let request = decode(message, &Limits::default()).ok()?;
-        let limit = |limit: &Limit| (limit.requests_per_unit(), limit.unit(), limit.unit_multiplier());
+        let limit = |limit: &Limit| (limit.requests(), limit.measure());
         let descriptors = request.descriptors.iter().map(|descriptor| {
             let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
             (entries.collect(), descriptor.hits, descriptor.give_back, descriptor.limit.as_deref().map(limit))
@@ -168,7 +169,7 @@ mod tests {
                         unit_multiplier: limit.unit_multiplier.map(u64::from),
                     };
                     let limit = limit.check().ok()?;
-                    Some((limit.requests_per_unit(), limit.unit(), limit.unit_multiplier()))
+                    Some((limit.requests(), limit.measure()))
                 }
                 None => None,
             };
@@ -237,7 +238,7 @@ mod tests {
         let descriptor = [part(7, 0, Some(2)), part(0, 3, None)].concat();
         let message = [&[0x12, descriptor.len() as u8], &descriptor[..]].concat();
         let read = ours(&message).map(|(_, descriptors)| descriptors[0].3);
-        assert_eq!(read, Some(Some((7, Unit::Hour, 2))));
+        assert_eq!(read, Some(Some((7, Measure::Rate { unit: Unit::Hour, multiplier: 2 }))));
         assert_eq!(ours(&message), prosts(&message));
     }
 }

@@ -16,7 +16,7 @@ use sluicegate_proto::envoy::{
 use super::{ResponseSettings, headers::headers};
 use crate::{
     engine::{self, Grant, Status, Verdict},
-    rules::{Metadata, Unit},
+    rules::{Measure, Metadata, Unit},
 };
 
 /// The answer as a message. `request` is the message that was asked, for those who want it back in the metadata.
@@ -39,12 +39,15 @@ fn code(code: engine::Code) -> Code {
 }
 
 fn encode_status(status: &Status) -> DescriptorStatus {
-    let limit = status.limit.as_ref().map(|limit| RateLimit {
-        requests_per_unit: limit.requests_per_unit,
-        unit: unit(limit.unit).into(),
-        name: limit.name.as_deref().unwrap_or_default().to_owned(),
-        // Absent for one unit, as the peer's answers are.
-        unit_multiplier: (limit.unit_multiplier != 1).then_some(limit.unit_multiplier),
+    let limit = status.limit.as_ref().map(|limit| {
+        let (unit, multiplier) = unit(limit.measure);
+        RateLimit {
+            requests_per_unit: limit.requests,
+            unit: unit.into(),
+            name: limit.name.as_deref().unwrap_or_default().to_owned(),
+            // Absent for one unit, as the peer's answers are.
+            unit_multiplier: (multiplier != 1).then_some(multiplier),
+        }
     });
     // Envoy shows whole seconds and cuts the rest off: they are rounded up, or it would show 0.
     let reset = status
@@ -67,8 +70,12 @@ fn encode_grant(grant: Grant) -> Quota {
     Quota { requests: grant.hits.get(), expiration_specifier: Some(until), id: grant.id.to_string() }
 }
 
-pub(super) fn unit(unit: Unit) -> rate_limit::Unit {
-    match unit {
+/// The unit, and how many of them. The protocol has no word for what is in flight.
+pub(super) fn unit(measure: Measure) -> (rate_limit::Unit, u32) {
+    let Measure::Rate { unit, multiplier } = measure else {
+        return (rate_limit::Unit::Unknown, 1);
+    };
+    let unit = match unit {
         Unit::Second => rate_limit::Unit::Second,
         Unit::Minute => rate_limit::Unit::Minute,
         Unit::Hour => rate_limit::Unit::Hour,
@@ -76,7 +83,8 @@ pub(super) fn unit(unit: Unit) -> rate_limit::Unit {
         Unit::Week => rate_limit::Unit::Week,
         Unit::Month => rate_limit::Unit::Month,
         Unit::Year => rate_limit::Unit::Year,
-    }
+    };
+    (unit, multiplier)
 }
 
 /// What was asked, and what the rules have to say: the peer's `RESPONSE_DYNAMIC_METADATA`. And ours: the exact numbers

@@ -61,9 +61,10 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
 }
 
 fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
-    message.number(1, limit.requests_per_unit.into());
-    message.number(2, unit(limit.unit) as u64);
-    message.number(3, if limit.unit_multiplier == 1 { 0 } else { limit.unit_multiplier.into() });
+    let (unit, multiplier) = unit(limit.measure);
+    message.number(1, limit.requests.into());
+    message.number(2, unit as u64);
+    message.number(3, if multiplier == 1 { 0 } else { multiplier.into() });
     message.text(4, limit.name.as_deref().unwrap_or_default());
 }
 
@@ -75,7 +76,7 @@ mod tests {
     use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 
     use super::*;
-    use crate::rules::Unit;
+    use crate::rules::{Measure, Unit};
 
     /// As the messages' own types read it, twice, with different numbers.
     fn answer(outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings) -> v1::answer::Outcome {
@@ -93,14 +94,15 @@ mod tests {
         Ok(Verdict { overall, statuses: statuses.into(), metadata: None })
     }
 
-    fn limit(unit: Unit) -> CurrentLimit {
+    fn limit(unit: Unit, multiplier: u32) -> CurrentLimit {
         let (quota, window) = (5, Micros::from_secs(60));
-        CurrentLimit { requests_per_unit: 5, unit, unit_multiplier: 1, name: None, policy: None, quota, window }
+        let measure = Measure::Rate { unit, multiplier };
+        CurrentLimit { requests: 5, measure, name: None, policy: None, quota, window }
     }
 
     #[test]
     fn a_verdict_says_all_that_there_is() {
-        let named = CurrentLimit { unit_multiplier: 3, name: Some("few".into()), ..limit(Unit::Week) };
+        let named = CurrentLimit { name: Some("few".into()), ..limit(Unit::Week, 3) };
         let allowed = Status {
             limit: Some(named),
             remaining: 7,
@@ -115,7 +117,7 @@ mod tests {
         };
         let refused = Status {
             code: Code::OverLimit,
-            limit: Some(limit(Unit::Minute)),
+            limit: Some(limit(Unit::Minute, 1)),
             retry_after: Some(Micros::new(1 << 40)),
             ..Status::NO_LIMIT
         };

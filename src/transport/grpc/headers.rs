@@ -8,7 +8,10 @@ use std::fmt::Write;
 use sluicegate_proto::envoy::config::core::v3::HeaderValue;
 
 use super::{ResponseSettings, settings::HeaderStyle};
-use crate::engine::{CurrentLimit, Status, Verdict};
+use crate::{
+    engine::{CurrentLimit, Status, Verdict},
+    rules::Measure,
+};
 
 /// What a policy without a rule is called: a limit that came with the request.
 const OVERRIDE: &str = "override";
@@ -46,7 +49,11 @@ fn policies(verdict: &Verdict) -> String {
     for limit in verdict.statuses.iter().filter_map(|status| status.limit.as_ref()) {
         let separator = if text.is_empty() { "" } else { ", " };
         // Writing to a text cannot fail.
-        let _ = write!(text, "{separator}{};q={};w={}", name(limit), limit.quota, limit.window.ceil_secs().max(1));
+        let _ = write!(text, "{separator}{};q={}", name(limit), limit.quota);
+        let _ = match limit.measure {
+            Measure::Rate { .. } => write!(text, ";w={}", limit.window.ceil_secs().max(1)),
+            Measure::InFlight { .. } => write!(text, ";qu=\"concurrent-requests\""),
+        };
     }
     text
 }

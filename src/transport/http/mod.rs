@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::grpc::{Limits, ResponseSettings};
 use crate::{
+    rules::Measure,
     service::{Check, reload::Reloader},
     store::AnyStore,
     telemetry::Meters,
@@ -89,11 +90,16 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
     }
     for rule in handlers.reloader.rules().load().rules().rules() {
         let (unit, requests) = match &rule.limit {
-            Some(limit) => (limit.unit().name().to_uppercase(), limit.requests_per_unit()),
+            Some(limit) => match limit.measure() {
+                Measure::Rate { unit, .. } => (unit.name().to_uppercase(), limit.requests()),
+                Measure::InFlight { .. } => ("IN_FLIGHT".into(), limit.requests()),
+            },
             None => ("UNKNOWN".into(), 0),
         };
-        let multiplier = rule.limit.map_or(1, |limit| limit.unit_multiplier());
-        let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
+        let multiplier = match rule.limit.map(|limit| limit.measure()) {
+            Some(Measure::Rate { multiplier, .. }) if multiplier != 1 => format!(" unit_multiplier={multiplier}"),
+            _ => String::new(),
+        };
         // The peer has no such word; a line about fixed windows is as there.
         let algorithm = rule.limit.filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
         let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));

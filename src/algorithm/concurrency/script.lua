@@ -1,0 +1,69 @@
+-- Twin of Concurrency::step. The value is 14 bytes for each slot, the one that ends first first: its end and its holder.
+local value = call('GET', key) or ''
+local held = floor(#value / 14)
+local newest, changed = held > 0 and unpack_numbers('<I7', value, 14 * held - 13) or 0, false
+if newest > now + hold + slack then
+  -- The clock was wrong when this was written, or the rule another: these slots are as if taken now.
+  local slots = {}
+  for place = 1, held do
+    local ends = min(unpack_numbers('<I7', value, 14 * place - 13), now + hold)
+    slots[place] = pack('<I7', ends) .. string.sub(value, 14 * place - 6, 14 * place)
+  end
+  value, newest, changed = table.concat(slots), now + hold, true
+end
+local gone, last = 0, held
+while gone < last do
+  local middle = floor((gone + last) / 2)
+  if unpack_numbers('<I7', value, 14 * middle + 1) <= now then
+    gone = middle + 1
+  else
+    last = middle
+  end
+end
+held = held - gone
+-- The next slot from a place on that has these bytes at this offset.
+local function find(bytes, offset, place)
+  local at = string.find(value, bytes, 14 * place - 13, true)
+  while at and (at - 1) % 14 ~= offset do
+    at = string.find(value, bytes, at + 1, true)
+  end
+  return at and (at - 1 - offset) / 14 + 1
+end
+local function free(bytes, offset, most)
+  local freed, place = 0, find(bytes, offset, gone + 1)
+  while place and freed < most do
+    value = string.sub(value, 1, 14 * place - 14) .. string.sub(value, 14 * place + 1)
+    freed, changed = freed + 1, true
+    place = find(bytes, offset, place)
+  end
+  return freed
+end
+local name = pack('<I7', holder)
+local allowed = 1
+if action == UNDO then
+  free(pack('<I7', taken + hold) .. name, 0, cost)
+elseif action == RETURN then
+  if holder > 0 then
+    free(name, 7, held)
+  else
+    gone, changed = gone + min(cost, held), true
+  end
+else
+  local is_held = holder > 0 and find(name, 7, gone + 1)
+  if not is_held and held + cost > ceiling then
+    allowed = 0
+  elseif action == TAKE then
+    local slots = is_held and free(name, 7, held) or cost
+    value, changed = value .. string.rep(pack('<I7', max(newest, now + hold)) .. name, slots), true
+  end
+end
+if not changed then
+  return allowed, value
+end
+value = string.sub(value, 14 * gone + 1)
+if value == '' then
+  call('DEL', key)
+  return allowed, ''
+end
+call('SET', key, value, 'PX', ceil((unpack_numbers('<I7', value, #value - 13) - now) / 1000) + keep)
+return allowed, value
