@@ -1,33 +1,78 @@
 //! A real Envoy in front of an upstream, with the service behind its rate limit filter: `deploy/envoy`, as it is.
 
-use std::{net::SocketAddr, process::Command};
+use std::{
+    io::Write,
+    net::{SocketAddr, TcpStream},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
 
-use axum::{Router, http::HeaderMap};
+use axum::{Router, body::Body, http::HeaderMap};
+use tokio_stream::StreamExt;
 
-use super::support::{RedisServer, Server, envoy::Envoy, repository, server::command, tool, until};
+use super::support::{RedisServer, Server, envoy::Envoy, repository, rules, server::command, tool, until};
 
-/// Answers 200 to everything, with the `x-tokens` that the request wants to have used.
-fn upstream() -> SocketAddr {
+/// Who is in the upstream now, and how many there were at once at most.
+#[derive(Default)]
+struct Crowd {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// One of them.
+struct Guest(Arc<Crowd>);
+
+impl Guest {
+    fn new(crowd: Arc<Crowd>) -> Self {
+        let now = crowd.now.fetch_add(1, Relaxed) + 1;
+        crowd.most.fetch_max(now, Relaxed);
+        Self(crowd)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Answers 200 to everything, with the `x-tokens` that the request wants to have used, after as many milliseconds as it
+/// says in `x-work`; or breaks off, if it says so in `x-break`.
+fn upstream() -> (SocketAddr, Arc<Crowd>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let address = listener.local_addr().unwrap();
+    let (address, crowd) = (listener.local_addr().unwrap(), Arc::new(Crowd::default()));
+    let inside = Arc::clone(&crowd);
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            let answer = async |headers: HeaderMap| {
+            let answer = async move |headers: HeaderMap| {
+                let guest = Guest::new(inside);
                 let tokens = headers.get("x-tokens").cloned().unwrap_or_else(|| "0".parse().unwrap());
-                ([("x-tokens", tokens)], "ok")
+                let work = headers.get("x-work").map_or(0, |work| work.to_str().unwrap().parse().unwrap());
+                tokio::time::sleep(Duration::from_millis(work)).await;
+                let broken = headers.contains_key("x-break").then(|| Err(std::io::Error::other("broken off")));
+                let pieces = [Ok("ok")].into_iter().chain(broken);
+                let pieces = tokio_stream::iter(pieces).map(move |piece: Result<&str, std::io::Error>| {
+                    let _inside = &guest;
+                    piece
+                });
+                ([("x-tokens", tokens)], Body::from_stream(pieces))
             };
             let listener = tokio::net::TcpListener::from_std(listener).unwrap();
             axum::serve(listener, Router::new().fallback(answer)).await.unwrap();
         });
     });
-    address
+    (address, crowd)
 }
 
 fn start(store: &str, failure_mode_deny: bool) -> (Server, Envoy) {
     let server = Server::start(&repository("deploy/envoy/rules"), store);
-    let envoy = Envoy::start(server.grpc, upstream(), failure_mode_deny);
+    let envoy = Envoy::start(server.grpc, upstream().0, failure_mode_deny);
     (server, envoy)
 }
 
@@ -79,16 +124,72 @@ fn hits_are_taken_when_the_stream_is_done() {
     assert_eq!(envoy.get("/tokens", &[("x-user", "alice")]).0, 429);
 }
 
+/// A request that the client does not wait for.
+fn reset(envoy: &Envoy, headers: &str, after: Duration) {
+    let mut connection = TcpStream::connect(envoy.address()).unwrap();
+    write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\n{headers}\r\n").unwrap();
+    std::thread::sleep(after);
+}
+
+/// Finished, refused, broken off by the upstream, reset by the client, timed out: whatever becomes of requests, no more
+/// than two are in the upstream at once, and in the end both slots are free.
 #[test]
-fn hits_are_given_back() {
-    let (_server, envoy) = start("memory", false);
-    for round in 0..10 {
-        // 2 at once are allowed, and each gives its own back when it is done: that is soon, but not at once.
-        until(&format!("round {round} to find room"), || {
+fn slots_are_given_back_however_a_request_ends() {
+    let redis = RedisServer::start();
+    for store in ["memory", &redis.url()] {
+        let server = Server::start(&repository("deploy/envoy/rules"), store);
+        let (upstream, crowd) = upstream();
+        let envoy = Envoy::start(server.grpc, upstream, false);
+        let passed = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for caller in 0..8_u64 {
+                let (envoy, passed) = (&envoy, &passed);
+                scope.spawn(move || {
+                    for number in 0..40 {
+                        match (caller + number) % 8 {
+                            0..4 => {
+                                let (code, _) = envoy.get("/slow", &[("x-user", "alice"), ("x-work", "3")]);
+                                assert!(code == 200 || code == 429, "{code}");
+                                passed.fetch_add(usize::from(code == 200), Relaxed);
+                            }
+                            4 => reset(envoy, "x-break: 1\r\n", Duration::from_millis(20)),
+                            5 => reset(envoy, "x-work: 30\r\n", Duration::from_millis(number % 20)),
+                            // Its end is waited for, or it would be the whole test.
+                            6 if number == 6 => reset(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500)),
+                            _ => reset(envoy, "", Duration::ZERO),
+                        }
+                    }
+                });
+            }
+        });
+        until("both slots to be free", || {
             let (code, headers) = envoy.get("/slow", &[("x-user", "alice")]);
             (code == 200 && header(&headers, "x-ratelimit-remaining") == "1").then_some(())
         });
+        let (most, passed) = (crowd.most.load(Relaxed), passed.into_inner());
+        assert!(most <= 2 && passed > 20, "{most} at once, {passed} passed");
     }
+}
+
+/// Nobody is told when a slot ends before its request: it is free then, and what is given back later is nobody's.
+#[test]
+fn a_request_that_outlives_its_slot_frees_no_other() {
+    let text = "domain: envoy\ndescriptors:\n- key: slow_user\n  rate_limit: {algorithm: concurrency, limit: 1, hold: 300ms, holder: request_id}\n";
+    let folder = rules(&[("envoy.yaml", text)]);
+    let server = Server::start(folder.path(), "memory");
+    let (upstream, crowd) = upstream();
+    let envoy = Envoy::start(server.grpc, upstream, false);
+    let get = |work: &str| envoy.get("/slow", &[("x-user", "alice"), ("x-work", work)]).0;
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| get("700"));
+        until("it to be there", || (crowd.now.load(Relaxed) == 1).then_some(()));
+        assert_eq!(get("0"), 429);
+        let began = Instant::now();
+        // The next one has the slot from here on, and is there when the first ends.
+        until("the slot to end", || (get("600") == 200).then_some(()));
+        assert_eq!(long.join().unwrap(), 200);
+        assert!(began.elapsed() > Duration::from_millis(600), "the second was the last to end");
+    });
 }
 
 #[test]

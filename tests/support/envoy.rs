@@ -62,6 +62,11 @@ impl Envoy {
         Self { child, address, _folder: folder }
     }
 
+    /// Where it listens.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     /// Code and headers of one request.
     pub(crate) fn get(&self, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
         let request = agent().get(format!("http://{}{path}", self.address));

@@ -21,7 +21,7 @@ fn ask(rule: Concurrency, state: &mut State, holder: u64, action: Action, cost: 
 #[test]
 fn a_slot_is_freed_by_its_holder_or_by_time() {
     let mut state = State::default();
-    let mut take = |state: &mut State, holder, second| ask(rule(2), state, holder, Action::Take, 1, second);
+    let take = |state: &mut State, holder, second| ask(rule(2), state, holder, Action::Take, 1, second);
     assert_eq!(take(&mut state, 1, 0).remaining, 1);
     assert_eq!(take(&mut state, 2, 10).remaining, 0);
     let refused = take(&mut state, 3, 20);
