@@ -34,6 +34,8 @@ mod histories;
 mod hostile;
 /// `/json`, `/metrics` and the other pages.
 mod http;
+/// How many at once.
+mod in_flight;
 /// The client's tower layer.
 mod layer;
 /// The order of layers.

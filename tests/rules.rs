@@ -128,8 +128,9 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
         (
             "algorithm: window",
             "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
-             leaky_bucket, gcra",
+             leaky_bucket, gcra, concurrency",
         ),
+        ("limit: 6", "2:72: limit belongs to algorithm concurrency, not to fixed_window"),
         ("buckets: 6", "2:72: buckets belongs to algorithm sliding_window, not to fixed_window"),
         ("burst: 6", "2:72: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to fixed_window"),
         ("algorithm: gcra, edge: strict", "2:89: edge belongs to algorithm sliding_window, not to gcra"),
@@ -164,6 +165,32 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
     }
     let unlimited = "domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, burst: 3}}]";
     assert_eq!(refusal(&[unlimited]), ["a.yaml:2:54: burst has no meaning for a limit that is unlimited"]);
+}
+
+#[test]
+fn a_limit_of_requests_at_once_has_words_of_its_own() {
+    for (words, expected) in [
+        ("limit: 2, unit: day", "2:77: concurrency has a limit of requests at once, and none per unit"),
+        ("limit: 2, requests_per_unit: 3", "2:71: concurrency has a limit of requests at once, and none per unit"),
+        ("hold: 1s", "2:36: concurrency needs a limit: how many requests at once"),
+        ("limit: 1001", "2:61: concurrency keeps every slot and takes 1000 at most, its soft part included"),
+        ("limit: 2, hold: 0s", "2:71: hold must be longer than nothing, and a day at most"),
+        ("limit: 2, hold: 25h", "2:71: hold must be longer than nothing, and a day at most"),
+        ("limit: 2, holder: ''", "2:79: holder needs the key of the entry that names it, not an empty one"),
+        ("limit: 2, count_denied: true", "2:71: whoever is refused holds nothing that could count"),
+        ("limit: 2, burst: 3", "2:71: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to concurrency"),
+        (
+            "limit: 2, consistency: leased",
+            "2:84: consistency: leased cannot promise that no more than the limit passes with concurrency as it is written here",
+        ),
+        ("limit: 2, consistency: eventual", "2:84: consistency: eventual does not go with concurrency: "),
+    ] {
+        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{algorithm: concurrency, {words}}}}}]");
+        let errors = refusal(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+    }
+    let text = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: concurrency, limit: 2, holder: id}, descriptors: [{key: id}]}]";
+    assert_eq!(refusal(&[text]), ["a.yaml:2:98: the key \"id\" stands twice in one list; first at line 2"]);
 }
 
 #[test]
