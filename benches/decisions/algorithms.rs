@@ -5,7 +5,8 @@ use std::{hash::Hasher, hint::black_box, sync::Arc, time::Instant};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use sluicegate::{
     algorithm::{
-        Algorithm, Micros, Quota,
+        Action, Algorithm, Micros, Quota,
+        concurrency::Concurrency,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
@@ -125,6 +126,78 @@ fn time(algorithm: &Algorithm, names: &[Vec<u8>], step: u64) -> f64 {
         rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
     }
     median(rounds)
+}
+
+/// Nanoseconds of a slot that is taken and given back while so many others are held, in memory; and the CPU time that
+/// Redis spends on taking one, beside a log that has as many hits.
+pub(crate) fn slots() {
+    println!("\nSlots: of a concurrency limit, beside a sliding log with as many hits (medians of 9 rounds)\n");
+    println!("| held | in memory: ns, taken and given back | Redis: us, taken | the log: us | x the log |");
+    println!("| ---: | ---: | ---: | ---: | ---: |");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    for held in [3, 20, 100] {
+        let pair = time_slots(held);
+        let [slot, log] = runtime.block_on(slots_in_redis(held));
+        println!("| {held} | {pair:.0} | {slot:.2} | {log:.2} | {:.2} |", slot / log);
+    }
+}
+
+fn time_slots(held: u64) -> f64 {
+    let hold = Micros::from_secs(3_600);
+    let rule: Algorithm = Concurrency::new(Quota::hard(held + 1), hold).unwrap().into();
+    let (store, now) = (Memory::new(&memory::Settings::default()), Micros::new(START));
+    let key = b"{bench|user=user}cc";
+    for holder in 1..=held {
+        let rule = rule.held_by(holder * 0x1_0000_0001);
+        assert!(store.apply(&[hit(key, &rule, 1)], Charge::Each, now)[0].is_ok());
+    }
+    let mut rounds = Vec::new();
+    for _ in 0..9 {
+        let started = Instant::now();
+        for number in 0..DECISIONS as u64 {
+            let rule = rule.held_by((held + 1 + number) * 0x1_0000_0001);
+            black_box(store.apply(&[hit(key, &rule, 1)], Charge::Each, now));
+            let back = Hit { action: Action::Return, ..hit(key, &rule, 1) };
+            black_box(store.apply(&[back], Charge::Each, now));
+        }
+        rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
+    }
+    median(rounds)
+}
+
+/// Of a slot, and of a hit of a log.
+async fn slots_in_redis(held: u64) -> [f64; 2] {
+    let server = Process::redis();
+    let redis = connect(&server.url(), Time::Server).await;
+    let hold = Micros::from_secs(3_600);
+    let slots: Algorithm = Concurrency::new(Quota::hard(held + 1), hold).unwrap().into();
+    let log: Algorithm = SlidingLog::new(Quota::hard(held + 1), hold, Micros::ZERO, false).unwrap().into();
+    let names = &names()[..1_000];
+    for name in names {
+        let log = hit(name, &log, held);
+        let key = [name.as_slice(), b"cc"].concat();
+        let rules: Vec<_> = (1..=held).map(|holder| slots.held_by(holder * 0x1_0000_0001)).collect();
+        let hits: Vec<_> = rules.iter().map(|rule| hit(&key, rule, 1)).chain([log]).collect();
+        assert!(redis.count(&hits, Charge::Each, Micros::new(START)).await.iter().all(Result::is_ok));
+    }
+    let keys: Vec<_> = names.iter().map(|name| [name.as_slice(), b"cc"].concat()).collect();
+    let mut samples = [Vec::new(), Vec::new()];
+    for round in 0..10_u64 {
+        let holder = slots.held_by((held + 1 + round) * 0x1_0000_0001);
+        for ((rule, keys), samples) in [(&holder, keys.as_slice()), (&log, names)].into_iter().zip(&mut samples) {
+            let before = server.cpu_micros();
+            for _ in 0..20 {
+                for keys in keys.chunks(50) {
+                    let hits: Vec<_> = keys.iter().map(|key| hit(key, rule, 1)).collect();
+                    black_box(redis.count(&hits, Charge::Each, Micros::new(START)).await);
+                    let back: Vec<_> = hits.iter().map(|hit| Hit { action: Action::Return, ..*hit }).collect();
+                    black_box(redis.count(&back, Charge::Each, Micros::new(START)).await);
+                }
+            }
+            samples.push((server.cpu_micros() - before) / (40 * keys.len()) as f64);
+        }
+    }
+    samples.map(median)
 }
 
 /// Resident bytes of an entity that has been asked for all it may, in a process that has nothing else.

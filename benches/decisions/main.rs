@@ -42,6 +42,7 @@ fn main() {
         "entities" => algorithms::entities(std::env::args().nth(2).and_then(|place| place.parse().ok()).unwrap()),
         "algorithms" => algorithms::in_memory(),
         "scripts" => algorithms::in_redis(),
+        "slots" => algorithms::slots(),
         "scripts-on-many" => algorithms::in_many(),
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
@@ -60,14 +61,14 @@ fn main() {
             algorithms::in_memory();
             algorithms::in_redis();
             algorithms::in_many();
+            algorithms::slots();
             consistency();
             popularity();
             client::run();
             outage::run();
         }
         word => {
-            let known =
-                "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, client, outage";
             eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }

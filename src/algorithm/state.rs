@@ -108,12 +108,19 @@ impl State {
 
     /// Forgets bytes at the front.
     pub(super) fn cut_front(&mut self, bytes: usize) {
+        self.cut(0, bytes);
+    }
+
+    /// Forgets bytes from a place on.
+    pub(super) fn cut(&mut self, at: usize, bytes: usize) {
         if self.long.is_empty() {
-            let kept = usize::from(self.len).saturating_sub(bytes);
-            self.short.copy_within(usize::from(self.len) - kept..usize::from(self.len), 0);
-            self.len = kept as u8;
+            let len = usize::from(self.len);
+            let (start, end) = (at.min(len), at.saturating_add(bytes).min(len));
+            self.short.copy_within(end..len, start);
+            self.len -= (end - start) as u8;
         } else {
-            self.long.drain(..bytes.min(self.long.len()));
+            let len = self.long.len();
+            self.long.drain(at.min(len)..at.saturating_add(bytes).min(len));
             self.shorten();
         }
     }
@@ -171,6 +178,13 @@ mod tests {
         state.cut_front(14);
         assert_eq!(state.as_bytes(), &expected[14..]);
         state.cut_back(42);
+        assert_eq!(state.as_bytes(), &expected[14..28]);
+        state.push::<7>(8);
+        state.cut(7, 7);
+        assert_eq!(state.as_bytes(), [&expected[14..21], &expected[56..63]].concat());
+        state.cut(7, 70);
+        assert_eq!(state.as_bytes(), &expected[14..21]);
+        state.push::<7>(3);
         assert_eq!(state.as_bytes(), &expected[14..28]);
         state.cut_front(7);
         state.push::<4>(9);

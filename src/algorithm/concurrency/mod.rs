@@ -83,20 +83,31 @@ impl Concurrency {
         slots.filter(|slot| slot.0 > now.get()).for_each(|slot| Self::push(state, slot));
     }
 
-    /// Takes out what has ended, and at most so many of those that these are; says how many.
-    fn free(state: &mut State, gone: usize, most: u64, which: impl Fn(Slot) -> bool) -> u64 {
-        let slots: Vec<_> = (gone..Self::len(state)).map(|place| Self::slot(state, place)).collect();
-        let mut freed = 0;
-        if !slots.iter().copied().any(&which) {
-            return freed;
-        }
-        state.clear();
-        for slot in slots {
-            if freed < most && which(slot) {
-                freed += 1;
+    /// The holder's next slot from this place on.
+    fn find(&self, state: &State, from: usize) -> Option<usize> {
+        let slots = state.as_bytes().get(ENTRY * from..).unwrap_or_default().chunks_exact(ENTRY);
+        // Eight bytes at once: the end's last one, and the name.
+        let name = |slot: &[u8]| slot.last_chunk().map(|bytes| u64::from_le_bytes(*bytes) >> 8);
+        let mut names = slots.map(name);
+        names.position(|name| name == Some(self.holder)).map(|place| from + place)
+    }
+
+    /// Takes out what has ended, and at most so many of the holder's slots, of those with this end if it matters; says how
+    /// many.
+    fn free(&self, state: &mut State, gone: usize, most: u64, end: Option<u64>) -> u64 {
+        let (mut freed, mut from) = (0, gone);
+        while freed < most
+            && let Some(place) = self.find(state, from)
+        {
+            if end.is_none_or(|end| end == Self::slot(state, place).0) {
+                state.cut(ENTRY * place, ENTRY);
+                (freed, from) = (freed + 1, place);
             } else {
-                Self::push(state, slot);
+                from = place + 1;
             }
+        }
+        if freed > 0 {
+            state.cut_front(ENTRY * gone);
         }
         freed
     }
@@ -105,19 +116,14 @@ impl Concurrency {
         let held = (Self::len(state) - gone) as u64;
         match ask.action {
             Action::Undo(taken) => {
-                let slot = ((taken + self.hold).get(), self.holder);
-                Self::free(state, gone, ask.cost, |other| other == slot);
+                self.free(state, gone, ask.cost, Some((taken + self.hold).get()));
             }
             // Of those without a name the one that ends first goes: none comes back before its end.
             _ if self.holder == 0 => state.cut_front(ENTRY * (gone as u64 + ask.cost.min(held)) as usize),
             _ => {
-                Self::free(state, gone, held, |(_, holder)| holder == self.holder);
+                self.free(state, gone, held, None);
             }
         }
-    }
-
-    fn is_held(&self, state: &State, gone: usize) -> bool {
-        self.holder > 0 && (gone..Self::len(state)).any(|place| Self::slot(state, place).1 == self.holder)
     }
 }
 
@@ -159,13 +165,13 @@ impl Rule for Concurrency {
             self.give(state, ask, gone);
             return true;
         }
-        let is_held = self.is_held(state, gone);
+        let is_held = self.holder > 0 && self.find(state, gone).is_some();
         let held = (Self::len(state) - gone) as u64;
         let allowed = is_held || held + ask.cost <= self.quota.ceiling();
         if ask.action == Action::Take && allowed {
             let end = Self::newest(state).unwrap_or_default().max((ask.now + self.hold).get());
             let slots = if is_held {
-                Self::free(state, gone, held, |(_, holder)| holder == self.holder)
+                self.free(state, gone, held, None)
             } else {
                 state.cut_front(ENTRY * gone);
                 ask.cost
