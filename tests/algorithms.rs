@@ -371,5 +371,14 @@ async fn the_examples_do_what_they_say() {
         // It was a short answer.
         assert!(check(&client, llm(tokens().hits(12_000).give_back())).await.allowed(), "{store}");
         assert!(check(&client, llm(tokens().hits(15_000))).await.allowed(), "{store}");
+
+        let export = |id: &str| descriptor(&[("user", "alice"), ("request_id", id)]);
+        let in_flight = |descriptor: Descriptor| Request::new("in-flight").descriptor(descriptor);
+        for number in 0..20 {
+            assert!(check(&client, in_flight(export(&number.to_string()))).await.allowed(), "{store}");
+        }
+        assert!(!check(&client, in_flight(export("20"))).await.allowed(), "{store}");
+        assert!(check(&client, in_flight(export("7").give_back())).await.allowed(), "{store}");
+        assert!(check(&client, in_flight(export("20"))).await.allowed(), "{store}");
     }
 }

@@ -129,10 +129,10 @@ fn time(algorithm: &Algorithm, names: &[Vec<u8>], step: u64) -> f64 {
 }
 
 /// Nanoseconds of a slot that is taken and given back while so many others are held, in memory; and the CPU time that
-/// Redis spends on taking one, beside a log that has as many hits.
+/// Redis spends on one of the two, beside a log that has as many hits.
 pub(crate) fn slots() {
     println!("\nSlots: of a concurrency limit, beside a sliding log with as many hits (medians of 9 rounds)\n");
-    println!("| held | in memory: ns, taken and given back | Redis: us, taken | the log: us | x the log |");
+    println!("| held | in memory: ns, taken and given back | Redis: us, one of these | the log: us | x the log |");
     println!("| ---: | ---: | ---: | ---: | ---: |");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     for held in [3, 20, 100] {

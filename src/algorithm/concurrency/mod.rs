@@ -61,12 +61,16 @@ impl Concurrency {
         state.push::<END>(holder);
     }
 
-    /// How many slots have ended.
+    /// How many slots have ended: mostly none.
     fn gone(state: &State, now: Micros) -> usize {
+        let ended = |place| Self::slot(state, place).0 <= now.get();
         let (mut low, mut high) = (0, Self::len(state));
+        if high == 0 || !ended(0) {
+            return 0;
+        }
         while low < high {
             let middle = usize::midpoint(low, high);
-            if Self::slot(state, middle).0 <= now.get() { low = middle + 1 } else { high = middle }
+            if ended(middle) { low = middle + 1 } else { high = middle }
         }
         low
     }
@@ -85,11 +89,9 @@ impl Concurrency {
 
     /// The holder's next slot from this place on.
     fn find(&self, state: &State, from: usize) -> Option<usize> {
-        let slots = state.as_bytes().get(ENTRY * from..).unwrap_or_default().chunks_exact(ENTRY);
-        // Eight bytes at once: the end's last one, and the name.
-        let name = |slot: &[u8]| slot.last_chunk().map(|bytes| u64::from_le_bytes(*bytes) >> 8);
-        let mut names = slots.map(name);
-        names.position(|name| name == Some(self.holder)).map(|place| from + place)
+        let (slots, _) = state.as_bytes().get(ENTRY * from..)?.as_chunks::<ENTRY>();
+        let name = |[.., a, b, c, d, e, f, g]: &[u8; ENTRY]| u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, 0]);
+        slots.iter().position(|slot| name(slot) == self.holder).map(|place| from + place)
     }
 
     /// Takes out what has ended, and at most so many of the holder's slots, of those with this end if it matters; says how
