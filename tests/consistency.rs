@@ -197,15 +197,15 @@ async fn leases_add_up_to_the_limit_and_no_more() {
         redis.cli(&["config", "resetstat"]);
         let mut passed = 0;
         // One has most of the traffic.
-        for (server, each) in servers.iter().zip([700, 100, 50]) {
+        for (server, each) in servers.iter().zip([400, 100, 50]) {
             passed += spend(&server.client().await, key, each).await;
         }
-        assert_eq!(passed, 16 * 850, "{key}: below the limit nobody is refused");
+        assert_eq!(passed, 16 * 550, "{key}: below half the limit nobody is refused");
         let stats = redis.cli(&["info", "commandstats"]);
         let calls = stats.split_once("cmdstat_evalsha:calls=").unwrap().1.split(',').next().unwrap();
         let calls: u64 = calls.parse().unwrap();
         assert!(calls < passed / 10, "{key}: {calls} calls for {passed} decisions");
-        assert!(servers[0].metric("sluicegate_lease_decisions") > 8_000.0, "{}", servers[0].get("/metrics"));
+        assert!(servers[0].metric("sluicegate_lease_decisions") > 5_000.0, "{}", servers[0].get("/metrics"));
         // What others hold comes back, and the rest can be had to the last hit.
         until_async("the whole limit to be spent", async || {
             for server in &servers {

@@ -18,13 +18,15 @@ class Limiter:
     """What the algorithms share. A subclass says what is used at an instant, and takes."""
 
     def __init__(self, limit):
-        self.requests = limit["requests_per_unit"]
-        self.window = SECONDS[limit["unit"]] * limit.get("unit_multiplier", 1) * 1_000_000
+        self.requests, self.window = self.rate(limit)
         self.count_denied = limit.get("count_denied", False)
         self.quota = self.requests
         self.set_up(limit)
         percent = int(limit.get("soft", "0%").rstrip("%"))
         self.ceiling = self.quota + self.quota * percent // 100
+
+    def rate(self, limit):
+        return limit["requests_per_unit"], SECONDS[limit["unit"]] * limit.get("unit_multiplier", 1) * 1_000_000
 
     def set_up(self, limit):
         pass
@@ -229,6 +231,23 @@ class WarmUp(Limiter):
         return self.resync(at)[1] == at
 
 
+class Concurrency(Limiter):
+    def rate(self, limit):
+        return limit["limit"], int(limit["hold"].rstrip("s")) * 1_000_000
+
+    def set_up(self, limit):
+        self.ends = []
+
+    def used(self, at):
+        return sum(1 for end in self.ends if end > at)
+
+    def take(self, cost, at):
+        self.ends += [at + self.window] * cost
+
+    def give_back(self, cost, at):
+        self.ends = sorted(end for end in self.ends if end > at)[cost:]
+
+
 KINDS = {
     "fixed_window": FixedWindow,
     "sliding_window": SlidingWindow,
@@ -236,6 +255,7 @@ KINDS = {
     "token_bucket": Bucket,
     "leaky_bucket": Bucket,
     "gcra": Bucket,
+    "concurrency": Concurrency,
 }
 
 MINUTE = {"unit": "minute", "requests_per_unit": 10}
@@ -261,6 +281,8 @@ LIMITS = [
     {**MINUTE, "algorithm": "leaky_bucket", "burst": 3, "queue": 4, "soft": "50%"},
     {**SEVEN, "algorithm": "gcra", "burst": 5},
     {**MINUTE, "algorithm": "gcra", "burst": 1},
+    {"algorithm": "concurrency", "limit": 5, "hold": "60s"},
+    {"algorithm": "concurrency", "limit": 10, "hold": "3s", "soft": "20%"},
 ]
 
 
