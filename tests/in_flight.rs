@@ -11,7 +11,7 @@ use std::{
 use tokio::task::JoinSet;
 
 use super::support::{
-    RedisServer, Server, descriptor,
+    DEADLINE, RedisServer, Server, descriptor,
     plain::{Answer, Client, Request},
     ring, rules, until_async,
 };
@@ -75,6 +75,43 @@ async fn a_slot_is_its_holders() {
         assert_eq!(header("RateLimit-Policy"), "\"in-flight\";q=2;qu=\"concurrent-requests\"");
         assert!(header("RateLimit").starts_with("\"in-flight\";r=0;t=3"), "{}", header("RateLimit"));
     }
+}
+
+/// A refusal is not remembered, neither there nor in the client.
+#[tokio::test]
+async fn a_slot_that_another_instance_frees_is_free_at_once() {
+    let redis = RedisServer::start();
+    let (one, other) = (start(&redis.url()), start(&redis.url()));
+    let (client, elsewhere) = (one.client().await, other.client().await);
+    let ours = sluicegate_client::Client::builder(format!("http://{}", one.grpc)).domain("d").deadline(DEADLINE);
+    let ours = ours.connect_lazy().unwrap();
+    let wanted = async || ours.check([sluicegate_client::descriptor! { "user" => "x", "id" => "3" }]).await.allowed();
+    for id in ["1", "2"] {
+        assert!(ask(&client, slot("user", id)).await.0);
+    }
+    assert!(!ask(&client, slot("user", "3")).await.0 && !wanted().await);
+    ask(&elsewhere, release("user", "1")).await;
+    assert!(wanted().await);
+    assert!(ask(&client, slot("user", "3")).await.0, "the same once more");
+}
+
+/// By itself an instance knows whose slots they are, too.
+#[tokio::test]
+async fn without_redis_slots_have_names() {
+    let mut redis = RedisServer::start();
+    let text = RULES.replace("name: in-flight", "name: in-flight, on_error: local");
+    let folder = rules(&[("d.yaml", &text)]);
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).start();
+    let client = server.client().await;
+    redis.kill();
+    for id in ["1", "2"] {
+        assert!(ask(&client, slot("user", id)).await.0);
+    }
+    assert!(!ask(&client, slot("user", "3")).await.0);
+    ask(&client, release("user", "3")).await;
+    assert!(!ask(&client, slot("user", "3")).await.0);
+    ask(&client, release("user", "2")).await;
+    assert_eq!(ask(&client, slot("user", "3")).await, (true, Some(0)));
 }
 
 #[tokio::test]

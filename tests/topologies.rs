@@ -31,6 +31,8 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 2, on_error: allow}
 - key: second
   rate_limit: {unit: second, requests_per_unit: 1000000}
+- key: slots
+  rate_limit: {algorithm: concurrency, limit: 9, holder: id}
 ";
 
 /// What `sluicegate shard` prints behind a word.
@@ -150,6 +152,11 @@ async fn a_key_is_where_the_command_line_says() {
         assert_eq!(cluster.nodes[0].cli(&["cluster", "keyslot", &key]), slot);
         assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1");
     }
+    // Who has a slot is no part of the key.
+    let slot = ask("d", &[("slots", "x"), ("id", "1")]);
+    assert!(in_cluster.client().await.check(slot).await.unwrap().allowed());
+    let key = shard("key", &cluster.url(), &["d", "slots=x", "id=2"]);
+    assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1", "{key}");
     let moved = shard("then", &ring, &["d", "user=a", "--nodes", "x,y"]);
     assert!(moved.starts_with("moves from 127.0.0.1:"), "{moved}");
     // Names and weights of the settings file: the same again moves nothing.
