@@ -174,21 +174,25 @@ fn slots_are_given_back_however_a_request_ends() {
 /// Nobody is told when a slot ends before its request: it is free then, and what is given back later is nobody's.
 #[test]
 fn a_request_that_outlives_its_slot_frees_no_other() {
-    let text = "domain: envoy\ndescriptors:\n- key: slow_user\n  rate_limit: {algorithm: concurrency, limit: 1, hold: 300ms, holder: request_id}\n";
+    let text = "domain: envoy\ndescriptors:\n- key: slow_user\n  rate_limit: {algorithm: concurrency, limit: 1, hold: 2s, holder: request_id}\n";
     let folder = rules(&[("envoy.yaml", text)]);
     let server = Server::start(folder.path(), "memory");
     let (upstream, crowd) = upstream();
     let envoy = Envoy::start(server.grpc, upstream, false);
     let get = |work: &str| envoy.get("/slow", &[("x-user", "alice"), ("x-work", work)]).0;
     std::thread::scope(|scope| {
-        let long = scope.spawn(|| get("700"));
+        let long = scope.spawn(|| get("4000"));
         until("it to be there", || (crowd.now.load(Relaxed) == 1).then_some(()));
         assert_eq!(get("0"), 429);
+        // Nobody gets in by calling himself the same.
+        let named = || envoy.get("/slow", &[("x-user", "bob"), ("x-request-id", "me"), ("x-work", "500")]).0;
+        let both = [scope.spawn(named), scope.spawn(named)].map(|request| request.join().unwrap());
+        assert!(both.contains(&200) && both.contains(&429), "{both:?}");
         let began = Instant::now();
         // The next one has the slot from here on, and is there when the first ends.
-        until("the slot to end", || (get("600") == 200).then_some(()));
+        until("the slot to end", || (get("3000") == 200).then_some(()));
         assert_eq!(long.join().unwrap(), 200);
-        assert!(began.elapsed() > Duration::from_millis(600), "the second was the last to end");
+        assert!(began.elapsed() > Duration::from_secs(3), "the second was the last to end");
     });
 }
 

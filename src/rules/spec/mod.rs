@@ -10,7 +10,7 @@ use super::{
     problem::{Place, Problems},
     yaml::{self, Kind, Yaml},
 };
-use crate::algorithm::{Algorithm, Consistency};
+use crate::algorithm::Consistency;
 
 pub(super) struct File {
     pub(super) domain: String,
@@ -331,7 +331,7 @@ impl Reader<'_, '_> {
         }
         it.count_denied = words.explicit_count_denied();
         let shape = words.shape(self);
-        let (requests, measure) = if words.kind() == Algorithm::kind("concurrency").unwrap_or(Algorithm::DEFAULT) {
+        let (requests, measure) = if words.are_of_requests_at_once() {
             let strays =
                 [unit.map(|(_, place)| place), requests.map(|(_, place)| place), multiplier.map(|(_, place)| place)];
             for place in strays.into_iter().flatten() {

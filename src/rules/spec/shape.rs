@@ -109,6 +109,11 @@ impl Words {
         (!stray).then_some(self.shape)
     }
 
+    /// Whether the algorithm counts these, and has no unit.
+    pub(super) fn are_of_requests_at_once(&self) -> bool {
+        self.kind.words.contains(&"hold")
+    }
+
     /// The key of the entry that names who holds what is taken.
     pub(super) fn holder(&self) -> Option<String> {
         self.holder.clone()

@@ -175,12 +175,13 @@ impl Lease {
 
     /// How much to ask for, if anything, when so much remains in the store; then nobody else does until it is answered.
     pub(super) fn more(&mut self, remaining: u64) -> u64 {
-        let wanted = self.wanted();
         let left = self.left();
-        if self.asking || left > wanted / 2 {
+        // Of all that is free, here and there, a part is held here: however often is asked for more.
+        let most = self.wanted().min(remaining.saturating_add(left) / PART);
+        if self.asking || left > most / 2 {
             return 0;
         }
-        let more = (wanted - left).min(remaining / PART);
+        let more = most - left;
         self.asking = more >= LEAST;
         if self.asking { more } else { 0 }
     }
@@ -399,6 +400,11 @@ mod tests {
         lease.not_granted();
         take(&mut lease, &rule, 1, at(2_000));
         assert_eq!(lease.more(1_000), 0, "it was quiet for long");
+        // Of what is free, a quarter is held, however often is asked for more.
+        let mut lease = held(&rule, 100);
+        take(&mut lease, &rule, 60, at(0));
+        lease.not_granted();
+        assert_eq!((lease.more(240), lease.more(320)), (0, (320 + 40) / 4 - 40), "40 are left");
     }
 
     #[test]
