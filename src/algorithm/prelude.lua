@@ -20,3 +20,17 @@ local function share(count, part, whole)
   until place < 1
   return rest > 0 and quotient + 1 or quotient
 end
+
+-- How many of a state's entries, each of so many bytes, begin with this instant or an earlier one. They are in that order.
+local function count_until(value, bytes, instant)
+  local first, last = 0, floor(#value / bytes)
+  while first < last do
+    local middle = floor((first + last) / 2)
+    if unpack_numbers('<I7', value, bytes * middle + 1) <= instant then
+      first = middle + 1
+    else
+      last = middle
+    end
+  end
+  return first
+end

@@ -151,13 +151,10 @@ impl Engine {
         // Of limits whose slots have holders: few have them.
         let mut held = Vec::new();
         for (descriptor, applied) in limited() {
-            let (mut path, algorithm) = (applied.path.as_slice(), applied.limit.algorithm());
-            let mut entries = descriptor.entries.as_slice();
-            if let Some(holder) = applied.holder(descriptor) {
-                (entries, path) = (&entries[..entries.len() - 1], &path[..path.len() - 1]);
-                held.push(algorithm.held_by(holder));
-            }
-            key::write(&mut names, request.domain, shard_by, entries, path, algorithm);
+            let algorithm = applied.limit.algorithm();
+            held.extend(applied.holder(descriptor).map(|holder| algorithm.held_by(holder)));
+            let entries = &descriptor.entries[..descriptor.entries.len() - usize::from(applied.has_holder())];
+            key::write(&mut names, request.domain, shard_by, entries, &applied.path, algorithm);
             ends.push(names.len());
             if !descriptor.give_back {
                 applied.series.asked(self.worker, descriptor.hits.min(MAX));

@@ -27,7 +27,7 @@ const READABLE: usize = 128;
 /// 160 bits, so that nobody finds two descriptors with one digest.
 const DIGEST: usize = 20;
 
-/// Appends the name of the counter. `path` has a node for each entry, or is empty for an override.
+/// Appends the name of the counter. `path` has a node for each entry at least, or is empty for an override.
 pub(super) fn write(
     name: &mut Vec<u8>,
     domain: &str,

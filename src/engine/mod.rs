@@ -33,8 +33,8 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
     };
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
     let (limit, mut name) = (rule.limit?, Vec::new());
-    let counted = entries.len() - usize::from(rule.has_holder);
-    key::write(&mut name, domain, shard_by, &entries[..counted], &path[..counted], limit.algorithm());
+    let entries = &entries[..entries.len() - usize::from(rule.has_holder)];
+    key::write(&mut name, domain, shard_by, entries, &path, limit.algorithm());
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 

@@ -115,18 +115,9 @@ impl Compiler {
         let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
         let dynamic = above.dynamic || (descriptor.value_to_metric && own_value);
         if let Some(written) = &descriptor.rate_limit {
-            // The level of the holders is below, and has no say in labels.
-            let holders =
-                written.holder.as_ref().map(|key| (key, self.set.add_child(id, key, Segment::Any, descriptor.place)));
-            let at = match holders {
-                None => id,
-                Some((_, Ok(holders))) => holders,
-                Some((key, Err(first))) => {
-                    let message = format!("holder {key:?} is a key below it already, at line {}", first.line);
-                    problems.error(descriptor.place, message);
-                    return;
-                }
-            };
+            // The level of the holders is below, the first there, and has no say in labels.
+            let holders = written.holder.as_ref();
+            let holders = holders.and_then(|key| self.set.add_child(id, key, Segment::Any, descriptor.place).ok());
             let rule = Rule {
                 id: self.set.rules().len(),
                 limit: written.limit,
@@ -149,7 +140,7 @@ impl Compiler {
                 file: Arc::clone(above.file),
                 place: descriptor.place,
             };
-            self.set.add_rule(at, rule);
+            self.set.add_rule(holders.unwrap_or(id), rule);
         }
         let below = Above { file: above.file, parent: id, labels, dynamic };
         self.descriptors(&descriptor.children, &below, problems);

@@ -11,15 +11,7 @@ if newest > now + hold + slack then
   end
   value, newest, changed = table.concat(slots), now + hold, true
 end
-local gone, last = 0, held
-while gone < last do
-  local middle = floor((gone + last) / 2)
-  if unpack_numbers('<I7', value, 14 * middle + 1) <= now then
-    gone = middle + 1
-  else
-    last = middle
-  end
-end
+local gone = count_until(value, 14, now)
 held = held - gone
 -- The next slot from a place on that has these bytes at this offset.
 local function find(bytes, offset, place)

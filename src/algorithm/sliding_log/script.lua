@@ -14,15 +14,7 @@ if newest > now + slack then
   end
   value, newest, changed = table.concat(entries), now, true
 end
-local gone, last = 0, held
-while gone < last do
-  local middle = floor((gone + last) / 2)
-  if unpack_numbers('<I7', value, 7 * middle + 1) + window <= now then
-    gone = middle + 1
-  else
-    last = middle
-  end
-end
+local gone = count_until(value, 7, now - window)
 held = held - gone
 local allowed = 1
 if action == UNDO then

@@ -9,7 +9,7 @@
 //! Callers that want to admit hits by themselves get a part of what is held: a grant, which ends no later. It is as if
 //! they had been spent; what a caller says that he has not used comes back, if the lease is still the same.
 //!
-//! How much is taken follows the rate at which the entity is asked for here and what remains: a quarter of that at most,
+//! How much is held follows the rate at which the entity is asked for here and what is free: a quarter of that at most,
 //! so that the last hits of a limit are decided one by one, and nothing when it is not worth it.
 
 use std::{num::NonZeroU32, time::Duration};

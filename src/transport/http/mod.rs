@@ -89,17 +89,13 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
         text += &format!("# last error: {line}\n");
     }
     for rule in handlers.reloader.rules().load().rules().rules() {
-        let (unit, requests) = match &rule.limit {
-            Some(limit) => match limit.measure() {
-                Measure::Rate { unit, .. } => (unit.name().to_uppercase(), limit.requests()),
-                Measure::InFlight { .. } => ("IN_FLIGHT".into(), limit.requests()),
-            },
-            None => ("UNKNOWN".into(), 0),
+        let requests = rule.limit.map_or(0, |limit| limit.requests());
+        let (unit, multiplier) = match rule.limit.map(|limit| limit.measure()) {
+            Some(Measure::Rate { unit, multiplier }) => (unit.name().to_uppercase(), multiplier),
+            Some(Measure::InFlight { .. }) => ("IN_FLIGHT".into(), 1),
+            None => ("UNKNOWN".into(), 1),
         };
-        let multiplier = match rule.limit.map(|limit| limit.measure()) {
-            Some(Measure::Rate { multiplier, .. }) if multiplier != 1 => format!(" unit_multiplier={multiplier}"),
-            _ => String::new(),
-        };
+        let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
         // The peer has no such word; a line about fixed windows is as there.
         let algorithm = rule.limit.filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
         let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
