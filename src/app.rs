@@ -21,11 +21,11 @@ use tokio::{
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
-    engine::{Engine, Statistics, StatisticsSettings},
+    engine::{Engine, Resources, Statistics, StatisticsSettings},
     metrics::{WorkerId, observe_counter, observe_gauge},
     rules::{Options, SourceFile},
     service::{
-        Check, Clock, check,
+        Check, Clock, Reports, check,
         reload::{LoadError, Reloader, Source},
     },
     settings::Settings,
@@ -35,7 +35,7 @@ use crate::{
     },
     telemetry::{Meters, TelemetryError, Traces},
     transport::{
-        grpc::{self, HEALTH_NAMES, Handler, Server, ServerError},
+        grpc::{self, HEALTH_NAMES, Handler, ResourceService, Server, ServerError},
         http,
     },
 };
@@ -121,7 +121,9 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     let source = source(&settings);
     let instances = settings.cluster.instances;
     let options = Options { merge_domains: settings.rules.merge_domains, instances };
-    let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics)).map_err(AppError::Rules)?;
+    let resources = Arc::new(Resources::default());
+    let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics), Arc::clone(&resources));
+    let reloader = reloader.map_err(AppError::Rules)?;
 
     let store_metrics = store::Metrics::new(workers + 1);
     let store = Arc::new(StoreSetup::new(&settings, &store_metrics)?);
@@ -143,7 +145,9 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     let addr = settings.http.addr;
     let http = TcpListener::bind(addr).await.map_err(|source| AppError::Http { addr, source })?;
     let mut server = Server::bind(settings.grpc.clone()).await?;
-    let (health, others) = grpc::health().await;
+    let check = parts.check(control).await;
+    let reports = Reports { engine: check.engine.clone(), clock: clock.clone(), resources };
+    let (health, others) = grpc::others(ResourceService::new(reports.clone())).await;
     let (stop, stopping) = watch::channel(false);
     for worker in 0..workers {
         let (parts, traces, others) = (parts.clone(), traces.clone(), others.clone());
@@ -161,13 +165,15 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     parts.store.observe(&store_metrics, &meter);
     tokio::spawn(Arc::clone(&reloader).follow());
     parts.maintain();
-    let check = parts.check(control).await;
     let store = check.engine.store.clone();
+    reports.observe(&meter);
+    tokio::spawn(reports.clone().follow());
     tokio::spawn(sweep(store.clone(), clock.clone()));
 
     let leaving = Arc::new(AtomicBool::new(false));
     let router = http::router(http::Handlers {
         check,
+        reports,
         limits: settings.grpc.limits,
         response: settings.response.clone(),
         reloader,

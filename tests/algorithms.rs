@@ -326,15 +326,37 @@ async fn the_examples_do_what_they_say() {
     for (store, client, server) in both.clients().await {
         let shown = server.get("/rlconfig");
         assert!(
-            shown.contains("plans.plan_pro.user: unit=SECOND algorithm=token_bucket requests_per_unit=1000"),
+            shown.contains("plans.user.plan_pro: unit=SECOND algorithm=token_bucket requests_per_unit=1000"),
             "{shown}"
         );
         for (plan, limit) in [("free", 50), ("standard", 500), ("pro", 1_000), ("gold", 50)] {
-            let user = descriptor(&[("plan", plan), ("user", "alice")]);
+            let user = descriptor(&[("user", plan), ("plan", plan)]);
             let answer = check(&client, Request::new("plans").descriptor(user.hits(limit))).await;
             assert_eq!(answer.0.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, limit as u32);
             assert!(answer.allowed(), "{store}: {plan}");
         }
+        let known = check(&client, ask("plans", &[("user", "acme")])).await;
+        assert_eq!(known.0.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, 1_000, "{store}");
+        let export = |id| ask("plans", &[("exporter", "alice"), ("plan", "free"), ("request_id", id)]);
+        assert!(check(&client, export("1")).await.allowed() && !check(&client, export("2")).await.allowed(), "{store}");
+
+        // Four fifths for all else, and the rest for what must not fail.
+        let fleet = |priority, id: usize| {
+            ask("shedding", &[("fleet", "api"), ("priority", priority), ("request_id", &id.to_string())])
+        };
+        for id in 0..82 {
+            assert_eq!(check(&client, fleet("get", id)).await.allowed(), id < 80, "{store}: {id}");
+        }
+        for id in 100..121 {
+            assert_eq!(check(&client, fleet("critical", id)).await.allowed(), id < 120, "{store}: {id}");
+        }
+        let tenant = |tenant, hits| {
+            Request::new("shedding").descriptor(descriptor(&[("upstream", "search"), ("tenant", tenant)]).hits(hits))
+        };
+        assert!(!check(&client, tenant("free", 301)).await.allowed(), "{store}: free's maximum");
+        assert!(check(&client, tenant("free", 300)).await.allowed(), "{store}");
+        assert!(check(&client, tenant("gold", 700)).await.allowed(), "{store}: what free leaves");
+        assert!(check(&client, ask("shedding", &[("report", "x")])).await.allowed(), "{store}");
 
         // Five guesses for one account from one address; then a hundred refused ones keep it closed.
         let guess = |name: &str, address: &str| {

@@ -10,7 +10,10 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use sluicegate::{
-    algorithm::{Action, Algorithm, Kind, MAX, Micros, Shape, State, sliding_window::Edge},
+    algorithm::{
+        Action, Algorithm, Asker, Classes, Kind, MAX, Micros, Rule, Shape, State, reports::Reports,
+        sliding_window::Edge,
+    },
     store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
 };
 use tokio::task::JoinSet;
@@ -36,7 +39,7 @@ struct Step {
     /// Which of the history's two limits applies: they change while it runs.
     changed: bool,
     /// What to do, how many hits, and who asks, where that matters.
-    hits: Vec<(Action, u64, u64)>,
+    hits: Vec<(Action, u64, Asker)>,
 }
 
 /// An undo is of a take so long before the step that it stands in.
@@ -66,8 +69,8 @@ fn step() -> impl Strategy<Value = Step> {
     let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return), 1 => undo];
     let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX), 1 => Just(u64::MAX)];
     // Names that a search for one another's bytes could find where none begins.
-    let holder = select(vec![0_u64, 1, 256, 65_536]);
-    let hits = prop::collection::vec((action, cost, holder), 1..3);
+    let asker = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| Asker { holder, class });
+    let hits = prop::collection::vec((action, cost, asker), 1..3);
     (later(), prop::bool::weighted(0.2), hits).prop_map(|(later, changed, hits)| Step { later, changed, hits })
 }
 
@@ -83,6 +86,9 @@ fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History>
 
 /// Limits of one kind, with every word that belongs to it.
 fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
+    if kind.name == Reports::NAME {
+        return select(vec![1_u64, 10, 3_600]).prop_map(|life| Reports::new(Micros::from_secs(life)).into()).boxed();
+    }
     let requests =
         prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(600), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
     let window = select(vec![1_u64, 15, 60, 60, 60, 3_600, 31_536_000]);
@@ -102,7 +108,10 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
                 count_denied: Some(denied),
                 min_interval: given("min_interval", one > 4).then_some(Micros::new(u64::from(other) * 100_000)),
                 soft: soft.filter(|_| !kind.name.contains("warm_up")),
+                classes: None,
             };
+            let shape =
+                if given("shares", one > 3 || kind.name == "shares") { shared(shape, one, other)? } else { shape };
             (kind.build)(&shape).ok()
         });
     // One and the same counter is asked, taken from in advance, and told what has passed elsewhere.
@@ -114,9 +123,21 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
     used.boxed()
 }
 
+/// Three classes or four, with more or less that is kept for each.
+fn shared(shape: Shape, one: u32, other: u32) -> Option<Shape> {
+    let capacity = shape.requests;
+    let part = |part: u32| (u64::from(capacity) * u64::from(part) / 20) as u32;
+    let mut shares = vec![(part(one), part(one) + 1), (part(other), capacity), (0, part(10).max(1))];
+    if one.is_multiple_of(2) {
+        shares.push((part(1), capacity));
+    }
+    let classes = Classes::new(&shares, capacity).ok()?;
+    Some(Shape { classes: Some(classes), soft: None, count_denied: None, ..shape })
+}
+
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
-    let algorithms: Vec<_> = step.hits.iter().map(|(_, _, holder)| algorithm.held_by(*holder)).collect();
-    let hit = |((action, cost, _), algorithm): (&(Action, u64, u64), _)| {
+    let algorithms: Vec<_> = step.hits.iter().map(|(_, _, asker)| algorithm.asked_by(*asker)).collect();
+    let hit = |((action, cost, _), algorithm): (&(Action, u64, Asker), _)| {
         let action = match action {
             Action::Undo(before) => Action::Undo(Micros::new(now) - *before),
             action => *action,

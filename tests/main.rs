@@ -50,6 +50,8 @@ mod peers;
 mod reload;
 /// Rule files: what is accepted, what is refused and how that reads.
 mod rules;
+/// Overload: who is shed, and how a refusal says so; limits that stretch; plans.
+mod shedding;
 /// The end of the process.
 mod shutdown;
 /// What Redis holds, and how many callers share a limit exactly.

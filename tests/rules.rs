@@ -128,7 +128,7 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
         (
             "algorithm: window",
             "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
-             leaky_bucket, gcra, concurrency",
+             leaky_bucket, gcra, concurrency, shares",
         ),
         ("limit: 6", "2:72: limit belongs to algorithm concurrency, not to fixed_window"),
         ("buckets: 6", "2:72: buckets belongs to algorithm sliding_window, not to fixed_window"),
@@ -170,8 +170,14 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
 #[test]
 fn a_limit_of_requests_at_once_has_words_of_its_own() {
     for (words, expected) in [
-        ("limit: 2, unit: day", "2:77: concurrency has a limit of requests at once, and none per unit"),
-        ("limit: 2, requests_per_unit: 3", "2:71: concurrency has a limit of requests at once, and none per unit"),
+        (
+            "limit: 2, unit: day",
+            "2:77: concurrency says how many by itself, and goes with no unit and no requests_per_unit",
+        ),
+        (
+            "limit: 2, requests_per_unit: 3",
+            "2:71: concurrency says how many by itself, and goes with no unit and no requests_per_unit",
+        ),
         ("hold: 1s", "2:36: concurrency needs a limit: how many requests at once"),
         ("limit: 1001", "2:61: concurrency keeps every slot and takes 1000 at most, its soft part included"),
         ("limit: 2, hold: 0s", "2:71: hold must be longer than nothing, and a day at most"),
@@ -191,6 +197,133 @@ fn a_limit_of_requests_at_once_has_words_of_its_own() {
     }
     let text = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: concurrency, limit: 2, holder: id}, descriptors: [{key: id}]}]";
     assert_eq!(refusal(&[text]), ["a.yaml:2:98: the key \"id\" stands twice in one list; first at line 2"]);
+}
+
+#[test]
+fn a_capacity_is_shared_by_words_of_its_own() {
+    let full = "capacity: 10/s, class: c";
+    for (words, expected) in [
+        ("capacity: many", "2:47: capacity is a number at once (100), or per s, m, h, d or second, "),
+        ("capacity: 10/w", "2:47: capacity is a number at once (100), or per s, m, h, d or second, "),
+        ("capacity: 10/s", "2:37: a capacity per time needs shares, or a reserve"),
+        ("algorithm: shares", "2:36: shares are of a capacity: 1000/s"),
+        (
+            "capacity: 10/s, algorithm: gcra, shares: {a: {}}, class: c",
+            "2:53: capacity says by itself how it is counted",
+        ),
+        ("capacity: 10/s, unit: day, shares: {a: {}}, class: c", "2:59: capacity says how many by itself"),
+        ("capacity: 10, limit: 5", "2:51: a limit at once is a capacity that nobody shares: one of the two"),
+        (
+            "capacity: 10/s, shares: {a: {}}",
+            "2:53: shares need a class: the key of the entry that says whose request it is",
+        ),
+        ("capacity: 10, class: c", "2:51: a class needs shares, or a reserve"),
+        ("capacity: 10, class: c, holder: c, reserve: {a: 1}", "2:51: class and holder are two entries"),
+        (
+            &format!("{full}, shares: {{a: {{min: 6}}, b: {{min: 5}}}}"),
+            "2:71: the minima add up to more than the capacity",
+        ),
+        (&format!("{full}, shares: {{a: {{min: 6, max: 5}}}}"), "2:71: a class has a maximum below its minimum"),
+        (
+            &format!("{full}, shares: {{a: {{max: 11}}}}"),
+            "2:71: a class has a maximum below its minimum, or of 0, or above",
+        ),
+        (&format!("{full}, shares: {{a: {{most: 1}}}}"), "2:76: unknown key \"most\"; did you mean max?"),
+        (&format!("{full}, shares: [a]"), "2:71: shares must be a map, not a list"),
+        (&format!("{full}, reserve: {{a: 101%}}"), "2:76: what is reserved must be a whole percentage from 0% to 100%"),
+        (&format!("{full}, reserve: {{a: 60%, b: 50%}}"), "2:72: the minima add up to more than the capacity"),
+        (
+            &format!("{full}, reserve: {{a: 1}}, shares: {{a: {{}}}}"),
+            "2:80: shares and reserve exclude each other: a reserve is a share for short",
+        ),
+        (&format!("{full}, shares: {{a: {{}}}}, soft: 10%"), "2:80: a shared capacity has ceilings, and is not soft"),
+        (&format!("{full}, shares: {{a: {{}}}}, consistency: leased"), "2:93: consistency: leased cannot promise"),
+        (
+            &format!("{full}, shares: {{a: {{}}}}, consistency: eventual"),
+            "2:93: consistency: eventual does not go with shares",
+        ),
+        ("capacity: 70000000/s, shares: {a: {}}, class: c", "2:67: a capacity that is shared is 67108863 at most"),
+        (
+            "capacity: 60000000/h, shares: {a: {}}, class: c",
+            "2:37: capacity times the microseconds of its time must stay",
+        ),
+    ] {
+        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{words}}}}}]");
+        let errors = refusal(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+    }
+    let fixed =
+        "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 3, reserve: {a: 1}, class: c}}]";
+    let errors = refusal(&[fixed]);
+    assert!(errors[0].ends_with("reserve belongs to algorithm concurrency, shares, not to fixed_window"), "{errors:?}");
+    let many: Vec<_> = (0..16).map(|class| format!("c{class}: {{}}")).collect();
+    let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{full}, shares: {{{}}}}}}}]", many.join(", "));
+    assert_eq!(refusal(&[&text]), ["a.yaml:2:71: a capacity is shared by 1 to 16 classes"]);
+}
+
+#[test]
+fn elastic_needs_a_resource_and_how_much() {
+    for (words, expected) in [
+        ("{resource: db}", "2:81: elastic needs a resource, and up_to: how much of the limit there is at most"),
+        ("{up_to: 200%}", "2:81: elastic needs a resource, and up_to: how much of the limit there is at most"),
+        ("{resource: db, up_to: 200%, idle: 90%, busy: 90%}", "2:81: a resource is idle below the utilization"),
+        ("{resource: db, up_to: 200%}, consistency: leased", "2:123: consistency: leased does not go with elastic"),
+        (
+            "{resource: db, up_to: 200%}, algorithm: sliding_log",
+            "2:72: with all of its extra, a sliding_log keeps every hit",
+        ),
+    ] {
+        let text = format!(
+            "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 900, elastic: {words}}}}}]"
+        );
+        let errors = refusal(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+    }
+    let text = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9, elastic: {resource: db, up_to: 90%}}}]";
+    assert!(refusal(&[text])[0].contains("up_to must be a whole percentage from 101% to 1000%"));
+}
+
+#[test]
+fn plans_are_one_table() {
+    let rule = "descriptors: [{key: k, rate_limit: {by_plan: calls}}]";
+    let one = "{unit: day, requests_per_unit: 1}";
+    for (plans, expected) in [
+        ("plans: {default: a}".to_owned(), "2:8: plans needs limits: those of each plan by their names"),
+        (format!("plans: {{limits: {{a: {{calls: {one}}}}}}}"), "2:8: the default plan \"\" is not one of a"),
+        (
+            format!("plans: {{default: b, limits: {{a: {{calls: {one}}}}}}}"),
+            "2:18: the default plan \"b\" is not one of a",
+        ),
+        (
+            format!("plans: {{default: a, limits: {{a: {{calls: {one}}}, b: {{}}}}}}"),
+            "2:77: the plan \"b\" has no limit \"calls\", which line 3 wants",
+        ),
+        (
+            format!("plans: {{default: a, limits: {{a: {{calls: {one}}}}}, entities: {{user: {{bob: c}}}}}}"),
+            "2:101: the plan \"c\" is not one of a",
+        ),
+        (
+            "plans: {default: a, limits: {a: {calls: {by_plan: other}}}}".to_owned(),
+            "2:42: a plan's limit cannot be another plan's",
+        ),
+        (
+            format!(
+                "plans: {{default: a, limits: {{a: {{calls: {one}}}, \
+                 b: {{calls: {{algorithm: concurrency, limit: 1, holder: id}}}}}}}}"
+            ),
+            "3:37: the limits \"calls\" of all plans need the same class and holder",
+        ),
+    ] {
+        let errors = refusal(&[&format!("domain: d\n{plans}\n{rule}")]);
+        assert!(errors[0].starts_with(&format!("a.yaml:{expected}")), "{plans}: {errors:?}");
+    }
+    let errors = refusal(&[&format!("domain: d\n{rule}")]);
+    assert_eq!(errors, ["a.yaml:2:37: there is no plan that could have a limit \"calls\""]);
+    let beside = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
+    assert_eq!(
+        refusal(&[beside])[1],
+        "a.yaml:2:53: unit has no meaning beside by_plan: the plans say how it is counted"
+    );
 }
 
 #[test]

@@ -64,7 +64,8 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
     let settings = StatisticsSettings { max_dynamic_series: 100, near_limit_ratio: 0.8 };
     let statistics = Statistics::new(1, settings);
     let source = Source::BuiltIn(files.collect());
-    let reloader = Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics)).unwrap();
+    let reloader =
+        Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
     let rules = Arc::clone(reloader.rules());
     let local = Arc::new(Memory::new(&memory::Settings::default()));
     let engine = Engine { worker: WorkerId(0), store, local, rules, statistics, settings: Arc::default() };

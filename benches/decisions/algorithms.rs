@@ -5,7 +5,7 @@ use std::{hash::Hasher, hint::black_box, sync::Arc, time::Instant};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Micros, Quota,
+        Action, Algorithm, Asker, Micros, Quota,
         concurrency::Concurrency,
         fixed_window::FixedWindow,
         gcra::Gcra,
@@ -142,20 +142,25 @@ pub(crate) fn slots() {
     }
 }
 
+/// Names as far apart as digests are.
+fn holder_of(number: u64) -> Asker {
+    Asker { holder: number * 0x1_0000_0001, ..Asker::default() }
+}
+
 fn time_slots(held: u64) -> f64 {
     let hold = Micros::from_secs(3_600);
     let rule: Algorithm = Concurrency::new(Quota::hard(held + 1), hold).unwrap().into();
     let (store, now) = (Memory::new(&memory::Settings::default()), Micros::new(START));
     let key = b"{bench|user=user}cc";
     for holder in 1..=held {
-        let rule = rule.held_by(holder * 0x1_0000_0001);
+        let rule = rule.asked_by(holder_of(holder));
         assert!(store.apply(&[hit(key, &rule, 1)], Charge::Each, now)[0].is_ok());
     }
     let mut rounds = Vec::new();
     for _ in 0..9 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
-            let rule = rule.held_by((held + 1 + number) * 0x1_0000_0001);
+            let rule = rule.asked_by(holder_of(held + 1 + number));
             black_box(store.apply(&[hit(key, &rule, 1)], Charge::Each, now));
             let back = Hit { action: Action::Return, ..hit(key, &rule, 1) };
             black_box(store.apply(&[back], Charge::Each, now));
@@ -176,14 +181,14 @@ async fn slots_in_redis(held: u64) -> [f64; 2] {
     for name in names {
         let log = hit(name, &log, held);
         let key = [name.as_slice(), b"cc"].concat();
-        let rules: Vec<_> = (1..=held).map(|holder| slots.held_by(holder * 0x1_0000_0001)).collect();
+        let rules: Vec<_> = (1..=held).map(|holder| slots.asked_by(holder_of(holder))).collect();
         let hits: Vec<_> = rules.iter().map(|rule| hit(&key, rule, 1)).chain([log]).collect();
         assert!(redis.count(&hits, Charge::Each, Micros::new(START)).await.iter().all(Result::is_ok));
     }
     let keys: Vec<_> = names.iter().map(|name| [name.as_slice(), b"cc"].concat()).collect();
     let mut samples = [Vec::new(), Vec::new()];
     for round in 0..10_u64 {
-        let holder = slots.held_by((held + 1 + round) * 0x1_0000_0001);
+        let holder = slots.asked_by(holder_of(held + 1 + round));
         for ((rule, keys), samples) in [(&holder, keys.as_slice()), (&log, names)].into_iter().zip(&mut samples) {
             let before = server.cpu_micros();
             for _ in 0..20 {

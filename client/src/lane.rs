@@ -365,6 +365,8 @@ mod tests {
             decider: v1::Decider::Fallback.into(),
             refusal_counts: true,
             grant: Some(v1::Grant { hits: 4, life_us: 5, id: "it".into() }),
+            shed: true,
+            elastic: true,
         };
         let verdict = v1::Verdict {
             allowed: true,
@@ -397,6 +399,8 @@ mod tests {
             retry_after: Some(micros(2)),
             delay: micros(3),
             soft: true,
+            elastic: true,
+            shed: true,
             fallback: true,
             refusal_counts: true,
             coarse: false,

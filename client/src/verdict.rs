@@ -59,6 +59,10 @@ pub struct Status {
     pub delay: Duration,
     /// Allowed only because the limit is soft.
     pub soft: bool,
+    /// Allowed only because a resource has capacity to spare; from `sluicegate.v1` only.
+    pub elastic: bool,
+    /// When refused: for overload, and not for what this caller has had; from `sluicegate.v1` only.
+    pub shed: bool,
     /// The service's counters were out of reach: its `on_error` decided.
     pub fallback: bool,
     /// Refused hits count: this refusal is not remembered.
@@ -181,6 +185,13 @@ impl Verdict {
         self.statuses.iter().filter(|status| status.allowed).map(|status| status.delay).max().unwrap_or_default()
     }
 
+    /// Refused for overload that the caller did not cause, and for nothing else: HTTP has 503 for it, and 429 for all else.
+    #[must_use]
+    pub fn shed(&self) -> bool {
+        let mut refused = self.statuses.iter().filter(|status| !status.allowed).peekable();
+        !self.allowed && refused.peek().is_some() && refused.all(|status| status.shed)
+    }
+
     /// Allowed only because a limit is soft.
     #[must_use]
     pub fn soft(&self) -> bool {
@@ -219,7 +230,7 @@ fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
 
 impl Status {
     /// `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`, `soft`, `decider`, `refusal_counts`,
-    /// `grant`.
+    /// `grant`, `shed`, `elastic`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
         let mut status = Self::default();
         for field in fields {
@@ -234,6 +245,8 @@ impl Status {
                 (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
                 (9, value) => status.refusal_counts = value.number()? != 0,
                 (10, value) => status.grant = Some(Offer::read(value.message()?)?),
+                (11, value) => status.shed = value.number()? != 0,
+                (12, value) => status.elastic = value.number()? != 0,
                 _ => {}
             }
         }

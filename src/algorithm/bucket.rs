@@ -263,6 +263,7 @@ impl Bucket {
             } else {
                 Micros::ZERO
             },
+            ..Decision::default()
         }
     }
 

@@ -32,9 +32,15 @@ fn numbers() -> impl Strategy<Value = Numbers> {
             count_denied: Some(count_denied),
             min_interval: None,
             soft: percent,
+            classes: (word("shares") && other > 3).then(|| classes(requests)).flatten(),
         };
         (kind.build)(&shape).is_ok().then_some(Numbers { kind, shape })
     })
+}
+
+/// One class that asks, with some that is always there for it and a ceiling, and one for which the rest is kept.
+fn classes(requests: u32) -> Option<Classes> {
+    Classes::new(&[(requests / 3, requests.div_ceil(2).max(requests / 3)), (requests / 4, requests)], requests).ok()
 }
 
 impl Numbers {
@@ -42,7 +48,9 @@ impl Numbers {
     fn times(&self, factor: u32) -> Option<Algorithm> {
         let times = |number: u32| number * factor;
         let Shape { requests, burst, queue, .. } = self.shape;
-        let shape = Shape { requests: times(requests), burst: burst.map(times), queue: queue.map(times), ..self.shape };
+        let classes = self.shape.classes.map(|classes| classes.times(factor));
+        let (burst, queue) = (burst.map(times), queue.map(times));
+        let shape = Shape { requests: times(requests), burst, queue, classes, ..self.shape };
         (self.kind.build)(&shape).ok()
     }
 }

@@ -1,9 +1,9 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
 use super::{
-    Arguments, Ask, Decision, Kind, Micros, Rule, State, concurrency::Concurrency, escrow::Escrow,
-    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, sliding_log::SlidingLog,
-    sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    Arguments, Ask, Asker, Decision, Kind, Micros, Rule, State, concurrency::Concurrency, escrow::Escrow,
+    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, reports::Reports, shares::Shares,
+    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -65,10 +65,10 @@ macro_rules! algorithms {
                 match self { $(Self::$rule(rule) => rule.scope()),+ }
             }
 
-            /// See [`Rule::held_by`].
+            /// See [`Rule::asked_by`].
             #[must_use]
-            pub fn held_by(self, holder: u64) -> Self {
-                match self { $(Self::$rule(rule) => rule.held_by(holder).into()),+ }
+            pub fn asked_by(self, asker: Asker) -> Self {
+                match self { $(Self::$rule(rule) => rule.asked_by(asker).into()),+ }
             }
 
             /// See [`Rule::step`].
@@ -133,7 +133,19 @@ macro_rules! algorithms {
     };
 }
 
-algorithms![FixedWindow, SlidingWindow, SlidingLog, TokenBucket, WarmUp, LeakyBucket, Gcra, Escrow, Concurrency];
+algorithms![
+    FixedWindow,
+    SlidingWindow,
+    SlidingLog,
+    TokenBucket,
+    WarmUp,
+    LeakyBucket,
+    Gcra,
+    Escrow,
+    Concurrency,
+    Shares,
+    Reports
+];
 
 impl Algorithm {
     /// What counts where a rule does not say.

@@ -9,6 +9,7 @@
 //! says what to tell the caller; it exists once, in Rust, for every store.
 
 mod bucket;
+mod classes;
 pub mod concurrency;
 mod consistency;
 mod drain;
@@ -22,8 +23,10 @@ mod list;
 mod micros;
 mod pace;
 mod quota;
+pub mod reports;
 mod shape;
 mod share;
+pub mod shares;
 pub mod sliding_log;
 pub mod sliding_window;
 mod state;
@@ -31,6 +34,7 @@ mod tempo;
 pub mod token_bucket;
 pub mod warm_up;
 
+pub use classes::{Classes, NotClasses};
 pub use consistency::Consistency;
 pub use list::Algorithm;
 pub use micros::Micros;
@@ -99,6 +103,15 @@ impl Ask {
     }
 }
 
+/// Who asks, for counters to which that matters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asker {
+    /// Whose the slots are that are taken and given back; 0 is nobody in particular.
+    pub holder: u64,
+    /// The place of its class among those that share the counter.
+    pub class: u8,
+}
+
 /// What to tell the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
@@ -106,6 +119,10 @@ pub struct Decision {
     pub allowed: bool,
     /// It passes only because the limit is soft.
     pub soft: bool,
+    /// It is refused for what others do: the caller is within what it may have.
+    pub shed: bool,
+    /// The limit as it stands for this caller now, where that is not the rule's.
+    pub limit: Option<u32>,
     /// Hits that would still pass now within the limit.
     pub remaining: u64,
     /// Hits that count against the limit now; above it where denied hits count too, or the limit is soft.
@@ -137,11 +154,12 @@ pub trait Rule {
     /// The Lua twin of [`Rule::step`]: the body of a function that returns `allowed` (1 or 0) and the state after.
     ///
     /// It sees `key`; `action` (`TAKE`, `PEEK` or `RETURN`); `now` in microseconds; `keep`, the milliseconds that a key
-    /// outlives its use; the [`Rule::ARGUMENTS`] by their names; and what `prelude.lua` defines. The state is a string
+    /// outlives its use; the [`Rule::ARGUMENTS`] by their names, and where in `records` further ones begin (`more`); and
+    /// what `prelude.lua` defines. The state is a string
     /// of the same bytes as [`State`], or an integer, which stands for its eight bytes.
     const SCRIPT: &'static str;
 
-    /// The script's names for [`Rule::arguments`].
+    /// The script's names for the first of [`Rule::arguments`].
     const ARGUMENTS: &'static [&'static str];
 
     /// The algorithm with the numbers of a limit, which has at least one hit per window.
@@ -155,9 +173,9 @@ pub trait Rule {
         None
     }
 
-    /// The same for a caller of this name, where what is taken has a holder.
+    /// The same for one caller, where it matters who asks.
     #[must_use]
-    fn held_by(self, _holder: u64) -> Self
+    fn asked_by(self, _asker: Asker) -> Self
     where
         Self: Sized,
     {

@@ -1,6 +1,8 @@
 -- What several scripts call. Numbers are doubles: whole and exact up to 2^53, and everything here stays below that.
 local TAKE, PEEK, RETURN, UNDO = 0, 1, 2, 3
 local MAX = 9007199254740991
+-- A class of a shared capacity is one number: what is always there for it times this, and the most it may have.
+local CLASS = 134217728
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
 

@@ -1,6 +1,6 @@
 //! What a limit says of its counting, before an algorithm has been made of it.
 
-use super::{Algorithm, Micros, Quota, sliding_window::Edge};
+use super::{Algorithm, Classes, Micros, Quota, sliding_window::Edge};
 
 /// The numbers of a limit. What is not given has the algorithm's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,8 @@ pub struct Shape {
     pub min_interval: Option<Micros>,
     /// Percent that the limit lets through above itself.
     pub soft: Option<u32>,
+    /// Who has what of it.
+    pub classes: Option<Classes>,
 }
 
 impl Shape {
@@ -38,7 +40,13 @@ impl Shape {
     #[must_use]
     pub fn divided(&self, parts: u32) -> Self {
         let part = |number: u32| number.div_ceil(parts.max(1));
-        Self { requests: part(self.requests), burst: self.burst.map(part), queue: self.queue.map(part), ..*self }
+        Self {
+            requests: part(self.requests),
+            burst: self.burst.map(part),
+            queue: self.queue.map(part),
+            classes: self.classes.map(|classes| classes.divided(parts)),
+            ..*self
+        }
     }
 
     /// Whether denied hits count; not by default.

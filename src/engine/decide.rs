@@ -8,13 +8,15 @@ use smallvec::SmallVec;
 
 use super::{
     DecideError, Descriptor, Request, Snapshot, key,
-    statistics::{self, Series, Statistics, Threshold},
+    statistics::{self, Outcome, Series, Shedding, Statistics, Threshold},
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Consistency, Decision, MAX, Micros, Shape, State, concurrency::Concurrency},
+    algorithm::{
+        Action, Algorithm, Ask, Asker, Consistency, Decision, MAX, Micros, Shape, State, concurrency::Concurrency,
+    },
     metrics::WorkerId,
-    rules::{FailurePolicy, Found, Limit, Metadata, Path, Rule},
+    rules::{Aside, FailurePolicy, Found, Limit, Metadata, Path, Rule},
     store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
 };
 
@@ -78,22 +80,42 @@ pub struct Engine {
 
 /// A limit that applies to a descriptor.
 struct Applied<'s> {
+    /// As it stands now: more than the rule's, where that is elastic and its resource has capacity to spare.
     limit: &'s Limit,
     /// `None` for an override.
     rule: Option<&'s Rule>,
     path: Path<'s>,
     series: SeriesRef<'s>,
+    shedding: Option<&'s Shedding>,
 }
 
-impl Applied<'_> {
-    fn has_holder(&self) -> bool {
-        self.rule.is_some_and(|rule| rule.has_holder)
+impl<'s> Applied<'s> {
+    fn has_askers(&self) -> bool {
+        self.rule.is_some_and(|rule| rule.has_askers)
     }
 
-    /// Who holds what is taken, as a number: the value of the last entry.
-    fn holder(&self, descriptor: &Descriptor<'_>) -> Option<u64> {
-        let last = descriptor.entries.last().filter(|_| self.has_holder())?;
-        Some(holder(last.value))
+    /// Who asks, where that matters: the entries at the end say it.
+    fn asker(&self, descriptor: &Descriptor<'_>) -> Option<Asker> {
+        let rule = self.rule.filter(|rule| rule.has_askers)?;
+        let mut asker = Asker::default();
+        for (entry, node) in descriptor.entries.iter().zip(&self.path) {
+            match node.aside {
+                Some(Aside::Class) => asker.class = rule.class(entry.value) as u8,
+                Some(Aside::Holder) => asker.holder = holder(entry.value),
+                Some(Aside::Plan) | None => {}
+            }
+        }
+        Some(asker)
+    }
+
+    /// The rule's own limit.
+    fn base(&self) -> &'s Limit {
+        self.rule.and_then(|rule| rule.limit.as_ref()).unwrap_or(self.limit)
+    }
+
+    /// Whether what is refused is shed: for what others do, or to keep a resource alive.
+    fn sheds(&self, decision: &Decision) -> bool {
+        !decision.allowed && (decision.shed || self.rule.is_some_and(|rule| rule.sheds))
     }
 }
 
@@ -148,12 +170,12 @@ impl Engine {
 
         let mut names = Vec::with_capacity(128);
         let mut ends = SmallVec::<[usize; 4]>::new();
-        // Of limits whose slots have holders: few have them.
+        // Of limits to which it matters who asks: few are such.
         let mut held = Vec::new();
         for (descriptor, applied) in limited() {
             let algorithm = applied.limit.algorithm();
-            held.extend(applied.holder(descriptor).map(|holder| algorithm.held_by(holder)));
-            let entries = &descriptor.entries[..descriptor.entries.len() - usize::from(applied.has_holder())];
+            held.extend(applied.asker(descriptor).map(|asker| algorithm.asked_by(asker)));
+            let entries = &descriptor.entries[..descriptor.entries.len() - Rule::asides(&applied.path)];
             key::write(&mut names, request.domain, shard_by, entries, &applied.path, algorithm);
             ends.push(names.len());
             if !descriptor.give_back {
@@ -170,7 +192,7 @@ impl Engine {
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
                 let binding = !descriptor.give_back && self.is_binding(applied);
                 let algorithm = applied.limit.algorithm();
-                let algorithm = if applied.has_holder() { held.next().unwrap_or(algorithm) } else { algorithm };
+                let algorithm = if applied.has_askers() { held.next().unwrap_or(algorithm) } else { algorithm };
                 Hit {
                     key,
                     algorithm,
@@ -199,7 +221,7 @@ impl Engine {
             if let Ok(answer) = answer
                 && !(nothing_taken && answer.decision.allowed)
             {
-                self.count(descriptor, applied, applied.limit, answer, !together);
+                self.count(descriptor, applied, applied.base(), answer, !together, now);
             }
         }
         let mut decided = SmallVec::<[Answer; 2]>::new();
@@ -282,33 +304,55 @@ impl Engine {
         if let Some(limit) = descriptor.limit.as_deref() {
             let labels = statistics::override_labels(domain, &descriptor.entries);
             let series = self.statistics.dynamic(self.worker, &labels, descriptor.hits);
-            return Match::Limited(Applied {
-                limit,
-                rule: None,
-                path: Path::new(),
-                series: SeriesRef::Dynamic(series),
-            });
+            let (series, path) = (SeriesRef::Dynamic(series), Path::new());
+            return Match::Limited(Applied { limit, rule: None, path, series, shedding: None });
         }
         let Found::Rule(rule, path) = found else {
             return Match::None;
         };
+        if rule.plan.as_ref().is_some_and(|plan| plan.is_not_asked_for(&descriptor.entries, &path)) {
+            self.statistics.unknown_plan.add(self.worker, 1);
+        }
         let Some(limit) = &rule.limit else {
             return Match::Unlimited(rule);
+        };
+        let in_force = &snapshot.rules_in_force[rule.id];
+        let stretched = match (&rule.elastic, &in_force.resource) {
+            (Some(elastic), Some(resource)) => elastic.at(resource.utilization()),
+            _ => None,
         };
         let series = if rule.dynamic_labels {
             let labels = statistics::labels(domain, &descriptor.entries, rule, &path);
             SeriesRef::Dynamic(self.statistics.dynamic(self.worker, &labels, descriptor.hits))
         } else {
-            SeriesRef::Rule(&snapshot.series[rule.id])
+            SeriesRef::Rule(&in_force.series)
         };
-        Match::Limited(Applied { limit, rule: Some(rule), path, series })
+        let (limit, shedding) = (stretched.unwrap_or(limit), in_force.shedding.as_deref());
+        Match::Limited(Applied { limit, rule: Some(rule), path, series, shedding })
     }
 
     /// `limit`: what it was held against. `alone`: a refused hit may have been counted all the same. Charged with others
     /// it was not.
-    fn count(&self, descriptor: &Descriptor<'_>, applied: &Applied<'_>, limit: &Limit, answer: &Answer, alone: bool) {
+    fn count(
+        &self,
+        descriptor: &Descriptor<'_>,
+        applied: &Applied<'_>,
+        limit: &Limit,
+        answer: &Answer,
+        alone: bool,
+        now: Micros,
+    ) {
         if descriptor.give_back {
             return;
+        }
+        if let Some(shedding) = applied.shedding {
+            let class = applied.asker(descriptor).map_or(0, |asker| asker.class.into());
+            let outcome = match answer.decision.allowed {
+                true => Outcome::Passed,
+                false if applied.sheds(&answer.decision) => Outcome::Shed,
+                false => Outcome::Refused,
+            };
+            shedding.decided(self.worker, class, outcome, descriptor.hits.min(MAX), now);
         }
         let splits = alone && answer.decider != Decider::DenyCache && limit.splits_refused();
         let (limit, _) = limit.policy();
@@ -363,10 +407,10 @@ impl Engine {
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
                 let part = self.part(applied);
-                let algorithm = applied.holder(descriptor).map_or(*part.algorithm(), |it| part.algorithm().held_by(it));
+                let algorithm = applied.asker(descriptor).map_or(*part.algorithm(), |it| part.algorithm().asked_by(it));
                 let hit = Hit { algorithm: &algorithm, ..*hit };
                 let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
-                self.count(descriptor, applied, &part, &answer, true);
+                self.count(descriptor, applied, &part, &answer, true, now);
                 return Some(answer.decision);
             }
         };
@@ -414,10 +458,19 @@ impl Engine {
         let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
+        let limit = CurrentLimit::new(applied.base(), name, policy);
+        // Whatever there is above may be gone in a moment: nobody is told to count on it.
+        let (stretched, _) = applied.limit.policy();
+        let extra = stretched.saturating_sub(limit.quota);
         Status {
             code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
-            limit: Some(CurrentLimit::new(applied.limit, name, policy)),
-            remaining: u32::try_from(decision.remaining).unwrap_or(u32::MAX),
+            shed: applied.sheds(&decision),
+            elastic: extra > 0 && decision.allowed && decision.used > limit.quota,
+            remaining: u32::try_from(decision.remaining.saturating_sub(extra)).unwrap_or(u32::MAX),
+            limit: Some(match decision.limit {
+                Some(now) => CurrentLimit { requests: now, quota: now.into(), ..limit },
+                None => limit,
+            }),
             reset: Some(decision.reset),
             next: decision.next,
             retry_after: decision.retry_after,
@@ -425,15 +478,15 @@ impl Engine {
             soft: decision.soft,
             decider,
             grant,
-            refusal_counts: applied.limit.refusal_counts(),
+            refusal_counts: applied.limit.refusal_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
         }
     }
 }
 
-/// A holder's number, the same in all instances: 53 bits of the name's digest, and never 0.
-fn holder(name: &str) -> u64 {
+/// A holder's number, the same in all instances: 48 bits of the name's digest, and never 0.
+pub(super) fn holder(name: &str) -> u64 {
     let mut identity = sluicegate_common::Identity::new(name);
     1 + identity.finish() as u64 % Concurrency::LAST_HOLDER
 }

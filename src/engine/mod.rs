@@ -4,25 +4,24 @@
 
 mod decide;
 mod key;
+mod resources;
 mod snapshot;
 mod statistics;
 mod verdict;
 
 pub use crate::{
-    algorithm::Micros,
-    store::{Decider, Grant},
+    algorithm::{Micros, reports::Utilization},
+    store::{Decider, Grant, StoreError},
 };
 pub use decide::{Engine, Settings};
+pub use resources::{Report, ReportError, Resource, Resources};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
 pub use verdict::{Binding, Code, CurrentLimit, Status, Verdict};
 
 use smallvec::SmallVec;
 
-use crate::{
-    rules::{Entry, Found, Limit, RuleSet},
-    store::StoreError,
-};
+use crate::rules::{Entry, Found, Limit, Rule, RuleSet};
 
 /// The name of the counter that a descriptor has by its rule, and whether it is one of a limit per second; `None` when
 /// nothing is counted.
@@ -33,7 +32,7 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
     };
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
     let (limit, mut name) = (rule.limit?, Vec::new());
-    let entries = &entries[..entries.len() - usize::from(rule.has_holder)];
+    let entries = &entries[..entries.len() - Rule::asides(&path)];
     key::write(&mut name, domain, shard_by, entries, &path, limit.algorithm());
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }

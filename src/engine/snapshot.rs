@@ -1,23 +1,38 @@
-//! The rules in force together with their statistics: immutable, swapped as one by a reload.
+//! The rules in force together with what is known of each: immutable, swapped as one by a reload.
 
 use std::sync::Arc;
 
-use super::statistics::{Series, Statistics};
-use crate::rules::RuleSet;
+use super::{
+    Resource, Resources,
+    statistics::{Series, Shedding, Statistics},
+};
+use crate::rules::{Rule, RuleSet};
 
 /// A set of rules in force.
 pub struct Snapshot {
     pub(super) rules: RuleSet,
     /// By the rule's id.
-    pub(super) series: Vec<Arc<Series>>,
+    pub(super) rules_in_force: Vec<InForce>,
+}
+
+/// What belongs to a rule and is not its own.
+pub(super) struct InForce {
+    pub(super) series: Arc<Series>,
+    /// Of rules that refuse for overload.
+    pub(super) shedding: Option<Arc<Shedding>>,
+    /// Of rules that give more while this has capacity to spare.
+    pub(super) resource: Option<Arc<Resource>>,
 }
 
 impl Snapshot {
     /// Joins a set with its statistics; those of rules that were there before go on.
     #[must_use]
-    pub fn new(rules: RuleSet, statistics: &Statistics) -> Self {
+    pub fn new(rules: RuleSet, statistics: &Statistics, resources: &Resources) -> Self {
         let series = statistics.enter(rules.rules());
-        Self { rules, series }
+        let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
+        let joined = rules.rules().iter().zip(series);
+        let joined = joined.map(|(rule, (series, shedding))| InForce { series, shedding, resource: resource(rule) });
+        Self { rules_in_force: joined.collect(), rules }
     }
 
     /// The rules.

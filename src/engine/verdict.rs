@@ -62,6 +62,10 @@ pub struct Status {
     pub delay: Micros,
     /// It passes only because the limit is soft.
     pub soft: bool,
+    /// It passes only because a resource has capacity to spare.
+    pub elastic: bool,
+    /// It is refused for overload, and not for what this caller has had.
+    pub shed: bool,
     /// Who says so.
     pub decider: Decider,
     /// Hits that the caller may admit by himself.
@@ -85,6 +89,8 @@ impl Status {
         retry_after: None,
         delay: Micros::ZERO,
         soft: false,
+        elastic: false,
+        shed: false,
         decider: Decider::Store,
         grant: None,
         refusal_counts: false,
@@ -160,6 +166,13 @@ impl Verdict {
             remaining: status.remaining,
             reset_seconds: status.reset_seconds().unwrap_or_default(),
         })
+    }
+
+    /// Whether the request is refused for overload that its caller did not cause, and for nothing else.
+    #[must_use]
+    pub fn is_shed(&self) -> bool {
+        let over = || self.statuses.iter().filter(|status| status.is_over());
+        self.overall == Code::OverLimit && over().all(|status| status.shed)
     }
 
     /// When the request is refused: until it would pass; `None` when it never will. Every ordinary descriptor has to let

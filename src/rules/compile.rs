@@ -3,9 +3,9 @@
 use std::{collections::HashMap, num::NonZeroU32, sync::Arc};
 
 use super::{
-    matcher::{Rule, RuleSet, Segment},
-    problem::{Problem, Problems, Severity},
-    spec::{self, Descriptor, File},
+    matcher::{self, Aside, Entities, Plan, Rule, RuleSet, Segment},
+    problem::{Place, Problem, Problems, Severity},
+    spec::{self, Descriptor, File, Plans, RateLimit},
 };
 
 /// One file of a set.
@@ -56,6 +56,8 @@ struct Compiler {
 /// What the levels above say of a descriptor.
 struct Above<'a> {
     file: &'a Arc<str>,
+    plans: &'a Plans,
+    entities: Arc<Entities>,
     parent: u32,
     /// The domain and a label for each level.
     labels: Vec<String>,
@@ -78,7 +80,12 @@ impl Compiler {
                 format!("shard_by of domain {:?} is [{}] in another file: one domain has one", spec.domain, first);
             problems.error(spec.shard_by_place, message);
         }
-        let above = Above { file: &file, parent, labels: vec![spec.domain.clone()], dynamic: false };
+        let mut entities = Entities::new();
+        for ((key, entity), plan) in &spec.plans.entities {
+            entities.entry(key.clone()).or_default().insert(entity.clone(), plan.as_str().into());
+        }
+        let (plans, entities) = (&spec.plans, Arc::new(entities));
+        let above = Above { file: &file, plans, entities, parent, labels: vec![spec.domain.clone()], dynamic: false };
         self.descriptors(&spec.descriptors, &above, problems);
     }
 
@@ -115,34 +122,107 @@ impl Compiler {
         let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
         let dynamic = above.dynamic || (descriptor.value_to_metric && own_value);
         if let Some(written) = &descriptor.rate_limit {
-            // The level of the holders is below, the first there, and has no say in labels.
-            let holders = written.holder.as_ref();
-            let holders = holders.and_then(|key| self.set.add_child(id, key, Segment::Any, descriptor.place).ok());
-            let rule = Rule {
-                id: self.set.rules().len(),
-                limit: written.limit,
-                name: (!written.name.is_empty()).then(|| written.name.as_str().into()),
-                policy: match written.name.as_str() {
-                    "" => labels[1..].join(".").into(),
-                    name => name.into(),
-                },
-                replaces: written.replaces.clone(),
-                shadow_mode: descriptor.shadow_mode,
-                quota_mode: descriptor.quota_mode,
-                detailed_metric: descriptor.detailed_metric,
-                on_error: written.on_error,
-                consistency: written.consistency,
-                has_holder: written.holder.is_some(),
-                part: written.part.filter(|part| Some(*part) != written.limit).map(Box::new),
-                metadata: descriptor.metadata.clone(),
-                labels: labels.clone(),
-                dynamic_labels: dynamic || descriptor.detailed_metric,
-                file: Arc::clone(above.file),
-                place: descriptor.place,
-            };
-            self.set.add_rule(holders.unwrap_or(id), rule);
+            let at = Level { descriptor, above, labels: &labels, dynamic };
+            match &written.by_plan {
+                None => {
+                    let rule = at.rule(self.set.rules().len(), written);
+                    let levels = self.levels(vec![id], &written.asides, descriptor.place);
+                    self.set.add_rule(&levels, rule);
+                }
+                Some((name, place)) => self.by_plan(id, &at, name, *place, problems),
+            }
         }
-        let below = Above { file: above.file, parent: id, labels, dynamic };
+        let below = Above { parent: id, labels, dynamic, entities: Arc::clone(&above.entities), ..*above };
         self.descriptors(&descriptor.children, &below, problems);
+    }
+
+    /// The levels of the entries that say who asks are below those that choose the counter, the first there, and have no say
+    /// in labels.
+    fn levels(&mut self, mut levels: Vec<u32>, asides: &[(Aside, String)], place: Place) -> Vec<u32> {
+        for (aside, key) in asides {
+            for level in &mut levels {
+                if let Ok(below) = self.set.add_child(*level, key, Segment::Any, place) {
+                    self.set.node_mut(below).aside = Some(*aside);
+                    *level = below;
+                }
+            }
+        }
+        levels
+    }
+
+    /// A rule for each plan; requests that name none end on the same level as those that do, less their last entry.
+    fn by_plan(&mut self, id: u32, at: &Level<'_>, name: &str, place: Place, problems: &mut Problems<'_>) {
+        let plans = at.above.plans;
+        let mut limits = Vec::new();
+        for (plan, of) in &plans.plans {
+            match of.limits.get(name) {
+                Some(limit) => limits.push((plan, limit)),
+                None => problems.error(
+                    of.place,
+                    format!("the plan {plan:?} has no limit {name:?}, which line {} wants", place.line),
+                ),
+            }
+        }
+        let Some((_, first)) = limits.first() else {
+            problems.error(place, format!("there is no plan that could have a limit {name:?}"));
+            return;
+        };
+        if limits.iter().any(|(_, limit)| limit.asides != first.asides) {
+            problems.error(place, format!("the limits {name:?} of all plans need the same class and holder"));
+            return;
+        }
+        let named = self.levels(vec![id], &[(Aside::Plan, plans.key.clone())], place);
+        let levels = self.levels([vec![id], named].concat(), &first.asides, place);
+        // The default plan's comes last: the levels lead to it.
+        limits.sort_by_key(|(plan, _)| **plan == plans.default);
+        let next = self.set.rules().len()..;
+        let rules = limits.iter().zip(next).map(|((plan, _), rule)| (plan.as_str().into(), rule as u32)).collect();
+        let all = Arc::new(matcher::Plans { rules, entities: Arc::clone(&at.above.entities) });
+        for (plan, limit) in limits {
+            let mut rule = at.rule(self.set.rules().len(), limit);
+            rule.plan = Some(Box::new(Plan::new(plan, &all)));
+            rule.labels.push(format!("{}_{plan}", plans.key));
+            self.set.add_rule(&levels, rule);
+        }
+    }
+}
+
+/// A descriptor that has a limit.
+struct Level<'a> {
+    descriptor: &'a Descriptor,
+    above: &'a Above<'a>,
+    labels: &'a [String],
+    dynamic: bool,
+}
+
+impl Level<'_> {
+    fn rule(&self, id: usize, written: &RateLimit) -> Rule {
+        let Self { descriptor, above, labels, dynamic } = self;
+        Rule {
+            id,
+            limit: written.limit,
+            name: (!written.name.is_empty()).then(|| written.name.as_str().into()),
+            policy: match written.name.as_str() {
+                "" => labels[1..].join(".").into(),
+                name => name.into(),
+            },
+            replaces: written.replaces.clone(),
+            shadow_mode: descriptor.shadow_mode,
+            quota_mode: descriptor.quota_mode,
+            detailed_metric: descriptor.detailed_metric,
+            on_error: written.on_error,
+            consistency: written.consistency,
+            has_askers: !written.asides.is_empty(),
+            classes: written.classes.clone().into(),
+            sheds: written.sheds,
+            elastic: written.elastic.clone().map(Box::new),
+            plan: None,
+            part: written.part.filter(|part| Some(*part) != written.limit).map(Box::new),
+            metadata: descriptor.metadata.clone(),
+            labels: labels.to_vec(),
+            dynamic_labels: *dynamic || descriptor.detailed_metric,
+            file: Arc::clone(above.file),
+            place: descriptor.place,
+        }
     }
 }

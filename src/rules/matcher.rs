@@ -49,8 +49,16 @@ pub struct Rule {
     pub on_error: Option<FailurePolicy>,
     /// What its answers may owe to what the shared counter has not been asked.
     pub consistency: Consistency,
-    /// The last entry names who holds what is taken, and is no part of the counter's name.
-    pub has_holder: bool,
+    /// The limit as it stands depends on who asks: it has holders, or classes.
+    pub has_askers: bool,
+    /// The classes that share the limit, in the order in which it has them; the others are one more.
+    pub classes: Box<[Box<str>]>,
+    /// A refusal is overload, whoever caused it.
+    pub sheds: bool,
+    /// The limit with more and more above it, for while a resource has capacity to spare.
+    pub elastic: Option<Box<Elastic>>,
+    /// Whose plan the limit belongs to, and the rules of the other plans.
+    pub plan: Option<Box<Plan>>,
     /// One instance's part of the limit, where that is less.
     pub part: Option<Box<Limit>>,
     /// Free-form data for the response.
@@ -76,10 +84,68 @@ pub struct Node {
     pub value_to_metric: bool,
     /// The value is an address, and counted by its prefix.
     pub ip_prefix: Option<IpPrefix>,
+    /// The value says something of the request, and is no part of the counter's name.
+    pub aside: Option<Aside>,
     pub(super) rule: Option<u32>,
     pub(super) has_children: bool,
     /// Where it was written.
     pub place: Place,
+}
+
+/// A limit that is higher while a resource has capacity to spare.
+#[derive(Clone, Debug)]
+pub struct Elastic {
+    /// The resource's name.
+    pub resource: Box<str>,
+    /// Up to this utilization all of the extra is there.
+    pub idle: f64,
+    /// From this utilization on nothing is.
+    pub busy: f64,
+    /// The limit with a part of the extra, two parts, … up to all of it.
+    pub steps: Box<[Limit]>,
+}
+
+impl Elastic {
+    /// Into so many parts the extra is divided.
+    pub const STEPS: usize = 50;
+
+    /// The limit at this utilization of the resource: the lower, the more it is used, and `None` where nothing is to spare.
+    #[must_use]
+    pub fn at(&self, utilization: f64) -> Option<&Limit> {
+        let spare = (self.busy - utilization) / (self.busy - self.idle);
+        let parts = (spare.clamp(0.0, 1.0) * Self::STEPS as f64) as usize;
+        self.steps.get(parts.checked_sub(1)?)
+    }
+}
+
+/// A limit of one plan.
+#[derive(Debug)]
+pub struct Plan {
+    /// The plan's name.
+    pub name: Box<str>,
+    /// The rules of all plans, by their names.
+    all: Arc<Plans>,
+}
+
+/// The rules of a descriptor, of which a request's plan chooses one.
+#[derive(Debug, Default)]
+pub(super) struct Plans {
+    pub(super) rules: HashMap<Box<str>, u32>,
+    pub(super) entities: Arc<Entities>,
+}
+
+/// By an entry's key and value: its plan.
+pub(super) type Entities = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
+
+/// What the value of a level says of a request, where it does not choose the counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// The plan that it belongs to.
+    Plan,
+    /// The class that it belongs to.
+    Class,
+    /// Who holds what it takes.
+    Holder,
 }
 
 /// What a level matches.
@@ -167,12 +233,12 @@ impl RuleSet {
     /// Walks the entries: at each level the exact value, else the first pattern that fits, else the bare key; never
     /// back to try another branch. A rule applies only where the last entry ends on it.
     #[must_use]
-    pub fn find<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>>) -> Found<'_> {
+    pub fn find<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>> + Clone) -> Found<'_> {
         let Some(mut at) = self.domain(domain) else {
             return Found::UnknownDomain;
         };
         let mut path = Path::new();
-        for entry in entries {
+        for entry in entries.clone() {
             let Some(next) = self.child(at, entry) else {
                 return Found::NoLimit;
             };
@@ -180,9 +246,32 @@ impl RuleSet {
             at = next;
         }
         match self.rule_of(self.node(at)) {
-            Some(rule) => Found::Rule(rule, path),
+            Some(rule @ Rule { plan: None, .. }) => Found::Rule(rule, path),
+            Some(rule) => Found::Rule(self.of_plan(rule, entries, &path), path),
             None => Found::NoLimit,
         }
+    }
+
+    /// The rule of the request's plan: the one it names, or that of one of its entries. `default`: the rule of the default plan.
+    fn of_plan<'r, 'e>(
+        &'r self,
+        default: &'r Rule,
+        entries: impl Iterator<Item = Entry<'e>>,
+        path: &Path<'_>,
+    ) -> &'r Rule {
+        let Some(Plan { all, .. }) = default.plan.as_deref() else {
+            return default;
+        };
+        let (mut named, mut mapped) = (None, None);
+        for (entry, node) in entries.zip(path) {
+            if node.aside == Some(Aside::Plan) {
+                named = Some(entry.value);
+            } else if let Some(entities) = all.entities.get(entry.key) {
+                mapped = entities.get(entry.value).map(|plan| &**plan).or(mapped);
+            }
+        }
+        let rule = named.or(mapped).and_then(|name| all.rules.get(name));
+        rule.map_or(default, |rule| &self.rules[*rule as usize])
     }
 
     pub(super) fn domain(&self, domain: &str) -> Option<u32> {
@@ -220,6 +309,33 @@ impl RuleSet {
 
     pub(super) fn node(&self, id: u32) -> &Node {
         &self.nodes[id as usize]
+    }
+}
+
+impl Plan {
+    pub(super) fn new(name: &str, all: &Arc<Plans>) -> Self {
+        Self { name: name.into(), all: Arc::clone(all) }
+    }
+
+    /// Whether the request names another.
+    #[must_use]
+    pub fn is_not_asked_for(&self, entries: &[Entry<'_>], path: &[&Node]) -> bool {
+        let mut named = entries.iter().zip(path).filter(|(_, node)| node.aside == Some(Aside::Plan));
+        named.next().is_some_and(|(entry, _)| *entry.value != *self.name)
+    }
+}
+
+impl Rule {
+    /// How many entries at the end say who asks, and do not choose the counter.
+    #[must_use]
+    pub fn asides(path: &[&Node]) -> usize {
+        path.iter().rev().take_while(|node| node.aside.is_some()).count()
+    }
+
+    /// The place of a class among those that share the limit: of those that are not listed, the last.
+    #[must_use]
+    pub fn class(&self, name: &str) -> usize {
+        self.classes.iter().position(|class| **class == *name).unwrap_or(self.classes.len())
     }
 }
 
@@ -307,9 +423,10 @@ impl RuleSet {
         Ok(id)
     }
 
-    /// Puts a rule on a level.
-    pub(super) fn add_rule(&mut self, node: u32, rule: Rule) {
-        self.nodes[node as usize].rule = u32::try_from(self.rules.len()).ok();
+    /// Puts a rule on levels.
+    pub(super) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
+        let id = u32::try_from(self.rules.len()).ok();
+        nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
         self.rules.push(rule);
     }
 
@@ -323,6 +440,7 @@ impl RuleSet {
             segment,
             value_to_metric: false,
             ip_prefix: None,
+            aside: None,
             rule: None,
             has_children: false,
             place,

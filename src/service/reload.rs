@@ -17,7 +17,7 @@ use opentelemetry::metrics::Meter;
 use super::Clock;
 use crate::{
     algorithm::Micros,
-    engine::{Snapshot, Statistics},
+    engine::{Resources, Snapshot, Statistics},
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
     rules::{self, Options, Problem, SourceFile},
     settled::Settled,
@@ -121,6 +121,7 @@ pub struct Reloader {
     options: Options,
     clock: Clock,
     statistics: Arc<Statistics>,
+    resources: Arc<Resources>,
     rules: Arc<ArcSwap<Snapshot>>,
     status: Mutex<Status>,
     successes: Counter,
@@ -134,6 +135,7 @@ impl Reloader {
         options: Options,
         clock: Clock,
         statistics: Arc<Statistics>,
+        resources: Arc<Resources>,
     ) -> Result<Arc<Self>, LoadError> {
         let first = match &source {
             Source::Directory(directory) => Some(fingerprint(directory)),
@@ -142,7 +144,7 @@ impl Reloader {
         let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
         warn(&warnings);
         let status = Status { loaded_at: clock.now(), last_error: None };
-        let snapshot = Snapshot::new(rules, &statistics);
+        let snapshot = Snapshot::new(rules, &statistics, &resources);
         tracing::info!(domains = snapshot.rules().domains(), rules = snapshot.rules().rules().len(), "rules loaded");
         let (successes, failures) = (Counter::new(1), Counter::new(1));
         successes.add(WorkerId(0), 1);
@@ -152,6 +154,7 @@ impl Reloader {
             options,
             clock,
             statistics,
+            resources,
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             status: Mutex::new(status),
             successes,
@@ -191,7 +194,7 @@ impl Reloader {
             .source
             .read()
             .and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid))
-            .map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics), warnings));
+            .map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         match compiled {
             Ok((snapshot, warnings)) => {

@@ -248,6 +248,131 @@ class Concurrency(Limiter):
         self.ends = sorted(end for end in self.ends if end > at)[cost:]
 
 
+class Classes:
+    """Who shares a capacity, by their places: what is always there for each, and the most it may have."""
+
+    def read(self, limit, capacity):
+        names = sorted(name for name in limit["shares"] if name != "other")
+        self.least = [limit["shares"][name].get("min", 0) for name in names]
+        self.most = [limit["shares"][name].get("max", capacity) for name in names]
+        self.least.append(0)
+        self.most.append(max(1, capacity - sum(self.least)))
+        self.asking = 0
+
+    @property
+    def classes(self):
+        return range(len(self.least))
+
+
+class Shares(Limiter, Classes):
+    """Buckets that fill: one for each class' minimum, one for all, and one below each class' maximum."""
+
+    def rate(self, limit):
+        capacity, unit = limit["capacity"].split("/")
+        self.read(limit, int(capacity))
+        return int(capacity), {"s": 1, "m": 60}[unit] * 1_000_000
+
+    def set_up(self, limit):
+        self.at = START
+        self.own = [Fraction(least) for least in self.least]
+        self.below = [Fraction(most) for most in self.most]
+        self.common = Fraction(self.requests - sum(self.least))
+        self.borrowed = [Fraction(0) for _ in self.least]
+
+    def levels(self, at):
+        """What each bucket holds then, if nobody asks until then."""
+        past = Fraction(max(0, at - self.at), self.window)
+        own = [min(Fraction(least), has + least * past) for least, has in zip(self.least, self.own)]
+        over = self.requests * past - sum(own) + sum(self.own)
+        common = min(Fraction(self.requests - sum(self.least)), self.common + over)
+        below = [min(Fraction(most), has + most * past) for most, has in zip(self.most, self.below)]
+        return own, common, below
+
+    def available(self, at):
+        own, common, below = self.levels(at)
+        return min(own[self.asking] + common, below[self.asking])
+
+    def full(self):
+        return min(self.least[self.asking] + self.requests - sum(self.least), self.most[self.asking])
+
+    def passes(self, cost, at):
+        return cost <= self.available(at)
+
+    def possible(self, cost):
+        return cost <= self.full()
+
+    def used(self, at):
+        return self.full() - self.available(at)
+
+    def remaining(self, at):
+        return math.floor(self.available(at))
+
+    def settle(self, at):
+        (self.own, self.common, self.below), self.at = self.levels(at), at
+        out = self.requests - sum(self.least) - self.common
+        self.borrowed = [min(out, borrowed) for borrowed in self.borrowed]
+
+    def take(self, cost, at):
+        self.settle(at)
+        own = min(self.own[self.asking], Fraction(cost))
+        self.own[self.asking] -= own
+        self.common -= cost - own
+        self.borrowed[self.asking] += cost - own
+        self.below[self.asking] -= cost
+
+    def give_back(self, cost, at):
+        self.settle(at)
+        cost = min(cost, self.requests + 1)
+        borrowed = min(self.borrowed[self.asking], Fraction(cost))
+        self.borrowed[self.asking] -= borrowed
+        self.common += borrowed
+        self.own[self.asking] = min(self.own[self.asking] + cost - borrowed, Fraction(self.least[self.asking]))
+        self.below[self.asking] = min(self.below[self.asking] + cost, Fraction(self.most[self.asking]))
+
+    def ask(self, action, cost, at):
+        return {**super().ask(action, cost, at), "soft": False}
+
+
+class SharedSlots(Concurrency, Classes):
+    """Slots of classes: one is free for a class if all others can still have what is always there for them."""
+
+    def rate(self, limit):
+        self.read(limit, limit["capacity"])
+        return limit["capacity"], int(limit["hold"].rstrip("s")) * 1_000_000
+
+    def held(self, at, asking):
+        return sum(1 for end, of in self.ends if end > at and of == asking)
+
+    def free(self, at):
+        others = sum(max(self.least[of], self.held(at, of)) for of in self.classes if of != self.asking)
+        mine = self.held(at, self.asking)
+        return max(0, min(self.requests - others - mine, self.most[self.asking] - mine))
+
+    def passes(self, cost, at):
+        return cost <= self.free(at)
+
+    def possible(self, cost):
+        others = sum(self.least) - self.least[self.asking]
+        return cost <= min(self.requests - others, self.most[self.asking])
+
+    def used(self, at):
+        return self.held(at, self.asking)
+
+    def remaining(self, at):
+        return self.free(at)
+
+    def take(self, cost, at):
+        self.ends += [(at + self.window, self.asking)] * cost
+
+    def give_back(self, cost, at):
+        self.ends = sorted(slot for slot in self.ends if slot[0] > at)
+        for slot in [slot for slot in self.ends if slot[1] == self.asking][:cost]:
+            self.ends.remove(slot)
+
+    def ask(self, action, cost, at):
+        return {**super().ask(action, cost, at), "soft": False}
+
+
 KINDS = {
     "fixed_window": FixedWindow,
     "sliding_window": SlidingWindow,
@@ -256,6 +381,8 @@ KINDS = {
     "leaky_bucket": Bucket,
     "gcra": Bucket,
     "concurrency": Concurrency,
+    "shares": Shares,
+    "shared_slots": SharedSlots,
 }
 
 MINUTE = {"unit": "minute", "requests_per_unit": 10}
@@ -283,6 +410,9 @@ LIMITS = [
     {**MINUTE, "algorithm": "gcra", "burst": 1},
     {"algorithm": "concurrency", "limit": 5, "hold": "60s"},
     {"algorithm": "concurrency", "limit": 10, "hold": "3s", "soft": "20%"},
+    {"capacity": "40/s", "class": "plan", "shares": {"free": {"min": 5, "max": 12}, "gold": {"min": 20}}},
+    {"capacity": "7/m", "class": "plan", "shares": {"free": {"max": 3}, "gold": {"min": 2, "max": 7}}},
+    {"capacity": 8, "hold": "5s", "class": "plan", "shares": {"free": {"max": 4}, "gold": {"min": 3}}},
 ]
 
 
@@ -295,7 +425,10 @@ def gaps(limiter):
 
 def derive(limit, steps=60):
     kind = limit.get("algorithm", "fixed_window")
+    if "capacity" in limit:
+        kind = "shares" if isinstance(limit["capacity"], str) else "shared_slots"
     limiter = WarmUp(limit) if "warm_up" in limit else KINDS[kind](limit)
+    shared = isinstance(limiter, Classes)
     dice = random.Random(json.dumps(limit, sort_keys=True))
     now, rows, retry = START, [], None
     for _ in range(steps):
@@ -306,8 +439,12 @@ def derive(limit, steps=60):
             now += dice.choice(gaps(limiter))
         action = dice.choices(["take", "peek", "return"], [8, 1, 1])[0]
         cost = dice.choice([1, 1, 1, 2, 3, limiter.quota, limiter.ceiling + 1] + [0] * (action == "peek"))
+        if shared and not retry:
+            limiter.asking = dice.choice(limiter.classes)
         answer = limiter.ask(action, cost, now)
         retry = answer.get("retry_after_us")
+        if shared:
+            answer["class"] = limiter.asking
         rows.append({"at_us": now - START, "action": action, "cost": cost, **{k: v for k, v in answer.items() if v or k == "allowed" or k in ("remaining", "reset_us")}})
     return {"rate_limit": limit, "steps": rows}
 
@@ -315,8 +452,9 @@ def derive(limit, steps=60):
 def main():
     folder = pathlib.Path(__file__).parent
     for limit in LIMITS:
-        words = [limit.get("algorithm", "fixed_window")]
-        words += [f"{key}-{str(limit[key]).rstrip('%').lower()}" for key in sorted(limit) if key not in ("algorithm", "unit")]
+        words = ["shared"] if "capacity" in limit else [limit.get("algorithm", "fixed_window")]
+        named = (key for key in sorted(limit) if key not in ("algorithm", "unit", "class", "shares"))
+        words += [f"{key}-{str(limit[key]).rstrip('%').replace('/', '-per-').lower()}" for key in named]
         text = json.dumps(derive(limit), indent=None).replace('{"at_us"', '\n{"at_us"')
         (folder / ("_".join(words) + ".json")).write_text(text + "\n")
 

@@ -84,26 +84,57 @@ pub(super) fn grpc_timeout(text: &str) -> Option<Duration> {
 /// Nobody knows when the limiter is back: soon, as a rule.
 const LIMITER_BACK: Duration = Duration::from_secs(1);
 
-pub(super) fn refuse<R>(verdict: &Verdict, grpc: bool) -> Response<LimitedBody<R>> {
-    let is_load = verdict.by() == By::Fallback;
-    let wait = if is_load { Some(LIMITER_BACK) } else { verdict.retry_after() };
-    let mut response = if grpc { refuse_call(is_load, wait) } else { refuse_request(verdict, is_load, wait) };
-    add_headers(response.headers_mut(), verdict);
-    if let Some(wait) = wait.filter(|_| !grpc) {
-        // In whole seconds, rounded up: 0 would mean now.
-        response.headers_mut().insert(header::RETRY_AFTER, seconds(wait).max(1).into());
+/// Why a request does not pass, as its caller is told.
+#[derive(Clone, Copy)]
+pub(super) struct Reason {
+    status: StatusCode,
+    code: Code,
+    /// Of draft-ietf-httpapi-ratelimit-headers-11.
+    kind: &'static str,
+    title: &'static str,
+}
+
+impl Reason {
+    pub(super) const QUOTA: Self = Self {
+        status: StatusCode::TOO_MANY_REQUESTS,
+        code: Code::ResourceExhausted,
+        kind: "quota-exceeded",
+        title: "Too many requests",
+    };
+    pub(super) const SHED: Self = Self {
+        status: StatusCode::SERVICE_UNAVAILABLE,
+        code: Code::Unavailable,
+        kind: "temporary-reduced-capacity",
+        title: "Overloaded",
+    };
+    pub(super) const NO_LIMITER: Self = Self { title: "The rate limit service is out of reach", ..Self::SHED };
+
+    /// The answer to a request, in its protocol.
+    pub(super) fn refuse<R>(self, grpc: bool, wait: Option<Duration>, violated: &str) -> Response<LimitedBody<R>> {
+        let mut response = if grpc { refuse_call(self, wait) } else { refuse_request(self, wait, violated) };
+        if let Some(wait) = wait.filter(|_| !grpc) {
+            // In whole seconds, rounded up: 0 would mean now.
+            response.headers_mut().insert(header::RETRY_AFTER, seconds(wait).max(1).into());
+        }
+        response
     }
+}
+
+pub(super) fn refuse<R>(verdict: &Verdict, grpc: bool) -> Response<LimitedBody<R>> {
+    let (reason, wait) = match verdict.by() {
+        By::Fallback => (Reason::NO_LIMITER, Some(LIMITER_BACK)),
+        _ if verdict.shed() => (Reason::SHED, verdict.retry_after()),
+        _ => (Reason::QUOTA, verdict.retry_after()),
+    };
+    let names: Vec<_> = verdict.statuses().iter().filter(|status| !status.allowed).map(name).map(quoted).collect();
+    let mut response = reason.refuse(grpc, wait, &names.join(","));
+    add_headers(response.headers_mut(), verdict);
     response
 }
 
-/// The types of draft-ietf-httpapi-ratelimit-headers-11, in the form of RFC 9457.
-fn refuse_request<R>(verdict: &Verdict, is_load: bool, wait: Option<Duration>) -> Response<LimitedBody<R>> {
-    let (status, kind, title) = match is_load {
-        true => {
-            (StatusCode::SERVICE_UNAVAILABLE, "temporary-reduced-capacity", "The rate limit service is out of reach")
-        }
-        false => (StatusCode::TOO_MANY_REQUESTS, "quota-exceeded", "Too many requests"),
-    };
+/// In the form of RFC 9457. `violated`: the names of policies, in quotes.
+fn refuse_request<R>(reason: Reason, wait: Option<Duration>, violated: &str) -> Response<LimitedBody<R>> {
+    let Reason { status, kind, title, .. } = reason;
     let mut text = format!(
         "{{\"type\":\"https://iana.org/assignments/http-problem-types#{kind}\",\"title\":\"{title}\",\"status\":{}",
         status.as_u16()
@@ -113,9 +144,8 @@ fn refuse_request<R>(verdict: &Verdict, is_load: bool, wait: Option<Duration>) -
         Some(wait) => write!(text, ",\"detail\":\"Come back in {} s.\"", seconds(wait).max(1)),
         None => write!(text, ",\"detail\":\"A request of this size will not pass.\""),
     };
-    if !is_load {
-        let names: Vec<_> = verdict.statuses().iter().filter(|status| !status.allowed).map(name).map(quoted).collect();
-        let _ = write!(text, ",\"violated-policies\":[{}]", names.join(","));
+    if !violated.is_empty() {
+        let _ = write!(text, ",\"violated-policies\":[{violated}]");
     }
     text.push_str("}\n");
     let mut response = Response::new(LimitedBody(Kind::Text(text.into())));
@@ -143,17 +173,14 @@ struct RetryInfo {
     retry_delay: Option<prost_types::Duration>,
 }
 
-fn refuse_call<R>(is_load: bool, wait: Option<Duration>) -> Response<LimitedBody<R>> {
-    let (code, message) = match is_load {
-        true => (Code::Unavailable, "the rate limit service is out of reach"),
-        false => (Code::ResourceExhausted, "too many requests"),
-    };
+fn refuse_call<R>(reason: Reason, wait: Option<Duration>) -> Response<LimitedBody<R>> {
+    let (code, message) = (reason.code, reason.title.to_lowercase());
     let retry = wait.and_then(|wait| prost_types::Duration::try_from(wait).ok());
     let details = retry.map(|delay| prost_types::Any {
         type_url: "type.googleapis.com/google.rpc.RetryInfo".into(),
         value: RetryInfo { retry_delay: Some(delay) }.encode_to_vec(),
     });
-    let status = RpcStatus { code: code as i32, message: message.into(), details: details.into_iter().collect() }
+    let status = RpcStatus { code: code as i32, message: message.clone(), details: details.into_iter().collect() }
         .encode_to_vec();
     tonic::Status::with_details(code, message, status.into()).into_http()
 }
@@ -182,7 +209,11 @@ pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict) {
 
 fn policy(status: &crate::Status) -> Option<String> {
     let limit = status.limit.as_ref()?;
-    Some(format!("{};q={};w={}", quoted(name(status)), limit.requests_per_unit, limit.window.as_secs().max(1)))
+    let (name, quota) = (quoted(name(status)), limit.requests_per_unit);
+    Some(match limit.window.as_secs() {
+        0 => format!("{name};q={quota};qu=\"concurrent-requests\""),
+        window => format!("{name};q={quota};w={window}"),
+    })
 }
 
 fn name(status: &crate::Status) -> &str {

@@ -4,47 +4,64 @@
 //! have names, so that giving back twice, too late, or what was never had frees nothing of anybody else's. Whoever asks
 //! again under a name that has a slot keeps it for as long again.
 //!
-//! The state is 14 bytes a slot, the one that ends first first: its end and its holder. It is a sliding log that is
-//! written from its other end, with names.
+//! Classes can share the slots: each has so many that are always there for it, and a ceiling. A slot that one class wants
+//! is free if, with it, all others can still have what is always there for them.
+//!
+//! The state is 14 bytes a slot, the one that ends first first: its end (7), its holder (6) and the holder's class (1). It is
+//! a sliding log that is written from its other end, with names.
 
 use smallvec::smallvec;
 
-use super::{Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit};
+use super::{
+    Action, Algorithm, Arguments, Ask, Asker, CLOCK_SLACK, Classes, Decision, Micros, Quota, Rule, Shape, State, Unfit,
+};
 
 /// At most `limit` slots, each for `hold` at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
     quota: Quota,
     hold: Micros,
-    /// Whose slots are asked for; 0 is nobody in particular.
-    holder: u64,
+    classes: Option<Classes>,
+    /// Whose slots are asked for.
+    asker: Asker,
 }
 
-/// Bytes of an instant, of a name, and of both.
+/// Bytes of an instant, of a name, of a class, and of all.
 const END: usize = 7;
-const ENTRY: usize = 14;
+const NAME: usize = 6;
+const CLASS: usize = 1;
+const ENTRY: usize = END + NAME + CLASS;
 
 /// A slot: its end, and who has it.
-type Slot = (u64, u64);
+type Slot = (u64, Asker);
+
+/// How many slots each class has.
+type Held = [u64; Classes::MOST];
 
 impl Concurrency {
     /// The largest limit, soft part included: 14 kB for each counter.
     pub const MOST: u64 = 1_000;
     /// The longest hold: a day.
     pub const LONGEST: Micros = Micros::from_secs(86_400);
-    /// Names are numbers up to this one, which Lua's hold exactly.
-    pub const LAST_HOLDER: u64 = super::MAX;
+    /// Names are numbers up to this one.
+    pub const LAST_HOLDER: u64 = (1 << 48) - 1;
 
     /// `None` for a quota above [`Self::MOST`], and a hold of no length or longer than [`Self::LONGEST`].
     #[must_use]
     pub fn new(quota: Quota, hold: Micros) -> Option<Self> {
         let fits = hold > Micros::ZERO && hold <= Self::LONGEST && quota.ceiling() <= Self::MOST;
-        fits.then_some(Self { quota, hold, holder: 0 })
+        fits.then_some(Self { quota, hold, classes: None, asker: Asker::default() })
     }
 
     fn slot(state: &State, place: usize) -> Slot {
-        let number = |at| state.number::<END>(at).unwrap_or_default();
-        (number(ENTRY * place), number(ENTRY * place + END))
+        let at = ENTRY * place;
+        let end = state.number::<END>(at).unwrap_or_default();
+        let holder = state.number::<NAME>(at + END).unwrap_or_default();
+        (end, Asker { holder, class: Self::class(state, place) as u8 })
+    }
+
+    fn class(state: &State, place: usize) -> usize {
+        state.number::<CLASS>(ENTRY * place + END + NAME).unwrap_or_default() as usize
     }
 
     fn len(state: &State) -> usize {
@@ -56,9 +73,10 @@ impl Concurrency {
         Self::len(state).checked_sub(1).map(|last| Self::slot(state, last).0)
     }
 
-    fn push(state: &mut State, (end, holder): Slot) {
+    fn push(state: &mut State, (end, asker): Slot) {
         state.push::<END>(end);
-        state.push::<END>(holder);
+        state.push::<NAME>(asker.holder);
+        state.push::<CLASS>(asker.class.into());
     }
 
     /// How many slots have ended: mostly none.
@@ -87,11 +105,15 @@ impl Concurrency {
         slots.filter(|slot| slot.0 > now.get()).for_each(|slot| Self::push(state, slot));
     }
 
-    /// The holder's next slot from this place on.
+    /// The holder's next slot from this place on; of nobody in particular, the next of the class.
     fn find(&self, state: &State, from: usize) -> Option<usize> {
         let (slots, _) = state.as_bytes().get(ENTRY * from..)?.as_chunks::<ENTRY>();
-        let name = |[.., a, b, c, d, e, f, g]: &[u8; ENTRY]| u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, 0]);
-        slots.iter().position(|slot| name(slot) == self.holder).map(|place| from + place)
+        let Asker { holder, class } = self.asker;
+        let is_mine = |[.., a, b, c, d, e, f, of]: &[u8; ENTRY]| {
+            let name = u64::from_le_bytes([*a, *b, *c, *d, *e, *f, 0, 0]);
+            name == holder && (holder > 0 || *of == class)
+        };
+        slots.iter().position(is_mine).map(|place| from + place)
     }
 
     /// Takes out what has ended, and at most so many of the holder's slots, of those with this end if it matters; says how
@@ -114,6 +136,63 @@ impl Concurrency {
         freed
     }
 
+    /// How many slots are free for whoever asks.
+    fn room(&self, state: &State, gone: usize) -> u64 {
+        match &self.classes {
+            None => self.quota.ceiling().saturating_sub((Self::len(state) - gone) as u64),
+            Some(classes) => self.room_of_class(classes, &Self::held(state, gone)),
+        }
+    }
+
+    /// How many slots each class has.
+    fn held(state: &State, gone: usize) -> Held {
+        let mut held = Held::default();
+        (gone..Self::len(state)).for_each(|place| held[Self::class(state, place) % Classes::MOST] += 1);
+        held
+    }
+
+    /// What is not promised to others, up to the ceiling of the class.
+    fn room_of_class(&self, classes: &Classes, held: &Held) -> u64 {
+        let (class, ceiling) = (usize::from(self.asker.class), self.quota.ceiling());
+        let taken = held.iter().enumerate().map(|(other, held)| match other == class {
+            true => *held,
+            false => classes.least(other).max(*held),
+        });
+        ceiling.saturating_sub(taken.sum()).min(classes.most(class).saturating_sub(held[class]))
+    }
+
+    fn explain_class(&self, classes: &Classes, state: &State, gone: usize, ask: Ask, allowed: bool) -> Decision {
+        let class = usize::from(self.asker.class);
+        let mut held = Self::held(state, gone);
+        let (room, used) = (self.room_of_class(classes, &held), held[class]);
+        let full = self.room_of_class(classes, &Held::default());
+        let wanted = if allowed { room } else { ask.cost };
+        let (mut next, mut retry, mut reset) = (None, None, Micros::ZERO);
+        // As the slots end, one after the other.
+        for place in gone..Self::len(state) {
+            let (end, holder) = Self::slot(state, place);
+            let wait = Micros::new(end) - ask.now;
+            held[usize::from(holder.class) % Classes::MOST] -= 1;
+            let later = self.room_of_class(classes, &held);
+            next = next.or((later > room).then_some(wait));
+            retry = retry.or((later >= wanted).then_some(wait));
+            if holder.class == self.asker.class {
+                reset = wait;
+            }
+        }
+        Decision {
+            allowed,
+            shed: !allowed && ask.cost <= classes.most(class).saturating_sub(used),
+            limit: Some(classes.most(class) as u32),
+            remaining: room,
+            used,
+            reset,
+            next: next.unwrap_or_default(),
+            retry_after: if allowed || ask.cost > full { None } else { retry },
+            ..Decision::default()
+        }
+    }
+
     fn give(&self, state: &mut State, ask: Ask, gone: usize) {
         let held = (Self::len(state) - gone) as u64;
         match ask.action {
@@ -121,7 +200,10 @@ impl Concurrency {
                 self.free(state, gone, ask.cost, Some((taken + self.hold).get()));
             }
             // Of those without a name the one that ends first goes: none comes back before its end.
-            _ if self.holder == 0 => state.cut_front(ENTRY * (gone as u64 + ask.cost.min(held)) as usize),
+            _ if self.asker.holder == 0 && self.classes.is_some() => {
+                self.free(state, gone, ask.cost, None);
+            }
+            _ if self.asker.holder == 0 => state.cut_front(ENTRY * (gone as u64 + ask.cost.min(held)) as usize),
             _ => {
                 self.free(state, gone, held, None);
             }
@@ -131,10 +213,10 @@ impl Concurrency {
 
 impl Rule for Concurrency {
     const NAME: &'static str = "concurrency";
-    const WORDS: &'static [&'static str] = &["limit", "hold", "holder"];
+    const WORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "cc";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "hold", "slack", "holder"];
+    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "hold", "slack", "holder", "class", "count"];
 
     /// The window is the hold.
     fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
@@ -146,17 +228,28 @@ impl Rule for Concurrency {
             let why = "concurrency keeps every slot and takes 1000 at most, its soft part included";
             return Err(Unfit { word: "limit", why });
         }
+        if shape.classes.is_some() && shape.soft.is_some() {
+            return Err(Unfit { word: "soft", why: "a shared capacity has ceilings, and is not soft" });
+        }
         let why = "hold must be longer than nothing, and a day at most";
-        Ok(Self::new(quota, shape.window).ok_or(Unfit { word: "hold", why })?.into())
+        let this = Self::new(quota, shape.window).ok_or(Unfit { word: "hold", why })?;
+        Ok(Self { classes: shape.classes, ..this }.into())
     }
 
     fn arguments(&self, ask: Ask) -> Arguments {
         let cost = ask.cost.min(Self::MOST + 1);
-        smallvec![cost, self.quota.ceiling(), self.hold.get(), CLOCK_SLACK.get(), self.holder]
+        let Asker { holder, class } = self.asker;
+        let count = self.classes.map_or(0, |classes| classes.count() as u64);
+        let mut arguments: Arguments =
+            smallvec![cost, self.quota.ceiling(), self.hold.get(), CLOCK_SLACK.get(), holder, class.into(), count];
+        arguments.extend(self.classes.iter().flat_map(Classes::numbers));
+        arguments
     }
 
-    fn held_by(self, holder: u64) -> Self {
-        Self { holder: holder.min(Self::LAST_HOLDER), ..self }
+    fn asked_by(self, asker: Asker) -> Self {
+        let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
+        let asker = Asker { holder: asker.holder.min(Self::LAST_HOLDER), class: asker.class.min(last) };
+        Self { asker, ..self }
     }
 
     fn step(&self, state: &mut State, ask: Ask) -> bool {
@@ -167,9 +260,9 @@ impl Rule for Concurrency {
             self.give(state, ask, gone);
             return true;
         }
-        let is_held = self.holder > 0 && self.find(state, gone).is_some();
+        let is_held = self.asker.holder > 0 && self.find(state, gone).is_some();
         let held = (Self::len(state) - gone) as u64;
-        let allowed = is_held || held + ask.cost <= self.quota.ceiling();
+        let allowed = is_held || ask.cost <= self.room(state, gone);
         if ask.action == Action::Take && allowed {
             let end = Self::newest(state).unwrap_or_default().max((ask.now + self.hold).get());
             let slots = if is_held {
@@ -178,13 +271,16 @@ impl Rule for Concurrency {
                 state.cut_front(ENTRY * gone);
                 ask.cost
             };
-            (0..slots).for_each(|_| Self::push(state, (end, self.holder)));
+            (0..slots).for_each(|_| Self::push(state, (end, self.asker)));
         }
         allowed
     }
 
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
         let gone = Self::gone(state, ask.now);
+        if let Some(classes) = &self.classes {
+            return self.explain_class(classes, state, gone, ask, allowed);
+        }
         let used = (Self::len(state) - gone) as u64;
         // Until so many of those that are held have ended, if none is given back before.
         let until_free = |slots: u64| match slots {
@@ -204,7 +300,7 @@ impl Rule for Concurrency {
             reset: until_free(used),
             next: if limit > 0 { until_free(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
             retry_after: if allowed { None } else { retry() },
-            delay: Micros::ZERO,
+            ..Decision::default()
         }
     }
 

@@ -1,4 +1,5 @@
--- Twin of Concurrency::step. The value is 14 bytes for each slot, the one that ends first first: its end and its holder.
+-- Twin of Concurrency::step. The value is 14 bytes for each slot, the one that ends first first: its end (7), its
+-- holder (6) and the holder's class (1).
 local value = call('GET', key) or ''
 local held = floor(#value / 14)
 local newest, changed = held > 0 and unpack_numbers('<I7', value, 14 * held - 13) or 0, false
@@ -30,23 +31,45 @@ local function free(bytes, offset, most)
   end
   return freed
 end
-local name = pack('<I7', holder)
+local name = pack('<I6', holder) .. (holder == 0 and string.char(class) or '')
+-- How many slots are free for whoever asks.
+local function room()
+  if count == 0 then
+    return ceiling - held
+  end
+  local shares, have = {unpack_numbers('<' .. string.rep('d', count), records, more)}, {}
+  for i = 1, count do
+    have[i] = 0
+  end
+  for at = 14 * gone + 14, #value, 14 do
+    local i = byte(value, at) % 16 + 1
+    have[i] = (have[i] or 0) + 1
+  end
+  local taken, most = 0, shares[class + 1] % CLASS
+  for i, slots in pairs(have) do
+    local least = i <= count and i ~= class + 1 and floor(shares[i] / CLASS) or 0
+    taken = taken + max(slots, least)
+  end
+  return min(ceiling - taken, most - have[class + 1])
+end
 local allowed = 1
 if action == UNDO then
   free(pack('<I7', taken + hold) .. name, 0, cost)
 elseif action == RETURN then
   if holder > 0 then
     free(name, 7, held)
+  elseif count > 0 then
+    free(name, 7, cost)
   else
     gone, changed = gone + min(cost, held), true
   end
 else
   local is_held = holder > 0 and find(name, 7, gone + 1)
-  if not is_held and held + cost > ceiling then
+  if not is_held and cost > max(room(), 0) then
     allowed = 0
   elseif action == TAKE then
     local slots = is_held and free(name, 7, held) or cost
-    value, changed = value .. string.rep(pack('<I7', max(newest, now + hold)) .. name, slots), true
+    value, changed = value .. string.rep(pack('<I7', max(newest, now + hold)) .. pack('<I6B', holder, class), slots), true
   end
 end
 if not changed then

@@ -12,7 +12,7 @@ fn rule(limit: u64) -> Concurrency {
 }
 
 fn ask(rule: Concurrency, state: &mut State, holder: u64, action: Action, cost: u64, second: u64) -> Decision {
-    let rule = rule.held_by(holder);
+    let rule = rule.asked_by(Asker { holder, ..Asker::default() });
     let ask = Ask { action, cost, now: Micros::new(START + second * 1_000_000) };
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
@@ -96,4 +96,35 @@ proptest! {
             prop_assert_eq!(decision.used, slots.len() as u64);
         }
     }
+}
+
+/// Of 10 slots 3 are kept for one class, 2 for another, and a third, which may have 6, has what is free.
+#[test]
+fn classes_find_what_is_kept_for_them() {
+    let classes = Classes::new(&[(3, 10), (2, 4), (0, 6)], 10).unwrap();
+    let rule = Concurrency { classes: Some(classes), ..rule(10) };
+    let mut state = State::default();
+    let mut holder = 0;
+    let mut take = |class, cost, second: u64| {
+        holder += 1;
+        let (rule, now) = (rule.asked_by(Asker { holder, class }), Micros::new(START + second * 1_000_000));
+        rule_decision(rule, &mut state, Ask { action: Action::Take, cost, now })
+    };
+    let third = take(2, 5, 0);
+    assert_eq!((third.allowed, third.remaining, third.limit, third.used), (true, 0, Some(6), 5));
+    let full = take(2, 1, 1);
+    assert_eq!((full.allowed, full.shed, full.retry_after), (false, true, Some(Micros::from_secs(59))));
+    let own = take(2, 2, 1);
+    assert_eq!((own.allowed, own.shed), (false, false), "above its own ceiling");
+    assert_eq!(take(1, 2, 2).remaining, 0);
+    assert!(!take(1, 1, 3).allowed, "the rest is the first class'");
+    let first = take(0, 3, 4);
+    assert_eq!((first.allowed, first.remaining), (true, 0));
+    assert_eq!(take(0, 1, 5).retry_after, Some(Micros::from_secs(55)), "as soon as the third class' slots end");
+    assert_eq!((take(0, 4, 61).allowed, take(0, 1, 61).remaining), (true, 0));
+}
+
+fn rule_decision(rule: Concurrency, state: &mut State, ask: Ask) -> Decision {
+    let allowed = rule.step(state, ask);
+    rule.explain(state, ask, allowed)
 }

@@ -113,7 +113,7 @@ impl Rule for FixedWindow {
             reset,
             next: if used > 0 { reset } else { Micros::ZERO },
             retry_after: (!allowed && possible).then_some(reset),
-            delay: Micros::ZERO,
+            ..Decision::default()
         }
     }
 

@@ -190,7 +190,7 @@ impl Rule for SlidingLog {
             reset: until_left(used),
             next: if limit > 0 { until_left(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
             retry_after: if allowed { None } else { retry() },
-            delay: Micros::ZERO,
+            ..Decision::default()
         }
     }
 

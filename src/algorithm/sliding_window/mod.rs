@@ -225,7 +225,7 @@ impl Rule for SlidingWindow {
             reset: if used > 0 { until(0) } else { Micros::ZERO },
             next: if used > 0 && limit > 0 { until(used.min(limit) - 1) } else { Micros::ZERO },
             retry_after: if allowed { None } else { room.map(until) },
-            delay: Micros::ZERO,
+            ..Decision::default()
         }
     }
 

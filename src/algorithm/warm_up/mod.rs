@@ -186,7 +186,7 @@ impl Rule for WarmUp {
             reset: debt.ceil(),
             next: self.room(remaining + 1).map(until).unwrap_or_default(),
             retry_after: if allowed { None } else { self.room(ask.cost).map(until) },
-            delay: Micros::ZERO,
+            ..Decision::default()
         }
     }
 

@@ -5,8 +5,10 @@
 //! up: in a map of the worker's own first. There are at most so many of these; the rest is one series named `other`.
 
 mod series;
+mod shedding;
 
 pub(super) use series::{Series, Threshold};
+pub(super) use shedding::{Outcome, Shedding};
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -17,6 +19,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 
 use self::series::Count;
 use crate::{
+    algorithm::Micros,
     metrics::{Counter, Striped, WorkerId, observe_counter, observe_gauge},
     rules::{Entry, FailurePolicy, Node, Rule, Segment},
 };
@@ -31,13 +34,15 @@ pub struct StatisticsSettings {
 }
 
 type SeriesMap = HashMap<String, Arc<Series>>;
+/// What is counted of a rule.
+type Counted = (Arc<Series>, Option<Arc<Shedding>>);
 
 /// All series.
 pub struct Statistics {
     workers: usize,
     settings: StatisticsSettings,
     /// Of the rules in force.
-    rules: Mutex<SeriesMap>,
+    rules: Mutex<HashMap<String, Counted>>,
     dynamic: Mutex<SeriesMap>,
     /// `dynamic`, once it is full: it never changes again and needs no lock.
     full: OnceLock<SeriesMap>,
@@ -46,6 +51,7 @@ pub struct Statistics {
     other: Arc<Series>,
     overflow: Counter,
     pub(super) unknown_domain: Counter,
+    pub(super) unknown_plan: Counter,
     pub(super) global_shadow: Counter,
     /// Limits that the store could not decide, by what then did.
     pub(super) on_error: [Counter; FailurePolicy::ALL.len()],
@@ -65,6 +71,7 @@ impl Statistics {
             other: Arc::new(Series::new(vec!["other".into(), "other".into()], workers)),
             overflow: Counter::new(workers),
             unknown_domain: Counter::new(workers),
+            unknown_plan: Counter::new(workers),
             global_shadow: Counter::new(workers),
             on_error: std::array::from_fn(|_| Counter::new(workers)),
         })
@@ -72,17 +79,30 @@ impl Statistics {
 
     /// The series of a new set's rules, by their ids. Rules that were there before keep theirs; those that are gone
     /// lose it.
-    pub(super) fn enter(&self, rules: &[Rule]) -> Vec<Arc<Series>> {
+    pub(super) fn enter(&self, rules: &[Rule]) -> Vec<Counted> {
         let mut known = lock(&self.rules);
         let before = std::mem::take(&mut *known);
-        let series = |rule: &Rule| {
-            let id = rule.labels.join("\0");
-            let series = known.get(&id).or_else(|| before.get(&id)).cloned();
-            let series = series.unwrap_or_else(|| Arc::new(Series::new(rule.labels.clone(), self.workers)));
-            known.insert(id, Arc::clone(&series));
-            series
+        let counted = |rule: &Rule| {
+            let classes = self.classes(rule);
+            let id = [&rule.labels[..], &classes].concat().join("\0");
+            let counted = known.get(&id).or_else(|| before.get(&id)).cloned().unwrap_or_else(|| {
+                let shedding = || Shedding::new(rule.labels.clone(), classes.into_iter(), self.workers);
+                let sheds = rule.sheds || !rule.classes.is_empty();
+                (Arc::new(Series::new(rule.labels.clone(), self.workers)), sheds.then(|| Arc::new(shedding())))
+            });
+            known.insert(id, counted.clone());
+            counted
         };
-        rules.iter().map(series).collect()
+        rules.iter().map(counted).collect()
+    }
+
+    /// The names under which a rule's classes are counted: those of the list, and the others.
+    fn classes(&self, rule: &Rule) -> Vec<String> {
+        let others = if rule.classes.is_empty() { "all" } else { "other" };
+        match rule.sheds || !rule.classes.is_empty() {
+            true => rule.classes.iter().map(|class| &**class).chain([others]).map(str::to_owned).collect(),
+            false => Vec::new(),
+        }
     }
 
     /// The near-limit threshold, in the peer's own arithmetic.
@@ -129,7 +149,7 @@ impl Statistics {
     /// The sums by labels. Two rules can have the same ones: the peer's labels name two levels only.
     fn collect(&self, count: Count) -> BTreeMap<Vec<String>, u64> {
         // The locks are held for no longer than it takes to copy the references: a worker may want one of them.
-        let mut all: Vec<Arc<Series>> = lock(&self.rules).values().cloned().collect();
+        let mut all: Vec<Arc<Series>> = lock(&self.rules).values().map(|(series, _)| Arc::clone(series)).collect();
         all.extend(lock(&self.dynamic).values().cloned());
         all.push(Arc::clone(&self.other));
         let mut sums = BTreeMap::new();
@@ -175,6 +195,14 @@ impl Statistics {
         let this = Arc::clone(self);
         observe_counter(
             meter,
+            "sluicegate_plan_not_found",
+            "Descriptors that name a plan that the rules have not: they have the default one",
+            move || this.unknown_plan.get(),
+        );
+        self.observe_shedding(meter);
+        let this = Arc::clone(self);
+        observe_counter(
+            meter,
             "ratelimit_service_global_shadow_mode",
             "Requests over a limit that passed because of the global shadow mode",
             move || this.global_shadow.get(),
@@ -195,6 +223,53 @@ impl Statistics {
             lock(&this.dynamic).len() as u64
         });
     }
+}
+
+impl Statistics {
+    /// What is shed, by class.
+    fn observe_shedding(self: &Arc<Self>, meter: &Meter) {
+        let this = Arc::clone(self);
+        let hits = meter.u64_observable_counter("sluicegate_class_hits");
+        hits.with_description("Hits by class and what became of them")
+            .with_callback(move |observer| {
+                this.each_class(|class, labels| {
+                    for outcome in Outcome::ALL {
+                        let outcome_label = KeyValue::new("outcome", outcome.name());
+                        observer.observe(class.hits(outcome), &[&labels[..], &[outcome_label]].concat());
+                    }
+                });
+            })
+            .build();
+        let this = Arc::clone(self);
+        let since = meter.u64_observable_gauge("sluicegate_shedding_since_timestamp_seconds");
+        since
+            .with_description("When a class began to be shed; 0 while it is not")
+            .with_callback(move |observer| {
+                let now = wall_clock();
+                this.each_class(|class, labels| {
+                    observer.observe(class.since(now).map_or(0, Micros::floor_secs), &labels);
+                });
+            })
+            .build();
+    }
+
+    fn each_class(&self, mut each: impl FnMut(&shedding::Class, Vec<KeyValue>)) {
+        let all: Vec<_> = lock(&self.rules).values().filter_map(|(_, shedding)| shedding.clone()).collect();
+        for shedding in all {
+            for class in &shedding.classes {
+                let names = ["domain", "key1", "key2"].into_iter().zip(&shedding.labels);
+                let labels = names.map(|(name, label)| KeyValue::new(name, series::sanitize(label)));
+                each(class, labels.chain([KeyValue::new("class", class.name.clone())]).collect());
+            }
+        }
+    }
+}
+
+/// The time by which requests are decided.
+#[allow(clippy::disallowed_methods, reason = "a metric is read when somebody collects, and not by a request's clock")]
+fn wall_clock() -> Micros {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Micros::new(u64::try_from(since.as_micros()).unwrap_or_default())
 }
 
 /// The labels of a rule that puts the caller's values into them.

@@ -132,7 +132,7 @@ impl Series {
 }
 
 /// What the peer's names allow: no `:` or `|`, and no dots in an IPv4 address.
-fn sanitize(label: &str) -> String {
+pub(super) fn sanitize(label: &str) -> String {
     let mut text = label.replace([':', '|'], "_");
     let is_part = |letter: char| letter.is_ascii_digit() || letter == '.';
     let candidates: Vec<String> =

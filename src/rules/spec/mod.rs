@@ -1,16 +1,27 @@
 //! What a person wrote, as types: every mistake is noted with its place, and reading goes on.
 
+mod elastic;
+mod plans;
+mod rate_limit;
 mod shape;
+mod sharing;
 
+pub(super) use plans::Plans;
+pub(super) use rate_limit::RateLimit;
+
+use self::{
+    elastic::ELASTIC,
+    plans::PLANS,
+    rate_limit::{RATE_LIMIT, REPLACES},
+    sharing::SHARE,
+};
 use super::{
     compile::Options,
     ip_prefix::IpPrefix,
-    limit::{FailurePolicy, Limit, LimitError, Measure, Unit},
     metadata::Metadata,
     problem::{Place, Problems},
     yaml::{self, Kind, Yaml},
 };
-use crate::algorithm::Consistency;
 
 pub(super) struct File {
     pub(super) domain: String,
@@ -18,6 +29,7 @@ pub(super) struct File {
     pub(super) charge_all: bool,
     pub(super) shard_by: Vec<String>,
     pub(super) shard_by_place: Place,
+    pub(super) plans: Plans,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
@@ -37,23 +49,7 @@ pub(super) struct Descriptor {
     pub(super) children: Vec<Descriptor>,
 }
 
-#[derive(Default)]
-pub(super) struct RateLimit {
-    /// `None`: unlimited.
-    pub(super) limit: Option<Limit>,
-    /// One instance's part of it.
-    pub(super) part: Option<Limit>,
-    pub(super) name: String,
-    pub(super) replaces: Vec<String>,
-    pub(super) on_error: Option<FailurePolicy>,
-    pub(super) consistency: Consistency,
-    /// The key of the entry that names who holds what is taken.
-    pub(super) holder: Option<String>,
-    /// Where `count_denied: true` stands, if it does.
-    count_denied: Option<Place>,
-}
-
-const ROOT: &[&str] = &["domain", "charge", "shard_by", "descriptors"];
+const ROOT: &[&str] = &["domain", "charge", "shard_by", "plans", "descriptors"];
 const DESCRIPTOR: &[&str] = &[
     "key",
     "value",
@@ -67,29 +63,6 @@ const DESCRIPTOR: &[&str] = &[
     "metadata",
     "descriptors",
 ];
-const RATE_LIMIT: &[&str] = &[
-    "unit",
-    "unit_multiplier",
-    "requests_per_unit",
-    "unlimited",
-    "name",
-    "replaces",
-    "on_error",
-    "consistency",
-    "algorithm",
-    "buckets",
-    "edge",
-    "burst",
-    "queue",
-    "warm_up",
-    "count_denied",
-    "min_interval",
-    "soft",
-    "limit",
-    "hold",
-    "holder",
-];
-const REPLACES: &[&str] = &["name"];
 const IP_PREFIX: &[&str] = &["v4", "v6"];
 /// Words that envoyproxy/ratelimit knows. A file of its users may have them in the wrong place.
 const PEERS: &[&str] = &[
@@ -118,6 +91,9 @@ const PLACES: &[(&str, &[&str])] = &[
     ("under rate_limit", RATE_LIMIT),
     ("in an entry of replaces", REPLACES),
     ("under ip_prefix", IP_PREFIX),
+    ("under elastic", ELASTIC),
+    ("in a class of shares", SHARE),
+    ("under plans", PLANS),
 ];
 
 /// Reads one file; `None` when nothing of it can be used.
@@ -138,12 +114,13 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
     let mut domain = None;
     let (mut shard_by, mut shard_by_place) = (Vec::new(), start);
     let mut charge_all = false;
-    let mut descriptors = Vec::new();
+    let (mut plans, mut descriptors) = (Plans::default(), Vec::new());
     for (key, place, value) in reader.map(&root, ROOT)? {
         match key {
             "domain" => domain = reader.text(key, value).map(|text| (text, place)),
             "charge" => charge_all = reader.word(key, value, &CHARGES).unwrap_or_default(),
             "shard_by" => (shard_by, shard_by_place) = (reader.shard_by(value), place),
+            "plans" => plans = reader.plans(value),
             "descriptors" => descriptors = reader.descriptors(value),
             _ => {}
         }
@@ -153,9 +130,9 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
         return None;
     };
     if charge_all {
-        reader.deny_counted_denials(&descriptors);
+        reader.deny_counted_denials(&descriptors, &plans);
     }
-    Some(File { domain, place, charge_all, shard_by, shard_by_place, descriptors })
+    Some(File { domain, place, charge_all, shard_by, shard_by_place, plans, descriptors })
 }
 
 struct Reader<'r, 'p> {
@@ -288,120 +265,6 @@ impl Reader<'_, '_> {
         Some(it)
     }
 
-    fn rate_limit(&mut self, node: &Yaml) -> Option<RateLimit> {
-        if matches!(node.kind, Kind::Null) {
-            return None;
-        }
-        let mut it = RateLimit::default();
-        let (mut unit, mut requests, mut multiplier, mut unlimited) = (None, None, None, false);
-        let mut replaces = Vec::new();
-        let mut consistency = None;
-        let mut words = shape::Words::default();
-        for (key, place, value) in self.map(node, RATE_LIMIT)? {
-            match key {
-                "unit" => unit = Some((self.unit(value), value.place)),
-                "requests_per_unit" => requests = Some((self.number(key, value), place)),
-                "unit_multiplier" => multiplier = Some((self.number(key, value), place)),
-                "unlimited" => unlimited = self.boolean(key, value),
-                "name" => it.name = self.text(key, value).unwrap_or_default(),
-                "replaces" => replaces = self.replaces(value),
-                "consistency" => {
-                    let words = Consistency::ALL.map(|it| (it.name(), it));
-                    consistency = self.word(key, value, &words).map(|it| (it, value.place));
-                }
-                "on_error" => it.on_error = self.word(key, value, &FailurePolicy::ALL.map(|it| (it.name(), it))),
-                word => words.read(self, word, place, value),
-            }
-        }
-        for (name, place) in replaces {
-            if name.is_empty() {
-                self.problems.error(place, "replaces needs the name of another limit, not an empty one");
-            } else if name == it.name {
-                self.problems.error(place, format!("the limit {name:?} cannot replace itself"));
-            } else {
-                it.replaces.push(name);
-            }
-        }
-        if unlimited {
-            for place in [unit.map(|(_, place)| place), multiplier.map(|(_, place)| place)].into_iter().flatten() {
-                self.problems.error(place, "a limit is either unlimited or has a unit, not both");
-            }
-            words.refuse_all(self);
-            return Some(it);
-        }
-        it.count_denied = words.explicit_count_denied();
-        let shape = words.shape(self);
-        let (requests, measure) = if words.are_of_requests_at_once() {
-            let strays =
-                [unit.map(|(_, place)| place), requests.map(|(_, place)| place), multiplier.map(|(_, place)| place)];
-            for place in strays.into_iter().flatten() {
-                self.problems.error(place, "concurrency has a limit of requests at once, and none per unit");
-            }
-            it.holder = words.holder();
-            words.in_flight(self, node.place)?
-        } else {
-            let Some((unit, _)) = unit else {
-                let message = format!("rate_limit needs a unit ({}) or unlimited: true", units());
-                self.problems.error(node.place, message);
-                return None;
-            };
-            if requests.is_none() {
-                let message = "rate_limit has no requests_per_unit: that is 0, and refuses every request";
-                self.problems.warning(node.place, message);
-            }
-            let (requests, multiplier) = (requests.map_or(Some(0), |it| it.0), multiplier.map_or(Some(1), |it| it.0));
-            (requests?, Measure::Rate { unit: unit?, multiplier: multiplier? })
-        };
-        let place_of = |error: LimitError| match error.word() {
-            "unit_multiplier" => multiplier.map_or(node.place, |it| it.1),
-            word => words.place(word).unwrap_or(node.place),
-        };
-        let shape = shape?;
-        match Limit::shaped(requests, measure, words.kind(), shape) {
-            Ok(limit) => {
-                if let Some((consistency, place)) = consistency {
-                    it.consistency = consistency;
-                    self.check_consistency(consistency, &limit, place);
-                }
-                it.limit = Some(limit);
-                // Fewer of anything fit as well.
-                it.part = Limit::part(requests, measure, words.kind(), shape, self.instances).ok();
-            }
-            Err(error) => {
-                self.problems.error(place_of(error), error.to_string());
-                return None;
-            }
-        }
-        Some(it)
-    }
-
-    /// Refuses what could not be promised.
-    fn check_consistency(&mut self, consistency: Consistency, limit: &Limit, place: Place) {
-        let algorithm = limit.algorithm();
-        if consistency == Consistency::Leased && algorithm.leasing().is_none() {
-            let message = format!(
-                "consistency: leased cannot promise that no more than the limit passes with {} as it is written here",
-                algorithm.name()
-            );
-            self.problems.error(place, message);
-        }
-        if consistency == Consistency::Eventual && matches!(limit.measure(), Measure::InFlight { .. }) {
-            self.problems.error(
-                place,
-                "consistency: eventual does not go with concurrency: whoever is refused elsewhere holds nothing here",
-            );
-        }
-    }
-
-    fn unit(&mut self, node: &Yaml) -> Option<Unit> {
-        let text = self.text("unit", node)?;
-        let unit = Unit::from_name(&text);
-        if unit.is_none() {
-            self.problems.error(node.place, format!("unit {text:?} is not one of {}", units()));
-        }
-        unit
-    }
-
     /// One of a few words.
     fn word<T: Copy>(&mut self, name: &str, node: &Yaml, words: &[(&str, T)]) -> Option<T> {
         let text = self.text(name, node)?;
@@ -427,12 +290,13 @@ impl Reader<'_, '_> {
     }
 
     /// With `charge: all` a refused request takes nothing, so nothing of it can be counted.
-    fn deny_counted_denials(&mut self, descriptors: &[Descriptor]) {
+    fn deny_counted_denials(&mut self, descriptors: &[Descriptor], plans: &Plans) {
+        let limits = descriptors.iter().filter_map(|descriptor| descriptor.rate_limit.as_ref());
+        for place in limits.chain(plans.limits()).filter_map(|limit| limit.count_denied) {
+            self.problems.error(place, "count_denied contradicts the domain's charge: all");
+        }
         for descriptor in descriptors {
-            if let Some(place) = descriptor.rate_limit.as_ref().and_then(|limit| limit.count_denied) {
-                self.problems.error(place, "count_denied contradicts the domain's charge: all");
-            }
-            self.deny_counted_denials(&descriptor.children);
+            self.deny_counted_denials(&descriptor.children, &Plans::default());
         }
     }
 
@@ -450,16 +314,6 @@ impl Reader<'_, '_> {
             }
         }
         keys
-    }
-
-    fn replaces(&mut self, node: &Yaml) -> Vec<(String, Place)> {
-        let mut names = Vec::new();
-        for item in self.list("replaces", node) {
-            let Some(fields) = self.map(item, REPLACES) else { continue };
-            let name = fields.first().and_then(|(key, _, value)| self.text(key, value));
-            names.push((name.unwrap_or_default(), item.place));
-        }
-        names
     }
 
     /// A scalar as it was written; nothing is an empty text.
@@ -527,10 +381,6 @@ fn found(node: &Yaml) -> String {
         Kind::Scalar { text, plain: false } => format!(", not the text {text:?}"),
         Kind::Null | Kind::List(_) | Kind::Map(_) => format!(", not {}", node.describe()),
     }
-}
-
-fn units() -> String {
-    Unit::ALL.map(Unit::name).join(", ")
 }
 
 /// The known word that was most likely meant.

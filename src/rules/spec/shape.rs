@@ -1,10 +1,13 @@
 //! The words of `rate_limit` that say how it is counted. Which of them may stand together depends on `algorithm`, which
 //! may stand behind them: they are gathered first.
 
-use super::Reader;
+use super::{
+    Reader,
+    sharing::{Capacity, Sharing},
+};
 use crate::{
     algorithm::{Algorithm, Kind, Micros, Shape, sliding_window::Edge},
-    rules::{limit::Measure, problem::Place, yaml::Yaml},
+    rules::{limit::Measure, matcher::Aside, problem::Place, yaml::Yaml},
 };
 
 /// What `edge` can be.
@@ -22,6 +25,10 @@ pub(super) struct Words {
     limit: Option<u32>,
     hold: Option<Micros>,
     holder: Option<String>,
+    /// What several share, who they are, and the key of the entry that says which of them a request belongs to.
+    capacity: Option<Capacity>,
+    sharing: Option<Sharing>,
+    class: Option<String>,
     places: Vec<(String, Place)>,
     /// A word had no meaning: the limit cannot be made.
     spoiled: bool,
@@ -35,10 +42,21 @@ impl Default for Words {
             limit: None,
             hold: None,
             holder: None,
+            capacity: None,
+            sharing: None,
+            class: None,
             places: Vec::new(),
             spoiled: false,
         }
     }
+}
+
+/// How a limit says how many.
+pub(super) enum Counted {
+    /// By a unit and requests per unit.
+    ByUnit,
+    /// By itself; `None` where that has no meaning.
+    Otherwise(Option<(u32, Measure)>),
 }
 
 impl Words {
@@ -59,18 +77,18 @@ impl Words {
             "warm_up" => keep(&mut shape.warm_up, duration(reader, word, node)),
             "count_denied" => keep(&mut shape.count_denied, Some(reader.boolean(word, node))),
             "min_interval" => keep(&mut shape.min_interval, duration(reader, word, node)),
-            "soft" => keep(&mut shape.soft, percent(reader, node)),
+            "soft" => keep(&mut shape.soft, reader.percent(word, node, 1, MOST_PERCENT)),
             "limit" => keep(&mut self.limit, reader.number(word, node)),
             "hold" => keep(&mut self.hold, duration(reader, word, node)),
-            "holder" => {
-                let key = reader.text(word, node);
-                if key.as_ref().is_some_and(String::is_empty) {
-                    reader
-                        .problems
-                        .error(node.place, "holder needs the key of the entry that names it, not an empty one");
-                }
-                keep(&mut self.holder, key.filter(|key| !key.is_empty()))
+            "holder" => keep(&mut self.holder, key_of_entry(reader, word, node)),
+            "class" => keep(&mut self.class, key_of_entry(reader, word, node)),
+            "capacity" => keep(&mut self.capacity, reader.capacity(node)),
+            "shares" | "reserve" if self.sharing.is_some() => {
+                reader.problems.error(place, "shares and reserve exclude each other: a reserve is a share for short");
+                false
             }
+            "shares" => keep(&mut self.sharing, reader.shares(node)),
+            "reserve" => keep(&mut self.sharing, reader.reserve(node)),
             _ => true,
         };
         self.spoiled |= !understood;
@@ -85,8 +103,14 @@ impl Words {
         self.place("count_denied").filter(|_| self.shape.count_denied == Some(true))
     }
 
+    /// A capacity says by itself how it is counted.
     pub(super) fn kind(&self) -> Kind {
-        self.kind
+        let name = match self.capacity {
+            None => return self.kind,
+            Some(Capacity { per: Some(_), .. }) => "shares",
+            Some(Capacity { per: None, .. }) => "concurrency",
+        };
+        Algorithm::kind(name).unwrap_or(self.kind)
     }
 
     /// The shape, unless a word has no meaning or belongs to another algorithm.
@@ -95,37 +119,93 @@ impl Words {
             // It has been reported; and what belongs to an algorithm that was not understood is not known.
             return None;
         }
+        let kind = self.kind();
         let mut stray = false;
-        for (word, place) in self.places.iter().filter(|(word, _)| !self.kind.words.contains(&word.as_str())) {
+        for (word, place) in self.places.iter().filter(|(word, _)| !kind.words.contains(&word.as_str())) {
             // What belongs to none in particular belongs to all.
             let homes: Vec<_> =
                 Algorithm::named().filter(|kind| kind.words.contains(&word.as_str())).map(|kind| kind.name).collect();
             if !homes.is_empty() {
-                let message = format!("{word} belongs to algorithm {}, not to {}", homes.join(", "), self.kind.name);
+                let message = format!("{word} belongs to algorithm {}, not to {}", homes.join(", "), kind.name);
                 reader.problems.error(*place, message);
                 stray = true;
             }
         }
-        (!stray).then_some(self.shape)
-    }
-
-    /// Whether the algorithm counts these, and has no unit.
-    pub(super) fn are_of_requests_at_once(&self) -> bool {
-        self.kind.words.contains(&"hold")
-    }
-
-    /// The key of the entry that names who holds what is taken.
-    pub(super) fn holder(&self) -> Option<String> {
-        self.holder.clone()
-    }
-
-    /// How many at once, and for how long each.
-    pub(super) fn in_flight(&self, reader: &mut Reader<'_, '_>, place: Place) -> Option<(u32, Measure)> {
-        let hold = self.hold.unwrap_or(HOLD);
-        if self.limit.is_none() && !self.spoiled {
-            reader.problems.error(place, "concurrency needs a limit: how many requests at once");
+        stray |= self.contradicts(reader);
+        let mut shape = self.shape;
+        if let (Some(sharing), Some(capacity)) = (&self.sharing, self.capacity) {
+            match sharing.table(capacity.hits).1 {
+                Ok(classes) => shape.classes = Some(classes),
+                Err(error) => {
+                    reader.problems.error(sharing.place(), error.to_string());
+                    stray = true;
+                }
+            }
         }
-        Some((self.limit?, Measure::InFlight { hold }))
+        (!stray).then_some(shape)
+    }
+
+    /// Words that want one another, or exclude each other.
+    fn contradicts(&self, reader: &mut Reader<'_, '_>) -> bool {
+        let place = |word| self.place(word);
+        let sharing = place("shares").or_else(|| place("reserve"));
+        let wrong = [
+            (place("capacity").and(place("limit")), "a limit at once is a capacity that nobody shares: one of the two"),
+            (
+                place("capacity").and(place("algorithm")).filter(|_| self.kind() != self.kind),
+                "capacity says by itself how it is counted",
+            ),
+            (sharing.filter(|_| self.capacity.is_none()), "who has a share needs a capacity to have it of"),
+            (
+                sharing.filter(|_| self.class.is_none()),
+                "shares need a class: the key of the entry that says whose request it is",
+            ),
+            (place("class").filter(|_| self.sharing.is_none()), "a class needs shares, or a reserve"),
+            (place("class").filter(|_| self.class == self.holder), "class and holder are two entries"),
+        ];
+        let wrong = wrong.into_iter().filter_map(|(place, why)| Some((place?, why)));
+        wrong.map(|(place, why)| reader.problems.error(place, why)).count() > 0
+    }
+
+    /// How many, where no unit says so.
+    pub(super) fn counted(&self, reader: &mut Reader<'_, '_>, place: Place) -> Counted {
+        let in_flight = Measure::InFlight { hold: self.hold.unwrap_or(HOLD) };
+        match self.capacity {
+            Some(Capacity { hits, per: Some(unit) }) => {
+                Counted::Otherwise(Some((hits, Measure::Rate { unit, multiplier: 1 })))
+            }
+            Some(Capacity { hits, per: None }) => Counted::Otherwise(Some((hits, in_flight))),
+            None if self.spoiled && self.place("capacity").is_some() => Counted::Otherwise(None),
+            None if self.kind.words.contains(&"hold") => {
+                if self.limit.is_none() && !self.spoiled {
+                    reader.problems.error(place, "concurrency needs a limit: how many requests at once");
+                }
+                Counted::Otherwise(self.limit.map(|limit| (limit, in_flight)))
+            }
+            None if self.kind.words.contains(&"capacity") => {
+                reader.problems.error(place, "shares are of a capacity: 1000/s");
+                Counted::Otherwise(None)
+            }
+            None => Counted::ByUnit,
+        }
+    }
+
+    /// What of a limit says how many.
+    pub(super) fn counted_by(&self) -> &'static str {
+        if self.place("capacity").is_some() { "capacity" } else { self.kind.name }
+    }
+
+    /// The keys of the entries that say who asks, in their order, and the classes.
+    pub(super) fn askers(&self) -> (Vec<(Aside, String)>, Vec<Box<str>>) {
+        let class = self.class.clone().map(|key| (Aside::Class, key));
+        let holder = self.holder.clone().map(|key| (Aside::Holder, key));
+        let names = self.sharing.as_ref().map(|sharing| sharing.table(0).0);
+        (class.into_iter().chain(holder).collect(), names.unwrap_or_default())
+    }
+
+    /// Whether what others could have is kept for some: who is refused for that is not to blame.
+    pub(super) fn has_reserve(&self) -> bool {
+        self.sharing.as_ref().is_some_and(|sharing| sharing.reserve)
     }
 
     /// Nothing is counted: no word has a meaning.
@@ -152,13 +232,12 @@ fn duration(reader: &mut Reader<'_, '_>, word: &str, node: &Yaml) -> Option<Micr
     micros.map(Micros::new)
 }
 
-fn percent(reader: &mut Reader<'_, '_>, node: &Yaml) -> Option<u32> {
-    let text = reader.text("soft", node)?;
-    let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse().ok());
-    let percent = number.filter(|percent| (1..=MOST_PERCENT).contains(percent));
-    if percent.is_none() {
-        let message = format!("soft must be a whole percentage from 1% to {MOST_PERCENT}%, not {text:?}");
-        reader.problems.error(node.place, message);
+/// The key of an entry that says something of the request.
+fn key_of_entry(reader: &mut Reader<'_, '_>, word: &str, node: &Yaml) -> Option<String> {
+    let key = reader.text(word, node)?;
+    if key.is_empty() {
+        reader.problems.error(node.place, format!("{word} needs the key of the entry that names it, not an empty one"));
+        return None;
     }
-    percent
+    Some(key)
 }

@@ -280,7 +280,9 @@ fn join() -> (String, Vec<u8>) {
         let _ = write!(
             text,
             "{word} script == {number} then\n\
-             local keep, {names} = unpack_numbers('<{format}', records, at + HEADER)\n{body}\n"
+             local keep, {names} = unpack_numbers('<{format}', records, at + HEADER)\n\
+             local more = at + HEADER + {}\n{body}\n",
+            size_of::<f64>() * (arguments.len() + 1)
         );
     }
     (text + "end\nend\n" + MAIN, numbers)

@@ -117,6 +117,10 @@ fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     if let Some(metadata) = &verdict.metadata {
         fields.push(("metadata", encode_metadata(metadata)));
     }
+    // By itself: Envoy's local_reply_config can match a value at the top, and none in a list.
+    if verdict.is_shed() {
+        fields.push(("sluicegate.shed", boolean(true)));
+    }
     fields.push(("sluicegate.statuses", list(verdict.statuses.iter().map(exact_status))));
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
 }
@@ -133,9 +137,8 @@ fn exact_status(status: &Status) -> Value {
     if status.delay.get() > 0 {
         fields.push(("delay_us", number(status.delay.get() as f64)));
     }
-    if status.soft {
-        fields.push(("soft", boolean(true)));
-    }
+    let marks = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
+    fields.extend(marks.into_iter().filter(|(_, is)| *is).map(|(mark, _)| (mark, boolean(true))));
     map(fields)
 }
 

@@ -58,6 +58,8 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
             message.text(3, &id.to_string());
         });
     }
+    message.number(11, (status.shed && status.is_over()).into());
+    message.number(12, status.elastic.into());
 }
 
 fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
@@ -110,6 +112,8 @@ mod tests {
             retry_after: Some(Micros::new(9)),
             delay: Micros::new(1_000_000),
             soft: true,
+            elastic: true,
+            shed: true,
             decider: Decider::Fallback,
             refusal_counts: true,
             grant: Some(Grant { hits: NonZeroU32::MIN, life: Micros::new(70_000), id: u64::MAX }),
@@ -119,6 +123,7 @@ mod tests {
             code: Code::OverLimit,
             limit: Some(limit(Unit::Minute, 1)),
             retry_after: Some(Micros::new(1 << 40)),
+            shed: true,
             ..Status::NO_LIMIT
         };
         let outcome = verdict(Code::OverLimit, vec![allowed, refused, Status::UNLIMITED]);
@@ -136,6 +141,7 @@ mod tests {
                 reset_us: Some(0),
                 delay_us: 1_000_000,
                 soft: true,
+                elastic: true,
                 decider: v1::Decider::Fallback.into(),
                 refusal_counts: true,
                 grant: Some(v1::Grant { hits: 1, life_us: 70_000, id: u64::MAX.to_string() }),
@@ -144,6 +150,7 @@ mod tests {
             v1::Status {
                 limit: Some(v1::Limit { unit: rate_limit::Unit::Minute.into(), ..exact_limit }),
                 retry_after_us: Some(1 << 40),
+                shed: true,
                 ..v1::Status::default()
             },
             v1::Status { allowed: true, remaining: u32::MAX.into(), ..v1::Status::default() },

@@ -36,6 +36,8 @@ pub(super) fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<Hea
     }
     if verdict.statuses.iter().any(|status| status.soft) {
         add(&settings.soft_header, "exceeded".into());
+    } else if verdict.statuses.iter().any(|status| status.elastic) {
+        add(&settings.soft_header, "elastic".into());
     }
     // In whole seconds, rounded up: 0 would mean now.
     if let Some(wait) = verdict.retry_after() {

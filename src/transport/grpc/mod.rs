@@ -1,7 +1,8 @@
 //! gRPC: one acceptor hands each connection to the worker with the fewest; a worker decides on its own thread.
 //!
 //! `ShouldRateLimit` is framed by hand on hyper (`unary`): a fifth cheaper than through tonic's router and codec. So are
-//! the frames of `sluicegate.v1` (`stream`). All other services (health, reflection) are tonic's.
+//! the frames of `sluicegate.v1` (`stream`). All other services (health, reflection, what resources say) are
+//! tonic's.
 
 mod connection;
 mod decode;
@@ -10,6 +11,7 @@ mod exact;
 mod headers;
 mod hold;
 mod limits;
+mod resources;
 mod server;
 mod service;
 mod settings;
@@ -21,9 +23,10 @@ mod unary;
 pub(crate) use decode::decode;
 pub(crate) use encode::encode;
 pub use limits::Limits;
+pub use resources::ResourceService;
 pub use server::{Server, ServerError};
 pub(crate) use service::HEALTH_NAMES;
-pub use service::{Handler, health};
+pub use service::{Handler, others};
 pub use settings::{HeaderStyle, ResponseSettings, Settings, TlsSettings};
 pub(crate) use status::Refusal;
 pub use tls::TlsError;

@@ -5,14 +5,17 @@ use std::{convert::Infallible, pin::Pin, sync::Arc};
 use bytes::Bytes;
 use http::{Request, Response, header::CONTENT_TYPE, request};
 use hyper::body::Incoming;
-use sluicegate_proto::{FILE_DESCRIPTOR_SET, envoy::service::ratelimit::v3::rate_limit_service_server};
+use sluicegate_proto::{
+    FILE_DESCRIPTOR_SET, envoy::service::ratelimit::v3::rate_limit_service_server,
+    sluicegate::v1::resource_service_server::ResourceServiceServer,
+};
 use tokio::sync::watch;
 use tonic::service::Routes;
 use tonic_health::server::{HealthReporter, HealthService};
 use tower_service::Service;
 
 use super::{
-    Limits, Refusal, ResponseSettings, decode, encode, hold, stream,
+    Limits, Refusal, ResourceService, ResponseSettings, decode, encode, hold, stream,
     unary::{self, AnswerBody},
 };
 use crate::{
@@ -157,8 +160,8 @@ impl Handler {
     }
 }
 
-/// Health (for the whole server and for the service by its names) and reflection, shared by all workers.
-pub async fn health() -> (HealthReporter, Routes) {
+/// Health (for the whole server and for the service by its names), reflection and resources, shared by all workers.
+pub async fn others(resources: ResourceService) -> (HealthReporter, Routes) {
     let reporter = HealthReporter::new();
     for name in HEALTH_NAMES {
         reporter.set_service_status(name, tonic_health::ServingStatus::Serving).await;
@@ -169,7 +172,8 @@ pub async fn health() -> (HealthReporter, Routes) {
             .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
-    let mut routes = Routes::new(tonic_health::pb::health_server::HealthServer::new(health));
+    let mut routes = Routes::new(tonic_health::pb::health_server::HealthServer::new(health))
+        .add_service(ResourceServiceServer::new(resources));
     // The descriptor sets are part of the program; a test calls both versions.
     if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
         routes = routes.add_service(v1).add_service(v1alpha);

@@ -5,7 +5,10 @@ use std::sync::{Arc, LazyLock};
 use axum::{
     body::Bytes,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{
+        StatusCode,
+        header::{CONTENT_TYPE, RETRY_AFTER},
+    },
     response::{IntoResponse, Response},
 };
 use prost::Message;
@@ -22,7 +25,7 @@ static MESSAGES: LazyLock<Option<(MessageDescriptor, MessageDescriptor)>> = Lazy
     Some((message("RateLimitRequest")?, message("RateLimitResponse")?))
 });
 
-/// 200 or 429 with the answer; 400 for what is not a request, 500 when there is no decision.
+/// 200 or 429 with the answer, or 503 when it is overload that refuses; 400 for what is not a request, 500 when there is no decision.
 pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) -> Response {
     let message = match parse(&body) {
         Ok(message) => message,
@@ -38,10 +41,17 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
     };
     let code = match verdict.overall {
         Code::Ok => StatusCode::OK,
+        Code::OverLimit if verdict.is_shed() => StatusCode::SERVICE_UNAVAILABLE,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
     };
+    // The peer's refusals have no such header.
+    let wait = verdict.retry_after().filter(|_| verdict.is_shed());
+    let wait = wait.map(|wait| [(RETRY_AFTER, wait.ceil_secs().max(1).to_string())]);
     match print(&grpc::encode(&verdict, &message, &handlers.response)) {
-        Some(text) => (code, [(CONTENT_TYPE, "application/json")], text).into_response(),
+        Some(text) => match wait {
+            Some(wait) => (code, wait, [(CONTENT_TYPE, "application/json")], text).into_response(),
+            None => (code, [(CONTENT_TYPE, "application/json")], text).into_response(),
+        },
         None => refuse(StatusCode::INTERNAL_SERVER_ERROR, "the answer cannot be written as JSON"),
     }
 }

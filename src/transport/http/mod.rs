@@ -1,6 +1,7 @@
 //! The HTTP side door: [`router`] is the whole of it on a page.
 
 mod json;
+mod resources;
 
 use std::{
     net::SocketAddr,
@@ -22,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::grpc::{Limits, ResponseSettings};
 use crate::{
     rules::Measure,
-    service::{Check, reload::Reloader},
+    service::{Check, Reports, reload::Reloader},
     store::AnyStore,
     telemetry::Meters,
 };
@@ -49,6 +50,8 @@ pub struct Handlers {
     pub limits: Limits,
     /// What answers carry.
     pub response: ResponseSettings,
+    /// What resources say of themselves.
+    pub reports: Reports,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
     /// For `/metrics`.
@@ -66,6 +69,7 @@ pub fn router(handlers: Handlers) -> Router {
         .route("/rlconfig", get(rules))
         .route("/healthcheck", get(health))
         .route("/readyz", get(readiness))
+        .route("/resources/{name}", get(resources::get).post(resources::report).put(resources::report))
         .layer(limit)
         .with_state(Arc::new(handlers))
 }

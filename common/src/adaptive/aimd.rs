@@ -1,0 +1,40 @@
+//! `AIMDLimit`.
+
+use super::{Bounds, Estimate, Sample};
+
+const BACKOFF: f64 = 0.9;
+
+pub(super) fn update(estimate: &mut Estimate, _bounds: &Bounds, sample: Sample) {
+    if sample.dropped {
+        estimate.limit = (estimate.limit * BACKOFF).floor();
+    } else if f64::from(sample.in_flight) * 2.0 >= estimate.limit {
+        estimate.limit += 1.0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::adaptive::Method;
+
+    fn after(initial: u32, bounds: Bounds, sample: Sample) -> u32 {
+        let bounds = Bounds { initial, ..bounds };
+        let mut estimate = Estimate::new(&bounds);
+        estimate.update(Method::Aimd, &bounds, sample, 0.0);
+        estimate.limit(&bounds)
+    }
+
+    /// `AIMDLimitTest` of concurrency-limits.
+    #[test]
+    fn follows_netflix_test_cases() {
+        let bounds = Bounds { floor: 20, ceiling: 200, ..Bounds::default() };
+        let fine = Sample { latency: 1_000.0, in_flight: 10, dropped: false };
+        assert_eq!(after(20, bounds, fine), 21);
+        assert_eq!(after(30, bounds, Sample { latency: 0.0, in_flight: 0, dropped: true }), 27);
+        assert_eq!(after(21, Bounds { floor: 0, ceiling: 21, ..bounds }, fine), 21);
+        // Half of it has to be in use, and what takes too long is dropped.
+        assert_eq!(after(21, bounds, fine), 21);
+        assert_eq!(after(30, bounds, Sample { latency: 5_000_001.0, ..fine }), 27);
+        assert_eq!(after(20, bounds, Sample { dropped: true, ..fine }), 20);
+    }
+}
