@@ -11,11 +11,12 @@ use proptest::{
 };
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Asker, Classes, Kind, MAX, Micros, Rule, Shape, State, reports::Reports,
+        Action, Algorithm, Asker, Classes, Kind, MAX, Micros, Rule, Sample, Shape, State, reports::Reports,
         sliding_window::Edge,
     },
     store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
 };
+use sluicegate_common::adaptive::Method;
 use tokio::task::JoinSet;
 
 use super::{
@@ -69,7 +70,11 @@ fn step() -> impl Strategy<Value = Step> {
     let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return), 1 => undo];
     let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX), 1 => Just(u64::MAX)];
     // Names that a search for one another's bytes could find where none begins.
-    let asker = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| Asker { holder, class });
+    let asker = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| Asker {
+        holder,
+        class,
+        sample: None,
+    });
     let hits = prop::collection::vec((action, cost, asker), 1..3);
     (later(), prop::bool::weighted(0.2), hits).prop_map(|(later, changed, hits)| Step { later, changed, hits })
 }
@@ -108,10 +113,15 @@ fn limits(kind: Kind) -> BoxedStrategy<Algorithm> {
                 count_denied: Some(denied),
                 min_interval: given("min_interval", one > 4).then_some(Micros::new(u64::from(other) * 100_000)),
                 soft: soft.filter(|_| !kind.name.contains("warm_up")),
-                classes: None,
+                method: given("method", true).then(|| Method::ALL[other as usize % 3]),
+                floor: given("floor", one > 2).then_some(one % 3),
+                timeout: given("timeout", one > 4).then_some(Micros::new(1_500_000)),
+                ..Shape::default()
             };
             let shape =
                 if given("shares", one > 3 || kind.name == "shares") { shared(shape, one, other)? } else { shape };
+            let learns = kind.words.contains(&"method");
+            let shape = if learns { Shape { soft: None, count_denied: None, ..shape } } else { shape };
             (kind.build)(&shape).ok()
         });
     // One and the same counter is asked, taken from in advance, and told what has passed elsewhere.
@@ -197,6 +207,41 @@ async fn memory_and_redis_agree_on_random_histories_of_every_algorithm() {
     for kind in Algorithm::KINDS {
         let server = RedisServer::start();
         agree(limits(*kind), &server.url(), HISTORIES).await;
+    }
+}
+
+/// Requests that come and go in batches, each with a latency: enough of them for many steps of a limit that learns.
+fn batches(kind: Kind) -> impl Strategy<Value = History> {
+    let batch = (1_usize..40, 1_u64..400_000, prop::bool::weighted(0.1), 0_i64..500_000);
+    let limits = (limits(kind), limits(kind)).prop_map(|(one, other)| [one, other]);
+    (limits, prop::collection::vec(batch, 20..60)).prop_map(|(limits, batches)| {
+        let steps = batches.into_iter().enumerate().flat_map(|(number, (size, latency, dropped, later))| {
+            let hits = move |action, latency: u64| {
+                let holders = 1..=size as u64;
+                let sample = move |holder| Some(Sample { latency: Micros::new(latency + holder), dropped });
+                holders.map(move |holder| (action, 1, Asker { holder, class: 0, sample: sample(holder) })).collect()
+            };
+            let changed = number % 7 == 6;
+            let come = Step { later, changed, hits: hits(Action::Take, latency) };
+            [come, Step { later: latency as i64, changed, hits: hits(Action::Return, latency) }]
+        });
+        History { start: START, limits, steps: steps.collect() }
+    })
+}
+
+#[tokio::test]
+async fn what_is_learned_is_the_same_in_memory_and_in_redis() {
+    let server = RedisServer::start();
+    let kind = Algorithm::kind("adaptive").unwrap();
+    let redis = connect(&server.url(), std::time::Duration::from_secs(3_600)).await;
+    let mut runner = TestRunner::new(Config::default());
+    let mut under_way = JoinSet::new();
+    for number in 0..200 {
+        let history = batches(kind).new_tree(&mut runner).unwrap().current();
+        under_way.spawn(compare(redis.clone(), format!("batches{number}"), history));
+    }
+    for outcome in under_way.join_all().await {
+        outcome.unwrap_or_else(|difference| panic!("{}", &difference[..difference.len().min(3_000)]));
     }
 }
 

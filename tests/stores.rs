@@ -5,10 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Ask, Micros, Quota, Shape, State,
+        Action, Algorithm, Ask, Classes, Micros, Quota, Shape, State,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
+        reports::Reports,
         sliding_log::SlidingLog,
         sliding_window::{Edge, SlidingWindow},
         token_bucket::TokenBucket,
@@ -131,7 +132,10 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
     let now = Micros::from_secs(1_763_672_430);
     for kind in Algorithm::KINDS {
         let warm_up = shape.warm_up.filter(|_| kind.words.contains(&"warm_up"));
-        let algorithm = (kind.build)(&Shape { warm_up, ..shape }).unwrap();
+        let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.words.contains(&"shares"));
+        let built = (kind.build)(&Shape { warm_up, classes, ..shape });
+        // Reports are no limit.
+        let algorithm = built.unwrap_or_else(|_| Reports::new(Micros::from_secs(10)).into());
         for write in
             [&["set", "0"][..], &["set", "nonsense"], &["set", &"nonsense".repeat(9)], &["rpush", "0"], &["set", "-1"]]
         {

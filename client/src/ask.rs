@@ -1,6 +1,6 @@
 //! What is asked, borrowed from the caller, and how it goes over the wire.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use sluicegate_common::wire::Writer;
 use smallvec::SmallVec;
@@ -126,13 +126,43 @@ pub(crate) struct Ask<'a> {
     pub(crate) holds: Vec<Hold>,
 }
 
-/// What is said of the grants of a descriptor.
+/// How something ended that held a slot, for limits that follow latency.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Outcome {
+    /// It took as long as it takes.
+    #[default]
+    Success = 0,
+    /// It failed for a reason of its own: its latency says nothing.
+    Failed,
+    /// It took too long: the limit falls.
+    TimedOut,
+    /// What was asked refused it for overload: the limit falls.
+    Dropped,
+}
+
+/// How long something took that held a slot, and how it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sample {
+    pub(crate) latency: Duration,
+    pub(crate) outcome: Outcome,
+}
+
+impl Sample {
+    /// As the protocol has it: never nothing.
+    fn micros(self) -> u64 {
+        u64::try_from(self.latency.as_micros()).unwrap_or(u64::MAX).max(1)
+    }
+}
+
+/// What is said of what is held of a descriptor: grants, or a slot that is given back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hold {
     /// So many hits could be used.
     pub(crate) wants: u64,
     /// A grant that is done with, and how many of its hits were spent.
     pub(crate) reports: Option<(Arc<str>, u64)>,
+    /// Of what held the slot.
+    pub(crate) sample: Option<Sample>,
 }
 
 impl Ask<'_> {
@@ -195,11 +225,13 @@ impl Ask<'_> {
         message.number(3, self.hits.into());
     }
 
-    /// What is said of grants, for the metadata of a call of its own: `WANTS;ID;SPENT` for each descriptor.
+    /// What is said of what is held, for the metadata of a call of its own: `WANTS;ID;SPENT;LATENCY_US;OUTCOME` for each
+    /// descriptor.
     pub(crate) fn holds_text(&self) -> Option<String> {
-        let text = |Hold { wants, reports }: &Hold| match reports {
-            Some((id, spent)) => format!("{wants};{id};{spent}"),
-            None => wants.to_string(),
+        let text = |Hold { wants, reports, sample }: &Hold| match (reports, sample) {
+            (_, Some(sample)) => format!("{wants};;;{};{}", sample.micros(), sample.outcome as u64),
+            (Some((id, spent)), None) => format!("{wants};{id};{spent}"),
+            (None, None) => wants.to_string(),
         };
         let texts: Vec<_> = self.holds.iter().map(text).collect();
         (!texts.is_empty()).then(|| texts.join(","))
@@ -224,6 +256,12 @@ impl Hold {
         if let Some((id, spent)) = &self.reports {
             message.text(2, id);
             message.number(3, *spent);
+        }
+        if let Some(sample) = self.sample {
+            message.message(4, |message| {
+                message.number(1, sample.micros());
+                message.number(2, sample.outcome as u64);
+            });
         }
     }
 }
@@ -262,6 +300,7 @@ mod tests {
 
     fn ask() -> Ask<'static> {
         let long = "x".repeat(300);
+        let sample = Sample { latency: Duration::from_millis(7), outcome: Outcome::Dropped };
         Ask {
             domain: "api".into(),
             descriptors: [
@@ -273,7 +312,10 @@ mod tests {
             .collect(),
             hits: 300,
             traceparent: Some("00-1-2-01".into()),
-            holds: vec![Hold { wants: 300, reports: Some(("7".into(), 0)) }, Hold::default()],
+            holds: vec![
+                Hold { wants: 300, reports: Some(("7".into(), 0)), sample: None },
+                Hold { sample: Some(sample), ..Hold::default() },
+            ],
         }
     }
 
@@ -296,9 +338,11 @@ mod tests {
         assert_eq!(frame.checks[0].request.as_ref(), Some(&message));
         assert_eq!((frame.checks[0].id, frame.checks[1].id), (5, 0));
         assert_eq!(frame.checks[0].traceparent, "00-1-2-01");
-        let hold = v1::Hold { wants: 300, id: "7".into(), spent: 0 };
-        assert_eq!(frame.checks[1].holds, [hold, v1::Hold::default()]);
-        assert_eq!(ask().holds_text().as_deref(), Some("300;7;0,0"));
+        let hold = v1::Hold { wants: 300, id: "7".into(), spent: 0, sample: None };
+        let sample = v1::Sample { latency_us: 7_000, outcome: v1::Outcome::Dropped.into() };
+        let slot = v1::Hold { sample: Some(sample), ..v1::Hold::default() };
+        assert_eq!(frame.checks[1].holds, [hold, slot]);
+        assert_eq!(ask().holds_text().as_deref(), Some("300;7;0,0;;;7000;3"));
     }
 
     #[test]

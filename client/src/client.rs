@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    ask::{Ask, Descriptor},
+    ask::{Ask, Descriptor, Hold, Sample},
     builder::{Builder, OnError},
     deny_cache::{DenyCache, Known, Question},
     endpoint::Clock,
@@ -132,6 +132,15 @@ impl<'c> Check<'c> {
         self
     }
 
+    /// What is said of each descriptor's slot, which is given back.
+    pub(crate) fn sample(mut self, sample: Option<Sample>) -> Self {
+        if let Some(sample) = sample {
+            let hold = Hold { sample: Some(sample), ..Hold::default() };
+            self.ask.holds = self.ask.descriptors.iter().map(|_| hold.clone()).collect();
+        }
+        self
+    }
+
     /// The same for callers who decide by themselves what a failure means.
     ///
     /// # Errors
@@ -161,7 +170,7 @@ impl<'c> IntoFuture for Check<'c> {
             Known::Nothing(question) => question,
         };
         let Check { inner, mut ask, deadline } = self;
-        if !inner.grants.is_empty() {
+        if !inner.grants.is_empty() && ask.holds.is_empty() {
             ask.holds.extend(inner.grants.holds(&ask, now));
         }
         Checking(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))

@@ -199,7 +199,7 @@ impl Grants {
             if wants > 0 {
                 *asking = Some(now);
             }
-            Hold { wants, reports }
+            Hold { wants, reports, sample: None }
         };
         let holds: Vec<_> = ask.identities().zip(ask.costs()).map(hold).collect();
         if holds.iter().all(|hold| *hold == Hold::default()) { Vec::new() } else { holds }
@@ -248,7 +248,12 @@ impl Grants {
             // Whoever is told can give back what has ended, too.
             all.extend(alive.filter(|grant| grant.left > 0 && (self.wants || grant.until > now)).map(|grant| {
                 let Grant { domain, descriptor, hits, left, id, .. } = grant;
-                Rest { domain, descriptor, left, hold: Hold { wants: 0, reports: Some((id, hits - left)) } }
+                Rest {
+                    domain,
+                    descriptor,
+                    left,
+                    hold: Hold { wants: 0, reports: Some((id, hits - left)), sample: None },
+                }
             }));
         }
         all
@@ -364,7 +369,11 @@ mod tests {
         let grants = Grants::new(true);
         let alice = ask(&["a"], 3);
         let holds = |now| grants.holds(&alice, at(now));
-        let hold = |wants, reports: Option<(&str, u64)>| Hold { wants, reports: reports.map(|(id, n)| (id.into(), n)) };
+        let hold = |wants, reports: Option<(&str, u64)>| Hold {
+            wants,
+            reports: reports.map(|(id, n)| (id.into(), n)),
+            sample: None,
+        };
         assert_eq!(spend(&grants, &alice, at(0)), None);
         assert_eq!(holds(0), [], "3 hits are few");
         assert_eq!((spend(&grants, &alice, at(50)), spend(&grants, &alice, at(99))), (None, None));
@@ -396,7 +405,7 @@ mod tests {
         assert_eq!(spend(&grants, &ask(&["a"], 2), at(1)), Some(3));
         let all = grants.take_all(at(20));
         let all: Vec<_> = all.into_iter().map(|rest| (rest.domain, rest.descriptor, rest.left, rest.hold)).collect();
-        let hold = Hold { wants: 0, reports: Some(("7".into(), 2)) };
+        let hold = Hold { wants: 0, reports: Some(("7".into(), 2)), sample: None };
         assert_eq!(all, [("d".to_owned(), descriptor! { "user" => "a" }, 3, hold)]);
         assert!(grants.is_empty() && grants.take_all(at(20)).is_empty());
         assert_eq!(spend(&grants, &ask(&["a"], 1), at(21)), None);

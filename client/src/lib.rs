@@ -10,6 +10,7 @@ mod grants;
 mod lane;
 #[cfg(feature = "tower")]
 pub mod layer;
+mod permit;
 mod raw;
 mod routing;
 #[cfg(feature = "simulation")]
@@ -18,9 +19,10 @@ pub mod simulation;
 mod telemetry;
 mod verdict;
 
-pub use ask::{Descriptor, Unit};
+pub use ask::{Descriptor, Outcome, Unit};
 pub use builder::{BuildError, Builder, OnError};
 pub use client::{Check, Checking, Client};
+pub use permit::{Acquire, Permit};
 pub use routing::Routing;
 pub use tonic;
 pub use verdict::{By, Failure, Limit, Status, Verdict};

@@ -44,7 +44,7 @@ impl Holder {
         let offer = |(hits, life, id): Granted| Offer { hits, life, id: id.to_string().into() };
         let status = |granted: &Option<Granted>| Status { grant: granted.map(offer), ..Status::default() };
         let statuses = granted.iter().map(status).collect();
-        let holds = told.iter().map(|(wants, _)| Hold { wants: *wants, reports: None }).collect();
+        let holds = told.iter().map(|(wants, _)| Hold { wants: *wants, ..Hold::default() }).collect();
         self.0.keep(&Ask { holds, ..ask(keys, 1) }, &Verdict { statuses, ..Verdict::empty(true, By::Server) }, sent);
     }
 

@@ -1,8 +1,8 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
 use super::{
-    Arguments, Ask, Asker, Decision, Kind, Micros, Rule, State, concurrency::Concurrency, escrow::Escrow,
-    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, reports::Reports, shares::Shares,
+    Arguments, Ask, Asker, Decision, Kind, Micros, Rule, State, adaptive::Adaptive, concurrency::Concurrency,
+    escrow::Escrow, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, reports::Reports, shares::Shares,
     sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
@@ -144,7 +144,8 @@ algorithms![
     Escrow,
     Concurrency,
     Shares,
-    Reports
+    Reports,
+    Adaptive,
 ];
 
 impl Algorithm {

@@ -8,6 +8,7 @@
 //! where the counter is locked, and the script is its twin. [`Rule::explain`] reads the state that a step left and
 //! says what to tell the caller; it exists once, in Rust, for every store.
 
+pub mod adaptive;
 mod bucket;
 mod classes;
 pub mod concurrency;
@@ -110,6 +111,17 @@ pub struct Asker {
     pub holder: u64,
     /// The place of its class among those that share the counter.
     pub class: u8,
+    /// Of what held the slots that are given back.
+    pub sample: Option<Sample>,
+}
+
+/// How long something took that held a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// So long.
+    pub latency: Micros,
+    /// It took too long, or the upstream refused it for overload.
+    pub dropped: bool,
 }
 
 /// What to tell the caller.

@@ -1,5 +1,7 @@
 //! What a limit says of its counting, before an algorithm has been made of it.
 
+use sluicegate_common::adaptive::Method;
+
 use super::{Algorithm, Classes, Micros, Quota, sliding_window::Edge};
 
 /// The numbers of a limit. What is not given has the algorithm's default.
@@ -27,6 +29,14 @@ pub struct Shape {
     pub soft: Option<u32>,
     /// Who has what of it.
     pub classes: Option<Classes>,
+    /// What a limit of requests at once follows, and from where on.
+    pub method: Option<Method>,
+    /// Never fewer at once.
+    pub floor: Option<u32>,
+    /// Where it begins.
+    pub initial: Option<u32>,
+    /// What takes longer has been dropped.
+    pub timeout: Option<Micros>,
 }
 
 impl Shape {
@@ -44,6 +54,8 @@ impl Shape {
             requests: part(self.requests),
             burst: self.burst.map(part),
             queue: self.queue.map(part),
+            floor: self.floor.map(part),
+            initial: self.initial.map(part),
             classes: self.classes.map(|classes| classes.divided(parts)),
             ..*self
         }

@@ -13,7 +13,8 @@ use super::{
 };
 use crate::{
     algorithm::{
-        Action, Algorithm, Ask, Asker, Consistency, Decision, MAX, Micros, Shape, State, concurrency::Concurrency,
+        Action, Algorithm, Ask, Asker, Consistency, Decision, MAX, Micros, Sample, Shape, State,
+        concurrency::Concurrency,
     },
     metrics::WorkerId,
     rules::{Aside, FailurePolicy, Found, Limit, Metadata, Path, Rule},
@@ -95,9 +96,9 @@ impl<'s> Applied<'s> {
     }
 
     /// Who asks, where that matters: the entries at the end say it.
-    fn asker(&self, descriptor: &Descriptor<'_>) -> Option<Asker> {
+    fn asker(&self, descriptor: &Descriptor<'_>, sample: Option<Sample>) -> Option<Asker> {
         let rule = self.rule.filter(|rule| rule.has_askers)?;
-        let mut asker = Asker::default();
+        let mut asker = Asker { sample, ..Asker::default() };
         for (entry, node) in descriptor.entries.iter().zip(&self.path) {
             match node.aside {
                 Some(Aside::Class) => asker.class = rule.class(entry.value) as u8,
@@ -167,6 +168,10 @@ impl Engine {
                 Match::None | Match::Unlimited(_) => None,
             })
         };
+        let mut samples = request.holds.iter().zip(&matches).filter_map(|(hold, found)| match found {
+            Match::Limited(_) => Some(hold.sample),
+            Match::None | Match::Unlimited(_) => None,
+        });
 
         let mut names = Vec::with_capacity(128);
         let mut ends = SmallVec::<[usize; 4]>::new();
@@ -174,7 +179,8 @@ impl Engine {
         let mut held = Vec::new();
         for (descriptor, applied) in limited() {
             let algorithm = applied.limit.algorithm();
-            held.extend(applied.asker(descriptor).map(|asker| algorithm.asked_by(asker)));
+            let asker = applied.asker(descriptor, samples.next().flatten());
+            held.extend(asker.map(|asker| algorithm.asked_by(asker)));
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::asides(&applied.path)];
             key::write(&mut names, request.domain, shard_by, entries, &applied.path, algorithm);
             ends.push(names.len());
@@ -346,7 +352,7 @@ impl Engine {
             return;
         }
         if let Some(shedding) = applied.shedding {
-            let class = applied.asker(descriptor).map_or(0, |asker| asker.class.into());
+            let class = applied.asker(descriptor, None).map_or(0, |asker| asker.class.into());
             let outcome = match answer.decision.allowed {
                 true => Outcome::Passed,
                 false if applied.sheds(&answer.decision) => Outcome::Shed,
@@ -407,7 +413,8 @@ impl Engine {
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
                 let part = self.part(applied);
-                let algorithm = applied.asker(descriptor).map_or(*part.algorithm(), |it| part.algorithm().asked_by(it));
+                let algorithm =
+                    applied.asker(descriptor, None).map_or(*part.algorithm(), |it| part.algorithm().asked_by(it));
                 let hit = Hit { algorithm: &algorithm, ..*hit };
                 let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
                 self.count(descriptor, applied, &part, &answer, true, now);

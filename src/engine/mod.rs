@@ -10,7 +10,7 @@ mod statistics;
 mod verdict;
 
 pub use crate::{
-    algorithm::{Micros, reports::Utilization},
+    algorithm::{Micros, Sample, reports::Utilization},
     store::{Decider, Grant, StoreError},
 };
 pub use decide::{Engine, Settings};
@@ -48,13 +48,15 @@ pub struct Request<'a> {
     pub holds: Vec<Hold>,
 }
 
-/// What a caller says of the hits of a descriptor that he admits by himself.
+/// What a caller says of what he holds of a descriptor: hits that he admits by himself, or a slot that he gives back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hold {
     /// So many he could use.
     pub wants: u64,
     /// A grant that he has done with, and how many of its hits were admitted.
     pub reports: Option<(u64, u64)>,
+    /// How long it took what held the slot.
+    pub sample: Option<Sample>,
 }
 
 /// One of the things that a request counts as.

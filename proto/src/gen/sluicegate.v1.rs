@@ -19,12 +19,13 @@ pub struct Check {
     /// W3C trace context of the request that is checked.
     #[prost(string, tag = "3")]
     pub traceparent: ::prost::alloc::string::String,
-    /// For callers that can hold grants: one for each descriptor, in their order.
+    /// For callers that hold grants, or slots of limits that follow latency: one for each descriptor, in their order.
     #[prost(message, repeated, tag = "4")]
     pub holds: ::prost::alloc::vec::Vec<Hold>,
 }
-/// What a caller says of the hits that it admits by itself. By Envoy's protocol it says the same in the request's metadata:
-/// `sluicegate-hold`, in which `WANTS;ID;SPENT` stands for each descriptor, with commas between.
+/// What a caller says of what it holds: hits that it admits by itself, or a slot that it gives back. By Envoy's protocol it
+/// says the same in the request's metadata: `sluicegate-hold`, in which `WANTS;ID;SPENT;LATENCY_US;OUTCOME` stands for each
+/// descriptor, with commas between; what there is nothing to say of is left out.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Hold {
     /// So many hits it will have within a moment, as far as it knows: it would take a grant.
@@ -36,6 +37,18 @@ pub struct Hold {
     pub id: ::prost::alloc::string::String,
     #[prost(uint64, tag = "3")]
     pub spent: u64,
+    /// Of what held the slot that is given back.
+    #[prost(message, optional, tag = "4")]
+    pub sample: ::core::option::Option<Sample>,
+}
+/// How long something took, and how it ended: limits that follow latency learn from it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Sample {
+    /// In microseconds; 0 says nothing.
+    #[prost(uint64, tag = "1")]
+    pub latency_us: u64,
+    #[prost(enumeration = "Outcome", tag = "2")]
+    pub outcome: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AnswerFrame {
@@ -155,6 +168,42 @@ pub struct Grant {
     /// To say what has become of it.
     #[prost(string, tag = "3")]
     pub id: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Outcome {
+    /// It took as long as it takes.
+    Success = 0,
+    /// It failed for a reason of its own: its latency says nothing.
+    Failed = 1,
+    /// It took too long. The limit falls.
+    TimedOut = 2,
+    /// The upstream refused it for overload. The limit falls.
+    Dropped = 3,
+}
+impl Outcome {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Success => "OUTCOME_SUCCESS",
+            Self::Failed => "OUTCOME_FAILED",
+            Self::TimedOut => "OUTCOME_TIMED_OUT",
+            Self::Dropped => "OUTCOME_DROPPED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "OUTCOME_SUCCESS" => Some(Self::Success),
+            "OUTCOME_FAILED" => Some(Self::Failed),
+            "OUTCOME_TIMED_OUT" => Some(Self::TimedOut),
+            "OUTCOME_DROPPED" => Some(Self::Dropped),
+            _ => None,
+        }
+    }
 }
 /// Who decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]

@@ -53,11 +53,16 @@ impl Concurrency {
         fits.then_some(Self { quota, hold, classes: None, asker: Asker::default() })
     }
 
+    /// The same with another limit.
+    pub(super) fn limited(self, limit: u64) -> Self {
+        Self { quota: Quota::hard(limit), ..self }
+    }
+
     fn slot(state: &State, place: usize) -> Slot {
         let at = ENTRY * place;
         let end = state.number::<END>(at).unwrap_or_default();
         let holder = state.number::<NAME>(at + END).unwrap_or_default();
-        (end, Asker { holder, class: Self::class(state, place) as u8 })
+        (end, Asker { holder, class: Self::class(state, place) as u8, sample: None })
     }
 
     fn class(state: &State, place: usize) -> usize {
@@ -66,6 +71,11 @@ impl Concurrency {
 
     fn len(state: &State) -> usize {
         state.as_bytes().len() / ENTRY
+    }
+
+    /// How many slots are held.
+    pub(super) fn in_flight(state: &State, now: Micros) -> u64 {
+        (Self::len(state) - Self::gone(state, now)) as u64
     }
 
     /// The latest end.
@@ -108,7 +118,7 @@ impl Concurrency {
     /// The holder's next slot from this place on; of nobody in particular, the next of the class.
     fn find(&self, state: &State, from: usize) -> Option<usize> {
         let (slots, _) = state.as_bytes().get(ENTRY * from..)?.as_chunks::<ENTRY>();
-        let Asker { holder, class } = self.asker;
+        let Asker { holder, class, .. } = self.asker;
         let is_mine = |[.., a, b, c, d, e, f, of]: &[u8; ENTRY]| {
             let name = u64::from_le_bytes([*a, *b, *c, *d, *e, *f, 0, 0]);
             name == holder && (holder > 0 || *of == class)
@@ -216,7 +226,8 @@ impl Rule for Concurrency {
     const WORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "cc";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "hold", "slack", "holder", "class", "count"];
+    const ARGUMENTS: &'static [&'static str] =
+        &["cost", "ceiling", "hold", "slack", "holder", "class", "count", "method"];
 
     /// The window is the hold.
     fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
@@ -238,17 +249,17 @@ impl Rule for Concurrency {
 
     fn arguments(&self, ask: Ask) -> Arguments {
         let cost = ask.cost.min(Self::MOST + 1);
-        let Asker { holder, class } = self.asker;
+        let Asker { holder, class, .. } = self.asker;
         let count = self.classes.map_or(0, |classes| classes.count() as u64);
         let mut arguments: Arguments =
-            smallvec![cost, self.quota.ceiling(), self.hold.get(), CLOCK_SLACK.get(), holder, class.into(), count];
+            smallvec![cost, self.quota.ceiling(), self.hold.get(), CLOCK_SLACK.get(), holder, class.into(), count, 0];
         arguments.extend(self.classes.iter().flat_map(Classes::numbers));
         arguments
     }
 
     fn asked_by(self, asker: Asker) -> Self {
         let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
-        let asker = Asker { holder: asker.holder.min(Self::LAST_HOLDER), class: asker.class.min(last) };
+        let asker = Asker { holder: asker.holder.min(Self::LAST_HOLDER), class: asker.class.min(last), ..asker };
         Self { asker, ..self }
     }
 

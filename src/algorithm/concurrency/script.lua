@@ -1,6 +1,17 @@
--- Twin of Concurrency::step. The value is 14 bytes for each slot, the one that ends first first: its end (7), its
--- holder (6) and the holder's class (1).
-local value = call('GET', key) or ''
+-- Twin of Concurrency::step, and of Adaptive::step where there is a method. The value is 14 bytes for each slot, the one that
+-- ends first first: its end (7), its holder (6) and the holder's class (1). Before them stands what has been learned.
+local value, head, learned = call('GET', key) or '', '', nil
+if method > 0 then
+  local least, most, initial, timeout, latency, dropped = unpack_numbers('<dddddd', records, more)
+  learned = learn_from(value, {least = least, most = most, initial = initial, timeout = timeout})
+  if #value >= 45 then
+    head, value = string.sub(value, 1, 45), string.sub(value, 46)
+  else
+    value = ''
+  end
+  learned.sample = latency > 0 and {latency, dropped > 0}
+  ceiling = learned_limit(learned)
+end
 local held = floor(#value / 14)
 local newest, changed = held > 0 and unpack_numbers('<I7', value, 14 * held - 13) or 0, false
 if newest > now + hold + slack then
@@ -52,7 +63,7 @@ local function room()
   end
   return min(ceiling - taken, most - have[class + 1])
 end
-local allowed = 1
+local allowed, before = 1, held
 if action == UNDO then
   free(pack('<I7', taken + hold) .. name, 0, cost)
 elseif action == RETURN then
@@ -71,6 +82,22 @@ else
     local slots = is_held and free(name, 7, held) or cost
     value, changed = value .. string.rep(pack('<I7', max(newest, now + hold)) .. pack('<I6B', holder, class), slots), true
   end
+end
+if method > 0 then
+  if changed then
+    value = string.sub(value, 14 * gone + 1)
+  end
+  if action == RETURN and learned.sample and changed and floor(#value / 14) < before then
+    learn(learned, learned.sample[1], before, learned.sample[2], method, now)
+  end
+  head = learned_head(learned)
+  if value == '' and head == learned_head(learn_from('', learned.bounds)) then
+    call('DEL', key)
+    return allowed, ''
+  end
+  local last = value ~= '' and unpack_numbers('<I7', value, #value - 13) or 0
+  call('SET', key, head .. value, 'PX', ceil((max(last, now + 3600000000) - now) / 1000) + keep)
+  return allowed, head .. value
 end
 if not changed then
   return allowed, value

@@ -107,7 +107,8 @@ fn classes_find_what_is_kept_for_them() {
     let mut holder = 0;
     let mut take = |class, cost, second: u64| {
         holder += 1;
-        let (rule, now) = (rule.asked_by(Asker { holder, class }), Micros::new(START + second * 1_000_000));
+        let (rule, now) =
+            (rule.asked_by(Asker { holder, class, sample: None }), Micros::new(START + second * 1_000_000));
         rule_decision(rule, &mut state, Ask { action: Action::Take, cost, now })
     };
     let third = take(2, 5, 0);

@@ -52,6 +52,11 @@ pub(super) const RATE_LIMIT: &[&str] = &[
     "min_interval",
     "soft",
     "limit",
+    "ceiling",
+    "floor",
+    "initial",
+    "method",
+    "timeout",
     "hold",
     "holder",
     "capacity",
@@ -163,7 +168,7 @@ impl Reader<'_, '_> {
             word => words.place(word).unwrap_or(node.place),
         };
         (it.asides, it.classes) = words.askers();
-        it.sheds |= words.has_reserve();
+        it.sheds |= words.sheds();
         let shape = shape?;
         match Limit::shaped(requests, measure, words.kind(), shape) {
             Ok(limit) => {

@@ -1,6 +1,8 @@
 //! The words of `rate_limit` that say how it is counted. Which of them may stand together depends on `algorithm`, which
 //! may stand behind them: they are gathered first.
 
+use sluicegate_common::adaptive::Method;
+
 use super::{
     Reader,
     sharing::{Capacity, Sharing},
@@ -81,6 +83,11 @@ impl Words {
             "limit" => keep(&mut self.limit, reader.number(word, node)),
             "hold" => keep(&mut self.hold, duration(reader, word, node)),
             "holder" => keep(&mut self.holder, key_of_entry(reader, word, node)),
+            "ceiling" => keep(&mut self.limit, reader.number(word, node)),
+            "floor" => keep(&mut shape.floor, reader.number(word, node)),
+            "initial" => keep(&mut shape.initial, reader.number(word, node)),
+            "timeout" => keep(&mut shape.timeout, duration(reader, word, node)),
+            "method" => keep(&mut shape.method, reader.word(word, node, &Method::ALL.map(|it| (it.name(), it)))),
             "class" => keep(&mut self.class, key_of_entry(reader, word, node)),
             "capacity" => keep(&mut self.capacity, reader.capacity(node)),
             "shares" | "reserve" if self.sharing.is_some() => {
@@ -178,7 +185,9 @@ impl Words {
             None if self.spoiled && self.place("capacity").is_some() => Counted::Otherwise(None),
             None if self.kind.words.contains(&"hold") => {
                 if self.limit.is_none() && !self.spoiled {
-                    reader.problems.error(place, "concurrency needs a limit: how many requests at once");
+                    let word = if self.kind.words.contains(&"ceiling") { "ceiling" } else { "limit" };
+                    let name = self.kind.name;
+                    reader.problems.error(place, format!("{name} needs a {word}: how many requests at once"));
                 }
                 Counted::Otherwise(self.limit.map(|limit| (limit, in_flight)))
             }
@@ -203,8 +212,8 @@ impl Words {
         (class.into_iter().chain(holder).collect(), names.unwrap_or_default())
     }
 
-    /// Whether what others could have is kept for some: who is refused for that is not to blame.
-    pub(super) fn has_reserve(&self) -> bool {
+    /// Whether all that is refused is overload: what others could have is kept for some.
+    pub(super) fn sheds(&self) -> bool {
         self.sharing.as_ref().is_some_and(|sharing| sharing.reserve)
     }
 

@@ -6,11 +6,12 @@ use std::fmt::Write;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sluicegate_common::wire::{Fields, Malformed};
+use sluicegate_proto::sluicegate::v1;
 
 use super::Refusal;
-use crate::engine::{Hold, Micros, Verdict};
+use crate::engine::{Hold, Micros, Sample, Verdict};
 
-/// For each descriptor `WANTS;ID;SPENT`, with commas between; what there is nothing to say of is left out.
+/// For each descriptor `WANTS;ID;SPENT;LATENCY_US;OUTCOME`, with commas between; what there is nothing to say of is left out.
 const HOLD: HeaderName = HeaderName::from_static("sluicegate-hold");
 /// For each descriptor how many microseconds its quota lives from the moment the call was sent, with commas between.
 const LIVES: HeaderName = HeaderName::from_static("sluicegate-grant-life-us");
@@ -24,7 +25,8 @@ pub(super) fn of_metadata(headers: &HeaderMap) -> Result<Vec<Hold>, Refusal> {
     };
     let read = |text: &str| text.split(',').take(MOST).map(read_hold).collect::<Option<Vec<_>>>();
     let holds = value.to_str().ok().and_then(read);
-    holds.ok_or_else(|| Refusal::invalid("sluicegate-hold is WANTS;ID;SPENT for each descriptor, with commas between"))
+    let form = "sluicegate-hold is WANTS;ID;SPENT;LATENCY_US;OUTCOME for each descriptor, with commas between";
+    holds.ok_or_else(|| Refusal::invalid(form))
 }
 
 fn read_hold(text: &str) -> Option<Hold> {
@@ -34,21 +36,43 @@ fn read_hold(text: &str) -> Option<Hold> {
         Some(text) => text.parse::<u64>().ok().map(Some),
     };
     let (wants, id, spent) = (number()?.unwrap_or_default(), number()?, number()?.unwrap_or_default());
-    parts.next().is_none().then_some(Hold { wants, reports: id.map(|id| (id, spent)) })
+    let sample = sample(number()?.unwrap_or_default(), number()?.unwrap_or_default());
+    parts.next().is_none().then_some(Hold { wants, reports: id.map(|id| (id, spent)), sample })
 }
 
-/// A `Hold`: `wants`, `id`, `spent`. Ids that are not ours belong to nobody.
+/// What is not known has failed: it says nothing.
+fn sample(latency: u64, outcome: u64) -> Option<Sample> {
+    let outcome = i32::try_from(outcome).ok().and_then(|outcome| v1::Outcome::try_from(outcome).ok());
+    let dropped = match outcome {
+        Some(v1::Outcome::Success) => false,
+        Some(v1::Outcome::TimedOut | v1::Outcome::Dropped) => true,
+        Some(v1::Outcome::Failed) | None => return None,
+    };
+    (latency > 0).then_some(Sample { latency: Micros::new(latency), dropped })
+}
+
+/// A `Hold`: `wants`, `id`, `spent`, `sample`. Ids that are not ours belong to nobody.
 pub(super) fn of_message(fields: Fields<'_>) -> Result<Hold, Malformed> {
     let (mut wants, mut id, mut spent) = (0, "", 0);
+    let (mut latency, mut outcome) = (0, 0);
     for field in fields {
         match field? {
             (1, value) => wants = value.number()?,
             (2, value) => id = value.text()?,
             (3, value) => spent = value.number()?,
+            (4, value) => {
+                for field in value.message()? {
+                    match field? {
+                        (1, value) => latency = value.number()?,
+                        (2, value) => outcome = value.number()?,
+                        _ => {}
+                    }
+                }
+            }
             _ => {}
         }
     }
-    Ok(Hold { wants, reports: id.parse().ok().map(|id| (id, spent)) })
+    Ok(Hold { wants, reports: id.parse().ok().map(|id| (id, spent)), sample: sample(latency, outcome) })
 }
 
 /// Says in the metadata of an answer how long its quotas live, if it has any.
@@ -79,11 +103,17 @@ mod tests {
             let headers = HeaderMap::from_iter([(HOLD, HeaderValue::from_static(text))]);
             of_metadata(&headers).map_err(|refusal| refusal.message)
         };
-        let hold = |wants, reports| Hold { wants, reports };
+        let hold = |wants, reports| Hold { wants, reports, sample: None };
         assert_eq!(of_metadata(&HeaderMap::new()).unwrap(), []);
         assert_eq!(read("16"), Ok(vec![hold(16, None)]));
         assert_eq!(read("16;7;3, ,;8"), Ok(vec![hold(16, Some((7, 3))), hold(0, None), hold(0, Some((8, 0)))]));
-        for wrong in ["x", "1;x", "1;2;x", "1;2;3;4", "-1"] {
+        let sampled = |latency, dropped| Hold {
+            sample: Some(Sample { latency: Micros::new(latency), dropped }),
+            ..Hold::default()
+        };
+        assert_eq!(read(";;;70;0,;;;80;3,;;;90;2"), Ok(vec![sampled(70, false), sampled(80, true), sampled(90, true)]));
+        assert_eq!(read(";;;70;1,;;;70;9,;;;0;3"), Ok(vec![Hold::default(); 3]), "nothing is said of these");
+        for wrong in ["x", "1;x", "1;2;x", "1;2;3;4;5;6", "1;2;3;x", "-1"] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
     }

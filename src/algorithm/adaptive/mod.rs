@@ -1,0 +1,209 @@
+//! Adaptive concurrency: how many at once follows what latency says, shared by all who ask.
+//!
+//! The slots are [`Concurrency`]'s, held and given back in the same way. Who gives one back says how long it took; what is
+//! learned from that stands before the slots: the limit, what it is held against, and the samples since the last step
+//! ([`sluicegate_common::adaptive`] has the formulas). A limit that nobody uses keeps for an hour what it has learned.
+
+use sluicegate_common::adaptive::{self, Bounds, Estimate, Method, Window};
+
+use super::{
+    Action, Algorithm, Arguments, Ask, Asker, Decision, Micros, Quota, Rule, Sample, Shape, State, Unfit,
+    concurrency::Concurrency,
+};
+
+/// A limit that learns.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adaptive {
+    slots: Concurrency,
+    method: Method,
+    bounds: Bounds,
+    sample: Option<Sample>,
+}
+
+/// The bounds are whole numbers.
+impl Eq for Adaptive {}
+
+/// What has been learned is kept for so long after the last request.
+const KEPT: Micros = Micros::from_secs(3_600);
+/// Bytes before the slots: limit, baseline (doubles), count (4), probing (1); the window's end (7), sum (a double), count (4),
+/// in flight (4), dropped (1).
+const HEAD: usize = 45;
+/// When the baseline is measured anew is drawn from the time: a prime, so that it does not repeat with anything.
+const CHANCES: u64 = 997;
+/// No latency is longer, in microseconds: an hour.
+const LONGEST: u64 = 3_600_000_000;
+
+/// What has been learned.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Learned {
+    estimate: Estimate,
+    window: Window,
+}
+
+impl Learned {
+    fn new(bounds: &Bounds) -> Self {
+        Self { estimate: Estimate::new(bounds), window: Window::default() }
+    }
+
+    /// The head of a state and the slots behind it. What makes no sense begins anew.
+    fn split(state: &State, bounds: &Bounds) -> (Self, State) {
+        let bytes = state.as_bytes();
+        let Some((head, slots)) = bytes.split_at_checked(HEAD) else {
+            return (Self::new(bounds), State::default());
+        };
+        let slots = State::from_bytes(slots);
+        let double = |at| state.number::<8>(at).map(f64::from_bits).filter(|it| (0.0..1e15).contains(it));
+        let number = |at| state.number::<4>(at).unwrap_or_default() as u32;
+        let (Some(limit), Some(baseline), Some(sum)) = (double(0), double(8), double(28)) else {
+            return (Self::new(bounds), slots);
+        };
+        // The bounds may have changed.
+        let limit = limit.max(bounds.floor.into()).min(bounds.ceiling.into());
+        let estimate = Estimate { limit, baseline, count: number(16), probing: head[20] };
+        let (end, dropped) = (state.number::<7>(21).unwrap_or_default(), head[44] > 0);
+        (Self { estimate, window: Window { end, sum, count: number(36), in_flight: number(40), dropped } }, slots)
+    }
+
+    fn join(&self, slots: &State) -> State {
+        let Self { estimate, window } = self;
+        let mut state = State::default();
+        state.push::<8>(estimate.limit.to_bits());
+        state.push::<8>(estimate.baseline.to_bits());
+        state.push::<4>(estimate.count.into());
+        state.push::<1>(estimate.probing.into());
+        state.push::<7>(window.end);
+        state.push::<8>(window.sum.to_bits());
+        state.push::<4>(window.count.into());
+        state.push::<4>(window.in_flight.into());
+        state.push::<1>(window.dropped.into());
+        slots.as_bytes().iter().for_each(|byte| state.push::<1>((*byte).into()));
+        state
+    }
+}
+
+impl Adaptive {
+    /// `None` for bounds that are not in order, or a ceiling or a hold that slots cannot have.
+    #[must_use]
+    pub fn new(method: Method, bounds: Bounds, hold: Micros) -> Option<Self> {
+        let Bounds { floor, ceiling, initial, timeout } = bounds;
+        let fits = floor >= 1 && floor <= initial && initial <= ceiling && timeout > 0 && timeout <= LONGEST;
+        let slots = Concurrency::new(Quota::hard(ceiling.into()), hold)?;
+        fits.then_some(Self { slots, method, bounds, sample: None })
+    }
+
+    /// The slots, of which so many may be in flight now.
+    fn slots(&self, learned: &Learned) -> Concurrency {
+        self.slots.limited(learned.estimate.limit(&self.bounds).into())
+    }
+
+    fn learn(&self, learned: &mut Learned, sample: Sample, in_flight: u64, now: Micros) {
+        let latency = sample.latency.get().clamp(1, LONGEST) as f64;
+        let sample = adaptive::Sample { latency, in_flight: in_flight as u32, dropped: sample.dropped };
+        if let Some(all) = learned.window.add(sample, now.get()) {
+            let chance = (now.get() % CHANCES) as f64 / CHANCES as f64;
+            learned.estimate.update(self.method, &self.bounds, all, chance);
+        }
+    }
+}
+
+impl Rule for Adaptive {
+    const NAME: &'static str = "adaptive";
+    const WORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
+    const TAG: &'static str = "ad";
+    /// One script for all slots.
+    const SCRIPT: &'static str = Concurrency::SCRIPT;
+    const ARGUMENTS: &'static [&'static str] = Concurrency::ARGUMENTS;
+
+    /// The limit is the ceiling, the window the hold.
+    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+        let defaults = Bounds::default();
+        let ceiling = shape.requests;
+        let floor = shape.floor.unwrap_or(defaults.floor);
+        let initial = shape.initial.unwrap_or(defaults.initial.clamp(floor.min(ceiling), ceiling));
+        let timeout = shape.timeout.map_or(defaults.timeout, Micros::get);
+        if shape.soft.is_some() || shape.counts_denied() {
+            let word = if shape.soft.is_some() { "soft" } else { "count_denied" };
+            return Err(Unfit {
+                word,
+                why: "a limit that follows latency is neither soft, nor counts what it refuses",
+            });
+        }
+        if u64::from(ceiling) > Concurrency::MOST {
+            return Err(Unfit { word: "ceiling", why: "adaptive keeps every slot and takes 1000 at most" });
+        }
+        if timeout == 0 || timeout > LONGEST {
+            return Err(Unfit { word: "timeout", why: "timeout must be longer than nothing, and an hour at most" });
+        }
+        let bounds = Bounds { floor, ceiling, initial, timeout };
+        if floor == 0 || floor > initial || initial > ceiling {
+            return Err(Unfit {
+                word: "floor",
+                why: "floor, initial and ceiling must be in this order, and 1 at least",
+            });
+        }
+        let why = "hold must be longer than nothing, and a day at most";
+        let method = shape.method.unwrap_or_default();
+        Ok(Self::new(method, bounds, shape.window).ok_or(Unfit { word: "hold", why })?.into())
+    }
+
+    fn arguments(&self, ask: Ask) -> Arguments {
+        let mut arguments = self.slots.arguments(ask);
+        if let Some(method) = arguments.last_mut() {
+            *method = 1 + self.method as u64;
+        }
+        let Bounds { floor, ceiling, initial, timeout } = self.bounds;
+        arguments.extend([floor, ceiling, initial].map(u64::from));
+        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, LONGEST));
+        let dropped = self.sample.is_some_and(|sample| sample.dropped);
+        arguments.extend([timeout, latency, dropped.into()]);
+        arguments
+    }
+
+    fn asked_by(self, asker: Asker) -> Self {
+        Self { slots: self.slots.asked_by(asker), sample: asker.sample, ..self }
+    }
+
+    fn step(&self, state: &mut State, ask: Ask) -> bool {
+        let (mut learned, mut slots) = Learned::split(state, &self.bounds);
+        let before = Concurrency::in_flight(&slots, ask.now);
+        let allowed = self.slots(&learned).step(&mut slots, ask);
+        // Only of what was held: who gives back twice teaches nothing.
+        let freed = Concurrency::in_flight(&slots, ask.now) < before;
+        if let Some(sample) = self.sample.filter(|_| ask.action == Action::Return && freed) {
+            self.learn(&mut learned, sample, before, ask.now);
+        }
+        *state = match learned == Learned::new(&self.bounds) && slots.is_empty() {
+            true => State::default(),
+            false => learned.join(&slots),
+        };
+        allowed
+    }
+
+    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+        let (learned, slots) = Learned::split(state, &self.bounds);
+        let limit = learned.estimate.limit(&self.bounds);
+        let decision = self.slots(&learned).explain(&slots, ask, allowed);
+        Decision { limit: Some(limit), shed: !allowed, ..decision }
+    }
+
+    fn counts_denied(&self) -> bool {
+        false
+    }
+
+    /// A slot may come back at any moment.
+    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+        true
+    }
+
+    fn counting(&self) -> Algorithm {
+        (*self).into()
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let (_, slots) = Learned::split(state, &self.bounds);
+        self.slots.expires(&slots, now).max(now + KEPT)
+    }
+}
+
+#[cfg(test)]
+mod tests;
