@@ -46,6 +46,8 @@ mod otlp;
 mod outage;
 /// The bucket family beside other implementations of it.
 mod peers;
+/// Slots that the client holds.
+mod permits;
 /// Rules that change while they are in use.
 mod reload;
 /// Rule files: what is accepted, what is refused and how that reads.

@@ -30,6 +30,9 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 /// descriptor, with commas between, and nothing where there is none.
 const GRANT_LIVES: &str = "sluicegate-grant-life-us";
 
+/// In the metadata of an answer: it refuses for overload.
+const SHED: &str = "sluicegate-shed";
+
 /// In the metadata of a question: what is said of grants.
 const HOLD: &str = "sluicegate-hold";
 
@@ -105,25 +108,31 @@ impl Endpoint {
         Box::pin(self.unary(ask)).await
     }
 
+    /// A call of its own, with what belongs to every call.
+    pub(crate) fn call<T>(&self, message: T) -> (Channel, tonic::Request<T>) {
+        let mut request = tonic::Request::new(message);
+        *request.metadata_mut() = self.headers.clone();
+        (self.channel.clone(), request)
+    }
+
     async fn unary(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {
         let mut message = Vec::with_capacity(128);
         ask.write(&mut Writer(&mut message));
-        let mut request = tonic::Request::new(message);
-        *request.metadata_mut() = self.headers.clone();
+        let (channel, mut request) = self.call(message);
         if let Some(traceparent) = ask.traceparent.as_ref().and_then(|trace| trace.parse().ok()) {
             request.metadata_mut().insert("traceparent", traceparent);
         }
         if let Some(holds) = ask.holds_text().and_then(|holds| holds.parse().ok()) {
             request.metadata_mut().insert(HOLD, holds);
         }
-        let mut grpc = Grpc::new(self.channel.clone());
+        let mut grpc = Grpc::new(channel);
         grpc.ready().await.map_err(|error| lost(&Status::from_error(error.into())))?;
         let path = PathAndQuery::from_static(SHOULD_RATE_LIMIT);
         let response = grpc.unary(request, path, Raw).await.map_err(|status| lost(&status))?;
         let (metadata, message, _): (_, Bytes, _) = response.into_parts();
         let lives = metadata.get(GRANT_LIVES).and_then(|lives| lives.to_str().ok());
         match RateLimitResponse::decode(message) {
-            Ok(response) => Ok(Verdict::from_envoy(response, lives)),
+            Ok(response) => Ok(Verdict::from_envoy(response, lives, metadata.contains_key(SHED))),
             Err(error) => Err(Lost::Perhaps(Failure::Connection(format!("this is no RateLimitResponse: {error}")))),
         }
     }

@@ -63,7 +63,7 @@ impl Client {
     /// }
     /// # }
     /// ```
-    pub fn acquire<'c>(&'c self, descriptors: impl IntoIterator<Item = Descriptor<'c>>) -> Acquire<'c> {
+    pub fn acquire<'d>(&self, descriptors: impl IntoIterator<Item = Descriptor<'d>>) -> Acquire<'_> {
         let descriptors = descriptors.into_iter().map(|descriptor| descriptor.owned()).collect();
         Acquire { client: self, descriptors, holder: HOLDER.into(), domain: None, deadline: None }
     }

@@ -77,6 +77,11 @@ impl Endpoints {
         Some(&self.all[place]).filter(|endpoint| endpoint.breaker.admits(now))
     }
 
+    /// One that is worth it, for what any of them can answer.
+    pub(crate) fn any(&self, now: Duration) -> Option<&Arc<Endpoint>> {
+        self.next(|place| self.all[place].breaker.may_admit(now)).map(|place| &self.all[place])
+    }
+
     fn next(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
         let turn = self.turn.fetch_add(1, Relaxed);
         (0..self.all.len()).map(|step| turn.wrapping_add(step) % self.all.len()).find(|place| among(*place))

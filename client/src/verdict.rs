@@ -61,7 +61,7 @@ pub struct Status {
     pub soft: bool,
     /// Allowed only because a resource has capacity to spare; from `sluicegate.v1` only.
     pub elastic: bool,
-    /// When refused: for overload, and not for what this caller has had; from `sluicegate.v1` only.
+    /// When refused: for overload, and not for what this caller has had; never by services that are not Sluicegate.
     pub shed: bool,
     /// The service's counters were out of reach: its `on_error` decided.
     pub fallback: bool,
@@ -289,7 +289,8 @@ impl Limit {
 
 impl Verdict {
     /// `lives`: of the grants, where the service says how long they are; those of others end by the clock on the wall.
-    pub(crate) fn from_envoy(message: RateLimitResponse, lives: Option<&str>) -> Self {
+    /// `shed`: what refuses does so for overload, as the service says.
+    pub(crate) fn from_envoy(message: RateLimitResponse, lives: Option<&str>, shed: bool) -> Self {
         let mut lives = lives.map(|lives| lives.split(','));
         let allowed = message.overall_code() != rate_limit_response::Code::OverLimit;
         let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
@@ -301,7 +302,8 @@ impl Verdict {
                 .into_iter()
                 .map(|status| {
                     let life = lives.as_mut().map(|lives| lives.next().and_then(|life| life.trim().parse().ok()));
-                    Status::from_envoy(status, life)
+                    let status = Status::from_envoy(status, life);
+                    Status { shed: shed && !status.allowed, ..status }
                 })
                 .collect(),
             headers: headers.collect(),

@@ -15,17 +15,25 @@ use tonic::Code;
 
 use crate::{By, Verdict};
 
-/// The body of a limited service's response: its own, or why it was not asked.
+/// The body of a limited service's response: its own, or why it was not asked. Slots that were taken for the request are held
+/// until it ends.
 pub struct LimitedBody<R>(Kind<R>);
 
 enum Kind<R> {
-    Inner(Pin<Box<R>>),
+    Inner(Pin<Box<R>>, Option<Held>),
     Text(Bytes),
 }
 
+/// What is held until a body ends.
+type Held = Box<dyn Send + Sync>;
+
 impl<R> LimitedBody<R> {
     pub(super) fn inner(body: R) -> Self {
-        Self(Kind::Inner(Box::pin(body)))
+        Self(Kind::Inner(Box::pin(body), None))
+    }
+
+    pub(super) fn holding(body: R, held: impl Send + Sync + 'static) -> Self {
+        Self(Kind::Inner(Box::pin(body), Some(Box::new(held))))
     }
 }
 
@@ -41,7 +49,14 @@ impl<R: Body<Data = Bytes>> Body for LimitedBody<R> {
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
         match &mut self.get_mut().0 {
-            Kind::Inner(body) => body.as_mut().poll_frame(context),
+            Kind::Inner(body, held) => {
+                let frame = body.as_mut().poll_frame(context);
+                // Whoever reads to the end need not drop it for that.
+                if matches!(frame, Poll::Ready(None | Some(Err(_)))) || body.is_end_stream() {
+                    held.take();
+                }
+                frame
+            }
             Kind::Text(text) if text.is_empty() => Poll::Ready(None),
             Kind::Text(text) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(text))))),
         }
@@ -49,14 +64,14 @@ impl<R: Body<Data = Bytes>> Body for LimitedBody<R> {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Inner(body) => body.is_end_stream(),
+            Kind::Inner(body, _) => body.is_end_stream(),
             Kind::Text(text) => text.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Inner(body) => body.size_hint(),
+            Kind::Inner(body, _) => body.size_hint(),
             Kind::Text(text) => SizeHint::with_exact(text.len() as u64),
         }
     }

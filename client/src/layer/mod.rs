@@ -13,12 +13,19 @@
 //! # let _ = layer; Ok(()) }
 //! ```
 //!
-//! A refused request gets 429, or 503 when it was refused because the limiter could not be asked, with a body that says why
+//! [`PermitLayer`] holds a slot of a concurrency limit for each request until its response has ended. [`AdaptiveLayer`] and
+//! [`ShedLayer`] need no service: one lets as many in at once as latency allows, the other turns away what is least important
+//! when the box is too busy.
+//!
+//! A refused request gets 429, or 503 when it was refused for overload or because the limiter could not be asked, with a body that says why
 //! (RFC 9457) and `Retry-After`; a gRPC call gets RESOURCE_EXHAUSTED, or UNAVAILABLE, with `google.rpc.RetryInfo`. Every
 //! response carries what the service wants on it, or else `RateLimit-Policy` and `RateLimit`
 //! (draft-ietf-httpapi-ratelimit-headers-11).
 
+mod adaptive;
 mod answer;
+mod permit;
+mod shed;
 
 use std::{
     pin::Pin,
@@ -28,13 +35,18 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, Response, request::Parts};
+use http::{HeaderMap, Request, Response, StatusCode, request::Parts};
 use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-pub use self::answer::LimitedBody;
-use crate::{Client, Descriptor, Verdict};
+pub use self::{
+    adaptive::{Adapt, AdaptiveLayer},
+    answer::LimitedBody,
+    permit::{Hold, PermitLayer},
+    shed::{Shed, ShedLayer},
+};
+use crate::{Client, Descriptor, Outcome, Verdict};
 
 /// Checks requests before they go on.
 #[derive(Clone)]
@@ -178,6 +190,19 @@ impl<F> Shared<F> {
             check = check.within(timeout);
         }
         check.await
+    }
+}
+
+/// How a response ended, for what learns from it: an upstream that says that it has too much to do is believed.
+fn outcome<R, E>(response: &Result<Response<R>, E>) -> Outcome {
+    match response {
+        Ok(response) => match response.status() {
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Outcome::Dropped,
+            StatusCode::GATEWAY_TIMEOUT => Outcome::TimedOut,
+            status if status.is_server_error() => Outcome::Failed,
+            _ => Outcome::Success,
+        },
+        Err(_) => Outcome::Failed,
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) fn update(estimate: &mut Estimate, sample: Sample) {
     if f64::from(sample.in_flight) < estimate.limit / 2.0 {
         return;
     }
-    let gradient = (TOLERANCE * long / sample.latency).min(1.0).max(0.5);
+    let gradient = (TOLERANCE * long / sample.latency).clamp(0.5, 1.0);
     estimate.limit = estimate.limit * (1.0 - SMOOTHING) + (estimate.limit * gradient + QUEUE) * SMOOTHING;
 }
 

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
-use http::{Request, Response, header::CONTENT_TYPE, request};
+use http::{HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE, request};
 use hyper::body::Incoming;
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET, envoy::service::ratelimit::v3::rate_limit_service_server,
@@ -29,6 +29,9 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 /// Those of ours, which are framed by hand as well.
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
+
+/// In the metadata of an answer: the refusal is for overload. Envoy's protocol has no word for it.
+const SHED: HeaderName = HeaderName::from_static("sluicegate-shed");
 
 /// What is framed by hand.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -118,6 +121,9 @@ impl Handler {
         let verdict = self.check(&message, holds, span).await?;
         let mut answer = unary::answer(&encode(&verdict, &message, &self.response));
         hold::write_lives(&verdict, answer.headers_mut());
+        if verdict.is_shed() {
+            answer.headers_mut().insert(SHED, HeaderValue::from_static("true"));
+        }
         Ok(answer)
     }
 
