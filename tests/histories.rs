@@ -212,7 +212,7 @@ async fn memory_and_redis_agree_on_random_histories_of_every_algorithm() {
 
 /// Requests that come and go in batches, each with a latency: enough of them for many steps of a limit that learns.
 fn batches(kind: Kind) -> impl Strategy<Value = History> {
-    let batch = (1_usize..40, 1_u64..400_000, prop::bool::weighted(0.1), 0_i64..500_000);
+    let batch = (1_usize..40, 1_u64..700_000, prop::bool::weighted(0.1), 0_i64..2_500_000);
     let limits = (limits(kind), limits(kind)).prop_map(|(one, other)| [one, other]);
     (limits, prop::collection::vec(batch, 20..60)).prop_map(|(limits, batches)| {
         let steps = batches.into_iter().enumerate().flat_map(|(number, (size, latency, dropped, later))| {

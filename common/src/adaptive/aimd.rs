@@ -1,10 +1,10 @@
 //! `AIMDLimit`.
 
-use super::{Bounds, Estimate, Sample};
+use super::{Estimate, Sample};
 
 const BACKOFF: f64 = 0.9;
 
-pub(super) fn update(estimate: &mut Estimate, _bounds: &Bounds, sample: Sample) {
+pub(super) fn update(estimate: &mut Estimate, sample: Sample) {
     if sample.dropped {
         estimate.limit = (estimate.limit * BACKOFF).floor();
     } else if f64::from(sample.in_flight) * 2.0 >= estimate.limit {
@@ -15,12 +15,12 @@ pub(super) fn update(estimate: &mut Estimate, _bounds: &Bounds, sample: Sample) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::adaptive::Method;
+    use crate::adaptive::{Bounds, Method};
 
     fn after(initial: u32, bounds: Bounds, sample: Sample) -> u32 {
         let bounds = Bounds { initial, ..bounds };
-        let mut estimate = Estimate::new(&bounds);
-        estimate.update(Method::Aimd, &bounds, sample, 0.0);
+        let mut estimate = Estimate::new(Method::Aimd, &bounds);
+        estimate.update(Method::Aimd, &bounds, sample, 0);
         estimate.limit(&bounds)
     }
 

@@ -47,7 +47,7 @@ mod tests {
     /// `ExpAvgMeasurementTest` of concurrency-limits has a window of 100; the first ten are the same.
     #[test]
     fn averages_as_netflix_test_cases_do() {
-        let mut estimate = Estimate::new(&Bounds::default());
+        let mut estimate = Estimate::new(Method::Gradient2, &Bounds::default());
         for (place, expected) in [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5, 14.0, 14.5].into_iter().enumerate() {
             assert!((average(&mut estimate, 10.0 + place as f64) - expected).abs() < 0.01);
         }
@@ -58,9 +58,9 @@ mod tests {
     #[test]
     fn grows_by_the_queue_and_falls_with_the_gradient() {
         let bounds = Bounds { floor: 20, ceiling: 200, initial: 100, ..Bounds::default() };
-        let mut estimate = Estimate::new(&bounds);
+        let mut estimate = Estimate::new(Method::Gradient2, &bounds);
         let mut sample = |latency, in_flight| {
-            estimate.update(Method::Gradient2, &bounds, Sample { latency, in_flight, dropped: false }, 0.0);
+            estimate.update(Method::Gradient2, &bounds, Sample { latency, in_flight, dropped: false }, 0);
             (estimate.limit * 1_000.0).round() / 1_000.0
         };
         assert_eq!(sample(1_000.0, 100), 100.8);

@@ -1,7 +1,7 @@
 //! Adaptive concurrency: how many may be in flight follows what latency says.
 //!
-//! The three algorithms are those of Netflix' concurrency-limits, with its formulas and defaults. They are asked once for
-//! each [`Window`] of samples, as its `WindowedLimit` does it. No I/O, no clock; doubles, and operations that any IEEE 754
+//! The three algorithms are those of Netflix' concurrency-limits, with its formulas and defaults; where `vegas` differs, it says
+//! why. They are asked once for each [`Window`] of samples, as its `WindowedLimit` does it. No I/O, no clock; doubles, and operations that any IEEE 754
 //! machine does alike, so that a script can be their twin.
 
 mod aimd;
@@ -77,57 +77,40 @@ pub struct Estimate {
     pub limit: f64,
     /// The latency that it is held against, in microseconds: without load, or in the long run. 0 is not known yet.
     pub baseline: f64,
-    /// Samples since the baseline was measured, or of which it is made.
+    /// Of how many samples the baseline is made, or when it was measured.
     pub count: u32,
     /// The baseline is being measured: steps that are left.
     pub probing: u8,
+    /// The mean of what has been measured so far.
+    pub measured: f64,
 }
 
-/// While the baseline is measured the limit is this part of itself: a queue that is there drains, and none builds up.
+/// While the baseline is measured anew the limit is this part of itself: a queue that is there drains, and none builds up.
 const PROBE: f64 = 0.5;
-/// One window to drain, and one to measure.
-const PROBE_STEPS: u8 = 2;
 
 impl Estimate {
     /// Nothing known yet.
     #[must_use]
-    pub fn new(bounds: &Bounds) -> Self {
-        Self { limit: bounds.initial.into(), baseline: 0.0, count: 0, probing: 0 }
+    pub fn new(method: Method, bounds: &Bounds) -> Self {
+        let probing = if method == Method::Vegas { vegas::PROBING } else { 0 };
+        Self { limit: bounds.initial.into(), baseline: 0.0, count: 0, probing, measured: 0.0 }
     }
 
     /// How many may be in flight now.
     #[must_use]
     pub fn limit(&self, bounds: &Bounds) -> u32 {
-        let limit = if self.probing > 0 { self.limit * PROBE } else { self.limit };
+        let limit = if self.probing > 0 && self.baseline > 0.0 { self.limit * PROBE } else { self.limit };
         (limit as u32).clamp(bounds.floor.max(1), bounds.ceiling.max(1))
     }
 
-    /// One step. `chance`, from 0 to 1, is when Vegas measures anew: not all limits are to do so at once.
-    pub fn update(&mut self, method: Method, bounds: &Bounds, sample: Sample, chance: f64) {
+    /// One step. `now`, in microseconds of the wall's clock, says when Vegas measures anew.
+    pub fn update(&mut self, method: Method, bounds: &Bounds, sample: Sample, now: u64) {
         let sample = Sample { dropped: sample.dropped || sample.latency > bounds.timeout as f64, ..sample };
         match method {
-            Method::Aimd => aimd::update(self, bounds, sample),
+            Method::Aimd => aimd::update(self, sample),
             Method::Gradient2 => gradient2::update(self, sample),
-            Method::Vegas if self.is_probe(sample) => {}
-            Method::Vegas => vegas::update(self, sample, chance),
+            Method::Vegas => vegas::update(self, sample, now),
         }
         self.limit = self.limit.max(bounds.floor.max(1).into()).min(bounds.ceiling.max(1).into());
-    }
-
-    /// Netflix' Vegas takes the latency of whatever moment it is for the one without load, and where a queue is always there
-    /// it grows with every measurement. So the limit is low while it is measured, as in Envoy's filter.
-    fn is_probe(&mut self, sample: Sample) -> bool {
-        if self.probing == 0 {
-            return false;
-        }
-        self.probing -= 1;
-        if self.probing == 0 {
-            self.baseline = sample.latency;
-        }
-        true
-    }
-
-    fn probe(&mut self) {
-        (self.probing, self.count) = (PROBE_STEPS, 0);
     }
 }

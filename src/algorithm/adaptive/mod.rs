@@ -25,11 +25,9 @@ impl Eq for Adaptive {}
 
 /// What has been learned is kept for so long after the last request.
 const KEPT: Micros = Micros::from_secs(3_600);
-/// Bytes before the slots: limit, baseline (doubles), count (4), probing (1); the window's end (7), sum (a double), count (4),
-/// in flight (4), dropped (1).
-const HEAD: usize = 45;
-/// When the baseline is measured anew is drawn from the time: a prime, so that it does not repeat with anything.
-const CHANCES: u64 = 997;
+/// Bytes before the slots: limit, baseline, measured (doubles), count (4), probing (1); the window's end (7), sum (a double),
+/// count, in flight and dropped (4 each).
+const HEAD: usize = 56;
 /// No latency is longer, in microseconds: an hour.
 const LONGEST: u64 = 3_600_000_000;
 
@@ -41,27 +39,34 @@ struct Learned {
 }
 
 impl Learned {
-    fn new(bounds: &Bounds) -> Self {
-        Self { estimate: Estimate::new(bounds), window: Window::default() }
+    fn new(method: Method, bounds: &Bounds) -> Self {
+        Self { estimate: Estimate::new(method, bounds), window: Window::default() }
     }
 
     /// The head of a state and the slots behind it. What makes no sense begins anew.
-    fn split(state: &State, bounds: &Bounds) -> (Self, State) {
+    fn split(state: &State, method: Method, bounds: &Bounds) -> (Self, State) {
         let bytes = state.as_bytes();
         let Some((head, slots)) = bytes.split_at_checked(HEAD) else {
-            return (Self::new(bounds), State::default());
+            return (Self::new(method, bounds), State::default());
         };
         let slots = State::from_bytes(slots);
         let double = |at| state.number::<8>(at).map(f64::from_bits).filter(|it| (0.0..1e15).contains(it));
         let number = |at| state.number::<4>(at).unwrap_or_default() as u32;
-        let (Some(limit), Some(baseline), Some(sum)) = (double(0), double(8), double(28)) else {
-            return (Self::new(bounds), slots);
+        let (Some(limit), Some(baseline), Some(measured), Some(sum)) = (double(0), double(8), double(16), double(36))
+        else {
+            return (Self::new(method, bounds), slots);
         };
         // The bounds may have changed.
         let limit = limit.max(bounds.floor.into()).min(bounds.ceiling.into());
-        let estimate = Estimate { limit, baseline, count: number(16), probing: head[20] };
-        let (end, dropped) = (state.number::<7>(21).unwrap_or_default(), head[44] > 0);
-        (Self { estimate, window: Window { end, sum, count: number(36), in_flight: number(40), dropped } }, slots)
+        let estimate = Estimate { limit, baseline, count: number(24), probing: head[28], measured };
+        let end = state.number::<7>(29).unwrap_or_default();
+        (
+            Self {
+                estimate,
+                window: Window { end, sum, count: number(44), in_flight: number(48), dropped: number(52) },
+            },
+            slots,
+        )
     }
 
     fn join(&self, slots: &State) -> State {
@@ -69,13 +74,14 @@ impl Learned {
         let mut state = State::default();
         state.push::<8>(estimate.limit.to_bits());
         state.push::<8>(estimate.baseline.to_bits());
+        state.push::<8>(estimate.measured.to_bits());
         state.push::<4>(estimate.count.into());
         state.push::<1>(estimate.probing.into());
         state.push::<7>(window.end);
         state.push::<8>(window.sum.to_bits());
         state.push::<4>(window.count.into());
         state.push::<4>(window.in_flight.into());
-        state.push::<1>(window.dropped.into());
+        state.push::<4>(window.dropped.into());
         slots.as_bytes().iter().for_each(|byte| state.push::<1>((*byte).into()));
         state
     }
@@ -100,8 +106,7 @@ impl Adaptive {
         let latency = sample.latency.get().clamp(1, LONGEST) as f64;
         let sample = adaptive::Sample { latency, in_flight: in_flight as u32, dropped: sample.dropped };
         if let Some(all) = learned.window.add(sample, now.get()) {
-            let chance = (now.get() % CHANCES) as f64 / CHANCES as f64;
-            learned.estimate.update(self.method, &self.bounds, all, chance);
+            learned.estimate.update(self.method, &self.bounds, all, now.get());
         }
     }
 }
@@ -164,7 +169,7 @@ impl Rule for Adaptive {
     }
 
     fn step(&self, state: &mut State, ask: Ask) -> bool {
-        let (mut learned, mut slots) = Learned::split(state, &self.bounds);
+        let (mut learned, mut slots) = Learned::split(state, self.method, &self.bounds);
         let before = Concurrency::in_flight(&slots, ask.now);
         let allowed = self.slots(&learned).step(&mut slots, ask);
         // Only of what was held: who gives back twice teaches nothing.
@@ -172,7 +177,7 @@ impl Rule for Adaptive {
         if let Some(sample) = self.sample.filter(|_| ask.action == Action::Return && freed) {
             self.learn(&mut learned, sample, before, ask.now);
         }
-        *state = match learned == Learned::new(&self.bounds) && slots.is_empty() {
+        *state = match learned == Learned::new(self.method, &self.bounds) && slots.is_empty() {
             true => State::default(),
             false => learned.join(&slots),
         };
@@ -180,7 +185,7 @@ impl Rule for Adaptive {
     }
 
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
-        let (learned, slots) = Learned::split(state, &self.bounds);
+        let (learned, slots) = Learned::split(state, self.method, &self.bounds);
         let limit = learned.estimate.limit(&self.bounds);
         let decision = self.slots(&learned).explain(&slots, ask, allowed);
         Decision { limit: Some(limit), shed: !allowed, ..decision }
@@ -200,7 +205,7 @@ impl Rule for Adaptive {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let (_, slots) = Learned::split(state, &self.bounds);
+        let (_, slots) = Learned::split(state, self.method, &self.bounds);
         self.slots.expires(&slots, now).max(now + KEPT)
     }
 }

@@ -225,7 +225,8 @@ impl Rule for Concurrency {
     const NAME: &'static str = "concurrency";
     const WORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "cc";
-    const SCRIPT: &'static str = include_str!("script.lua");
+    /// [`super::adaptive`]'s, too.
+    const SCRIPT: &'static str = concat!(include_str!("../adaptive/learn.lua"), include_str!("script.lua"));
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "hold", "slack", "holder", "class", "count", "method"];
 

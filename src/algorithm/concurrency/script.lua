@@ -4,8 +4,8 @@ local value, head, learned = call('GET', key) or '', '', nil
 if method > 0 then
   local least, most, initial, timeout, latency, dropped = unpack_numbers('<dddddd', records, more)
   learned = learn_from(value, {least = least, most = most, initial = initial, timeout = timeout})
-  if #value >= 45 then
-    head, value = string.sub(value, 1, 45), string.sub(value, 46)
+  if #value >= 56 then
+    head, value = string.sub(value, 1, 56), string.sub(value, 57)
   else
     value = ''
   end
@@ -88,7 +88,7 @@ if method > 0 then
     value = string.sub(value, 14 * gone + 1)
   end
   if action == RETURN and learned.sample and changed and floor(#value / 14) < before then
-    learn(learned, learned.sample[1], before, learned.sample[2], method, now)
+    learn(learned, learned.sample[1], before, learned.sample[2], now)
   end
   head = learned_head(learned)
   if value == '' and head == learned_head(learn_from('', learned.bounds)) then
