@@ -1,5 +1,5 @@
 # `make help` lists what there is.
-.PHONY: help run test verify fix proto bench accuracy mutants fmt clippy doc deny
+.PHONY: help run test verify fix proto bench accuracy overload mutants fmt clippy doc deny
 
 help: ## This list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -25,6 +25,9 @@ bench: ## What a decision costs, beside a server that decides nothing (needs h2l
 
 accuracy: ## How far each algorithm is from the exact log: tables, and plots in docs/accuracy.
 	cargo bench --bench accuracy
+
+overload: ## Limits that follow latency, and shedding, in virtual time: tables, and plots in docs/overload.
+	cargo bench --bench overload
 
 mutants: ## Breaks the code on purpose, line by line, and says what no test noticed (needs cargo-mutants; hours).
 	tests/setup.sh
