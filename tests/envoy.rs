@@ -14,7 +14,13 @@ use std::{
 use axum::{Router, body::Body, http::HeaderMap};
 use tokio_stream::StreamExt;
 
-use super::support::{RedisServer, Server, envoy::Envoy, repository, rules, server::command, tool, until};
+use super::support::{
+    RedisServer, Server,
+    envoy::Envoy,
+    repository, rules,
+    server::{command, post},
+    tool, until,
+};
 
 /// Who is in the upstream now, and how many there were at once at most.
 #[derive(Default)]
@@ -104,6 +110,37 @@ fn a_descriptors_own_hits_count() {
         assert_eq!((got, header(&headers, "x-ratelimit-remaining")), (code, remaining));
     }
     assert_eq!(envoy.get("/batch", &[("x-user", "bob"), ("x-cost", "11")]).0, 429);
+}
+
+/// What is shed is 503 with `Retry-After`, and what is a caller's own limit stays 429.
+#[test]
+fn a_refusal_for_overload_is_503() {
+    let server = Server::builder().rules(&repository("deploy/envoy/rules")).store("memory");
+    let server = server.set("response.headers", "true").set("response.dynamic_metadata", "true").start();
+    let envoy = Envoy::start(server.grpc, upstream().0, false);
+    let slot = |id: usize, hits: u64| {
+        let entry = |(key, value): (&str, String)| serde_json::json!({"key": key, "value": value});
+        let entries = [("fleet", "shop".to_owned()), ("priority", "get".to_owned()), ("request_id", id.to_string())];
+        let body = serde_json::json!({"domain": "envoy", "descriptors": [
+            {"entries": entries.map(entry), "hitsAddend": hits.to_string()}
+        ]});
+        post(&server.url("/json"), body.to_string().as_bytes()).0
+    };
+    assert_eq!([0, 1, 2].map(|id| slot(id, 1)), [200; 3]);
+    for priority in [&[("x-priority", "get")][..], &[("x-priority", "post")], &[]] {
+        let (code, headers) = envoy.get("/shop", priority);
+        assert_eq!((code, header(&headers, "x-envoy-ratelimited")), (503, "true"), "{priority:?}");
+        let wait: u64 = header(&headers, "retry-after").parse().unwrap();
+        assert!((1..=60).contains(&wait), "{wait}");
+    }
+    // Given back each time: two would have it filled.
+    for _ in 0..5 {
+        until("the slot to be given back", || {
+            (envoy.get("/shop", &[("x-priority", "critical")]).0 == 200).then_some(())
+        });
+    }
+    let codes: Vec<_> = (0..4).map(|_| envoy.get("/", &[("x-user", "alice")]).0).collect();
+    assert_eq!(codes, [200, 200, 200, 429]);
 }
 
 /// What a request cost is charged when it is done; Envoy does that after the answer, so the next look waits for it.
