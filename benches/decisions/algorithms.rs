@@ -5,11 +5,13 @@ use std::{hash::Hasher, hint::black_box, sync::Arc, time::Instant};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Asker, Micros, Quota,
+        Action, Algorithm, Asker, Classes, Micros, Quota, Sample,
+        adaptive::Adaptive,
         concurrency::Concurrency,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
+        shares::Shares,
         sliding_log::SlidingLog,
         sliding_window::{Edge, SlidingWindow},
         token_bucket::TokenBucket,
@@ -21,6 +23,7 @@ use sluicegate::{
         redis::{self, Time},
     },
 };
+use sluicegate_common::adaptive::{Bounds, Method};
 use tokio::task::JoinSet;
 
 use super::{
@@ -71,7 +74,7 @@ fn hit<'h>(key: &'h [u8], algorithm: &'h Algorithm, cost: u64) -> Hit<'h> {
     Hit::take(key, algorithm, cost)
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
@@ -140,6 +143,28 @@ pub(crate) fn slots() {
         let [slot, log] = runtime.block_on(slots_in_redis(held));
         println!("| {held} | {pair:.0} | {slot:.2} | {log:.2} | {:.2} |", slot / log);
     }
+    let classes = Classes::new(&[(0, 1_000_000), (100_000, 1_000_000), (200_000, 900_000), (0, 500_000)], 1_000_000);
+    let classes = classes.unwrap();
+    let shares: Algorithm = Shares::new(1_000_000, Micros::from_secs(1), classes).unwrap().into();
+    let bounds = Bounds { initial: 100, ..Bounds::default() };
+    let learns: Algorithm = Adaptive::new(Method::Vegas, bounds, Micros::from_secs(3_600)).unwrap().into();
+    println!("\nshares of four classes, in memory: {:.0} ns", time_shares(&shares));
+    println!("an adaptive limit, taken and given back in memory with 20 held: {:.0} ns\n", time_pairs(learns, 20));
+}
+
+fn time_shares(shares: &Algorithm) -> f64 {
+    let store = Memory::new(&memory::Settings::default());
+    let mut rounds = Vec::new();
+    for round in 0..9 {
+        let started = Instant::now();
+        for number in 0..DECISIONS as u64 {
+            let rule = shares.asked_by(Asker { class: (number % 4) as u8, ..Asker::default() });
+            let now = Micros::new(START + (round * DECISIONS as u64 + number) * 3);
+            black_box(store.apply(&[hit(b"{bench|user=user}sh", &rule, 1)], Charge::Each, now));
+        }
+        rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
+    }
+    median(rounds)
 }
 
 /// Names as far apart as digests are.
@@ -148,8 +173,12 @@ fn holder_of(number: u64) -> Asker {
 }
 
 fn time_slots(held: u64) -> f64 {
-    let hold = Micros::from_secs(3_600);
-    let rule: Algorithm = Concurrency::new(Quota::hard(held + 1), hold).unwrap().into();
+    time_pairs(Concurrency::new(Quota::hard(held + 1), Micros::from_secs(3_600)).unwrap().into(), held)
+}
+
+/// Of a slot that is taken and given back while so many others are held.
+fn time_pairs(rule: Algorithm, held: u64) -> f64 {
+    let sample = Some(Sample { latency: Micros::new(1_000), dropped: false });
     let (store, now) = (Memory::new(&memory::Settings::default()), Micros::new(START));
     let key = b"{bench|user=user}cc";
     for holder in 1..=held {
@@ -162,6 +191,7 @@ fn time_slots(held: u64) -> f64 {
         for number in 0..DECISIONS as u64 {
             let rule = rule.asked_by(holder_of(held + 1 + number));
             black_box(store.apply(&[hit(key, &rule, 1)], Charge::Each, now));
+            let rule = rule.asked_by(Asker { sample, ..holder_of(held + 1 + number) });
             let back = Hit { action: Action::Return, ..hit(key, &rule, 1) };
             black_box(store.apply(&[back], Charge::Each, now));
         }

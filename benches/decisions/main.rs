@@ -9,6 +9,7 @@ mod algorithms;
 mod client;
 mod h2load;
 mod in_process;
+mod layers;
 mod noop;
 mod outage;
 #[path = "../../tests/support/plain.rs"]
@@ -52,6 +53,7 @@ fn main() {
         }
         "outage" => outage::run(),
         "client" => client::run(),
+        "layers" => layers::run(),
         // What cargo itself says last when nobody says a word.
         "" | "--bench" => {
             topologies();
@@ -62,13 +64,14 @@ fn main() {
             algorithms::in_redis();
             algorithms::in_many();
             algorithms::slots();
+            layers::run();
             consistency();
             popularity();
             client::run();
             outage::run();
         }
         word => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, client, outage";
             eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }

@@ -119,11 +119,14 @@ impl Concurrency {
     fn find(&self, state: &State, from: usize) -> Option<usize> {
         let (slots, _) = state.as_bytes().get(ENTRY * from..)?.as_chunks::<ENTRY>();
         let Asker { holder, class, .. } = self.asker;
-        let is_mine = |[.., a, b, c, d, e, f, of]: &[u8; ENTRY]| {
-            let name = u64::from_le_bytes([*a, *b, *c, *d, *e, *f, 0, 0]);
-            name == holder && (holder > 0 || *of == class)
+        // The last eight bytes are one number: a byte of the end, the name, the class.
+        let last =
+            |[.., a, b, c, d, e, f, g, h]: &[u8; ENTRY]| u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) >> 8;
+        let place = match holder {
+            0 => slots.iter().position(|slot| last(slot) == u64::from(class) << (8 * NAME)),
+            _ => slots.iter().position(|slot| last(slot) << 16 == holder << 16),
         };
-        slots.iter().position(is_mine).map(|place| from + place)
+        place.map(|place| from + place)
     }
 
     /// Takes out what has ended, and at most so many of the holder's slots, of those with this end if it matters; says how

@@ -25,66 +25,71 @@ if newest > now + hold + slack then
 end
 local gone = count_until(value, 14, now)
 held = held - gone
--- The next slot from a place on that has these bytes at this offset.
-local function find(bytes, offset, place)
-  local at = string.find(value, bytes, 14 * place - 13, true)
-  while at and (at - 1) % 14 ~= offset do
-    at = string.find(value, bytes, at + 1, true)
-  end
-  return at and (at - 1 - offset) / 14 + 1
-end
-local function free(bytes, offset, most)
-  local freed, place = 0, find(bytes, offset, gone + 1)
-  while place and freed < most do
-    value = string.sub(value, 1, 14 * place - 14) .. string.sub(value, 14 * place + 1)
-    freed, changed = freed + 1, true
-    place = find(bytes, offset, place)
-  end
-  return freed
-end
 local name = pack('<I6', holder) .. (holder == 0 and string.char(class) or '')
--- How many slots are free for whoever asks.
-local function room()
-  if count == 0 then
-    return ceiling - held
+-- Most of those who take a slot have none: then there is nothing else to look for.
+local allowed, before, is_held = 1, held, false
+if action == RETURN or action == UNDO or (holder > 0 and string.find(value, name, 14 * gone + 1, true)) then
+  -- The next slot from a place on that has these bytes at this offset.
+  local function find(bytes, offset, place)
+    local at = string.find(value, bytes, 14 * place - 13, true)
+    while at and (at - 1) % 14 ~= offset do
+      at = string.find(value, bytes, at + 1, true)
+    end
+    return at and (at - 1 - offset) / 14 + 1
   end
-  local shares, have = {unpack_numbers('<' .. string.rep('d', count), records, more)}, {}
-  for i = 1, count do
-    have[i] = 0
+  local function free(bytes, offset, most)
+    local freed, place = 0, find(bytes, offset, gone + 1)
+    while place and freed < most do
+      value = string.sub(value, 1, 14 * place - 14) .. string.sub(value, 14 * place + 1)
+      freed, changed = freed + 1, true
+      place = freed < most and find(bytes, offset, place)
+    end
+    return freed
   end
-  for at = 14 * gone + 14, #value, 14 do
-    local i = byte(value, at) % 16 + 1
-    have[i] = (have[i] or 0) + 1
-  end
-  local taken, most = 0, shares[class + 1] % CLASS
-  for i, slots in pairs(have) do
-    local least = i <= count and i ~= class + 1 and floor(shares[i] / CLASS) or 0
-    taken = taken + max(slots, least)
-  end
-  return min(ceiling - taken, most - have[class + 1])
-end
-local allowed, before = 1, held
-if action == UNDO then
-  free(pack('<I7', taken + hold) .. name, 0, cost)
-elseif action == RETURN then
-  if holder > 0 then
-    free(name, 7, held)
-  elseif count > 0 then
-    free(name, 7, cost)
+  if action == UNDO then
+    free(pack('<I7', taken + hold) .. name, 0, cost)
+  elseif action == RETURN then
+    if holder > 0 then
+      free(name, 7, held)
+    elseif count > 0 then
+      free(name, 7, cost)
+    else
+      gone, changed = gone + min(cost, held), true
+    end
   else
-    gone, changed = gone + min(cost, held), true
+    is_held = find(name, 7, gone + 1)
+    if is_held and action == TAKE then
+      cost = free(name, 7, held)
+    end
   end
-else
-  local is_held = holder > 0 and find(name, 7, gone + 1)
-  if not is_held and cost > max(room(), 0) then
+end
+if action == TAKE or action == PEEK then
+  local room = ceiling - held
+  if count > 0 and not is_held then
+    -- Free for a class is what is not promised to others, up to its own ceiling.
+    local shares, have = {unpack_numbers('<' .. string.rep('d', count), records, more)}, {}
+    for i = 1, count do
+      have[i] = 0
+    end
+    for at = 14 * gone + 14, #value, 14 do
+      local i = byte(value, at) % 16 + 1
+      have[i] = (have[i] or 0) + 1
+    end
+    local others, most = 0, shares[class + 1] % CLASS
+    for i, slots in pairs(have) do
+      local least = i <= count and i ~= class + 1 and floor(shares[i] / CLASS) or 0
+      others = others + max(slots, least)
+    end
+    room = min(ceiling - others, most - have[class + 1])
+  end
+  if not is_held and cost > max(room, 0) then
     allowed = 0
   elseif action == TAKE then
-    local slots = is_held and free(name, 7, held) or cost
-    value, changed = value .. string.rep(pack('<I7', max(newest, now + hold)) .. pack('<I6B', holder, class), slots), true
+    value, changed = value .. string.rep(pack('<I7I6B', max(newest, now + hold), holder, class), cost), true
   end
 end
 if method > 0 then
-  if changed then
+  if changed and gone > 0 then
     value = string.sub(value, 14 * gone + 1)
   end
   if action == RETURN and learned.sample and changed and floor(#value / 14) < before then
@@ -102,7 +107,9 @@ end
 if not changed then
   return allowed, value
 end
-value = string.sub(value, 14 * gone + 1)
+if gone > 0 then
+  value = string.sub(value, 14 * gone + 1)
+end
 if value == '' then
   call('DEL', key)
   return allowed, ''
