@@ -26,8 +26,9 @@ use hyper_util::{
     rt::{TokioExecutor, TokioTimer},
 };
 use sluicegate_client::{
-    Client, descriptor,
+    Client,
     adaptive::{AdaptiveLimit, Bounds, Method},
+    descriptor,
     layer::{AdaptiveLayer, PermitLayer, RateLimitLayer, ShedLayer},
     shed::{CLASSES, Settings, Shedding, Signal},
 };
@@ -56,13 +57,13 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         ..Settings::default()
     };
     let shedding = Shedding::of(Signal::Busy(WORKERS), CLASSES, settings);
-    let shed = ShedLayer::new(shedding.clone()).rule("critical", None, "/pay").rule("post", None, "/orders").rule(
-        "test",
-        None,
-        "/test/",
-    );
+    let shed = ShedLayer::new(shedding.clone())
+        .rule("critical", None, "/pay")
+        .rule("post", None, "/orders")
+        .rule("test", None, "/test/");
     let limit = AdaptiveLimit::new(Method::Vegas, Bounds { floor: 5, ..Bounds::default() });
-    let user = |head: &Parts| head.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("nobody").to_owned();
+    let user =
+        |head: &Parts| head.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("nobody").to_owned();
     let rates = RateLimitLayer::new(limiter.clone(), move |head: &Parts| vec![descriptor! { "user" => user(head) }]);
     let exports = PermitLayer::new(limiter, move |head: &Parts| match head.uri.path() {
         "/orders" => vec![descriptor! { "exporter" => user(head), "plan" => "pro" }],
@@ -82,7 +83,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let address = listener.local_addr()?;
     tokio::spawn(axum::serve(listener, router).into_future());
 
-    println!("| second | asked | {} | greedy: passed, 429 | limit | shed level | mean ms |", CLASSES.map(|class| format!("{class}: passed, 429, 503")).join(" | "));
+    println!(
+        "| second | asked | {} | greedy: passed, 429 | limit | shed level | mean ms |",
+        CLASSES.map(|class| format!("{class}: passed, 429, 503")).join(" | ")
+    );
     println!("| ---: | ---: | {} --- | ---: | ---: | ---: |", "--- | ".repeat(CLASSES.len()));
     let http = Http::builder(TokioExecutor::new()).pool_timer(TokioTimer::new()).build_http::<Body>();
     let began = tokio::time::Instant::now();
@@ -95,7 +99,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
             sleep_until(began + Duration::from_secs(second.into()) + Duration::from_secs(1) * number / rate).await;
             sent = sent.wrapping_add(7);
             let mut draw = sent % 100;
-            let class = MIX.iter().position(|(_, part)| draw.checked_sub(*part).map(|left| draw = left).is_none()).unwrap();
+            let class =
+                MIX.iter().position(|(_, part)| draw.checked_sub(*part).map(|left| draw = left).is_none()).unwrap();
             // One of ten requests is hers: up to a hundred a second, and her plan is free.
             let greedy = number % 10 == 3 && class == 2;
             let user = if greedy { "greedy".to_owned() } else { format!("user{}", sent % 9_973) };

@@ -80,22 +80,27 @@ impl State {
     pub(super) fn push<const N: usize>(&mut self, number: u64) {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&number.to_le_bytes()[..N]);
+        self.append(&bytes);
+    }
+
+    /// Appends bytes.
+    #[inline]
+    pub(super) fn append(&mut self, bytes: &[u8]) {
         let len = usize::from(self.len);
-        let room = self.short.get_mut(len..).and_then(|room| room.first_chunk_mut::<N>());
-        match room.filter(|_| self.long.is_empty()) {
+        match self.short.get_mut(len..len + bytes.len()).filter(|_| self.long.is_empty()) {
             Some(room) => {
-                *room = bytes;
-                self.len += N as u8;
+                room.copy_from_slice(bytes);
+                self.len += bytes.len() as u8;
             }
             None => {
                 if self.long.is_empty() {
                     self.long.extend_from_slice(&self.short[..len]);
                 }
-                if self.long.capacity() < self.long.len() + N {
+                if self.long.capacity() < self.long.len() + bytes.len() {
                     // By a quarter, not by doubling: there may be a million of these.
-                    self.long.reserve_exact(N + self.long.len() / 4);
+                    self.long.reserve_exact(bytes.len() + self.long.len() / 4);
                 }
-                self.long.extend_from_slice(&bytes);
+                self.long.extend_from_slice(bytes);
             }
         }
     }

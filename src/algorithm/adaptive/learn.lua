@@ -1,13 +1,13 @@
 -- Twins of Estimate and Window (sluicegate_common::adaptive): the same operations on doubles, in the same order. Made only where
 -- there is a method: 1 for AIMD, 2 for Gradient2, 3 for Vegas.
-local learn_from, learned_head, learned_limit, learn
+local learn_from, learned_tail, learned_limit, learn
 if method > 0 then
   local LEARNED = '<dddI4BI7dI4I4I4'
   function learn_from(value, bounds)
     local it = {method = method, bounds = bounds, limit = bounds.initial, baseline = 0, measured = 0, count = 0,
       probing = method == 3 and 3 or 0, ends = 0, sum = 0, samples = 0, in_flight = 0, dropped = 0}
     if #value >= 56 then
-      local limit, baseline, measured, count, probing, ends, sum, samples, in_flight, dropped = unpack_numbers(LEARNED, value)
+      local limit, baseline, measured, count, probing, ends, sum, samples, in_flight, dropped = unpack_numbers(LEARNED, value, #value - 55)
       local function is_number(number)
         return number >= 0 and number < 1e15
       end
@@ -20,7 +20,7 @@ if method > 0 then
     return it
   end
 
-  function learned_head(it)
+  function learned_tail(it)
     return pack(LEARNED, it.limit, it.baseline, it.measured, it.count, it.probing, it.ends, it.sum, it.samples,
       it.in_flight, it.dropped)
   end

@@ -1,7 +1,7 @@
 //! Adaptive concurrency: how many at once follows what latency says, shared by all who ask.
 //!
 //! The slots are [`Concurrency`]'s, held and given back in the same way. Who gives one back says how long it took; what is
-//! learned from that stands before the slots: the limit, what it is held against, and the samples since the last step
+//! learned from that stands behind the slots: the limit, what it is held against, and the samples since the last step
 //! ([`sluicegate_common::adaptive`] has the formulas). A limit that nobody uses keeps for an hour what it has learned.
 
 use sluicegate_common::adaptive::{self, Bounds, Estimate, Method, Window};
@@ -25,9 +25,9 @@ impl Eq for Adaptive {}
 
 /// What has been learned is kept for so long after the last request.
 const KEPT: Micros = Micros::from_secs(3_600);
-/// Bytes before the slots: limit, baseline, measured (doubles), count (4), probing (1); the window's end (7), sum (a double),
+/// Bytes behind the slots: limit, baseline, measured (doubles), count (4), probing (1); the window's end (7), sum (a double),
 /// count, in flight and dropped (4 each).
-const HEAD: usize = 56;
+const TAIL: usize = 56;
 /// No latency is longer, in microseconds: an hour.
 const LONGEST: u64 = 3_600_000_000;
 
@@ -43,47 +43,44 @@ impl Learned {
         Self { estimate: Estimate::new(method, bounds), window: Window::default() }
     }
 
-    /// The head of a state and the slots behind it. What makes no sense begins anew.
-    fn split(state: &State, method: Method, bounds: &Bounds) -> (Self, State) {
-        let bytes = state.as_bytes();
-        let Some((head, slots)) = bytes.split_at_checked(HEAD) else {
-            return (Self::new(method, bounds), State::default());
+    /// What stands behind the slots, and where they end. What makes no sense begins anew.
+    fn read(bytes: &[u8], method: Method, bounds: &Bounds) -> (Self, usize) {
+        let fresh = Self::new(method, bounds);
+        let Some((slots, tail)) = bytes.split_last_chunk::<TAIL>() else {
+            return (fresh, 0);
         };
-        let slots = State::from_bytes(slots);
-        let double = |at| state.number::<8>(at).map(f64::from_bits).filter(|it| (0.0..1e15).contains(it));
-        let number = |at| state.number::<4>(at).unwrap_or_default() as u32;
+        let number = |at: usize, size: usize| {
+            let mut wide = [0; 8];
+            wide[..size].copy_from_slice(&tail[at..at + size]);
+            u64::from_le_bytes(wide)
+        };
+        let double = |at| Some(f64::from_bits(number(at, 8))).filter(|it| (0.0..1e15).contains(it));
         let (Some(limit), Some(baseline), Some(measured), Some(sum)) = (double(0), double(8), double(16), double(36))
         else {
-            return (Self::new(method, bounds), slots);
+            return (fresh, slots.len());
         };
         // The bounds may have changed.
         let limit = limit.max(bounds.floor.into()).min(bounds.ceiling.into());
-        let estimate = Estimate { limit, baseline, count: number(24), probing: head[28], measured };
-        let end = state.number::<7>(29).unwrap_or_default();
-        (
-            Self {
-                estimate,
-                window: Window { end, sum, count: number(44), in_flight: number(48), dropped: number(52) },
-            },
-            slots,
-        )
+        let estimate = Estimate { limit, baseline, count: number(24, 4) as u32, probing: tail[28], measured };
+        let [count, in_flight, dropped] = [44, 48, 52].map(|at| number(at, 4) as u32);
+        (Self { estimate, window: Window { end: number(29, 7), sum, count, in_flight, dropped } }, slots.len())
     }
 
-    fn join(&self, slots: &State) -> State {
+    fn write(&self, state: &mut State) {
         let Self { estimate, window } = self;
-        let mut state = State::default();
-        state.push::<8>(estimate.limit.to_bits());
-        state.push::<8>(estimate.baseline.to_bits());
-        state.push::<8>(estimate.measured.to_bits());
-        state.push::<4>(estimate.count.into());
-        state.push::<1>(estimate.probing.into());
-        state.push::<7>(window.end);
-        state.push::<8>(window.sum.to_bits());
-        state.push::<4>(window.count.into());
-        state.push::<4>(window.in_flight.into());
-        state.push::<4>(window.dropped.into());
-        slots.as_bytes().iter().for_each(|byte| state.push::<1>((*byte).into()));
-        state
+        let mut tail = [0; TAIL];
+        let mut write = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
+        write(0, &estimate.limit.to_bits().to_le_bytes());
+        write(8, &estimate.baseline.to_bits().to_le_bytes());
+        write(16, &estimate.measured.to_bits().to_le_bytes());
+        write(24, &estimate.count.to_le_bytes());
+        write(28, &[estimate.probing]);
+        write(29, &window.end.to_le_bytes()[..7]);
+        write(36, &window.sum.to_bits().to_le_bytes());
+        write(44, &window.count.to_le_bytes());
+        write(48, &window.in_flight.to_le_bytes());
+        write(52, &window.dropped.to_le_bytes());
+        state.append(&tail);
     }
 }
 
@@ -95,6 +92,10 @@ impl Adaptive {
         let fits = floor >= 1 && floor <= initial && initial <= ceiling && timeout > 0 && timeout <= LONGEST;
         let slots = Concurrency::new(Quota::hard(ceiling.into()), hold)?;
         fits.then_some(Self { slots, method, bounds, sample: None })
+    }
+
+    fn learned(&self, state: &State) -> (Learned, usize) {
+        Learned::read(state.as_bytes(), self.method, &self.bounds)
     }
 
     /// The slots, of which so many may be in flight now.
@@ -169,25 +170,27 @@ impl Rule for Adaptive {
     }
 
     fn step(&self, state: &mut State, ask: Ask) -> bool {
-        let (mut learned, mut slots) = Learned::split(state, self.method, &self.bounds);
-        let before = Concurrency::in_flight(&slots, ask.now);
-        let allowed = self.slots(&learned).step(&mut slots, ask);
+        let (mut learned, slots) = self.learned(state);
+        let tail = state.as_bytes().len() - slots;
+        state.cut_back(tail);
+        let before = Concurrency::in_flight(state, ask.now);
+        let allowed = self.slots(&learned).step(state, ask);
         // Only of what was held: who gives back twice teaches nothing.
-        let freed = Concurrency::in_flight(&slots, ask.now) < before;
-        if let Some(sample) = self.sample.filter(|_| ask.action == Action::Return && freed) {
+        if let Some(sample) = self.sample.filter(|_| ask.action == Action::Return)
+            && Concurrency::in_flight(state, ask.now) < before
+        {
             self.learn(&mut learned, sample, before, ask.now);
         }
-        *state = match learned == Learned::new(self.method, &self.bounds) && slots.is_empty() {
-            true => State::default(),
-            false => learned.join(&slots),
-        };
+        if !state.is_empty() || learned != Learned::new(self.method, &self.bounds) {
+            learned.write(state);
+        }
         allowed
     }
 
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
-        let (learned, slots) = Learned::split(state, self.method, &self.bounds);
+        let (learned, slots) = self.learned(state);
         let limit = learned.estimate.limit(&self.bounds);
-        let decision = self.slots(&learned).explain(&slots, ask, allowed);
+        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], ask, allowed);
         Decision { limit: Some(limit), shed: !allowed, ..decision }
     }
 
@@ -205,8 +208,8 @@ impl Rule for Adaptive {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let (_, slots) = Learned::split(state, self.method, &self.bounds);
-        self.slots.expires(&slots, now).max(now + KEPT)
+        let (_, slots) = self.learned(state);
+        Concurrency::expire(&state.as_bytes()[..slots], now).max(now + KEPT)
     }
 }
 

@@ -54,7 +54,7 @@ fn the_limit_moves_with_what_those_say_who_give_back() {
 
 #[test]
 fn what_makes_no_sense_begins_anew() {
-    for bytes in [vec![0xFF; HEAD], vec![0xFF; HEAD + 28], vec![0; HEAD], vec![7; 20]] {
+    for bytes in [vec![0xFF; TAIL], vec![0xFF; TAIL + 28], vec![0; TAIL], vec![7; 20]] {
         let mut state = State::from_bytes(&bytes);
         for number in 0..100 {
             let decision = ask(&mut state, number, Action::Take, None, number);

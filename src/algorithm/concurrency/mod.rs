@@ -32,9 +32,6 @@ const NAME: usize = 6;
 const CLASS: usize = 1;
 const ENTRY: usize = END + NAME + CLASS;
 
-/// A slot: its end, and who has it.
-type Slot = (u64, Asker);
-
 /// How many slots each class has.
 type Held = [u64; Classes::MOST];
 
@@ -58,109 +55,124 @@ impl Concurrency {
         Self { quota: Quota::hard(limit), ..self }
     }
 
-    fn slot(state: &State, place: usize) -> Slot {
-        let at = ENTRY * place;
-        let end = state.number::<END>(at).unwrap_or_default();
-        let holder = state.number::<NAME>(at + END).unwrap_or_default();
-        (end, Asker { holder, class: Self::class(state, place) as u8, sample: None })
+    fn slots(state: &State) -> &[[u8; ENTRY]] {
+        Self::slots_of(state.as_bytes())
     }
 
-    fn class(state: &State, place: usize) -> usize {
-        state.number::<CLASS>(ENTRY * place + END + NAME).unwrap_or_default() as usize
+    /// Of bytes that need not be all of a state.
+    fn slots_of(bytes: &[u8]) -> &[[u8; ENTRY]] {
+        bytes.as_chunks().0
     }
 
-    fn len(state: &State) -> usize {
-        state.as_bytes().len() / ENTRY
+    fn end([a, b, c, d, e, f, g, ..]: &[u8; ENTRY]) -> u64 {
+        u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, 0])
+    }
+
+    fn class([.., class]: &[u8; ENTRY]) -> usize {
+        usize::from(*class) % Classes::MOST
+    }
+
+    /// When the last of these ends.
+    pub(super) fn expire(bytes: &[u8], now: Micros) -> Micros {
+        Self::slots_of(bytes).last().map_or(now, |newest| Micros::new(Self::end(newest)))
     }
 
     /// How many slots are held.
     pub(super) fn in_flight(state: &State, now: Micros) -> u64 {
-        (Self::len(state) - Self::gone(state, now)) as u64
+        let slots = Self::slots(state);
+        (slots.len() - Self::gone(slots, now)) as u64
     }
 
-    /// The latest end.
-    fn newest(state: &State) -> Option<u64> {
-        Self::len(state).checked_sub(1).map(|last| Self::slot(state, last).0)
-    }
-
-    fn push(state: &mut State, (end, asker): Slot) {
-        state.push::<END>(end);
-        state.push::<NAME>(asker.holder);
-        state.push::<CLASS>(asker.class.into());
+    /// So many slots of whoever asks.
+    fn push(&self, state: &mut State, end: u64, slots: u64) {
+        let mut slot = [0; ENTRY];
+        slot[..8].copy_from_slice(&end.to_le_bytes());
+        slot[END..END + NAME].copy_from_slice(&self.asker.holder.to_le_bytes()[..NAME]);
+        slot[ENTRY - CLASS] = self.asker.class;
+        (0..slots).for_each(|_| state.append(&slot));
     }
 
     /// How many slots have ended: mostly none.
-    fn gone(state: &State, now: Micros) -> usize {
-        let ended = |place| Self::slot(state, place).0 <= now.get();
-        let (mut low, mut high) = (0, Self::len(state));
-        if high == 0 || !ended(0) {
-            return 0;
+    fn gone(slots: &[[u8; ENTRY]], now: Micros) -> usize {
+        match slots.first() {
+            Some(first) if Self::end(first) <= now.get() => slots.partition_point(|slot| Self::end(slot) <= now.get()),
+            Some(_) | None => 0,
         }
-        while low < high {
-            let middle = usize::midpoint(low, high);
-            if ended(middle) { low = middle + 1 } else { high = middle }
-        }
-        low
     }
 
     /// Slots from a clock that was far ahead, or from a rule that held them much longer: they are as if taken now.
     fn believe(&self, state: &mut State, now: Micros) {
         let end = (now + self.hold).get();
-        if Self::newest(state).is_none_or(|newest| newest <= end + CLOCK_SLACK.get()) {
+        if Self::slots(state).last().is_none_or(|newest| Self::end(newest) <= end + CLOCK_SLACK.get()) {
             return;
         }
-        let slots: Vec<_> = (0..Self::len(state)).map(|place| Self::slot(state, place)).collect();
+        let slots = Self::slots(state).to_vec();
         state.clear();
-        let slots = slots.into_iter().map(|slot| (slot.0.min(end), slot.1));
-        slots.filter(|slot| slot.0 > now.get()).for_each(|slot| Self::push(state, slot));
-    }
-
-    /// The holder's next slot from this place on; of nobody in particular, the next of the class.
-    fn find(&self, state: &State, from: usize) -> Option<usize> {
-        let (slots, _) = state.as_bytes().get(ENTRY * from..)?.as_chunks::<ENTRY>();
-        let Asker { holder, class, .. } = self.asker;
-        // The last eight bytes are one number: a byte of the end, the name, the class.
-        let last =
-            |[.., a, b, c, d, e, f, g, h]: &[u8; ENTRY]| u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) >> 8;
-        let place = match holder {
-            0 => slots.iter().position(|slot| last(slot) == u64::from(class) << (8 * NAME)),
-            _ => slots.iter().position(|slot| last(slot) << 16 == holder << 16),
-        };
-        place.map(|place| from + place)
-    }
-
-    /// Takes out what has ended, and at most so many of the holder's slots, of those with this end if it matters; says how
-    /// many.
-    fn free(&self, state: &mut State, gone: usize, most: u64, end: Option<u64>) -> u64 {
-        let (mut freed, mut from) = (0, gone);
-        while freed < most
-            && let Some(place) = self.find(state, from)
-        {
-            if end.is_none_or(|end| end == Self::slot(state, place).0) {
-                state.cut(ENTRY * place, ENTRY);
-                (freed, from) = (freed + 1, place);
-            } else {
-                from = place + 1;
+        for mut slot in slots {
+            let end = Self::end(&slot).min(end);
+            slot[..END].copy_from_slice(&end.to_le_bytes()[..END]);
+            if end > now.get() {
+                state.append(&slot);
             }
         }
-        if freed > 0 {
-            state.cut_front(ENTRY * gone);
+    }
+
+    /// Whether a slot is of whoever asks; of nobody in particular, if it is of the class.
+    fn is_mine(&self) -> impl Fn(&[u8; ENTRY]) -> bool + use<> {
+        let Asker { holder, class, .. } = self.asker;
+        // The last eight bytes are one number: a byte of the end, the name, the class.
+        let (shift, wanted) = match holder {
+            0 => (0, u64::from(class) << (8 * NAME)),
+            _ => (16, holder << 16),
+        };
+        move |[.., a, b, c, d, e, f, g, h]: &[u8; ENTRY]| {
+            (u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) >> 8) << shift == wanted
         }
-        freed
+    }
+
+    /// Takes out what has ended, and at most so many slots of whoever asks, of those with this end if it matters; says how
+    /// many. Those of one name stand together: they were taken together, and are renewed together.
+    fn free(&self, state: &mut State, gone: usize, most: u64, end: Option<u64>) -> u64 {
+        let is_mine = self.is_mine();
+        let fits = |slot: &[u8; ENTRY]| is_mine(slot) && end.is_none_or(|end| end == Self::end(slot));
+        let slots = &Self::slots(state)[gone..];
+        // Whoever gives back has mostly come lately.
+        let place = match self.asker.holder {
+            0 => slots.iter().position(fits),
+            _ => slots.iter().rposition(fits).map(|last| {
+                let others = slots[..last].iter().rposition(|slot| !fits(slot));
+                others.map_or(0, |other| other + 1)
+            }),
+        };
+        let Some(place) = place else {
+            return 0;
+        };
+        let mut freed = slots[place..].iter().take_while(|slot| fits(slot)).count().min(most as usize);
+        state.cut(ENTRY * (gone + place), ENTRY * freed);
+        // Of nobody in particular there may be more behind others'.
+        while self.asker.holder == 0
+            && (freed as u64) < most
+            && let Some(place) = Self::slots(state)[gone..].iter().position(fits)
+        {
+            state.cut(ENTRY * (gone + place), ENTRY);
+            freed += 1;
+        }
+        state.cut_front(ENTRY * gone);
+        freed as u64
     }
 
     /// How many slots are free for whoever asks.
-    fn room(&self, state: &State, gone: usize) -> u64 {
+    fn room(&self, slots: &[[u8; ENTRY]], gone: usize) -> u64 {
         match &self.classes {
-            None => self.quota.ceiling().saturating_sub((Self::len(state) - gone) as u64),
-            Some(classes) => self.room_of_class(classes, &Self::held(state, gone)),
+            None => self.quota.ceiling().saturating_sub((slots.len() - gone) as u64),
+            Some(classes) => self.room_of_class(classes, &Self::held(&slots[gone..])),
         }
     }
 
     /// How many slots each class has.
-    fn held(state: &State, gone: usize) -> Held {
+    fn held(slots: &[[u8; ENTRY]]) -> Held {
         let mut held = Held::default();
-        (gone..Self::len(state)).for_each(|place| held[Self::class(state, place) % Classes::MOST] += 1);
+        slots.iter().for_each(|slot| held[Self::class(slot)] += 1);
         held
     }
 
@@ -174,23 +186,23 @@ impl Concurrency {
         ceiling.saturating_sub(taken.sum()).min(classes.most(class).saturating_sub(held[class]))
     }
 
-    fn explain_class(&self, classes: &Classes, state: &State, gone: usize, ask: Ask, allowed: bool) -> Decision {
+    fn explain_class(&self, classes: &Classes, slots: &[[u8; ENTRY]], ask: Ask, allowed: bool) -> Decision {
         let class = usize::from(self.asker.class);
-        let mut held = Self::held(state, gone);
+        let mut held = Self::held(slots);
         let (room, used) = (self.room_of_class(classes, &held), held[class]);
         let full = self.room_of_class(classes, &Held::default());
         let wanted = if allowed { room } else { ask.cost };
-        let (mut next, mut retry, mut reset) = (None, None, Micros::ZERO);
+        let wait = |slot: &[u8; ENTRY]| Micros::new(Self::end(slot)) - ask.now;
+        let reset = slots.iter().rfind(|slot| Self::class(slot) == class).map(wait).unwrap_or_default();
+        let (mut next, mut retry) = (None, None);
         // As the slots end, one after the other.
-        for place in gone..Self::len(state) {
-            let (end, holder) = Self::slot(state, place);
-            let wait = Micros::new(end) - ask.now;
-            held[usize::from(holder.class) % Classes::MOST] -= 1;
+        for slot in slots {
+            held[Self::class(slot)] -= 1;
             let later = self.room_of_class(classes, &held);
-            next = next.or((later > room).then_some(wait));
-            retry = retry.or((later >= wanted).then_some(wait));
-            if holder.class == self.asker.class {
-                reset = wait;
+            next = next.or((later > room).then(|| wait(slot)));
+            retry = retry.or((later >= wanted).then(|| wait(slot)));
+            if next.is_some() && retry.is_some() {
+                break;
             }
         }
         Decision {
@@ -206,8 +218,38 @@ impl Concurrency {
         }
     }
 
+    /// What to tell, by slots that need not be all of a state.
+    pub(super) fn explain_slots(&self, bytes: &[u8], ask: Ask, allowed: bool) -> Decision {
+        let slots = Self::slots_of(bytes);
+        let slots = &slots[Self::gone(slots, ask.now)..];
+        if let Some(classes) = &self.classes {
+            return self.explain_class(classes, slots, ask, allowed);
+        }
+        let used = slots.len() as u64;
+        // Until so many of those that are held have ended, if none is given back before.
+        let until_free = |many: u64| match many {
+            0 => Micros::ZERO,
+            many => slots.get(many as usize - 1).map(|slot| Micros::new(Self::end(slot)) - ask.now).unwrap_or_default(),
+        };
+        let limit = self.quota.limit();
+        let retry = || {
+            let room = self.quota.ceiling().checked_sub(ask.cost)?;
+            Some(until_free(used.saturating_sub(room)))
+        };
+        Decision {
+            allowed,
+            soft: allowed && ask.is_soft(used, self.quota),
+            remaining: self.quota.remaining(used),
+            used,
+            reset: until_free(used),
+            next: if limit > 0 { until_free(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
+            retry_after: if allowed { None } else { retry() },
+            ..Decision::default()
+        }
+    }
+
     fn give(&self, state: &mut State, ask: Ask, gone: usize) {
-        let held = (Self::len(state) - gone) as u64;
+        let held = (Self::slots(state).len() - gone) as u64;
         match ask.action {
             Action::Undo(taken) => {
                 self.free(state, gone, ask.cost, Some((taken + self.hold).get()));
@@ -270,53 +312,30 @@ impl Rule for Concurrency {
     fn step(&self, state: &mut State, ask: Ask) -> bool {
         self.believe(state, ask.now);
         let ask = Ask { cost: ask.cost.min(Self::MOST + 1), ..ask };
-        let gone = Self::gone(state, ask.now);
+        let gone = Self::gone(Self::slots(state), ask.now);
         if ask.action.gives() {
             self.give(state, ask, gone);
             return true;
         }
-        let is_held = self.asker.holder > 0 && self.find(state, gone).is_some();
-        let held = (Self::len(state) - gone) as u64;
-        let allowed = is_held || ask.cost <= self.room(state, gone);
+        let slots = Self::slots(state);
+        let is_held = self.asker.holder > 0 && slots[gone..].iter().any(self.is_mine());
+        let held = (slots.len() - gone) as u64;
+        let allowed = is_held || ask.cost <= self.room(slots, gone);
         if ask.action == Action::Take && allowed {
-            let end = Self::newest(state).unwrap_or_default().max((ask.now + self.hold).get());
+            let end = slots.last().map_or(0, Self::end).max((ask.now + self.hold).get());
             let slots = if is_held {
                 self.free(state, gone, held, None)
             } else {
                 state.cut_front(ENTRY * gone);
                 ask.cost
             };
-            (0..slots).for_each(|_| Self::push(state, (end, self.asker)));
+            self.push(state, end, slots);
         }
         allowed
     }
 
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
-        let gone = Self::gone(state, ask.now);
-        if let Some(classes) = &self.classes {
-            return self.explain_class(classes, state, gone, ask, allowed);
-        }
-        let used = (Self::len(state) - gone) as u64;
-        // Until so many of those that are held have ended, if none is given back before.
-        let until_free = |slots: u64| match slots {
-            0 => Micros::ZERO,
-            slots => Micros::new(Self::slot(state, gone + slots as usize - 1).0) - ask.now,
-        };
-        let limit = self.quota.limit();
-        let retry = || {
-            let room = self.quota.ceiling().checked_sub(ask.cost)?;
-            Some(until_free(used.saturating_sub(room)))
-        };
-        Decision {
-            allowed,
-            soft: allowed && ask.is_soft(used, self.quota),
-            remaining: self.quota.remaining(used),
-            used,
-            reset: until_free(used),
-            next: if limit > 0 { until_free(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
-            retry_after: if allowed { None } else { retry() },
-            ..Decision::default()
-        }
+        self.explain_slots(state.as_bytes(), ask, allowed)
     }
 
     fn counts_denied(&self) -> bool {
@@ -333,7 +352,7 @@ impl Rule for Concurrency {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        Self::newest(state).map_or(now, Micros::new)
+        Self::expire(state.as_bytes(), now)
     }
 }
 

@@ -1,14 +1,10 @@
 -- Twin of Concurrency::step, and of Adaptive::step where there is a method. The value is 14 bytes for each slot, the one that
--- ends first first: its end (7), its holder (6) and the holder's class (1). Before them stands what has been learned.
-local value, head, learned = call('GET', key) or '', '', nil
+-- ends first first: its end (7), its holder (6) and the holder's class (1). Behind them stands what has been learned.
+local value, learned = call('GET', key) or '', nil
 if method > 0 then
   local least, most, initial, timeout, latency, dropped = unpack_numbers('<dddddd', records, more)
   learned = learn_from(value, {least = least, most = most, initial = initial, timeout = timeout})
-  if #value >= 56 then
-    head, value = string.sub(value, 1, 56), string.sub(value, 57)
-  else
-    value = ''
-  end
+  value = #value >= 56 and string.sub(value, 1, -57) or ''
   learned.sample = latency > 0 and {latency, dropped > 0}
   ceiling = learned_limit(learned)
 end
@@ -95,14 +91,15 @@ if method > 0 then
   if action == RETURN and learned.sample and changed and floor(#value / 14) < before then
     learn(learned, learned.sample[1], before, learned.sample[2], now)
   end
-  head = learned_head(learned)
-  if value == '' and head == learned_head(learn_from('', learned.bounds)) then
+  local tail = learned_tail(learned)
+  if value == '' and tail == learned_tail(learn_from('', learned.bounds)) then
     call('DEL', key)
     return allowed, ''
   end
   local last = value ~= '' and unpack_numbers('<I7', value, #value - 13) or 0
-  call('SET', key, head .. value, 'PX', ceil((max(last, now + 3600000000) - now) / 1000) + keep)
-  return allowed, head .. value
+  value = value .. tail
+  call('SET', key, value, 'PX', ceil((max(last, now + 3600000000) - now) / 1000) + keep)
+  return allowed, value
 end
 if not changed then
   return allowed, value

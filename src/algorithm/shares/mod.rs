@@ -91,22 +91,23 @@ impl Shares {
         let past = past.min(self.window);
         // Of a capacity that was raised meanwhile no more has come back than the one before had.
         let past = if capacity < self.capacity { past * capacity / self.capacity } else { past };
-        let at = if ahead > CLOCK_SLACK.get() { now.get() } else { at.max(now.get()) };
-        Used { at, ..self.drained(&used, past) }
+        used.at = if ahead > CLOCK_SLACK.get() { now.get() } else { at.max(now.get()) };
+        self.drain(&mut used, past);
+        used
     }
 
-    /// The same so much later.
-    fn drained(&self, used: &Used, past: u64) -> Used {
-        let (mut later, mut inflow) = (*used, self.capacity * past);
-        for (class, it) in later.each.iter_mut().enumerate().take(self.classes.count()) {
+    /// So much later.
+    fn drain(&self, used: &mut Used, past: u64) {
+        let mut inflow = self.capacity * past;
+        let each = &mut used.each[..self.classes.count()];
+        for (class, it) in each.iter_mut().enumerate() {
             let refilled = it.own.min(self.classes.least(class) * past);
             it.own -= refilled;
             inflow -= refilled;
             it.all = it.all.saturating_sub(self.classes.most(class) * past);
         }
-        later.common = later.common.saturating_sub(inflow);
-        later.each.iter_mut().for_each(|it| it.borrowed = it.borrowed.min(later.common));
-        later
+        used.common = used.common.saturating_sub(inflow);
+        each.iter_mut().for_each(|it| it.borrowed = it.borrowed.min(used.common));
     }
 
     fn write(&self, used: &Used, state: &mut State) {
@@ -146,15 +147,34 @@ impl Shares {
         cost.min(self.capacity + 1) * self.window
     }
 
+    /// What the class may take so much later, if nobody asks until then.
+    fn available_after(&self, used: &Used, past: u64) -> u64 {
+        let refills = |(class, it): (usize, &Class)| it.own.min(self.classes.least(class) * past);
+        let refilled: u64 = used.each[..self.classes.count()].iter().enumerate().map(refills).sum();
+        let it = &used.each[self.class];
+        let (own, all) = self.holds(self.class);
+        let own = own - it.own + refills((self.class, it));
+        let common = self.common() - used.common.saturating_sub(self.capacity * past - refilled);
+        (own + common).min(all - it.all.saturating_sub(self.classes.most(self.class) * past))
+    }
+
     /// Until so much is available, if nobody else asks; it has to be there some time.
     fn until(&self, used: &Used, now: Micros, units: u64) -> Micros {
-        let ahead = used.at.saturating_sub(now.get());
-        let (mut low, mut high) = (0, self.window);
+        let missing = units.saturating_sub(self.available(used));
+        if missing == 0 {
+            return Micros::ZERO;
+        }
+        // Nothing comes in faster than the capacity; mostly it does not take much longer.
+        let mut low = missing.div_ceil(self.capacity.max(1));
+        let mut high = low;
+        while high < self.window && self.available_after(used, high) < units {
+            (low, high) = (high + 1, (2 * high).min(self.window));
+        }
         while low < high {
             let middle = u64::midpoint(low, high);
-            if self.available(&self.drained(used, middle)) >= units { high = middle } else { low = middle + 1 }
+            if self.available_after(used, middle) >= units { high = middle } else { low = middle + 1 }
         }
-        Micros::new(if low == 0 { 0 } else { ahead + low })
+        Micros::new(used.at.saturating_sub(now.get()) + low)
     }
 }
 
