@@ -357,6 +357,10 @@ async fn the_examples_do_what_they_say() {
         assert!(check(&client, tenant("free", 300)).await.allowed(), "{store}");
         assert!(check(&client, tenant("gold", 700)).await.allowed(), "{store}: what free leaves");
         assert!(check(&client, ask("shedding", &[("report", "x")])).await.allowed(), "{store}");
+        for id in 0..21 {
+            let slot = ask("shedding", &[("learned", "search"), ("holder", &id.to_string())]);
+            assert_eq!(check(&client, slot).await.allowed(), id < 20, "{store}");
+        }
 
         // Five guesses for one account from one address; then a hundred refused ones keep it closed.
         let guess = |name: &str, address: &str| {

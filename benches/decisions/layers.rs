@@ -12,7 +12,7 @@ use axum::body::Body;
 use http::{Request, Response};
 use sluicegate_client::{
     adaptive::{AdaptiveLimit, Bounds, Method},
-    layer::{AdaptiveLayer, ShedLayer},
+    layer::{AdaptiveLayer, ClassRules, ShedLayer},
     shed::{Shedding, Signal},
 };
 use tower_layer::Layer;
@@ -45,10 +45,9 @@ pub(crate) fn run() {
         let (mut plain, mut adaptive, mut shed, mut idle) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let limit = AdaptiveLimit::new(Method::Vegas, bounds);
         let mut with_limit = AdaptiveLayer::new(limit).layer(Nothing);
-        let rules = |layer: ShedLayer| layer.rule("critical", None, "/payments").rule("test", None, "/test/");
-        let mut with_shedder = rules(ShedLayer::new(Shedding::new(Signal::Busy(8)))).layer(Nothing);
-        let keyed = ShedLayer::new(Shedding::new(Signal::Busy(8))).alike_by("x-user");
-        let mut by_user = rules(keyed).layer(Nothing);
+        let rules = ClassRules::new().rule("critical", None, "/payments").rule("test", None, "/test/");
+        let shedder = || ShedLayer::new(Shedding::new(Signal::Busy(8)), rules.clone());
+        let (mut with_shedder, mut by_user) = (shedder().layer(Nothing), shedder().alike_by("x-user").layer(Nothing));
         for _ in 0..7 {
             plain.push(time(&mut Nothing).await);
             adaptive.push(time(&mut with_limit).await);

@@ -24,6 +24,7 @@
 
 mod adaptive;
 mod answer;
+mod class;
 mod permit;
 mod shed;
 
@@ -43,6 +44,7 @@ use tower_service::Service;
 pub use self::{
     adaptive::{Adapt, AdaptiveLayer},
     answer::LimitedBody,
+    class::ClassRules,
     permit::{Hold, PermitLayer},
     shed::{Shed, ShedLayer},
 };
