@@ -58,6 +58,21 @@ fn check_explains_which_rule_a_descriptor_meets() {
     assert!(path.contains("/login/*, one counter for all") && path.contains("10 per 5 minutes"), "{path}");
     assert!(explain(&["example", "api=other", "user=x"]).contains("none this value"));
     assert!(explain(&["nowhere", "a=b"]).contains("no rule file names it"));
+    // Who asks, and whose plan it is.
+    let shared = explain(&["shedding", "fleet=api", "priority=critical", "request_id=7"]);
+    assert!(shared.contains("priority=critical, the request's class (line "), "{shared}");
+    assert!(shared.contains("request_id=7, who holds what it takes (line "), "{shared}");
+    let limit = "limit: 100 at once, each for 1m at most, concurrency, shared by critical and others, named \"fleet\", \
+                 its refusals are overload";
+    assert!(shared.contains(limit), "{shared}");
+    assert!(explain(&["shedding", "report=x"]).contains("60 per minute, elastic up to 120 by \"db\""));
+    for (words, limit) in [
+        (&["plans", "user=acme"][..], "limit: 1000 per second, token_bucket, of the plan \"pro\""),
+        (&["plans", "user=bob"], "limit: 50 per second, token_bucket, of the plan \"free\""),
+        (&["plans", "user=bob", "plan=standard"], "limit: 500 per second, token_bucket, of the plan \"standard\""),
+    ] {
+        assert!(explain(words).contains(limit), "{}", explain(words));
+    }
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
         (
             "algorithm: window",
             "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
-             leaky_bucket, gcra, concurrency, shares",
+             leaky_bucket, gcra, concurrency, shares, adaptive",
         ),
         ("limit: 6", "2:72: limit belongs to algorithm concurrency, not to fixed_window"),
         ("buckets: 6", "2:72: buckets belongs to algorithm sliding_window, not to fixed_window"),

@@ -153,7 +153,7 @@ pub struct Decision {
 pub type Arguments = SmallVec<[u64; 12]>;
 
 /// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
-pub trait Rule {
+pub trait Rule: Copy + Into<Algorithm> {
     /// The algorithm's word in rule files; several words for what another algorithm becomes by one of its `WORDS`.
     const NAME: &'static str;
 
@@ -187,10 +187,7 @@ pub trait Rule {
 
     /// The same for one caller, where it matters who asks.
     #[must_use]
-    fn asked_by(self, _asker: Asker) -> Self
-    where
-        Self: Sized,
-    {
+    fn asked_by(self, _asker: Asker) -> Self {
         self
     }
 
@@ -201,7 +198,9 @@ pub trait Rule {
     fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision;
 
     /// Whether a take that is refused counts all the same.
-    fn counts_denied(&self) -> bool;
+    fn counts_denied(&self) -> bool {
+        false
+    }
 
     /// Whether a refusal by this state is not to be remembered: it changes what later hits get, or may be over at any moment.
     fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
@@ -225,7 +224,9 @@ pub trait Rule {
     }
 
     /// The same counter for hits that have passed elsewhere: a take counts, whatever it says. A bucket goes into debt.
-    fn counting(&self) -> Algorithm;
+    fn counting(&self) -> Algorithm {
+        (*self).into()
+    }
 
     /// Whether hits that were counted at one instant count for nothing at a later one, whatever else is counted.
     fn is_over(&self, _counted: Micros, _now: Micros) -> bool {

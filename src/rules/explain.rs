@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     limit::Measure,
-    matcher::{Entry, Rule, RuleSet, Segment},
+    matcher::{Aside, Entry, Path, Rule, RuleSet, Segment},
 };
 
 impl RuleSet {
@@ -23,7 +23,7 @@ impl RuleSet {
                 known += &format!(", sharded by {}", settings.shard_by.join(", "));
             }
         }
-        let mut lines = vec![known];
+        let (mut lines, mut path) = (vec![known], Path::new());
         for entry in entries {
             let asked = format!("{}={}", entry.key, entry.value);
             let Some(next) = self.child(at, *entry) else {
@@ -31,6 +31,7 @@ impl RuleSet {
                 return lines;
             };
             let node = self.node(next);
+            path.push(node);
             let how = match &node.segment {
                 Segment::Value(_) => "the rule with exactly this value".to_owned(),
                 Segment::Any => format!("no rule has this value; the rule for any {}", node.key),
@@ -39,12 +40,21 @@ impl RuleSet {
             };
             let network = node.ip_prefix.and_then(|prefix| prefix.network(entry.value));
             let counted = network.map_or_else(String::new, |network| format!(", counted as {network}"));
-            lines.push(format!("{asked}: {how} (line {}){counted}", node.place.line));
+            let aside = match node.aside {
+                Some(Aside::Plan) => ", the request's plan",
+                Some(Aside::Class) => ", the request's class",
+                Some(Aside::Holder) => ", who holds what it takes",
+                None => "",
+            };
+            lines.push(match aside {
+                "" => format!("{asked}: {how} (line {}){counted}", node.place.line),
+                aside => format!("{asked}{aside} (line {})", node.place.line),
+            });
             at = next;
         }
         let node = self.node(at);
         lines.push(match self.rule_of(node) {
-            Some(rule) => format!("limit: {rule}"),
+            Some(rule) => format!("limit: {}", self.of_plan(rule, entries.iter().copied(), &path)),
             None if node.has_children => {
                 "no limit: the last entry ends on a rule without rate_limit; its children want more entries".into()
             }
@@ -84,10 +94,21 @@ impl fmt::Display for Rule {
                 }
             }
         }
+        if !self.classes.is_empty() {
+            write!(f, ", shared by {} and others", self.classes.join(", "))?;
+        }
+        if let Some(elastic) = &self.elastic {
+            let most = elastic.steps.last().map_or(0, |most| most.requests());
+            write!(f, ", elastic up to {most} by {:?}", elastic.resource)?;
+        }
+        if let Some(plan) = &self.plan {
+            write!(f, ", of the plan {:?}", plan.name)?;
+        }
         if let Some(name) = &self.name {
             write!(f, ", named {name:?}")?;
         }
         for (set, word) in [
+            (self.sheds, "its refusals are overload"),
             (self.shadow_mode, "shadow_mode: never enforced"),
             (self.quota_mode, "quota_mode: refuses only when every quota rule of the request is over"),
         ] {

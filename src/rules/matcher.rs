@@ -253,7 +253,7 @@ impl RuleSet {
     }
 
     /// The rule of the request's plan: the one it names, or that of one of its entries. `default`: the rule of the default plan.
-    fn of_plan<'r, 'e>(
+    pub(super) fn of_plan<'r, 'e>(
         &'r self,
         default: &'r Rule,
         entries: impl Iterator<Item = Entry<'e>>,

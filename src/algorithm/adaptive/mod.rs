@@ -194,17 +194,9 @@ impl Rule for Adaptive {
         Decision { limit: Some(limit), shed: !allowed, ..decision }
     }
 
-    fn counts_denied(&self) -> bool {
-        false
-    }
-
     /// A slot may come back at any moment.
     fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
         true
-    }
-
-    fn counting(&self) -> Algorithm {
-        (*self).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -338,17 +338,9 @@ impl Rule for Concurrency {
         self.explain_slots(state.as_bytes(), ask, allowed)
     }
 
-    fn counts_denied(&self) -> bool {
-        false
-    }
-
     /// A slot may come back at any moment.
     fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
         true
-    }
-
-    fn counting(&self) -> Algorithm {
-        (*self).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -60,10 +60,6 @@ impl Rule for Escrow {
     }
 
     /// Nothing is on lease that has passed.
-    fn counting(&self) -> Algorithm {
-        (*self).into()
-    }
-
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

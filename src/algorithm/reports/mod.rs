@@ -121,17 +121,9 @@ impl Rule for Reports {
         }
     }
 
-    fn counts_denied(&self) -> bool {
-        false
-    }
-
     /// Others come and go.
     fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
         true
-    }
-
-    fn counting(&self) -> Algorithm {
-        (*self).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -271,17 +271,9 @@ impl Rule for Shares {
         }
     }
 
-    fn counts_denied(&self) -> bool {
-        false
-    }
-
     /// Another class may leave something at any moment.
     fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
         true
-    }
-
-    fn counting(&self) -> Algorithm {
-        (*self).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
