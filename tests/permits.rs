@@ -12,7 +12,7 @@ use axum::{Router, body::Body, routing::get};
 use bytes::Bytes;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
-use sluicegate_client::{Client, Outcome, descriptor, layer::PermitLayer};
+use sluicegate_client::{By, Client, OnError, Outcome, descriptor, layer::PermitLayer};
 use tokio::{sync::Semaphore, task::JoinSet};
 use tower_layer::Layer;
 use tower_service::Service;
@@ -33,7 +33,7 @@ descriptors:
 - key: many
   rate_limit: {algorithm: concurrency, limit: 20, hold: 1h, holder: holder}
 - key: learns
-  rate_limit: {algorithm: adaptive, ceiling: 100, initial: 10, hold: 1h, holder: holder}
+  rate_limit: {algorithm: adaptive, method: aimd, ceiling: 100, initial: 10, hold: 1h, holder: holder}
 ";
 
 fn start(store: &str) -> Server {
@@ -134,6 +134,24 @@ async fn a_service_that_goes_away_loses_no_slot_for_ever() {
     drop(one);
     drop(permits);
     until_left(&plain, "many", 20).await;
+}
+
+/// A service that takes a slot and is not heard: whoever was refused for that gives back what he may have.
+#[tokio::test]
+async fn what_may_have_been_taken_is_given_back() {
+    let server = start("memory");
+    let plain = server.client().await;
+    let builder = Client::builder(format!("http://{}", server.grpc)).domain("d").on_error(OnError::Deny);
+    let client = builder.deadline(Duration::from_millis(500)).connect_lazy().unwrap();
+    client.acquire([descriptor! { "user" => "x" }]).await.unwrap().give_back().await;
+    let asked = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"user\"}");
+    let before = asked();
+    server.signal("STOP");
+    let refused = client.acquire([descriptor! { "user" => "x" }]).await.unwrap_err();
+    server.signal("CONT");
+    assert_eq!(refused.by(), By::Fallback);
+    until_async("the slot to be taken", async || (asked() > before).then_some(())).await;
+    until_left(&plain, "user", 2).await;
 }
 
 /// Counted where the work is done.

@@ -1,8 +1,9 @@
 //! Overload over the wire: who is shed, who is not, how a refusal says which it is; limits that stretch; and plans.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sluicegate_client::shed::{CLASSES, Settings, Shedding, Signal};
 use sluicegate_proto::sluicegate::v1::{
     GetRequest, ReportRequest, Utilization, resource_service_client::ResourceServiceClient,
 };
@@ -169,7 +170,9 @@ async fn burst(client: &Client, user: &str) -> (usize, usize) {
         if !answer.allowed() {
             break;
         }
+        // Nobody is told to count on the extra.
         assert_eq!(answer.0.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, 10);
+        assert_eq!(answer.remaining(), Some(9_u32.saturating_sub(answers.len() as u32)));
         answers.push(answer);
     }
     let marked = |answer: &&Answer| {
@@ -192,9 +195,15 @@ async fn an_elastic_limit_is_as_long_as_its_resource_has_to_spare() {
     assert_eq!(report(&one, "db-2", 0.7, "1h").1, r#"{"reporters":2,"worst":0.7,"mean":0.45}"#);
     until("the other instance to know", || (metric() == 0.7).then_some(()));
     assert_eq!(burst(&client, "half").await, (15, 5));
-    report(&one, "db-2", 0.95, "1500ms");
+    report(&one, "db-2", 0.95, "3s");
     until("the other instance to know", || (metric() == 0.95).then_some(()));
     assert_eq!(burst(&client, "busy").await, (10, 0));
+    // A refusal is not remembered: it is over as soon as there is something to spare.
+    let ours = sluicegate_client::Client::builder(format!("http://{}", other.grpc)).domain("d");
+    let ours = ours.deadline(super::support::DEADLINE).connect_lazy().unwrap();
+    let passes = async || ours.check([sluicegate_client::descriptor! { "report" => "busy" }]).await.allowed();
+    assert!(!passes().await && !passes().await);
+    until_async("the refusal to end", async || passes().await.then_some(())).await;
     until("the report to end", || (metric() == 0.2).then_some(()));
     assert_eq!(burst(&client, "again").await, (20, 10));
     drop(redis);
@@ -316,4 +325,34 @@ async fn a_class_gets_back_what_a_crashed_holder_had() {
     let refused = client.check(request(&[("fleet", "api"), ("priority", "get"), ("id", "9")])).await.unwrap();
     assert!(refused.allowed() || refused.retry_after().unwrap() <= Duration::from_secs(1));
     until_async("their end", again).await;
+}
+
+/// A box says how busy it is, and a gateway hears of it. When nobody can be asked any more, nothing changes.
+#[tokio::test]
+async fn a_gateway_sheds_by_what_boxes_report() {
+    let server = start("memory");
+    let client = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
+    let client = client.deadline(Duration::from_millis(500)).connect_lazy().unwrap();
+    let at_once = Settings { patience: Duration::ZERO, shed_in: Duration::from_secs(2), ..Settings::default() };
+    let full = Shedding::new(Signal::Busy(2)).reporting(client.clone(), "boxes", "box-1");
+    let idle = Shedding::new(Signal::Busy(2)).reporting(client.clone(), "boxes", "box-2");
+    let gateway = Shedding::of(Signal::Reported(client.clone(), "boxes".into()), CLASSES, at_once);
+    assert!(gateway.admit(3, 1).is_some() && idle.admit(0, 1).is_some());
+    let _busy: Vec<_> = (0..4).map(|key| full.admit(0, key)).collect();
+    let both = async || client.utilization("boxes").await.ok().filter(|said| said.reporters == 2);
+    let said = until_async("both to report", both).await;
+    assert_eq!((said.worst, said.mean), (1.0, 0.5), "a box with twice as much as it can do has nothing to spare");
+    until_async("the gateway to hear it", async || (gateway.utilization() == 0.5).then_some(())).await;
+    assert_eq!(gateway.level(), 0.0);
+    let _busier: Vec<_> = (0..4).map(|key| idle.admit(0, key)).collect();
+    until_async("the gateway to shed", async || (gateway.level() > 0.3).then_some(())).await;
+    drop(server);
+    let unknown = async || (gateway.utilization() == 0.75).then_some(gateway.level());
+    let level = until_async("the gateway to know nothing", unknown).await;
+    let since = Instant::now();
+    until_async("a while", async || {
+        assert_eq!(gateway.level(), level);
+        (since.elapsed() > Duration::from_secs(3)).then_some(())
+    })
+    .await;
 }

@@ -36,7 +36,7 @@ pub enum Signal {
     /// quarter more it has nothing to spare.
     Delay(Duration),
     /// What the boxes of a resource report to the service, on average: for gateways that shed before a box is reached. While
-    /// nobody can be asked, or nobody reports, the boxes are not busy.
+    /// nobody can be asked, or nobody reports, what is shed stays as it is.
     Reported(Client, String),
 }
 
@@ -223,7 +223,8 @@ impl Shared {
             Signal::Delay(target) => self.settings.busy * late.as_secs_f64() / target.as_secs_f64().max(f64::EPSILON),
             Signal::Reported(client, resource) => {
                 let said = client.utilization(resource).await.ok().filter(|said| said.reporters > 0);
-                said.map_or(0.0, |said| said.mean)
+                // What nobody knows is no reason for more, nor for less.
+                said.map_or(f64::midpoint(self.settings.calm, self.settings.busy), |said| said.mean)
             }
         };
         shedder.tick(self.began.elapsed(), utilization);

@@ -51,6 +51,19 @@ fn what_a_class_does_not_use_runs_over_to_the_others() {
 }
 
 #[test]
+fn a_raised_capacity_brings_no_more_of_the_past() {
+    let mut state = State::default();
+    let before = shares(10, &[(0, 10)]);
+    assert_eq!(ask(before, &mut state, 0, 10, 0).remaining, 0);
+    // Half a second has brought five. From now on it is forty a second, and thirty more at once.
+    let raised = shares(40, &[(0, 40)]);
+    assert_eq!(ask(before, &mut state.clone(), 0, 0, SECOND / 2).remaining, 5);
+    assert_eq!(ask(raised, &mut state, 0, 0, SECOND / 2).remaining, 35);
+    assert!(ask(raised, &mut state, 0, 35, SECOND / 2).allowed);
+    assert_eq!(ask(raised, &mut state, 0, 0, SECOND / 2 + 100_000).remaining, 4);
+}
+
+#[test]
 fn refuses_what_cannot_be_counted() {
     let day = Micros::from_secs(86_400);
     let all = |capacity| Classes::new(&[(0, capacity)], capacity).unwrap();
