@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    limit::Measure,
+    limit::{Limit, Measure},
     matcher::{Aside, Entry, Path, Rule, RuleSet, Segment},
 };
 
@@ -98,7 +98,7 @@ impl fmt::Display for Rule {
             write!(f, ", shared by {} and others", self.classes.join(", "))?;
         }
         if let Some(elastic) = &self.elastic {
-            let most = elastic.steps.last().map_or(0, |most| most.requests());
+            let most = elastic.steps.last().map_or(0, Limit::requests);
             write!(f, ", elastic up to {most} by {:?}", elastic.resource)?;
         }
         if let Some(plan) = &self.plan {
