@@ -195,8 +195,10 @@ impl Slot {
 
     /// Until the service has heard it: by its name it is given back once, however often it is said.
     async fn give_back(&self, sample: Option<Sample>) {
-        let mut pause = PAUSE;
-        for _ in 0..ATTEMPTS {
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                sleep(PAUSE * 2_u32.pow(attempt - 1)).await;
+            }
             let back = self.descriptors.iter().map(|descriptor| descriptor.borrowed().give_back());
             let mut check = self.client.check(back);
             if let Some(domain) = &self.domain {
@@ -205,8 +207,6 @@ impl Slot {
             if check.sample(sample).strict().await.is_ok() {
                 return;
             }
-            sleep(pause).await;
-            pause *= 2;
         }
     }
 }
