@@ -145,7 +145,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     let addr = settings.http.addr;
     let http = TcpListener::bind(addr).await.map_err(|source| AppError::Http { addr, source })?;
     let mut server = Server::bind(settings.grpc.clone()).await?;
-    let check = parts.check(control).await;
+    let check = parts.check(control);
     let reports = Reports { engine: check.engine.clone(), clock: clock.clone(), resources };
     let (health, others) = grpc::others(ResourceService::new(reports.clone())).await;
     let (stop, stopping) = watch::channel(false);
@@ -153,12 +153,14 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
         let (parts, traces, others) = (parts.clone(), traces.clone(), others.clone());
         let (limits, response) = (settings.grpc.limits, settings.response.clone());
         server.start_worker(&format!("worker-{worker}"), stopping.clone(), move || async move {
-            let check = parts.check(WorkerId(worker)).await;
+            let check = parts.check(WorkerId(worker));
+            wait_until_up(&check.engine.store).await;
             Handler::new(check, limits, response, traces, others)
         })?;
     }
 
-    parts.statistics.observe(&meter);
+    let now = clock.clone();
+    parts.statistics.observe(&meter, move || now.now());
     reloader.observe(&meter);
     check_metrics.observe(&meter);
     server.observe(&meter);
@@ -166,6 +168,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     tokio::spawn(Arc::clone(&reloader).follow());
     parts.maintain();
     let store = check.engine.store.clone();
+    wait_until_up(&store).await;
     reports.observe(&meter);
     tokio::spawn(reports.clone().follow());
     tokio::spawn(sweep(store.clone(), clock.clone()));
@@ -270,10 +273,10 @@ struct Parts {
 }
 
 impl Parts {
-    async fn check(&self, worker: WorkerId) -> Check {
+    fn check(&self, worker: WorkerId) -> Check {
         let engine = Engine {
             worker,
-            store: self.store.connect(worker).await,
+            store: self.store.connect(worker),
             local: Arc::clone(&self.local),
             rules: Arc::clone(self.reloader.rules()),
             statistics: Arc::clone(&self.statistics),
@@ -311,6 +314,13 @@ async fn sweep(store: AnyStore, clock: Clock) {
     }
 }
 
+/// For a while: it may never be.
+async fn wait_until_up(store: &AnyStore) {
+    if let AnyStore::Redis(redis) = store {
+        redis.store().wait_until_up(FIRST_CONNECTION).await;
+    }
+}
+
 /// The chosen store: shared by all workers, or with a connection for each.
 enum StoreSetup {
     Memory(Arc<Memory>),
@@ -332,13 +342,11 @@ impl StoreSetup {
         Ok(Self::Redis(Box::new(setup), shared))
     }
 
-    async fn connect(&self, worker: WorkerId) -> AnyStore {
+    fn connect(&self, worker: WorkerId) -> AnyStore {
         match self {
             Self::Memory(memory) => AnyStore::Memory(Arc::clone(memory)),
             Self::Redis(setup, shared) => {
-                let redis = setup.connect(worker);
-                redis.wait_until_up(FIRST_CONNECTION).await;
-                AnyStore::Redis(Local::new(redis, Arc::clone(shared), worker))
+                AnyStore::Redis(Local::new(setup.connect(worker), Arc::clone(shared), worker))
             }
         }
     }

@@ -319,6 +319,11 @@ fn plans_are_one_table() {
     }
     let errors = refusal(&[&format!("domain: d\n{rule}")]);
     assert_eq!(errors, ["a.yaml:2:37: there is no plan that could have a limit \"calls\""]);
+    let twice = format!(
+        "domain: d\nplans: {{key: id, default: a, limits: {{a: {{calls: {}}}}}}}\n{rule}",
+        "{algorithm: concurrency, limit: 1, holder: id}"
+    );
+    assert!(refusal(&[&twice])[0].ends_with("the entry \"id\" cannot be the request's plan, and more"));
     let beside = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
     assert_eq!(
         refusal(&[beside])[1],

@@ -311,6 +311,59 @@ async fn a_plan_is_named_or_known() {
     }
 }
 
+/// Who asks is no part of a label, however detailed: there would be as many series as requests.
+#[tokio::test]
+async fn statistics_know_plans_and_not_who_asks() {
+    let text = PLANS.replace("- key: user\n", "- key: user\n  detailed_metric: true\n");
+    let text = text.replace("- key: worker\n", "- key: worker\n  detailed_metric: true\n");
+    let folder = rules(&[("d.yaml", &text)]);
+    let server = Server::start(folder.path(), "memory");
+    let client = server.client().await;
+    for id in ["1", "2", "3"] {
+        passes(&client, &[("worker", "w"), ("plan", "pro"), ("id", id)]).await;
+    }
+    passes(&client, &[("user", "bob")]).await;
+    let hits = |key1: &str| {
+        server.metric(&format!(
+            "ratelimit_service_rate_limit_total_hits{{domain=\"d\",key1=\"{key1}\",key2=\"plan_pro\"}}"
+        ))
+    };
+    assert_eq!((hits("worker_w"), hits("user_bob")), (3.0, 1.0), "{}", server.get("/metrics"));
+    assert_eq!(server.metric("sluicegate_metric_dynamic_series"), 2.0);
+}
+
+/// Rules with the same labels are one in the metrics, and a level may have the name of a class.
+#[tokio::test]
+async fn classes_of_rules_with_the_same_labels_add_up() {
+    let text = "
+domain: d
+descriptors:
+- key: a
+  rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+  descriptors:
+  - key: all
+    rate_limit: {unit: year, requests_per_unit: 1}
+    descriptors:
+    - key: x
+      rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+    - key: y
+      rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+";
+    let folder = rules(&[("d.yaml", text)]);
+    let server = Server::start(folder.path(), "memory");
+    let client = server.client().await;
+    for entries in [&[("a", "1")][..], &[("a", "1"), ("all", "1")]] {
+        assert!(passes(&client, entries).await && !passes(&client, entries).await);
+    }
+    for last in ["x", "y"] {
+        assert!(passes(&client, &[("a", "1"), ("all", "1"), (last, "1")]).await);
+    }
+    let series = |labels: &str| format!("sluicegate_class_hits{{class=\"all\",domain=\"d\",key1=\"a\"{labels}}}");
+    let metric = |labels: &str| server.metric(&series(labels));
+    assert_eq!((metric(",outcome=\"passed\""), metric(",outcome=\"shed\"")), (1.0, 1.0));
+    assert_eq!(metric(",key2=\"all\",outcome=\"passed\""), 2.0, "of the two below, and not of the one between");
+}
+
 /// Slots of classes come back by themselves, too.
 #[tokio::test]
 async fn a_class_gets_back_what_a_crashed_holder_had() {

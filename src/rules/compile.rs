@@ -126,7 +126,7 @@ impl Compiler {
             match &written.by_plan {
                 None => {
                     let rule = at.rule(self.set.rules().len(), written);
-                    let levels = self.levels(vec![id], &written.asides, descriptor.place);
+                    let levels = self.levels(vec![id], &written.asides, descriptor.place, problems);
                     self.set.add_rule(&levels, rule);
                 }
                 Some((name, place)) => self.by_plan(id, &at, name, *place, problems),
@@ -138,12 +138,23 @@ impl Compiler {
 
     /// The levels of the entries that say who asks are below those that choose the counter, the first there, and have no say
     /// in labels.
-    fn levels(&mut self, mut levels: Vec<u32>, asides: &[(Aside, String)], place: Place) -> Vec<u32> {
+    fn levels(
+        &mut self,
+        mut levels: Vec<u32>,
+        asides: &[(Aside, String)],
+        place: Place,
+        problems: &mut Problems<'_>,
+    ) -> Vec<u32> {
         for (aside, key) in asides {
             for level in &mut levels {
-                if let Ok(below) = self.set.add_child(*level, key, Segment::Any, place) {
-                    self.set.node_mut(below).aside = Some(*aside);
-                    *level = below;
+                match self.set.add_child(*level, key, Segment::Any, place) {
+                    Ok(below) => {
+                        self.set.node_mut(below).aside = Some(*aside);
+                        *level = below;
+                    }
+                    Err(_) => {
+                        problems.error(place, format!("the entry {key:?} cannot be the request's plan, and more"));
+                    }
                 }
             }
         }
@@ -171,8 +182,8 @@ impl Compiler {
             problems.error(place, format!("the limits {name:?} of all plans need the same class and holder"));
             return;
         }
-        let named = self.levels(vec![id], &[(Aside::Plan, plans.key.clone())], place);
-        let levels = self.levels([vec![id], named].concat(), &first.asides, place);
+        let named = self.levels(vec![id], &[(Aside::Plan, plans.key.clone())], place, problems);
+        let levels = self.levels([vec![id], named].concat(), &first.asides, place, problems);
         // The default plan's comes last: the levels lead to it.
         limits.sort_by_key(|(plan, _)| **plan == plans.default);
         let next = self.set.rules().len()..;

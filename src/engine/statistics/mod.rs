@@ -84,7 +84,8 @@ impl Statistics {
         let before = std::mem::take(&mut *known);
         let counted = |rule: &Rule| {
             let classes = self.classes(rule);
-            let id = [&rule.labels[..], &classes].concat().join("\0");
+            // A level may have the name of a class.
+            let id = format!("{}\0\0{}", rule.labels.join("\0"), classes.join("\0"));
             let counted = known.get(&id).or_else(|| before.get(&id)).cloned().unwrap_or_else(|| {
                 let shedding = || Shedding::new(rule.labels.clone(), classes.into_iter(), self.workers);
                 let sheds = rule.sheds || !rule.classes.is_empty();
@@ -161,8 +162,8 @@ impl Statistics {
         sums
     }
 
-    /// Shows everything to the meter.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    /// Shows everything to the meter. `now`: the clock by which requests are decided.
+    pub fn observe(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         for count in Count::ALL {
             let this = Arc::clone(self);
             let name = format!("ratelimit_service_rate_limit_{}", count.name());
@@ -199,7 +200,7 @@ impl Statistics {
             "Descriptors that name a plan that the rules have not: they have the default one",
             move || this.unknown_plan.get(),
         );
-        self.observe_shedding(meter);
+        self.observe_shedding(meter, now);
         let this = Arc::clone(self);
         observe_counter(
             meter,
@@ -225,19 +226,22 @@ impl Statistics {
     }
 }
 
+/// What is shown of a class: its hits by outcome, and since when it has been shed.
+type ByClass = BTreeMap<Vec<String>, ([u64; Outcome::ALL.len()], Option<Micros>)>;
+
 impl Statistics {
     /// What is shed, by class.
-    fn observe_shedding(self: &Arc<Self>, meter: &Meter) {
+    fn observe_shedding(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         let this = Arc::clone(self);
         let hits = meter.u64_observable_counter("sluicegate_class_hits");
         hits.with_description("Hits by class and what became of them")
             .with_callback(move |observer| {
-                this.each_class(|class, labels| {
-                    for outcome in Outcome::ALL {
-                        let outcome_label = KeyValue::new("outcome", outcome.name());
-                        observer.observe(class.hits(outcome), &[&labels[..], &[outcome_label]].concat());
+                for (labels, (hits, _)) in this.by_class(Micros::ZERO) {
+                    for (outcome, hits) in Outcome::ALL.into_iter().zip(hits) {
+                        let outcome = KeyValue::new("outcome", outcome.name());
+                        observer.observe(hits, &[class_labels(&labels), vec![outcome]].concat());
                     }
-                });
+                }
             })
             .build();
         let this = Arc::clone(self);
@@ -245,31 +249,33 @@ impl Statistics {
         since
             .with_description("When a class began to be shed; 0 while it is not")
             .with_callback(move |observer| {
-                let now = wall_clock();
-                this.each_class(|class, labels| {
-                    observer.observe(class.since(now).map_or(0, Micros::floor_secs), &labels);
-                });
+                for (labels, (_, since)) in this.by_class(now()) {
+                    observer.observe(since.map_or(0, Micros::floor_secs), &class_labels(&labels));
+                }
             })
             .build();
     }
 
-    fn each_class(&self, mut each: impl FnMut(&shedding::Class, Vec<KeyValue>)) {
+    /// By class and labels: two rules can have the same ones, as in [`Statistics::collect`].
+    fn by_class(&self, now: Micros) -> ByClass {
         let all: Vec<_> = lock(&self.rules).values().filter_map(|(_, shedding)| shedding.clone()).collect();
+        let mut sums = ByClass::new();
         for shedding in all {
             for class in &shedding.classes {
-                let names = ["domain", "key1", "key2"].into_iter().zip(&shedding.labels);
-                let labels = names.map(|(name, label)| KeyValue::new(name, series::sanitize(label)));
-                each(class, labels.chain([KeyValue::new("class", class.name.clone())]).collect());
+                let levels = shedding.labels.iter().take(3).map(|label| series::sanitize(label));
+                let labels = std::iter::once(class.name.clone()).chain(levels).collect();
+                let (hits, since) = sums.entry(labels).or_default();
+                Outcome::ALL.into_iter().zip(hits).for_each(|(outcome, sum)| *sum += class.hits(outcome));
+                *since = (*since).into_iter().chain(class.since(now)).min();
             }
         }
+        sums
     }
 }
 
-/// The time by which requests are decided.
-#[allow(clippy::disallowed_methods, reason = "a metric is read when somebody collects, and not by a request's clock")]
-fn wall_clock() -> Micros {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Micros::new(u64::try_from(since.as_micros()).unwrap_or_default())
+fn class_labels(labels: &[String]) -> Vec<KeyValue> {
+    let names = ["class", "domain", "key1", "key2"].into_iter().zip(labels);
+    names.map(|(name, label)| KeyValue::new(name, label.clone())).collect()
 }
 
 /// The labels of a rule that puts the caller's values into them.
@@ -281,8 +287,10 @@ pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&
         Segment::Any | Segment::Pattern(_) if node.value_to_metric => override_label(entry),
         _ => node.label(),
     };
-    let levels = entries.iter().zip(path).map(level);
-    std::iter::once(domain.to_owned()).chain(levels).collect()
+    // Who asks is no level, or there would be as many series as requests; a plan has its label from the rule.
+    let levels = entries.iter().zip(path).filter(|(_, node)| node.aside.is_none()).map(level);
+    let plan = rule.plan.as_ref().and_then(|_| rule.labels.last().cloned());
+    std::iter::once(domain.to_owned()).chain(levels).chain(plan).collect()
 }
 
 /// The labels of an override: every level with its value.
