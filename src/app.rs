@@ -21,20 +21,23 @@ use tokio::{
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
-    engine::{Engine, Resources, Statistics, StatisticsSettings},
+    engine::{Engine, Resources, Statistics, StatisticsSettings, Top},
     metrics::{WorkerId, observe_counter, observe_gauge},
     rules::{Options, SourceFile},
     service::{
-        Check, Clock, Reports, check,
+        Admin, Check, Clock, Keeper, Reports, check,
         reload::{LoadError, Reloader, Source},
     },
     settings::Settings,
     store::{
-        self, AnyStore, Local, Memory, local,
+        self, AnyStore, Local, Memory,
+        directives::{DirectiveStore, Journal, JournalError},
+        local,
         redis::{SetupError, Time},
     },
     telemetry::{Meters, TelemetryError, Traces},
     transport::{
+        admin::{self, AdminServerError},
         grpc::{self, HEALTH_NAMES, Handler, ResourceService, Server, ServerError},
         http,
     },
@@ -62,6 +65,9 @@ pub enum AppError {
     /// The gRPC server.
     #[error(transparent)]
     Grpc(#[from] ServerError),
+    /// The operators' listener.
+    #[error(transparent)]
+    Admin(#[from] AdminServerError),
     /// The HTTP server.
     #[error("cannot listen on {addr} for HTTP")]
     Http {
@@ -70,6 +76,9 @@ pub enum AppError {
         /// What went wrong.
         source: io::Error,
     },
+    /// The file that keeps what operators say.
+    #[error(transparent)]
+    Directives(#[from] JournalError),
     /// The process itself.
     #[error("the process cannot be set up")]
     Process(#[source] io::Error),
@@ -136,6 +145,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
         store,
         local: Arc::new(Memory::new(&settings.memory)),
         statistics,
+        top: Top::new(workers + 1),
         reloader: Arc::clone(&reloader),
         decisions: Arc::new(decisions),
         metrics: Arc::clone(&check_metrics),
@@ -145,6 +155,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     let addr = settings.http.addr;
     let http = TcpListener::bind(addr).await.map_err(|source| AppError::Http { addr, source })?;
     let mut server = Server::bind(settings.grpc.clone()).await?;
+    let operators = admin::Server::bind(&settings.admin).await?;
     let check = parts.check(control);
     let reports = Reports { engine: check.engine.clone(), clock: clock.clone(), resources };
     let (health, others) = grpc::others(ResourceService::new(reports.clone())).await;
@@ -173,6 +184,20 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     tokio::spawn(reports.clone().follow());
     tokio::spawn(sweep(store.clone(), clock.clone()));
 
+    let directives = DirectiveStore::beside(&store, Journal::new(settings.directives.file.clone()));
+    let keeper = Keeper::new(directives, settings.directives.clone(), options, clock.clone(), Arc::clone(&reloader));
+    keeper.start().await.map_err(AppError::Directives)?;
+    keeper.observe(&meter);
+    tokio::spawn(Arc::clone(&keeper).follow());
+
+    if let Some(operators) = operators {
+        let addr = operators.local_addr().map_err(AppError::Process)?;
+        tracing::info!(admin = %addr, "serving operators");
+        let (engine, clock) = (check.engine.clone(), clock.clone());
+        let admin = Admin { engine, keeper: Arc::clone(&keeper), reloader: Arc::clone(&reloader), clock };
+        tokio::spawn(operators.run(admin, stopping.clone()));
+    }
+
     let leaving = Arc::new(AtomicBool::new(false));
     let router = http::router(http::Handlers {
         check,
@@ -180,6 +205,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
         limits: settings.grpc.limits,
         response: settings.response.clone(),
         reloader,
+        keeper,
         meters: Arc::clone(&meters),
         leaving: Arc::clone(&leaving),
     });
@@ -266,6 +292,7 @@ struct Parts {
     /// Where this instance counts by itself when the store cannot decide.
     local: Arc<Memory>,
     statistics: Arc<Statistics>,
+    top: Arc<Top>,
     reloader: Arc<Reloader>,
     decisions: Arc<crate::engine::Settings>,
     metrics: Arc<check::Metrics>,
@@ -280,6 +307,7 @@ impl Parts {
             local: Arc::clone(&self.local),
             rules: Arc::clone(self.reloader.rules()),
             statistics: Arc::clone(&self.statistics),
+            top: Arc::clone(&self.top),
             settings: Arc::clone(&self.decisions),
         };
         Check { engine, clock: self.clock.clone(), metrics: Arc::clone(&self.metrics) }

@@ -12,13 +12,13 @@ use std::{
 use config::{Config, Environment, File, Map, Source, Value, ValueKind};
 use serde::{Deserialize, Serialize};
 
-use crate::{engine, store, telemetry, transport};
+use crate::{engine, service, store, telemetry, transport};
 
 /// `SLUICEGATE__GRPC__ADDR` is `grpc.addr`.
 const PREFIX: &str = "SLUICEGATE";
 const SEPARATOR: &str = "__";
 /// Settings that are lists, empty by default: a default that is nothing does not show. Only a file can have them.
-const LISTS: [&str; 2] = ["redis.ring", "per_second.redis.ring"];
+const LISTS: [&str; 4] = ["admin.operate", "admin.read", "redis.ring", "per_second.redis.ring"];
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -41,6 +41,8 @@ pub struct Settings {
     pub grpc: transport::grpc::Settings,
     /// How HTTP is served.
     pub http: transport::http::Settings,
+    /// Who may operate the service, and where.
+    pub admin: transport::admin::Settings,
     /// The store `memory`.
     pub memory: store::memory::Settings,
     /// The store `redis…://`.
@@ -53,6 +55,8 @@ pub struct Settings {
     pub lease: store::local::LeaseSettings,
     /// Counting in arrears, for rules that want it.
     pub eventual: store::local::EventualSettings,
+    /// What operators say while the service runs.
+    pub directives: service::directives::Settings,
     /// Logs, metrics, traces.
     pub telemetry: telemetry::Settings,
     /// How to leave.
@@ -70,12 +74,14 @@ impl Default for Settings {
             response: transport::grpc::ResponseSettings::default(),
             grpc: transport::grpc::Settings::default(),
             http: transport::http::Settings::default(),
+            admin: transport::admin::Settings::default(),
             memory: store::memory::Settings::default(),
             redis: store::redis::Settings::default(),
             per_second: PerSecondSettings::default(),
             deny_cache: store::local::DenyCacheSettings::default(),
             lease: store::local::LeaseSettings::default(),
             eventual: store::local::EventualSettings::default(),
+            directives: service::directives::Settings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
         }

@@ -119,8 +119,15 @@ fn what_cannot_start_says_why_in_a_sentence() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 5] =
-    ["rules.dir", "per_second.store", "redis.sentinel.username", "redis.sentinel.password", "redis.sentinel.tls"];
+const UNSET: [&str; 7] = [
+    "admin.addr",
+    "directives.file",
+    "rules.dir",
+    "per_second.store",
+    "redis.sentinel.username",
+    "redis.sentinel.password",
+    "redis.sentinel.tls",
+];
 
 /// docs/settings.md names every setting there is, with its default, and none that is not.
 #[test]

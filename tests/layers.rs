@@ -9,9 +9,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
     ("cli", &["app", "engine", "rules", "service", "settings", "store"]),
     ("app", &["engine", "metrics", "rules", "service", "settings", "store", "telemetry", "transport"]),
-    ("settings", &["engine", "store", "telemetry", "transport"]),
+    ("settings", &["engine", "service", "store", "telemetry", "transport"]),
     ("transport", &["engine", "metrics", "rules", "service", "store", "telemetry"]),
-    ("service", &["algorithm", "engine", "metrics", "rules"]),
+    ("service", &["algorithm", "engine", "metrics", "rules", "store"]),
     ("engine", &["algorithm", "metrics", "rules", "store"]),
     ("rules", &["algorithm"]),
     ("store", &["algorithm", "metrics"]),
@@ -26,12 +26,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
 /// Small modules that any module may use.
 const COMMON: [&str; 3] = ["duration", "errors", "settled"];
 
-/// Crates that stay where they belong.
+/// Crates that stay where they belong. `ctl` is a client, and knows nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[
-    ("tonic", "transport"),
-    ("prost", "transport"),
-    ("prost_types", "transport"),
-    ("sluicegate_proto", "transport"),
+    ("tonic", "transport, cli/ctl"),
+    ("prost", "transport, cli/ctl"),
+    ("prost_types", "transport, cli/ctl"),
+    ("sluicegate_proto", "transport, cli/ctl"),
     ("hyper", "transport"),
     ("axum", "transport"),
     ("redis", "store/redis"),
@@ -106,7 +106,7 @@ fn imports_run_downwards() {
                 line.starts_with(&format!("use {external}::")) || line.contains(&format!(" ::{external}::"))
             });
             assert!(
-                !uses || name.starts_with(home) || module == "app",
+                !uses || home.split(", ").any(|home| name.starts_with(home)) || module == "app",
                 "src/{name}.rs uses {external}, which stays in {home}"
             );
         }

@@ -4,6 +4,8 @@
 
 mod support;
 
+/// The admin API: who may do what, and what comes of bad input.
+mod admin;
 /// Every algorithm over the wire, and the example rule files.
 mod algorithms;
 /// The command line and the start of the process.
@@ -16,6 +18,8 @@ mod client_outage;
 mod connections;
 /// What is decided without asking the shared store.
 mod consistency;
+/// What operators say while the service runs, and that it is in force everywhere.
+mod directives;
 /// A real Envoy.
 mod envoy;
 /// Counted here, and told a little later.

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 
 use super::support::{
-    DEADLINE, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    DEADLINE, Operator, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
     plain::{Client, Request},
     ring, rules, until, until_async,
 };
@@ -453,6 +453,11 @@ async fn a_cluster_grants_what_is_needed_and_no_more() {
         }
     }
     assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
+    // What operators say is heard of, too.
+    let operator = Operator::with(Server::builder().store(&url));
+    until("a change", || operator.try_ctl(&["switch", "shadow", "everything"]).ok());
+    operator.ctl(&["switch", "clear", "everything"]);
+    assert_eq!(operator.ctl(&["audit"]).matches("alice").count(), 2);
 }
 
 #[tokio::test]

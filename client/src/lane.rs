@@ -363,6 +363,7 @@ mod tests {
             delay_us: 3,
             soft: true,
             decider: v1::Decider::Fallback.into(),
+            directive: v1::Directive::Deny.into(),
             refusal_counts: true,
             grant: Some(v1::Grant { hits: 4, life_us: 5, id: "it".into() }),
             shed: true,

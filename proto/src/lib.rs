@@ -1,4 +1,4 @@
-//! Envoy's rate limit protocol v3 and `sluicegate.v1` as Rust types, with tonic clients and servers.
+//! Envoy's rate limit protocol v3, `sluicegate.v1` and `sluicegate.admin.v1` as Rust types, with tonic clients and servers.
 //!
 //! The modules mirror the protobuf packages. The code in `gen/` is generated from `proto/*.proto` ahead of time
 //! and committed; `tests/fresh.rs` proves it current, so that nobody who depends on this crate runs a generator.
@@ -39,6 +39,11 @@ mod generated {
         }
     }
     pub mod sluicegate {
+        pub mod admin {
+            pub mod v1 {
+                include!("gen/sluicegate.admin.v1.rs");
+            }
+        }
         pub mod v1 {
             include!("gen/sluicegate.v1.rs");
         }

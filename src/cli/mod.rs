@@ -1,11 +1,12 @@
-//! The command line: `serve` (also without a word), `check` and `shard`.
+//! The command line: `serve` (also without a word), `check`, `shard` and `ctl`.
 
+mod ctl;
 mod shard;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, bail};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::{
     app,
@@ -32,6 +33,13 @@ enum Command {
     Check(CheckArgs),
     /// Say where a descriptor's counter is, and what other nodes would change about it.
     Shard(shard::ShardArgs),
+    /// Operate a running service: limits of single customers, switches, who is refused and why.
+    Ctl(Box<ctl::CtlArgs>),
+    /// Write what completes these words in a shell.
+    Completions {
+        /// Which shell.
+        shell: clap_complete::Shell,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -77,6 +85,11 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Some(Command::Serve(args)) => serve(args),
         Some(Command::Check(args)) => check(&args),
         Some(Command::Shard(args)) => shard::run(args),
+        Some(Command::Ctl(args)) => ctl::run(*args),
+        Some(Command::Completions { shell }) => {
+            clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
     }
 }
 

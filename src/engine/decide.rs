@@ -1,23 +1,24 @@
 //! The way of one decision through rules and store.
 
-use std::{num::NonZeroU32, ops::Deref, sync::Arc};
+use std::{num::NonZeroU32, sync::Arc};
 
 use arc_swap::ArcSwap;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    DecideError, Descriptor, Request, Snapshot, key,
-    statistics::{self, Outcome, Series, Shedding, Statistics, Threshold},
+    DecideError, Descriptor, Directed, Request, Snapshot,
+    directives::Mode,
+    key,
+    matched::{Applied, Match},
+    statistics::{Outcome, Statistics, Threshold},
+    top::Top,
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{
-        Action, Algorithm, Ask, Asker, Consistency, Decision, MAX, Micros, Sample, Shape, State,
-        concurrency::Concurrency,
-    },
+    algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
     metrics::WorkerId,
-    rules::{Aside, FailurePolicy, Found, Limit, Metadata, Path, Rule},
+    rules::{FailurePolicy, Limit, Metadata, Rule},
     store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
 };
 
@@ -75,103 +76,26 @@ pub struct Engine {
     pub rules: Arc<ArcSwap<Snapshot>>,
     /// What is counted of them.
     pub statistics: Arc<Statistics>,
+    /// Who is refused most, and asks most.
+    pub top: Arc<Top>,
     /// What holds for all of them.
     pub settings: Arc<Settings>,
-}
-
-/// A limit that applies to a descriptor.
-struct Applied<'s> {
-    /// As it stands now: more than the rule's, where that is elastic and its resource has capacity to spare.
-    limit: &'s Limit,
-    /// `None` for an override.
-    rule: Option<&'s Rule>,
-    path: Path<'s>,
-    series: SeriesRef<'s>,
-    shedding: Option<&'s Shedding>,
-}
-
-impl<'s> Applied<'s> {
-    fn has_askers(&self) -> bool {
-        self.rule.is_some_and(|rule| rule.has_askers)
-    }
-
-    /// Who asks, where that matters: the entries at the end say it.
-    fn asker(&self, descriptor: &Descriptor<'_>, sample: Option<Sample>) -> Option<Asker> {
-        let rule = self.rule.filter(|rule| rule.has_askers)?;
-        let mut asker = Asker { sample, ..Asker::default() };
-        for (entry, node) in descriptor.entries.iter().zip(&self.path) {
-            match node.aside {
-                Some(Aside::Class) => asker.class = rule.class(entry.value) as u8,
-                Some(Aside::Holder) => asker.holder = holder(entry.value),
-                Some(Aside::Plan) | None => {}
-            }
-        }
-        Some(asker)
-    }
-
-    /// The rule's own limit.
-    fn base(&self) -> &'s Limit {
-        self.rule.and_then(|rule| rule.limit.as_ref()).unwrap_or(self.limit)
-    }
-
-    /// Whether what is refused is shed: for what others do, or to keep a resource alive.
-    fn sheds(&self, decision: &Decision) -> bool {
-        !decision.allowed && (decision.shed || self.rule.is_some_and(|rule| rule.sheds))
-    }
-}
-
-/// A rule's own series is borrowed: counting a reference up would make all workers write to one cache line.
-enum SeriesRef<'s> {
-    Rule(&'s Series),
-    Dynamic(Arc<Series>),
-}
-
-impl Deref for SeriesRef<'_> {
-    type Target = Series;
-
-    fn deref(&self) -> &Series {
-        match self {
-            Self::Rule(series) => series,
-            Self::Dynamic(series) => series,
-        }
-    }
-}
-
-/// What the rules have for one descriptor.
-enum Match<'s> {
-    None,
-    Unlimited(&'s Rule),
-    Limited(Applied<'s>),
-}
-
-impl<'s> Match<'s> {
-    fn rule(&self) -> Option<&'s Rule> {
-        match self {
-            Self::None => None,
-            Self::Unlimited(rule) => Some(rule),
-            Self::Limited(applied) => applied.rule,
-        }
-    }
 }
 
 impl Engine {
     /// Decides one request. All its descriptors are counted, also when the first is refused already.
     pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
         let snapshot = self.rules.load();
-        let domain = snapshot.rules.settings_of(request.domain);
+        let domain = snapshot.rules().settings_of(request.domain);
         let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
         let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
-        let matches = self.matches(&snapshot, request);
+        let matches = self.matches(&snapshot, request, now);
         let limited = || {
-            request.descriptors.iter().zip(&matches).filter_map(|(descriptor, found)| match found {
-                Match::Limited(applied) => Some((descriptor, applied)),
-                Match::None | Match::Unlimited(_) => None,
-            })
+            let all = request.descriptors.iter().zip(&matches);
+            all.filter_map(|(descriptor, found)| Some((descriptor, found.limited()?)))
         };
-        let mut samples = request.holds.iter().zip(&matches).filter_map(|(hold, found)| match found {
-            Match::Limited(_) => Some(hold.sample),
-            Match::None | Match::Unlimited(_) => None,
-        });
+        let holds = request.holds.iter().zip(&matches);
+        let mut samples = holds.filter_map(|(hold, found)| found.limited().map(|_| hold.sample));
 
         let mut names = Vec::with_capacity(128);
         let mut ends = SmallVec::<[usize; 4]>::new();
@@ -207,13 +131,19 @@ impl Engine {
                     binding,
                     needed: binding && self.on_error(applied).refuses(),
                     per_second: applied.limit.is_per_second(),
-                    consistency: applied.rule.map_or(Consistency::Exact, |rule| rule.consistency),
+                    consistency: applied.consistency(),
                     wants: 0,
                 }
             })
             .collect();
         let hits = if request.holds.is_empty() { hits } else { self.hold(request, &matches, hits, now) };
 
+        let denied_together = self.deny(request, &matches, now) && charge == Charge::All;
+        let (hits, charge) = match denied_together {
+            // Nothing is taken, whatever the others would say.
+            true => (hits.iter().map(Hit::look).collect(), Charge::Each),
+            false => (hits, charge),
+        };
         let answers = match charge {
             _ if hits.is_empty() => Answers::new(),
             Charge::Each => self.store.apply(&hits, charge, now).await,
@@ -222,11 +152,14 @@ impl Engine {
         };
         let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
         let together = charge == Charge::All && hits.len() > 1;
-        let nothing_taken = together && hits.iter().zip(&answers).any(refused);
+        let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
         for ((descriptor, applied), answer) in limited().zip(&answers) {
-            if let Ok(answer) = answer
-                && !(nothing_taken && answer.decision.allowed)
-            {
+            let Ok(answer) = answer else {
+                continue;
+            };
+            let allowed = answer.decision.allowed;
+            self.note(request.domain, descriptor, applied, allowed, now);
+            if !(nothing_taken && allowed) {
                 self.count(descriptor, applied, applied.base(), answer, !together, now);
             }
         }
@@ -241,7 +174,30 @@ impl Engine {
                 }
             });
         }
-        Ok(self.verdict(&matches, &decided))
+        Ok(self.verdict(&snapshot, &matches, &decided))
+    }
+
+    /// Counts what an operator lets nothing pass of; whether that refuses the request.
+    fn deny(&self, request: &Request<'_>, matches: &[Match<'_>], now: Micros) -> bool {
+        let mut refuses = false;
+        for (descriptor, found) in request.descriptors.iter().zip(matches) {
+            let Some(applied) = found.denied() else {
+                continue;
+            };
+            refuses |= self.is_binding(applied);
+            self.note(request.domain, descriptor, applied, false, now);
+            let hits = descriptor.hits.min(MAX);
+            let (limit, known) = (0, false);
+            let threshold = Threshold { limit, near: limit, splits: false, shadow: applied.is_shadow(), known };
+            applied.series.asked(self.worker, hits);
+            applied.series.decided(self.worker, hits, &Decision::default(), threshold);
+        }
+        refuses
+    }
+
+    fn note(&self, domain: &str, descriptor: &Descriptor<'_>, applied: &Applied<'_>, allowed: bool, now: Micros) {
+        let rule = applied.rule.map(|rule| &rule.policy);
+        self.top.note(self.worker, domain, descriptor, rule, allowed, now);
     }
 
     /// The store's decisions under [`Charge::All`]: a counter that several descriptors name is asked once for the sum.
@@ -272,69 +228,14 @@ impl Engine {
     }
 
     fn on_error(&self, applied: &Applied<'_>) -> FailurePolicy {
-        applied.rule.and_then(|rule| rule.on_error).unwrap_or(self.settings.on_error)
+        let terms = applied.terms.and_then(|terms| terms.on_error);
+        terms.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
     }
 
     /// Whether a refusal of this limit refuses the request.
     fn is_binding(&self, applied: &Applied<'_>) -> bool {
-        let lenient = applied.rule.is_some_and(|rule| rule.shadow_mode || rule.quota_mode);
+        let lenient = applied.is_shadow() || applied.rule.is_some_and(|rule| rule.quota_mode);
         !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
-    }
-
-    /// What the rules have for each descriptor, less what is replaced.
-    fn matches<'s>(&self, snapshot: &'s Snapshot, request: &'s Request<'_>) -> SmallVec<[Match<'s>; 2]> {
-        let mut matches: SmallVec<[Match<'s>; 2]> =
-            request.descriptors.iter().map(|descriptor| self.find(snapshot, request.domain, descriptor)).collect();
-        // One pass: a limit that is replaced has replaced others all the same, as the peer has it.
-        let replaced: SmallVec<[&str; 2]> =
-            matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
-        if !replaced.is_empty() {
-            for found in &mut matches {
-                let name = found.rule().and_then(|rule| rule.name.as_deref());
-                if name.is_some_and(|name| replaced.contains(&name)) {
-                    *found = Match::None;
-                }
-            }
-        }
-        matches
-    }
-
-    fn find<'s>(&self, snapshot: &'s Snapshot, domain: &str, descriptor: &'s Descriptor<'_>) -> Match<'s> {
-        let found = match snapshot.rules.find(domain, descriptor.entries.iter().copied()) {
-            Found::UnknownDomain => {
-                self.statistics.unknown_domain.add(self.worker, 1);
-                return Match::None;
-            }
-            found => found,
-        };
-        if let Some(limit) = descriptor.limit.as_deref() {
-            let labels = statistics::override_labels(domain, &descriptor.entries);
-            let series = self.statistics.dynamic(self.worker, &labels, descriptor.hits);
-            let (series, path) = (SeriesRef::Dynamic(series), Path::new());
-            return Match::Limited(Applied { limit, rule: None, path, series, shedding: None });
-        }
-        let Found::Rule(rule, path) = found else {
-            return Match::None;
-        };
-        if rule.plan.as_ref().is_some_and(|plan| plan.is_not_asked_for(&descriptor.entries, &path)) {
-            self.statistics.unknown_plan.add(self.worker, 1);
-        }
-        let Some(limit) = &rule.limit else {
-            return Match::Unlimited(rule);
-        };
-        let in_force = &snapshot.rules_in_force[rule.id];
-        let stretched = match (&rule.elastic, &in_force.resource) {
-            (Some(elastic), Some(resource)) => elastic.at(resource.utilization()),
-            _ => None,
-        };
-        let series = if rule.dynamic_labels {
-            let labels = statistics::labels(domain, &descriptor.entries, rule, &path);
-            SeriesRef::Dynamic(self.statistics.dynamic(self.worker, &labels, descriptor.hits))
-        } else {
-            SeriesRef::Rule(&in_force.series)
-        };
-        let (limit, shedding) = (stretched.unwrap_or(limit), in_force.shedding.as_deref());
-        Match::Limited(Applied { limit, rule: Some(rule), path, series, shedding })
     }
 
     /// `limit`: what it was held against. `alone`: a refused hit may have been counted all the same. Charged with others
@@ -362,7 +263,7 @@ impl Engine {
         }
         let splits = alone && answer.decider != Decider::DenyCache && limit.splits_refused();
         let (limit, _) = limit.policy();
-        let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
+        let shadow = applied.is_shadow();
         let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
         let known = answer.decider == Decider::DenyCache;
         applied.series.decided(self.worker, hits, &answer.decision, Threshold { limit, near, splits, shadow, known });
@@ -376,10 +277,8 @@ impl Engine {
         mut hits: SmallVec<[Hit<'h>; 2]>,
         now: Micros,
     ) -> SmallVec<[Hit<'h>; 2]> {
-        let holds = request.holds.iter().zip(matches).filter_map(|(hold, found)| match found {
-            Match::Limited(applied) => Some((hold, applied)),
-            Match::None | Match::Unlimited(_) => None,
-        });
+        let holds = request.holds.iter().zip(matches);
+        let holds = holds.filter_map(|(hold, found)| Some((hold, found.limited()?)));
         for (hit, (hold, applied)) in hits.iter_mut().zip(holds) {
             hit.wants = hold.wants;
             let Some((id, spent)) = hold.reports else {
@@ -430,9 +329,10 @@ impl Engine {
     /// What of a limit is this instance's, when each has to decide by itself.
     fn part(&self, applied: &Applied<'_>) -> Limit {
         let (limit, instances) = (applied.limit, self.settings.instances.get());
-        match applied.rule {
-            Some(rule) => rule.part.as_deref().copied().unwrap_or(*limit),
-            None => {
+        match (applied.terms, applied.rule) {
+            (Some(terms), _) => terms.part.as_deref().copied().unwrap_or(*limit),
+            (None, Some(rule)) => rule.part.as_deref().copied().unwrap_or(*limit),
+            (None, None) => {
                 let kind = Algorithm::DEFAULT;
                 Limit::part(limit.requests(), limit.measure(), kind, Shape::default(), instances).unwrap_or(*limit)
             }
@@ -440,18 +340,23 @@ impl Engine {
     }
 
     /// `decided`: what was decided of each limit, in their order.
-    fn verdict(&self, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
+    fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
         let mut decided = decided.iter();
         let statuses: SmallVec<[Status; 2]> = matches
             .iter()
             .map(|found| match found {
                 Match::None => Status { quota: self.settings.quota_mode, ..Status::NO_LIMIT },
-                Match::Unlimited(_) => Status::UNLIMITED,
+                Match::Off => {
+                    let directed = Some(Directed::Switch(Mode::Off));
+                    Status { quota: self.settings.quota_mode, directed, ..Status::NO_LIMIT }
+                }
+                Match::Unlimited(_, directed) => Status { directed: *directed, ..Status::UNLIMITED },
+                Match::Denied(applied) => self.denial(applied),
                 Match::Limited(applied) => self.status(applied, decided.next().copied().unwrap_or_default()),
             })
             .collect();
         let overall = match Verdict::overall(&statuses) {
-            Code::OverLimit if self.settings.shadow_mode => {
+            Code::OverLimit if self.settings.shadow_mode && !snapshot.modes.enforces_all() => {
                 self.statistics.global_shadow.add(self.worker, 1);
                 Code::Ok
             }
@@ -461,8 +366,14 @@ impl Engine {
         Verdict { overall, statuses, metadata }
     }
 
+    /// Nobody knows for how long.
+    fn denial(&self, applied: &Applied<'_>) -> Status {
+        let status = self.status(applied, Answer::default());
+        Status { remaining: 0, reset: None, refusal_counts: true, ..status }
+    }
+
     fn status(&self, applied: &Applied<'_>, Answer { decision, decider, grant }: Answer) -> Status {
-        let shadow = applied.rule.is_some_and(|rule| rule.shadow_mode);
+        let shadow = applied.is_shadow();
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
         let limit = CurrentLimit::new(applied.base(), name, policy);
@@ -484,18 +395,13 @@ impl Engine {
             delay: decision.delay,
             soft: decision.soft,
             decider,
+            directed: applied.directed(),
             grant,
             refusal_counts: applied.limit.refusal_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
         }
     }
-}
-
-/// A holder's number, the same in all instances: 48 bits of the name's digest, and never 0.
-pub(super) fn holder(name: &str) -> u64 {
-    let mut identity = sluicegate_common::Identity::new(name);
-    1 + identity.finish() as u64 % Concurrency::LAST_HOLDER
 }
 
 fn action(descriptor: &Descriptor<'_>) -> Action {

@@ -3,10 +3,14 @@
 //! The only place that knows both the rule and the store's failure, so what an outage means is decided here.
 
 mod decide;
+pub mod directives;
+mod inspect;
 mod key;
+mod matched;
 mod resources;
 mod snapshot;
 mod statistics;
+mod top;
 mod verdict;
 
 pub use crate::{
@@ -14,10 +18,13 @@ pub use crate::{
     store::{Decider, Grant, StoreError},
 };
 pub use decide::{Engine, Settings};
+pub use directives::{Directive, Directives};
+pub use inspect::{Counter, Inspection, Standing};
 pub use resources::{Report, ReportError, Resource, Resources};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
-pub use verdict::{Binding, Code, CurrentLimit, Status, Verdict};
+pub use top::{By, Ranked, Ranking, Top};
+pub use verdict::{Binding, Code, CurrentLimit, Directed, Status, Verdict};
 
 use smallvec::SmallVec;
 

@@ -10,7 +10,7 @@ use std::{
 
 use sluicegate_common::{ESCAPED, escape};
 
-use super::{Engine, decide::holder};
+use super::{Engine, matched::holder};
 use crate::{
     algorithm::{
         Action, Algorithm, Asker, Micros,

@@ -4,12 +4,23 @@ use std::sync::Arc;
 
 use super::{
     Resource, Resources,
+    directives::{Directives, Modes},
     statistics::{Series, Shedding, Statistics},
 };
-use crate::rules::{Rule, RuleSet};
+use crate::{
+    algorithm::Micros,
+    rules::{Rule, RuleSet},
+};
 
-/// A set of rules in force.
+/// A set of rules in force, and what operators have said over it.
 pub struct Snapshot {
+    pub(super) compiled: Arc<Compiled>,
+    pub(super) directives: Directives,
+    pub(super) modes: Modes,
+}
+
+/// What only a reload changes.
+pub(super) struct Compiled {
     pub(super) rules: RuleSet,
     /// By the rule's id.
     pub(super) rules_in_force: Vec<InForce>,
@@ -32,12 +43,32 @@ impl Snapshot {
         let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
         let joined = rules.rules().iter().zip(series);
         let joined = joined.map(|(rule, (series, shedding))| InForce { series, shedding, resource: resource(rule) });
-        Self { rules_in_force: joined.collect(), rules }
+        let compiled = Arc::new(Compiled { rules_in_force: joined.collect(), rules });
+        Self { compiled, directives: Directives::default(), modes: Modes::default() }
+    }
+
+    /// The same rules with what operators say now.
+    #[must_use]
+    pub fn with(&self, directives: Directives, now: Micros) -> Self {
+        let modes = directives.modes(&self.compiled.rules, now);
+        Self { compiled: Arc::clone(&self.compiled), directives, modes }
     }
 
     /// The rules.
     #[must_use]
     pub fn rules(&self) -> &RuleSet {
-        &self.rules
+        &self.compiled.rules
+    }
+
+    /// What operators have said.
+    #[must_use]
+    pub fn directives(&self) -> &Directives {
+        &self.directives
+    }
+
+    /// What their switches make of the rules.
+    #[must_use]
+    pub fn modes(&self) -> &Modes {
+        &self.modes
     }
 }

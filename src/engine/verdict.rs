@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::directives::Mode;
 use crate::{
     algorithm::Micros,
     rules::{Limit, Measure, Metadata},
@@ -17,6 +18,26 @@ pub enum Code {
     Ok,
     /// It is refused.
     OverLimit,
+}
+
+/// What an operator has said of a descriptor, over what its rule says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Directed {
+    /// It has terms of its own.
+    Limit,
+    /// Its rule has been switched.
+    Switch(Mode),
+}
+
+impl Directed {
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Switch(mode) => mode.name(),
+        }
+    }
 }
 
 /// The limit that applied.
@@ -68,6 +89,8 @@ pub struct Status {
     pub shed: bool,
     /// Who says so.
     pub decider: Decider,
+    /// An operator's word that stood over the rule.
+    pub directed: Option<Directed>,
     /// Hits that the caller may admit by himself.
     pub grant: Option<Grant>,
     /// Asking again while it is refused makes the wait longer.
@@ -92,6 +115,7 @@ impl Status {
         elastic: false,
         shed: false,
         decider: Decider::Store,
+        directed: None,
         grant: None,
         refusal_counts: false,
         quota: false,

@@ -75,24 +75,26 @@ impl RuleSet {
     }
 }
 
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.requests())?;
+        match self.measure() {
+            Measure::Rate { unit, multiplier: 1 } => write!(f, "per {}", unit.name())?,
+            Measure::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name())?,
+            Measure::InFlight { hold } => {
+                let hold = std::time::Duration::from_micros(hold.get());
+                write!(f, "at once, each for {} at most", humantime::format_duration(hold))?;
+            }
+        }
+        if self.is_default() { Ok(()) } else { write!(f, ", {}", self.algorithm().name()) }
+    }
+}
+
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.limit {
             None => write!(f, "unlimited")?,
-            Some(limit) => {
-                write!(f, "{} ", limit.requests())?;
-                match limit.measure() {
-                    Measure::Rate { unit, multiplier: 1 } => write!(f, "per {}", unit.name())?,
-                    Measure::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name())?,
-                    Measure::InFlight { hold } => {
-                        let hold = std::time::Duration::from_micros(hold.get());
-                        write!(f, "at once, each for {} at most", humantime::format_duration(hold))?;
-                    }
-                }
-                if !limit.is_default() {
-                    write!(f, ", {}", limit.algorithm().name())?;
-                }
-            }
+            Some(limit) => write!(f, "{limit}")?,
         }
         if !self.classes.is_empty() {
             write!(f, ", shared by {} and others", self.classes.join(", "))?;

@@ -1,6 +1,6 @@
 //! A limit as a rule or a caller states it: so many requests in so many units.
 
-use crate::algorithm::{Algorithm, Kind, LONGEST, Micros, Shape, State, Unfit};
+use crate::algorithm::{Algorithm, Kind, LONGEST, Micros, Shape, State, Unfit, fixed_window::FixedWindow};
 
 /// The units of the protocol. Months have 30 days and years 365: windows are aligned to the epoch, not to a calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -166,6 +166,16 @@ impl LimitError {
 }
 
 impl Limit {
+    /// For what refuses everything without being counted.
+    pub const NOTHING: Self = Self {
+        requests: 0,
+        measure: Measure::Rate { unit: Unit::Second, multiplier: 1 },
+        algorithm: Algorithm::FixedWindow(FixedWindow::NOTHING),
+        policy: (0, Micros::from_secs(1)),
+        splits_refused: true,
+        refusal_counts: false,
+    };
+
     /// Fixed windows, as callers' own limits are counted: `requests_per_unit` in each window of `unit_multiplier` units.
     pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
         let measure = Measure::Rate { unit, multiplier: unit_multiplier };

@@ -274,6 +274,19 @@ impl RuleSet {
         rule.map_or(default, |rule| &self.rules[*rule as usize])
     }
 
+    /// The rule that a descriptor ends on.
+    #[must_use]
+    pub fn rule_for(&self, domain: &str, entries: &[Entry<'_>]) -> Option<&Rule> {
+        if let Found::Rule(rule, _) = self.find(domain, entries.iter().copied()) { Some(rule) } else { None }
+    }
+
+    /// The rule of the plan of this name, where there is one for the same descriptor.
+    #[must_use]
+    pub fn of_named_plan(&self, rule: &Rule, name: &str) -> Option<&Rule> {
+        let id = rule.plan.as_ref()?.all.rules.get(name)?;
+        self.rules.get(*id as usize)
+    }
+
     pub(super) fn domain(&self, domain: &str) -> Option<u32> {
         self.group(NO_PARENT, domain)?.1.any
     }

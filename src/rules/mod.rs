@@ -11,6 +11,7 @@ mod matcher;
 mod metadata;
 mod problem;
 mod spec;
+mod terms;
 mod wildcard;
 mod yaml;
 
@@ -20,3 +21,4 @@ pub use limit::{FailurePolicy, Limit, LimitError, Measure, Unit};
 pub use matcher::{Aside, DomainSettings, Elastic, Entry, Found, Node, Path, Plan, Rule, RuleSet, Segment};
 pub use metadata::Metadata;
 pub use problem::{Place, Problem, Severity};
+pub use terms::{Allowance, Terms};

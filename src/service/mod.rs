@@ -1,11 +1,15 @@
-//! The use cases, protocol-neutral: [`check`] decides a request, [`reload`] keeps the rules current,
-//! [`resources`] knows what resources say of themselves.
+//! The use cases, protocol-neutral: [`check`] decides a request, [`reload`] keeps the rules current, [`admin`] is what operators may do,
+//! [`directives`] what operators say over them, [`resources`] knows what resources say of themselves.
 
+pub mod admin;
 pub mod check;
 mod clock;
+pub mod directives;
 pub mod reload;
 pub mod resources;
 
+pub use admin::Admin;
 pub use check::{Check, CheckError};
 pub use clock::Clock;
+pub use directives::Keeper;
 pub use resources::Reports;

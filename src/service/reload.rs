@@ -17,7 +17,7 @@ use opentelemetry::metrics::Meter;
 use super::Clock;
 use crate::{
     algorithm::Micros,
-    engine::{Resources, Snapshot, Statistics},
+    engine::{Directives, Resources, Snapshot, Statistics},
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
     rules::{self, Options, Problem, SourceFile},
     settled::Settled,
@@ -123,6 +123,8 @@ pub struct Reloader {
     statistics: Arc<Statistics>,
     resources: Arc<Resources>,
     rules: Arc<ArcSwap<Snapshot>>,
+    /// What operators say, for the next set as well. Held while a set is swapped.
+    directives: Mutex<Directives>,
     status: Mutex<Status>,
     successes: Counter,
     failures: Counter,
@@ -156,6 +158,7 @@ impl Reloader {
             statistics,
             resources,
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
+            directives: Mutex::default(),
             status: Mutex::new(status),
             successes,
             failures,
@@ -166,6 +169,16 @@ impl Reloader {
     #[must_use]
     pub fn rules(&self) -> &Arc<ArcSwap<Snapshot>> {
         &self.rules
+    }
+
+    /// Puts what operators say over them in force.
+    pub fn direct(&self, directives: Directives) {
+        let mut current = self.directives.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = self.rules.load().with(directives.clone(), self.clock.now());
+        let old = self.rules.swap(Arc::new(snapshot));
+        *current = directives;
+        drop(current);
+        retire(old);
     }
 
     /// When they were loaded, and what was wrong with a later set.
@@ -200,7 +213,9 @@ impl Reloader {
             Ok((snapshot, warnings)) => {
                 warn(&warnings);
                 let (domains, rules) = (snapshot.rules().domains(), snapshot.rules().rules().len());
-                let old = self.rules.swap(Arc::new(snapshot));
+                let directives = self.directives.lock().unwrap_or_else(PoisonError::into_inner);
+                let old = self.rules.swap(Arc::new(snapshot.with(directives.clone(), self.clock.now())));
+                drop(directives);
                 *status = Status { loaded_at: self.clock.now(), last_error: None };
                 self.successes.add(WorkerId(0), 1);
                 tracing::info!(domains, rules, "rules reloaded");

@@ -3,6 +3,7 @@
 //!
 //! A store runs the algorithm's step where the counter is locked. It never asks which algorithm it is.
 
+pub mod directives;
 mod identity;
 pub mod local;
 pub mod memory;
@@ -71,9 +72,10 @@ impl<'a> Hit<'a> {
     }
 
     /// The same without taking anything.
-    fn look(self) -> Self {
+    #[must_use]
+    pub fn look(&self) -> Self {
         let action = if self.action == Action::Take { Action::Peek } else { self.action };
-        Self { action, ..self }
+        Self { action, ..*self }
     }
 
     /// Whether nothing may be taken when this is the answer, if all are charged together.
@@ -236,6 +238,41 @@ impl AnyStore {
         match self {
             Self::Memory(_) => 0,
             Self::Redis(local) => local.report(hit, id, spent, now),
+        }
+    }
+
+    /// Forgets a counter; whether there was one. What instances have taken of it in advance stays theirs until it ends.
+    pub async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        match self {
+            Self::Memory(memory) => Ok(memory.forget(key)),
+            Self::Redis(local) => local.forget(key, per_second).await,
+        }
+    }
+
+    /// What stands before a counter's name.
+    #[must_use]
+    pub fn key_prefix(&self) -> &str {
+        match self {
+            Self::Memory(_) => "",
+            Self::Redis(local) => local.store().key_prefix(),
+        }
+    }
+
+    /// The server that has a counter, as far as is known; `None` in memory.
+    #[must_use]
+    pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<std::sync::Arc<str>> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(local) => local.store().server_of(key, per_second),
+        }
+    }
+
+    /// The servers by name, and whether every worker can ask them; none in memory.
+    #[must_use]
+    pub fn servers(&self) -> Vec<(std::sync::Arc<str>, bool)> {
+        match self {
+            Self::Memory(_) => Vec::new(),
+            Self::Redis(local) => local.store().servers(),
         }
     }
 

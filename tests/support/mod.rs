@@ -1,6 +1,7 @@
 //! Real servers on free ports, and waiting for conditions instead of sleeping.
 
 pub(crate) mod envoy;
+pub(crate) mod operator;
 pub(crate) mod plain;
 pub(crate) mod proxy;
 pub(crate) mod redis;
@@ -16,6 +17,7 @@ use sluicegate::{algorithm::Decision, store::Answers};
 
 use self::plain::{Descriptor, Request};
 pub(crate) use self::{
+    operator::Operator,
     proxy::{Fault, Proxy},
     redis::RedisServer,
     redis_many::{RedisCluster, Sentinels, ring},

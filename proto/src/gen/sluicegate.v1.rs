@@ -139,6 +139,9 @@ pub struct Status {
     /// Allowed only because a resource has capacity to spare.
     #[prost(bool, tag = "12")]
     pub elastic: bool,
+    /// What an operator has said over the rule, if anything.
+    #[prost(enumeration = "Directive", tag = "13")]
+    pub directive: i32,
 }
 /// For `unit` UNKNOWN it is what may be in flight at once.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -230,6 +233,50 @@ impl Decider {
         match value {
             "DECIDER_STORE" => Some(Self::Store),
             "DECIDER_FALLBACK" => Some(Self::Fallback),
+            _ => None,
+        }
+    }
+}
+/// What an operator has said of a descriptor, or of its rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Directive {
+    None = 0,
+    /// It has a limit of its own.
+    Limit = 1,
+    /// The rule is switched: it lets everything pass and counts nothing.
+    Off = 2,
+    /// It is counted, and never refuses.
+    Shadow = 3,
+    /// It refuses, also where its file says shadow_mode.
+    Enforce = 4,
+    /// It refuses everything.
+    Deny = 5,
+}
+impl Directive {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::None => "DIRECTIVE_NONE",
+            Self::Limit => "DIRECTIVE_LIMIT",
+            Self::Off => "DIRECTIVE_OFF",
+            Self::Shadow => "DIRECTIVE_SHADOW",
+            Self::Enforce => "DIRECTIVE_ENFORCE",
+            Self::Deny => "DIRECTIVE_DENY",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DIRECTIVE_NONE" => Some(Self::None),
+            "DIRECTIVE_LIMIT" => Some(Self::Limit),
+            "DIRECTIVE_OFF" => Some(Self::Off),
+            "DIRECTIVE_SHADOW" => Some(Self::Shadow),
+            "DIRECTIVE_ENFORCE" => Some(Self::Enforce),
+            "DIRECTIVE_DENY" => Some(Self::Deny),
             _ => None,
         }
     }

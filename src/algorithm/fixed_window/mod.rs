@@ -30,6 +30,9 @@ const MOST: u64 = COUNTS / 2 - 1;
 const TAGS: u64 = 900_000;
 
 impl FixedWindow {
+    /// Nothing in any second.
+    pub const NOTHING: Self = Self { quota: Quota::hard(0), window: Micros::from_secs(1), count_denied: true };
+
     /// `None` for a window of no length, or a longer one than [`LONGEST`].
     #[must_use]
     pub fn new(quota: Quota, window: Micros, count_denied: bool) -> Option<Self> {

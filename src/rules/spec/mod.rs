@@ -18,10 +18,13 @@ use self::{
 use super::{
     compile::Options,
     ip_prefix::IpPrefix,
+    limit::Limit,
     metadata::Metadata,
     problem::{Place, Problems},
+    terms::{self, Allowance, Terms},
     yaml::{self, Kind, Yaml},
 };
+use crate::algorithm::{Algorithm, Shape};
 
 pub(super) struct File {
     pub(super) domain: String,
@@ -135,6 +138,41 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
     Some(File { domain, place, charge_all, shard_by, shard_by_place, plans, descriptors })
 }
 
+/// Words about a rule's place among others, or about the shape of its descriptor.
+const RULES_OWN: &[&str] = &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "elastic", "by_plan"];
+
+/// Reads a limit that has no rule around it.
+pub(super) fn read_terms(text: &str, options: Options, problems: &mut Problems<'_>) -> Option<Terms> {
+    let start = Place { line: 1, column: 1 };
+    let node = match yaml::parse(text) {
+        Ok(Some(node)) if !matches!(node.kind, Kind::Null) => node,
+        Ok(_) => {
+            problems.error(start, "a limit is expected here, and there is nothing");
+            return None;
+        }
+        Err(failure) => {
+            problems.error(failure.place, failure.message);
+            return None;
+        }
+    };
+    let mut reader = Reader { problems, instances: options.instances.into() };
+    if let Some((word, _)) = node.scalar() {
+        return reader.short_terms(word, node.place);
+    }
+    if let Kind::Map(pairs) = &node.kind {
+        for (key, _) in pairs.iter() {
+            if let Some((word, _)) = key.scalar().filter(|(word, _)| RULES_OWN.contains(word)) {
+                reader.problems.error(key.place, format!("{word} belongs to a rule, and stands in its file"));
+                return None;
+            }
+        }
+    }
+    let RateLimit { limit, part, on_error, consistency, .. } = reader.rate_limit(&node)?;
+    let part = part.filter(|part| Some(*part) != limit).map(Box::new);
+    let allowance = limit.map_or(Allowance::Unlimited, |limit| Allowance::Limited(Box::new(limit)));
+    Some(Terms { allowance, part, on_error, consistency })
+}
+
 struct Reader<'r, 'p> {
     problems: &'r mut Problems<'p>,
     /// Among whom a limit is divided when each has to decide by itself.
@@ -208,6 +246,25 @@ impl Reader<'_, '_> {
             (None, None) => format!("known here: {}", known.join(", ")),
         };
         self.problems.error(place, format!("unknown key {key:?}; {hint}"));
+    }
+
+    /// `500/minute`, or one word.
+    fn short_terms(&mut self, word: &str, place: Place) -> Option<Terms> {
+        match word {
+            terms::UNLIMITED => return Some(Terms::plain(Allowance::Unlimited)),
+            terms::BLOCKED => return Some(Terms::plain(Allowance::Blocked)),
+            _ => {}
+        }
+        let Some((requests, unit)) = terms::short(word) else {
+            let message = format!("{word:?} is no limit: 500/minute, unlimited, blocked, or the words of rate_limit");
+            self.problems.error(place, message);
+            return None;
+        };
+        let limit =
+            Limit::new(requests, unit, 1).map_err(|error| self.problems.error(place, error.to_string())).ok()?;
+        let part = Limit::part(requests, limit.measure(), Algorithm::DEFAULT, Shape::default(), self.instances).ok();
+        let part = part.filter(|part| *part != limit).map(Box::new);
+        Some(Terms { part, ..Terms::plain(Allowance::Limited(Box::new(limit))) })
     }
 
     fn list<'y>(&mut self, name: &str, node: &'y Yaml) -> &'y [Yaml] {

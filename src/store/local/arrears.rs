@@ -75,7 +75,7 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
     async fn apply_together(&self, replicas: &Replicas, hits: &[Hit<'_>], asked: Asked) -> Answers {
         let (own, others): (SmallVec<[Hit<'_>; 2]>, SmallVec<[Hit<'_>; 2]>) =
             hits.iter().copied().partition(|hit| hit.consistency == Consistency::Eventual);
-        let looks: SmallVec<[Hit<'_>; 2]> = own.iter().map(|hit| hit.look()).collect();
+        let looks: SmallVec<[Hit<'_>; 2]> = own.iter().map(Hit::look).collect();
         let looked = Box::pin(self.apply_to_replicas(replicas, &looks, Charge::Each, asked)).await;
         let refuses = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
         let refused = own.iter().zip(&looked).any(refuses);
@@ -83,7 +83,7 @@ impl<S: Counters + Clone + Send + Sync + 'static> Local<S> {
             (true, _) => Answers::new(),
             (false, false) => self.apply_ahead(&others, Charge::All, asked).await,
             (false, true) => {
-                let looks: SmallVec<[Hit<'_>; 2]> = others.iter().map(|hit| hit.look()).collect();
+                let looks: SmallVec<[Hit<'_>; 2]> = others.iter().map(Hit::look).collect();
                 self.apply_ahead(&looks, Charge::Each, asked).await
             }
         };

@@ -117,6 +117,17 @@ impl<S> Local<S> {
     }
 }
 
+impl Local<super::Redis> {
+    /// Forgets a counter, and what is known of it here.
+    pub(super) async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        let existed = self.store.forget(key, per_second).await?;
+        if let Some(deny_cache) = &self.shared.deny_cache {
+            deny_cache.refunded(self.shared.secret.identity(key) ^ u128::from(per_second));
+        }
+        Ok(existed)
+    }
+}
+
 /// When something is asked: by the service's clock, and by this instance's own.
 #[derive(Clone, Copy)]
 struct Asked {

@@ -102,6 +102,12 @@ impl Memory {
         hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, ask(hit)).into())).collect()
     }
 
+    /// Forgets a counter; whether there was one.
+    pub fn forget(&self, key: &[u8]) -> bool {
+        let hash = self.secret.identity(key);
+        self.lock(shard_of(hash)).forget(Hash::new(hash))
+    }
+
     /// Takes some expired counters' places back: a little of every shard, to be called now and then when no traffic does it.
     pub fn reclaim(&self, now: Micros) {
         for shard in &self.shards {

@@ -137,6 +137,13 @@ impl Shard {
         decision
     }
 
+    /// Whether there was something to forget.
+    pub(super) fn forget(&mut self, hash: Hash) -> bool {
+        let place = self.find(hash);
+        place.into_iter().for_each(|place| self.remove(place));
+        place.is_some()
+    }
+
     /// Looks at the next few places and frees those that expired.
     pub(super) fn reclaim(&mut self, places: usize, now: Micros) {
         for _ in 0..places.min(self.used) {

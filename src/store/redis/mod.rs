@@ -13,6 +13,7 @@
 //! The time is the server's, so instances of the service with different clocks agree. Keys expire by themselves.
 
 mod batch;
+mod directives;
 mod failure;
 mod health;
 mod node;
@@ -31,7 +32,7 @@ use std::{
 };
 
 use self::{pool::Pool, program::Program, topology::Topology};
-use super::{Charge, Counters, Counts, Hit, Metrics};
+use super::{Charge, Counters, Counts, Hit, Metrics, StoreError};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// Whose clock counts.
@@ -146,12 +147,36 @@ impl Redis {
         self.metrics.redis().servers()
     }
 
+    pub(super) fn key_prefix(&self) -> &str {
+        self.main.key_prefix()
+    }
+
+    /// The server that has a counter, as far as is known.
+    pub(super) fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
+        let target = self.pool_of(per_second).target(key)?;
+        Some(Arc::clone(target.batcher.node().name()))
+    }
+
+    /// Forgets a counter; whether there was one.
+    pub(super) async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        let pool = self.pool_of(per_second);
+        let target = pool.target(key).ok_or(StoreError::Unavailable)?;
+        let mut delete = ::redis::cmd("DEL");
+        delete.arg([pool.key_prefix().as_bytes(), key].concat());
+        let reply = pool.command(target.batcher, &delete).await?;
+        ::redis::from_redis_value::<u64>(reply).map(|keys| keys > 0).map_err(|_| StoreError::Refused)
+    }
+
     fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
         std::iter::once(&self.main).chain(&self.per_second)
     }
 
     fn pool(&self, hit: &Hit<'_>) -> &Arc<Pool> {
-        self.per_second.as_ref().filter(|_| hit.per_second).unwrap_or(&self.main)
+        self.pool_of(hit.per_second)
+    }
+
+    fn pool_of(&self, per_second: bool) -> &Arc<Pool> {
+        self.per_second.as_ref().filter(|_| per_second).unwrap_or(&self.main)
     }
 }
 

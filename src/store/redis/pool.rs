@@ -3,15 +3,19 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use redis::{Cmd, Value};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
     Shared,
     batch::Batcher,
+    node::{CallError, Redirect},
     topology::{Server, View, hash_tag, slots},
 };
-use crate::metrics::WorkerId;
+use crate::{metrics::WorkerId, store::StoreError};
 
+/// Redirects that one call follows. A slot that moves needs one or two.
+pub(super) const REDIRECTS: usize = 5;
 /// Servers beside those of the view, to which others have pointed, at most.
 const MOST_EXTRA: usize = 64;
 
@@ -81,6 +85,18 @@ impl Pool {
         Some(Target { batcher, slot })
     }
 
+    /// The server that has what is not a counter: of a ring the first, which no other node moves.
+    pub(super) fn home(&self, key: &[u8]) -> Option<Arc<Batcher>> {
+        match self.routes.load().batchers.first() {
+            Some(first) if !self.shared.topology.is_cluster() => Some(Arc::clone(first)),
+            _ => self.target(key).map(|target| target.batcher),
+        }
+    }
+
+    pub(super) fn key_prefix(&self) -> &str {
+        &self.shared.settings.key_prefix
+    }
+
     /// Of two keys of one slot a server can decide in one call, whatever it says of keys elsewhere.
     pub(super) fn slot(&self, key: &[u8]) -> u16 {
         slots::slot(&self.shard(key))
@@ -109,6 +125,28 @@ impl Pool {
         let extra = extra.iter().cloned().chain([Arc::clone(&batcher)]).collect();
         self.routes.store(Arc::new(Routes { view: Arc::clone(view), batchers: batchers.clone(), extra }));
         Some(batcher)
+    }
+
+    /// One command that is no decision, sent on to wherever its keys are.
+    pub(super) async fn command(&self, server: Arc<Batcher>, command: &Cmd) -> Result<Value, StoreError> {
+        let (mut server, mut asking) = (server, false);
+        for _ in 0..REDIRECTS {
+            let (host, port) = match server.node().call(command, asking).await {
+                Ok(reply) => return Ok(reply),
+                Err(CallError::Failed(error)) => return Err(error),
+                Err(CallError::Elsewhere(Redirect::Declared | Redirect::Apart)) => return Err(StoreError::Refused),
+                Err(CallError::Elsewhere(Redirect::Moved(host, port))) => {
+                    asking = false;
+                    (host, port)
+                }
+                Err(CallError::Elsewhere(Redirect::Ask(host, port))) => {
+                    asking = true;
+                    (host, port)
+                }
+            };
+            server = self.server(&host, port).ok_or(StoreError::Unavailable)?;
+        }
+        Err(StoreError::Unavailable)
     }
 
     /// A request that has to be sent on has as long as any call.

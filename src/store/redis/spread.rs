@@ -18,16 +18,13 @@ use super::{
     Redis,
     batch::{Batcher, Steps},
     node::{CallError, Redirect},
-    pool::{Pool, Target},
+    pool::{Pool, REDIRECTS, Target},
     program::{Outcome, Step},
 };
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Micros},
     store::{Charge, Counted, Counts, Hit, StoreError},
 };
-
-/// Redirects that one call follows. A slot that moves needs one or two.
-const REDIRECTS: usize = 5;
 
 /// What became of one hit.
 type Done = Result<Counted, StoreError>;

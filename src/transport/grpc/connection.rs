@@ -11,7 +11,8 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{Handler, Settings, tls::Tls};
+use super::{Handler, Settings};
+use crate::transport::tls::Tls;
 
 /// A TLS handshake that takes longer is given up.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -78,7 +79,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Waits until the server shuts down.
-pub(super) async fn told_to_stop(shutdown: &mut watch::Receiver<bool>) {
+pub(in crate::transport) async fn told_to_stop(shutdown: &mut watch::Receiver<bool>) {
     // An error: nobody is left who could tell, and that is the end as well.
     let _ = shutdown.wait_for(|down| *down).await;
 }

@@ -139,6 +139,7 @@ fn exact_status(status: &Status) -> Value {
     }
     let marks = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
     fields.extend(marks.into_iter().filter(|(_, is)| *is).map(|(mark, _)| (mark, boolean(true))));
+    fields.extend(status.directed.map(|directed| ("directive", text(directed.name().to_owned()))));
     map(fields)
 }
 

@@ -4,7 +4,7 @@ use sluicegate_common::wire::Writer;
 use sluicegate_proto::sluicegate::v1;
 
 use super::{Refusal, ResponseSettings, encode::unit, headers::headers};
-use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, Status, Verdict};
+use crate::engine::{Code, CurrentLimit, Decider, Directed, Grant, Micros, Status, Verdict, directives::Mode};
 
 /// One of the `answers` of an `AnswerFrame`: `id`, and `verdict` or `error`.
 pub(super) fn encode(id: u64, outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings, answers: &mut Vec<u8>) {
@@ -60,6 +60,19 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     }
     message.number(11, (status.shed && status.is_over()).into());
     message.number(12, status.elastic.into());
+    if let Some(directed) = status.directed {
+        message.number(13, encode_directed(directed) as u64);
+    }
+}
+
+fn encode_directed(directed: Directed) -> v1::Directive {
+    match directed {
+        Directed::Limit => v1::Directive::Limit,
+        Directed::Switch(Mode::Off) => v1::Directive::Off,
+        Directed::Switch(Mode::Shadow) => v1::Directive::Shadow,
+        Directed::Switch(Mode::Enforce) => v1::Directive::Enforce,
+        Directed::Switch(Mode::Deny) => v1::Directive::Deny,
+    }
 }
 
 fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
@@ -124,6 +137,7 @@ mod tests {
             limit: Some(limit(Unit::Minute, 1)),
             retry_after: Some(Micros::new(1 << 40)),
             shed: true,
+            directed: Some(Directed::Switch(Mode::Deny)),
             ..Status::NO_LIMIT
         };
         let outcome = verdict(Code::OverLimit, vec![allowed, refused, Status::UNLIMITED]);
@@ -151,6 +165,7 @@ mod tests {
                 limit: Some(v1::Limit { unit: rate_limit::Unit::Minute.into(), ..exact_limit }),
                 retry_after_us: Some(1 << 40),
                 shed: true,
+                directive: v1::Directive::Deny.into(),
                 ..v1::Status::default()
             },
             v1::Status { allowed: true, remaining: u32::MAX.into(), ..v1::Status::default() },

@@ -17,9 +17,9 @@ mod service;
 mod settings;
 mod status;
 mod stream;
-mod tls;
 mod unary;
 
+pub(super) use connection::told_to_stop;
 pub(crate) use decode::decode;
 pub(crate) use encode::encode;
 pub use limits::Limits;
@@ -29,4 +29,3 @@ pub(crate) use service::HEALTH_NAMES;
 pub use service::{Handler, others};
 pub use settings::{HeaderStyle, ResponseSettings, Settings, TlsSettings};
 pub(crate) use status::Refusal;
-pub use tls::TlsError;

@@ -21,8 +21,11 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
-use super::{Handler, Settings, TlsError, connection, tls::Tls};
-use crate::metrics::{Episode, observe_gauge};
+use super::{Handler, Settings, connection};
+use crate::{
+    metrics::{Episode, observe_gauge},
+    transport::{TlsError, tls::Tls},
+};
 
 /// Connections on their way to a worker.
 const HAND_OVER: usize = 1_024;
@@ -66,7 +69,7 @@ pub struct Server {
 impl Server {
     /// Listens; connections wait until [`Server::run`].
     pub async fn bind(settings: Settings) -> Result<Self, ServerError> {
-        let tls = Tls::new(&settings.tls)?;
+        let tls = Tls::new(&settings.tls, &[b"h2"])?;
         let addr = settings.addr;
         let listener = TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr, source })?;
         Ok(Self { listener, settings: Arc::new(settings), tls, workers: Vec::new() })

@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 
 use super::grpc::{Limits, ResponseSettings};
 use crate::{
+    engine::directives::Target,
     rules::Measure,
-    service::{Check, Reports, reload::Reloader},
+    service::{Check, Keeper, Reports, reload::Reloader},
     store::AnyStore,
     telemetry::Meters,
 };
@@ -54,6 +55,8 @@ pub struct Handlers {
     pub reports: Reports,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
+    /// What operators say over them.
+    pub keeper: Arc<Keeper>,
     /// For `/metrics`.
     pub meters: Arc<Meters>,
     /// The service is going: it answers, but wants no new callers.
@@ -92,7 +95,12 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
     for line in status.last_error.iter().flat_map(|error| error.lines()) {
         text += &format!("# last error: {line}\n");
     }
-    for rule in handlers.reloader.rules().load().rules().rules() {
+    let snapshot = handlers.reloader.rules().load_full();
+    for (scope, mode, origin) in snapshot.modes().in_force() {
+        let scope = Target::Switch(scope.clone()).to_string();
+        text += &format!("# {scope} {}, by the {}\n", mode.name(), origin.name());
+    }
+    for rule in snapshot.rules().rules() {
         let requests = rule.limit.map_or(0, |limit| limit.requests());
         let (unit, multiplier) = match rule.limit.map(|limit| limit.measure()) {
             Some(Measure::Rate { unit, multiplier }) => (unit.name().to_uppercase(), multiplier),
@@ -103,8 +111,10 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
         // The peer has no such word; a line about fixed windows is as there.
         let algorithm = rule.limit.filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
         let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
+        let mode = snapshot.modes().of(&rule.labels[0], Some(rule));
+        let mode = mode.map_or_else(String::new, |mode| format!(", switched: {}", mode.name()));
         text += &format!(
-            "{}: unit={unit}{multiplier}{algorithm} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}\n",
+            "{}: unit={unit}{multiplier}{algorithm} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}{mode}\n",
             rule.labels.join("."),
             rule.shadow_mode,
             rule.quota_mode,
@@ -145,5 +155,11 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
         true => (StatusCode::SERVICE_UNAVAILABLE, "leaving"),
         false => (StatusCode::OK, "ready"),
     };
-    (code, format!("{word}\nstore: {store}\n")).into_response()
+    let known = handlers.keeper.status();
+    let directives = match known.error {
+        None if known.version == 0 => String::new(),
+        None => format!("directives: version {}\n", known.version),
+        Some(error) => format!("directives: version {}, not heard of now: {error}\n", known.version),
+    };
+    (code, format!("{word}\nstore: {store}\n{directives}")).into_response()
 }

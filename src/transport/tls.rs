@@ -15,7 +15,7 @@ use rustls::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::TlsSettings;
+use super::grpc::TlsSettings;
 use crate::settled::Settled;
 
 /// Between two looks at the files.
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(500);
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// One of the two is missing.
-    #[error("grpc.tls needs both cert_file and key_file")]
+    #[error("TLS needs both cert_file and key_file")]
     Incomplete,
     /// A file that is not what it should be.
     #[error("cannot use {path}: {reason}")]
@@ -42,17 +42,21 @@ pub enum TlsError {
 
 pub(super) struct Tls {
     settings: TlsSettings,
+    protocols: &'static [&'static [u8]],
     config: ArcSwap<ServerConfig>,
 }
 
 impl Tls {
-    /// `None` without a certificate in the settings.
-    pub(super) fn new(settings: &TlsSettings) -> Result<Option<Arc<Self>>, TlsError> {
+    /// `None` without a certificate in the settings. `protocols`: those of HTTP that are spoken, the best first.
+    pub(super) fn new(
+        settings: &TlsSettings,
+        protocols: &'static [&'static [u8]],
+    ) -> Result<Option<Arc<Self>>, TlsError> {
         if settings.cert_file.is_none() && settings.key_file.is_none() && settings.client_ca_file.is_none() {
             return Ok(None);
         }
-        let config = ArcSwap::new(load(settings)?);
-        Ok(Some(Arc::new(Self { settings: settings.clone(), config })))
+        let config = ArcSwap::new(load(settings, protocols)?);
+        Ok(Some(Arc::new(Self { settings: settings.clone(), protocols, config })))
     }
 
     pub(super) fn acceptor(&self) -> TlsAcceptor {
@@ -67,7 +71,7 @@ impl Tls {
             if !settled.look(fingerprint(&self.settings)) {
                 continue;
             }
-            match load(&self.settings) {
+            match load(&self.settings, self.protocols) {
                 Ok(config) => {
                     self.config.store(config);
                     tracing::info!("certificates reloaded");
@@ -90,7 +94,7 @@ fn fingerprint(settings: &TlsSettings) -> Vec<Option<(SystemTime, u64)>> {
     files.into_iter().flatten().map(look).collect()
 }
 
-fn load(settings: &TlsSettings) -> Result<Arc<ServerConfig>, TlsError> {
+fn load(settings: &TlsSettings, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsError> {
     let (Some(cert), Some(key)) = (&settings.cert_file, &settings.key_file) else {
         return Err(TlsError::Incomplete);
     };
@@ -109,7 +113,7 @@ fn load(settings: &TlsSettings) -> Result<Arc<ServerConfig>, TlsError> {
         }
     };
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Config)?;
-    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     Ok(Arc::new(config))
 }
 

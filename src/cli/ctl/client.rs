@@ -1,0 +1,240 @@
+//! The way to the instances.
+
+use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context, anyhow, bail};
+use clap::Args;
+use sluicegate_proto::sluicegate::admin::v1::{self as api, admin_service_client::AdminServiceClient};
+use tonic::{
+    Request, Response, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+};
+
+use super::print::Output;
+
+/// An instance that does not answer by then does not answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where to, and who calls.
+#[derive(Debug, Args)]
+pub(super) struct Connection {
+    /// The admin address of an instance, http:// or https://; several, separated by commas, for what is asked of all.
+    #[arg(
+        long,
+        global = true,
+        env = "SLUICEGATE_ADMIN",
+        value_delimiter = ',',
+        default_value = "http://127.0.0.1:8082"
+    )]
+    addr: Vec<String>,
+    /// A file with the token and nothing else.
+    #[arg(long, global = true, env = "SLUICEGATE_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    /// The token; a file is better, since others can see a program's words.
+    #[arg(long, global = true, env = "SLUICEGATE_TOKEN", hide_env_values = true, conflicts_with = "token_file")]
+    token: Option<String>,
+    /// For https://: the authorities to trust, in place of the system's.
+    #[arg(long, global = true, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// For https://: the certificate to show.
+    #[arg(long, global = true, value_name = "FILE", requires = "key")]
+    cert: Option<PathBuf>,
+    /// And its key.
+    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
+    key: Option<PathBuf>,
+}
+
+type Service = AdminServiceClient<InterceptedService<Channel, Token>>;
+
+/// Shows the token with every call.
+#[derive(Clone)]
+struct Token(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Token {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(token) = &self.0 {
+            request.metadata_mut().insert("authorization", token.clone());
+        }
+        Ok(request)
+    }
+}
+
+/// The instances; the first is the one that is told.
+pub(super) struct Client {
+    instances: Vec<(String, Service)>,
+}
+
+/// What all instances say.
+pub(super) type All<T> = Vec<(String, anyhow::Result<T>)>;
+
+impl Client {
+    pub(super) async fn new(connection: &Connection) -> anyhow::Result<Self> {
+        let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let token = match &connection.token_file {
+            Some(path) => Some(String::from_utf8(read(path)?).context("the token is no text")?.trim().to_owned()),
+            None => connection.token.clone(),
+        };
+        let token = token.map(|token| format!("Bearer {token}").parse()).transpose().context("the token is none")?;
+        let mut instances = Vec::new();
+        for addr in &connection.addr {
+            let mut endpoint =
+                Endpoint::from_shared(addr.clone()).with_context(|| format!("{addr:?} is no address"))?;
+            if addr.starts_with("https:") {
+                let mut tls = ClientTlsConfig::new();
+                tls = match &connection.ca {
+                    Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
+                    None => tls.with_native_roots(),
+                };
+                if let (Some(cert), Some(key)) = (&connection.cert, &connection.key) {
+                    tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+                }
+                endpoint = endpoint.tls_config(tls).context("TLS cannot be set up")?;
+            } else if connection.ca.is_some() || connection.cert.is_some() {
+                bail!("{addr} is not https://, and --ca and --cert would have no effect");
+            }
+            let channel = endpoint.connect_timeout(PATIENCE).timeout(PATIENCE).connect_lazy();
+            let service = AdminServiceClient::with_interceptor(channel, Token(token.clone()));
+            instances.push((addr.clone(), service.max_decoding_message_size(1 << 24)));
+        }
+        Ok(Self { instances })
+    }
+
+    fn first(&mut self) -> anyhow::Result<&mut (String, Service)> {
+        self.instances.first_mut().context("--addr names no instance")
+    }
+
+    pub(super) async fn put(
+        &mut self,
+        request: api::PutDirectivesRequest,
+    ) -> anyhow::Result<api::PutDirectivesResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.put_directives(request).await)
+    }
+
+    /// Tells every instance by itself; an error when one has not heard it.
+    pub(super) async fn put_everywhere(
+        &mut self,
+        request: api::PutDirectivesRequest,
+        output: &Output,
+    ) -> anyhow::Result<()> {
+        let mut failed = 0;
+        for (addr, service) in &mut self.instances {
+            match said(addr, service.put_directives(request.clone()).await) {
+                Ok(_) => output.told(addr),
+                Err(error) => {
+                    failed += 1;
+                    eprintln!("{error:#}");
+                }
+            }
+        }
+        if failed > 0 { bail!("{failed} of {} instances have not been told", self.instances.len()) } else { Ok(()) }
+    }
+
+    /// All directives whose names begin so.
+    pub(super) async fn list(&mut self, prefix: &str) -> anyhow::Result<Vec<api::Directive>> {
+        let (mut all, mut page_token) = (Vec::new(), String::new());
+        loop {
+            let page = self.page(prefix, page_token).await?;
+            all.extend(page.directives);
+            if page.next_page_token.is_empty() {
+                return Ok(all);
+            }
+            page_token = page.next_page_token;
+        }
+    }
+
+    pub(super) async fn page(
+        &mut self,
+        prefix: &str,
+        page_token: String,
+    ) -> anyhow::Result<api::ListDirectivesResponse> {
+        let (addr, service) = self.first()?;
+        let request = api::ListDirectivesRequest { prefix: prefix.to_owned(), page_size: 1_000, page_token };
+        said(addr, service.list_directives(request).await)
+    }
+
+    pub(super) async fn inspect(&mut self, request: api::InspectRequest) -> anyhow::Result<api::InspectResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.inspect(request).await)
+    }
+
+    pub(super) async fn forget(&mut self, request: api::ForgetRequest) -> anyhow::Result<api::ForgetResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.forget(request).await)
+    }
+
+    pub(super) async fn give_back(&mut self, request: api::GiveBackRequest) -> anyhow::Result<api::GiveBackResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.give_back(request).await)
+    }
+
+    pub(super) async fn rules(&mut self, request: api::ListRulesRequest) -> anyhow::Result<api::ListRulesResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.list_rules(request).await)
+    }
+
+    pub(super) async fn changes(
+        &mut self,
+        request: api::ListChangesRequest,
+    ) -> anyhow::Result<api::ListChangesResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.list_changes(request).await)
+    }
+
+    pub(super) async fn health(&mut self) -> All<api::GetHealthResponse> {
+        let mut all = Vec::new();
+        for (addr, service) in &mut self.instances {
+            all.push((addr.clone(), said(addr, service.get_health(api::GetHealthRequest {}).await)));
+        }
+        all
+    }
+
+    /// The sums over all instances.
+    pub(super) async fn top(&mut self, request: &api::ListTopRequest) -> anyhow::Result<api::ListTopResponse> {
+        let mut merged = api::ListTopResponse::default();
+        let mut sums: BTreeMap<String, api::Top> = BTreeMap::new();
+        for (addr, service) in &mut self.instances {
+            // Whoever is twentieth everywhere may be first of all.
+            let request = api::ListTopRequest { most: 1_000, ..request.clone() };
+            let answer = said(addr, service.list_top(request).await)?;
+            merged.seconds = merged.seconds.max(answer.seconds);
+            merged.all += answer.all;
+            for top in answer.top {
+                let name = top.descriptor.as_ref().map(super::words::name).unwrap_or_default();
+                let sum = sums.entry(name).or_insert_with(|| api::Top { hits: 0, over: 0, ..top.clone() });
+                sum.hits += top.hits;
+                sum.over += top.over;
+                let earlier = |one: &prost_types::Timestamp, other: &prost_types::Timestamp| {
+                    (one.seconds, one.nanos) < (other.seconds, other.nanos)
+                };
+                if let (Some(since), Some(before)) = (&top.since, &sum.since)
+                    && earlier(since, before)
+                {
+                    sum.since = top.since;
+                }
+            }
+        }
+        merged.top = sums.into_values().collect();
+        merged.top.sort_by_key(|top| std::cmp::Reverse(top.hits));
+        merged.top.truncate(request.most as usize);
+        Ok(merged)
+    }
+}
+
+/// What an instance said, or what is wrong in a sentence.
+fn said<T>(addr: &str, answer: Result<Response<T>, Status>) -> anyhow::Result<T> {
+    answer.map(Response::into_inner).map_err(|status| {
+        let mut sentence = status.message().to_owned();
+        let mut source = std::error::Error::source(&status);
+        while let Some(cause) = source {
+            let cause_says = cause.to_string();
+            if !sentence.contains(&cause_says) {
+                sentence += &format!(": {cause_says}");
+            }
+            source = cause.source();
+        }
+        anyhow!("{addr}: {sentence} ({:?})", status.code())
+    })
+}

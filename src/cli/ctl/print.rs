@@ -1,0 +1,261 @@
+//! Answers for people, or as JSON for programs.
+
+use std::{io::IsTerminal, sync::LazyLock, time::SystemTime};
+
+use anyhow::Context;
+use prost::Message;
+use prost_reflect::{DescriptorPool, DynamicMessage};
+use prost_types::Timestamp;
+use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1 as api};
+
+use super::{client::All, words::target_name};
+
+static POOL: LazyLock<Option<DescriptorPool>> = LazyLock::new(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok());
+
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    pub(super) json: bool,
+}
+
+impl Output {
+    pub(super) fn changed(self, changed: &api::PutDirectivesResponse) -> anyhow::Result<()> {
+        if self.json {
+            return json("PutDirectivesResponse", changed);
+        }
+        for part in &changed.parts {
+            println!("{}", line(part));
+            if part.given_back > 0 {
+                println!("  {} hits given back", part.given_back);
+            }
+        }
+        println!("version {}, in force everywhere within a second", changed.version);
+        Ok(())
+    }
+
+    pub(super) fn told(self, addr: &str) {
+        if !self.json {
+            println!("{addr}: in force here, until it is restarted");
+        }
+    }
+
+    pub(super) fn directives(self, directives: &[api::Directive]) -> anyhow::Result<()> {
+        if self.json {
+            return directives.iter().try_for_each(|directive| json("Directive", directive));
+        }
+        let row = |it: &api::Directive| {
+            let until = it.until.map_or_else(|| "for ever".to_owned(), time);
+            let said = format!("{} {}", it.at.map(time).unwrap_or_default(), it.author);
+            [target_name(it.target.as_ref()), it.word.clone(), until, it.version.to_string(), said, it.reason.clone()]
+        };
+        table(
+            ["directive", "word", "until", "version", "said", "reason"],
+            &directives.iter().map(row).collect::<Vec<_>>(),
+        );
+        Ok(())
+    }
+
+    pub(super) fn inspection(self, it: &api::InspectResponse) -> anyhow::Result<()> {
+        if self.json {
+            return json("InspectResponse", it);
+        }
+        it.walk.iter().for_each(|step| println!("{step}"));
+        for directive in &it.directives {
+            let until = directive.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
+            let why = if directive.reason.is_empty() { String::new() } else { format!(": {}", directive.reason) };
+            let (name, word) = (target_name(directive.target.as_ref()), &directive.word);
+            println!("over it: {name} {word}{until} (by {}{why})", directive.author);
+        }
+        match &it.counter {
+            Some(counter) => self.counter(counter),
+            None => println!("counter: none"),
+        }
+        let by =
+            if it.decided_by == "rule" { "its rule".to_owned() } else { format!("the directive ({})", it.decided_by) };
+        println!("now: {}, by {by}", if it.allowed { "one request would pass" } else { "a request would be refused" });
+        if let Some(since) = it.refused_since {
+            println!("refused since {} on this instance", time(since));
+        }
+        Ok(())
+    }
+
+    fn counter(self, it: &api::Counter) {
+        println!("counter: {}{}", it.key, if it.node.is_empty() { String::new() } else { format!(" on {}", it.node) });
+        println!("  limit {}; used {}, remaining {}", it.limit, it.used, it.remaining);
+        println!("  restored in {}", span(it.reset_us));
+        if let Some(wait) = it.retry_after_us {
+            println!("  refuses for {}", span(wait));
+        }
+    }
+
+    pub(super) fn forgotten(self, it: &api::ForgetResponse) -> anyhow::Result<()> {
+        if self.json {
+            return json("ForgetResponse", it);
+        }
+        println!("{}: {}", it.key, if it.existed { "forgotten" } else { "there was nothing to forget" });
+        Ok(())
+    }
+
+    pub(super) fn given_back(self, it: &api::GiveBackResponse) -> anyhow::Result<()> {
+        if self.json {
+            return json("GiveBackResponse", it);
+        }
+        if let Some(counter) = &it.counter {
+            self.counter(counter);
+        }
+        Ok(())
+    }
+
+    pub(super) fn top(self, it: &api::ListTopResponse) -> anyhow::Result<()> {
+        if self.json {
+            return json("ListTopResponse", it);
+        }
+        println!("{} hits in {} s", it.all, it.seconds);
+        let row = |top: &api::Top| {
+            let name = top.descriptor.as_ref().map(super::words::name).unwrap_or_default();
+            let hits =
+                if top.over > 0 { format!("{} to {}", top.hits - top.over, top.hits) } else { top.hits.to_string() };
+            let since = top.since.map(time).unwrap_or_default();
+            [hits, name.replacen("limit|", "", 1), top.rule.clone(), since]
+        };
+        table(["hits", "descriptor", "rule", "since"], &it.top.iter().map(row).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    pub(super) fn rules(self, it: &api::ListRulesResponse) -> anyhow::Result<()> {
+        if self.json {
+            return json("ListRulesResponse", it);
+        }
+        println!("loaded {}", it.loaded_at.map(time).unwrap_or_default());
+        it.last_error.lines().for_each(|line| println!("last error: {line}"));
+        let row = |rule: &api::Rule| {
+            let mode = match (rule.switch.as_str(), rule.shadow_mode) {
+                ("", true) => "shadow_mode".to_owned(),
+                ("", false) => String::new(),
+                (switch, _) => format!("switched {switch}"),
+            };
+            let place = format!("{}:{}", rule.file, rule.line);
+            [rule.domain.clone(), rule.name.clone(), rule.limit.clone(), mode, place]
+        };
+        table(["domain", "rule", "limit", "mode", "place"], &it.rules.iter().map(row).collect::<Vec<_>>());
+        Ok(())
+    }
+
+    pub(super) fn changes(self, changes: &[api::Change]) -> anyhow::Result<()> {
+        if self.json {
+            return changes.iter().rev().try_for_each(|change| json("Change", change));
+        }
+        for change in changes.iter().rev() {
+            let at = change.at.map(time).unwrap_or_default();
+            let reason = if change.reason.is_empty() { String::new() } else { format!(": {}", change.reason) };
+            println!("{} {at} {}{reason}", change.version, change.author);
+            change.parts.iter().for_each(|part| println!("  {}", line(part)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn health(self, all: &All<api::GetHealthResponse>) -> anyhow::Result<()> {
+        for (addr, health) in all {
+            let health = match health {
+                Ok(health) if self.json => {
+                    json("GetHealthResponse", health)?;
+                    continue;
+                }
+                Ok(health) => health,
+                Err(error) => {
+                    eprintln!("{error:#}");
+                    continue;
+                }
+            };
+            let uptime = span(health.uptime_seconds * 1_000_000);
+            println!("{addr}: version {}, up for {uptime}, directives {}", health.version, health.directives_version);
+            for server in &health.servers {
+                println!("  {}: {}", server.name, if server.up { "up" } else { "out of reach" });
+            }
+            if !health.directives_error.is_empty() {
+                let age = health.directives_age_ms.map_or_else(|| "ever".to_owned(), |age| span(age * 1_000));
+                println!("  not heard of directives for {age}: {}", health.directives_error);
+            }
+            for switch in &health.switches {
+                println!("  {}", thrown(switch));
+            }
+        }
+        if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance answers") } else { Ok(()) }
+    }
+
+    pub(super) fn switches(self, all: &All<api::GetHealthResponse>) -> anyhow::Result<()> {
+        for (addr, health) in all {
+            match health {
+                Ok(health) if self.json => {
+                    health.switches.iter().try_for_each(|switch| json("Directive", switch))?;
+                }
+                Ok(health) if health.switches.is_empty() => println!("{addr}: no switch is thrown"),
+                Ok(health) => health.switches.iter().for_each(|switch| println!("{addr}: {}", thrown(switch))),
+                Err(error) => eprintln!("{error:#}"),
+            }
+        }
+        if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance answers") } else { Ok(()) }
+    }
+
+    /// For what is drawn again and again.
+    pub(super) fn clear(self) {
+        if !self.json && std::io::stdout().is_terminal() {
+            print!("\x1b[2J\x1b[H");
+        }
+    }
+}
+
+/// What became of what.
+fn line(part: &api::Part) -> String {
+    let word = |it: Option<&api::Directive>| {
+        it.map(|it| it.until.map_or_else(|| it.word.clone(), |until| format!("{} until {}", it.word, time(until))))
+    };
+    let (before, after) = (word(part.before.as_ref()), word(part.after.as_ref()));
+    let name = target_name(part.target.as_ref());
+    match (before, after) {
+        (None, Some(after)) => format!("{name}: {after}"),
+        (Some(before), Some(after)) => format!("{name}: {after}, before {before}"),
+        (Some(before), None) => format!("{name}: taken back, before {before}"),
+        (None, None) => format!("{name}: nothing had been said"),
+    }
+}
+
+fn thrown(switch: &api::Directive) -> String {
+    let name = target_name(switch.target.as_ref()).replacen("switch|", "", 1);
+    let until = switch.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
+    let origin = match switch.origin() {
+        api::Origin::Store => "",
+        api::Origin::File => ", by this instance's file",
+        api::Origin::Instance => ", on this instance alone",
+    };
+    let why = if switch.reason.is_empty() { String::new() } else { format!(": {}", switch.reason) };
+    format!("switch {name} {}{until}{origin} (by {}{why})", switch.word, switch.author)
+}
+
+pub(super) fn time(time: Timestamp) -> String {
+    let time = SystemTime::try_from(time).unwrap_or(SystemTime::UNIX_EPOCH);
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
+/// Microseconds as people say them: to the millisecond.
+fn span(micros: u64) -> String {
+    let millis = std::time::Duration::from_millis(micros.div_ceil(1_000));
+    humantime::format_duration(millis).to_string()
+}
+
+fn table<const COLUMNS: usize>(head: [&str; COLUMNS], rows: &[[String; COLUMNS]]) {
+    let head = head.map(str::to_owned);
+    let width = |column: usize| std::iter::once(&head).chain(rows).map(|row| row[column].chars().count()).max();
+    let widths: [usize; COLUMNS] = std::array::from_fn(|column| width(column).unwrap_or_default());
+    for row in std::iter::once(&head).chain(rows) {
+        let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        println!("{}", cells.join("  ").trim_end());
+    }
+}
+
+fn json(name: &str, message: &impl Message) -> anyhow::Result<()> {
+    let descriptor = POOL.as_ref().and_then(|pool| pool.get_message_by_name(&format!("sluicegate.admin.v1.{name}")));
+    let descriptor = descriptor.context("there is no JSON of this")?;
+    let message = DynamicMessage::decode(descriptor, &message.encode_to_vec()[..])?;
+    println!("{}", serde_json::to_string(&message)?);
+    Ok(())
+}

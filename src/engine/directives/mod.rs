@@ -1,0 +1,509 @@
+//! What operators say while the service runs, over what the rule files say: one customer's limit, an entity's plan, which
+//! rules are enforced.
+//!
+//! [`Directives`] is immutable for whoever decides: it belongs to the snapshot that a decision begins with, and a change
+//! makes another one that shares all but what it touches. No I/O here: `service::directives` keeps them.
+//!
+//! Of several that fit a request, the first of this list decides: a switch, an entity's limit, the plan, the rule.
+
+mod switches;
+mod table;
+mod target;
+#[cfg(test)]
+mod tests;
+mod words;
+
+pub use switches::{Mode, Modes, Origin};
+pub use target::{Scope, Target, TargetError};
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hasher,
+    sync::Arc,
+};
+
+use siphasher::sip128::{Hasher128, SipHasher13};
+use smallvec::SmallVec;
+
+use self::{
+    switches::Switches,
+    table::{Slot, Table},
+    words::Words,
+};
+use crate::{
+    algorithm::Micros,
+    rules::{Entry, Options, Rule, RuleSet, Terms},
+};
+
+/// Of a domain, the lists of keys for which there are limits, at most: each may be looked up for every request.
+const MOST_SHAPES: usize = 32;
+
+/// One thing that an operator said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Directive {
+    /// What of.
+    pub target: Target,
+    /// What: the words of a limit, the name of a plan, the name of a mode.
+    pub word: Arc<str>,
+    /// Until when; for ever, if it does not say.
+    pub until: Option<Micros>,
+    /// Who said it.
+    pub author: Arc<str>,
+    /// And why.
+    pub reason: Arc<str>,
+    /// When.
+    pub at: Micros,
+    /// The change that made it so.
+    pub version: u64,
+}
+
+impl Directive {
+    /// Whether its time has passed.
+    #[must_use]
+    pub fn is_over(&self, now: Micros) -> bool {
+        self.until.is_some_and(|until| until <= now)
+    }
+}
+
+/// Why something cannot be a directive.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DirectiveError {
+    /// What it is about.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// The limit's words, with every mistake.
+    #[error("{0}")]
+    Limit(String),
+    /// A mode.
+    #[error("{0:?} is no mode: off, shadow, enforce or deny")]
+    Mode(String),
+    /// A plan.
+    #[error("a plan has a name")]
+    Plan,
+    /// Too many lists of keys.
+    #[error(
+        "domain {0:?} has limits for {MOST_SHAPES} different lists of keys already; each costs every request of it a look"
+    )]
+    Shapes(String),
+}
+
+/// All of them.
+#[derive(Clone)]
+pub struct Directives {
+    secret: [u8; 16],
+    limits: Table,
+    plans: Table,
+    terms: Arc<Words<Arc<Terms>>>,
+    /// Names of plans, authors and reasons.
+    texts: Arc<Words<()>>,
+    limit_shapes: Arc<Shapes>,
+    plan_shapes: Arc<Shapes>,
+    switches: Arc<Switches>,
+    /// Of those that end: when, and what they are about.
+    ends: Arc<BTreeSet<(Micros, Target)>>,
+}
+
+/// By domain: the lists of keys that directives have, the longest first, and how many have each.
+type Shapes = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>>;
+
+impl Default for Directives {
+    fn default() -> Self {
+        Self {
+            secret: rand::random(),
+            limits: Table::default(),
+            plans: Table::default(),
+            terms: Arc::default(),
+            texts: Arc::default(),
+            limit_shapes: Arc::default(),
+            plan_shapes: Arc::default(),
+            switches: Arc::default(),
+            ends: Arc::default(),
+        }
+    }
+}
+
+/// What is asked for every decision.
+impl Directives {
+    /// The terms of the longest list of entries that the descriptor begins with, and how long that is.
+    pub(crate) fn terms(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<(&Terms, usize)> {
+        if self.limits.len() == 0 {
+            return None;
+        }
+        let shapes = self.limit_shapes.get(domain)?;
+        let fits = |keys: &[Box<str>]| {
+            keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
+        };
+        shapes.iter().filter(|(keys, _)| fits(keys)).find_map(|(keys, _)| {
+            let slot =
+                self.limits.get(self.identity(domain, &entries[..keys.len()])).filter(|slot| lives(slot, now))?;
+            Some((&**self.terms.meaning(slot.value)?, keys.len()))
+        })
+    }
+
+    /// The plan of the last of the entries that has been given one.
+    pub(crate) fn plan(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<Arc<str>> {
+        if self.plans.len() == 0 {
+            return None;
+        }
+        let shapes = self.plan_shapes.get(domain)?;
+        entries.iter().rev().filter(|entry| shapes.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(|entry| {
+            let slot = self.plans.get(self.identity(domain, &[*entry])).filter(|slot| lives(slot, now))?;
+            Some(self.texts.text(slot.value))
+        })
+    }
+
+    /// Its length goes before each text: no two lists are one.
+    fn identity(&self, domain: &str, entries: &[Entry<'_>]) -> u128 {
+        let mut bytes = SmallVec::<[u8; 128]>::new();
+        for text in std::iter::once(domain).chain(entries.iter().flat_map(|entry| [entry.key, entry.value])) {
+            bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
+            bytes.extend_from_slice(text.as_bytes());
+        }
+        let mut hasher = SipHasher13::new_with_key(&self.secret);
+        hasher.write(&bytes);
+        hasher.finish128().as_u128()
+    }
+}
+
+fn lives(slot: &Slot, now: Micros) -> bool {
+    slot.until == 0 || u64::from(slot.until) > now.floor_secs()
+}
+
+/// What operators ask.
+impl Directives {
+    /// All that stand over the rule of a descriptor, the first that decides at the head: a switch, its limit, its plan.
+    pub(super) fn over_rule(
+        &self,
+        (domain, entries): (&str, &[Entry<'_>]),
+        rule: Option<&Rule>,
+        now: Micros,
+    ) -> Vec<(Origin, Directive)> {
+        let thrown = |scope: &Scope| {
+            let of = |origin: Origin| Some((origin, self.switches.of(origin).get(scope)?.clone()));
+            Origin::ALL.into_iter().filter_map(of).find(|(_, switch)| !switch.is_over(now))
+        };
+        let switch = switches::scopes(domain, rule).iter().find_map(thrown);
+        let limit = self
+            .terms(domain, entries, now)
+            .and_then(|(_, all)| self.get(&Target::of_descriptor(domain, &entries[..all])));
+        let plan = entries.iter().rev().find_map(|entry| {
+            let Entry { key, value } = *entry;
+            self.get(&Target::Plan { domain: domain.to_owned(), key: key.to_owned(), value: value.to_owned() })
+        });
+        let stored = [limit, plan].into_iter().flatten().map(|directive| (Origin::Store, directive));
+        switch.into_iter().chain(stored).collect()
+    }
+}
+
+/// What operators do.
+impl Directives {
+    /// What the switches make of these rules.
+    #[must_use]
+    pub fn modes(&self, rules: &RuleSet, now: Micros) -> Modes {
+        Modes::new(&self.switches, rules, now)
+    }
+
+    /// Limits of entities, assignments of plans, and switches that the store holds.
+    #[must_use]
+    pub fn counts(&self) -> [usize; 3] {
+        [self.limits.len(), self.plans.len(), self.switches.of(Origin::Store).len()]
+    }
+
+    /// Whether it would be understood.
+    pub fn check(directive: &Directive, options: Options) -> Result<(), DirectiveError> {
+        directive.target.check()?;
+        match &directive.target {
+            Target::Limit { .. } => read(&directive.word, options).map(drop),
+            Target::Plan { .. } if directive.word.is_empty() => Err(DirectiveError::Plan),
+            Target::Plan { .. } => Ok(()),
+            Target::Switch(_) => match Mode::from_name(&directive.word) {
+                Some(_) => Ok(()),
+                None => Err(DirectiveError::Mode(directive.word.to_string())),
+            },
+        }
+    }
+
+    /// Puts one in force.
+    pub fn put(&mut self, directive: Directive, options: Options) -> Result<(), DirectiveError> {
+        Self::check(&directive, options)?;
+        let until = directive.until.map(|until| Micros::from_secs(seconds(Some(until)).into()));
+        let directive = Directive { until, ..directive };
+        match &directive.target {
+            Target::Limit { domain, entries } => {
+                let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
+                let known = self.limit_shapes.get(domain.as_str());
+                let is_new = known.is_none_or(|shapes| !shapes.iter().any(|(shape, _)| is_shape(shape, &keys)));
+                if is_new && known.is_some_and(|shapes| shapes.len() >= MOST_SHAPES) {
+                    return Err(DirectiveError::Shapes(domain.clone()));
+                }
+                let terms = Arc::make_mut(&mut self.terms);
+                let value = match terms.used(&directive.word) {
+                    Some(value) => value,
+                    None => terms.add(&directive.word, Arc::new(read(&directive.word, options)?)),
+                };
+                let identity = self.identity(domain, &pairs(entries));
+                let record = self.record(&directive);
+                let until = seconds(directive.until);
+                match self.limits.insert(identity, value, until, record) {
+                    Some(before) => self.forget_limit(&before, &directive.target),
+                    None => add_shape(&mut self.limit_shapes, domain, &keys),
+                }
+            }
+            Target::Plan { domain, key, value } => {
+                let plan = self.text(&directive.word);
+                let identity = self.identity(domain, &[Entry { key, value }]);
+                let record = self.record(&directive);
+                let until = seconds(directive.until);
+                match self.plans.insert(identity, plan, until, record) {
+                    Some(before) => self.forget_plan(&before, &directive.target),
+                    None => add_shape(&mut self.plan_shapes, domain, &[key]),
+                }
+            }
+            Target::Switch(_) => self.throw(&directive, Origin::Store),
+        }
+        if let (Some(until), Target::Limit { .. } | Target::Plan { .. }) = (directive.until, &directive.target) {
+            Arc::make_mut(&mut self.ends).insert((until, directive.target));
+        }
+        Ok(())
+    }
+
+    /// Puts a switch in force.
+    pub fn throw(&mut self, switch: &Directive, origin: Origin) {
+        if let Target::Switch(scope) = &switch.target {
+            let switches = Arc::make_mut(&mut self.switches).of_mut(origin);
+            let before = switches.insert(scope.clone(), switch.clone());
+            self.note_ends(origin, before.as_ref(), Some(switch));
+        }
+    }
+
+    /// Takes a switch back.
+    pub fn take_back(&mut self, scope: &Scope, origin: Origin) -> Option<Directive> {
+        let before = Arc::make_mut(&mut self.switches).of_mut(origin).remove(scope);
+        self.note_ends(origin, before.as_ref(), None);
+        before
+    }
+
+    /// The store's directives that end are told to it.
+    fn note_ends(&mut self, origin: Origin, before: Option<&Directive>, after: Option<&Directive>) {
+        if origin != Origin::Store {
+            return;
+        }
+        let end = |switch: &Directive| Some((switch.until?, switch.target.clone()));
+        if let Some(end) = before.and_then(end) {
+            Arc::make_mut(&mut self.ends).remove(&end);
+        }
+        if let Some(end) = after.and_then(end) {
+            Arc::make_mut(&mut self.ends).insert(end);
+        }
+    }
+
+    /// Puts these switches of one origin in force, and no others of it.
+    pub fn throw_all(&mut self, switches: &[Directive], origin: Origin) {
+        Arc::make_mut(&mut self.switches).of_mut(origin).clear();
+        switches.iter().for_each(|switch| self.throw(switch, origin));
+    }
+
+    /// What all of the store's would be added to.
+    #[must_use]
+    pub fn without_the_stores(&self) -> Self {
+        let mut switches = (*self.switches).clone();
+        switches.of_mut(Origin::Store).clear();
+        Self { switches: Arc::new(switches), ..Self::default() }
+    }
+
+    /// The switches whose time is now, as [`Modes::in_force`] has them.
+    #[must_use]
+    pub fn switches_in_force(&self, now: Micros) -> Vec<(Scope, Mode, Origin)> {
+        self.switches.in_force(now)
+    }
+
+    /// The switches of one origin.
+    pub fn switches(&self, origin: Origin) -> impl Iterator<Item = &Directive> {
+        self.switches.of(origin).values()
+    }
+
+    /// Takes one of the store's out of force.
+    pub fn remove(&mut self, target: &Target) -> Option<Directive> {
+        let before = self.get(target)?;
+        match target {
+            Target::Limit { domain, entries } => {
+                let slot = self.limits.remove(self.identity(domain, &pairs(entries)))?;
+                self.forget_limit(&slot, target);
+                let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
+                remove_shape(&mut self.limit_shapes, domain, &keys);
+            }
+            Target::Plan { domain, key, value } => {
+                let slot = self.plans.remove(self.identity(domain, &[Entry { key, value }]))?;
+                self.forget_plan(&slot, target);
+                remove_shape(&mut self.plan_shapes, domain, &[key]);
+            }
+            Target::Switch(scope) => {
+                self.take_back(scope, Origin::Store);
+            }
+        }
+        Some(before)
+    }
+
+    /// One of the store's.
+    #[must_use]
+    pub fn get(&self, target: &Target) -> Option<Directive> {
+        match target {
+            Target::Limit { domain, entries } => {
+                let slot = self.limits.get(self.identity(domain, &pairs(entries)))?;
+                self.directive(slot, |number| self.terms.text(number))
+            }
+            Target::Plan { domain, key, value } => {
+                let slot = self.plans.get(self.identity(domain, &[Entry { key, value }]))?;
+                self.directive(slot, |number| self.texts.text(number))
+            }
+            Target::Switch(scope) => self.switches.of(Origin::Store).get(scope).cloned(),
+        }
+    }
+
+    /// All of the store's, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = Directive> {
+        let limits = self.limits.iter().filter_map(|slot| self.directive(slot, |number| self.terms.text(number)));
+        let plans = self.plans.iter().filter_map(|slot| self.directive(slot, |number| self.texts.text(number)));
+        limits.chain(plans).chain(self.switches(Origin::Store).cloned())
+    }
+
+    /// Their texts alone, limits and plans, in no order.
+    pub fn targets(&self) -> impl Iterator<Item = &str> {
+        self.limits
+            .iter()
+            .chain(self.plans.iter())
+            .filter_map(|slot| std::str::from_utf8(slot.record.get(RECORD..)?).ok())
+    }
+
+    /// Those of the store whose time has passed, at most so many.
+    pub fn over(&self, now: Micros, most: usize) -> impl Iterator<Item = Directive> {
+        let over = self.ends.iter().take_while(move |(until, _)| *until <= now).take(most);
+        over.filter_map(|(_, target)| self.get(target))
+    }
+
+    fn text(&mut self, text: &str) -> u32 {
+        let texts = Arc::make_mut(&mut self.texts);
+        texts.used(text).unwrap_or_else(|| texts.add(text, ()))
+    }
+
+    fn forget_limit(&mut self, slot: &Slot, target: &Target) {
+        Arc::make_mut(&mut self.terms).unused(slot.value);
+        self.forget(slot, target);
+    }
+
+    fn forget_plan(&mut self, slot: &Slot, target: &Target) {
+        Arc::make_mut(&mut self.texts).unused(slot.value);
+        self.forget(slot, target);
+    }
+
+    fn forget(&mut self, slot: &Slot, target: &Target) {
+        if let Some(record) = Record::read(&slot.record) {
+            let texts = Arc::make_mut(&mut self.texts);
+            texts.unused(record.author);
+            texts.unused(record.reason);
+        }
+        if slot.until > 0 {
+            Arc::make_mut(&mut self.ends).remove(&(Micros::from_secs(slot.until.into()), target.clone()));
+        }
+    }
+
+    fn record(&mut self, directive: &Directive) -> Box<[u8]> {
+        let (author, reason) = (self.text(&directive.author), self.text(&directive.reason));
+        let numbers = Record { version: directive.version, at: directive.at, author, reason };
+        numbers.write(&directive.target.to_string())
+    }
+
+    fn directive(&self, slot: &Slot, word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
+        let record = Record::read(&slot.record)?;
+        let target = std::str::from_utf8(slot.record.get(RECORD..)?).ok()?;
+        Some(Directive {
+            target: Target::parse(target).ok()?,
+            word: word(slot.value),
+            until: (slot.until > 0).then(|| Micros::from_secs(slot.until.into())),
+            author: self.texts.text(record.author),
+            reason: self.texts.text(record.reason),
+            at: record.at,
+            version: record.version,
+        })
+    }
+}
+
+/// What is kept of a directive beside what it says; its target's text follows.
+struct Record {
+    version: u64,
+    at: Micros,
+    author: u32,
+    reason: u32,
+}
+
+const RECORD: usize = 24;
+
+impl Record {
+    fn write(&self, target: &str) -> Box<[u8]> {
+        let mut bytes = Vec::with_capacity(RECORD + target.len());
+        bytes.extend_from_slice(&self.version.to_le_bytes());
+        bytes.extend_from_slice(&self.at.get().to_le_bytes());
+        bytes.extend_from_slice(&self.author.to_le_bytes());
+        bytes.extend_from_slice(&self.reason.to_le_bytes());
+        bytes.extend_from_slice(target.as_bytes());
+        bytes.into()
+    }
+
+    fn read(bytes: &[u8]) -> Option<Self> {
+        let (version, rest) = bytes.split_first_chunk()?;
+        let (at, rest) = rest.split_first_chunk()?;
+        let (author, rest) = rest.split_first_chunk()?;
+        let (reason, _) = rest.split_first_chunk()?;
+        Some(Self {
+            version: u64::from_le_bytes(*version),
+            at: Micros::new(u64::from_le_bytes(*at)),
+            author: u32::from_le_bytes(*author),
+            reason: u32::from_le_bytes(*reason),
+        })
+    }
+}
+
+fn read(word: &str, options: Options) -> Result<Terms, DirectiveError> {
+    let list = |problems: Vec<crate::rules::Problem>| {
+        problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; ")
+    };
+    Terms::read(word, options).map_err(|problems| DirectiveError::Limit(list(problems)))
+}
+
+fn pairs(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {
+    entries.iter().map(|(key, value)| Entry { key, value }).collect()
+}
+
+/// Rounded up, and never 0.
+fn seconds(until: Option<Micros>) -> u32 {
+    until.map_or(0, |until| u32::try_from(until.ceil_secs()).unwrap_or(u32::MAX).max(1))
+}
+
+fn is_shape(shape: &[Box<str>], keys: &[&str]) -> bool {
+    shape.iter().map(|key| &**key).eq(keys.iter().copied())
+}
+
+fn add_shape(shapes: &mut Arc<Shapes>, domain: &str, keys: &[&str]) {
+    let shapes = Arc::make_mut(shapes).entry(domain.into()).or_default();
+    match shapes.iter_mut().find(|(shape, _)| is_shape(shape, keys)) {
+        Some((_, count)) => *count += 1,
+        None => {
+            shapes.push((keys.iter().map(|key| (*key).into()).collect(), 1));
+            shapes.sort_by_key(|(shape, _)| std::cmp::Reverse(shape.len()));
+        }
+    }
+}
+
+fn remove_shape(shapes: &mut Arc<Shapes>, domain: &str, keys: &[&str]) {
+    let all = Arc::make_mut(shapes);
+    let Some(shapes) = all.get_mut(domain) else {
+        return;
+    };
+    shapes.retain_mut(|(shape, count)| {
+        *count -= u32::from(is_shape(shape, keys));
+        *count > 0
+    });
+    if shapes.is_empty() {
+        all.remove(domain);
+    }
+}

@@ -1,0 +1,200 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rules::{self, SourceFile};
+
+fn directive(target: &str, word: &str) -> Directive {
+    Directive {
+        target: Target::parse(target).unwrap(),
+        word: word.into(),
+        until: None,
+        author: "alice".into(),
+        reason: "ticket 4711".into(),
+        at: Micros::from_secs(5),
+        version: 1,
+    }
+}
+
+fn all(directives: &[(&str, &str)]) -> Directives {
+    let mut all = Directives::default();
+    for (target, word) in directives {
+        all.put(directive(target, word), Options::default()).unwrap();
+    }
+    all
+}
+
+/// How many a second, and how many entries that is said of.
+fn limit(directives: &Directives, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
+    let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+    let (terms, all) = directives.terms("api", &entries, Micros::from_secs(now))?;
+    Some((terms.limit().unwrap().requests(), all))
+}
+
+#[test]
+fn the_longest_list_of_entries_has_the_say() {
+    let directives = all(&[
+        ("limit|api|user=bob", "1/second"),
+        ("limit|api|user=bob|path=/x", "2/second"),
+        ("limit|api|path=/x", "3/second"),
+        ("limit|other|user=eve", "4/second"),
+    ]);
+    let user = |name: &'static str| ("user", name);
+    assert_eq!(limit(&directives, &[user("bob")], 0), Some((1, 1)));
+    assert_eq!(limit(&directives, &[user("bob"), ("path", "/y")], 0), Some((1, 1)));
+    assert_eq!(limit(&directives, &[user("bob"), ("path", "/x")], 0), Some((2, 2)));
+    assert_eq!(limit(&directives, &[("path", "/x"), user("bob")], 0), Some((3, 1)));
+    assert_eq!(limit(&directives, &[user("eve"), ("path", "/x")], 0), None);
+    assert_eq!(limit(&directives, &[], 0), None);
+}
+
+#[test]
+fn a_directive_ends() {
+    let mut directives = Directives::default();
+    let until = |seconds| Some(Micros::from_secs(seconds));
+    for (target, word, until) in [
+        ("limit|api|user=bob", "1/second", until(10)),
+        ("limit|api|user=eve", "1/second", until(20)),
+        ("plan|api|user=bob", "pro", until(15)),
+        ("switch|everything", "off", until(10)),
+    ] {
+        directives.put(Directive { until, ..directive(target, word) }, Options::default()).unwrap();
+    }
+    assert_eq!(limit(&directives, &[("user", "bob")], 9), Some((1, 1)));
+    assert_eq!(limit(&directives, &[("user", "bob")], 10), None);
+    let over = |directives: &Directives, now| -> Vec<String> {
+        directives.over(Micros::from_secs(now), 10).map(|over| over.target.to_string()).collect()
+    };
+    assert_eq!(over(&directives, 9), [""; 0]);
+    assert_eq!(over(&directives, 15), ["limit|api|user=bob", "switch|everything", "plan|api|user=bob"]);
+    assert_eq!(directives.over(Micros::from_secs(15), 2).count(), 2);
+    // Said anew, it has another end, or none.
+    directives.put(directive("limit|api|user=bob", "2/second"), Options::default()).unwrap();
+    directives.put(directive("switch|everything", "off"), Options::default()).unwrap();
+    assert_eq!(over(&directives, 15), ["plan|api|user=bob"]);
+    directives.remove(&Target::parse("plan|api|user=bob").unwrap()).unwrap();
+    assert_eq!(over(&directives, 20), ["limit|api|user=eve"]);
+}
+
+#[test]
+fn what_cannot_be_understood_is_refused_and_changes_nothing() {
+    let mut directives = all(&[("limit|api|user=bob", "1/second")]);
+    for (target, word, expected) in [
+        ("limit|api|user=bob", "lots", "is no limit"),
+        ("plan|api|user=bob", "", "a plan has a name"),
+        ("switch|everything", "maybe", "no mode"),
+    ] {
+        let error = directives.put(directive(target, word), Options::default()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    for number in 1..MOST_SHAPES {
+        directives.put(directive(&format!("limit|api|k{number}=v"), "1/second"), Options::default()).unwrap();
+    }
+    let error = directives.put(directive("limit|api|k=v", "1/second"), Options::default()).unwrap_err();
+    assert_eq!(error, DirectiveError::Shapes("api".into()));
+    // One that is there already has room, and so has one more when one is gone.
+    directives.put(directive("limit|api|k1=w", "1/second"), Options::default()).unwrap();
+    directives.remove(&Target::parse("limit|api|k2=v").unwrap()).unwrap();
+    directives.put(directive("limit|api|k=v", "1/second"), Options::default()).unwrap();
+    assert_eq!(limit(&directives, &[("user", "bob")], 0), Some((1, 1)));
+}
+
+#[test]
+fn the_nearest_switch_decides() {
+    let text = "domain: api\ndescriptors:\n- {key: a, rate_limit: {unit: second, requests_per_unit: 1, name: first}}\n\
+                - {key: b, value: v, rate_limit: {unit: second, requests_per_unit: 1, algorithm: token_bucket}}\n\
+                - {key: c, rate_limit: {unit: second, requests_per_unit: 1, shed: true}}\n\
+                - {key: d, rate_limit: {unlimited: true}}\n";
+    let file = SourceFile { name: "api.yaml".into(), text: text.into() };
+    let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
+    let modes = |switches: &[(&str, &str)]| {
+        let modes = all(switches).modes(&rules, Micros::ZERO);
+        let name = |mode: Option<Mode>| mode.map_or("", Mode::name);
+        let of_rules: Vec<_> = rules.rules().iter().map(|rule| name(modes.of("api", Some(rule)))).collect();
+        (of_rules.join(","), name(modes.of("api", None)), name(modes.of("other", None)))
+    };
+    assert_eq!(modes(&[]), (",,,".into(), "", ""));
+    assert_eq!(modes(&[("switch|everything", "off")]), ("off,off,off,off".into(), "off", "off"));
+    assert_eq!(modes(&[("switch|domain|api", "deny")]), ("deny,deny,deny,deny".into(), "deny", ""));
+    assert_eq!(modes(&[("switch|kind|shedding", "off")]), (",,off,".into(), "", ""));
+    assert_eq!(modes(&[("switch|kind|fixed_window", "off")]), ("off,,off,".into(), "off", "off"));
+    assert_eq!(modes(&[("switch|rule|api|first", "off")]), ("off,,,".into(), "", ""));
+    assert_eq!(modes(&[("switch|rule|api|b_v", "off"), ("switch|rule|other|a", "off")]), (",off,,".into(), "", ""));
+    let nested = [
+        ("switch|everything", "off"),
+        ("switch|domain|api", "shadow"),
+        ("switch|kind|token_bucket", "deny"),
+        ("switch|rule|api|a", "enforce"),
+    ];
+    assert_eq!(modes(&nested), ("enforce,deny,shadow,shadow".into(), "shadow", "off"));
+    // Nearer to this instance wins over what the store says, and what is over says nothing.
+    let mut directives = all(&[("switch|everything", "off")]);
+    directives.throw(&directive("switch|everything", "shadow"), Origin::File);
+    let mode = |directives: &Directives| directives.modes(&rules, Micros::from_secs(9)).of("other", None);
+    assert_eq!(mode(&directives), Some(Mode::Shadow));
+    let over = Directive { until: Some(Micros::from_secs(9)), ..directive("switch|everything", "deny") };
+    directives.throw(&over, Origin::Instance);
+    assert_eq!(mode(&directives), Some(Mode::Shadow));
+    directives.take_back(&Scope::Everything, Origin::File);
+    assert_eq!(mode(&directives), Some(Mode::Off));
+}
+
+fn target() -> impl Strategy<Value = String> {
+    prop::sample::select(vec![
+        "limit|api|user=a",
+        "limit|api|user=b",
+        "limit|api|user=a|path=b",
+        "limit|web|user=a",
+        "plan|api|user=a",
+        "plan|api|user=b",
+        "switch|everything",
+        "switch|domain|api",
+    ])
+    .prop_map(str::to_owned)
+}
+
+fn step() -> impl Strategy<Value = (String, Option<(usize, Option<u64>, u8)>)> {
+    (target(), prop::option::of((0..2_usize, prop::option::of(1..5_u64), 0..3_u8)))
+}
+
+proptest! {
+    /// Whatever is said and taken back, all of it is there and nothing else.
+    #[test]
+    fn what_was_said_is_what_there_is(steps in prop::collection::vec(step(), 0..60)) {
+        let (mut directives, mut model) = (Directives::default(), BTreeMap::new());
+        for (version, (target, said)) in steps.into_iter().enumerate() {
+            let key = Target::parse(&target).unwrap();
+            match said {
+                Some((word, until, author)) => {
+                    let words = match &key {
+                        Target::Limit { .. } => ["1/second", "blocked"],
+                        Target::Plan { .. } => ["pro", "free"],
+                        Target::Switch(_) => ["off", "deny"],
+                    };
+                    let said = Directive {
+                        until: until.map(Micros::from_secs),
+                        author: author.to_string().into(),
+                        version: version as u64,
+                        ..directive(&target, words[word])
+                    };
+                    directives.put(said.clone(), Options::default()).unwrap();
+                    model.insert(target, said);
+                }
+                None => prop_assert_eq!(directives.remove(&key), model.remove(&target)),
+            }
+            let there: BTreeMap<_, _> = directives.iter().map(|it| (it.target.to_string(), it)).collect();
+            prop_assert_eq!(&there, &model);
+            let over: Vec<_> = directives.over(Micros::from_secs(3), 100).map(|over| over.target.to_string()).collect();
+            let expected = model.iter().filter(|(_, it)| it.is_over(Micros::from_secs(3))).count();
+            prop_assert_eq!(over.len(), expected);
+        }
+        for target in model.into_keys() {
+            directives.remove(&Target::parse(&target).unwrap()).unwrap();
+        }
+        // Nothing is left behind.
+        prop_assert_eq!(directives.counts(), [0; 3]);
+        prop_assert!(directives.limit_shapes.is_empty() && directives.plan_shapes.is_empty());
+        prop_assert!(directives.texts.is_empty() && directives.terms.is_empty() && directives.ends.is_empty());
+    }
+}

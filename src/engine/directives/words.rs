@@ -1,0 +1,101 @@
+//! Texts that many directives share, each kept once.
+
+use std::{collections::HashMap, sync::Arc};
+
+/// Texts by their numbers, with what was made of each, for as long as one directive has it.
+#[derive(Clone)]
+pub(super) struct Words<T> {
+    entries: Vec<Option<Word<T>>>,
+    by_text: HashMap<Arc<str>, u32>,
+    free: Vec<u32>,
+}
+
+#[derive(Clone)]
+struct Word<T> {
+    text: Arc<str>,
+    meaning: T,
+    uses: u32,
+}
+
+impl<T> Default for Words<T> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
+    }
+}
+
+impl<T: Clone> Words<T> {
+    /// The number of a text that is had once more, and `None` for one that nobody has yet.
+    pub(super) fn used(&mut self, text: &str) -> Option<u32> {
+        let number = *self.by_text.get(text)?;
+        self.entries[number as usize].as_mut()?.uses += 1;
+        Some(number)
+    }
+
+    /// The number of a text that nobody had.
+    pub(super) fn add(&mut self, text: &str, meaning: T) -> u32 {
+        let text: Arc<str> = text.into();
+        let word = Some(Word { text: Arc::clone(&text), meaning, uses: 1 });
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.entries[number as usize] = word;
+                number
+            }
+            None => {
+                self.entries.push(word);
+                (self.entries.len() - 1) as u32
+            }
+        };
+        self.by_text.insert(text, number);
+        number
+    }
+
+    /// A directive that had it has it no more.
+    pub(super) fn unused(&mut self, number: u32) {
+        let Some(entry) = self.entries.get_mut(number as usize) else {
+            return;
+        };
+        if let Some(word) = entry
+            && word.uses > 1
+        {
+            word.uses -= 1;
+            return;
+        }
+        if let Some(word) = entry.take() {
+            self.by_text.remove(&word.text);
+            self.free.push(number);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_text.is_empty()
+    }
+
+    pub(super) fn meaning(&self, number: u32) -> Option<&T> {
+        Some(&self.entries.get(number as usize)?.as_ref()?.meaning)
+    }
+
+    pub(super) fn text(&self, number: u32) -> Arc<str> {
+        let word = self.entries.get(number as usize).and_then(Option::as_ref);
+        word.map_or_else(|| "".into(), |word| Arc::clone(&word.text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_kept_for_as_long_as_somebody_has_it() {
+        let mut words = Words::default();
+        assert_eq!(words.used("a"), None);
+        assert_eq!((words.add("a", 1), words.add("b", 2), words.used("a")), (0, 1, Some(0)));
+        words.unused(0);
+        assert_eq!((words.meaning(0), &*words.text(0)), (Some(&1), "a"));
+        words.unused(0);
+        assert_eq!((words.used("a"), words.meaning(0), &*words.text(0)), (None, None, ""));
+        // Its place is taken by the next.
+        assert_eq!((words.add("c", 3), words.used("b")), (0, Some(1)));
+        words.unused(7);
+    }
+}

@@ -1,0 +1,135 @@
+//! What operators do to counters, and to limits together with their counters.
+
+use std::sync::Arc;
+
+use super::{
+    Clock, Keeper,
+    directives::{Changed, Mandate, PutError, Wish},
+    reload::Reloader,
+};
+use crate::{
+    engine::{By, Counter, DecideError, Engine, Inspection, Ranking, StoreError, directives::Target},
+    rules::Entry,
+};
+
+/// Why something has not been done.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminError {
+    /// A directive.
+    #[error(transparent)]
+    Put(#[from] PutError),
+    /// The counter's store.
+    #[error("the counter cannot be asked now")]
+    Store(#[from] StoreError),
+    /// The counter's store, or what its rule makes of its absence.
+    #[error(transparent)]
+    Decide(#[from] DecideError),
+    /// There is no counter.
+    #[error("nothing is counted of this descriptor; inspect says why")]
+    NotCounted,
+}
+
+/// The operators' way in. It lives on the runtime that has the connections of its engine.
+#[derive(Clone)]
+pub struct Admin {
+    /// Which asks the store.
+    pub engine: Engine,
+    /// Which keeps what they say.
+    pub keeper: Arc<Keeper>,
+    /// The rules in force.
+    pub reloader: Arc<Reloader>,
+    /// What time it is.
+    pub clock: Clock,
+}
+
+impl Admin {
+    /// Says directives. `additive`: what a new limit has more than the one before is given back to the counter, as far as it
+    /// is not there by itself. The number of hits given back goes with each.
+    pub async fn put(
+        &self,
+        wishes: &[Wish],
+        mandate: Mandate,
+        additive: bool,
+    ) -> Result<(Changed, Vec<u64>), AdminError> {
+        let mut before = Vec::new();
+        for wish in wishes {
+            before.push(if additive { self.room(&wish.target).await? } else { None });
+        }
+        let changed = self.keeper.put(wishes, mandate).await?;
+        let mut given_back = Vec::new();
+        for (wish, before) in wishes.iter().zip(before) {
+            given_back.push(self.add(&wish.target, before).await?);
+        }
+        Ok((changed, given_back))
+    }
+
+    /// What remains of a descriptor's limit, and what passes at once.
+    async fn room(&self, target: &Target) -> Result<Option<(u64, u64)>, AdminError> {
+        let Target::Limit { domain, entries } = target else {
+            return Ok(None);
+        };
+        let standing = self.inspect(domain, &pairs(entries)).await?.standing;
+        Ok(standing.map(|standing| (standing.decision.remaining, standing.limit.policy().0)))
+    }
+
+    async fn add(&self, target: &Target, before: Option<(u64, u64)>) -> Result<u64, AdminError> {
+        let (Some((remained, burst)), Target::Limit { domain, entries }) = (before, target) else {
+            return Ok(0);
+        };
+        let Some((remains, new_burst)) = self.room(target).await? else {
+            return Ok(0);
+        };
+        let hits = (remained + new_burst.saturating_sub(burst)).saturating_sub(remains);
+        if hits > 0 {
+            self.engine.give_back(domain, &pairs(entries), hits, self.clock.now()).await?;
+        }
+        Ok(hits)
+    }
+
+    /// What a descriptor meets, and where its counter stands.
+    pub async fn inspect(&self, domain: &str, entries: &[Entry<'_>]) -> Result<Inspection, AdminError> {
+        Ok(self.engine.inspect(domain, entries, self.clock.now()).await?)
+    }
+
+    /// Forgets a descriptor's counter: its name, and whether there was one.
+    pub async fn forget(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        mandate: Mandate,
+    ) -> Result<(Counter, bool), AdminError> {
+        let forgotten = self.engine.forget(domain, entries, self.clock.now()).await?;
+        let (counter, existed) = forgotten.ok_or(AdminError::NotCounted)?;
+        self.record(&format!("forgot {}", counter.key), mandate).await?;
+        Ok((counter, existed))
+    }
+
+    /// Gives hits back to a descriptor's counter.
+    pub async fn give_back(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        hits: u64,
+        mandate: Mandate,
+    ) -> Result<Inspection, AdminError> {
+        let standing = self.inspect(domain, entries).await?.standing.ok_or(AdminError::NotCounted)?;
+        self.engine.give_back(domain, entries, hits, self.clock.now()).await?;
+        self.record(&format!("gave {hits} back to {}", standing.counter.key), mandate).await?;
+        self.inspect(domain, entries).await
+    }
+
+    async fn record(&self, what: &str, mandate: Mandate) -> Result<(), AdminError> {
+        let reason = if mandate.reason.is_empty() { what.to_owned() } else { format!("{what}: {}", mandate.reason) };
+        Ok(self.keeper.record(Mandate { reason, ..mandate }).await?)
+    }
+
+    /// The descriptors that were refused most, or asked most.
+    #[must_use]
+    pub fn top(&self, by: By, most: usize, fits: impl Fn(&Target, &str) -> bool) -> Ranking {
+        self.engine.top.ranking(by, most, self.clock.now(), fits)
+    }
+}
+
+fn pairs(entries: &[(String, String)]) -> Vec<Entry<'_>> {
+    entries.iter().map(|(key, value)| Entry { key, value }).collect()
+}

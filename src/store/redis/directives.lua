@@ -1,0 +1,102 @@
+-- What operators have said: a hash of texts by what they are about (each with its version before a bar), a stream of
+-- changes, and a hash with the last change (epoch, version, id) and how many texts there are.
+local texts, log, head, gathered = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+local function mark()
+  local is = redis.call('HMGET', head, 'epoch', 'version', 'id', 'count')
+  -- A server that evicts may have evicted a part.
+  if is[1] and tonumber(is[4]) == redis.call('HLEN', texts) then
+    return is[1], tonumber(is[2]), is[3]
+  end
+end
+
+local function version_of(text)
+  return text and tonumber(string.match(text, '^%d+')) or 0
+end
+
+local order = table.remove(ARGV, 1)
+local epoch, version, id = mark()
+
+if order == 'mark' then
+  if not epoch then return {'empty'} end
+  return {'mark', epoch, version, id}
+end
+
+if order == 'since' then
+  local their_epoch, their_version, their_id, most = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+  if not epoch then return {'empty'} end
+  if epoch ~= their_epoch then return {'other'} end
+  if version < their_version then return {'behind', epoch, version, id} end
+  if version == their_version then
+    return {id == their_id and 'nothing' or 'other'}
+  end
+  if their_version > 0 then
+    local same = redis.call('XRANGE', log, their_version .. '-0', their_version .. '-0')[1]
+    if not same or same[2][2] ~= their_id then return {'other'} end
+  end
+  local changes = redis.call('XRANGE', log, '(' .. their_version .. '-0', '+', 'COUNT', most)
+  -- The first of them may have been cut off.
+  if not changes[1] or changes[1][1] ~= (their_version + 1) .. '-0' then return {'other'} end
+  return {'changes', changes}
+end
+
+if order == 'write' then
+  -- id, head, the longest log, an epoch if there is none, the version that must be the last or nothing, and of each part:
+  -- target, version that must be its last or nothing, '1' or '0', text.
+  local new_id, who, longest, new_epoch, base = unpack(ARGV, 1, 5)
+  if base ~= '' and tonumber(base) ~= (version or 0) then return {'moved'} end
+  local before = {}
+  for at = 6, #ARGV, 4 do
+    local text = epoch and redis.call('HGET', texts, ARGV[at])
+    if ARGV[at + 1] ~= '' and tonumber(ARGV[at + 1]) ~= version_of(text) then
+      return {'conflict', ARGV[at], version_of(text)}
+    end
+    before[at] = text
+  end
+  if not epoch then
+    redis.call('DEL', texts, log, head)
+    epoch, version = new_epoch, 0
+  end
+  version = version + 1
+  local fields = {'id', new_id, 'head', who}
+  for at = 6, #ARGV, 4 do
+    local target, keeps, text = ARGV[at], ARGV[at + 2] == '1', ARGV[at + 3]
+    if keeps then
+      redis.call('HSET', texts, target, version .. '|' .. text)
+    else
+      redis.call('HDEL', texts, target)
+    end
+    local field = function(name, value)
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+    field('target', target)
+    if before[at] then field('before', (string.gsub(before[at], '^%d+|', '', 1))) end
+    if keeps then field('after', text) end
+  end
+  redis.call('XADD', log, 'MAXLEN', '~', longest, version .. '-0', unpack(fields))
+  redis.call('HSET', head, 'epoch', epoch, 'version', version, 'id', new_id, 'count', redis.call('HLEN', texts))
+  return {'done', epoch, version, redis.call('XRANGE', log, version .. '-0', version .. '-0')[1] or {}}
+end
+
+if order == 'gather' then
+  -- Texts on their way to an empty store, under a key of their own: the seconds they live, then target and text.
+  for at = 2, #ARGV, 2 do
+    redis.call('HSET', gathered, ARGV[at], ARGV[at + 1])
+  end
+  redis.call('EXPIRE', gathered, ARGV[1])
+  return {'done'}
+end
+
+if order == 'adopt' then
+  -- All at once, unless somebody was faster. The last change becomes the log's first, so that others find theirs.
+  if epoch then return {'moved'} end
+  redis.call('DEL', texts, log, head)
+  if redis.call('EXISTS', gathered) == 1 then
+    redis.call('RENAME', gathered, texts)
+    redis.call('PERSIST', texts)
+  end
+  redis.call('XADD', log, ARGV[2] .. '-0', 'id', ARGV[3], 'head', ARGV[4])
+  redis.call('HSET', head, 'epoch', ARGV[1], 'version', ARGV[2], 'id', ARGV[3], 'count', redis.call('HLEN', texts))
+  return {'done'}
+end

@@ -1,0 +1,194 @@
+//! What operators have said, in Redis: three keys of one slot, changed by one script and read a few times a second.
+//!
+//! They are where the shard `directives` is. On a ring, where a shard moves as nodes come and go, they are on the node that is
+//! listed first.
+
+use redis::{Cmd, FromRedisValue, Value, from_redis_value};
+
+use super::Redis;
+use crate::store::{
+    StoreError,
+    directives::{Change, Kept, MOST_PARTS, Mark, News, Part, Put, Written},
+};
+
+const SCRIPT: &str = include_str!("directives.lua");
+/// Texts that one call reads.
+const SCANNED: usize = 1_000;
+/// What was gathered for an empty store, and never became its content, is gone after so many seconds.
+const GATHERED: u32 = 120;
+
+impl Redis {
+    /// The last change, and all that is kept, a part at a time; `None` where there is nothing. What changes meanwhile may
+    /// be in it or not: it is what comes after the mark.
+    pub async fn directives(&self, mut each: impl FnMut(Vec<Kept>)) -> Result<Option<Mark>, StoreError> {
+        let reply = self.directive_script("mark", "", |_| {}).await?;
+        let Some(mark) = read_mark(&reply) else {
+            return Ok(None);
+        };
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(self.directive_key("texts")).arg(&cursor).arg("COUNT").arg(SCANNED);
+            let (next, texts): (String, Vec<(String, String)>) = read(self.directive_command(&scan).await?)?;
+            let kept = texts.into_iter().filter_map(|(target, text)| {
+                let (version, text) = text.split_once('|')?;
+                Some((target, version.parse().ok()?, text.to_owned()))
+            });
+            each(kept.collect());
+            if next == "0" {
+                return Ok(Some(mark));
+            }
+            cursor = next;
+        }
+    }
+
+    /// What there is that one who knows this has not heard.
+    pub async fn directives_since(&self, mark: &Mark) -> Result<News, StoreError> {
+        let reply = self
+            .directive_script("since", "", |call| {
+                call.arg(&mark.epoch).arg(mark.version).arg(&mark.id).arg(MOST_PARTS);
+            })
+            .await?;
+        let (word, rest) = split(&reply)?;
+        Ok(match word.as_str() {
+            "nothing" => News::Nothing,
+            "other" => News::Other,
+            "empty" => News::Empty,
+            "behind" => News::Behind(read_mark(&reply).ok_or(StoreError::Refused)?),
+            "changes" => News::Changes(changes(rest.first().ok_or(StoreError::Refused)?)?),
+            _ => return Err(StoreError::Refused),
+        })
+    }
+
+    /// Makes a change, all of it or nothing. `base`: the last change there must be. `longest`: of the log.
+    pub async fn put_directives(
+        &self,
+        (id, head): (&str, &str),
+        parts: &[Put],
+        base: Option<u64>,
+        longest: usize,
+    ) -> Result<Option<Written>, StoreError> {
+        let epoch = format!("{:016x}", rand::random::<u64>());
+        let reply = self
+            .directive_script("write", "", |call| {
+                call.arg(id).arg(head).arg(longest).arg(&epoch);
+                call.arg(base.map_or_else(String::new, |base| base.to_string()));
+                for Put { target, text, expected } in parts {
+                    call.arg(target).arg(expected.map_or_else(String::new, |version| version.to_string()));
+                    call.arg(if text.is_some() { "1" } else { "0" }).arg(text.as_deref().unwrap_or_default());
+                }
+            })
+            .await?;
+        let (word, rest) = split(&reply)?;
+        match (word.as_str(), rest) {
+            ("moved", []) => Ok(None),
+            ("conflict", [target, version]) => {
+                let (target, version) = (read(target.clone())?, read(version.clone())?);
+                Ok(Some(Written::Conflict { target, version }))
+            }
+            ("done", [epoch, version, change]) => {
+                let mark = Mark { epoch: read(epoch.clone())?, version: read(version.clone())?, id: id.to_owned() };
+                Ok(Some(Written::Done(mark, read_change(change)?)))
+            }
+            _ => Err(StoreError::Refused),
+        }
+    }
+
+    /// Brings all of it back to a store that has nothing; false when somebody else was faster.
+    pub async fn restore_directives(&self, mark: &Mark, head: &str, kept: &[Kept]) -> Result<bool, StoreError> {
+        let place = format!("{:016x}", rand::random::<u64>());
+        for texts in kept.chunks(MOST_PARTS) {
+            let gather = |call: &mut Cmd| {
+                call.arg(GATHERED);
+                for (target, version, text) in texts {
+                    call.arg(target).arg(format!("{version}|{text}"));
+                }
+            };
+            self.directive_script("gather", &place, gather).await?;
+        }
+        let adopt = |call: &mut Cmd| {
+            call.arg(&mark.epoch).arg(mark.version).arg(&mark.id).arg(head);
+        };
+        let reply = self.directive_script("adopt", &place, adopt).await?;
+        Ok(split(&reply)?.0 == "done")
+    }
+
+    /// The latest changes before this version, the last first.
+    pub async fn directive_log(&self, before: u64, most: usize) -> Result<Vec<Change>, StoreError> {
+        let mut range = redis::cmd("XREVRANGE");
+        let end = if before == u64::MAX { "+".to_owned() } else { format!("({before}-0") };
+        range.arg(self.directive_key("log")).arg(end).arg("-").arg("COUNT").arg(most);
+        changes(&self.directive_command(&range).await?)
+    }
+
+    fn directive_key(&self, name: &str) -> String {
+        format!("{}{{directives}}{name}", self.main.key_prefix())
+    }
+
+    async fn directive_script(
+        &self,
+        order: &str,
+        gathered: &str,
+        arguments: impl FnOnce(&mut Cmd),
+    ) -> Result<Value, StoreError> {
+        // Sent as a whole each time: it is called a few times a second.
+        let mut command = redis::cmd("EVAL");
+        command.arg(SCRIPT).arg(4);
+        for name in ["texts", "log", "head"] {
+            command.arg(self.directive_key(name));
+        }
+        command.arg(self.directive_key(&format!("gathered:{gathered}"))).arg(order);
+        arguments(&mut command);
+        self.directive_command(&command).await
+    }
+
+    async fn directive_command(&self, command: &Cmd) -> Result<Value, StoreError> {
+        let home = self.main.home(self.directive_key("").as_bytes()).ok_or(StoreError::Unavailable)?;
+        self.main.command(home, command).await
+    }
+}
+
+fn read<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
+    from_redis_value(value).map_err(|_| StoreError::Refused)
+}
+
+/// The first word of a reply, and what follows.
+fn split(reply: &Value) -> Result<(String, &[Value]), StoreError> {
+    let Value::Array(values) = reply else {
+        return Err(StoreError::Refused);
+    };
+    let (word, rest) = values.split_first().ok_or(StoreError::Refused)?;
+    Ok((read(word.clone())?, rest))
+}
+
+fn read_mark(reply: &Value) -> Option<Mark> {
+    let (_, [epoch, version, id]) = split(reply).ok()? else {
+        return None;
+    };
+    Some(Mark { epoch: read(epoch.clone()).ok()?, version: read(version.clone()).ok()?, id: read(id.clone()).ok()? })
+}
+
+fn changes(reply: &Value) -> Result<Vec<Change>, StoreError> {
+    let Value::Array(entries) = reply else {
+        return Err(StoreError::Refused);
+    };
+    entries.iter().map(read_change).collect()
+}
+
+/// An entry of the stream: its version and its fields.
+fn read_change(entry: &Value) -> Result<Change, StoreError> {
+    let (version, fields): (String, Vec<(String, String)>) = read(entry.clone())?;
+    let version = version.split('-').next().and_then(|version| version.parse().ok()).ok_or(StoreError::Refused)?;
+    let mut change = Change { version, ..Change::default() };
+    for (name, value) in fields {
+        match (name.as_str(), change.parts.last_mut()) {
+            ("id", _) => change.id = value,
+            ("head", _) => change.head = value,
+            ("target", _) => change.parts.push(Part { target: value, ..Part::default() }),
+            ("before", Some(part)) => part.before = Some(value),
+            ("after", Some(part)) => part.after = Some(value),
+            _ => {}
+        }
+    }
+    Ok(change)
+}

@@ -1,0 +1,140 @@
+//! Between the messages of `sluicegate.admin.v1` and what the service knows.
+
+use std::time::Duration;
+
+use prost_types::Timestamp;
+use sluicegate_proto::sluicegate::admin::v1 as api;
+use tonic::Status;
+
+use crate::{
+    engine::{
+        self, Micros, Standing,
+        directives::{Mode, Origin, Scope, Target},
+    },
+    rules,
+    service::{admin::AdminError, directives::PutError, directives::Wish},
+    store::AnyStore,
+};
+
+pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status> {
+    use api::{scope::Scope as Of, target::Target as Is};
+    let missing = |what: &str| Status::invalid_argument(format!("a target needs {what}"));
+    let target = target.and_then(|target| target.target).ok_or_else(|| missing("a limit, a plan or a switch"))?;
+    Ok(match target {
+        Is::Limit(api::Descriptor { domain, entries }) => {
+            let entries = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
+            Target::Limit { domain, entries }
+        }
+        Is::Plan(api::PlanOf { domain, key, value }) => Target::Plan { domain, key, value },
+        Is::Switch(scope) => Target::Switch(match scope.scope.ok_or_else(|| missing("a scope for its switch"))? {
+            Of::Rule(api::RuleScope { domain, rule }) => Scope::Rule { domain, rule },
+            Of::Kind(kind) => Scope::Kind(kind),
+            Of::Domain(domain) => Scope::Domain(domain),
+            Of::Everything(true) => Scope::Everything,
+            Of::Everything(false) => return Err(missing("a scope that is true")),
+        }),
+    })
+}
+
+pub(super) fn write_target(target: &Target) -> api::Target {
+    use api::{scope::Scope as Of, target::Target as Is};
+    let target = match target.clone() {
+        Target::Limit { domain, entries } => Is::Limit(descriptor(domain, entries)),
+        Target::Plan { domain, key, value } => Is::Plan(api::PlanOf { domain, key, value }),
+        Target::Switch(scope) => {
+            let scope = match scope {
+                Scope::Rule { domain, rule } => Of::Rule(api::RuleScope { domain, rule }),
+                Scope::Kind(kind) => Of::Kind(kind),
+                Scope::Domain(domain) => Of::Domain(domain),
+                Scope::Everything => Of::Everything(true),
+            };
+            Is::Switch(api::Scope { scope: Some(scope) })
+        }
+    };
+    api::Target { target: Some(target) }
+}
+
+pub(super) fn descriptor(domain: String, entries: Vec<(String, String)>) -> api::Descriptor {
+    let entries = entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect();
+    api::Descriptor { domain, entries }
+}
+
+pub(super) fn read_wish(wish: api::Wish) -> Result<Wish, Status> {
+    Ok(Wish {
+        target: read_target(wish.target)?,
+        word: (!wish.word.is_empty()).then_some(wish.word),
+        until: wish.until.map(|until| read_time(&until)).transpose()?,
+        expected: wish.expected_version,
+    })
+}
+
+fn read_time(time: &Timestamp) -> Result<Micros, Status> {
+    let seconds = u64::try_from(time.seconds).ok().filter(|_| (0..1_000_000_000).contains(&time.nanos));
+    let seconds = seconds.ok_or_else(|| Status::invalid_argument("until is no time after 1970"))?;
+    let micros = seconds.saturating_mul(1_000_000).saturating_add(u64::from(time.nanos.unsigned_abs()) / 1_000);
+    Ok(Micros::new(micros))
+}
+
+pub(super) fn time(micros: Micros) -> Timestamp {
+    (std::time::UNIX_EPOCH + Duration::from_micros(micros.get())).into()
+}
+
+pub(super) fn directive(directive: &engine::Directive, origin: Origin) -> api::Directive {
+    api::Directive {
+        target: Some(write_target(&directive.target)),
+        word: directive.word.to_string(),
+        until: directive.until.map(time),
+        author: directive.author.to_string(),
+        reason: directive.reason.to_string(),
+        at: (directive.at > Micros::ZERO).then(|| time(directive.at)),
+        version: directive.version,
+        origin: match origin {
+            Origin::Store => api::Origin::Store,
+            Origin::File => api::Origin::File,
+            Origin::Instance => api::Origin::Instance,
+        }
+        .into(),
+    }
+}
+
+pub(super) fn counter(standing: &Standing, store: &AnyStore, prefix: &str) -> api::Counter {
+    let Standing { limit, counter, decision } = standing;
+    let node = store.server_of(counter.key.as_bytes(), counter.per_second);
+    api::Counter {
+        limit: limit.to_string(),
+        key: format!("{prefix}{}", counter.key),
+        node: node.map_or_else(String::new, |node| node.to_string()),
+        used: decision.used,
+        remaining: decision.remaining,
+        reset_us: decision.reset.get(),
+        retry_after_us: decision.retry_after.filter(|_| !decision.allowed).map(Micros::get),
+    }
+}
+
+pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
+    let (domain, levels) = rule.labels.split_first().map_or(("", [].as_slice()), |(domain, levels)| (domain, levels));
+    api::Rule {
+        domain: domain.to_owned(),
+        name: rule.name.as_deref().map_or_else(|| levels.join("."), str::to_owned),
+        limit: rule.limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string()),
+        file: rule.file.to_string(),
+        line: u32::try_from(rule.place.line).unwrap_or(u32::MAX),
+        switch: switch.map_or("", Mode::name).to_owned(),
+        shadow_mode: rule.shadow_mode,
+    }
+}
+
+pub(super) fn refuse(error: &AdminError) -> Status {
+    let message = crate::errors::chain(error);
+    match error {
+        AdminError::Put(PutError::Conflict { .. }) => Status::aborted(message),
+        AdminError::Put(PutError::Wish { .. } | PutError::Mandate | PutError::Number) => {
+            Status::invalid_argument(message)
+        }
+        AdminError::Put(PutError::Journal(_)) => Status::internal(message),
+        AdminError::NotCounted => Status::failed_precondition(message),
+        AdminError::Put(PutError::Store(_)) | AdminError::Store(_) | AdminError::Decide(_) => {
+            Status::unavailable(message)
+        }
+    }
+}

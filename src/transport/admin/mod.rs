@@ -1,0 +1,298 @@
+//! The operators' listener: `sluicegate.admin.v1` as gRPC and as JSON, for those who show a token or a certificate.
+//!
+//! Off unless it has an address, and then only with one of the two. It runs on the control runtime; decisions do not meet
+//! it.
+
+mod auth;
+mod convert;
+mod json;
+mod openapi;
+mod service;
+
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    extract::{DefaultBodyLimit, Request, State},
+    http::{
+        StatusCode,
+        header::{AUTHORIZATION, CONTENT_TYPE},
+    },
+    middleware::{self, Next},
+    response::Response,
+    routing::{get, post},
+};
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo, TokioTimer},
+    server::conn::auto,
+    service::TowerToHyperService,
+};
+use serde::{Deserialize, Serialize};
+use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminServiceServer};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, watch},
+    time::{sleep, timeout},
+};
+use tonic::service::Routes;
+
+pub use self::auth::TokenError;
+use self::{
+    auth::{Caller, Callers, Role},
+    service::Service,
+};
+use super::{
+    TlsError,
+    grpc::{TlsSettings, told_to_stop},
+    tls::Tls,
+};
+use crate::service::Admin;
+
+/// Connections at most: operators and dashboards are few.
+const MOST_CONNECTIONS: usize = 128;
+/// A connection that has not said who it is by then is closed.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// No message is longer: a hundred directives with all their words are not.
+const LONGEST_MESSAGE: usize = 1 << 20;
+/// After an accept that failed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Who may operate the service, and where.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// Where to listen; without it there is no way in.
+    pub addr: Option<SocketAddr>,
+    /// Tokens: a line each, `read TOKEN NAME` or `operate TOKEN NAME`; followed while running.
+    pub token_file: Option<PathBuf>,
+    /// Certificates; with a client CA, callers can be known by theirs.
+    pub tls: TlsSettings,
+    /// Names (DNS, or addresses) in the certificates of those who may do everything.
+    pub operate: Vec<String>,
+    /// And of those who may only look.
+    pub read: Vec<String>,
+}
+
+/// Why there is no way in for operators.
+#[derive(Debug, thiserror::Error)]
+pub enum AdminServerError {
+    /// The address.
+    #[error("cannot listen on {addr} for operators")]
+    Listen {
+        /// Where.
+        addr: SocketAddr,
+        /// What went wrong.
+        source: io::Error,
+    },
+    /// Who may call.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
+    /// The certificates.
+    #[error("TLS cannot be served to operators")]
+    Tls(#[from] TlsError),
+    /// Nobody could call.
+    #[error("admin.addr needs admin.token_file, or admin.tls.client_ca_file with names in admin.operate or admin.read")]
+    Nobody,
+}
+
+/// The listener, and who may come in.
+pub struct Server {
+    listener: TcpListener,
+    callers: Arc<Callers>,
+    tls: Option<Arc<Tls>>,
+}
+
+impl Server {
+    /// Listens, if the settings say where.
+    pub async fn bind(settings: &Settings) -> Result<Option<Self>, AdminServerError> {
+        let Some(addr) = settings.addr else {
+            return Ok(None);
+        };
+        let names = !settings.operate.is_empty() || !settings.read.is_empty();
+        let certified = settings.tls.client_ca_file.is_some() && names;
+        if settings.token_file.is_none() && !certified {
+            return Err(AdminServerError::Nobody);
+        }
+        let callers = Callers::new(settings)?;
+        let tls = Tls::new(&settings.tls, &[b"h2", b"http/1.1"])?;
+        let listener = TcpListener::bind(addr).await.map_err(|source| AdminServerError::Listen { addr, source })?;
+        Ok(Some(Self { listener, callers, tls }))
+    }
+
+    /// Where it listens, the port settled.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until it is told to stop.
+    pub async fn run(self, admin: Admin, mut stopping: watch::Receiver<bool>) {
+        let Self { listener, callers, tls } = self;
+        tokio::spawn(Arc::clone(&callers).follow());
+        if let Some(tls) = &tls {
+            tokio::spawn(Arc::clone(tls).follow());
+        }
+        let router = router(admin, &callers);
+        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        loop {
+            let stream = tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        tracing::debug!(%error, "an operator's connection cannot be accepted");
+                        sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                },
+                () = told_to_stop(&mut stopping) => return,
+            };
+            // One too many is closed at once.
+            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+                continue;
+            };
+            let (router, callers, tls, stopping) =
+                (router.clone(), Arc::clone(&callers), tls.clone(), stopping.clone());
+            tokio::spawn(async move {
+                serve(stream, router, &callers, tls, stopping).await;
+                drop(permit);
+            });
+        }
+    }
+}
+
+async fn serve(
+    stream: TcpStream,
+    router: Router,
+    callers: &Callers,
+    tls: Option<Arc<Tls>>,
+    stopping: watch::Receiver<bool>,
+) {
+    let Some(tls) = tls else {
+        return serve_http(stream, router, None, stopping).await;
+    };
+    match timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let certificates = stream.get_ref().1.peer_certificates();
+            let certified = certificates.and_then(|all| callers.by_certificate(all.first()?));
+            serve_http(stream, router, certified, stopping).await;
+        }
+        Ok(Err(error)) => tracing::debug!(%error, "an operator's TLS handshake failed"),
+        Err(_) => tracing::debug!("an operator's TLS handshake took too long"),
+    }
+}
+
+async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
+    stream: S,
+    router: Router,
+    certified: Option<Caller>,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let router = router.layer(axum::Extension(Certified(certified)));
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(32)
+        .keep_alive_interval(Some(Duration::from_secs(60)));
+    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    let mut connection = std::pin::pin!(connection);
+    let mut told = false;
+    loop {
+        tokio::select! {
+            result = connection.as_mut() => {
+                if let Err(error) = result {
+                    tracing::debug!(error, "an operator's connection broke");
+                }
+                return;
+            }
+            () = told_to_stop(&mut stopping), if !told => {
+                told = true;
+                connection.as_mut().graceful_shutdown();
+            }
+        }
+    }
+}
+
+/// Who the connection's certificate says it is.
+#[derive(Clone)]
+struct Certified(Option<Caller>);
+
+fn router(admin: Admin, callers: &Arc<Callers>) -> Router {
+    let service = Arc::new(Service::new(admin));
+    let grpc = AdminServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(LONGEST_MESSAGE);
+    let mut routes = Routes::new(grpc);
+    let reflection =
+        tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET);
+    if let Ok(reflection) = reflection.build_v1() {
+        routes = routes.add_service(reflection);
+    }
+    let json = Router::new()
+        .route("/v1/{method}", post(json::call))
+        .route("/openapi.json", get(openapi::describe))
+        .layer(DefaultBodyLimit::max(LONGEST_MESSAGE))
+        .with_state(service);
+    let authenticated = middleware::from_fn_with_state(Arc::clone(callers), authenticate);
+    routes.prepare().into_axum_router().merge(json).layer(authenticated)
+}
+
+/// The methods that change something.
+const CHANGES: [&str; 3] = ["PutDirectives", "Forget", "GiveBack"];
+
+/// Nobody gets further who is not known, or may not do this.
+async fn authenticate(State(callers): State<Arc<Callers>>, mut request: Request, next: Next) -> Response {
+    let certified = request.extensions().get::<Certified>().and_then(|certified| certified.0.clone());
+    let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let token =
+        token.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    // A token says more than a certificate that many programs of a machine may share.
+    let caller = match token {
+        Some((_, token)) => callers.by_token(token.trim()),
+        None => certified,
+    };
+    let is_grpc = is_grpc(&request);
+    let Some(caller) = caller else {
+        let status = tonic::Status::unauthenticated(
+            "show a token of admin.token_file (authorization: Bearer TOKEN), or a certificate",
+        );
+        return refuse(StatusCode::UNAUTHORIZED, &status, is_grpc);
+    };
+    let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+    if CHANGES.contains(&method) && caller.role < Role::Operate {
+        let status =
+            tonic::Status::permission_denied(format!("{} may look, and {method} changes something", caller.name));
+        return refuse(StatusCode::FORBIDDEN, &status, is_grpc);
+    }
+    request.extensions_mut().insert(caller);
+    next.run(request).await
+}
+
+fn is_grpc(request: &Request) -> bool {
+    let kind = request.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
+}
+
+fn refuse(code: StatusCode, status: &tonic::Status, is_grpc: bool) -> Response {
+    if is_grpc {
+        return status.clone().into_http::<axum::body::Body>();
+    }
+    json::refuse(code, status)
+}
+
+/// As a caller without a name would never get here.
+fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
+    request.extensions().get::<Caller>().cloned().ok_or_else(|| tonic::Status::unauthenticated("nobody calls"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_method_that_changes_something_wants_the_role() {
+        let methods = json::methods().unwrap();
+        let looks = |name: &String| name.starts_with("List") || name.starts_with("Get") || name == "Inspect";
+        let changes: Vec<_> = methods.into_iter().filter(|name| !looks(name)).collect();
+        assert_eq!(changes, CHANGES);
+    }
+}

@@ -1,0 +1,123 @@
+//! The methods as an OpenAPI 3.1 description, made from the messages themselves.
+
+use std::{collections::BTreeMap, sync::LazyLock};
+
+use axum::{
+    http::header::CONTENT_TYPE,
+    response::{IntoResponse, Response},
+};
+use prost_reflect::{EnumDescriptor, FieldDescriptor, Kind, MessageDescriptor, ServiceDescriptor};
+use serde_json::{Value, json};
+
+use super::json::SERVICE;
+
+static DESCRIPTION: LazyLock<String> =
+    LazyLock::new(|| SERVICE.as_ref().map_or_else(String::new, |service| write(service).to_string()));
+
+pub(super) async fn describe() -> Response {
+    ([(CONTENT_TYPE, "application/json")], DESCRIPTION.as_str()).into_response()
+}
+
+fn write(service: &ServiceDescriptor) -> Value {
+    let mut schemas = BTreeMap::new();
+    let mut paths = BTreeMap::new();
+    for method in service.methods() {
+        let comment = comment(&method.parent_file(), method.path());
+        add(&method.input(), &mut schemas);
+        add(&method.output(), &mut schemas);
+        let content =
+            |message: &MessageDescriptor| json!({ "application/json": { "schema": reference(message.name()) } });
+        let error =
+            json!({ "description": "Refused", "content": { "application/json": { "schema": reference("Error") } } });
+        let operation = json!({
+            "operationId": method.name(),
+            "summary": comment,
+            "requestBody": { "content": content(&method.input()) },
+            "responses": {
+                "200": { "description": "Done", "content": content(&method.output()) },
+                "default": error,
+            },
+        });
+        paths.insert(format!("/v1/{}", method.name()), json!({ "post": operation }));
+    }
+    let text = json!({ "type": "string" });
+    schemas.insert(
+        "Error".to_owned(),
+        json!({ "type": "object", "properties": { "code": text, "message": text }, "required": ["code", "message"] }),
+    );
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "sluicegate.admin.v1",
+            "description": "What operators do while the service runs.",
+            "version": env!("CARGO_PKG_VERSION"),
+        },
+        "security": [{ "token": [] }],
+        "paths": paths,
+        "components": {
+            "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
+            "schemas": schemas,
+        },
+    })
+}
+
+fn reference(name: &str) -> Value {
+    json!({ "$ref": format!("#/components/schemas/{name}") })
+}
+
+fn add(message: &MessageDescriptor, schemas: &mut BTreeMap<String, Value>) {
+    if schemas.contains_key(message.name()) {
+        return;
+    }
+    // Before its fields: a message may hold itself.
+    schemas.insert(message.name().to_owned(), Value::Null);
+    let mut properties = BTreeMap::new();
+    for field in message.fields() {
+        properties.insert(field.json_name().to_owned(), property(&field, schemas));
+    }
+    let mut schema = json!({ "type": "object", "properties": properties });
+    describe_as(&mut schema, &comment(&message.parent_file(), message.path()));
+    schemas.insert(message.name().to_owned(), schema);
+}
+
+fn property(field: &FieldDescriptor, schemas: &mut BTreeMap<String, Value>) -> Value {
+    let one = match field.kind() {
+        Kind::Message(message) if message.full_name() == "google.protobuf.Timestamp" => {
+            json!({ "type": "string", "format": "date-time" })
+        }
+        Kind::Message(message) => {
+            add(&message, schemas);
+            reference(message.name())
+        }
+        Kind::Enum(values) => json!({ "type": "string", "enum": names(&values) }),
+        Kind::Bool => json!({ "type": "boolean" }),
+        Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 | Kind::Uint32 | Kind::Fixed32 => json!({ "type": "integer" }),
+        Kind::Double | Kind::Float => json!({ "type": "number" }),
+        // Numbers of 64 bits are texts in proto3 JSON.
+        Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 | Kind::Uint64 | Kind::Fixed64 => {
+            json!({ "type": "string", "pattern": "^[0-9]+$" })
+        }
+        Kind::String | Kind::Bytes => json!({ "type": "string" }),
+    };
+    let mut schema = if field.is_list() { json!({ "type": "array", "items": one }) } else { one };
+    describe_as(&mut schema, &comment(&field.parent_message().parent_file(), field.path()));
+    schema
+}
+
+fn names(values: &EnumDescriptor) -> Vec<String> {
+    values.values().map(|value| value.name().to_owned()).collect()
+}
+
+fn describe_as(schema: &mut Value, comment: &str) {
+    if !comment.is_empty() {
+        schema["description"] = json!(comment);
+    }
+}
+
+/// What stands above it in the .proto file.
+fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> String {
+    let info = file.file_descriptor_proto().source_code_info.as_ref();
+    let location = info.and_then(|info| info.location.iter().find(|location| location.path == path));
+    let comment = location.and_then(|location| location.leading_comments.as_deref()).unwrap_or_default();
+    comment.split_whitespace().collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,63 @@
+//! A service with an admin API, and `sluicegate ctl` to operate it.
+
+use std::path::Path;
+
+use super::server::{Builder, Server, agent, command};
+
+/// May do everything, and may only look.
+pub(crate) const OPERATE: &str = "operate-0123456789abcdef";
+pub(crate) const READ: &str = "read-0123456789abcdef";
+
+/// A running service, and the way to its admin API.
+pub(crate) struct Operator {
+    pub(crate) server: Server,
+    /// `http://…`
+    pub(crate) addr: String,
+    _tokens: tempfile::NamedTempFile,
+}
+
+impl Operator {
+    pub(crate) fn start(rules: &Path, store: &str) -> Self {
+        Self::with(Server::builder().rules(rules).store(store))
+    }
+
+    pub(crate) fn with(builder: Builder) -> Self {
+        let tokens = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(tokens.path(), format!("operate {OPERATE} alice\nread {READ} eve\n")).unwrap();
+        let path = tokens.path().display().to_string();
+        let server = builder.set("admin.addr", "127.0.0.1:0").set("admin.token_file", &path).start();
+        let addr = format!("http://{}", admin_addr(&server));
+        Self { server, addr, _tokens: tokens }
+    }
+
+    /// What `ctl` prints, and what it complains of.
+    pub(crate) fn try_ctl(&self, args: &[&str]) -> Result<String, String> {
+        let all = [&["ctl", "--addr", &self.addr, "--token", OPERATE], args].concat();
+        let output = command().args(all).output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
+    }
+
+    /// The same when nothing is to go wrong.
+    pub(crate) fn ctl(&self, args: &[&str]) -> String {
+        self.try_ctl(args).unwrap_or_else(|error| panic!("{args:?}: {error}"))
+    }
+
+    /// Code and answer of a method in JSON.
+    pub(crate) fn call(&self, token: &str, method: &str, body: &str) -> (u16, serde_json::Value) {
+        let request = agent().post(format!("{}/v1/{method}", self.addr));
+        let mut response = request.header("authorization", format!("Bearer {token}")).send(body.as_bytes()).unwrap();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}")))
+    }
+}
+
+/// Where operators are served.
+pub(crate) fn admin_addr(server: &Server) -> String {
+    let log = server.log();
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let addr = lines
+        .filter(|line| line["message"] == "serving operators")
+        .find_map(|line| line["admin"].as_str().map(str::to_owned));
+    addr.expect("it says where")
+}
