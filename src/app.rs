@@ -25,7 +25,7 @@ use crate::{
     metrics::{WorkerId, observe_counter, observe_gauge},
     rules::{Options, SourceFile},
     service::{
-        Admin, Check, Clock, Keeper, Reports, check,
+        Admin, Candidates, Check, Clock, Keeper, Reports, check,
         reload::{LoadError, Reloader, Source},
     },
     settings::Settings,
@@ -189,12 +189,21 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     keeper.start().await.map_err(AppError::Directives)?;
     keeper.observe(&meter);
     tokio::spawn(Arc::clone(&keeper).follow());
+    let directory = (settings.rules.candidate_dir.clone(), settings.rules.candidate_share);
+    let (own_keeper, own_reloader, own_clock) = (Arc::clone(&keeper), Arc::clone(&reloader), clock.clone());
+    let resources = Arc::clone(&reports.resources);
+    let candidates = Candidates::new(own_keeper, own_reloader, resources, own_clock, workers + 1, directory);
+    // What was promoted is in force before the first decision.
+    candidates.look(false).await;
+    candidates.observe(&meter);
+    tokio::spawn(Arc::clone(&candidates).follow());
 
     if let Some(operators) = operators {
         let addr = operators.local_addr().map_err(AppError::Process)?;
         tracing::info!(admin = %addr, "serving operators");
         let (engine, clock) = (check.engine.clone(), clock.clone());
-        let admin = Admin { engine, keeper: Arc::clone(&keeper), reloader: Arc::clone(&reloader), clock };
+        let (keeper, reloader) = (Arc::clone(&keeper), Arc::clone(&reloader));
+        let admin = Admin { engine, keeper, reloader, candidates, clock };
         tokio::spawn(operators.run(admin, stopping.clone()));
     }
 
@@ -303,6 +312,7 @@ impl Parts {
     fn check(&self, worker: WorkerId) -> Check {
         let engine = Engine {
             worker,
+            scope: "",
             store: self.store.connect(worker),
             local: Arc::clone(&self.local),
             rules: Arc::clone(self.reloader.rules()),

@@ -113,13 +113,23 @@ pub struct PerSecondSettings {
 }
 
 /// Where rules come from.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RulesSettings {
     /// A directory of `*.yaml`; without one, the built-in examples.
     pub dir: Option<PathBuf>,
     /// Several files may name one domain; their descriptors add up.
     pub merge_domains: bool,
+    /// A directory of rules that are tried out on a share of the traffic, and enforced nowhere.
+    pub candidate_dir: Option<PathBuf>,
+    /// Of the counters that such rules would have, so many are counted; from 0 to 1.
+    pub candidate_share: f64,
+}
+
+impl Default for RulesSettings {
+    fn default() -> Self {
+        Self { dir: None, merge_domains: false, candidate_dir: None, candidate_share: 0.1 }
+    }
 }
 
 /// How to leave, on SIGTERM or SIGINT.
@@ -216,6 +226,7 @@ impl Settings {
                 "store must be memory or an address like redis://host:6379",
             ),
             ((0.0..=1.0).contains(&self.decisions.near_limit_ratio), "decisions.near_limit_ratio must be from 0 to 1"),
+            ((0.0..=1.0).contains(&self.rules.candidate_share), "rules.candidate_share must be from 0 to 1"),
             (
                 (0.0..=1.0).contains(&self.telemetry.otlp.sample_ratio),
                 "telemetry.otlp.sample_ratio must be from 0 to 1",

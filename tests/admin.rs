@@ -28,7 +28,7 @@ fn nobody_gets_in_who_is_not_known() {
     assert_eq!(get(&format!("{}/v1/GetHealth", operator.addr)).0, 401);
     // Whoever may look may not change anything, by either way in.
     assert_eq!(tried(READ, "GetHealth"), 200);
-    for method in ["PutDirectives", "Forget", "GiveBack"] {
+    for method in ["PutDirectives", "Forget", "GiveBack", "UploadCandidate", "PromoteCandidate", "RollbackRules"] {
         let (code, answer) = operator.call(READ, method, "{}");
         assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{answer}");
     }
@@ -255,7 +255,7 @@ fn the_description_names_every_method_and_message() {
         assert!(schemas[name].is_object(), "{name} is not described");
     }
     assert_eq!(schemas["Directive"]["properties"]["until"]["format"], "date-time");
-    assert_eq!(description["paths"].as_object().unwrap().len(), 9);
+    assert_eq!(description["paths"].as_object().unwrap().len(), 14);
 }
 
 #[tokio::test]

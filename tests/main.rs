@@ -8,6 +8,8 @@ mod support;
 mod admin;
 /// Every algorithm over the wire, and the example rule files.
 mod algorithms;
+/// Rules that are tried out, promoted and rolled back.
+mod candidates;
 /// The command line and the start of the process.
 mod cli;
 /// The client crate: what a verdict says, and what is known without asking.

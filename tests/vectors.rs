@@ -68,8 +68,16 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
         Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
     let rules = Arc::clone(reloader.rules());
     let local = Arc::new(Memory::new(&memory::Settings::default()));
-    let engine =
-        Engine { worker: WorkerId(0), store, local, rules, statistics, top: Top::new(1), settings: Arc::default() };
+    let engine = Engine {
+        worker: WorkerId(0),
+        scope: "",
+        store,
+        local,
+        rules,
+        statistics,
+        top: Top::new(1),
+        settings: Arc::default(),
+    };
     Check { engine, clock, metrics: check::Metrics::new(1) }
 }
 

@@ -7,6 +7,7 @@
 
 mod algorithms;
 mod client;
+mod directives;
 mod h2load;
 mod in_process;
 mod layers;
@@ -54,6 +55,7 @@ fn main() {
         "outage" => outage::run(),
         "client" => client::run(),
         "layers" => layers::run(),
+        "directives" => directives::run(),
         // What cargo itself says last when nobody says a word.
         "" | "--bench" => {
             topologies();
@@ -65,13 +67,14 @@ fn main() {
             algorithms::in_many();
             algorithms::slots();
             layers::run();
+            directives::run();
             consistency();
             popularity();
             client::run();
             outage::run();
         }
         word => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, directives, client, outage";
             eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }

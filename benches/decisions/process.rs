@@ -15,6 +15,9 @@ pub(crate) struct Process {
     _folder: Option<tempfile::TempDir>,
 }
 
+/// One that is never reached.
+const LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
+
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 impl Process {
@@ -40,26 +43,31 @@ impl Process {
 
     /// The service with one limit that is never reached.
     pub(crate) fn service(store: &str) -> Self {
-        Self::service_with(store, "unit: day, requests_per_unit: 4000000000")
+        Self::service_with(store, LIMIT)
     }
 
     /// The service with this limit, which asks the store every time.
     pub(crate) fn service_with(store: &str, limit: &str) -> Self {
         // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
-        Self::start_service(store, limit, "1s", 0)
+        Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTITIES", "0")])
+    }
+
+    /// The service in memory, with what this file says of entities.
+    pub(crate) fn service_told(directives: &str) -> Self {
+        Self::start_service("memory", LIMIT, &[("DIRECTIVES__FILE", directives)])
     }
 
     /// The same, remembering refusals.
     pub(crate) fn service_remembering(store: &str, limit: &str) -> Self {
-        Self::start_service(store, limit, "1s", 65_536)
+        Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s")])
     }
 
     /// The service with the deadline that it has by default.
     pub(crate) fn service_as_set(store: &str) -> Self {
-        Self::start_service(store, "unit: day, requests_per_unit: 4000000000", "20ms", 65_536)
+        Self::start_service(store, LIMIT, &[])
     }
 
-    fn start_service(store: &str, limit: &str, timeout: &str, refusals: u32) -> Self {
+    fn start_service(store: &str, limit: &str, settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rules = format!("domain: bench\ndescriptors: [{{key: user, rate_limit: {{{limit}}}}}]");
         fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
@@ -67,8 +75,7 @@ impl Process {
             .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--store", store, "--rules"])
             .arg(folder.path())
             .env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json")
-            .env("SLUICEGATE__REDIS__TIMEOUT", timeout)
-            .env("SLUICEGATE__DENY_CACHE__MAX_ENTITIES", refusals.to_string())
+            .envs(settings.iter().map(|(name, value)| (format!("SLUICEGATE__{name}"), value)))
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
@@ -161,6 +168,13 @@ impl Process {
         let page = page.into_body().read_to_string().unwrap();
         let value = |line: &str| line.strip_prefix(series)?.split_whitespace().last()?.parse::<f64>().ok();
         page.lines().filter_map(value).sum()
+    }
+
+    /// Bytes of memory in use.
+    pub(crate) fn resident(&self) -> f64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
     }
 
     /// CPU time of the process until now, user and system.

@@ -68,6 +68,8 @@ impl Default for Settings {
 pub struct Engine {
     /// The worker it decides for.
     pub worker: WorkerId,
+    /// Stands before the names of its counters; nothing, unless its rules are only tried out.
+    pub scope: &'static str,
     /// Where the counters are.
     pub store: AnyStore,
     /// Where this instance counts by itself while the store cannot decide.
@@ -106,7 +108,7 @@ impl Engine {
             let asker = applied.asker(descriptor, samples.next().flatten());
             held.extend(asker.map(|asker| algorithm.asked_by(asker)));
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::asides(&applied.path)];
-            key::write(&mut names, request.domain, shard_by, entries, &applied.path, algorithm);
+            key::write(&mut names, self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
             ends.push(names.len());
             if !descriptor.give_back {
                 applied.series.asked(self.worker, descriptor.hits.min(MAX));
@@ -174,7 +176,11 @@ impl Engine {
                 }
             });
         }
-        Ok(self.verdict(&snapshot, &matches, &decided))
+        let verdict = self.verdict(&snapshot, &matches, &decided);
+        if let Some(trial) = &snapshot.trial {
+            trial.observe(self, request, &verdict, now).await;
+        }
+        Ok(verdict)
     }
 
     /// Counts what an operator lets nothing pass of; whether that refuses the request.

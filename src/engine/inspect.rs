@@ -127,7 +127,7 @@ impl Engine {
         let entries = &request.descriptors[0].entries;
         let entries = &entries[..entries.len() - Rule::asides(&applied.path)];
         let mut name = Vec::new();
-        key::write(&mut name, request.domain, shard_by, entries, &applied.path, applied.limit.algorithm());
+        key::write(&mut name, self.scope, request.domain, shard_by, entries, &applied.path, applied.limit.algorithm());
         Counter { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 }

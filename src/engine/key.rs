@@ -27,9 +27,10 @@ const READABLE: usize = 128;
 /// 160 bits, so that nobody finds two descriptors with one digest.
 const DIGEST: usize = 20;
 
-/// Appends the name of the counter. `path` has a node for each entry at least, or is empty for an override.
+/// Appends the name of the counter. `scope`: of rules that are only tried out. `path` has a node for each entry at least, or is empty for an override.
 pub(super) fn write(
     name: &mut Vec<u8>,
+    scope: &str,
     domain: &str,
     shard_by: &[Box<str>],
     entries: &[Entry<'_>],
@@ -38,6 +39,7 @@ pub(super) fn write(
 ) {
     let start = name.len();
     name.push(b'{');
+    name.extend_from_slice(scope.as_bytes());
     escape(name, domain, ESCAPED);
     let shard = shard(shard_by, entries);
     for (place, entry) in entries.iter().enumerate().filter(|_| shard.is_empty()) {
@@ -116,7 +118,7 @@ mod tests {
         let mut name = Vec::new();
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let shard_by: Vec<Box<str>> = shard_by.iter().map(|key| (*key).into()).collect();
-        write(&mut name, domain, &shard_by, &entries, &[], &algorithm);
+        write(&mut name, "", domain, &shard_by, &entries, &[], &algorithm);
         String::from_utf8(name).unwrap()
     }
 

@@ -11,6 +11,7 @@ mod resources;
 mod snapshot;
 mod statistics;
 mod top;
+mod trial;
 mod verdict;
 
 pub use crate::{
@@ -24,6 +25,7 @@ pub use resources::{Report, ReportError, Resource, Resources};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
 pub use top::{By, Ranked, Ranking, Top};
+pub use trial::{Harmed, Outcomes, Trial};
 pub use verdict::{Binding, Code, CurrentLimit, Directed, Status, Verdict};
 
 use smallvec::SmallVec;
@@ -40,7 +42,7 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
     let (limit, mut name) = (rule.limit?, Vec::new());
     let entries = &entries[..entries.len() - Rule::asides(&path)];
-    key::write(&mut name, domain, shard_by, entries, &path, limit.algorithm());
+    key::write(&mut name, "", domain, shard_by, entries, &path, limit.algorithm());
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Resource, Resources,
+    Resource, Resources, Trial,
     directives::{Directives, Modes},
     statistics::{Series, Shedding, Statistics},
 };
@@ -17,6 +17,8 @@ pub struct Snapshot {
     pub(super) compiled: Arc<Compiled>,
     pub(super) directives: Directives,
     pub(super) modes: Modes,
+    /// Rules that are tried out beside these.
+    pub(super) trial: Option<Arc<Trial>>,
 }
 
 /// What only a reload changes.
@@ -44,14 +46,25 @@ impl Snapshot {
         let joined = rules.rules().iter().zip(series);
         let joined = joined.map(|(rule, (series, shedding))| InForce { series, shedding, resource: resource(rule) });
         let compiled = Arc::new(Compiled { rules_in_force: joined.collect(), rules });
-        Self { compiled, directives: Directives::default(), modes: Modes::default() }
+        Self { compiled, directives: Directives::default(), modes: Modes::default(), trial: None }
     }
 
-    /// The same rules with what operators say now.
+    /// The same rules with what operators say now, and with rules beside them that are tried out.
     #[must_use]
-    pub fn with(&self, directives: Directives, now: Micros) -> Self {
+    pub fn with(&self, directives: Directives, trial: Option<Arc<Trial>>, now: Micros) -> Self {
         let modes = directives.modes(&self.compiled.rules, now);
-        Self { compiled: Arc::clone(&self.compiled), directives, modes }
+        Self { compiled: Arc::clone(&self.compiled), directives, modes, trial }
+    }
+
+    /// The same rules with limits and plans of entities, and nothing switched.
+    pub(super) fn with_limits(&self, directives: Directives) -> Self {
+        Self { compiled: Arc::clone(&self.compiled), directives, modes: Modes::default(), trial: None }
+    }
+
+    /// The rules that are tried out beside these.
+    #[must_use]
+    pub fn trial(&self) -> Option<&Arc<Trial>> {
+        self.trial.as_ref()
     }
 
     /// The rules.

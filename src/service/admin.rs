@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{
-    Clock, Keeper,
+    Candidates, Clock, Keeper,
     directives::{Changed, Mandate, PutError, Wish},
     reload::Reloader,
 };
@@ -38,6 +38,8 @@ pub struct Admin {
     pub keeper: Arc<Keeper>,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
+    /// Those that are tried out.
+    pub candidates: Arc<Candidates>,
     /// What time it is.
     pub clock: Clock,
 }

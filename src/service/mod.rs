@@ -1,7 +1,8 @@
 //! The use cases, protocol-neutral: [`check`] decides a request, [`reload`] keeps the rules current, [`admin`] is what operators may do,
-//! [`directives`] what operators say over them, [`resources`] knows what resources say of themselves.
+//! [`directives`] what operators say over them, [`candidates`] those that are tried out, [`resources`] knows what resources say of themselves.
 
 pub mod admin;
+pub mod candidates;
 pub mod check;
 mod clock;
 pub mod directives;
@@ -9,6 +10,7 @@ pub mod reload;
 pub mod resources;
 
 pub use admin::Admin;
+pub use candidates::Candidates;
 pub use check::{Check, CheckError};
 pub use clock::Clock;
 pub use directives::Keeper;

@@ -7,7 +7,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -17,7 +17,7 @@ use opentelemetry::metrics::Meter;
 use super::Clock;
 use crate::{
     algorithm::Micros,
-    engine::{Directives, Resources, Snapshot, Statistics},
+    engine::{Directives, Resources, Snapshot, Statistics, Trial},
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
     rules::{self, Options, Problem, SourceFile},
     settled::Settled,
@@ -92,9 +92,9 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 
 /// What tells one state of a directory from another, without reading it: through symlinks, the files behind them.
 /// An error is a state too: a directory that is gone is a change, and so is its return.
-type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
+pub(super) type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
 
-fn fingerprint(directory: &Path) -> Fingerprint {
+pub(super) fn fingerprint(directory: &Path) -> Fingerprint {
     let look = |path: PathBuf| {
         let metadata = fs::metadata(&path)?;
         let real = fs::canonicalize(&path)?;
@@ -113,6 +113,15 @@ pub struct Status {
     pub last_error: Option<String>,
 }
 
+/// What stands over the rules, or beside them, whichever they are.
+#[derive(Default)]
+struct Over {
+    directives: Directives,
+    trial: Option<Arc<Trial>>,
+    /// In place of the source.
+    promoted: Option<Vec<SourceFile>>,
+}
+
 /// Keeps the rules current.
 pub struct Reloader {
     source: Source,
@@ -123,8 +132,8 @@ pub struct Reloader {
     statistics: Arc<Statistics>,
     resources: Arc<Resources>,
     rules: Arc<ArcSwap<Snapshot>>,
-    /// What operators say, for the next set as well. Held while a set is swapped.
-    directives: Mutex<Directives>,
+    /// For the next set as well. Held while a set is swapped.
+    over: Mutex<Over>,
     status: Mutex<Status>,
     successes: Counter,
     failures: Counter,
@@ -158,7 +167,7 @@ impl Reloader {
             statistics,
             resources,
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
-            directives: Mutex::default(),
+            over: Mutex::default(),
             status: Mutex::new(status),
             successes,
             failures,
@@ -173,12 +182,55 @@ impl Reloader {
 
     /// Puts what operators say over them in force.
     pub fn direct(&self, directives: Directives) {
-        let mut current = self.directives.lock().unwrap_or_else(PoisonError::into_inner);
-        let snapshot = self.rules.load().with(directives.clone(), self.clock.now());
+        self.change(|over| {
+            if let Some(trial) = &over.trial {
+                trial.direct(&directives);
+            }
+            over.directives = directives;
+        });
+    }
+
+    /// Tries rules out beside them; no others from now on.
+    pub fn try_out(&self, trial: Option<Arc<Trial>>) {
+        self.change(|over| {
+            if let Some(trial) = &trial {
+                trial.direct(&over.directives);
+            }
+            over.trial = trial;
+        });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Over)) {
+        let mut over = self.over();
+        change(&mut over);
+        let snapshot = over.above(&self.rules.load(), self.clock.now());
         let old = self.rules.swap(Arc::new(snapshot));
-        *current = directives;
-        drop(current);
+        drop(over);
         retire(old);
+    }
+
+    /// Puts these files in force in place of the source, or the source again.
+    pub fn promote(&self, files: Option<Vec<SourceFile>>) {
+        self.over().promoted = files;
+        self.reload();
+    }
+
+    /// The files in force, or to be.
+    pub fn files(&self) -> Result<Vec<SourceFile>, LoadError> {
+        match &self.over().promoted {
+            Some(files) => Ok(files.clone()),
+            None => self.source.read(),
+        }
+    }
+
+    /// How files become rules.
+    #[must_use]
+    pub const fn options(&self) -> Options {
+        self.options
+    }
+
+    fn over(&self) -> MutexGuard<'_, Over> {
+        self.over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// When they were loaded, and what was wrong with a later set.
@@ -204,8 +256,7 @@ impl Reloader {
 
     fn reload(&self) {
         let compiled = self
-            .source
-            .read()
+            .files()
             .and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid))
             .map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
@@ -213,9 +264,9 @@ impl Reloader {
             Ok((snapshot, warnings)) => {
                 warn(&warnings);
                 let (domains, rules) = (snapshot.rules().domains(), snapshot.rules().rules().len());
-                let directives = self.directives.lock().unwrap_or_else(PoisonError::into_inner);
-                let old = self.rules.swap(Arc::new(snapshot.with(directives.clone(), self.clock.now())));
-                drop(directives);
+                let over = self.over();
+                let old = self.rules.swap(Arc::new(over.above(&snapshot, self.clock.now())));
+                drop(over);
                 *status = Status { loaded_at: self.clock.now(), last_error: None };
                 self.successes.add(WorkerId(0), 1);
                 tracing::info!(domains, rules, "rules reloaded");
@@ -249,6 +300,12 @@ impl Reloader {
         observe_gauge(meter, "sluicegate_rules_loaded_timestamp_seconds", "When the rules were loaded", move || {
             this.status().loaded_at.floor_secs()
         });
+    }
+}
+
+impl Over {
+    fn above(&self, rules: &Snapshot, now: Micros) -> Snapshot {
+        rules.with(self.directives.clone(), self.trial.clone(), now)
     }
 }
 

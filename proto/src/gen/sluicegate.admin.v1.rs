@@ -54,7 +54,7 @@ pub struct RuleScope {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Target {
-    #[prost(oneof = "target::Target", tags = "1, 2, 3")]
+    #[prost(oneof = "target::Target", tags = "1, 2, 3, 4")]
     pub target: ::core::option::Option<target::Target>,
 }
 /// Nested message and enum types in `Target`.
@@ -68,6 +68,9 @@ pub mod target {
         Plan(super::PlanOf),
         #[prost(message, tag = "3")]
         Switch(super::Scope),
+        /// Changed by the methods about candidates only.
+        #[prost(enumeration = "super::RuleSlot", tag = "4")]
+        Rules(i32),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -377,11 +380,149 @@ pub struct GetHealthResponse {
     pub switches: ::prost::alloc::vec::Vec<Directive>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuleFile {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct UploadCandidateRequest {
+    #[prost(message, repeated, tag = "1")]
+    pub files: ::prost::alloc::vec::Vec<RuleFile>,
+    /// Of the counters that the rules would have; 0 is 0.1.
+    #[prost(double, tag = "2")]
+    pub share: f64,
+    #[prost(string, tag = "3")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UploadCandidateResponse {
+    /// What should be looked at.
+    #[prost(string, repeated, tag = "1")]
+    pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropCandidateRequest {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DropCandidateResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PromoteCandidateRequest {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PromoteCandidateResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RollbackRulesRequest {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RollbackRulesResponse {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetCandidateRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetCandidateResponse {
+    /// Whether any rules are tried out.
+    #[prost(bool, tag = "1")]
+    pub tried: bool,
+    #[prost(message, optional, tag = "2")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(double, tag = "3")]
+    pub share: f64,
+    /// Of each rule that has been asked, those that change most first.
+    #[prost(message, repeated, tag = "4")]
+    pub rules: ::prost::alloc::vec::Vec<RuleOutcomes>,
+    #[prost(message, repeated, tag = "5")]
+    pub minutes: ::prost::alloc::vec::Vec<MinuteOutcomes>,
+    /// Those that would be refused and are not: the first, and those with the most hits.
+    #[prost(message, repeated, tag = "6")]
+    pub first: ::prost::alloc::vec::Vec<Top>,
+    #[prost(message, repeated, tag = "7")]
+    pub most: ::prost::alloc::vec::Vec<Top>,
+    /// Requests that were left out, since too many waited for the store.
+    #[prost(uint64, tag = "8")]
+    pub left_out: u64,
+    /// Why what should be tried, or in force, is not.
+    #[prost(string, tag = "9")]
+    pub error: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Outcomes {
+    /// Hits.
+    #[prost(uint64, tag = "1")]
+    pub asked: u64,
+    /// Those that the candidate would refuse.
+    #[prost(uint64, tag = "2")]
+    pub refused: u64,
+    /// Of these: those that pass now.
+    #[prost(uint64, tag = "3")]
+    pub newly_refused: u64,
+    /// Those that are refused now, and would pass.
+    #[prost(uint64, tag = "4")]
+    pub newly_passed: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuleOutcomes {
+    /// Absent for descriptors that no rule of the candidate has.
+    #[prost(message, optional, tag = "1")]
+    pub rule: ::core::option::Option<Rule>,
+    #[prost(message, optional, tag = "2")]
+    pub outcomes: ::core::option::Option<Outcomes>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MinuteOutcomes {
+    #[prost(message, optional, tag = "1")]
+    pub minute: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "2")]
+    pub outcomes: ::core::option::Option<Outcomes>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StoreServer {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     #[prost(bool, tag = "2")]
     pub up: bool,
+}
+/// What a set of rules is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RuleSlot {
+    Unspecified = 0,
+    /// It is tried out.
+    Candidate = 1,
+    /// It is in force, in place of the instances' directories.
+    InForce = 2,
+    /// It was in force before.
+    Before = 3,
+}
+impl RuleSlot {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "RULE_SLOT_UNSPECIFIED",
+            Self::Candidate => "RULE_SLOT_CANDIDATE",
+            Self::InForce => "RULE_SLOT_IN_FORCE",
+            Self::Before => "RULE_SLOT_BEFORE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RULE_SLOT_UNSPECIFIED" => Some(Self::Unspecified),
+            "RULE_SLOT_CANDIDATE" => Some(Self::Candidate),
+            "RULE_SLOT_IN_FORCE" => Some(Self::InForce),
+            "RULE_SLOT_BEFORE" => Some(Self::Before),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -764,6 +905,147 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Tries rules out: what they would say to a share of the traffic is counted, and nobody is told. Role `operate`.
+        pub async fn upload_candidate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UploadCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UploadCandidateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/UploadCandidate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "sluicegate.admin.v1.AdminService",
+                        "UploadCandidate",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Tries them no more, and forgets them. Role `operate`.
+        pub async fn drop_candidate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DropCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DropCandidateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/DropCandidate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "DropCandidate"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// What the candidate would have done, on this instance.
+        pub async fn get_candidate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetCandidateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/GetCandidate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "GetCandidate"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Puts the candidate in force, on all instances. Role `operate`.
+        pub async fn promote_candidate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PromoteCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PromoteCandidateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/PromoteCandidate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "sluicegate.admin.v1.AdminService",
+                        "PromoteCandidate",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Puts in force what was before the last promotion. Role `operate`.
+        pub async fn rollback_rules(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RollbackRulesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RollbackRulesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/RollbackRules",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "RollbackRules"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -840,6 +1122,46 @@ pub mod admin_service_server {
             request: tonic::Request<super::GetHealthRequest>,
         ) -> std::result::Result<
             tonic::Response<super::GetHealthResponse>,
+            tonic::Status,
+        >;
+        /// Tries rules out: what they would say to a share of the traffic is counted, and nobody is told. Role `operate`.
+        async fn upload_candidate(
+            &self,
+            request: tonic::Request<super::UploadCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UploadCandidateResponse>,
+            tonic::Status,
+        >;
+        /// Tries them no more, and forgets them. Role `operate`.
+        async fn drop_candidate(
+            &self,
+            request: tonic::Request<super::DropCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DropCandidateResponse>,
+            tonic::Status,
+        >;
+        /// What the candidate would have done, on this instance.
+        async fn get_candidate(
+            &self,
+            request: tonic::Request<super::GetCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetCandidateResponse>,
+            tonic::Status,
+        >;
+        /// Puts the candidate in force, on all instances. Role `operate`.
+        async fn promote_candidate(
+            &self,
+            request: tonic::Request<super::PromoteCandidateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PromoteCandidateResponse>,
+            tonic::Status,
+        >;
+        /// Puts in force what was before the last promotion. Role `operate`.
+        async fn rollback_rules(
+            &self,
+            request: tonic::Request<super::RollbackRulesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::RollbackRulesResponse>,
             tonic::Status,
         >;
     }
@@ -1309,6 +1631,232 @@ pub mod admin_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = GetHealthSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/UploadCandidate" => {
+                    #[allow(non_camel_case_types)]
+                    struct UploadCandidateSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::UploadCandidateRequest>
+                    for UploadCandidateSvc<T> {
+                        type Response = super::UploadCandidateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UploadCandidateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::upload_candidate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UploadCandidateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/DropCandidate" => {
+                    #[allow(non_camel_case_types)]
+                    struct DropCandidateSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::DropCandidateRequest>
+                    for DropCandidateSvc<T> {
+                        type Response = super::DropCandidateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DropCandidateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::drop_candidate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DropCandidateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/GetCandidate" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetCandidateSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::GetCandidateRequest>
+                    for GetCandidateSvc<T> {
+                        type Response = super::GetCandidateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetCandidateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::get_candidate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetCandidateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/PromoteCandidate" => {
+                    #[allow(non_camel_case_types)]
+                    struct PromoteCandidateSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::PromoteCandidateRequest>
+                    for PromoteCandidateSvc<T> {
+                        type Response = super::PromoteCandidateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PromoteCandidateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::promote_candidate(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PromoteCandidateSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/RollbackRules" => {
+                    #[allow(non_camel_case_types)]
+                    struct RollbackRulesSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::RollbackRulesRequest>
+                    for RollbackRulesSvc<T> {
+                        type Response = super::RollbackRulesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RollbackRulesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::rollback_rules(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RollbackRulesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -115,6 +115,7 @@ fn read_target(name: &str) -> anyhow::Result<api::Target> {
             };
             Is::Switch(api::Scope { scope: Some(scope) })
         }
+        Target::Rules(_) => bail!("{name}: rules are uploaded, promoted and rolled back by `ctl candidate`"),
     };
     Ok(api::Target { target: Some(target) })
 }
@@ -125,7 +126,10 @@ pub(super) async fn export(prefix: &str, mut client: Client) -> anyhow::Result<(
     let mut page_token = String::new();
     loop {
         let page = client.page(prefix, page_token).await?;
-        for directive in &page.directives {
+        let is_rules = |it: &&api::Directive| {
+            matches!(it.target, Some(api::Target { target: Some(api::target::Target::Rules(_)) }))
+        };
+        for directive in page.directives.iter().filter(|it| !is_rules(it)) {
             let until = directive.until.map(super::print::time).unwrap_or_default();
             lines.write_record([&words::target_name(directive.target.as_ref()), &directive.word, &until])?;
         }

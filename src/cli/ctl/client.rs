@@ -191,6 +191,47 @@ impl Client {
         all
     }
 
+    pub(super) async fn upload(
+        &mut self,
+        request: api::UploadCandidateRequest,
+    ) -> anyhow::Result<api::UploadCandidateResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.upload_candidate(request).await)
+    }
+
+    pub(super) async fn promote(
+        &mut self,
+        request: api::PromoteCandidateRequest,
+    ) -> anyhow::Result<api::PromoteCandidateResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.promote_candidate(request).await)
+    }
+
+    pub(super) async fn rollback(
+        &mut self,
+        request: api::RollbackRulesRequest,
+    ) -> anyhow::Result<api::RollbackRulesResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.rollback_rules(request).await)
+    }
+
+    pub(super) async fn drop_candidate(
+        &mut self,
+        request: api::DropCandidateRequest,
+    ) -> anyhow::Result<api::DropCandidateResponse> {
+        let (addr, service) = self.first()?;
+        said(addr, service.drop_candidate(request).await)
+    }
+
+    /// What each instance has seen.
+    pub(super) async fn candidate(&mut self) -> anyhow::Result<Vec<(String, api::GetCandidateResponse)>> {
+        let mut all = Vec::new();
+        for (addr, service) in &mut self.instances {
+            all.push((addr.clone(), said(addr, service.get_candidate(api::GetCandidateRequest {}).await)?));
+        }
+        Ok(all)
+    }
+
     /// The sums over all instances.
     pub(super) async fn top(&mut self, request: &api::ListTopRequest) -> anyhow::Result<api::ListTopResponse> {
         let mut merged = api::ListTopResponse::default();

@@ -17,6 +17,8 @@ use self::{
     words::{End, descriptor, limit_and_entries, scope},
 };
 
+use crate::{rules::SourceFile, service::reload::Source};
+
 /// Between two looks of `watch` and `audit --follow`.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -81,6 +83,9 @@ enum Command {
         #[arg(long)]
         follow: bool,
     },
+    /// Rules that are tried out before they are enforced.
+    #[command(subcommand)]
+    Candidate(Candidate),
     /// How the instances and their stores are.
     Health,
     /// Say all directives of a file: `target,word,until` a line, as `export` writes it.
@@ -206,6 +211,41 @@ enum Switch {
     List,
 }
 
+#[derive(Debug, Subcommand)]
+enum Candidate {
+    /// Try the rules of a directory out on a share of the traffic; nobody is refused by them.
+    Upload {
+        /// The directory of rule files.
+        dir: PathBuf,
+        /// Of the counters that they would have: 10%, or 0.1.
+        #[arg(long, default_value = "10%", value_parser = words::share)]
+        share: f64,
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// What they would have done so far, on all instances of --addr.
+    Report,
+    /// Put them in force, on all instances, in place of the instances' own directories.
+    Promote {
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// Put in force what was before the last promotion.
+    Rollback {
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+    /// Try them no more.
+    Drop {
+        /// Why, for the audit log.
+        #[arg(long, default_value = "")]
+        reason: String,
+    },
+}
+
 #[derive(Debug, Args)]
 struct Throw {
     /// everything, domain NAME, kind NAME (an algorithm, or shedding), or rule DOMAIN NAME.
@@ -269,6 +309,7 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
             output.rules(&client.rules(api::ListRulesRequest { domain }).await?)
         }
         Command::Audit { most, follow } => audit(most, follow, client, output).await,
+        Command::Candidate(candidate) => execute_candidate(candidate, client, output).await,
         Command::Health => output.health(&client.health().await),
         Command::Import(import) => bulk::import(&import, bulk::read_directives, client).await,
         Command::Export { prefix } => bulk::export(&prefix, client).await,
@@ -351,6 +392,33 @@ async fn execute_switch(switch: Switch, mut client: Client, output: Output) -> a
         return client.put_everywhere(request, &output).await;
     }
     output.changed(&client.put(request).await?)
+}
+
+async fn execute_candidate(candidate: Candidate, mut client: Client, output: Output) -> anyhow::Result<()> {
+    match candidate {
+        Candidate::Upload { dir, share, reason } => {
+            let files = Source::Directory(dir.clone()).read()?;
+            let file = |file: SourceFile| api::RuleFile { name: file.name, text: file.text };
+            let files = files.into_iter().map(file).collect();
+            let uploaded = client.upload(api::UploadCandidateRequest { files, share, reason }).await?;
+            uploaded.warnings.iter().for_each(|warning| eprintln!("{warning}"));
+            output.said("tried out everywhere within a second; `ctl candidate report` says what they would do");
+        }
+        Candidate::Report => return output.candidate(&client.candidate().await?),
+        Candidate::Promote { reason } => {
+            client.promote(api::PromoteCandidateRequest { reason }).await?;
+            output.said("in force everywhere within a second; `ctl candidate rollback` brings the rules before back");
+        }
+        Candidate::Rollback { reason } => {
+            client.rollback(api::RollbackRulesRequest { reason }).await?;
+            output.said("the rules before are in force everywhere within a second");
+        }
+        Candidate::Drop { reason } => {
+            client.drop_candidate(api::DropCandidateRequest { reason }).await?;
+            output.said("not tried any more");
+        }
+    }
+    Ok(())
 }
 
 async fn watch(top: &Top, mut client: Client, output: Output) -> anyhow::Result<()> {

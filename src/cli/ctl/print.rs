@@ -196,12 +196,79 @@ impl Output {
         if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance answers") } else { Ok(()) }
     }
 
+    pub(super) fn said(self, sentence: &str) {
+        if !self.json {
+            println!("{sentence}");
+        }
+    }
+
+    pub(super) fn candidate(self, all: &[(String, api::GetCandidateResponse)]) -> anyhow::Result<()> {
+        for (addr, it) in all {
+            if self.json {
+                json("GetCandidateResponse", it)?;
+                continue;
+            }
+            if !it.error.is_empty() {
+                println!("{addr}: what should be tried or in force is not: {}", it.error);
+            }
+            if !it.tried {
+                println!("{addr}: no rules are tried out");
+                continue;
+            }
+            let since = it.since.map(time).unwrap_or_default();
+            println!("{addr}: since {since}, {} of all counters", percent(it.share));
+            let row = |of: &api::RuleOutcomes| {
+                let outcomes = of.outcomes.unwrap_or_default();
+                let rule = of.rule.as_ref().map_or_else(
+                    || "(no rule of the candidate)".to_owned(),
+                    |rule| format!("{} {}: {}", rule.domain, rule.name, rule.limit),
+                );
+                let [asked, refused, newly_refused, newly_passed] =
+                    [outcomes.asked, outcomes.refused, outcomes.newly_refused, outcomes.newly_passed]
+                        .map(|hits| hits.to_string());
+                [rule, asked, refused, newly_refused, newly_passed]
+            };
+            let rows: Vec<_> = it.rules.iter().map(row).collect();
+            table(["rule", "hits", "would refuse", "newly", "would pass newly"], &rows);
+            for (word, list) in [("refused most, newly", &it.most), ("refused first, newly", &it.first)] {
+                let name = |top: &api::Top| {
+                    let name = top.descriptor.as_ref().map(super::words::name).unwrap_or_default();
+                    let hits = if top.hits > 0 { top.hits.to_string() } else { String::new() };
+                    [name.replacen("limit|", "", 1), top.rule.clone(), hits, top.since.map(time).unwrap_or_default()]
+                };
+                let rows: Vec<_> = list.iter().take(10).map(name).collect();
+                if !rows.is_empty() {
+                    println!();
+                    table([word, "rule", "hits", "since"], &rows);
+                }
+            }
+            let minutes: Vec<_> = it.minutes.iter().rev().take(10).rev().map(minute).collect();
+            println!();
+            table(["minute", "hits", "would refuse", "newly", "would pass newly"], &minutes);
+            if it.left_out > 0 {
+                println!("{} requests were left out: too many waited for the store", it.left_out);
+            }
+        }
+        Ok(())
+    }
+
     /// For what is drawn again and again.
     pub(super) fn clear(self) {
         if !self.json && std::io::stdout().is_terminal() {
             print!("\x1b[2J\x1b[H");
         }
     }
+}
+
+fn minute(it: &api::MinuteOutcomes) -> [String; 5] {
+    let outcomes = it.outcomes.unwrap_or_default();
+    let hits = [outcomes.asked, outcomes.refused, outcomes.newly_refused, outcomes.newly_passed];
+    let [asked, refused, newly_refused, newly_passed] = hits.map(|hits| hits.to_string());
+    [it.minute.map(time).unwrap_or_default(), asked, refused, newly_refused, newly_passed]
+}
+
+fn percent(share: f64) -> String {
+    format!("{}%", (share * 1_000.0).round() / 10.0)
 }
 
 /// What became of what.

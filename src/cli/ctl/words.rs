@@ -35,6 +35,15 @@ impl End {
     }
 }
 
+/// `10%`, or `0.1`.
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    let share: Option<f64> = match text.strip_suffix('%') {
+        Some(percent) => percent.trim().parse::<f64>().ok().map(|percent| percent / 100.0),
+        None => text.parse().ok(),
+    };
+    share.filter(|share| *share > 0.0 && *share <= 1.0).ok_or_else(|| format!("{text:?} is no share like 10%"))
+}
+
 /// A time as people write it.
 pub(super) fn time(text: &str) -> anyhow::Result<Timestamp> {
     let time = humantime::parse_rfc3339_weak(text);
@@ -104,6 +113,11 @@ pub(super) fn target_name(target: Option<&api::Target>) -> String {
         Some(Is::Plan(api::PlanOf { domain, key, value })) => {
             format!("plan|{}|{}={}", escaped(domain), escaped(key), escaped(value))
         }
+        Some(Is::Rules(slot)) => match api::RuleSlot::try_from(*slot) {
+            Ok(api::RuleSlot::InForce) => "rules|in_force".to_owned(),
+            Ok(api::RuleSlot::Before) => "rules|before".to_owned(),
+            Ok(api::RuleSlot::Candidate | api::RuleSlot::Unspecified) | Err(_) => "rules|candidate".to_owned(),
+        },
         Some(Is::Switch(scope)) => match &scope.scope {
             Some(Of::Rule(api::RuleScope { domain, rule })) => {
                 format!("switch|rule|{}|{}", escaped(domain), escaped(rule))

@@ -14,10 +14,10 @@ mod tests;
 mod words;
 
 pub use switches::{Mode, Modes, Origin};
-pub use target::{Scope, Target, TargetError};
+pub use target::{Scope, Slot, Target, TargetError};
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::Hasher,
     sync::Arc,
 };
@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use self::{
     switches::Switches,
-    table::{Slot, Table},
+    table::{Given, Table},
     words::Words,
 };
 use crate::{
@@ -80,6 +80,9 @@ pub enum DirectiveError {
     /// A plan.
     #[error("a plan has a name")]
     Plan,
+    /// A set of rules.
+    #[error("a set of rules is named by its digest")]
+    Rules,
     /// Too many lists of keys.
     #[error(
         "domain {0:?} has limits for {MOST_SHAPES} different lists of keys already; each costs every request of it a look"
@@ -99,6 +102,7 @@ pub struct Directives {
     limit_shapes: Arc<Shapes>,
     plan_shapes: Arc<Shapes>,
     switches: Arc<Switches>,
+    rules: Arc<BTreeMap<Slot, Directive>>,
     /// Of those that end: when, and what they are about.
     ends: Arc<BTreeSet<(Micros, Target)>>,
 }
@@ -117,6 +121,7 @@ impl Default for Directives {
             limit_shapes: Arc::default(),
             plan_shapes: Arc::default(),
             switches: Arc::default(),
+            rules: Arc::default(),
             ends: Arc::default(),
         }
     }
@@ -165,7 +170,7 @@ impl Directives {
     }
 }
 
-fn lives(slot: &Slot, now: Micros) -> bool {
+fn lives(slot: &Given, now: Micros) -> bool {
     slot.until == 0 || u64::from(slot.until) > now.floor_secs()
 }
 
@@ -220,6 +225,8 @@ impl Directives {
                 Some(_) => Ok(()),
                 None => Err(DirectiveError::Mode(directive.word.to_string())),
             },
+            Target::Rules(_) if directive.word.is_empty() => Err(DirectiveError::Rules),
+            Target::Rules(_) => Ok(()),
         }
     }
 
@@ -260,6 +267,7 @@ impl Directives {
                 }
             }
             Target::Switch(_) => self.throw(&directive, Origin::Store),
+            Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).insert(*slot, directive.clone())),
         }
         if let (Some(until), Target::Limit { .. } | Target::Plan { .. }) = (directive.until, &directive.target) {
             Arc::make_mut(&mut self.ends).insert((until, directive.target));
@@ -337,9 +345,8 @@ impl Directives {
                 self.forget_plan(&slot, target);
                 remove_shape(&mut self.plan_shapes, domain, &[key]);
             }
-            Target::Switch(scope) => {
-                self.take_back(scope, Origin::Store);
-            }
+            Target::Switch(scope) => drop(self.take_back(scope, Origin::Store)),
+            Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).remove(slot)),
         }
         Some(before)
     }
@@ -357,6 +364,7 @@ impl Directives {
                 self.directive(slot, |number| self.texts.text(number))
             }
             Target::Switch(scope) => self.switches.of(Origin::Store).get(scope).cloned(),
+            Target::Rules(slot) => self.rules.get(slot).cloned(),
         }
     }
 
@@ -364,7 +372,13 @@ impl Directives {
     pub fn iter(&self) -> impl Iterator<Item = Directive> {
         let limits = self.limits.iter().filter_map(|slot| self.directive(slot, |number| self.terms.text(number)));
         let plans = self.plans.iter().filter_map(|slot| self.directive(slot, |number| self.texts.text(number)));
-        limits.chain(plans).chain(self.switches(Origin::Store).cloned())
+        limits.chain(plans).chain(self.switches(Origin::Store).cloned()).chain(self.rules.values().cloned())
+    }
+
+    /// The set of rules in a slot: its digest, and what else the directive says.
+    #[must_use]
+    pub fn rules(&self, slot: Slot) -> Option<&Directive> {
+        self.rules.get(&slot)
     }
 
     /// Their texts alone, limits and plans, in no order.
@@ -386,17 +400,17 @@ impl Directives {
         texts.used(text).unwrap_or_else(|| texts.add(text, ()))
     }
 
-    fn forget_limit(&mut self, slot: &Slot, target: &Target) {
+    fn forget_limit(&mut self, slot: &Given, target: &Target) {
         Arc::make_mut(&mut self.terms).unused(slot.value);
         self.forget(slot, target);
     }
 
-    fn forget_plan(&mut self, slot: &Slot, target: &Target) {
+    fn forget_plan(&mut self, slot: &Given, target: &Target) {
         Arc::make_mut(&mut self.texts).unused(slot.value);
         self.forget(slot, target);
     }
 
-    fn forget(&mut self, slot: &Slot, target: &Target) {
+    fn forget(&mut self, slot: &Given, target: &Target) {
         if let Some(record) = Record::read(&slot.record) {
             let texts = Arc::make_mut(&mut self.texts);
             texts.unused(record.author);
@@ -413,7 +427,7 @@ impl Directives {
         numbers.write(&directive.target.to_string())
     }
 
-    fn directive(&self, slot: &Slot, word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
+    fn directive(&self, slot: &Given, word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
         let record = Record::read(&slot.record)?;
         let target = std::str::from_utf8(slot.record.get(RECORD..)?).ok()?;
         Some(Directive {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// One descriptor's.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Slot {
+pub(super) struct Given {
     tag: u64,
     /// What it has.
     pub(super) value: u32,
@@ -19,7 +19,7 @@ pub(super) struct Slot {
     pub(super) record: Box<[u8]>,
 }
 
-type Leaf = Vec<Slot>;
+type Leaf = Vec<Given>;
 type Branch = [Option<Arc<Leaf>>; 256];
 
 /// The map. A clone is a moment's view of it, and costs a reference.
@@ -46,16 +46,16 @@ impl Table {
         self.len
     }
 
-    pub(super) fn get(&self, identity: u128) -> Option<&Slot> {
+    pub(super) fn get(&self, identity: u128) -> Option<&Given> {
         let (branch, leaf, tag) = place(identity);
         self.branches[branch][leaf].as_ref()?.iter().find(|slot| slot.tag == tag)
     }
 
     /// The one that was there before, if there was.
-    pub(super) fn insert(&mut self, identity: u128, value: u32, until: u32, record: Box<[u8]>) -> Option<Slot> {
+    pub(super) fn insert(&mut self, identity: u128, value: u32, until: u32, record: Box<[u8]>) -> Option<Given> {
         let (_, _, tag) = place(identity);
         let leaf = Arc::make_mut(self.leaf_mut(identity).get_or_insert_default());
-        let slot = Slot { tag, value, until, record };
+        let slot = Given { tag, value, until, record };
         match leaf.iter_mut().find(|slot| slot.tag == tag) {
             Some(there) => Some(std::mem::replace(there, slot)),
             None => {
@@ -68,7 +68,7 @@ impl Table {
         }
     }
 
-    pub(super) fn remove(&mut self, identity: u128) -> Option<Slot> {
+    pub(super) fn remove(&mut self, identity: u128) -> Option<Given> {
         self.get(identity)?;
         let (_, _, tag) = place(identity);
         let place = self.leaf_mut(identity);
@@ -82,7 +82,7 @@ impl Table {
         Some(slot)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Given> {
         self.branches.iter().flat_map(|branch| branch.iter()).flatten().flat_map(|leaf| leaf.iter())
     }
 
@@ -122,7 +122,7 @@ mod tests {
                     None => table.remove(identity(number)),
                 };
                 prop_assert_eq!(before.map(|slot| slot.value), model.remove(&number));
-                let seen: HashMap<_, _> = view.iter().map(|slot: &Slot| (slot.record[0], slot.value)).collect();
+                let seen: HashMap<_, _> = view.iter().map(|slot: &Given| (slot.record[0], slot.value)).collect();
                 prop_assert_eq!(&seen, &model_then);
                 (view, model_then) = (table.clone(), model.clone());
             }

@@ -33,6 +33,33 @@ pub enum Target {
     },
     /// What is enforced.
     Switch(Scope),
+    /// A set of rules, in place of the files' or beside it.
+    Rules(Slot),
+}
+
+/// What a set of rules is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Slot {
+    /// It is tried out.
+    Candidate,
+    /// It is in force, in place of the directory's.
+    InForce,
+    /// It was in force before.
+    Before,
+}
+
+impl Slot {
+    const ALL: [Self; 3] = [Self::Candidate, Self::InForce, Self::Before];
+
+    /// The word for it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Candidate => "candidate",
+            Self::InForce => "in_force",
+            Self::Before => "before",
+        }
+    }
 }
 
 /// What a switch is for. Of several that fit a rule, the one that stands first here decides.
@@ -87,7 +114,7 @@ impl Target {
             Self::Plan { domain, key, .. } => domain.is_empty() || key.is_empty(),
             Self::Switch(Scope::Rule { domain, rule }) => domain.is_empty() || rule.is_empty(),
             Self::Switch(Scope::Kind(name) | Scope::Domain(name)) => name.is_empty(),
-            Self::Switch(Scope::Everything) => false,
+            Self::Switch(Scope::Everything) | Self::Rules(_) => false,
         };
         if empty {
             return Err(TargetError::Empty);
@@ -119,6 +146,10 @@ impl Target {
             ("switch", ["kind", kind]) => Self::Switch(Scope::Kind(decode(kind))),
             ("switch", ["rule", domain, rule]) => {
                 Self::Switch(Scope::Rule { domain: decode(domain), rule: decode(rule) })
+            }
+            ("rules", [slot]) => {
+                let slot = Slot::ALL.into_iter().find(|known| known.name() == *slot);
+                Self::Rules(slot.ok_or_else(malformed)?)
             }
             _ => return Err(malformed()),
         };
@@ -156,6 +187,7 @@ impl fmt::Display for Target {
                 part("|", key);
                 part("=", value);
             }
+            Self::Rules(slot) => part("rules|", slot.name()),
             Self::Switch(Scope::Everything) => part("switch|", "everything"),
             Self::Switch(Scope::Domain(domain)) => part("switch|domain|", domain),
             Self::Switch(Scope::Kind(kind)) => part("switch|kind|", kind),
@@ -221,6 +253,7 @@ mod tests {
             text().prop_map(|domain| Target::Switch(Scope::Domain(domain))),
             text().prop_map(|kind| Target::Switch(Scope::Kind(kind))),
             Just(Target::Switch(Scope::Everything)),
+            prop::sample::select(Slot::ALL.to_vec()).prop_map(Target::Rules),
         ]
     }
 

@@ -150,6 +150,7 @@ fn target() -> impl Strategy<Value = String> {
         "plan|api|user=b",
         "switch|everything",
         "switch|domain|api",
+        "rules|candidate",
     ])
     .prop_map(str::to_owned)
 }
@@ -171,9 +172,10 @@ proptest! {
                         Target::Limit { .. } => ["1/second", "blocked"],
                         Target::Plan { .. } => ["pro", "free"],
                         Target::Switch(_) => ["off", "deny"],
+                        Target::Rules(_) => ["abc 0.1", "def 1"],
                     };
                     let said = Directive {
-                        until: until.map(Micros::from_secs),
+                        until: until.filter(|_| !matches!(key, Target::Rules(_))).map(Micros::from_secs),
                         author: author.to_string().into(),
                         version: version as u64,
                         ..directive(&target, words[word])

@@ -289,6 +289,11 @@ impl Keeper {
         Ok(changes.into_iter().map(changed).collect())
     }
 
+    /// Where they are kept.
+    pub(super) const fn store(&self) -> &DirectiveStore {
+        &self.store
+    }
+
     /// How it stands with the store.
     #[must_use]
     pub fn status(&self) -> Status {
@@ -457,7 +462,8 @@ impl Keeper {
                 }
                 News::Empty if known.mark.version == 0 => return Ok(()),
                 News::Empty => {
-                    let head = Mandate { author: "sluicegate".into(), reason: "the store was empty".into(), at: 0 };
+                    let (author, reason) = ("sluicegate".into(), "the store was empty".into());
+                    let head = Mandate { author, reason, at: self.clock.now().get() };
                     let head = serde_json::to_string(&head).unwrap_or_default();
                     if redis.restore_directives(&known.mark, &head, &all(&known.directives)).await? {
                         let [limits, plans, switches] = known.directives.counts();

@@ -5,7 +5,7 @@
 //! and renamed.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, BufWriter, Write},
     path::PathBuf,
@@ -65,13 +65,15 @@ pub struct Journal {
     /// Lines in the file, and those that it cannot do without.
     lines: usize,
     recent: VecDeque<Change>,
+    /// Large texts by their digests, where there is no file beside which they could be.
+    sets: HashMap<String, String>,
 }
 
 impl Journal {
     /// In this file, or nowhere.
     #[must_use]
     pub fn new(path: Option<PathBuf>) -> Self {
-        Self { path, file: None, lines: 0, recent: VecDeque::new() }
+        Self { path, file: None, lines: 0, recent: VecDeque::new(), sets: HashMap::new() }
     }
 
     /// Reads what there is, and opens the file to go on.
@@ -154,6 +156,46 @@ impl Journal {
     pub fn changes(&self, before: u64, most: usize) -> Vec<Change> {
         let older = self.recent.iter().rev().filter(|change| change.version < before);
         older.take(most).cloned().collect()
+    }
+
+    /// Keeps a large text, in a file of its own beside this one: whole or not at all.
+    pub(super) fn put_set(&mut self, digest: &str, text: &str) -> Result<(), JournalError> {
+        let Some(path) = self.set_path(digest) else {
+            self.sets.insert(digest.to_owned(), text.to_owned());
+            return Ok(());
+        };
+        let beside = path.with_extension("new");
+        let write = || {
+            let mut file = File::create(&beside)?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&beside, &path)
+        };
+        write().map_err(|source| JournalError::File { path: path.clone(), source })
+    }
+
+    pub(super) fn get_set(&self, digest: &str) -> Result<Option<String>, JournalError> {
+        let Some(path) = self.set_path(digest) else {
+            return Ok(self.sets.get(digest).cloned());
+        };
+        match fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(JournalError::File { path, source }),
+        }
+    }
+
+    pub(super) fn drop_set(&mut self, digest: &str) {
+        match self.set_path(digest) {
+            Some(path) => drop(fs::remove_file(path)),
+            None => drop(self.sets.remove(digest)),
+        }
+    }
+
+    fn set_path(&self, digest: &str) -> Option<PathBuf> {
+        // A digest has no letters that mean something in a path.
+        let digest: String = digest.chars().filter(char::is_ascii_alphanumeric).collect();
+        Some(self.path.as_ref()?.with_added_extension(digest))
     }
 
     fn remember(&mut self, change: Change) {

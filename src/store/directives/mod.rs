@@ -8,7 +8,7 @@ mod journal;
 
 pub use journal::{Journal, JournalError};
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{AnyStore, StoreError, redis::Redis};
 
@@ -109,6 +109,33 @@ impl DirectiveStore {
         }
     }
 
+    /// Keeps a large text under its digest.
+    pub async fn put_set(&self, digest: &str, text: &str) -> Result<(), KeepError> {
+        match self {
+            Self::Journal(journal) => Ok(lock(journal).put_set(digest, text)?),
+            Self::Redis(redis) => Ok(redis.put_directive_set(digest, text).await?),
+        }
+    }
+
+    /// The text of a digest, if it is kept.
+    pub async fn get_set(&self, digest: &str) -> Result<Option<String>, KeepError> {
+        match self {
+            Self::Journal(journal) => Ok(lock(journal).get_set(digest)?),
+            Self::Redis(redis) => Ok(redis.get_directive_set(digest).await?),
+        }
+    }
+
+    /// Forgets the text of a digest.
+    pub async fn drop_set(&self, digest: &str) -> Result<(), KeepError> {
+        match self {
+            Self::Journal(journal) => {
+                lock(journal).drop_set(digest);
+                Ok(())
+            }
+            Self::Redis(redis) => Ok(redis.drop_directive_set(digest).await?),
+        }
+    }
+
     /// Whether others may write to it.
     #[must_use]
     pub const fn is_shared(&self) -> bool {
@@ -118,6 +145,10 @@ impl DirectiveStore {
 
 /// What one call carries at most: Redis does nothing else while it runs.
 pub const MOST_PARTS: usize = 100;
+
+fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
+    journal.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The store cannot be asked, or not written to.
 #[derive(Debug, thiserror::Error)]

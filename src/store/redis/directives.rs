@@ -121,6 +121,27 @@ impl Redis {
         changes(&self.directive_command(&range).await?)
     }
 
+    /// Keeps a large text under its digest.
+    pub async fn put_directive_set(&self, digest: &str, text: &str) -> Result<(), StoreError> {
+        let mut set = redis::cmd("SET");
+        set.arg(self.directive_key(&format!("set:{digest}"))).arg(text);
+        self.directive_command(&set).await.map(drop)
+    }
+
+    /// The text of a digest.
+    pub async fn get_directive_set(&self, digest: &str) -> Result<Option<String>, StoreError> {
+        let mut get = redis::cmd("GET");
+        get.arg(self.directive_key(&format!("set:{digest}")));
+        read(self.directive_command(&get).await?)
+    }
+
+    /// Forgets it.
+    pub async fn drop_directive_set(&self, digest: &str) -> Result<(), StoreError> {
+        let mut delete = redis::cmd("DEL");
+        delete.arg(self.directive_key(&format!("set:{digest}")));
+        self.directive_command(&delete).await.map(drop)
+    }
+
     fn directive_key(&self, name: &str) -> String {
         format!("{}{{directives}}{name}", self.main.key_prefix())
     }

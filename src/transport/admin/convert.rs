@@ -8,11 +8,15 @@ use tonic::Status;
 
 use crate::{
     engine::{
-        self, Micros, Standing,
-        directives::{Mode, Origin, Scope, Target},
+        self, Micros, Outcomes, Standing,
+        directives::{Mode, Origin, Scope, Slot, Target},
     },
     rules,
-    service::{admin::AdminError, directives::PutError, directives::Wish},
+    service::{
+        admin::AdminError,
+        candidates::CandidateError,
+        directives::{PutError, Wish},
+    },
     store::AnyStore,
 };
 
@@ -33,6 +37,7 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
             Of::Everything(true) => Scope::Everything,
             Of::Everything(false) => return Err(missing("a scope that is true")),
         }),
+        Is::Rules(_) => return Err(Status::invalid_argument("rules are changed by UploadCandidate and so on")),
     })
 }
 
@@ -50,6 +55,9 @@ pub(super) fn write_target(target: &Target) -> api::Target {
             };
             Is::Switch(api::Scope { scope: Some(scope) })
         }
+        Target::Rules(Slot::Candidate) => Is::Rules(api::RuleSlot::Candidate.into()),
+        Target::Rules(Slot::InForce) => Is::Rules(api::RuleSlot::InForce.into()),
+        Target::Rules(Slot::Before) => Is::Rules(api::RuleSlot::Before.into()),
     };
     api::Target { target: Some(target) }
 }
@@ -121,6 +129,22 @@ pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
         line: u32::try_from(rule.place.line).unwrap_or(u32::MAX),
         switch: switch.map_or("", Mode::name).to_owned(),
         shadow_mode: rule.shadow_mode,
+    }
+}
+
+pub(super) fn outcomes(outcomes: Outcomes) -> api::Outcomes {
+    let Outcomes { asked, refused, newly_refused, newly_passed } = outcomes;
+    api::Outcomes { asked, refused, newly_refused, newly_passed }
+}
+
+pub(super) fn refuse_candidate(error: CandidateError) -> Status {
+    match error {
+        CandidateError::Put(error) => refuse(&AdminError::Put(error)),
+        CandidateError::Load(_) | CandidateError::Size | CandidateError::Share => {
+            Status::invalid_argument(crate::errors::chain(&error))
+        }
+        CandidateError::None | CandidateError::NothingBefore => Status::failed_precondition(error.to_string()),
+        CandidateError::Keep(_) | CandidateError::Lost(_) => Status::unavailable(crate::errors::chain(&error)),
     }
 }
 

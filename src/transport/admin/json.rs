@@ -61,6 +61,11 @@ async fn answer(service: &Service, caller: Caller, name: &str, body: &[u8]) -> R
         "ListRules" => write(service.list_rules(asked.read()?).await)?,
         "ListTop" => write(service.list_top(asked.read()?).await)?,
         "GetHealth" => write(service.get_health(asked.read()?).await)?,
+        "UploadCandidate" => write(service.upload_candidate(asked.read()?).await)?,
+        "DropCandidate" => write(service.drop_candidate(asked.read()?).await)?,
+        "GetCandidate" => write(service.get_candidate(asked.read()?).await)?,
+        "PromoteCandidate" => write(service.promote_candidate(asked.read()?).await)?,
+        "RollbackRules" => write(service.rollback_rules(asked.read()?).await)?,
         _ => return Err(Status::unimplemented(format!("{name} is not there in JSON"))),
     };
     let answer =

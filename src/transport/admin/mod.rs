@@ -237,7 +237,8 @@ fn router(admin: Admin, callers: &Arc<Callers>) -> Router {
 }
 
 /// The methods that change something.
-const CHANGES: [&str; 3] = ["PutDirectives", "Forget", "GiveBack"];
+const CHANGES: [&str; 7] =
+    ["PutDirectives", "Forget", "GiveBack", "UploadCandidate", "DropCandidate", "PromoteCandidate", "RollbackRules"];
 
 /// Nobody gets further who is not known, or may not do this.
 async fn authenticate(State(callers): State<Arc<Callers>>, mut request: Request, next: Next) -> Response {

@@ -7,14 +7,17 @@ use tonic::{Request, Response, Status};
 
 use super::{
     caller,
-    convert::{counter, descriptor, directive, read_target, read_wish, refuse, rule, time, write_target},
+    convert::{
+        counter, descriptor, directive, outcomes, read_target, read_wish, refuse, refuse_candidate, rule, time,
+        write_target,
+    },
 };
 use crate::{
     engine::{
-        By, Directed, Directive, StoreError,
+        By, Directed, Directive, Ranked, StoreError,
         directives::{Origin, Target},
     },
-    rules::Entry,
+    rules::{Entry, SourceFile},
     service::{
         Admin,
         admin::AdminError,
@@ -178,17 +181,7 @@ impl AdminService for Service {
             (domain.is_empty() || is_of(&domain)) && (rule.is_empty() || rule == of)
         };
         let ranking = self.admin.top(by, page(most, 20), fits);
-        let top = ranking.top.into_iter().filter_map(|ranked| {
-            let Target::Limit { domain, entries } = ranked.target else { return None };
-            Some(api::Top {
-                descriptor: Some(descriptor(domain, entries)),
-                rule: ranked.rule.to_string(),
-                hits: ranked.hits,
-                over: ranked.over,
-                since: Some(time(ranked.since)),
-            })
-        });
-        let (top, seconds) = (top.collect(), ranking.span.ceil_secs());
+        let (top, seconds) = (ranking.top.into_iter().filter_map(top).collect(), ranking.span.ceil_secs());
         Ok(Response::new(api::ListTopResponse { top, seconds, all: ranking.all }))
     }
 
@@ -205,6 +198,88 @@ impl AdminService for Service {
             switches: self.all_switches(),
         }))
     }
+
+    async fn upload_candidate(
+        &self,
+        request: Request<api::UploadCandidateRequest>,
+    ) -> Answer<api::UploadCandidateResponse> {
+        let mandate = Self::mandate(&request, &request.get_ref().reason)?;
+        let api::UploadCandidateRequest { files, share, .. } = request.into_inner();
+        let share = if share == 0.0 { 0.1 } else { share };
+        let files = files.into_iter().map(|file| SourceFile { name: file.name, text: file.text }).collect();
+        let uploaded = self.admin.candidates.upload(files, share, mandate).await;
+        let warnings = uploaded.map_err(refuse_candidate)?.iter().map(ToString::to_string).collect();
+        Ok(Response::new(api::UploadCandidateResponse { warnings }))
+    }
+
+    async fn drop_candidate(&self, request: Request<api::DropCandidateRequest>) -> Answer<api::DropCandidateResponse> {
+        let mandate = Self::mandate(&request, &request.get_ref().reason)?;
+        self.admin.candidates.drop_candidate(mandate).await.map_err(refuse_candidate)?;
+        Ok(Response::new(api::DropCandidateResponse {}))
+    }
+
+    async fn promote_candidate(
+        &self,
+        request: Request<api::PromoteCandidateRequest>,
+    ) -> Answer<api::PromoteCandidateResponse> {
+        let mandate = Self::mandate(&request, &request.get_ref().reason)?;
+        self.admin.candidates.promote(mandate).await.map_err(refuse_candidate)?;
+        Ok(Response::new(api::PromoteCandidateResponse {}))
+    }
+
+    async fn rollback_rules(&self, request: Request<api::RollbackRulesRequest>) -> Answer<api::RollbackRulesResponse> {
+        let mandate = Self::mandate(&request, &request.get_ref().reason)?;
+        self.admin.candidates.rollback(mandate).await.map_err(refuse_candidate)?;
+        Ok(Response::new(api::RollbackRulesResponse {}))
+    }
+
+    async fn get_candidate(&self, _: Request<api::GetCandidateRequest>) -> Answer<api::GetCandidateResponse> {
+        let error = self.admin.candidates.error().unwrap_or_default();
+        let snapshot = self.admin.reloader.rules().load_full();
+        let Some(trial) = snapshot.trial() else {
+            return Ok(Response::new(api::GetCandidateResponse { error, ..Default::default() }));
+        };
+        let rules = trial.rules();
+        let of = |id: usize| rules.rules().rules().get(id).map(|met| rule(met, None));
+        let asked = trial.outcomes().enumerate().filter(|(_, it)| it.asked > 0);
+        let mut of_rules: Vec<_> =
+            asked.map(|(id, it)| api::RuleOutcomes { rule: of(id), outcomes: Some(outcomes(it)) }).collect();
+        let changes = |it: &api::RuleOutcomes| it.outcomes.map_or(0, |it| it.newly_refused + it.newly_passed);
+        of_rules.sort_by_key(|it| std::cmp::Reverse(changes(it)));
+        let minute = |(minute, it)| api::MinuteOutcomes { minute: Some(time(minute)), outcomes: Some(outcomes(it)) };
+        let harmed = trial.harmed.ranking(By::Refused, 20, self.admin.clock.now(), |_, _| true);
+        let first = trial.first().into_iter().map(|it| Ranked {
+            target: it.target,
+            rule: it.rule,
+            hits: 0,
+            over: 0,
+            since: it.at,
+        });
+        Ok(Response::new(api::GetCandidateResponse {
+            tried: true,
+            since: Some(time(trial.since())),
+            share: trial.share(),
+            rules: of_rules,
+            minutes: trial.minutes().into_iter().map(minute).collect(),
+            first: first.filter_map(top).collect(),
+            most: harmed.top.into_iter().filter_map(top).collect(),
+            left_out: trial.left_out(),
+            error,
+        }))
+    }
+}
+
+fn top(ranked: Ranked) -> Option<api::Top> {
+    let Target::Limit { domain, entries } = ranked.target else {
+        return None;
+    };
+    Some(api::Top {
+        descriptor: Some(descriptor(domain, entries)),
+        rule: ranked.rule.to_string(),
+        hits: ranked.hits,
+        over: ranked.over,
+        since: Some(time(ranked.since)),
+    })
 }
 
 impl Service {

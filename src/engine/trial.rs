@@ -1,0 +1,392 @@
+//! Rules that are tried out: what they would say to a share of the real requests, on counters of their own, and never to a
+//! caller.
+//!
+//! The share is one of counters, not of requests: of a counter that is in it every hit is counted, so what is said of it is what
+//! would be said if the rules were in force. Which counters are in it follows from their names, the same on all instances.
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+};
+
+use arc_swap::ArcSwap;
+use opentelemetry::{KeyValue, metrics::Meter};
+use smallvec::SmallVec;
+
+use super::{
+    Descriptor, Directives, Engine, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Top,
+    Verdict, directives::Target, key,
+};
+use crate::{
+    algorithm::Micros,
+    metrics::WorkerId,
+    rules::{Entry, Found, Rule, RuleSet},
+    store::AnyStore,
+};
+
+/// Stands before the names of the counters: no domain begins so.
+const SCOPE: &str = "~trial~";
+/// Requests that wait for the store at once; more are left out.
+const MOST_WAITING: usize = 1_000;
+/// Minutes that are told apart.
+const MINUTES: usize = 180;
+/// Entities that are remembered as the first to be refused.
+const FIRST: usize = 20;
+
+/// What became of hits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outcomes {
+    /// All of them.
+    pub asked: u64,
+    /// Those that the rules would refuse.
+    pub refused: u64,
+    /// Of these: those that pass now.
+    pub newly_refused: u64,
+    /// Those that are refused now, and would pass.
+    pub newly_passed: u64,
+}
+
+impl Outcomes {
+    fn of(hits: u64, would_refuse: bool, refused: bool) -> Self {
+        let when = |is: bool| if is { hits } else { 0 };
+        Self {
+            asked: hits,
+            refused: when(would_refuse),
+            newly_refused: when(would_refuse && !refused),
+            newly_passed: when(!would_refuse && refused),
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.asked += other.asked;
+        self.refused += other.refused;
+        self.newly_refused += other.newly_refused;
+        self.newly_passed += other.newly_passed;
+    }
+}
+
+/// The same of one rule, for many to add to.
+#[derive(Default)]
+struct Tally([AtomicU64; 4]);
+
+impl Tally {
+    fn add(&self, outcomes: Outcomes) {
+        let Outcomes { asked, refused, newly_refused, newly_passed } = outcomes;
+        for (sum, number) in self.0.iter().zip([asked, refused, newly_refused, newly_passed]) {
+            if number > 0 {
+                sum.fetch_add(number, Relaxed);
+            }
+        }
+    }
+
+    fn get(&self) -> Outcomes {
+        let [asked, refused, newly_refused, newly_passed] = self.0.each_ref().map(|sum| sum.load(Relaxed));
+        Outcomes { asked, refused, newly_refused, newly_passed }
+    }
+}
+
+/// An entity that would be refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Harmed {
+    /// Which.
+    pub target: Target,
+    /// By which rule's policy.
+    pub rule: Arc<str>,
+    /// When.
+    pub at: Micros,
+}
+
+/// Rules on trial, and what they have said.
+pub struct Trial {
+    rules: Arc<ArcSwap<Snapshot>>,
+    statistics: Arc<Statistics>,
+    refused: Arc<Top>,
+    /// Those that would be refused, and are not now.
+    pub harmed: Arc<Top>,
+    /// Of 2³².
+    share: u64,
+    since: Micros,
+    /// By the rule's id; the last is of descriptors for which there is no rule any more.
+    tallies: Vec<Tally>,
+    minutes: Mutex<VecDeque<(Micros, Outcomes)>>,
+    first: Mutex<Vec<Harmed>>,
+    waiting: AtomicUsize,
+    left_out: AtomicU64,
+}
+
+impl Trial {
+    /// `share`: of 1. `workers`: that decide.
+    #[must_use]
+    pub fn new(rules: RuleSet, share: f64, since: Micros, workers: usize, resources: &Resources) -> Arc<Self> {
+        let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
+        let statistics = Statistics::new(workers, settings);
+        let tallies = (0..=rules.rules().len()).map(|_| Tally::default()).collect();
+        let snapshot = Snapshot::new(rules, &statistics, resources);
+        Arc::new(Self {
+            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
+            statistics,
+            refused: Top::new(workers),
+            harmed: Top::new(workers),
+            share: (share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
+            since,
+            tallies,
+            minutes: Mutex::default(),
+            first: Mutex::default(),
+            waiting: AtomicUsize::new(0),
+            left_out: AtomicU64::new(0),
+        })
+    }
+
+    /// What operators have said of entities holds for these rules, too; switches do not.
+    pub fn direct(&self, directives: &Directives) {
+        let snapshot = self.rules.load().with_limits(directives.clone());
+        self.rules.store(Arc::new(snapshot));
+    }
+
+    /// The rules.
+    #[must_use]
+    pub fn rules(&self) -> Arc<Snapshot> {
+        self.rules.load_full()
+    }
+
+    /// The share, of 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.share as f64 / (1_u64 << 32) as f64
+    }
+
+    /// Since when they are tried.
+    #[must_use]
+    pub const fn since(&self) -> Micros {
+        self.since
+    }
+
+    /// What became of each rule's hits, by its id; the last is of descriptors that no rule of these has.
+    pub fn outcomes(&self) -> impl Iterator<Item = Outcomes> {
+        self.tallies.iter().map(Tally::get)
+    }
+
+    /// What became of all, minute by minute.
+    #[must_use]
+    pub fn minutes(&self) -> Vec<(Micros, Outcomes)> {
+        lock(&self.minutes).iter().copied().collect()
+    }
+
+    /// The first that would have been refused.
+    #[must_use]
+    pub fn first(&self) -> Vec<Harmed> {
+        lock(&self.first).clone()
+    }
+
+    /// Requests that were left out, since too many waited for the store.
+    #[must_use]
+    pub fn left_out(&self) -> u64 {
+        self.left_out.load(Relaxed)
+    }
+
+    /// What the rules would have said, beside what was said. In memory at once, else in a task of its own: no caller waits
+    /// for it. Boxed by its signature: an engine asks this, and this asks an engine.
+    pub(super) fn observe<'a>(
+        self: &'a Arc<Self>,
+        engine: &'a Engine,
+        request: &'a Request<'_>,
+        verdict: &'a Verdict,
+        now: Micros,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
+        Box::pin(self.observed(engine, request, verdict, now))
+    }
+
+    async fn observed(self: &Arc<Self>, engine: &Engine, request: &Request<'_>, verdict: &Verdict, now: Micros) {
+        let chosen = self.chosen(request, verdict);
+        if chosen.is_empty() {
+            return;
+        }
+        let engine = self.engine(engine);
+        if let AnyStore::Memory(_) = engine.store {
+            let descriptors = chosen.iter().map(|it| request.descriptors[it.place].clone()).collect();
+            let request = Request { domain: request.domain, descriptors, holds: Vec::new() };
+            return self.decide(&engine, &request, &chosen, now).await;
+        }
+        if self.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
+            self.waiting.fetch_sub(1, Relaxed);
+            self.left_out.fetch_add(1, Relaxed);
+            return;
+        }
+        let owned = Owned::new(request, &chosen);
+        let this = Arc::clone(self);
+        tokio::spawn(async move {
+            let request = owned.request();
+            this.decide(&engine, &request, &chosen, now).await;
+            this.waiting.fetch_sub(1, Relaxed);
+        });
+    }
+
+    async fn decide(&self, engine: &Engine, request: &Request<'_>, chosen: &[Chosen], now: Micros) {
+        // What the store cannot decide says nothing of the rules.
+        let Ok(verdict) = engine.decide(request, now).await else {
+            return;
+        };
+        for ((descriptor, status), chosen) in request.descriptors.iter().zip(&verdict.statuses).zip(chosen) {
+            if descriptor.give_back || descriptor.hits == 0 {
+                continue;
+            }
+            let outcomes = Outcomes::of(descriptor.hits, status.is_over(), chosen.refused);
+            self.count(chosen.rule, outcomes, now);
+            if outcomes.newly_refused > 0 {
+                self.harm(engine.worker, request.domain, descriptor, chosen, now);
+            }
+        }
+    }
+
+    fn count(&self, rule: usize, outcomes: Outcomes, now: Micros) {
+        if let Some(tally) = self.tallies.get(rule) {
+            tally.add(outcomes);
+        }
+        let minute = Micros::from_secs(now.floor_secs() / 60 * 60);
+        let mut minutes = lock(&self.minutes);
+        match minutes.back_mut() {
+            Some((last, sum)) if *last >= minute => sum.add(outcomes),
+            _ => {
+                if minutes.len() >= MINUTES {
+                    minutes.pop_front();
+                }
+                minutes.push_back((minute, outcomes));
+            }
+        }
+    }
+
+    fn harm(&self, worker: WorkerId, domain: &str, descriptor: &Descriptor<'_>, chosen: &Chosen, now: Micros) {
+        let snapshot = self.rules.load();
+        let rule = snapshot.rules().rules().get(chosen.rule).map(|rule| &rule.policy);
+        self.harmed.note(worker, domain, descriptor, rule, false, now);
+        let mut first = lock(&self.first);
+        if first.len() < FIRST {
+            let target = Target::of_descriptor(domain, &descriptor.entries);
+            if !first.iter().any(|harmed| harmed.target == target) {
+                first.push(Harmed { target, rule: rule.map_or_else(|| "".into(), Arc::clone), at: now });
+            }
+        }
+    }
+
+    /// The descriptors whose counters are in the share.
+    fn chosen(&self, request: &Request<'_>, verdict: &Verdict) -> SmallVec<[Chosen; 2]> {
+        let snapshot = self.rules.load();
+        let rules = snapshot.rules();
+        let shard_by = rules.settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
+        let mut chosen = SmallVec::new();
+        let mut name = Vec::with_capacity(128);
+        for (place, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
+            name.clear();
+            let entries = descriptor.entries.as_slice();
+            let rule = match rules.find(request.domain, entries.iter().copied()) {
+                Found::Rule(rule, path) if rule.limit.is_some() => {
+                    let entries = &entries[..entries.len() - Rule::asides(&path)];
+                    let algorithm = rule.limit.as_ref().map(crate::rules::Limit::algorithm);
+                    if let Some(algorithm) = algorithm {
+                        key::write(&mut name, "", request.domain, shard_by, entries, &path, algorithm);
+                    }
+                    rule.id
+                }
+                // Nothing could be said of it but that it would pass.
+                _ if !status.is_over() => continue,
+                Found::Rule(rule, _) => rule.id,
+                _ => self.tallies.len() - 1,
+            };
+            let mut identity = sluicegate_common::Identity::new(request.domain);
+            match name.as_slice() {
+                [] => entries.iter().for_each(|Entry { key, value }| identity.add(key, value)),
+                name => identity.add("", &String::from_utf8_lossy(name)),
+            }
+            if (identity.finish() as u32 as u64) < self.share {
+                chosen.push(Chosen { place, rule, refused: status.is_over() });
+            }
+        }
+        chosen
+    }
+
+    fn engine(&self, engine: &Engine) -> Engine {
+        let lenient = Settings { metadata: false, policies: false, shadow_mode: false, ..(*engine.settings).clone() };
+        Engine {
+            scope: SCOPE,
+            rules: Arc::clone(&self.rules),
+            statistics: Arc::clone(&self.statistics),
+            top: Arc::clone(&self.refused),
+            settings: Arc::new(lenient),
+            ..engine.clone()
+        }
+    }
+
+    /// Shows what this trial says to the meter, for as long as it is the current one.
+    pub fn observe_metrics(current: impl Fn() -> Option<Arc<Self>> + Send + Sync + 'static, meter: &Meter) {
+        let counter = meter.u64_observable_gauge("sluicegate_candidate_hits");
+        counter
+            .with_description("Hits that the candidate rules have been asked about, by what they would do; from 0 with each candidate")
+            .with_callback(move |observer| {
+                let Some(trial) = current() else {
+                    return;
+                };
+                let snapshot = trial.rules.load();
+                for (rule, outcomes) in snapshot.rules().rules().iter().zip(trial.outcomes()) {
+                    if outcomes.asked == 0 {
+                        continue;
+                    }
+                    let names = ["domain", "key1", "key2"].into_iter().zip(&rule.labels);
+                    let labels: Vec<_> = names.map(|(name, label)| KeyValue::new(name, label.clone())).collect();
+                    let Outcomes { asked, refused, newly_refused, newly_passed } = outcomes;
+                    for (word, hits) in [
+                        ("asked", asked),
+                        ("refused", refused),
+                        ("newly_refused", newly_refused),
+                        ("newly_passed", newly_passed),
+                    ] {
+                        let outcome = vec![KeyValue::new("outcome", word)];
+                        observer.observe(hits, &[labels.clone(), outcome].concat());
+                    }
+                }
+            })
+            .build();
+    }
+}
+
+/// A descriptor whose counter is in the share.
+struct Chosen {
+    place: usize,
+    rule: usize,
+    /// By the rules in force.
+    refused: bool,
+}
+
+/// A part of a request, for later.
+struct Owned {
+    domain: String,
+    descriptors: Vec<(Vec<(String, String)>, u64, bool)>,
+}
+
+impl Owned {
+    fn new(request: &Request<'_>, chosen: &[Chosen]) -> Self {
+        let own = |descriptor: &Descriptor<'_>| {
+            let entries = descriptor.entries.iter().map(|it| (it.key.to_owned(), it.value.to_owned())).collect();
+            (entries, descriptor.hits, descriptor.give_back)
+        };
+        let descriptors = chosen.iter().map(|it| own(&request.descriptors[it.place])).collect();
+        Self { domain: request.domain.to_owned(), descriptors }
+    }
+
+    fn request(&self) -> Request<'_> {
+        let descriptors = self.descriptors.iter().map(|(entries, hits, give_back)| Descriptor {
+            entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+            hits: *hits,
+            give_back: *give_back,
+            limit: None,
+        });
+        Request { domain: &self.domain, descriptors: descriptors.collect(), holds: Vec::new() }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
