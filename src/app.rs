@@ -25,7 +25,7 @@ use crate::{
     metrics::{WorkerId, observe_counter, observe_gauge},
     rules::{Options, SourceFile},
     service::{
-        Admin, Candidates, Check, Clock, Keeper, Reports, check,
+        Admin, Candidates, Check, Clock, Keeper, Recorder, Reports, check,
         reload::{LoadError, Reloader, Source},
     },
     settings::Settings,
@@ -79,6 +79,9 @@ pub enum AppError {
     /// The file that keeps what operators say.
     #[error(transparent)]
     Directives(#[from] JournalError),
+    /// Where requests are to be recorded.
+    #[error("requests cannot be recorded in record.dir, or with record.hash_key_file")]
+    Record(#[source] io::Error),
     /// The process itself.
     #[error("the process cannot be set up")]
     Process(#[source] io::Error),
@@ -141,7 +144,9 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     decisions.instances = instances;
     decisions.metadata = settings.response.dynamic_metadata;
     decisions.policies = settings.response.headers && settings.response.header_style != grpc::HeaderStyle::Separate;
+    let recorder = Recorder::start(&settings.record, workers + 1, clock.now()).map_err(AppError::Record)?;
     let parts = Parts {
+        recorder: recorder.clone(),
         store,
         local: Arc::new(Memory::new(&settings.memory)),
         statistics,
@@ -174,6 +179,9 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     parts.statistics.observe(&meter, move || now.now());
     reloader.observe(&meter);
     check_metrics.observe(&meter);
+    if let Some(recorder) = &recorder {
+        recorder.observe(&meter);
+    }
     server.observe(&meter);
     parts.store.observe(&store_metrics, &meter);
     tokio::spawn(Arc::clone(&reloader).follow());
@@ -235,6 +243,9 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     })
     .await;
     let _ = tokio::task::spawn_blocking(move || {
+        if let Some(recorder) = recorder {
+            recorder.finish();
+        }
         meters.stop();
         traces.stop();
     })
@@ -297,6 +308,7 @@ impl Signals {
 /// What every worker's service is made of.
 #[derive(Clone)]
 struct Parts {
+    recorder: Option<Arc<Recorder>>,
     store: Arc<StoreSetup>,
     /// Where this instance counts by itself when the store cannot decide.
     local: Arc<Memory>,
@@ -320,7 +332,8 @@ impl Parts {
             top: Arc::clone(&self.top),
             settings: Arc::clone(&self.decisions),
         };
-        Check { engine, clock: self.clock.clone(), metrics: Arc::clone(&self.metrics) }
+        let (clock, metrics, recorder) = (self.clock.clone(), Arc::clone(&self.metrics), self.recorder.clone());
+        Check { engine, clock, metrics, recorder }
     }
 
     /// What has to be done now and then, whether anybody asks or not.

@@ -42,7 +42,9 @@ pub mod store;
 pub mod algorithm;
 
 pub mod metrics;
+pub mod replay;
 pub mod telemetry;
+pub mod traffic;
 
 mod duration;
 mod errors;

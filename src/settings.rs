@@ -18,7 +18,7 @@ use crate::{engine, service, store, telemetry, transport};
 const PREFIX: &str = "SLUICEGATE";
 const SEPARATOR: &str = "__";
 /// Settings that are lists, empty by default: a default that is nothing does not show. Only a file can have them.
-const LISTS: [&str; 4] = ["admin.operate", "admin.read", "redis.ring", "per_second.redis.ring"];
+const LISTS: [&str; 5] = ["admin.operate", "admin.read", "record.by", "redis.ring", "per_second.redis.ring"];
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -57,6 +57,8 @@ pub struct Settings {
     pub eventual: store::local::EventualSettings,
     /// What operators say while the service runs.
     pub directives: service::directives::Settings,
+    /// A sample of the requests, in files.
+    pub record: service::record::Settings,
     /// Logs, metrics, traces.
     pub telemetry: telemetry::Settings,
     /// How to leave.
@@ -82,6 +84,7 @@ impl Default for Settings {
             lease: store::local::LeaseSettings::default(),
             eventual: store::local::EventualSettings::default(),
             directives: service::directives::Settings::default(),
+            record: service::record::Settings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
         }
@@ -226,6 +229,7 @@ impl Settings {
                 "store must be memory or an address like redis://host:6379",
             ),
             ((0.0..=1.0).contains(&self.decisions.near_limit_ratio), "decisions.near_limit_ratio must be from 0 to 1"),
+            ((0.0..=1.0).contains(&self.record.share), "record.share must be from 0 to 1"),
             ((0.0..=1.0).contains(&self.rules.candidate_share), "rules.candidate_share must be from 0 to 1"),
             (
                 (0.0..=1.0).contains(&self.telemetry.otlp.sample_ratio),

@@ -119,9 +119,10 @@ fn what_cannot_start_says_why_in_a_sentence() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 8] = [
+const UNSET: [&str; 9] = [
     "admin.addr",
     "directives.file",
+    "record.dir",
     "rules.candidate_dir",
     "rules.dir",
     "per_second.store",

@@ -7,11 +7,13 @@ use super::support::repository;
 /// What each module of `src/` may use of the others. Telemetry's and metrics' handles may be held by anyone above.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
-    ("cli", &["app", "engine", "rules", "service", "settings", "store"]),
+    ("cli", &["app", "engine", "replay", "rules", "service", "settings", "store", "traffic"]),
     ("app", &["engine", "metrics", "rules", "service", "settings", "store", "telemetry", "transport"]),
     ("settings", &["engine", "service", "store", "telemetry", "transport"]),
     ("transport", &["engine", "metrics", "rules", "service", "store", "telemetry"]),
-    ("service", &["algorithm", "engine", "metrics", "rules", "store"]),
+    ("replay", &["engine", "metrics", "rules", "store", "traffic"]),
+    ("service", &["algorithm", "engine", "metrics", "rules", "store", "traffic"]),
+    ("traffic", &["engine", "rules"]),
     ("engine", &["algorithm", "metrics", "rules", "store"]),
     ("rules", &["algorithm"]),
     ("store", &["algorithm", "metrics"]),
@@ -36,7 +38,7 @@ const CONFINED: &[(&str, &str)] = &[
     ("axum", "transport"),
     ("redis", "store/redis"),
     ("saphyr_parser", "rules"),
-    ("config", "settings"),
+    ("config", "settings, traffic"),
     ("clap", "cli"),
 ];
 

@@ -62,6 +62,8 @@ mod rules;
 mod shedding;
 /// The end of the process.
 mod shutdown;
+/// Recorded traffic, asked again of other rules.
+mod simulate;
 /// What Redis holds, and how many callers share a limit exactly.
 mod stores;
 /// Many checks at once: `sluicegate.v1`.

@@ -78,7 +78,7 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
         top: Top::new(1),
         settings: Arc::default(),
     };
-    Check { engine, clock, metrics: check::Metrics::new(1) }
+    Check { engine, clock, metrics: check::Metrics::new(1), recorder: None }
 }
 
 fn request(recorded: &Recorded) -> Request<'_> {

@@ -4,11 +4,12 @@
 use std::{fs, path::Path};
 
 /// What they import comes along.
-const FILES: [&str; 4] = [
+const FILES: [&str; 5] = [
     "envoy/service/ratelimit/v3/rls.proto",
     "sluicegate/admin/v1/admin.proto",
     "sluicegate/v1/decisions.proto",
     "sluicegate/v1/resources.proto",
+    "sluicegate/v1/traffic.proto",
 ];
 /// Also named in `src/lib.rs`: the file with everything reflection needs.
 const DESCRIPTOR_SET: &str = "descriptor_set.bin";

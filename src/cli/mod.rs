@@ -1,7 +1,8 @@
-//! The command line: `serve` (also without a word), `check`, `shard` and `ctl`.
+//! The command line: `serve` (also without a word), `check`, `shard`, `simulate` and `ctl`.
 
 mod ctl;
 mod shard;
+mod simulate;
 
 use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
 
@@ -33,6 +34,8 @@ enum Command {
     Check(CheckArgs),
     /// Say where a descriptor's counter is, and what other nodes would change about it.
     Shard(shard::ShardArgs),
+    /// Ask recorded traffic again of other rules: what they would have refused, and whom.
+    Simulate(simulate::SimulateArgs),
     /// Operate a running service: limits of single customers, switches, who is refused and why.
     Ctl(Box<ctl::CtlArgs>),
     /// Write what completes these words in a shell.
@@ -85,6 +88,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Some(Command::Serve(args)) => serve(args),
         Some(Command::Check(args)) => check(&args),
         Some(Command::Shard(args)) => shard::run(args),
+        Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Ctl(args)) => ctl::run(*args),
         Some(Command::Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut std::io::stdout());

@@ -363,24 +363,31 @@ struct Chosen {
 /// A part of a request, for later.
 struct Owned {
     domain: String,
-    descriptors: Vec<(Vec<(String, String)>, u64, bool)>,
+    descriptors: Vec<OwnedDescriptor>,
+}
+
+struct OwnedDescriptor {
+    entries: Vec<(String, String)>,
+    hits: u64,
+    give_back: bool,
 }
 
 impl Owned {
     fn new(request: &Request<'_>, chosen: &[Chosen]) -> Self {
-        let own = |descriptor: &Descriptor<'_>| {
-            let entries = descriptor.entries.iter().map(|it| (it.key.to_owned(), it.value.to_owned())).collect();
-            (entries, descriptor.hits, descriptor.give_back)
+        let own = |descriptor: &Descriptor<'_>| OwnedDescriptor {
+            entries: descriptor.entries.iter().map(|it| (it.key.to_owned(), it.value.to_owned())).collect(),
+            hits: descriptor.hits,
+            give_back: descriptor.give_back,
         };
         let descriptors = chosen.iter().map(|it| own(&request.descriptors[it.place])).collect();
         Self { domain: request.domain.to_owned(), descriptors }
     }
 
     fn request(&self) -> Request<'_> {
-        let descriptors = self.descriptors.iter().map(|(entries, hits, give_back)| Descriptor {
-            entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
-            hits: *hits,
-            give_back: *give_back,
+        let descriptors = self.descriptors.iter().map(|it| Descriptor {
+            entries: it.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+            hits: it.hits,
+            give_back: it.give_back,
             limit: None,
         });
         Request { domain: &self.domain, descriptors: descriptors.collect(), holds: Vec::new() }

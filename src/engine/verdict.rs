@@ -192,6 +192,12 @@ impl Verdict {
         })
     }
 
+    /// Whether the request is refused.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        self.overall == Code::OverLimit
+    }
+
     /// Whether the request is refused for overload that its caller did not cause, and for nothing else.
     #[must_use]
     pub fn is_shed(&self) -> bool {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use opentelemetry::{KeyValue, metrics::Meter};
 
-use super::Clock;
+use super::{Clock, Recorder};
 use crate::{
     engine::{DecideError, Engine, Request, Verdict},
     metrics::{Counter, Histogram},
@@ -72,6 +72,8 @@ pub struct Check {
     pub clock: Clock,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// Who keeps a sample of the requests.
+    pub recorder: Option<Arc<Recorder>>,
 }
 
 impl Check {
@@ -87,8 +89,12 @@ impl Check {
             self.metrics.invalid.add(self.engine.worker, 1);
             return Err(error);
         }
-        let verdict = self.engine.decide(request, self.clock.now()).await;
+        let now = self.clock.now();
+        let verdict = self.engine.decide(request, now).await;
         self.metrics.latency.record(self.engine.worker, asked.elapsed());
+        if let Some(recorder) = &self.recorder {
+            recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);
+        }
         verdict.map_err(|error| {
             self.metrics.undecided.add(self.engine.worker, 1);
             CheckError::Undecided(error)

@@ -6,6 +6,7 @@ pub mod candidates;
 pub mod check;
 mod clock;
 pub mod directives;
+pub mod record;
 pub mod reload;
 pub mod resources;
 
@@ -14,4 +15,5 @@ pub use candidates::Candidates;
 pub use check::{Check, CheckError};
 pub use clock::Clock;
 pub use directives::Keeper;
+pub use record::Recorder;
 pub use resources::Reports;

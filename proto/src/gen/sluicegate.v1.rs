@@ -1064,3 +1064,113 @@ pub mod resource_service_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecordedRequest {
+    /// Microseconds since the epoch.
+    #[prost(uint64, tag = "1")]
+    pub at_us: u64,
+    #[prost(enumeration = "RecordedVerdict", tag = "2")]
+    pub verdict: i32,
+    #[prost(string, tag = "3")]
+    pub domain: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "4")]
+    pub descriptors: ::prost::alloc::vec::Vec<RecordedDescriptor>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RecordedDescriptor {
+    #[prost(message, repeated, tag = "1")]
+    pub entries: ::prost::alloc::vec::Vec<RecordedEntry>,
+    /// Absent: 1.
+    #[prost(uint64, optional, tag = "2")]
+    pub hits: ::core::option::Option<u64>,
+    #[prost(bool, tag = "3")]
+    pub give_back: bool,
+    /// Its limit refused it.
+    #[prost(bool, tag = "4")]
+    pub over: bool,
+    /// A limit of the caller's own: so many in so many units.
+    #[prost(uint32, optional, tag = "5")]
+    pub requests_per_unit: ::core::option::Option<u32>,
+    #[prost(enumeration = "RecordedUnit", tag = "6")]
+    pub unit: i32,
+    #[prost(uint32, optional, tag = "7")]
+    pub unit_multiplier: ::core::option::Option<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecordedEntry {
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RecordedVerdict {
+    /// Nobody was asked, or nobody could say.
+    Unknown = 0,
+    Refused = 1,
+    Passed = 2,
+}
+impl RecordedVerdict {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unknown => "RECORDED_VERDICT_UNKNOWN",
+            Self::Refused => "RECORDED_VERDICT_REFUSED",
+            Self::Passed => "RECORDED_VERDICT_PASSED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RECORDED_VERDICT_UNKNOWN" => Some(Self::Unknown),
+            "RECORDED_VERDICT_REFUSED" => Some(Self::Refused),
+            "RECORDED_VERDICT_PASSED" => Some(Self::Passed),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RecordedUnit {
+    Second = 0,
+    Minute = 1,
+    Hour = 2,
+    Day = 3,
+    Week = 4,
+    Month = 5,
+    Year = 6,
+}
+impl RecordedUnit {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Second => "RECORDED_UNIT_SECOND",
+            Self::Minute => "RECORDED_UNIT_MINUTE",
+            Self::Hour => "RECORDED_UNIT_HOUR",
+            Self::Day => "RECORDED_UNIT_DAY",
+            Self::Week => "RECORDED_UNIT_WEEK",
+            Self::Month => "RECORDED_UNIT_MONTH",
+            Self::Year => "RECORDED_UNIT_YEAR",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RECORDED_UNIT_SECOND" => Some(Self::Second),
+            "RECORDED_UNIT_MINUTE" => Some(Self::Minute),
+            "RECORDED_UNIT_HOUR" => Some(Self::Hour),
+            "RECORDED_UNIT_DAY" => Some(Self::Day),
+            "RECORDED_UNIT_WEEK" => Some(Self::Week),
+            "RECORDED_UNIT_MONTH" => Some(Self::Month),
+            "RECORDED_UNIT_YEAR" => Some(Self::Year),
+            _ => None,
+        }
+    }
+}

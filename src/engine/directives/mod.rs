@@ -22,6 +22,7 @@ use std::{
     sync::Arc,
 };
 
+use foldhash::fast::RandomState;
 use siphasher::sip128::{Hasher128, SipHasher13};
 use smallvec::SmallVec;
 
@@ -108,7 +109,7 @@ pub struct Directives {
 }
 
 /// By domain: the lists of keys that directives have, the longest first, and how many have each.
-type Shapes = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>>;
+type Shapes = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
 
 impl Default for Directives {
     fn default() -> Self {
@@ -219,6 +220,14 @@ impl Directives {
         directive.target.check()?;
         match &directive.target {
             Target::Limit { .. } => read(&directive.word, options).map(drop),
+            _ => Self::check_word(directive),
+        }
+    }
+
+    fn check_word(directive: &Directive) -> Result<(), DirectiveError> {
+        match &directive.target {
+            // Read once for all that have the same.
+            Target::Limit { .. } => Ok(()),
             Target::Plan { .. } if directive.word.is_empty() => Err(DirectiveError::Plan),
             Target::Plan { .. } => Ok(()),
             Target::Switch(_) => match Mode::from_name(&directive.word) {
@@ -232,7 +241,8 @@ impl Directives {
 
     /// Puts one in force.
     pub fn put(&mut self, directive: Directive, options: Options) -> Result<(), DirectiveError> {
-        Self::check(&directive, options)?;
+        directive.target.check()?;
+        Self::check_word(&directive)?;
         let until = directive.until.map(|until| Micros::from_secs(seconds(Some(until)).into()));
         let directive = Directive { until, ..directive };
         match &directive.target {

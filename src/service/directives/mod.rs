@@ -190,10 +190,12 @@ impl Keeper {
             self.read_switches(path, &mut known);
         }
         if let DirectiveStore::Journal(journal) = &self.store {
-            let (mark, kept) = lock(journal).load()?;
-            self.put_all(&mut known.directives, kept);
-            known.mark = mark;
-            self.heard(&known, Ok(()));
+            let known = &mut *known;
+            known.mark = lock(journal).load(|target, version, text| match text {
+                Some(text) => self.put_one(&mut known.directives, target, version, text),
+                None => remove(&mut known.directives, target),
+            })?;
+            self.heard(known, Ok(()));
         } else {
             let heard = self.load(&mut known).await;
             self.heard(&known, heard);
@@ -559,11 +561,7 @@ impl Keeper {
         for Part { target, after, .. } in &change.parts {
             match after {
                 Some(text) => self.put_one(&mut known.directives, target, change.version, text),
-                None => {
-                    if let Ok(target) = Target::parse(target) {
-                        known.directives.remove(&target);
-                    }
-                }
+                None => remove(&mut known.directives, target),
             }
         }
         if known.recent.len() >= REMEMBERED {
@@ -642,6 +640,12 @@ fn directive(wish: &Wish, word: &str, mandate: &Mandate, at: Micros) -> Directiv
         reason: mandate.reason.as_str().into(),
         at,
         version: 0,
+    }
+}
+
+fn remove(directives: &mut Directives, target: &str) {
+    if let Ok(target) = Target::parse(target) {
+        directives.remove(&target);
     }
 }
 

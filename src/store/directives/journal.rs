@@ -5,7 +5,7 @@
 //! and renamed.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, BufWriter, Write},
     path::PathBuf,
@@ -76,12 +76,12 @@ impl Journal {
         Self { path, file: None, lines: 0, recent: VecDeque::new(), sets: HashMap::new() }
     }
 
-    /// Reads what there is, and opens the file to go on.
-    pub fn load(&mut self) -> Result<(Mark, Vec<Kept>), JournalError> {
-        let mut kept: BTreeMap<String, (u64, String)> = BTreeMap::new();
+    /// Reads what there is, and opens the file to go on. `each`: the target, the version, and the text, or none any more; of
+    /// several for one target the last holds.
+    pub fn load(&mut self, mut each: impl FnMut(&str, u64, Option<&str>)) -> Result<Mark, JournalError> {
         let mut mark = Mark { epoch: "journal".into(), ..Mark::default() };
         let Some(path) = self.path.clone() else {
-            return Ok((mark, Vec::new()));
+            return Ok(mark);
         };
         let failed = |source| JournalError::File { path: path.clone(), source };
         let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(failed)?;
@@ -98,15 +98,12 @@ impl Journal {
             let line = serde_json::from_slice(&text);
             let line = line.map_err(|_| JournalError::Line { path: path.clone(), line: number })?;
             match line {
-                Line::Kept((target, version, text)) => drop(kept.insert(target, (version, text))),
+                Line::Kept((target, version, text)) => each(&target, version, Some(&text)),
                 Line::Mark(last) => mark = last,
                 Line::Past(change) => self.remember(change),
                 Line::Change(change) => {
                     for Part { target, after, .. } in &change.parts {
-                        match after {
-                            Some(text) => drop(kept.insert(target.clone(), (change.version, text.clone()))),
-                            None => drop(kept.remove(target)),
-                        }
+                        each(target, change.version, after.as_deref());
                     }
                     (mark.version, mark.id) = (change.version, change.id.clone());
                     self.remember(change);
@@ -120,7 +117,7 @@ impl Journal {
             file.set_len(whole).map_err(failed)?;
         }
         (self.file, self.lines) = (Some(file), number);
-        Ok((mark, kept.into_iter().map(|(target, (version, text))| (target, version, text)).collect()))
+        Ok(mark)
     }
 
     /// Keeps a change. `kept`: all there is, without it; for a file that is to be written anew.
@@ -195,7 +192,9 @@ impl Journal {
     fn set_path(&self, digest: &str) -> Option<PathBuf> {
         // A digest has no letters that mean something in a path.
         let digest: String = digest.chars().filter(char::is_ascii_alphanumeric).collect();
-        Some(self.path.as_ref()?.with_added_extension(digest))
+        let mut path = self.path.clone()?.into_os_string();
+        path.push(format!(".{digest}"));
+        Some(path.into())
     }
 
     fn remember(&mut self, change: Change) {
@@ -237,6 +236,8 @@ fn line(line: &Line) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn change(version: u64, target: &str, after: Option<&str>) -> Change {
@@ -246,8 +247,13 @@ mod tests {
 
     fn load(path: &std::path::Path) -> (Journal, Mark, Vec<Kept>) {
         let mut journal = Journal::new(Some(path.to_owned()));
-        let (mark, kept) = journal.load().unwrap();
-        (journal, mark, kept)
+        let mut kept = BTreeMap::new();
+        let each = |target: &str, version: u64, text: Option<&str>| match text {
+            Some(text) => drop(kept.insert(target.to_owned(), (version, text.to_owned()))),
+            None => drop(kept.remove(target)),
+        };
+        let mark = journal.load(each).unwrap();
+        (journal, mark, kept.into_iter().map(|(target, (version, text))| (target, version, text)).collect())
     }
 
     fn nothing() -> (Mark, Vec<Kept>) {
@@ -275,7 +281,7 @@ mod tests {
             assert_eq!(fs::metadata(&path).unwrap().len(), whole);
         }
         fs::write(&path, "something else\n").unwrap();
-        let error = Journal::new(Some(path)).load().unwrap_err().to_string();
+        let error = Journal::new(Some(path)).load(|_, _, _| {}).unwrap_err().to_string();
         assert!(error.contains(":1 is no line of directives"), "{error}");
     }
 
@@ -300,7 +306,7 @@ mod tests {
     #[test]
     fn without_a_file_the_latest_changes_are_remembered() {
         let mut journal = Journal::new(None);
-        assert_eq!(journal.load().unwrap().1, []);
+        journal.load(|_, _, _| panic!()).unwrap();
         journal.write(&change(1, "a", Some("one")), 0, nothing).unwrap();
         assert_eq!(journal.changes(u64::MAX, 9).len(), 1);
     }

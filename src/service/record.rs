@@ -1,0 +1,187 @@
+//! A sample of the requests, kept in files for `sluicegate simulate`.
+//!
+//! Whole entities are kept or left out, never single requests: who is kept follows from the first descriptor, or from the
+//! entries that `record.by` names. A thread compresses and writes; a worker hands a request over, and leaves it out
+//! when the thread does not keep up.
+
+use std::{
+    fs, io,
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+    time::Duration,
+};
+
+use opentelemetry::metrics::Meter;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use sluicegate_common::Identity;
+
+use crate::{
+    engine::{Micros, Request, Verdict},
+    metrics::{Counter, WorkerId, observe_counter},
+    traffic::{Writer, encode},
+};
+
+/// Requests on their way to the thread.
+const WAITING: usize = 8_192;
+/// What waits is written after so long, also when nothing follows.
+const IDLE: Duration = Duration::from_secs(1);
+/// At the end nobody waits longer for the disk.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Whether requests are kept, and which.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Settings {
+    /// The directory; without it nothing is kept.
+    pub dir: Option<PathBuf>,
+    /// Of all entities, so many are kept; from 0 to 1.
+    pub share: f64,
+    /// Keys of the entries that tell entities apart; empty: all of the first descriptor does.
+    pub by: Vec<String>,
+    /// A file of this size is followed by another.
+    pub file_bytes: u64,
+    /// The oldest files are removed when all are larger than this.
+    pub max_bytes: u64,
+    /// A file with a secret: values are replaced by 64 bits of a hash under it.
+    pub hash_key_file: Option<PathBuf>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let (file_bytes, max_bytes) = (64 << 20, 1 << 30);
+        Self { dir: None, share: 0.01, by: Vec::new(), file_bytes, max_bytes, hash_key_file: None }
+    }
+}
+
+/// What the thread is told.
+enum Message {
+    Request(Vec<u8>),
+    /// To say when all before is written.
+    Finish(SyncSender<()>),
+}
+
+/// Keeps requests.
+pub struct Recorder {
+    share: u64,
+    by: Vec<String>,
+    key: Option<Vec<u8>>,
+    sender: SyncSender<Message>,
+    kept: Counter,
+    left_out: Counter,
+}
+
+impl Recorder {
+    /// Starts the thread; `None` where nothing is to be kept.
+    pub fn start(settings: &Settings, workers: usize, now: Micros) -> io::Result<Option<Arc<Self>>> {
+        let Some(directory) = settings.dir.clone() else {
+            return Ok(None);
+        };
+        fs::create_dir_all(&directory)?;
+        let key = settings.hash_key_file.as_ref().map(fs::read).transpose()?;
+        let (sender, receiver) = sync_channel(WAITING);
+        let writer = Writer::new(directory, settings.file_bytes, settings.max_bytes, now.get());
+        thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver))?;
+        Ok(Some(Arc::new(Self {
+            share: (settings.share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
+            by: settings.by.clone(),
+            key,
+            sender,
+            kept: Counter::new(workers),
+            left_out: Counter::new(workers),
+        })))
+    }
+
+    /// A request has been decided.
+    pub fn record(&self, worker: WorkerId, request: &Request<'_>, verdict: Option<&Verdict>, at: Micros) {
+        if u64::from(self.entity(request) as u32) >= self.share {
+            return;
+        }
+        let mut message = Vec::with_capacity(128);
+        encode(at, request, verdict, |value| self.masked(value), &mut message);
+        match self.sender.try_send(Message::Request(message)) {
+            Ok(()) => self.kept.add(worker, 1),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.left_out.add(worker, 1),
+        }
+    }
+
+    /// Whose request it is.
+    fn entity(&self, request: &Request<'_>) -> u128 {
+        let mut identity = Identity::new(request.domain);
+        let all = || request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+        match self.by.as_slice() {
+            [] => {
+                let first = request.descriptors.first().into_iter().flat_map(|first| &first.entries);
+                first.for_each(|entry| identity.add(entry.key, entry.value));
+            }
+            keys => {
+                let named = keys.iter().filter_map(|key| all().find(|entry| *entry.key == **key));
+                named.for_each(|entry| identity.add(entry.key, entry.value));
+            }
+        }
+        identity.finish()
+    }
+
+    /// Waits until all that was handed over is written.
+    pub fn finish(&self) {
+        let (sender, receiver) = sync_channel(1);
+        if self.sender.send(Message::Finish(sender)).is_ok() {
+            let _ = receiver.recv_timeout(PATIENCE);
+        }
+    }
+
+    fn masked(&self, value: &str) -> Option<String> {
+        let key = self.key.as_ref()?;
+        let mut digest = Sha256::new();
+        digest.update((key.len() as u64).to_le_bytes());
+        digest.update(key);
+        digest.update(value.as_bytes());
+        let digest = digest.finalize();
+        Some(digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
+    }
+
+    /// Shows everything to the meter.
+    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+        let this = Arc::clone(self);
+        observe_counter(meter, "sluicegate_recorded_requests", "Requests that were recorded", move || this.kept.get());
+        let this = Arc::clone(self);
+        observe_counter(
+            meter,
+            "sluicegate_recorded_requests_left_out",
+            "Requests that should have been recorded, and were not: the disk did not keep up",
+            move || this.left_out.get(),
+        );
+    }
+}
+
+/// Until nobody sends any more.
+fn write(mut writer: Writer, receiver: &Receiver<Message>) {
+    let mut told = false;
+    loop {
+        let written = match receiver.recv_timeout(IDLE) {
+            Ok(Message::Request(message)) => writer.add(&message),
+            Ok(Message::Finish(sender)) => {
+                let written = writer.flush();
+                let _ = sender.send(());
+                written
+            }
+            Err(RecvTimeoutError::Timeout) => writer.flush(),
+            Err(RecvTimeoutError::Disconnected) => {
+                let _ = writer.flush();
+                return;
+            }
+        };
+        match written {
+            Ok(()) => told = false,
+            Err(error) if !told => {
+                tracing::error!(%error, "requests cannot be recorded");
+                told = true;
+            }
+            Err(_) => {}
+        }
+    }
+}

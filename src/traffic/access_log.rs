@@ -1,0 +1,204 @@
+//! Envoy's access log in JSON, as the requests that a rate limit filter would have asked.
+//!
+//! ```yaml
+//! domain: api
+//! time: start_time                          # RFC 3339, or seconds since the epoch
+//! hits: cost                                # optional
+//! descriptors:
+//! - [{ key: user, field: x_user }]
+//! - [{ key: path, field: path, cut: query }, { key: method, field: method }]
+//! - [{ key: remote_address, field: downstream_remote_address, cut: port }]
+//! - [{ key: generic_key, value: shop }]
+//! ```
+//!
+//! A descriptor of which a field is not in a line, or `-`, is left out, as Envoy does with actions that have no value.
+
+use serde::Deserialize;
+
+use super::encode;
+use crate::{
+    engine::{Descriptor, Micros, Request},
+    rules::Entry,
+};
+
+/// How fields become descriptors.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mapping {
+    domain: String,
+    time: String,
+    hits: Option<String>,
+    descriptors: Vec<Vec<Part>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Part {
+    key: String,
+    field: Option<String>,
+    value: Option<String>,
+    cut: Option<Cut>,
+}
+
+/// What of a value is left out.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Cut {
+    /// From the first question mark on.
+    Query,
+    /// From the last colon on, and the brackets of an address.
+    Port,
+}
+
+/// A mapping that says nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum MappingError {
+    /// It cannot be read.
+    #[error("the mapping cannot be read")]
+    Read(#[from] config::ConfigError),
+    /// It makes no sense.
+    #[error("{0}")]
+    Nonsense(String),
+}
+
+impl Mapping {
+    /// Reads YAML.
+    pub fn read(text: &str) -> Result<Self, MappingError> {
+        let file = config::File::from_str(text, config::FileFormat::Yaml);
+        let mapping: Self = config::Config::builder().add_source(file).build()?.try_deserialize()?;
+        let nonsense = |why: &str| Err(MappingError::Nonsense(why.to_owned()));
+        if mapping.domain.is_empty() || mapping.descriptors.is_empty() {
+            return nonsense("a mapping needs a domain and descriptors");
+        }
+        for part in mapping.descriptors.iter().flatten() {
+            if part.field.is_some() == part.value.is_some() {
+                return Err(MappingError::Nonsense(format!("{:?} needs a field or a value, and not both", part.key)));
+            }
+        }
+        if mapping.descriptors.iter().any(Vec::is_empty) { nonsense("a descriptor has no entry") } else { Ok(mapping) }
+    }
+
+    /// Appends the request of a line; false when it would not have asked. `None`: it is no line of the log.
+    #[must_use]
+    pub fn encode(&self, line: &str, bytes: &mut Vec<u8>) -> Option<bool> {
+        let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
+        let at = time(fields.get(&self.time)?)?;
+        let hits = self.hits.as_ref().and_then(|name| number(fields.get(name)?)).unwrap_or(1);
+        let values: Vec<Option<Vec<(&str, String)>>> =
+            self.descriptors.iter().map(|parts| parts.iter().map(|part| part.entry(&fields)).collect()).collect();
+        let descriptors = values.iter().flatten().map(|entries| Descriptor {
+            entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+            hits,
+            give_back: false,
+            limit: None,
+        });
+        let request = Request { domain: &self.domain, descriptors: descriptors.collect(), holds: Vec::new() };
+        if request.descriptors.is_empty() {
+            return Some(false);
+        }
+        encode(at, &request, None, |_| None, bytes);
+        Some(true)
+    }
+}
+
+impl Part {
+    fn entry(&self, fields: &serde_json::Map<String, serde_json::Value>) -> Option<(&str, String)> {
+        if let Some(value) = &self.value {
+            return Some((&self.key, value.clone()));
+        }
+        let text = match fields.get(self.field.as_ref()?)? {
+            serde_json::Value::String(text) => text.clone(),
+            serde_json::Value::Null => return None,
+            other => other.to_string(),
+        };
+        if text.is_empty() || text == "-" {
+            return None;
+        }
+        Some((&self.key, self.cut.map_or(text.clone(), |cut| cut.apply(&text))))
+    }
+}
+
+impl Cut {
+    fn apply(self, text: &str) -> String {
+        match self {
+            Self::Query => text.split('?').next().unwrap_or_default().to_owned(),
+            Self::Port => {
+                let address = text.rsplit_once(':').map_or(text, |(address, _)| address);
+                address.trim_matches(['[', ']']).to_owned()
+            }
+        }
+    }
+}
+
+fn time(value: &serde_json::Value) -> Option<Micros> {
+    if let Some(seconds) = value.as_f64() {
+        return (seconds >= 0.0).then(|| Micros::new((seconds * 1e6) as u64));
+    }
+    let time = humantime::parse_rfc3339_weak(value.as_str()?).ok()?;
+    let since = time.duration_since(std::time::UNIX_EPOCH).ok()?;
+    Some(Micros::new(u64::try_from(since.as_micros()).ok()?))
+}
+
+fn number(value: &serde_json::Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::traffic::decode;
+
+    const MAPPING: &str = "\
+domain: api
+time: start_time
+hits: cost
+descriptors:
+- [{ key: user, field: x_user }]
+- [{ key: path, field: path, cut: query }, { key: method, field: method }]
+- [{ key: remote_address, field: peer, cut: port }]
+- [{ key: generic_key, value: shop }]
+";
+
+    /// The line's descriptors, and when and for how many hits.
+    fn read(line: &str) -> Option<(Vec<String>, u64, u64)> {
+        let mut bytes = Vec::new();
+        assert!(Mapping::read(MAPPING).unwrap().encode(line, &mut bytes)?);
+        let recorded = decode(&bytes).unwrap();
+        let name = |it: &Descriptor<'_>| {
+            it.entries.iter().map(|it| format!("{}={}", it.key, it.value)).collect::<Vec<_>>().join("|")
+        };
+        let hits = recorded.request.descriptors[0].hits;
+        Some((recorded.request.descriptors.iter().map(name).collect(), recorded.at.get(), hits))
+    }
+
+    #[test]
+    fn a_line_becomes_what_the_filter_would_have_asked() {
+        let line = r#"{"start_time": "2026-11-22T04:00:00.250Z", "x_user": "bob", "path": "/x?y=1", "method": "GET",
+                      "peer": "[::1]:4711", "cost": "3", "bytes": 12}"#;
+        let (descriptors, at, hits) = read(line).unwrap();
+        assert_eq!(descriptors, ["user=bob", "path=/x|method=GET", "remote_address=::1", "generic_key=shop"]);
+        assert_eq!((at, hits), (1_795_320_000_250_000, 3));
+        let line = r#"{"start_time": 1.5, "x_user": "-", "path": null, "method": "GET", "peer": "10.0.0.1:9"}"#;
+        assert_eq!(
+            read(line).unwrap(),
+            (vec!["remote_address=10.0.0.1".into(), "generic_key=shop".into()], 1_500_000, 1)
+        );
+        for line in ["", "[]", "{}", r#"{"start_time": "noon"}"#, "plain text"] {
+            assert_eq!(read(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_mapping_that_makes_no_sense_says_why() {
+        for (from, to, expected) in [
+            ("domain: api", "domain: ''", "needs a domain"),
+            ("field: x_user", "field: x_user, value: y", "a field or a value"),
+            ("{ key: user, field: x_user }", "", "has no entry"),
+            ("cut: query", "cut: half", "half"),
+            ("hits: cost", "hit: cost", "hit"),
+        ] {
+            let error = Mapping::read(&MAPPING.replace(from, to)).unwrap_err();
+            assert!(crate::errors::chain(&error).contains(expected), "{error:?}");
+        }
+    }
+}
