@@ -46,6 +46,8 @@ mod in_flight;
 mod layer;
 /// The order of layers.
 mod layers;
+/// The transcripts of docs/operating.md.
+mod operating;
 /// Traces and metrics sent to a collector.
 mod otlp;
 /// Redis stopped, killed, frozen, flushed.

@@ -15,6 +15,7 @@ install() {
 }
 
 command -v redis-server >/dev/null && command -v redis-cli >/dev/null || install redis-server
+command -v curl >/dev/null || install curl
 command -v python3 >/dev/null || install python3
 python3 -c 'import ensurepip, venv' 2>/dev/null || install python3-venv
 

@@ -139,7 +139,7 @@ fn limits_are_suggested_from_an_access_log() {
     let (said_out, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
     assert!(complained.contains("1 lines are none of the access log"), "{complained}");
     assert!(said_out.contains("api user: 20 entities"), "{said_out}");
-    assert!(said_out.contains("in a minute: half of them 30, 90% 30, 99% 600"), "{said_out}");
+    assert!(said_out.contains("per minute: half of them 30, 90% 30, 99% 600"), "{said_out}");
     let rules = rules(&[(
         "api.yaml",
         "domain: api\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 36}}]\n",

@@ -30,8 +30,12 @@ impl Authority {
 
     /// Certificate and key.
     fn sign(&self) -> (String, String) {
+        self.sign_for(&["localhost", "127.0.0.1"])
+    }
+
+    fn sign_for(&self, names: &[&str]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["localhost".into(), "127.0.0.1".into()]).unwrap();
+        let params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
         (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
     }
 }
@@ -183,4 +187,43 @@ async fn redis_is_reached_through_tls() {
     let answer = server.client().await.check(ask("example", &[("user", "x")])).await;
     assert!(answer.unwrap_or_else(|error| panic!("{error}\n{}", server.log())).allowed());
     assert_eq!(redis.cli(&["dbsize"]), "1");
+}
+
+/// Operators can be known by the names in their certificates.
+#[test]
+fn a_certificate_says_who_operates() {
+    let (authority, strangers) = (Authority::new("ours"), Authority::new("theirs"));
+    let files = Files::new();
+    let (certificate, key) = authority.sign();
+    let config = files.write("settings.toml", "[admin]\noperate = ['ops.test']\nread = ['dashboard.test']\n");
+    let server = Server::builder()
+        .args(["--config", &config])
+        .set("admin.addr", "127.0.0.1:0")
+        .set("admin.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("admin.tls.key_file", &files.write("key.pem", &key))
+        .set("admin.tls.client_ca_file", &files.write("ca.pem", &authority.pem))
+        .start();
+    let addr = format!("https://{}", super::support::operator::admin_addr(&server));
+    let ctl = |(certificate, key): &(String, String), args: &[&str]| {
+        let (certificate, key) = (files.write("own.pem", certificate), files.write("own.key", key));
+        let ca = files.write("ca.pem", &authority.pem);
+        let own = ["ctl", "--addr", &addr, "--ca", &ca, "--cert", &certificate, "--key", &key];
+        let output = super::support::server::command().args(own).args(args).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let switch = ["switch", "off", "everything"];
+    let operate = authority.sign_for(&["ops.test"]);
+    assert_eq!(ctl(&operate, &switch), (true, String::new()));
+    let look = authority.sign_for(&["dashboard.test"]);
+    assert!(ctl(&look, &["audit"]).0);
+    let (done, error) = ctl(&look, &switch);
+    assert!(!done && error.contains("dashboard.test may look"), "{error}");
+    let (done, error) = ctl(&authority.sign_for(&["else.test"]), &["audit"]);
+    assert!(!done && error.contains("Unauthenticated"), "{error}");
+    assert!(!ctl(&strangers.sign_for(&["ops.test"]), &["audit"]).0);
+    let audit = super::support::server::command()
+        .args(["ctl", "--addr", &addr, "--ca", &files.write("ca.pem", &authority.pem), "audit"])
+        .output()
+        .unwrap();
+    assert!(!audit.status.success(), "nobody comes in without a certificate");
 }

@@ -17,6 +17,7 @@ mod outage;
 #[allow(dead_code, reason = "the tests use the rest")]
 mod plain;
 mod process;
+mod simulate;
 mod users;
 
 use mimalloc::MiMalloc;
@@ -56,6 +57,7 @@ fn main() {
         "client" => client::run(),
         "layers" => layers::run(),
         "directives" => directives::run(),
+        "simulate" => simulate::run(),
         // What cargo itself says last when nobody says a word.
         "" | "--bench" => {
             topologies();
@@ -68,13 +70,14 @@ fn main() {
             algorithms::slots();
             layers::run();
             directives::run();
+            simulate::run();
             consistency();
             popularity();
             client::run();
             outage::run();
         }
         word => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, directives, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, directives, simulate, client, outage";
             eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }

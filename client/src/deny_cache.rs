@@ -1,7 +1,8 @@
 //! Refusals that still hold: nobody needs to be asked what the answer is known to be.
 //!
-//! A refusal holds until the first of its limits would let the same request pass, for the same or a larger cost. What the
-//! service decided without its counters, and refusals that count, are not remembered.
+//! A refusal holds until the first of its limits would let the same request pass, for the same or a larger cost; but for no
+//! longer than a second, in which an operator's word is in force everywhere. What the service decided without its counters,
+//! and refusals that count, are not remembered.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -18,6 +19,8 @@ use crate::{
 
 /// Refunds are told apart by so many kinds.
 const REFUNDS: usize = 256;
+/// Until then a limit that was raised elsewhere goes unnoticed.
+const MAX_AGE: Duration = Duration::from_secs(1);
 
 pub(crate) struct DenyCache {
     refusals: Ways<Refusal>,
@@ -103,7 +106,7 @@ impl DenyCache {
             refunds: question.refunds,
             costs: ask.costs().collect(),
             since,
-            until: since + wait,
+            until: since + wait.min(MAX_AGE),
             statuses: verdict.statuses.clone(),
         };
         self.refusals.put(question.identity, refusal);
@@ -190,6 +193,10 @@ mod tests {
         assert_eq!(answer.headers(), []);
         assert!(get(&cache, &alice, at(1_049)).is_some());
         assert_eq!(get(&cache, &alice, at(1_050)), None);
+        // However long the service says.
+        remember(&cache, &alice, &refused(&[Some(60_000)]), at(2_000));
+        assert_eq!(get(&cache, &alice, at(2_999)).unwrap().retry_after(), Some(at(59_001)));
+        assert_eq!(get(&cache, &alice, at(3_000)), None);
         assert_eq!(get(&cache, &ask(&[user("bob")], 1), at(300)), None);
         assert_eq!(get(&cache, &ask(&[user("alice"), user("alice")], 1), at(300)), None);
     }
@@ -232,8 +239,8 @@ mod tests {
         remember(&cache, &alice, &of(1), at(0));
         assert_eq!(get(&cache, &alice, at(0)), None, "it may be all but over");
         let bob = ask(&[user("bob")], 1);
-        remember(&cache, &bob, &of(3), at(0));
-        assert_eq!((get(&cache, &bob, at(1_999)).is_some(), get(&cache, &bob, at(2_000))), (true, None));
+        remember(&cache, &bob, &of(2), at(0));
+        assert_eq!((get(&cache, &bob, at(999)).is_some(), get(&cache, &bob, at(1_000))), (true, None));
         for look in [user("alice").hits(0), user("alice").give_back()] {
             let look = ask(&[look], 1);
             remember(&cache, &look, &refused(&[Some(1_000)]), at(0));

@@ -89,10 +89,9 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     if let Some(replay) = &replay {
         let seconds = started.elapsed().as_secs_f64();
         eprintln!("{} requests in {seconds:.1} s, {:.0} a second", replay.requests, replay.requests as f64 / seconds);
-        if args.json {
-            println!("{}", as_json(replay))
-        } else {
-            print(replay)
+        match args.json {
+            true => println!("{}", as_json(replay)),
+            false => print(replay),
         }
         if let Some(path) = &args.html {
             let files: Vec<_> = args.traffic.iter().map(|path| path.display().to_string()).collect();
@@ -239,7 +238,7 @@ fn print(replay: &Replay) {
     let [refused, before] = replay.refused;
     println!("{} requests: {refused} refused, {before} before", replay.requests);
     if replay.unknown > 0 {
-        println!("of {} it is not known what was said before; they count as before", replay.unknown);
+        println!("of {} it is not known what was said before; they count as let pass", replay.unknown);
     }
     if replay.skipped > 0 {
         println!("{} without a domain or descriptors were left out", replay.skipped);
@@ -298,10 +297,7 @@ fn suggest(suggestions: Suggestions, as_json: bool) {
         }
         last = Some(shape);
         let [p50, p90, p99, p999, max] = it.peaks;
-        println!(
-            "  in a {}: half of them {p50}, 90% {p90}, 99% {p99}, 99.9% {p999}, all {max} at most",
-            it.unit.name()
-        );
+        println!("  per {}: half of them {p50}, 90% {p90}, 99% {p99}, 99.9% {p999}, all {max} at most", it.unit.name());
         println!(
             "    {}/{} would have refused {:.2}% of all hits, and something of {} entities",
             it.limit,

@@ -258,10 +258,7 @@ impl Engine {
         found: Option<(&'s Rule, Path<'s>)>,
         terms: &'s Terms,
     ) -> Match<'s> {
-        let limit = match &terms.allowance {
-            Allowance::Limited(limit) => limit,
-            Allowance::Blocked | Allowance::Unlimited => &Limit::NOTHING,
-        };
+        let limit = &terms.limit;
         let applied = match found {
             Some((rule, path)) => self.applied(snapshot, domain, descriptor, rule, path, limit),
             None => {
@@ -288,7 +285,7 @@ impl Engine {
     ) -> Match<'s> {
         let mode = snapshot.modes.of(domain, applied.rule);
         let applied = Applied { mode, ..applied };
-        let allowance = applied.terms.map(|terms| &terms.allowance);
+        let allowance = applied.terms.map(|terms| terms.allowance);
         match (mode, allowance) {
             (Some(Mode::Off), _) => Match::Off,
             (Some(Mode::Deny), _) if !descriptor.give_back => Match::Denied(applied),

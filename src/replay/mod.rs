@@ -114,7 +114,7 @@ pub struct Replay {
     pub requests: u64,
     /// Those that are refused, by the rules and before.
     pub refused: [u64; 2],
-    /// Requests of which it is not known what was said before.
+    /// Requests of which it is not known what was said before: they count as let pass.
     pub unknown: u64,
     /// Requests that cannot be asked: without a domain, or without descriptors.
     pub skipped: u64,
@@ -168,7 +168,7 @@ impl Replay {
             let rule = snapshot.rules().rule_for(request.domain, &descriptor.entries);
             let id = rule.map_or(self.of_rules.len() - 1, |rule| rule.id);
             let (hits, refused) = (descriptor.hits, status.is_over());
-            let was_refused = before.map_or(refused, |before| before.get(place).copied().unwrap_or_default());
+            let was_refused = before.and_then(|before| before.get(place).copied()).unwrap_or_default();
             let when = |is: bool| if is { hits } else { 0 };
             let Some(of_rule) = self.of_rules.get_mut(id) else {
                 continue;

@@ -1,6 +1,9 @@
 //! A run as one HTML page with its pictures in it: it opens without a network.
 
-use plotters::prelude::*;
+use plotters::{
+    prelude::*,
+    style::text_anchor::{HPos, Pos, VPos},
+};
 
 use super::{Hits, OfRule, Replay, series::Series};
 
@@ -11,6 +14,8 @@ border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}svg{m
 const PICTURES: usize = 12;
 /// Entities that are named for each.
 const ENTITIES: usize = 10;
+/// Letters of a name in a picture.
+const LONGEST_NAME: usize = 36;
 
 const ADMITTED: RGBColor = RGBColor(52, 120, 190);
 const REFUSED: RGBColor = RGBColor(210, 70, 60);
@@ -93,7 +98,12 @@ fn picture(title: &str, series: &Series) -> String {
         let square = |color: RGBColor| move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled());
         chart.draw_series(AreaSeries::new(all, 0.0, REFUSED))?.label("refused").legend(square(REFUSED));
         chart.draw_series(AreaSeries::new(admitted, 0.0, ADMITTED))?.label("admitted").legend(square(ADMITTED));
-        chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK.mix(0.3)).draw()?;
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
         root.present()?;
         Ok(())
     };
@@ -114,14 +124,13 @@ fn bars(entities: &[(&str, Hits)]) -> String {
             .x_label_area_size(36)
             .y_label_area_size(240)
             .build_cartesian_2d(0.0..top * 1.02, 0.0..rows as f64)?;
-        let label = |place: &f64| {
-            let row = rows.checked_sub(1 + place.floor() as usize);
-            let name = row.and_then(|row| entities.get(row)).map_or("", |(name, _)| name);
-            name.chars().take(36).collect::<String>()
-        };
-        chart.configure_mesh().disable_mesh().y_labels(rows).y_label_formatter(&label).x_desc("hits").draw()?;
-        for (place, (_, hits)) in entities.iter().enumerate() {
+        chart.configure_mesh().disable_mesh().y_labels(0).x_desc("hits").draw()?;
+        let style = ("sans-serif", 13).into_text_style(&root).pos(Pos::new(HPos::Right, VPos::Center));
+        for (place, (name, hits)) in entities.iter().enumerate() {
             let row = (rows - 1 - place) as f64;
+            let name: String = name.chars().take(LONGEST_NAME).collect();
+            let name = EmptyElement::at((0.0, row + 0.5)) + Text::new(name, (-8, 0), style.clone());
+            chart.draw_series([name])?;
             let admitted = (hits.asked - hits.refused) as f64;
             let bar = |from: f64, to: f64, color: RGBColor| {
                 Rectangle::new([(from, row + 0.15), (to, row + 0.85)], color.filled())

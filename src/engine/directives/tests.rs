@@ -29,7 +29,7 @@ fn all(directives: &[(&str, &str)]) -> Directives {
 fn limit(directives: &Directives, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
     let (terms, all) = directives.terms("api", &entries, Micros::from_secs(now))?;
-    Some((terms.limit().unwrap().requests(), all))
+    Some((terms.limit.requests(), all))
 }
 
 #[test]

@@ -169,8 +169,8 @@ pub(super) fn read_terms(text: &str, options: Options, problems: &mut Problems<'
     }
     let RateLimit { limit, part, on_error, consistency, .. } = reader.rate_limit(&node)?;
     let part = part.filter(|part| Some(*part) != limit).map(Box::new);
-    let allowance = limit.map_or(Allowance::Unlimited, |limit| Allowance::Limited(Box::new(limit)));
-    Some(Terms { allowance, part, on_error, consistency })
+    let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
+    Some(Terms { allowance, limit: limit.unwrap_or(Limit::NOTHING), part, on_error, consistency })
 }
 
 struct Reader<'r, 'p> {
@@ -264,7 +264,7 @@ impl Reader<'_, '_> {
             Limit::new(requests, unit, 1).map_err(|error| self.problems.error(place, error.to_string())).ok()?;
         let part = Limit::part(requests, limit.measure(), Algorithm::DEFAULT, Shape::default(), self.instances).ok();
         let part = part.filter(|part| *part != limit).map(Box::new);
-        Some(Terms { part, ..Terms::plain(Allowance::Limited(Box::new(limit))) })
+        Some(Terms { limit, part, ..Terms::plain(Allowance::Limited) })
     }
 
     fn list<'y>(&mut self, name: &str, node: &'y Yaml) -> &'y [Yaml] {
