@@ -159,3 +159,11 @@ fn the_table_of_settings_is_complete() {
     documented.retain(|name| !name.ends_with("_file") && !UNSET.contains(name));
     assert_eq!(documented, Vec::<&str>::new(), "documented, but not there");
 }
+
+#[test]
+fn a_shell_completes_the_words() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, text, _) = run(command().args(["completions", shell]));
+        assert!(code == Some(0) && text.contains("candidate") && text.contains("simulate"), "{shell}: {text}");
+    }
+}

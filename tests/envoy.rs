@@ -262,3 +262,41 @@ fn the_compose_example_is_one_that_envoy_and_the_service_take() {
     let output = String::from_utf8(check.output().unwrap().stdout).unwrap();
     assert!(output.contains("sharded by user") && output.contains("5 per minute, sliding_window"), "{output}");
 }
+
+/// Whoever has nothing but Envoy's access log learns from it what rules would do.
+#[test]
+fn an_access_log_says_what_rules_would_have_done() {
+    let server = Server::start(&repository("deploy/envoy/rules"), "memory");
+    let envoy = Envoy::start(server.grpc, upstream().0, false);
+    for (user, requests) in [("bob", 5), ("eve", 2)] {
+        for number in 0..requests {
+            envoy.get(&format!("/free?number={number}"), &[("x-user", user)]);
+        }
+    }
+    let logged = || std::fs::read_to_string(envoy.access_log()).unwrap_or_default().lines().count();
+    until("seven lines", || (logged() == 7).then_some(()));
+    let folder = rules(&[
+        ("rules.yaml", "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3}}]\n"),
+        (
+            "mapping",
+            "domain: shop\ntime: start_time\ndescriptors:\n- [{key: user, field: x_user}]\n\
+             - [{key: path, field: path, cut: query}]\n- [{key: address, field: downstream_remote_address, cut: port}]\n",
+        ),
+    ]);
+    let output = command()
+        .args(["simulate", "--json", "--rules"])
+        .arg(folder.path())
+        .arg("--mapping")
+        .arg(folder.path().join("mapping"))
+        .arg("--traffic")
+        .arg(envoy.access_log())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&result["requests"], &result["refused"]), (&7.into(), &2.into()), "{result}");
+    let rules = result["rules"].as_array().unwrap();
+    assert_eq!(rules[0]["harmed"][0]["entity"], "user=bob", "{result}");
+    // Of the others there is one path, and one address.
+    assert_eq!((&rules[1]["rule"], &rules[1]["entities"]), (&"(no rule)".into(), &2.into()), "{result}");
+}

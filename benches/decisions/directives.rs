@@ -32,4 +32,14 @@ pub(crate) fn run() {
         rows.push((format!("a million, {what}"), Process::service_told(path.to_str().unwrap()), load));
     }
     load_tests(&rows, "none");
+    let (plain, trying) = (Process::redis(), Process::redis());
+    let rows: Vec<Row> = [
+        ("none, memory", Process::service("memory")),
+        ("candidate rules on 10%, memory", Process::service_trying("memory", "0.1")),
+        ("none, redis", Process::service(&plain.url())),
+        ("candidate rules on 10%, redis", Process::service_trying(&trying.url(), "0.1")),
+    ]
+    .map(|(name, process)| (name.to_owned(), process, users::run as Load))
+    .into();
+    load_tests(&rows, "none");
 }

@@ -13,6 +13,7 @@ pub(crate) struct Process {
     pub(crate) address: SocketAddr,
     http: Option<SocketAddr>,
     _folder: Option<tempfile::TempDir>,
+    _candidate: Option<tempfile::TempDir>,
 }
 
 /// One that is never reached.
@@ -25,7 +26,7 @@ impl Process {
     pub(crate) fn bench(words: &[&str]) -> Self {
         let program = std::env::current_exe().unwrap();
         let child = Command::new(program).args(words).stdout(Stdio::piped()).spawn().unwrap();
-        Self { child, address: NOWHERE, http: None, _folder: None }
+        Self { child, address: NOWHERE, http: None, _folder: None, _candidate: None }
     }
 
     /// Waits for the address that it prints.
@@ -57,6 +58,24 @@ impl Process {
         Self::start_service("memory", LIMIT, &[("DIRECTIVES__FILE", directives)])
     }
 
+    /// The same, and other rules tried out beside it on a share of the counters.
+    pub(crate) fn service_trying(store: &str, share: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let rules = "domain: bench\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]";
+        fs::write(folder.path().join("bench.yaml"), rules).unwrap();
+        let candidate = folder.path().to_str().unwrap();
+        let settings = [
+            ("REDIS__TIMEOUT", "1s"),
+            ("DENY_CACHE__MAX_ENTITIES", "0"),
+            ("RULES__CANDIDATE_DIR", candidate),
+            ("RULES__CANDIDATE_SHARE", share),
+        ];
+        let process = Self::start_service(store, LIMIT, &settings);
+        // It is looked at four times a second.
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        process.keeping(folder)
+    }
+
     /// The same, remembering refusals.
     pub(crate) fn service_remembering(store: &str, limit: &str) -> Self {
         Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s")])
@@ -65,6 +84,11 @@ impl Process {
     /// The service with the deadline that it has by default.
     pub(crate) fn service_as_set(store: &str) -> Self {
         Self::start_service(store, LIMIT, &[])
+    }
+
+    fn keeping(mut self, folder: tempfile::TempDir) -> Self {
+        self._candidate = Some(folder);
+        self
     }
 
     fn start_service(store: &str, limit: &str, settings: &[(&str, &str)]) -> Self {
@@ -86,7 +110,7 @@ impl Process {
             Some((address("grpc")?, address("http")?))
         };
         let (address, http) = lines.into_iter().find_map(addresses).unwrap();
-        Self { child, address, http: Some(http), _folder: Some(folder) }
+        Self { child, address, http: Some(http), _folder: Some(folder), _candidate: None }
     }
 
     pub(crate) fn redis() -> Self {
@@ -105,7 +129,7 @@ impl Process {
         while TcpStream::connect(address).is_err() {
             std::thread::yield_now();
         }
-        Self { child, address, http: None, _folder: Some(folder) }
+        Self { child, address, http: None, _folder: Some(folder), _candidate: None }
     }
 
     /// Three independent servers.

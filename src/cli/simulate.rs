@@ -190,16 +190,14 @@ fn follow(
     let shows = std::io::stderr().is_terminal();
     while let Ok(batch) = batches.recv() {
         strange += batch.strange;
-        let mut start = 0;
-        for end in &batch.ends {
-            let message = traffic::decode(&batch.bytes[start..*end]).context("this is not recorded traffic")?;
-            start = *end;
-            if let Some(replay) = &mut replay {
-                replay.ask(&message);
-            }
-            if let Some(suggestions) = &mut suggestions {
-                suggestions.add(&message);
-            }
+        let starts = std::iter::once(0).chain(batch.ends.iter().copied());
+        let messages = starts.zip(&batch.ends).map(|(start, end)| traffic::decode(&batch.bytes[start..*end]));
+        let requests = messages.collect::<Result<Vec<_>, _>>().context("this is not recorded traffic")?;
+        if let Some(replay) = &mut replay {
+            replay.ask(&requests);
+        }
+        if let Some(suggestions) = &mut suggestions {
+            requests.iter().for_each(|recorded| suggestions.add(recorded));
         }
         if shows && looked.elapsed() >= LOOK {
             looked = Instant::now();

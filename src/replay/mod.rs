@@ -7,11 +7,12 @@ mod suggest;
 pub use page::page;
 pub use suggest::{Suggestion, Suggestions};
 
-use std::{collections::HashMap, hash::BuildHasher, sync::Arc};
+use std::{collections::HashMap, hash::BuildHasher, sync::Arc, thread};
 
 use arc_swap::ArcSwap;
 use foldhash::fast::FixedState;
 use futures_util::FutureExt;
+use smallvec::SmallVec;
 
 use self::series::Series;
 use crate::{
@@ -98,9 +99,33 @@ impl Side {
         Self { engine }
     }
 
-    /// In memory nothing waits.
-    fn decide(&self, recorded: &Recorded<'_>) -> Option<Verdict> {
-        self.engine.decide(&recorded.request, recorded.at).now_or_never()?.ok()
+    /// `None` for what cannot be asked. In memory nothing waits.
+    fn decide(&self, Recorded { at, request, .. }: &Recorded<'_>) -> Option<Verdict> {
+        if request.domain.is_empty() || request.descriptors.is_empty() {
+            return None;
+        }
+        self.engine.decide(request, *at).now_or_never()?.ok()
+    }
+
+    fn decide_all(&self, requests: &[Recorded<'_>]) -> Vec<Option<Verdict>> {
+        requests.iter().map(|recorded| self.decide(recorded)).collect()
+    }
+}
+
+/// What was said before.
+struct Before {
+    refused: bool,
+    /// By descriptor.
+    over: SmallVec<[bool; 2]>,
+}
+
+impl Before {
+    fn of_verdict(verdict: &Verdict) -> Self {
+        Self { refused: verdict.is_refused(), over: verdict.statuses.iter().map(Status::is_over).collect() }
+    }
+
+    fn recorded(recorded: &Recorded<'_>) -> Option<Self> {
+        Some(Self { refused: !recorded.allowed?, over: recorded.over.clone() })
     }
 }
 
@@ -131,31 +156,35 @@ impl Replay {
         Self { rules, against, of_rules, requests, refused, unknown, skipped, series }
     }
 
-    /// Asks one again. They come in the order of time.
-    pub fn ask(&mut self, recorded: &Recorded<'_>) -> Option<Verdict> {
-        if recorded.request.domain.is_empty() || recorded.request.descriptors.is_empty() {
-            self.skipped += 1;
-            return None;
-        }
-        let verdict = self.rules.decide(recorded)?;
-        let before = match &self.against {
-            Some(side) => {
-                let before = side.decide(recorded)?;
-                let over = before.statuses.iter().map(Status::is_over).collect();
-                Some((before.is_refused(), over))
+    /// Asks some again. They come in the order of time.
+    pub fn ask(&mut self, requests: &[Recorded<'_>]) {
+        let (rules, against) = (&self.rules, &self.against);
+        let (verdicts, before) = thread::scope(|scope| {
+            // The two know nothing of each other, and a machine has more than one core.
+            let before = against.as_ref().map(|side| scope.spawn(|| side.decide_all(requests)));
+            (rules.decide_all(requests), before.map(|before| before.join().unwrap_or_default()))
+        });
+        for (place, (recorded, verdict)) in requests.iter().zip(&verdicts).enumerate() {
+            let before = match &before {
+                Some(before) => before.get(place).and_then(Option::as_ref).map(Before::of_verdict),
+                None => Before::recorded(recorded),
+            };
+            match verdict {
+                Some(verdict) => self.take(recorded, verdict, before.as_ref()),
+                None => self.skipped += 1,
             }
-            None => recorded.allowed.map(|allowed| (!allowed, recorded.over.clone())),
-        };
+        }
+    }
+
+    fn take(&mut self, recorded: &Recorded<'_>, verdict: &Verdict, before: Option<&Before>) {
         self.requests += 1;
         self.refused[0] += u64::from(verdict.is_refused());
-        match &before {
-            Some((refused, _)) => self.refused[1] += u64::from(*refused),
+        match before {
+            Some(before) => self.refused[1] += u64::from(before.refused),
             None => self.unknown += 1,
         }
         self.series.add(recorded.at, 1, verdict.is_refused());
-        let over = before.map(|(_, over)| over);
-        self.count(recorded, &verdict, over.as_deref());
-        Some(verdict)
+        self.count(recorded, verdict, before.map(|before| before.over.as_slice()));
     }
 
     fn count(&mut self, recorded: &Recorded<'_>, verdict: &Verdict, before: Option<&[bool]>) {

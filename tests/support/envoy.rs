@@ -19,7 +19,7 @@ static BASE_ID: AtomicU32 = AtomicU32::new(0);
 pub(crate) struct Envoy {
     child: Child,
     address: String,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Envoy {
@@ -30,6 +30,7 @@ impl Envoy {
         let text = std::fs::read_to_string(repository("deploy/envoy/envoy.yaml")).unwrap();
         let text = [
             ("port_value: 9901", "port_value: 0".to_owned()),
+            ("path: /dev/stdout", format!("path: {}", folder.path().join("access.log").display())),
             ("port_value: 10000", "port_value: 0".to_owned()),
             ("port_value: 9000", format!("port_value: {}", upstream.port())),
             ("port_value: 8081", format!("port_value: {}", service.port())),
@@ -45,7 +46,17 @@ impl Envoy {
         std::fs::write(&config, text).unwrap();
         let id = std::process::id() % 100_000 * 10 + BASE_ID.fetch_add(1, Relaxed);
         let mut child = Command::new(tool("envoy"))
-            .args(["-l", "error", "--concurrency", "1", "--base-id", &id.to_string(), "-c"])
+            .args([
+                "-l",
+                "error",
+                "--concurrency",
+                "1",
+                "--file-flush-interval-msec",
+                "100",
+                "--base-id",
+                &id.to_string(),
+                "-c",
+            ])
             .arg(&config)
             .arg("--admin-address-path")
             .arg(&admin)
@@ -59,7 +70,12 @@ impl Envoy {
             let (_, listeners) = get(&format!("http://{admin}/listeners"));
             listeners.trim().strip_prefix("http::").map(str::to_owned)
         });
-        Self { child, address, _folder: folder }
+        Self { child, address, folder }
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn access_log(&self) -> std::path::PathBuf {
+        self.folder.path().join("access.log")
     }
 
     /// Where it listens.

@@ -6,7 +6,10 @@
 //! failover to a replica that had not heard the latest, an emptied server) says it again, under the version that it
 //! had. So a change is lost only when every instance that had heard of it is gone as well.
 
+mod hear;
+mod metrics;
 mod said;
+mod say;
 mod switch_file;
 
 pub use said::Mandate;
@@ -18,7 +21,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Mutex as AsyncMutex, time::interval};
 
@@ -29,12 +31,12 @@ use crate::{
         Directive, Directives,
         directives::{DirectiveError, Origin, Scope, Target},
     },
-    metrics::{Counter, Episode, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Episode},
     rules::Options,
     settled::Settled,
     store::{
         StoreError,
-        directives::{Change, DirectiveStore, JournalError, Kept, MOST_PARTS, Mark, News, Part, Put, Written},
+        directives::{Change, DirectiveStore, JournalError, Kept, MOST_PARTS, Mark, Part},
     },
 };
 
@@ -193,7 +195,7 @@ impl Keeper {
             let known = &mut *known;
             known.mark = lock(journal).load(|target, version, text| match text {
                 Some(text) => self.put_one(&mut known.directives, target, version, text),
-                None => remove(&mut known.directives, target),
+                None => hear::remove(&mut known.directives, target),
             })?;
             self.heard(known, Ok(()));
         } else {
@@ -301,334 +303,6 @@ impl Keeper {
     pub fn status(&self) -> Status {
         lock(&self.status).clone()
     }
-
-    /// Shows everything to the meter.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
-        let this = Arc::clone(self);
-        let gauge = meter.u64_observable_gauge("sluicegate_directives");
-        gauge
-            .with_description("Directives of operators in force, by what they are about")
-            .with_callback(move |observer| {
-                let counts = this.reloader.rules().load().directives().counts();
-                for (kind, count) in ["limit", "plan", "switch"].into_iter().zip(counts) {
-                    observer.observe(count as u64, &[KeyValue::new("kind", kind)]);
-                }
-            })
-            .build();
-        let this = Arc::clone(self);
-        let gauge = meter.u64_observable_gauge("sluicegate_switch");
-        gauge
-            .with_description("1 for each switch in force, by its scope, its mode, and who threw it")
-            .with_callback(move |observer| {
-                for (scope, mode, origin) in this.reloader.rules().load().modes().in_force() {
-                    let scope =
-                        KeyValue::new("scope", Target::Switch(scope.clone()).to_string().replacen("switch|", "", 1));
-                    let labels = [scope, KeyValue::new("mode", mode.name()), KeyValue::new("origin", origin.name())];
-                    observer.observe(1, &labels);
-                }
-            })
-            .build();
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
-            "sluicegate_directives_version",
-            "The last change of directives that is in force",
-            move || this.status().version,
-        );
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
-            "sluicegate_directives_age_seconds",
-            "Since the store was last heard of what operators say",
-            move || this.status().heard.map_or(u64::MAX >> 32, |heard| heard.elapsed().as_secs()),
-        );
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
-            "sluicegate_directives_not_understood",
-            "Directives in the store that this version of the service does not understand, and ignores",
-            move || this.unread.get(),
-        );
-    }
-
-    fn check(&self, wishes: &[Wish], mandate: &Mandate) -> Result<(), PutError> {
-        let words = || wishes.iter().filter_map(|wish| wish.word.as_ref());
-        if !(1..=LONGEST_AUTHOR).contains(&mandate.author.len())
-            || mandate.reason.len() > LONGEST_REASON
-            || words().any(|word| word.len() > LONGEST_WORD)
-        {
-            return Err(PutError::Mandate);
-        }
-        let mut targets: Vec<&Target> = wishes.iter().map(|wish| &wish.target).collect();
-        targets.sort_unstable();
-        targets.dedup();
-        if !(1..=MOST_PARTS).contains(&wishes.len()) || targets.len() < wishes.len() {
-            return Err(PutError::Number);
-        }
-        for wish in wishes {
-            let wrong = |source| PutError::Wish { target: wish.target.clone(), source };
-            match &wish.word {
-                Some(word) => {
-                    let directive = directive(wish, word, mandate, Micros::ZERO);
-                    Directives::check(&directive, self.options).map_err(wrong)?;
-                }
-                None => wish.target.check().map_err(|error| wrong(error.into()))?,
-            }
-        }
-        Ok(())
-    }
-
-    async fn write(&self, known: &mut Known, wishes: &[Wish], mandate: &Mandate) -> Result<Change, PutError> {
-        let now = Micros::new(mandate.at);
-        // What this instance could not put in force, others could not either.
-        let mut trial = known.directives.clone();
-        for wish in wishes {
-            if let Some(word) = &wish.word {
-                let directive = directive(wish, word, mandate, now);
-                let wrong = |source| PutError::Wish { target: wish.target.clone(), source };
-                trial.put(directive, self.options).map_err(wrong)?;
-            }
-        }
-        let parts: Vec<Put> = wishes
-            .iter()
-            .map(|wish| Put {
-                target: wish.target.to_string(),
-                text: wish.word.as_ref().map(|word| said::write(&directive(wish, word, mandate, now))),
-                expected: wish.expected,
-            })
-            .collect();
-        let id = format!("{:016x}", rand::random::<u64>());
-        let head = serde_json::to_string(mandate).unwrap_or_default();
-        let (mark, change) = match &self.store {
-            DirectiveStore::Journal(journal) => {
-                let change = self.next_change(known, id.clone(), head, parts)?;
-                let (journal, line, kept) = (Arc::clone(journal), change.clone(), known.directives.clone());
-                let (mark, [limits, plans, switches]) = (known.mark.clone(), kept.counts());
-                let written = tokio::task::spawn_blocking(move || {
-                    lock(&journal).write(&line, limits + plans + switches, || (mark, all(&kept)))
-                });
-                written.await.unwrap_or(Ok(()))?;
-                (Mark { version: change.version, id, ..known.mark.clone() }, change)
-            }
-            DirectiveStore::Redis(redis) => {
-                match redis.put_directives((&id, &head), &parts, None, self.settings.log_entries).await? {
-                    Some(Written::Done(mark, change)) => (mark, change),
-                    Some(Written::Conflict { target, version }) => return Err(PutError::Conflict { target, version }),
-                    None => return Err(StoreError::Refused.into()),
-                }
-            }
-        };
-        if mark.version == known.mark.version + 1 && (known.mark.epoch == mark.epoch || known.mark.version == 0) {
-            self.apply(known, &change);
-            known.mark = mark;
-            self.heard(known, Ok(()));
-        } else {
-            let heard = self.look(known).await;
-            self.heard(known, heard);
-        }
-        Ok(change)
-    }
-
-    /// As the script has it for Redis.
-    fn next_change(&self, known: &Known, id: String, head: String, puts: Vec<Put>) -> Result<Change, PutError> {
-        let mut change = Change { version: known.mark.version + 1, id, head, parts: Vec::new() };
-        for Put { target, text, expected } in puts {
-            let before = Target::parse(&target).ok().and_then(|target| known.directives.get(&target));
-            let version = before.as_ref().map_or(0, |before| before.version);
-            if expected.is_some_and(|expected| expected != version) {
-                return Err(PutError::Conflict { target, version });
-            }
-            change.parts.push(Part { target, before: before.as_ref().map(said::write), after: text });
-        }
-        Ok(change)
-    }
-
-    /// Looks at the store once.
-    async fn look(&self, known: &mut Known) -> Result<(), StoreError> {
-        let DirectiveStore::Redis(redis) = &self.store else {
-            return Ok(());
-        };
-        loop {
-            match redis.directives_since(&known.mark).await? {
-                News::Nothing => return Ok(()),
-                News::Changes(changes) => {
-                    let more = changes.len() == MOST_PARTS;
-                    for change in changes {
-                        self.apply(known, &change);
-                        (known.mark.version, known.mark.id) = (change.version, change.id);
-                    }
-                    self.publish(known);
-                    if !more {
-                        return Ok(());
-                    }
-                }
-                News::Empty if known.mark.version == 0 => return Ok(()),
-                News::Empty => {
-                    let (author, reason) = ("sluicegate".into(), "the store was empty".into());
-                    let head = Mandate { author, reason, at: self.clock.now().get() };
-                    let head = serde_json::to_string(&head).unwrap_or_default();
-                    if redis.restore_directives(&known.mark, &head, &all(&known.directives)).await? {
-                        let [limits, plans, switches] = known.directives.counts();
-                        tracing::warn!(
-                            limits,
-                            plans,
-                            switches,
-                            "the store had lost all directives, and has them again"
-                        );
-                    }
-                    return Ok(());
-                }
-                News::Behind(mark) => match self.changes_after(known, &mark) {
-                    Some(changes) => {
-                        tracing::warn!(changes = changes.len(), "the store had lost the latest changes of directives");
-                        for Change { version, id, head, parts } in changes {
-                            let parts: Vec<_> = parts
-                                .into_iter()
-                                .map(|part| Put { target: part.target, text: part.after, expected: None })
-                                .collect();
-                            let (said, base) = ((&*id, &*head), Some(version - 1));
-                            redis.put_directives(said, &parts, base, self.settings.log_entries).await?;
-                        }
-                        return Ok(());
-                    }
-                    None => return self.load_anew(known).await,
-                },
-                News::Other => return self.load_anew(known).await,
-            }
-        }
-    }
-
-    /// What this instance knows that the store does not; `None`: the two have parted.
-    fn changes_after(&self, known: &Known, mark: &Mark) -> Option<Vec<Change>> {
-        let at = known.recent.iter().position(|change| change.version == mark.version && change.id == mark.id)?;
-        Some(known.recent.iter().skip(at + 1).cloned().collect())
-    }
-
-    async fn load_anew(&self, known: &mut Known) -> Result<(), StoreError> {
-        if known.mark.version > 0 {
-            tracing::info!(
-                version = known.mark.version,
-                "the store has other directives than this instance; all are read anew"
-            );
-        }
-        self.load(known).await?;
-        self.publish(known);
-        Ok(())
-    }
-
-    /// Reads all of it, and what changed meanwhile.
-    async fn load(&self, known: &mut Known) -> Result<(), StoreError> {
-        let DirectiveStore::Redis(redis) = &self.store else {
-            return Ok(());
-        };
-        let mut directives = known.directives.without_the_stores();
-        let mark = redis.directives(|kept| self.put_all(&mut directives, kept)).await?;
-        known.recent.clear();
-        (known.directives, known.mark) = (directives, mark.unwrap_or_default());
-        match redis.directives_since(&known.mark).await? {
-            News::Changes(changes) => {
-                for change in changes {
-                    self.apply(known, &change);
-                    (known.mark.version, known.mark.id) = (change.version, change.id);
-                }
-            }
-            // The next look will see to it.
-            News::Nothing | News::Other | News::Behind(_) | News::Empty => {}
-        }
-        Ok(())
-    }
-
-    fn put_all(&self, directives: &mut Directives, kept: Vec<Kept>) {
-        for (target, version, text) in kept {
-            self.put_one(directives, &target, version, &text);
-        }
-    }
-
-    fn put_one(&self, directives: &mut Directives, target: &str, version: u64, text: &str) {
-        let put = match said::read(target, version, text) {
-            Some(directive) => directives.put(directive, self.options).map_err(|error| error.to_string()),
-            None => Err("of another version of the service".to_owned()),
-        };
-        if let Err(error) = put {
-            self.unread.add(WorkerId(0), 1);
-            if self.not_understood.begins() {
-                tracing::warn!(target, error, "a directive in the store is not understood, and ignored");
-            }
-        }
-    }
-
-    fn apply(&self, known: &mut Known, change: &Change) {
-        for Part { target, after, .. } in &change.parts {
-            match after {
-                Some(text) => self.put_one(&mut known.directives, target, change.version, text),
-                None => remove(&mut known.directives, target),
-            }
-        }
-        if known.recent.len() >= REMEMBERED {
-            known.recent.pop_front();
-        }
-        known.recent.push_back(change.clone());
-    }
-
-    /// Takes back what is over, and puts switches out of force whose time has passed.
-    async fn end(&self, known: &mut Known) {
-        let now = self.clock.now();
-        let wishes: Vec<Wish> = known
-            .directives
-            .over(now, MOST_PARTS)
-            .map(|over| Wish { target: over.target, word: None, until: None, expected: Some(over.version) })
-            .collect();
-        let in_force = known.directives.switches_in_force(now);
-        if !self.reloader.rules().load().modes().in_force().iter().eq(&in_force) {
-            self.publish(known);
-        }
-        if !wishes.is_empty() {
-            let mandate = Mandate { author: "sluicegate".into(), reason: "its time is over".into(), at: now.get() };
-            // Where several instances try, one succeeds, and the others hear of it.
-            if self.write(known, &wishes, &mandate).await.is_ok() {
-                self.publish(known);
-            }
-        }
-    }
-
-    fn read_switches(&self, path: &std::path::Path, known: &mut Known) {
-        match switch_file::read(path) {
-            Ok(switches) => {
-                tracing::info!(path = %path.display(), switches = switches.len(), "switches read");
-                known.directives.throw_all(&switches, Origin::File);
-            }
-            // A file that is not there has no switches: taking it away is how they end.
-            Err(_) if !path.exists() => known.directives.throw_all(&[], Origin::File),
-            Err(error) => tracing::error!(error, "the switches cannot be read; those before stay in force"),
-        }
-    }
-
-    fn heard(&self, known: &Known, heard: Result<(), StoreError>) {
-        let mut status = lock(&self.status);
-        status.version = known.mark.version;
-        match heard {
-            Ok(()) => {
-                if status.error.take().is_some() {
-                    tracing::info!(version = status.version, "what operators say is heard of again");
-                }
-                status.heard = Some(Instant::now());
-            }
-            Err(error) => {
-                if self.away.begins() {
-                    tracing::warn!(
-                        kind = error.kind(),
-                        version = status.version,
-                        "what operators say is not heard of; the last that was known holds"
-                    );
-                }
-                status.error = Some(error.to_string());
-            }
-        }
-    }
-
-    fn publish(&self, known: &Known) {
-        self.reloader.direct(known.directives.clone());
-    }
 }
 
 fn directive(wish: &Wish, word: &str, mandate: &Mandate, at: Micros) -> Directive {
@@ -640,12 +314,6 @@ fn directive(wish: &Wish, word: &str, mandate: &Mandate, at: Micros) -> Directiv
         reason: mandate.reason.as_str().into(),
         at,
         version: 0,
-    }
-}
-
-fn remove(directives: &mut Directives, target: &str) {
-    if let Ok(target) = Target::parse(target) {
-        directives.remove(&target);
     }
 }
 

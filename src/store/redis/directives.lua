@@ -41,12 +41,18 @@ if order == 'since' then
 end
 
 if order == 'write' then
-  -- id, head, the longest log, an epoch if there is none, the version that must be the last or nothing, and of each part:
-  -- target, version that must be its last or nothing, '1' or '0', text.
-  local new_id, who, longest, new_epoch, base = unpack(ARGV, 1, 5)
-  if base ~= '' and tonumber(base) ~= (version or 0) then return {'moved'} end
+  -- id, head, the longest log, an epoch if there is none, the last change that the writer knows (epoch, version, id), whether
+  -- that must be the last here, and of each part: target, version that must be its last or nothing, '1' or '0', text.
+  local new_id, who, longest, new_epoch, their_epoch, their_version, their_id, exactly = unpack(ARGV, 1, 8)
+  their_version = tonumber(their_version)
+  if their_version > 0 then
+    -- Whoever knows more than there is says that first.
+    local is_behind = epoch ~= their_epoch or version < their_version
+    if is_behind or (version == their_version and id ~= their_id) then return {'moved'} end
+  end
+  if exactly == '1' and (version or 0) ~= their_version then return {'moved'} end
   local before = {}
-  for at = 6, #ARGV, 4 do
+  for at = 9, #ARGV, 4 do
     local text = epoch and redis.call('HGET', texts, ARGV[at])
     if ARGV[at + 1] ~= '' and tonumber(ARGV[at + 1]) ~= version_of(text) then
       return {'conflict', ARGV[at], version_of(text)}
@@ -59,7 +65,7 @@ if order == 'write' then
   end
   version = version + 1
   local fields = {'id', new_id, 'head', who}
-  for at = 6, #ARGV, 4 do
+  for at = 9, #ARGV, 4 do
     local target, keeps, text = ARGV[at], ARGV[at + 2] == '1', ARGV[at + 3]
     if keeps then
       redis.call('HSET', texts, target, version .. '|' .. text)

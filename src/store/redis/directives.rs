@@ -21,8 +21,7 @@ impl Redis {
     /// The last change, and all that is kept, a part at a time; `None` where there is nothing. What changes meanwhile may
     /// be in it or not: it is what comes after the mark.
     pub async fn directives(&self, mut each: impl FnMut(Vec<Kept>)) -> Result<Option<Mark>, StoreError> {
-        let reply = self.directive_script("mark", "", |_| {}).await?;
-        let Some(mark) = read_mark(&reply) else {
+        let Some(mark) = self.directives_mark().await? else {
             return Ok(None);
         };
         let mut cursor = "0".to_owned();
@@ -40,6 +39,11 @@ impl Redis {
             }
             cursor = next;
         }
+    }
+
+    /// The last change.
+    pub async fn directives_mark(&self) -> Result<Option<Mark>, StoreError> {
+        Ok(read_mark(&self.directive_script("mark", "", |_| {}).await?))
     }
 
     /// What there is that one who knows this has not heard.
@@ -60,19 +64,20 @@ impl Redis {
         })
     }
 
-    /// Makes a change, all of it or nothing. `base`: the last change there must be. `longest`: of the log.
+    /// Makes a change, all of it or nothing; `None` where the store has gone back behind what is known, or is not exactly there
+    /// if it has to be. `longest`: of the log.
     pub async fn put_directives(
         &self,
         (id, head): (&str, &str),
         parts: &[Put],
-        base: Option<u64>,
+        (known, exactly): (&Mark, bool),
         longest: usize,
     ) -> Result<Option<Written>, StoreError> {
         let epoch = format!("{:016x}", rand::random::<u64>());
         let reply = self
             .directive_script("write", "", |call| {
                 call.arg(id).arg(head).arg(longest).arg(&epoch);
-                call.arg(base.map_or_else(String::new, |base| base.to_string()));
+                call.arg(&known.epoch).arg(known.version).arg(&known.id).arg(if exactly { "1" } else { "0" });
                 for Put { target, text, expected } in parts {
                     call.arg(target).arg(expected.map_or_else(String::new, |version| version.to_string()));
                     call.arg(if text.is_some() { "1" } else { "0" }).arg(text.as_deref().unwrap_or_default());
