@@ -21,7 +21,8 @@
 //! to add what.
 //!
 //! Beside the way stand [`settings`] (how all of it is set), [`app`] (the only wiring), [`cli`], [`telemetry`] (setting up
-//! logs, metrics and traces) and [`metrics`] (counters that the hot path may touch).
+//! logs, metrics and traces), [`metrics`] (counters that the hot path may touch), [`traffic`] (recorded requests) and [`replay`]
+//! (asking them again of other rules).
 
 pub mod cli;
 

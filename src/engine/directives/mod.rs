@@ -239,9 +239,8 @@ impl Directives {
         }
     }
 
-    /// Puts one in force.
+    /// Puts one in force, whose target can be one.
     pub fn put(&mut self, directive: Directive, options: Options) -> Result<(), DirectiveError> {
-        directive.target.check()?;
         Self::check_word(&directive)?;
         let until = directive.until.map(|until| Micros::from_secs(seconds(Some(until)).into()));
         let directive = Directive { until, ..directive };

@@ -107,6 +107,11 @@ impl Target {
 
     /// Whether it can be one.
     pub fn check(&self) -> Result<(), TargetError> {
+        self.check_length(self.to_string().len())
+    }
+
+    /// The same where the length of its text is known.
+    fn check_length(&self, length: usize) -> Result<(), TargetError> {
         let empty = match self {
             Self::Limit { domain, entries } => {
                 domain.is_empty() || entries.is_empty() || entries.iter().any(|(key, _)| key.is_empty())
@@ -120,7 +125,7 @@ impl Target {
             return Err(TargetError::Empty);
         }
         let entries = if let Self::Limit { entries, .. } = self { entries.len() } else { 0 };
-        if entries > MOST_ENTRIES || self.to_string().len() > LONGEST {
+        if entries > MOST_ENTRIES || length > LONGEST {
             return Err(TargetError::TooLong);
         }
         Ok(())
@@ -153,7 +158,7 @@ impl Target {
             }
             _ => return Err(malformed()),
         };
-        target.check()?;
+        target.check_length(text.len())?;
         Ok(target)
     }
 }

@@ -4,6 +4,7 @@
 //! listed first.
 
 use redis::{Cmd, FromRedisValue, Value, from_redis_value};
+use tokio::task::yield_now;
 
 use super::Redis;
 use crate::store::{
@@ -24,21 +25,28 @@ impl Redis {
         let Some(mark) = self.directives_mark().await? else {
             return Ok(None);
         };
-        let mut cursor = "0".to_owned();
-        loop {
-            let mut scan = redis::cmd("HSCAN");
-            scan.arg(self.directive_key("texts")).arg(&cursor).arg("COUNT").arg(SCANNED);
-            let (next, texts): (String, Vec<(String, String)>) = read(self.directive_command(&scan).await?)?;
+        let scan = |cursor: String| {
+            let this = self.clone();
+            tokio::spawn(async move {
+                let mut scan = redis::cmd("HSCAN");
+                scan.arg(this.directive_key("texts")).arg(cursor).arg("COUNT").arg(SCANNED);
+                this.directive_command(&scan).await
+            })
+        };
+        let mut next = Some(scan("0".to_owned()));
+        while let Some(page) = next {
+            let reply = page.await.unwrap_or(Err(StoreError::Unavailable))?;
+            let (cursor, texts): (String, Vec<(String, String)>) = read(reply)?;
+            // While this page is read, the server finds the next.
+            next = (cursor != "0").then(|| scan(cursor));
+            yield_now().await;
             let kept = texts.into_iter().filter_map(|(target, text)| {
                 let (version, text) = text.split_once('|')?;
                 Some((target, version.parse().ok()?, text.to_owned()))
             });
             each(kept.collect());
-            if next == "0" {
-                return Ok(Some(mark));
-            }
-            cursor = next;
         }
+        Ok(Some(mark))
     }
 
     /// The last change.

@@ -137,7 +137,11 @@ impl Server {
         loop {
             let stream = tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
+                    Ok((stream, _)) => {
+                        // Answers are small and wanted at once.
+                        let _ = stream.set_nodelay(true);
+                        stream
+                    }
                     Err(error) => {
                         tracing::debug!(%error, "an operator's connection cannot be accepted");
                         sleep(ACCEPT_PAUSE).await;
