@@ -3,17 +3,24 @@
 use std::{
     io::{IsTerminal, Write},
     path::PathBuf,
+    time::Duration,
 };
 
 use anyhow::{Context, bail};
 use clap::Args;
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
-use super::{client::Client, open, words};
+use super::{
+    client::{Client, is_passing},
+    open, words,
+};
 use crate::engine::directives::{Scope, Target};
 
 /// Directives of one call.
 const CALL: usize = 100;
+/// After a call that the store could not answer.
+const PAUSES: [Duration; 4] =
+    [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
 
 #[derive(Debug, Args)]
 pub(super) struct Bulk {
@@ -63,7 +70,7 @@ pub(super) async fn import(
             let file = import.file.display();
             let stopped =
                 || format!("lines {first} to {line} of {file}; {done} said before, go on with --from {first}");
-            client.put(request).await.with_context(stopped)?;
+            put(&mut client, request).await.with_context(stopped)?;
             done += count;
             progress.show(done);
         }
@@ -73,6 +80,17 @@ pub(super) async fn import(
             return Ok(());
         }
     }
+}
+
+/// A store that is away for a moment does not end an import: to say the same again changes nothing.
+async fn put(client: &mut Client, request: api::PutDirectivesRequest) -> anyhow::Result<()> {
+    for pause in PAUSES {
+        match client.put(request.clone()).await {
+            Err(error) if is_passing(&error) => tokio::time::sleep(pause).await,
+            result => return result.map(drop),
+        }
+    }
+    client.put(request).await.map(drop)
 }
 
 /// `target,word,until`; without a word it is taken back.

@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, bail};
 use clap::Args;
 use sluicegate_proto::sluicegate::admin::v1::{self as api, admin_service_client::AdminServiceClient};
 use tonic::{
-    Request, Response, Status,
+    Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
@@ -264,6 +264,19 @@ impl Client {
     }
 }
 
+/// What is wrong, in a sentence.
+#[derive(Debug, thiserror::Error)]
+#[error("{sentence}")]
+struct Refused {
+    code: Code,
+    sentence: String,
+}
+
+/// Whether it may go better in a moment, and nothing is done twice.
+pub(super) fn is_passing(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.code == Code::Unavailable)
+}
+
 /// What an instance said, or what is wrong in a sentence.
 fn said<T>(addr: &str, answer: Result<Response<T>, Status>) -> anyhow::Result<T> {
     answer.map(Response::into_inner).map_err(|status| {
@@ -276,6 +289,6 @@ fn said<T>(addr: &str, answer: Result<Response<T>, Status>) -> anyhow::Result<T>
             }
             source = cause.source();
         }
-        anyhow!("{addr}: {sentence} ({:?})", status.code())
+        Refused { code: status.code(), sentence: format!("{addr}: {sentence} ({:?})", status.code()) }.into()
     })
 }
