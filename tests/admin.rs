@@ -32,6 +32,10 @@ fn nobody_gets_in_who_is_not_known() {
         let (code, answer) = operator.call(READ, method, "{}");
         assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{answer}");
     }
+    // However its name is written.
+    let off = r#"{"wishes": [{"target": {"switch": {"everything": true}}, "word": "off"}]}"#;
+    assert_eq!(operator.call(READ, "%50utDirectives", off).0, 403);
+    assert_eq!(operator.call(READ, "GetHealth", "{}").1["directivesVersion"], serde_json::Value::Null);
     let ctl = |token: &str, args: &[&str]| {
         let output = command().args(["ctl", "--addr", &operator.addr, "--token", token]).args(args).output().unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
@@ -223,6 +227,13 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
         let (code, answer) = operator.call(OPERATE, "PutDirectives", body);
         let message = answer["message"].as_str().unwrap_or_default();
         assert!(code == 400 && message.contains(expected), "{body}: {code} {answer}");
+    }
+    // Nor does a reason go into the log that is longer than the log will have it.
+    let descriptor = r#"{"domain": "api", "entries": [{"key": "user", "value": "bob"}]}"#;
+    let body = format!(r#"{{"descriptor": {descriptor}, "hits": "1", "reason": "{long}"}}"#);
+    for (method, body) in [("GiveBack", body.clone()), ("Forget", body.replace(r#""hits": "1", "#, ""))] {
+        let (code, answer) = operator.call(OPERATE, method, &body);
+        assert!(code == 400 && answer["message"].as_str().unwrap().contains("a reason 1024"), "{method}: {answer}");
     }
     let (code, answer) = operator.call(OPERATE, "Nonsense", "{}");
     assert!(code == 404 && answer["message"].as_str().unwrap().contains("no method"), "{answer}");

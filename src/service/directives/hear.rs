@@ -51,22 +51,31 @@ impl Keeper {
                     }
                     return Ok(());
                 }
-                News::Behind(mark) if mark.epoch == known.mark.epoch => return self.say_again(known).await,
-                News::Other | News::Behind(_) => return self.reconcile(known).await,
+                News::Behind => {
+                    if self.say_again(known).await? {
+                        self.load_anew(known).await?;
+                    }
+                    return Ok(());
+                }
+                News::Other => {
+                    self.say_again(known).await?;
+                    return self.load_anew(known).await;
+                }
             }
         }
     }
 
     /// The store has gone back behind what this instance knows, or has gone another way since: what it does not have is said
-    /// again. Where the two last agreed its log says. What others have said since stays.
-    async fn say_again(&self, known: &mut Known) -> Result<(), StoreError> {
+    /// again. Where the two last agreed its log says; of another beginning it says nothing. What others have said since
+    /// stays. True when the store has something that this instance has not.
+    async fn say_again(&self, known: &Known) -> Result<bool, StoreError> {
         let DirectiveStore::Redis(redis) = &self.store else {
-            return Ok(());
+            return Ok(false);
         };
         let log = redis.directive_log(u64::MAX, REMEMBERED).await?;
         let is_common = |change: &Change| log.iter().any(|it| it.version == change.version && it.id == change.id);
-        let Some(last) = known.recent.iter().rposition(is_common) else {
-            return self.load_anew(known).await;
+        let (Some(last), Some(first)) = (known.recent.iter().rposition(is_common), log.first()) else {
+            return Ok(true);
         };
         let common = known.recent[last].version;
         let lost: Vec<Change> = known.recent.iter().skip(last + 1).cloned().collect();
@@ -78,10 +87,7 @@ impl Keeper {
                 "the store had lost the latest changes of directives, and is told again"
             );
         }
-        let mut mark = match log.first() {
-            Some(first) => Mark { version: first.version, id: first.id.clone(), ..known.mark.clone() },
-            None => return self.load_anew(known).await,
-        };
+        let mut mark = Mark { version: first.version, id: first.id.clone(), ..known.mark.clone() };
         for Change { id, head, parts, .. } in lost {
             let parts = parts.into_iter().filter(|part| untouched(part));
             let parts: Vec<_> =
@@ -94,20 +100,7 @@ impl Keeper {
             };
             mark = now;
         }
-        if newer().next().is_some() { self.load_anew(known).await } else { Ok(()) }
-    }
-
-    /// Something else than what was known.
-    async fn reconcile(&self, known: &mut Known) -> Result<(), StoreError> {
-        let DirectiveStore::Redis(redis) = &self.store else {
-            return Ok(());
-        };
-        // Of another beginning nothing is known here.
-        let mark = redis.directives_mark().await?;
-        if known.mark.version > 0 && mark.is_some_and(|mark| mark.epoch == known.mark.epoch) {
-            self.say_again(known).await?;
-        }
-        self.load_anew(known).await
+        Ok(newer().next().is_some())
     }
 
     async fn load_anew(&self, known: &mut Known) -> Result<(), StoreError> {
@@ -139,7 +132,7 @@ impl Keeper {
                 }
             }
             // The next look will see to it.
-            News::Nothing | News::Other | News::Behind(_) | News::Empty => {}
+            News::Nothing | News::Other | News::Behind | News::Empty => {}
         }
         Ok(())
     }

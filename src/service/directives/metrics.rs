@@ -49,7 +49,10 @@ impl Keeper {
             meter,
             "sluicegate_directives_age_seconds",
             "Since the store was last heard of what operators say",
-            move || this.status().heard.map_or(u64::MAX >> 32, |heard| heard.elapsed().as_secs()),
+            move || match this.store.is_shared() {
+                true => this.status().heard.map_or(u64::MAX >> 32, |heard| heard.elapsed().as_secs()),
+                false => 0,
+            },
         );
         let this = Arc::clone(self);
         observe_counter(

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{LONGEST_AUTHOR, LONGEST_REASON, PutError};
 use crate::{
     algorithm::Micros,
     engine::{Directive, directives::Target},
@@ -33,6 +34,14 @@ pub struct Mandate {
     /// When, in microseconds since the epoch.
     #[serde(default)]
     pub at: u64,
+}
+
+impl Mandate {
+    /// Whether it has an author, and is no longer than the log will have it.
+    pub(in crate::service) fn check(&self) -> Result<(), PutError> {
+        let fits = (1..=LONGEST_AUTHOR).contains(&self.author.len()) && self.reason.len() <= LONGEST_REASON;
+        if fits { Ok(()) } else { Err(PutError::Mandate) }
+    }
 }
 
 pub(super) fn write(directive: &Directive) -> String {

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{
-    Keeper, Known, LONGEST_AUTHOR, LONGEST_REASON, LONGEST_WORD, Mandate, PutError, Wish, all, directive, lock, said,
-};
+use super::{Keeper, Known, LONGEST_WORD, Mandate, PutError, Wish, all, directive, lock, said};
 use crate::{
     algorithm::Micros,
     engine::{Directives, directives::Target},
@@ -16,11 +14,8 @@ use crate::{
 
 impl Keeper {
     pub(super) fn check(&self, wishes: &[Wish], mandate: &Mandate) -> Result<(), PutError> {
-        let words = || wishes.iter().filter_map(|wish| wish.word.as_ref());
-        if !(1..=LONGEST_AUTHOR).contains(&mandate.author.len())
-            || mandate.reason.len() > LONGEST_REASON
-            || words().any(|word| word.len() > LONGEST_WORD)
-        {
+        mandate.check()?;
+        if wishes.iter().filter_map(|wish| wish.word.as_ref()).any(|word| word.len() > LONGEST_WORD) {
             return Err(PutError::Mandate);
         }
         let mut targets: Vec<&Target> = wishes.iter().map(|wish| &wish.target).collect();
@@ -76,7 +71,8 @@ impl Keeper {
                 let written = tokio::task::spawn_blocking(move || {
                     lock(&journal).write(&line, limits + plans + switches, || (mark, all(&kept)))
                 });
-                written.await.unwrap_or(Ok(()))?;
+                // What may not have been written is not in force.
+                written.await.map_err(|_| StoreError::Refused)??;
                 (Mark { version: change.version, id, ..known.mark.clone() }, change)
             }
             DirectiveStore::Redis(redis) => {

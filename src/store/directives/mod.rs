@@ -81,8 +81,8 @@ pub enum News {
     Changes(Vec<Change>),
     /// Too much, or something else than what was known: all is to be read anew.
     Other,
-    /// The store has forgotten what came after this change.
-    Behind(Mark),
+    /// The store has forgotten the latest of what was known.
+    Behind,
     /// The store has nothing.
     Empty,
 }

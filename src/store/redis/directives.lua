@@ -26,7 +26,7 @@ if order == 'since' then
   local their_epoch, their_version, their_id, most = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
   if not epoch then return {'empty'} end
   if epoch ~= their_epoch then return {'other'} end
-  if version < their_version then return {'behind', epoch, version, id} end
+  if version < their_version then return {'behind'} end
   if version == their_version then
     return {id == their_id and 'nothing' or 'other'}
   end

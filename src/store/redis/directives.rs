@@ -66,7 +66,7 @@ impl Redis {
             "nothing" => News::Nothing,
             "other" => News::Other,
             "empty" => News::Empty,
-            "behind" => News::Behind(read_mark(&reply).ok_or(StoreError::Refused)?),
+            "behind" => News::Behind,
             "changes" => News::Changes(changes(rest.first().ok_or(StoreError::Refused)?)?),
             _ => return Err(StoreError::Refused),
         })

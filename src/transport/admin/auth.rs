@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use webpki::EndEntityCert;
 
-use super::Settings;
+use super::{AdminServerError, Settings};
 use crate::settled::Settled;
 
 /// Between two looks at the file.
@@ -60,17 +60,17 @@ pub(super) struct Callers {
 }
 
 impl Callers {
-    pub(super) fn new(settings: &Settings) -> Result<Arc<Self>, TokenError> {
+    pub(super) fn new(settings: &Settings) -> Result<Arc<Self>, AdminServerError> {
         let tokens = settings.token_file.as_deref().map(read).transpose()?.unwrap_or_default();
         let with_role =
             |names: &[String], role| -> Vec<(String, Role)> { names.iter().map(|name| (name.clone(), role)).collect() };
         // Whoever is named for both may do both.
         let named = [with_role(&settings.operate, Role::Operate), with_role(&settings.read, Role::Read)].concat();
-        let certified = named.into_iter().filter_map(|(name, role)| {
-            let server_name = ServerName::try_from(name.clone()).ok()?;
-            Some((server_name, Caller { name, role }))
+        let certified = named.into_iter().map(|(name, role)| {
+            let server_name = ServerName::try_from(name.clone()).map_err(|_| AdminServerError::Name(name.clone()))?;
+            Ok((server_name, Caller { name, role }))
         });
-        let (file, certified) = (settings.token_file.clone(), certified.collect());
+        let (file, certified) = (settings.token_file.clone(), certified.collect::<Result<_, AdminServerError>>()?);
         Ok(Arc::new(Self { file, tokens: ArcSwap::from_pointee(tokens), certified }))
     }
 
@@ -148,7 +148,7 @@ fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
 mod tests {
     use super::*;
 
-    fn callers(text: &str) -> Result<Arc<Callers>, TokenError> {
+    fn callers(text: &str) -> Result<Arc<Callers>, AdminServerError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
         Callers::new(&Settings { token_file: Some(file.path().to_owned()), ..Settings::default() })
@@ -164,6 +164,12 @@ mod tests {
         for token in ["", "0123456789abcde", "0123456789abcdef0", "alice"] {
             assert_eq!(of(token), None);
         }
+    }
+
+    #[test]
+    fn a_name_that_no_certificate_can_have_is_refused() {
+        let settings = Settings { operate: vec!["ops team".into()], ..Settings::default() };
+        assert!(Callers::new(&settings).err().unwrap().to_string().contains("not \"ops team\""));
     }
 
     #[test]

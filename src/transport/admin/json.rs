@@ -21,12 +21,6 @@ pub(super) static SERVICE: LazyLock<Option<ServiceDescriptor>> = LazyLock::new(|
     pool.get_service_by_name("sluicegate.admin.v1.AdminService")
 });
 
-/// The names of all methods.
-#[cfg(test)]
-pub(super) fn methods() -> Option<Vec<String>> {
-    Some(SERVICE.as_ref()?.methods().map(|method| method.name().to_owned()).collect())
-}
-
 pub(super) async fn call(
     State(service): State<Arc<Service>>,
     Extension(caller): Extension<Caller>,

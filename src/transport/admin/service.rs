@@ -6,6 +6,7 @@ use sluicegate_proto::sluicegate::admin::v1::{self as api, admin_service_server:
 use tonic::{Request, Response, Status};
 
 use super::{
+    auth::{Caller, Role},
     caller,
     convert::{
         counter, descriptor, directive, outcomes, read_target, read_wish, refuse, refuse_candidate, rule, time,
@@ -38,8 +39,13 @@ impl Service {
         Self { admin, started: Instant::now() }
     }
 
+    /// Whoever changes something has a mandate, and has to have the role for it: by whatever way he came in.
     fn mandate<T>(request: &Request<T>, reason: &str) -> Result<Mandate, Status> {
-        Ok(Mandate { author: caller(request)?.name, reason: reason.to_owned(), at: 0 })
+        let Caller { name: author, role } = caller(request)?;
+        if role < Role::Operate {
+            return Err(Status::permission_denied(format!("{author} may look, and this changes something")));
+        }
+        Ok(Mandate { author, reason: reason.to_owned(), at: 0 })
     }
 
     /// What stands before a counter's name in the store.
