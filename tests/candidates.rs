@@ -67,6 +67,11 @@ async fn tried(store: &str) {
     upload(&operator, folder(100).path(), "100%");
     client.check(ask("api", &[("user", "bob")])).await.unwrap();
     until("bob to pass", || (outcomes(&operator) == [1, 0, 0, 1]).then_some(()));
+    // Where it has no rule any more, so does what is refused now.
+    upload(&operator, rules(&[("api.yaml", "domain: api\ndescriptors: [{key: other}]\n")]).path(), "100%");
+    client.check(ask("api", &[("user", "bob")])).await.unwrap();
+    client.check(ask("api", &[("user", "mia")])).await.unwrap();
+    until("bob to pass again", || (outcomes(&operator) == [1, 0, 0, 1]).then_some(()));
     operator.ctl(&["candidate", "drop"]);
     until("nothing to be tried", || operator.ctl(&["candidate", "report"]).contains("no rules").then_some(()));
     assert!(operator.try_ctl(&["candidate", "promote"]).unwrap_err().contains("no candidate rules"));
@@ -102,6 +107,14 @@ async fn a_candidate_is_promoted_everywhere_and_rolled_back() {
     let (in_force, candidate) = (folder(4), folder(2));
     let start = || Operator::start(in_force.path(), &redis.url());
     let (one, other) = (start(), start());
+    // What nobody tries any more is not kept, by nobody.
+    let sets = || redis.cli(&["KEYS", "sluicegate:{directives}set:*"]).lines().filter(|key| !key.is_empty()).count();
+    upload(&one, folder(3).path(), "10%");
+    until("the other to try it", || other.ctl(&["candidate", "report"]).contains("10% of all counters").then_some(()));
+    assert_eq!(sets(), 1);
+    other.ctl(&["candidate", "drop"]);
+    assert_eq!(sets(), 0);
+    until("one to drop it", || one.ctl(&["candidate", "report"]).contains("no rules").then_some(()));
     upload(&one, candidate.path(), "10%");
     until("the other to try it", || other.ctl(&["candidate", "report"]).contains("10% of all counters").then_some(()));
     one.ctl(&["candidate", "promote", "--reason", "as tried"]);
@@ -121,6 +134,7 @@ async fn a_candidate_is_promoted_everywhere_and_rolled_back() {
         let keys = redis.cli(&["KEYS", "sluicegate:{directives}*"]);
         (keys.contains("set:") && keys.contains("texts")).then_some(())
     });
+    assert_eq!(sets(), 1);
     let late = start();
     assert_eq!(limit(&late, "a").await, 2);
     other.ctl(&["candidate", "rollback"]);

@@ -9,8 +9,10 @@ use std::{
 };
 
 use super::support::{
-    Operator, RedisCluster, RedisServer, Sentinels, Server, ask, operator::OPERATE, plain::Answer, ring, rules, until,
-    until_async,
+    Operator, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    operator::OPERATE,
+    plain::{Answer, Request},
+    ring, rules, until, until_async,
 };
 
 const RULES: &str = "\
@@ -49,6 +51,11 @@ async fn allowed(server: &Server, entries: &[(&str, &str)]) -> bool {
     answer(server, entries).await.allowed()
 }
 
+async fn given_back(server: &Server, entries: &[(&str, &str)]) -> bool {
+    let request = Request::new("api").descriptor(descriptor(entries).hits(1).give_back());
+    server.client().await.check(request).await.unwrap().allowed()
+}
+
 /// The limit that is shown, and what remains.
 async fn limit(server: &Server, entries: &[(&str, &str)]) -> Option<(u32, u32)> {
     let answer = answer(server, entries).await;
@@ -84,6 +91,8 @@ async fn a_customer_has_a_limit_of_its_own_from_now_on() {
     operator.ctl(&["limit", "set", "api", "user=mallory", "blocked"]);
     let refused = answer(server, &[("user", "mallory"), ("path", "/x")]).await;
     assert!(!refused.allowed() && refused.remaining() == Some(0), "{refused:?}");
+    // What a caller gives back is taken from whoever it is.
+    assert!(given_back(server, &[("user", "mallory")]).await);
     operator.ctl(&["limit", "set", "api", "user=mallory", "unlimited"]);
     for _ in 0..5 {
         assert!(allowed(server, &[("user", "mallory")]).await);
@@ -126,6 +135,25 @@ async fn what_was_said_survives_a_restart_and_ends_in_time() {
     });
     assert!(audit.contains("alice") && audit.contains("limit|api|user=bob: 10/year"), "{audit}");
     assert_eq!(operator.ctl(&["export"]), "limit|api|user=bob,10/year,\n");
+}
+
+/// A change that the disk takes only half of has not been made, and spoils none that comes after it.
+#[test]
+fn a_full_disk_refuses_a_change_and_keeps_the_others() {
+    let folder = folder();
+    let kept = tempfile::tempdir().unwrap();
+    let file = kept.path().join("directives").display().to_string();
+    let builder = || Server::builder().rules(folder.path()).store("memory").set("directives.file", &file);
+    let operator = Operator::with(builder().largest_file(4));
+    let set = |user: &str, reason: &str| operator.try_ctl(&["limit", "set", "api", user, "9/year", "--reason", reason]);
+    set("user=a", &"x".repeat(600)).unwrap();
+    let error = set("user=b", &"x".repeat(900)).unwrap_err();
+    assert!(error.contains("cannot be kept now"), "{error}");
+    set("user=c", "short").unwrap();
+    drop(operator);
+    let operator = Operator::with(builder());
+    let known = operator.ctl(&["export", "limit"]);
+    assert_eq!(known, "limit|api|user=a,9/year,\nlimit|api|user=c,9/year,\n");
 }
 
 #[tokio::test]
@@ -188,6 +216,8 @@ async fn a_switch_does_what_it_says_and_shows() {
     assert!(allowed(server, &user).await);
     assert!(!allowed(server, &[("user", "b")]).await);
     assert!(!allowed(server, &[("free", "b")]).await);
+    assert!(!allowed(server, &[("shadow", "b")]).await);
+    assert!(given_back(server, &[("user", "b")]).await);
     // Nothing was counted of what was off.
     switch("clear", &["rule", "api", "user.path"]);
     switch("clear", &["domain", "api"]);
@@ -214,7 +244,7 @@ async fn a_switch_refuses_all_that_is_charged_together() {
                 - {key: b, rate_limit: {unit: year, requests_per_unit: 9}}\n";
     let folder = rules(&[("api.yaml", text)]);
     let operator = Operator::start(folder.path(), "memory");
-    let both = || ask("api", &[("a", "1")]).descriptor(super::support::descriptor(&[("b", "1")]));
+    let both = || ask("api", &[("a", "1")]).descriptor(descriptor(&[("b", "1")]));
     let client = operator.server.client().await;
     operator.ctl(&["switch", "deny", "rule", "api", "b"]);
     for _ in 0..3 {
@@ -224,6 +254,15 @@ async fn a_switch_refuses_all_that_is_charged_together() {
     // Nothing had been taken of the other.
     let answer = client.check(both()).await.unwrap();
     assert_eq!(answer.0.statuses.iter().map(|status| status.limit_remaining).collect::<Vec<_>>(), [8, 8]);
+    // A refusal that refuses nobody keeps nothing from being taken.
+    let builder = Server::builder().rules(folder.path()).store("memory").set("decisions.shadow_mode", "true");
+    let operator = Operator::with(builder);
+    operator.ctl(&["switch", "deny", "rule", "api", "b"]);
+    let answer = operator.server.client().await.check(both()).await.unwrap();
+    assert!(answer.allowed() && answer.0.statuses[0].limit_remaining == 8, "{answer:?}");
+    // Unless everything is to be enforced.
+    operator.ctl(&["switch", "enforce", "everything"]);
+    assert!(!operator.server.client().await.check(both()).await.unwrap().allowed());
 }
 
 /// One instance is told, and the other hears of it within a second, on every topology.
@@ -244,12 +283,25 @@ async fn heard_everywhere(store: &str) {
     let late = Operator::start(folder.path(), store);
     assert_eq!(limit(&late.server, &[("user", "bob")]).await.map(|limit| limit.0), Some(10));
     assert!(allowed(&late.server, &[("bucket", "a")]).await);
+    // Two of them speak at nearly the same time: neither misses what the other said.
+    one.ctl(&["limit", "set", "api", "user=x", "20/year"]);
+    other.ctl(&["limit", "set", "api", "user=y", "30/year"]);
+    for operator in [&one, &other] {
+        until_async("both to be known", async || {
+            let known = (
+                limit(&operator.server, &[("user", "x")]).await?.0,
+                limit(&operator.server, &[("user", "y")]).await?.0,
+            );
+            (known == (20, 30)).then_some(())
+        })
+        .await;
+    }
     until_async("all to have one version", async || {
         let version = |it: &Operator| it.server.metric("sluicegate_directives_version");
-        [&one, &other, &late].into_iter().all(|it| version(it) == 3.0).then_some(())
+        [&one, &other, &late].into_iter().all(|it| version(it) == 5.0).then_some(())
     })
     .await;
-    assert_eq!(one.ctl(&["audit"]).lines().filter(|line| line.contains("alice")).count(), 3);
+    assert_eq!(one.ctl(&["audit"]).lines().filter(|line| line.contains("alice")).count(), 5);
 }
 
 #[tokio::test]
@@ -293,21 +345,41 @@ async fn a_switch_for_one_instance_needs_no_store() {
     let file = switches.path().join("switches");
     let start = |file: &Path| {
         let builder = Server::builder().rules(folder.path()).store(&redis.url());
-        Operator::with(builder.set("directives.switch_file", file.to_str().unwrap()).set("decisions.on_error", "deny"))
+        let builder = builder.set("cluster.instances", "5").set("decisions.on_error", "deny");
+        Operator::with(builder.set("directives.switch_file", file.to_str().unwrap()))
     };
     let operator = start(&file);
+    for (user, on_error) in [("user=eve", "allow"), ("user=max", "local")] {
+        let word = format!("{{unit: year, requests_per_unit: 10, on_error: {on_error}}}");
+        operator.ctl(&["limit", "set", "api", user, &word]);
+    }
     operator.ctl(&["limit", "set", "api", "user=bob", "10/year"]);
     assert!(allowed(&operator.server, &[("user", "bob")]).await);
+    // An entity's own consistency, too.
+    operator.ctl(&["limit", "set", "api", "user=ann", "{unit: year, requests_per_unit: 20000, consistency: leased}"]);
+    until_async("quota in advance", async || {
+        assert!(allowed(&operator.server, &[("user", "ann")]).await);
+        (operator.server.metric("sluicegate_lease_decisions") > 0.0).then_some(())
+    })
+    .await;
     redis.freeze();
     let error = operator.try_ctl(&["switch", "off", "everything"]).unwrap_err();
     assert!(error.contains("Unavailable"), "{error}");
     until_async("the rule's on_error", async || (!allowed(&operator.server, &[("user", "bob")]).await).then_some(()))
         .await;
+    // An entity's own counts, with this instance's part of its own limit.
+    for max in [true, true, false] {
+        assert_eq!(allowed(&operator.server, &[("user", "max")]).await, max);
+        assert!(allowed(&operator.server, &[("user", "eve")]).await);
+    }
     // Told by itself it lets everything pass, and so does a file.
     operator.ctl(&["switch", "off", "everything", "--here"]);
     assert!(allowed(&operator.server, &[("user", "bob")]).await);
     operator.ctl(&["switch", "clear", "everything", "--here"]);
     assert!(!allowed(&operator.server, &[("user", "bob")]).await);
+    operator.ctl(&["switch", "off", "everything", "--here", "--for", "1s"]);
+    assert!(allowed(&operator.server, &[("user", "bob")]).await);
+    until_async("its end", async || (!allowed(&operator.server, &[("user", "bob")]).await).then_some(())).await;
     fs::write(&file, "off domain api # incident 42\n").unwrap();
     until_async("the file's switch", async || allowed(&operator.server, &[("user", "bob")]).await.then_some(())).await;
     assert!(
@@ -341,18 +413,20 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
     let keys = ["texts", "log", "head"].map(|name| format!("sluicegate:{{directives}}{name}"));
     let dump = |key: &str| redis.cli(&["--no-raw", "COPY", key, &format!("{key}.copy")]);
     assert!(keys.iter().all(|key| dump(key).contains('1')));
-    for limit in ["11/year", "12/year"] {
-        one.ctl(&["limit", "set", "api", "user=b", limit]);
+    for (user, limit) in [("user=b", "11/year"), ("user=b", "12/year"), ("user=d", "13/year")] {
+        one.ctl(&["limit", "set", "api", user, limit]);
     }
-    until_async("the other to know", async || (limit(&other.server, &[("user", "b")]).await?.0 == 12).then_some(()))
+    until_async("the other to know", async || (limit(&other.server, &[("user", "d")]).await?.0 == 13).then_some(()))
         .await;
-    // As a failover to a replica that had not heard the last two.
+    one.ctl(&["switch", "shadow", "kind", "gcra", "--here"]);
+    // As a failover to a replica that had not heard the last three.
     let script = "for _, key in ipairs(KEYS) do redis.call('COPY', key .. '.copy', key, 'REPLACE') end";
     redis.cli(&["EVAL", script, "3", &keys[0], &keys[1], &keys[2]]);
-    until("the last two to be there again", || {
-        redis.cli(&["HGET", &keys[0], "limit|api|user=b"]).contains("12/year").then_some(())
+    until("the last three to be there again", || {
+        redis.cli(&["HGET", &keys[0], "limit|api|user=d"]).contains("13/year").then_some(())
     });
-    assert_eq!(redis.cli(&["HGET", &keys[2], "version"]), "3");
+    assert!(redis.cli(&["HGET", &keys[0], "limit|api|user=b"]).contains("12/year"));
+    assert_eq!(redis.cli(&["HGET", &keys[2], "version"]), "4");
     // The same, and somebody who knows nothing of them says something else before they are said again.
     for operator in [&one, &other] {
         operator.server.signal("STOP");
@@ -360,6 +434,8 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
     redis.cli(&["EVAL", script, "3", &keys[0], &keys[1], &keys[2]]);
     let stranger = Operator::start(folder.path(), &redis.url());
     stranger.ctl(&["limit", "set", "api", "user=c", "30/year"]);
+    // Also of what was lost: that is later than what is said again.
+    stranger.ctl(&["limit", "set", "api", "user=d", "31/year"]);
     for operator in [&one, &other] {
         operator.server.signal("CONT");
     }
@@ -368,17 +444,23 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
             let known = (
                 limit(&operator.server, &[("user", "b")]).await?.0,
                 limit(&operator.server, &[("user", "c")]).await?.0,
+                limit(&operator.server, &[("user", "d")]).await?.0,
             );
-            (known == (12, 30)).then_some(())
+            (known == (12, 30, 31)).then_some(())
         })
         .await;
     }
+    stranger.ctl(&["limit", "unset", "api", "user=d"]);
     stranger.ctl(&["limit", "unset", "api", "user=c"]);
     until_async("that to be known, too", async || (limit(&one.server, &[("user", "c")]).await?.0 == 2).then_some(()))
         .await;
     // And as a server that was emptied.
     redis.cli(&["FLUSHALL"]);
     until("all to be there again", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
+    // Or one that threw a part away to have room.
+    redis.cli(&["HDEL", &keys[0], "limit|api|user=b"]);
+    until("all to be there once more", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
+    assert_eq!(redis.cli(&["TTL", &keys[0]]), "-1");
     let late = Operator::start(folder.path(), &redis.url());
     assert_eq!(limit(&late.server, &[("user", "b")]).await.map(|limit| limit.0), Some(12));
     one.ctl(&["limit", "unset", "api", "user=b"]);
@@ -388,6 +470,12 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
                   redis.call('HSET', KEYS[2], 'id', 'another')";
     redis.cli(&["EVAL", script, "2", &keys[0], &keys[2]]);
     until_async("the store's own", async || (limit(&one.server, &[("user", "a")]).await?.0 == 7).then_some(())).await;
+    // What one instance was told by itself is none of the store's.
+    assert!(
+        one.ctl(&["switch", "list"]).contains("gcra shadow, on this instance alone"),
+        "{}",
+        one.ctl(&["switch", "list"])
+    );
 }
 
 #[test]

@@ -20,6 +20,8 @@ mod client_outage;
 mod connections;
 /// What is decided without asking the shared store.
 mod consistency;
+/// What operators said, as Redis keeps it.
+mod directive_store;
 /// What operators say while the service runs, and that it is in force everywhere.
 mod directives;
 /// A real Envoy.

@@ -283,6 +283,20 @@ mod tests {
         assert_eq!((filtered.top.len(), filtered.all, filtered.span.floor_secs()), (0, 15, 240));
     }
 
+    /// A newcomer takes the place of the least, and may have had what that had.
+    #[test]
+    fn no_count_is_too_low() {
+        let top = Top::new(1);
+        for number in 0..PLACES {
+            note(&top, 0, &format!("crowd-{number}"), if number == 7 { 3 } else { 5 }, true, 60);
+        }
+        note(&top, 0, "newcomer", 4, true, 60);
+        let first = ranking(&top, By::Asked, 60).remove(0);
+        assert_eq!(first, ("limit|api|user=newcomer".to_owned(), 7, 3, 60));
+        let all = top.ranking(By::Asked, PLACES, Micros::from_secs(60), |_, _| true);
+        assert_eq!((all.top.len(), all.all), (PLACES, 5 * PLACES as u64 - 2 + 4));
+    }
+
     /// Whoever has more than its share of the places is among them, however many others there are, and its count is off by no
     /// more than that share.
     #[test]

@@ -8,7 +8,7 @@ use std::{
     collections::VecDeque,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
@@ -104,6 +104,8 @@ pub struct Harmed {
 pub struct Trial {
     rules: Arc<ArcSwap<Snapshot>>,
     statistics: Arc<Statistics>,
+    /// Those of the first engine that asks, less what is only for callers.
+    settings: OnceLock<Arc<Settings>>,
     refused: Arc<Top>,
     /// Those that would be refused, and are not now.
     pub harmed: Arc<Top>,
@@ -129,6 +131,7 @@ impl Trial {
         Arc::new(Self {
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             statistics,
+            settings: OnceLock::new(),
             refused: Top::new(workers),
             harmed: Top::new(workers),
             share: (share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
@@ -309,13 +312,16 @@ impl Trial {
     }
 
     fn engine(&self, engine: &Engine) -> Engine {
-        let lenient = Settings { metadata: false, policies: false, shadow_mode: false, ..(*engine.settings).clone() };
+        let settings = self.settings.get_or_init(|| {
+            let ours = Settings { metadata: false, policies: false, ..(*engine.settings).clone() };
+            Arc::new(ours)
+        });
         Engine {
             scope: SCOPE,
             rules: Arc::clone(&self.rules),
             statistics: Arc::clone(&self.statistics),
             top: Arc::clone(&self.refused),
-            settings: Arc::new(lenient),
+            settings: Arc::clone(settings),
             ..engine.clone()
         }
     }
@@ -396,4 +402,56 @@ impl Owned {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{
+        engine::{Code, Status},
+        rules::{self, Options, SourceFile},
+    };
+
+    fn trial(share: f64) -> Arc<Trial> {
+        let text = "domain: api\ndescriptors:\n- key: user\n  rate_limit: {unit: second, requests_per_unit: 1}\n\
+                    - key: job\n  rate_limit: {algorithm: concurrency, limit: 5, hold: 60s, holder: id}\n";
+        let file = SourceFile { name: "api.yaml".into(), text: text.into() };
+        let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
+        Trial::new(rules, share, Micros::ZERO, 1, &Resources::default())
+    }
+
+    /// Who holds a slot says nothing of which counter it is.
+    #[test]
+    fn all_hits_of_a_counter_are_in_the_share_or_none() {
+        let trial = trial(0.5);
+        let is_chosen = |job: &str, id: &str| {
+            let entries = smallvec![Entry { key: "job", value: job }, Entry { key: "id", value: id }];
+            let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
+            let verdict = Verdict { overall: Code::Ok, statuses: smallvec![Status::NO_LIMIT], metadata: None };
+            let request = Request { domain: "api", descriptors, holds: Vec::new() };
+            !trial.chosen(&request, &verdict).is_empty()
+        };
+        let jobs: Vec<String> = (0..100).map(|job| job.to_string()).collect();
+        let chosen: Vec<&String> = jobs.iter().filter(|job| is_chosen(job, "x")).collect();
+        assert!((20..80).contains(&chosen.len()), "{}", chosen.len());
+        for job in &jobs {
+            assert!(["y", "z"].into_iter().all(|id| is_chosen(job, id) == chosen.contains(&job)), "{job}");
+        }
+    }
+
+    #[test]
+    fn the_last_three_hours_are_told_apart() {
+        let trial = trial(1.0);
+        let one = Outcomes::of(1, true, false);
+        for minute in 0..MINUTES as u64 + 20 {
+            trial.count(0, one, Micros::from_secs(60 * minute));
+            trial.count(0, one, Micros::from_secs(60 * minute + 59));
+        }
+        let minutes = trial.minutes();
+        let two = Outcomes { asked: 2, refused: 2, newly_refused: 2, newly_passed: 0 };
+        assert_eq!((minutes.len(), minutes[0]), (MINUTES, (Micros::from_secs(60 * 20), two)));
+        assert_eq!(trial.outcomes().next().unwrap().asked, 2 * (MINUTES as u64 + 20));
+    }
 }

@@ -185,3 +185,32 @@ fn write(mut writer: Writer, receiver: &Receiver<Message>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{engine::Descriptor, rules::Entry};
+
+    #[test]
+    fn an_entity_is_what_the_named_keys_say() {
+        let folder = tempfile::tempdir().unwrap();
+        let by = vec!["org".to_owned(), "user".to_owned()];
+        let settings = Settings { dir: Some(folder.path().to_owned()), by, ..Settings::default() };
+        let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
+        let entity = |entries: &[(&str, &str)]| {
+            let descriptors = entries.iter().map(|(key, value)| Descriptor {
+                entries: smallvec![Entry { key, value }],
+                hits: 1,
+                give_back: false,
+                limit: None,
+            });
+            recorder.entity(&Request { domain: "api", descriptors: descriptors.collect(), holds: Vec::new() })
+        };
+        let bob = entity(&[("org", "a"), ("user", "bob")]);
+        assert_eq!(bob, entity(&[("path", "/x"), ("user", "bob"), ("org", "a")]));
+        assert_ne!(bob, entity(&[("org", "a"), ("user", "eve")]));
+        assert_ne!(bob, entity(&[("org", "b"), ("user", "bob")]));
+    }
+}

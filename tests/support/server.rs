@@ -125,11 +125,23 @@ impl Builder {
     }
 
     /// With this file in the place of `/etc/hosts`, for this process alone.
-    pub(crate) fn hosts(mut self, file: &Path) -> Self {
+    pub(crate) fn hosts(self, file: &Path) -> Self {
+        let script = format!("mount --bind '{}' /etc/hosts", file.display());
+        self.through(Command::new("unshare").arg("--mount"), &script)
+    }
+
+    /// No file of this process grows beyond so many blocks of 512 bytes: as on a full disk, what is too much is not
+    /// written.
+    pub(crate) fn largest_file(self, blocks: u32) -> Self {
+        self.through(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -f {blocks}"))
+    }
+
+    /// Started by another command, after a script.
+    fn through(mut self, command: &mut Command, script: &str) -> Self {
         let service = self.command;
-        self.command = Command::new("unshare");
-        self.command.args(["--mount", "sh", "-c", r#"mount --bind "$0" /etc/hosts && exec "$@""#]);
-        self.command.arg(file).arg(service.get_program()).args(service.get_args());
+        self.command = Command::new(command.get_program());
+        self.command.args(command.get_args()).args(["sh", "-c", &format!(r#"{script} && exec "$0" "$@""#)]);
+        self.command.arg(service.get_program()).args(service.get_args());
         for (name, value) in service.get_envs() {
             match value {
                 Some(value) => self.command.env(name, value),

@@ -49,6 +49,27 @@ fn the_longest_list_of_entries_has_the_say() {
     assert_eq!(limit(&directives, &[], 0), None);
 }
 
+/// A value is what a caller says it is: none may be written so that it is taken for another list.
+#[test]
+fn no_value_is_another_list() {
+    let directives = all(&[("limit|api|user=xpathy|path=b", "1/second")]);
+    assert_eq!(limit(&directives, &[("user", "xpathy"), ("path", "b")], 0), Some((1, 2)));
+    assert_eq!(limit(&directives, &[("user", "x"), ("path", "ypathb")], 0), None);
+}
+
+#[test]
+fn the_last_entry_that_has_a_plan_has_the_say() {
+    let directives = all(&[("plan|api|org=a", "free"), ("plan|api|user=b", "pro"), ("plan|web|user=c", "other")]);
+    let plan = |entries: &[(&str, &str)]| {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        directives.plan("api", &entries, Micros::ZERO)
+    };
+    assert_eq!(plan(&[("org", "a"), ("user", "b")]).as_deref(), Some("pro"));
+    assert_eq!(plan(&[("user", "b"), ("org", "a")]).as_deref(), Some("free"));
+    assert_eq!(plan(&[("org", "a"), ("user", "c")]).as_deref(), Some("free"));
+    assert_eq!(plan(&[("user", "c")]), None);
+}
+
 #[test]
 fn a_directive_ends() {
     let mut directives = Directives::default();
@@ -136,6 +157,9 @@ fn the_nearest_switch_decides() {
     let over = Directive { until: Some(Micros::from_secs(9)), ..directive("switch|everything", "deny") };
     directives.throw(&over, Origin::Instance);
     assert_eq!(mode(&directives), Some(Mode::Shadow));
+    directives.throw(&directive("switch|everything", "enforce"), Origin::Instance);
+    assert_eq!(mode(&directives), Some(Mode::Enforce));
+    directives.take_back(&Scope::Everything, Origin::Instance);
     directives.take_back(&Scope::Everything, Origin::File);
     assert_eq!(mode(&directives), Some(Mode::Off));
 }
