@@ -30,14 +30,10 @@ if order == 'since' then
   if version == their_version then
     return {id == their_id and 'nothing' or 'other'}
   end
-  if their_version > 0 then
-    local same = redis.call('XRANGE', log, their_version .. '-0', their_version .. '-0')[1]
-    if not same or same[2][2] ~= their_id then return {'other'} end
-  end
-  local changes = redis.call('XRANGE', log, '(' .. their_version .. '-0', '+', 'COUNT', most)
-  -- The first of them may have been cut off.
-  if not changes[1] or changes[1][1] ~= (their_version + 1) .. '-0' then return {'other'} end
-  return {'changes', changes}
+  local same = redis.call('XRANGE', log, their_version .. '-0', their_version .. '-0')[1]
+  if not same or same[2][2] ~= their_id then return {'other'} end
+  -- The log is cut off at its beginning: where theirs is there, all that follow are.
+  return {'changes', redis.call('XRANGE', log, '(' .. their_version .. '-0', '+', 'COUNT', most)}
 end
 
 if order == 'write' then
