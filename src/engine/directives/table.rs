@@ -53,7 +53,7 @@ fn place(identity: u128) -> (usize, usize, u64) {
 /// Where a tag is, or would be. They are evenly spread, as a hash is: it is seldom more than two places from where it
 /// would be if they were so exactly.
 fn find(given: &[Given], tag: u64) -> Result<usize, usize> {
-    let guess = (u128::from(tag) * given.len() as u128 >> 64) as usize;
+    let guess = ((u128::from(tag) * given.len() as u128) >> 64) as usize;
     let behind = given[guess..].iter().take_while(|it| it.tag < tag).count();
     let before = given[..guess].iter().rev().take_while(|it| it.tag >= tag).count();
     let at = guess + behind - before;
