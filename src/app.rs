@@ -12,7 +12,6 @@ use std::{
 };
 
 use tokio::{
-    net::TcpListener,
     runtime,
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
@@ -110,7 +109,8 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
     result
 }
 
-async fn serve(settings: Settings) -> Result<(), AppError> {
+async fn serve(mut settings: Settings) -> Result<(), AppError> {
+    share_descriptors(&mut settings);
     let workers = match settings.workers {
         0 => thread::available_parallelism().map_or(1, usize::from),
         workers => workers,
@@ -158,7 +158,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     };
 
     let addr = settings.http.addr;
-    let http = TcpListener::bind(addr).await.map_err(|source| AppError::Http { addr, source })?;
+    let http = http::Server::bind(&settings.http).await.map_err(|source| AppError::Http { addr, source })?;
     let mut server = Server::bind(settings.grpc.clone()).await?;
     let operators = admin::Server::bind(&settings.admin).await?;
     let check = parts.check(control);
@@ -216,7 +216,7 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     }
 
     let leaving = Arc::new(AtomicBool::new(false));
-    let router = http::router(http::Handlers {
+    let handlers = http::Handlers {
         check,
         reports,
         limits: settings.grpc.limits,
@@ -225,16 +225,12 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
         keeper,
         meters: Arc::clone(&meters),
         leaving: Arc::clone(&leaving),
-    });
+    };
     let address = store::redact(&settings.store);
     let grpc_addr = server.local_addr().map_err(AppError::Process)?;
     let http_addr = http.local_addr().map_err(AppError::Process)?;
     tracing::info!(grpc = %grpc_addr, http = %http_addr, store = address, workers, "serving");
-    let mut http_stopping = stopping.clone();
-    let http = axum::serve(http, router).with_graceful_shutdown(async move {
-        let _ = http_stopping.wait_for(|stop| *stop).await;
-    });
-    let http = tokio::spawn(http.into_future());
+    let http = tokio::spawn(http.run(handlers, stopping.clone()));
     let grpc = tokio::spawn(server.run(stopping));
 
     leave(signals, &settings, health, &leaving, &stop, async {
@@ -251,6 +247,26 @@ async fn serve(settings: Settings) -> Result<(), AppError> {
     })
     .await;
     Ok(())
+}
+
+/// As many as the system allows, and of these so many for each listener that there are some for Redis and for files in
+/// any case.
+fn share_descriptors(settings: &mut Settings) {
+    let limit = rlimit::increase_nofile_limit(u64::MAX).ok().and_then(|limit| usize::try_from(limit).ok());
+    let limit = limit.unwrap_or(1_024);
+    let (http, admin) = (limit / 8, limit / 16);
+    settings.http.max_connections = settings.http.max_connections.min(http);
+    settings.admin.max_connections = settings.admin.max_connections.min(admin);
+    let grpc = limit - limit / 4 - settings.http.max_connections - settings.admin.max_connections;
+    if settings.grpc.max_connections > grpc {
+        let wanted = std::mem::replace(&mut settings.grpc.max_connections, grpc);
+        tracing::warn!(
+            limit,
+            wanted,
+            max = grpc,
+            "the limit of open files has no room for grpc.max_connections; fewer are taken"
+        );
+    }
 }
 
 /// ## Serving ⟶ Leaving ⟶ Draining ⟶ Gone

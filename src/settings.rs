@@ -251,6 +251,10 @@ impl Settings {
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
             (self.grpc.max_connections > 0, "grpc.max_connections must be above 0"),
+            (
+                self.http.max_connections > 0 && self.admin.max_connections > 0,
+                "http.max_connections and admin.max_connections must be above 0",
+            ),
             (self.memory.max_entities > 0, "memory.max_entities must be above 0"),
         ] {
             if !fine {

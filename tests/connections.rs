@@ -1,6 +1,6 @@
 //! How many connections there may be, and for how long.
 
-use std::io::Read;
+use std::io::{Read, Write};
 
 use bytes::Bytes;
 use http::Request;
@@ -8,7 +8,7 @@ use http_body_util::Full;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use super::support::{DEADLINE, RedisServer, Server, ask, until, until_async};
+use super::support::{DEADLINE, Operator, RedisServer, Server, ask, until, until_async};
 
 #[tokio::test]
 async fn an_old_connection_is_asked_to_go_after_its_calls() {
@@ -68,4 +68,38 @@ async fn every_worker_gets_its_share() {
         let series = format!("sluicegate_grpc_worker_connections{{worker=\"{worker}\"}}");
         assert_eq!(server.metric(&series), 2.0, "{}", server.get("/metrics"));
     }
+}
+
+/// With few descriptors and many callers that say nothing, or take their time, on every port: whoever asks is answered.
+#[tokio::test]
+async fn whoever_says_nothing_shuts_nobody_out() {
+    let redis = RedisServer::start();
+    let builder = Server::builder().store(&redis.url()).set("admin.addr", "127.0.0.1:0").open_files(256);
+    let operator = Operator::with(builder);
+    let server = &operator.server;
+    assert!(server.log().contains("the limit of open files has no room for grpc.max_connections"), "{}", server.log());
+    let admin = operator.addr.trim_start_matches("http://").parse().unwrap();
+    let mut callers = Vec::new();
+    for addr in [server.http, admin, server.grpc] {
+        for number in 0..200 {
+            let mut stream = std::net::TcpStream::connect(addr).unwrap();
+            let _ = stream.write_all(
+                [&b""[..], b"GET /metrics HT", b"POST /json HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"][number % 3],
+            );
+            callers.push(stream);
+        }
+        assert_eq!(server.get("/healthcheck"), "OK");
+    }
+    assert!(operator.ctl(&["health"]).contains("up"));
+    let times = server.log().matches("the one answered least lately gives way").count();
+    assert_eq!(times, 2, "a line for each listener: {}", server.log());
+    assert!(server.log().matches("cannot be accepted").count() <= 3, "{}", server.log());
+    // Redis is reached anew.
+    redis.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    drop(callers.drain(400..));
+    until_async("a decision", async || {
+        let answer = server.client().await.check(ask("example", &[("user", "y")])).await.ok()?;
+        answer.remaining().map(drop)
+    })
+    .await;
 }

@@ -1,6 +1,6 @@
 //! Bad input of every kind: an error each time, no panic, memory steady.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, io::Write};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request};
@@ -24,7 +24,7 @@ use sluicegate_proto::{
     sluicegate::v1::{AnswerFrame, Check, CheckFrame},
 };
 
-use super::support::{RedisServer, Server, ask, server::post};
+use super::support::{RedisServer, Server, ask, server::post, until_async};
 
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
@@ -120,8 +120,8 @@ async fn frames_that_are_none_are_refused() {
     let server = Server::builder().start();
     let mut raw = Raw::connect(&server).await;
     let good = request(vec![descriptor(1, "x")]).encode_to_vec();
-    let mut compressed = frame(&good);
-    compressed[0] = 1;
+    let mut marked = frame(&good);
+    marked[0] = 1;
     let mut longer = frame(&good);
     longer.push(0);
     let mut huge = frame(&good);
@@ -129,7 +129,7 @@ async fn frames_that_are_none_are_refused() {
     for (body, status) in [
         (vec![], "3"),
         (vec![0, 0, 0], "3"),
-        (compressed, "12"),
+        (marked, "12"),
         (frame(&good)[..10].to_vec(), "3"),
         (longer, "3"),
         // What stands behind the message would be a field of it.
@@ -151,6 +151,56 @@ async fn frames_that_are_none_are_refused() {
 }
 
 /// A message may come in many pieces. (Single bytes are too many: h2 closes such a connection by itself.)
+/// Compressed by gzip it is as good as plain, as long as it does not grow without end.
+#[tokio::test]
+async fn what_is_compressed_is_taken_within_bounds() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let gzip = |message: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(message).unwrap();
+        encoder.finish().unwrap()
+    };
+    let compressed = |bytes: &[u8]| [&[1], &frame(bytes)[1..]].concat();
+    let good = request(vec![descriptor(20, "x")]).encode_to_vec();
+    let (status, _, plain) = raw.send(METHOD, frame(&good)).await;
+    assert_eq!(status, "0");
+    assert_eq!(raw.send(METHOD, compressed(&gzip(&good))).await, ("0".into(), String::new(), plain));
+    let zlib = {
+        let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(&good).unwrap();
+        encoder.finish().unwrap()
+    };
+    let half = gzip(&good)[..20].to_vec();
+    let largest = request(vec![descriptor(1, "x")]).encode_to_vec();
+    let padded = |size: usize| {
+        // A field that nobody knows.
+        let mut message = largest.clone();
+        prost::encoding::encode_key(9, prost::encoding::WireType::LengthDelimited, &mut message);
+        let rest = size - message.len() - 3;
+        prost::encoding::encode_varint(rest as u64, &mut message);
+        message.resize(size, 0);
+        message
+    };
+    for (bytes, status, sentence) in [
+        (gzip(&padded(65_536)), "0", ""),
+        (gzip(&padded(65_537)), "8", "larger than the 65536"),
+        (gzip(&vec![0; 100_000_000]), "8", "larger than the 65536"),
+        (half, "3", "this is not gzip"),
+        (zlib, "12", "grpc-encoding gzip"),
+        (vec![], "12", "grpc-encoding gzip"),
+    ] {
+        let (got, text, _) = raw.send(METHOD, compressed(&bytes)).await;
+        assert!(got == status && text.contains(sentence), "{got} {text}");
+    }
+    let check = Check { id: 7, request: Some(request(vec![descriptor(1, "x")])), ..Check::default() };
+    let frames = CheckFrame { checks: vec![check] }.encode_to_vec();
+    for path in [STREAM, BATCH] {
+        let (status, text, answer) = raw.send(path, compressed(&gzip(&frames))).await;
+        assert!(status == "0" && answered(&answer) == [7], "{path}: {text}");
+    }
+}
+
 #[tokio::test]
 async fn a_message_in_pieces_is_put_together() {
     let server = Server::builder().start();
@@ -334,16 +384,21 @@ async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let server = Server::builder().start();
     let mut silent = Vec::new();
-    for greeting in ["GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0\0\0", ""] {
+    for greeting in ["GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0\0\0", "PRI *", ""] {
         let mut stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
         stream.write_all(greeting.as_bytes()).await.unwrap();
-        if greeting.starts_with("GET") {
+        if greeting.starts_with(['G', '\0']) {
             let mut answer = Vec::new();
             let _ = stream.read_to_end(&mut answer).await;
         }
         silent.push(stream);
     }
     assert!(server.client().await.check(ask("example", &[("user", "y")])).await.unwrap().allowed());
+    // Whoever has not begun is let go; one that has is asked whether it lives, and much later.
+    until_async("the two that have not begun to be closed", async || {
+        (server.metric("sluicegate_grpc_connections") == 1.0).then_some(())
+    })
+    .await;
     Ok(())
 }
 

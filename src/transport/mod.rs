@@ -3,6 +3,7 @@
 pub mod admin;
 pub mod grpc;
 pub mod http;
+mod http_server;
 mod tls;
 
 pub use tls::TlsError;

@@ -136,6 +136,11 @@ impl Builder {
         self.through(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -f {blocks}"))
     }
 
+    /// With so few file descriptors.
+    pub(crate) fn open_files(self, number: u32) -> Self {
+        self.through(&mut Command::new("env"), &format!("ulimit -n {number}"))
+    }
+
     /// Started by another command, after a script.
     fn through(mut self, command: &mut Command, script: &str) -> Self {
         let service = self.command;

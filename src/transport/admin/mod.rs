@@ -9,7 +9,7 @@ mod json;
 mod openapi;
 mod service;
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use axum::{
     Router,
@@ -22,19 +22,10 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
-    service::TowerToHyperService,
-};
+use rustls::pki_types::CertificateDer;
 use serde::{Deserialize, Serialize};
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminServiceServer};
-use tokio::{
-    io::{AsyncRead, AsyncWrite},
-    net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
-    time::{sleep, timeout},
-};
+use tokio::sync::watch;
 use tonic::service::Routes;
 
 pub use self::auth::TokenError;
@@ -42,28 +33,22 @@ use self::{
     auth::{Caller, Callers},
     service::Service,
 };
-use super::{
-    TlsError,
-    grpc::{TlsSettings, told_to_stop},
-    tls::Tls,
-};
+use super::{TlsError, grpc::TlsSettings, http_server::HttpServer, tls::Tls};
 use crate::service::Admin;
 
-/// Connections at most: operators and dashboards are few.
-const MOST_CONNECTIONS: usize = 128;
-/// A connection that has not said who it is by then is closed.
-const HANDSHAKE: Duration = Duration::from_secs(10);
 /// No message is longer: a hundred directives with all their words are not.
 const LONGEST_MESSAGE: usize = 1 << 20;
-/// After an accept that failed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Operators and dashboards are few.
+const MOST_CONNECTIONS: usize = 128;
 
 /// Who may operate the service, and where.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Settings {
     /// Where to listen; without it there is no way in.
     pub addr: Option<SocketAddr>,
+    /// Connections at most; when all are taken, the one that was answered least lately gives way to the next.
+    pub max_connections: usize,
     /// Tokens: a line each, `read TOKEN NAME` or `operate TOKEN NAME`; followed while running.
     pub token_file: Option<PathBuf>,
     /// Certificates; with a client CA, callers can be known by theirs.
@@ -72,6 +57,19 @@ pub struct Settings {
     pub operate: Vec<String>,
     /// And of those who may only look.
     pub read: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            addr: None,
+            max_connections: MOST_CONNECTIONS,
+            token_file: None,
+            tls: TlsSettings::default(),
+            operate: Vec::new(),
+            read: Vec::new(),
+        }
+    }
 }
 
 /// Why there is no way in for operators.
@@ -101,9 +99,8 @@ pub enum AdminServerError {
 
 /// The listener, and who may come in.
 pub struct Server {
-    listener: TcpListener,
+    http: HttpServer,
     callers: Arc<Callers>,
-    tls: Option<Arc<Tls>>,
 }
 
 impl Server {
@@ -119,105 +116,25 @@ impl Server {
         }
         let callers = Callers::new(settings)?;
         let tls = Tls::new(&settings.tls, &[b"h2", b"http/1.1"])?;
-        let listener = TcpListener::bind(addr).await.map_err(|source| AdminServerError::Listen { addr, source })?;
-        Ok(Some(Self { listener, callers, tls }))
+        let http = HttpServer::bind(addr, tls, settings.max_connections, "admin").await;
+        Ok(Some(Self { http: http.map_err(|source| AdminServerError::Listen { addr, source })?, callers }))
     }
 
     /// Where it listens, the port settled.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+        self.http.local_addr()
     }
 
     /// Serves until it is told to stop.
-    pub async fn run(self, admin: Admin, mut stopping: watch::Receiver<bool>) {
-        let Self { listener, callers, tls } = self;
+    pub async fn run(self, admin: Admin, stopping: watch::Receiver<bool>) {
+        let Self { http, callers } = self;
         tokio::spawn(Arc::clone(&callers).follow());
-        if let Some(tls) = &tls {
-            tokio::spawn(Arc::clone(tls).follow());
-        }
         let router = router(admin, &callers);
-        let room = Arc::new(Semaphore::new(MOST_CONNECTIONS));
-        loop {
-            let stream = tokio::select! {
-                accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => {
-                        // Answers are small and wanted at once.
-                        let _ = stream.set_nodelay(true);
-                        stream
-                    }
-                    Err(error) => {
-                        tracing::debug!(%error, "an operator's connection cannot be accepted");
-                        sleep(ACCEPT_PAUSE).await;
-                        continue;
-                    }
-                },
-                () = told_to_stop(&mut stopping) => return,
-            };
-            // One too many is closed at once.
-            let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-                continue;
-            };
-            let (router, callers, tls, stopping) =
-                (router.clone(), Arc::clone(&callers), tls.clone(), stopping.clone());
-            tokio::spawn(async move {
-                serve(stream, router, &callers, tls, stopping).await;
-                drop(permit);
-            });
-        }
-    }
-}
-
-async fn serve(
-    stream: TcpStream,
-    router: Router,
-    callers: &Callers,
-    tls: Option<Arc<Tls>>,
-    stopping: watch::Receiver<bool>,
-) {
-    let Some(tls) = tls else {
-        return serve_http(stream, router, None, stopping).await;
-    };
-    match timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => {
-            let certificates = stream.get_ref().1.peer_certificates();
-            let certified = certificates.and_then(|all| callers.by_certificate(all.first()?));
-            serve_http(stream, router, certified, stopping).await;
-        }
-        Ok(Err(error)) => tracing::debug!(%error, "an operator's TLS handshake failed"),
-        Err(_) => tracing::debug!("an operator's TLS handshake took too long"),
-    }
-}
-
-async fn serve_http<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    stream: S,
-    router: Router,
-    certified: Option<Caller>,
-    mut stopping: watch::Receiver<bool>,
-) {
-    let router = router.layer(axum::Extension(Certified(certified)));
-    let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HANDSHAKE);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .max_concurrent_streams(32)
-        .keep_alive_interval(Some(Duration::from_secs(60)));
-    let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut connection = std::pin::pin!(connection);
-    let mut told = false;
-    loop {
-        tokio::select! {
-            result = connection.as_mut() => {
-                if let Err(error) = result {
-                    tracing::debug!(error, "an operator's connection broke");
-                }
-                return;
-            }
-            () = told_to_stop(&mut stopping), if !told => {
-                told = true;
-                connection.as_mut().graceful_shutdown();
-            }
-        }
+        let of = move |certificate: Option<&CertificateDer<'_>>| {
+            let certified = certificate.and_then(|it| callers.by_certificate(it));
+            router.clone().layer(axum::Extension(Certified(certified)))
+        };
+        http.run(of, stopping).await;
     }
 }
 

@@ -1,21 +1,26 @@
 //! One connection, from its handshake to its end.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{io, pin::pin, sync::Arc, time::Duration};
 
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncBufReadExt, AsyncRead, AsyncWrite},
     net::TcpStream,
     sync::watch,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
+use tokio_rustls::server::TlsStream;
 
 use super::{Handler, Settings};
 use crate::transport::tls::Tls;
 
-/// A TLS handshake that takes longer is given up.
+/// A connection that has not begun by then, with TLS or with the preface of HTTP/2, is given up.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+/// RFC 9113, 3.4.
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Between two looks whether it has all come: it nearly always comes at once.
+const PREFACE_LOOK: Duration = Duration::from_millis(10);
 
 /// Serves the connection until it ends, grows old, or the server shuts down.
 pub(super) async fn serve(
@@ -25,13 +30,42 @@ pub(super) async fn serve(
     tls: Option<Arc<Tls>>,
     shutdown: watch::Receiver<bool>,
 ) {
-    let Some(tls) = tls else {
-        return serve_http2(stream, handler, settings, shutdown).await;
+    let begun = async {
+        match tls {
+            Some(tls) => {
+                let mut stream = tls.acceptor().accept(stream).await?;
+                stream.fill_buf().await?;
+                Ok(Begun::Tls(Box::new(stream)))
+            }
+            None => preface(&stream).await.map(|()| Begun::Plain(stream)),
+        }
     };
-    match timeout(HANDSHAKE, tls.acceptor().accept(stream)).await {
-        Ok(Ok(stream)) => serve_http2(stream, handler, settings, shutdown).await,
-        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-        Err(_) => tracing::debug!("a TLS handshake took too long"),
+    match timeout(HANDSHAKE, begun).await {
+        Ok(Ok(Begun::Plain(stream))) => serve_http2(stream, handler, settings, shutdown).await,
+        Ok(Ok(Begun::Tls(stream))) => serve_http2(stream, handler, settings, shutdown).await,
+        Ok(Err(error)) => tracing::debug!(%error, "a connection did not begin"),
+        Err(_) => tracing::debug!("a connection took too long to begin"),
+    }
+}
+
+enum Begun {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Waits until the preface is there, and leaves it there. Nothing else would ever end a connection that is silent.
+async fn preface(stream: &TcpStream) -> io::Result<()> {
+    let mut bytes = [0; PREFACE.len()];
+    loop {
+        let bytes = match stream.peek(&mut bytes).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => &bytes[..read],
+        };
+        // What is something else will be told so.
+        if bytes.len() == PREFACE.len() || !PREFACE.starts_with(bytes) {
+            return Ok(());
+        }
+        sleep(PREFACE_LOOK).await;
     }
 }
 

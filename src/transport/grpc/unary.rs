@@ -1,14 +1,16 @@
 //! One unary gRPC call, framed by hand: collect the message, answer with data and trailers.
 //!
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>: a message is a byte that says whether it is
-//! compressed (never here), four bytes of length, and the message.
+//! compressed, four bytes of length, and the message. What comes compressed by gzip is taken; answers never are.
 
 use std::{
+    io::Read,
     pin::Pin,
     task::{Context, Poll, ready},
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use flate2::read::GzDecoder;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
@@ -21,8 +23,11 @@ use super::{Refusal, stream::Answers};
 
 /// Of every message: whether it is compressed, and its length.
 pub(super) const PREFIX: usize = 5;
+/// How what was compressed by gzip begins (RFC 1952).
+const GZIP: [u8; 2] = [0x1f, 0x8b];
 pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// What `grpc-message` may not hold as it is; utf8_percent_encode escapes all that is not ASCII anyway.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
@@ -100,14 +105,13 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Ref
     let Some(size) = declared(&whole) else {
         return Err(Refusal::invalid("the call has no message"));
     };
-    check_plain(&whole)?;
     if whole.len() != PREFIX + size {
         return Err(Refusal::invalid(format!(
             "a message of {size} bytes was announced and {} came",
             whole.len() - PREFIX
         )));
     }
-    Ok(whole.slice(PREFIX..))
+    inflated(&whole, max)
 }
 
 /// The first message of a stream's bytes, without its prefix; `None` when it is not all there.
@@ -115,20 +119,31 @@ pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Optio
     let Some(size) = declared(received) else {
         return Ok(None);
     };
-    check_plain(received)?;
     check_size(size, max)?;
     if received.len() < PREFIX + size {
         return Ok(None);
     }
-    Ok(Some(received.split_to(PREFIX + size).freeze().slice(PREFIX..)))
+    inflated(&received.split_to(PREFIX + size).freeze(), max).map(Some)
 }
 
-fn check_plain(whole: &[u8]) -> Result<(), Refusal> {
+/// A message without its prefix, and as it was before it was compressed. By what is known from its own bytes: nobody looks for
+/// `grpc-encoding` among the headers of all the calls that are not compressed.
+fn inflated(whole: &Bytes, max: usize) -> Result<Bytes, Refusal> {
     if whole[0] == 0 {
-        return Ok(());
+        return Ok(whole.slice(PREFIX..));
     }
-    let message = "compressed messages are not taken; send them with grpc-encoding identity".into();
-    Err(Refusal { code: Code::Unimplemented, message })
+    if whole[0] > 1 || !whole[PREFIX..].starts_with(&GZIP) {
+        let message = "of compressed messages those with grpc-encoding gzip are taken".into();
+        return Err(Refusal { code: Code::Unimplemented, message });
+    }
+    let mut message = Vec::new();
+    // A byte more, to see that it would go on.
+    let mut reader = GzDecoder::new(&whole[PREFIX..]).take(max as u64 + 1);
+    reader.read_to_end(&mut message).map_err(|error| Refusal::invalid(format!("this is not gzip: {error}")))?;
+    if message.len() > max {
+        return Err(Refusal::exhausted(format!("a message is larger than the {max} bytes that are taken")));
+    }
+    Ok(message.into())
 }
 
 async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
@@ -182,6 +197,7 @@ pub(super) fn respond(data: Bytes) -> Response<AnswerBody> {
 pub(super) fn refuse(refusal: &Refusal) -> Response<AnswerBody> {
     let mut response = response(AnswerBody::Unary { data: None, trailers: None });
     write_status(response.headers_mut(), refusal);
+    response.headers_mut().insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity,gzip"));
     response
 }
 

@@ -4,6 +4,7 @@ mod json;
 mod resources;
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -19,8 +20,12 @@ use axum::{
     routing::{any, get},
 };
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
-use super::grpc::{Limits, ResponseSettings};
+use super::{
+    grpc::{Limits, ResponseSettings},
+    http_server::HttpServer,
+};
 use crate::{
     engine::directives::Target,
     rules::Measure,
@@ -35,11 +40,34 @@ use crate::{
 pub struct Settings {
     /// Where to listen.
     pub addr: SocketAddr,
+    /// Connections at most; when all are taken, the one that was answered least lately gives way to the next.
+    pub max_connections: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { addr: SocketAddr::from(([0, 0, 0, 0], 8080)) }
+        Self { addr: SocketAddr::from(([0, 0, 0, 0], 8080)), max_connections: 256 }
+    }
+}
+
+/// The listener.
+pub struct Server(HttpServer);
+
+impl Server {
+    /// Listens; connections wait until it runs.
+    pub async fn bind(settings: &Settings) -> io::Result<Self> {
+        Ok(Self(HttpServer::bind(settings.addr, None, settings.max_connections, "http").await?))
+    }
+
+    /// Where it listens, the port settled.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    /// Serves until it is told to stop, and then what is under way.
+    pub async fn run(self, handlers: Handlers, stopping: watch::Receiver<bool>) {
+        let router = router(handlers);
+        self.0.run(move |_| router.clone(), stopping).await;
     }
 }
 
@@ -64,7 +92,7 @@ pub struct Handlers {
 }
 
 /// Every route there is.
-pub fn router(handlers: Handlers) -> Router {
+fn router(handlers: Handlers) -> Router {
     let limit = DefaultBodyLimit::max(handlers.limits.max_message_bytes);
     Router::new()
         .route("/json", any(json::check))
