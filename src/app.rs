@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -25,7 +24,7 @@ use crate::{
     rules::{Options, SourceFile},
     service::{
         Admin, Candidates, Check, Clock, Keeper, Recorder, Reports, check,
-        reload::{LoadError, Reloader, Source},
+        reload::{LoadError, Reloader, Source, Which},
     },
     settings::Settings,
     store::{
@@ -68,13 +67,8 @@ pub enum AppError {
     #[error(transparent)]
     Admin(#[from] AdminServerError),
     /// The HTTP server.
-    #[error("cannot listen on {addr} for HTTP")]
-    Http {
-        /// The address.
-        addr: SocketAddr,
-        /// What went wrong.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Http(#[from] http::ListenError),
     /// The file that keeps what operators say.
     #[error(transparent)]
     Directives(#[from] JournalError),
@@ -94,12 +88,17 @@ fn examples() -> Vec<SourceFile> {
 
 /// Where the rules come from.
 pub(crate) fn source(settings: &Settings) -> Source {
-    settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), Source::Directory)
+    let which = if settings.rules.all_files { Which::All } else { Which::Yaml };
+    let directory = |directory| Source::Directory(directory, which);
+    settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), directory)
 }
 
 /// Runs the service until it is told to stop.
 pub fn run(settings: Settings) -> Result<(), AppError> {
     settings.telemetry.log.start()?;
+    for remark in &settings.remarks {
+        tracing::warn!("{remark}");
+    }
     // The second of two calls in one process loses, and that is as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let control = runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Process)?;
@@ -132,7 +131,8 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     );
     let source = source(&settings);
     let instances = settings.cluster.instances;
-    let options = Options { merge_domains: settings.rules.merge_domains, instances };
+    let options =
+        Options { merge_domains: settings.rules.merge_domains, charge_all: settings.rules.charge_all, instances };
     let resources = Arc::new(Resources::default());
     let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics), Arc::clone(&resources));
     let reloader = reloader.map_err(AppError::Rules)?;
@@ -157,8 +157,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         clock: clock.clone(),
     };
 
-    let addr = settings.http.addr;
-    let http = http::Server::bind(&settings.http).await.map_err(|source| AppError::Http { addr, source })?;
+    let http = http::Server::bind(&settings.http).await?;
     let mut server = Server::bind(settings.grpc.clone()).await?;
     let operators = admin::Server::bind(&settings.admin).await?;
     let check = parts.check(control);
@@ -227,9 +226,10 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         leaving: Arc::clone(&leaving),
     };
     let address = store::redact(&settings.store);
-    let grpc_addr = server.local_addr().map_err(AppError::Process)?;
-    let http_addr = http.local_addr().map_err(AppError::Process)?;
-    tracing::info!(grpc = %grpc_addr, http = %http_addr, store = address, workers, "serving");
+    let grpc_addr = server.address().map_err(AppError::Process)?;
+    let http_addrs = http.local_addrs().map_err(AppError::Process)?;
+    let (http_addr, others) = (http_addrs[0], &http_addrs[1..]);
+    tracing::info!(grpc = %grpc_addr, http = %http_addr, ?others, store = address, workers, "serving");
     let http = tokio::spawn(http.run(handlers, stopping.clone()));
     let grpc = tokio::spawn(server.run(stopping));
 
@@ -254,10 +254,13 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
 fn share_descriptors(settings: &mut Settings) {
     let limit = rlimit::increase_nofile_limit(u64::MAX).ok().and_then(|limit| usize::try_from(limit).ok());
     let limit = limit.unwrap_or(1_024);
-    let (http, admin) = (limit / 8, limit / 16);
+    let (http, admin) = (limit / 16, limit / 16);
     settings.http.max_connections = settings.http.max_connections.min(http);
     settings.admin.max_connections = settings.admin.max_connections.min(admin);
-    let grpc = limit - limit / 4 - settings.http.max_connections - settings.admin.max_connections;
+    let listeners =
+        1 + usize::from(settings.http.debug_addr.is_some()) + usize::from(settings.http.metrics_addr.is_some());
+    let others = listeners * settings.http.max_connections + settings.admin.max_connections;
+    let grpc = limit - limit / 4 - others;
     if settings.grpc.max_connections > grpc {
         let wanted = std::mem::replace(&mut settings.grpc.max_connections, grpc);
         tracing::warn!(

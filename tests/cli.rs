@@ -119,7 +119,14 @@ fn what_cannot_start_says_why_in_a_sentence() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 9] = [
+const UNSET: [&str; 16] = [
+    "admin.tls.client_name",
+    "grpc.tls.client_name",
+    "grpc.uds",
+    "http.debug_addr",
+    "http.metrics_addr",
+    "telemetry.otlp.service_instance_id",
+    "telemetry.otlp.service_namespace",
     "admin.addr",
     "directives.file",
     "record.dir",

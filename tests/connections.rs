@@ -4,11 +4,11 @@ use std::io::{Read, Write};
 
 use bytes::Bytes;
 use http::Request;
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use super::support::{DEADLINE, Operator, RedisServer, Server, ask, until, until_async};
+use super::support::{DEADLINE, Operator, RedisServer, Server, ask, server::command, until, until_async};
 
 #[tokio::test]
 async fn an_old_connection_is_asked_to_go_after_its_calls() {
@@ -24,13 +24,7 @@ async fn an_old_connection_is_asked_to_go_after_its_calls() {
     let (mut sender, connection) = handshake.unwrap();
     let connection = tokio::spawn(connection);
     redis.freeze();
-    // user=x of the domain example, as protobuf.
-    let message = b"\0\0\0\0\x16\x0a\x07example\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
-    let request = Request::post("http://x/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
-        .header("content-type", "application/grpc")
-        .body(Full::from(&message[..]))
-        .unwrap();
-    let call = tokio::spawn(sender.send_request(request));
+    let call = tokio::spawn(sender.send_request(request()));
     until_async("the connection to be asked to go", async || {
         server.log().contains("a connection is asked to go").then_some(())
     })
@@ -38,6 +32,41 @@ async fn an_old_connection_is_asked_to_go_after_its_calls() {
     redis.thaw();
     assert_eq!(call.await.unwrap().unwrap().status(), 200, "a call under way is answered");
     assert!(connection.await.unwrap().is_ok());
+}
+
+/// In place of a port; one that a crash has left behind is no obstacle, and an orderly end leaves none.
+#[tokio::test]
+async fn a_unix_socket_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("grpc.sock");
+    let start = || Server::builder().set("grpc.uds", path.to_str().unwrap()).start();
+    drop(start());
+    assert!(path.exists(), "it was killed");
+    let server = start();
+    let stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+    let handshake = http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream)).await;
+    let (mut sender, connection) = handshake.unwrap();
+    tokio::spawn(connection);
+    let response = sender.send_request(request()).await.unwrap();
+    let body = response.into_body().collect().await.unwrap();
+    assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+    // Somebody else's socket is left alone.
+    let output = command().args(["serve", "--http-addr", "127.0.0.1:0"]).env("SLUICEGATE__GRPC__UDS", &path).output();
+    let complaint = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(complaint.contains("cannot listen on") && complaint.contains("grpc.sock for gRPC"), "{complaint}");
+    drop(sender);
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    assert!(!path.exists());
+}
+
+/// user=x of the domain example.
+fn request() -> Request<Full<Bytes>> {
+    let message = b"\0\0\0\0\x16\x0a\x07example\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
+    Request::post("http://x/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
+        .header("content-type", "application/grpc")
+        .body(Full::from(&message[..]))
+        .unwrap()
 }
 
 #[tokio::test]

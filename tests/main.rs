@@ -16,6 +16,8 @@ mod cli;
 mod client;
 /// The client crate: always an answer in time.
 mod client_outage;
+/// In the place of envoyproxy/ratelimit.
+mod compat;
 /// How many connections there may be, and for how long.
 mod connections;
 /// What is decided without asking the shared store.

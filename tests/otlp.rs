@@ -1,6 +1,9 @@
 //! A collector of the test's own receives traces and metrics when they are switched on.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    io::{Read, Write},
+    sync::{Arc, Mutex},
+};
 
 use opentelemetry_proto::tonic::collector::{
     metrics::v1::{
@@ -12,6 +15,7 @@ use opentelemetry_proto::tonic::collector::{
         trace_service_server::{TraceService, TraceServiceServer},
     },
 };
+use prost::Message;
 use sluicegate_client::{Client, descriptor};
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
@@ -101,6 +105,43 @@ async fn a_callers_sampled_trace_is_continued() {
     assert_eq!(spans[0].parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
     let attributes = format!("{:?}", spans[0].attributes);
     assert!(attributes.contains("\"example\"") && attributes.contains("\"ok\""), "{attributes}");
+}
+
+/// The same over HTTP, under another name.
+#[tokio::test]
+async fn a_collector_is_spoken_to_over_http() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let collected = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        let head = String::from_utf8(head).unwrap().to_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        let mut body = vec![0; length.parse().unwrap()];
+        stream.read_exact(&mut body).unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+        (head, ExportTraceServiceRequest::decode(body.as_slice()).unwrap())
+    });
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.protocol", "http")
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.service_name", "envoy-ratelimit")
+        .set("telemetry.otlp.service_instance_id", "pod-7")
+        .start();
+    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let (head, request) = collected.join().unwrap();
+    assert!(head.starts_with("post /v1/traces ") && head.contains("application/x-protobuf"), "{head}");
+    let resource = format!("{:?}", request.resource_spans[0].resource);
+    assert!(resource.contains("\"envoy-ratelimit\"") && resource.contains("\"pod-7\""), "{resource}");
 }
 
 /// One of many checks in a frame has a span of its own, in its own trace.

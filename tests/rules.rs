@@ -424,7 +424,7 @@ descriptors:
 fn the_files_in_deploy_are_all_right() {
     for folder in ["deploy/examples", "deploy/envoy/rules"] {
         let path = super::support::repository(folder);
-        let source = sluicegate::service::reload::Source::Directory(path);
+        let source = sluicegate::service::reload::Source::directory(path);
         let (_, warnings) = compile(&source.read().unwrap(), Options::default()).unwrap();
         assert_eq!(warnings, []);
     }

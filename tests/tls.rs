@@ -113,6 +113,15 @@ async fn clients_must_show_a_certificate_when_asked() {
     assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
     assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
     assert!(connect(&server, &ours, None).await.is_err());
+    for (name, may) in [("localhost", true), ("gateway.example", false)] {
+        let server = Server::builder()
+            .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+            .set("grpc.tls.key_file", &files.write("key.pem", &key))
+            .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+            .set("grpc.tls.client_name", name)
+            .start();
+        assert_eq!(connect(&server, &ours, Some(&clients.sign())).await.is_ok(), may, "{name}");
+    }
 }
 
 /// The client crate shows its certificate, on the stream and in calls of their own.

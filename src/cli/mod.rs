@@ -1,20 +1,29 @@
-//! The command line: `serve` (also without a word), `check`, `shard`, `simulate` and `ctl`.
+//! The command line: `serve` (also without a word), `check`, `shard`, `simulate`, `ctl` and `migrate`.
 
 mod ctl;
 mod shard;
 mod simulate;
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{
+    collections::HashMap,
+    ffi::OsString,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use anyhow::{Context, bail};
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
     app,
     rules::{self, Entry, Options},
     service::reload::{LoadError, Source},
-    settings::{Overrides, Settings},
+    settings::{Overrides, Settings, peer::Peer},
 };
+
+/// The name under which this program is another.
+const PEER: &str = "ratelimit";
 
 /// The rate-limit decision service: Envoy's protocol, counters in memory or in Redis.
 #[derive(Debug, Parser)]
@@ -38,6 +47,8 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     /// Operate a running service: limits of single customers, switches, who is refused and why.
     Ctl(Box<ctl::CtlArgs>),
+    /// Print the settings file that says what another service's environment says.
+    Migrate(MigrateArgs),
     /// Write what completes these words in a shell.
     Completions {
         /// Which shell.
@@ -63,9 +74,26 @@ struct ServeArgs {
     /// Settings file, TOML or YAML. Environment variables (SLUICEGATE__GRPC__ADDR) and flags win over it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Take the environment variables of another service; so does a link to this program that has its name, `ratelimit`.
+    #[arg(long, value_name = "SERVICE")]
+    compat: Option<Compat>,
     /// Print the settings that result, secrets masked, and exit.
     #[arg(long)]
     print_settings: bool,
+}
+
+/// A service that this one takes the place of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Compat {
+    /// envoyproxy/ratelimit.
+    Envoyproxy,
+}
+
+#[derive(Debug, Args)]
+struct MigrateArgs {
+    /// From the environment variables of envoyproxy/ratelimit, as they are set here.
+    #[arg(long, required = true)]
+    from_env: bool,
 }
 
 #[derive(Debug, Args)]
@@ -86,6 +114,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve),
         Some(Command::Serve(args)) => serve(args),
+        Some(Command::Migrate(_)) => migrate(),
         Some(Command::Check(args)) => check(&args),
         Some(Command::Shard(args)) => shard::run(args),
         Some(Command::Simulate(args)) => simulate::run(&args),
@@ -98,10 +127,13 @@ pub fn run() -> anyhow::Result<ExitCode> {
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    let overrides =
-        Overrides { rules: args.rules, store: args.store, grpc_addr: args.grpc_addr, http_addr: args.http_addr };
-    let settings = Settings::load(args.config.as_deref(), None, overrides)?;
-    if args.print_settings {
+    let name = std::env::args_os().next().and_then(|path| Some(Path::new(&path).file_stem()?.to_owned()));
+    let is_peer = args.compat.is_some() || name.is_some_and(|name| name == PEER);
+    let peer = if is_peer { Some(Peer::read(&environment())?) } else { None };
+    let ServeArgs { rules, store, grpc_addr, http_addr, config, print_settings, .. } = args;
+    let overrides = Overrides { rules, store, grpc_addr, http_addr, peer };
+    let settings = Settings::load(config.as_deref(), None, overrides)?;
+    if print_settings {
         print!("{}", settings.masked());
         return Ok(ExitCode::SUCCESS);
     }
@@ -109,8 +141,23 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn migrate() -> anyhow::Result<ExitCode> {
+    let peer = Peer::read(&environment())?;
+    for (name, reason) in peer.without_effect() {
+        println!("# {name} has no effect: {reason}");
+    }
+    print!("{}", peer.toml());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is no text says nothing to anybody.
+fn environment() -> HashMap<String, String> {
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    std::env::vars_os().filter_map(text).collect()
+}
+
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let files = Source::Directory(args.dir.clone()).read()?;
+    let files = Source::directory(args.dir.clone()).read()?;
     if files.is_empty() {
         bail!("{} has no *.yaml", args.dir.display());
     }

@@ -107,7 +107,7 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
 }
 
 fn compile(directory: &Path, args: &SimulateArgs) -> anyhow::Result<RuleSet> {
-    let files = Source::Directory(directory.to_owned()).read()?;
+    let files = Source::directory(directory.to_owned()).read()?;
     if files.is_empty() {
         bail!("{} has no *.yaml", directory.display());
     }

@@ -22,13 +22,15 @@ pub struct SourceFile {
 pub struct Options {
     /// Several files may name one domain; their descriptors add up.
     pub merge_domains: bool,
+    /// Domains that do not say otherwise charge for all limits of a request or for none.
+    pub charge_all: bool,
     /// Among so many instances a limit is divided when each has to decide by itself.
     pub instances: NonZeroU32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { merge_domains: false, instances: NonZeroU32::MIN }
+        Self { merge_domains: false, charge_all: false, instances: NonZeroU32::MIN }
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::time::interval;
 use super::{
     Clock, Keeper,
     directives::{Mandate, PutError, Wish},
-    reload::{Fingerprint, LoadError, Reloader, Source, fingerprint},
+    reload::{Fingerprint, LoadError, Reloader, Source, Which, fingerprint},
 };
 use crate::{
     engine::{
@@ -107,7 +107,7 @@ impl Candidates {
 
     /// Follows the directives and the directory, for ever.
     pub async fn follow(self: Arc<Self>) {
-        let look = || self.directory.as_deref().map(fingerprint);
+        let look = || self.directory.as_deref().map(|directory| fingerprint(directory, Which::Yaml));
         // What is there at the start is new.
         let mut settled: Settled<Option<Fingerprint>> = Settled::new(None);
         let mut tick = interval(LOOK);
@@ -181,7 +181,7 @@ impl Candidates {
             self.reloader.try_out(None);
             return Ok(());
         }
-        let read = tokio::task::spawn_blocking(move || Source::Directory(directory).read()).await;
+        let read = tokio::task::spawn_blocking(move || Source::directory(directory).read()).await;
         let files = read.map_err(|_| CandidateError::None)??;
         if files.is_empty() {
             self.reloader.try_out(None);
@@ -233,7 +233,7 @@ impl Candidates {
         let digest = match (self.word(Slot::Candidate), &self.directory) {
             (Some(word), _) => read_word(&word).ok_or(CandidateError::None)?.0.to_owned(),
             (None, Some(directory)) => {
-                let files = Source::Directory(directory.clone()).read()?;
+                let files = Source::directory(directory.clone()).read()?;
                 rules::compile(&files, self.reloader.options()).map_err(LoadError::Invalid)?;
                 let (digest, text) = write_set(&files)?;
                 self.keeper.store().put_set(&digest, &text).await?;

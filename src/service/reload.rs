@@ -51,38 +51,53 @@ fn list(problems: &[Problem]) -> String {
 /// Where rules come from.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// All `*.yaml` and `*.yml` of a directory; names that begin with a dot are not looked at.
-    Directory(PathBuf),
+    /// Files of a directory.
+    Directory(PathBuf, Which),
     /// Files that are part of the program.
     BuiltIn(Vec<SourceFile>),
 }
 
+/// Of a directory's files; those whose names begin with a dot are never looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// `*.yaml` and `*.yml`.
+    Yaml,
+    /// Whatever their names end with, as the peer reads them.
+    All,
+}
+
 impl Source {
+    /// The rule files of a directory, by their usual names.
+    #[must_use]
+    pub const fn directory(path: PathBuf) -> Self {
+        Self::Directory(path, Which::Yaml)
+    }
+
     /// The files, in the order of their names.
     pub fn read(&self) -> Result<Vec<SourceFile>, LoadError> {
         match self {
             Self::BuiltIn(files) => Ok(files.clone()),
-            Self::Directory(directory) => {
+            Self::Directory(directory, which) => {
                 let read = |path: PathBuf| match fs::read_to_string(&path) {
                     Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
                     Err(source) => Err(LoadError::Read { path, source }),
                 };
                 let error = |source| LoadError::Read { path: directory.clone(), source };
-                files(directory).map_err(error)?.into_iter().map(read).collect()
+                files(directory, *which).map_err(error)?.into_iter().map(read).collect()
             }
         }
     }
 }
 
 /// The rule files of a directory, by name.
-fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn files(directory: &Path, which: Which) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         let path = entry.path();
-        let yaml = path.extension().is_some_and(|end| end == "yaml" || end == "yml");
-        if yaml && !hidden && path.is_file() {
+        let is_one = which == Which::All || path.extension().is_some_and(|end| end == "yaml" || end == "yml");
+        if is_one && !hidden && path.is_file() {
             paths.push(path);
         }
     }
@@ -94,13 +109,13 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 /// An error is a state too: a directory that is gone is a change, and so is its return.
 pub(super) type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
 
-pub(super) fn fingerprint(directory: &Path) -> Fingerprint {
+pub(super) fn fingerprint(directory: &Path, which: Which) -> Fingerprint {
     let look = |path: PathBuf| {
         let metadata = fs::metadata(&path)?;
         let real = fs::canonicalize(&path)?;
         Ok((path, real, metadata.len(), metadata.modified().ok()))
     };
-    let all = files(directory).and_then(|paths| paths.into_iter().map(look).collect());
+    let all = files(directory, which).and_then(|paths| paths.into_iter().map(look).collect());
     all.map_err(|error| error.kind())
 }
 
@@ -149,7 +164,7 @@ impl Reloader {
         resources: Arc<Resources>,
     ) -> Result<Arc<Self>, LoadError> {
         let first = match &source {
-            Source::Directory(directory) => Some(fingerprint(directory)),
+            Source::Directory(directory, which) => Some(fingerprint(directory, *which)),
             Source::BuiltIn(_) => None,
         };
         let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
@@ -241,13 +256,13 @@ impl Reloader {
 
     /// Follows the directory for ever.
     pub async fn follow(self: Arc<Self>) {
-        let (Source::Directory(directory), Some(first)) = (&self.source, &self.first) else {
+        let (Source::Directory(directory, which), Some(first)) = (&self.source, &self.first) else {
             return;
         };
         let mut settled = Settled::new(first.clone());
         loop {
             tokio::time::sleep(LOOK).await;
-            if settled.look(fingerprint(directory)) {
+            if settled.look(fingerprint(directory, *which)) {
                 let this = Arc::clone(&self);
                 let _ = tokio::task::spawn_blocking(move || this.reload()).await;
             }

@@ -5,7 +5,7 @@ use opentelemetry_otlp::{MetricExporter, WithExportConfig};
 use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
 use prometheus::{Registry, TextEncoder};
 
-use super::{OtlpSettings, TelemetryError, resource};
+use super::{OtlpProtocol, OtlpSettings, TelemetryError};
 
 /// OpenTelemetry folds what is above 2,000 series of an instrument into one; statistics per rule may have more. Not
 /// for every instrument: room for so many is set aside at once.
@@ -37,9 +37,13 @@ impl Meters {
             instrument.name().starts_with(RULE_STATISTICS).then(|| stream.build().ok()).flatten()
         };
         let mut provider =
-            SdkMeterProvider::builder().with_resource(resource()).with_reader(prometheus).with_view(wide);
+            SdkMeterProvider::builder().with_resource(settings.resource()).with_reader(prometheus).with_view(wide);
         if settings.metrics {
-            let exporter = MetricExporter::builder().with_tonic().with_endpoint(&settings.endpoint).build();
+            let builder = MetricExporter::builder();
+            let exporter = match settings.protocol {
+                OtlpProtocol::Grpc => builder.with_tonic().with_endpoint(&settings.endpoint).build(),
+                OtlpProtocol::Http => builder.with_http().with_endpoint(settings.url("/v1/metrics")).build(),
+            };
             let exporter = exporter.map_err(|cause| error(cause.to_string()))?;
             provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());
         }

@@ -10,6 +10,7 @@ pub use traces::{Span, Traces};
 
 use std::time::Duration;
 
+use opentelemetry::KeyValue;
 use opentelemetry_sdk::Resource;
 use serde::{Deserialize, Serialize};
 
@@ -31,12 +32,31 @@ impl Default for Settings {
     }
 }
 
-/// An OpenTelemetry collector, spoken to in OTLP over gRPC.
+/// How a collector is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OtlpProtocol {
+    /// Over gRPC.
+    #[default]
+    Grpc,
+    /// Over HTTP, in protobuf.
+    Http,
+}
+
+/// An OpenTelemetry collector, spoken to in OTLP.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default)]
 pub struct OtlpSettings {
-    /// `http://host:4317`.
+    /// `http://host:4317`; over HTTP `http://host:4318`, to which `/v1/traces` and `/v1/metrics` are added.
     pub endpoint: String,
+    /// How.
+    pub protocol: OtlpProtocol,
+    /// What the service calls itself.
+    pub service_name: String,
+    /// And the name of what it is a part of.
+    pub service_namespace: Option<String>,
+    /// And what this instance is called.
+    pub service_instance_id: Option<String>,
     /// Send metrics, too; `/metrics` is there in any case.
     pub metrics: bool,
     /// Between two sendings of metrics.
@@ -52,6 +72,10 @@ impl Default for OtlpSettings {
     fn default() -> Self {
         Self {
             endpoint: "http://127.0.0.1:4317".into(),
+            protocol: OtlpProtocol::default(),
+            service_name: "sluicegate".into(),
+            service_namespace: None,
+            service_instance_id: None,
             metrics: false,
             interval: Duration::from_secs(10),
             traces: false,
@@ -65,6 +89,16 @@ impl Default for OtlpSettings {
 #[error("telemetry cannot be set up: {0}")]
 pub struct TelemetryError(pub(crate) String);
 
-fn resource() -> Resource {
-    Resource::builder().with_service_name("sluicegate").build()
+impl OtlpSettings {
+    fn resource(&self) -> Resource {
+        let optional =
+            [("service.namespace", &self.service_namespace), ("service.instance.id", &self.service_instance_id)];
+        let named = optional.into_iter().filter_map(|(name, value)| Some(KeyValue::new(name, value.clone()?)));
+        Resource::builder().with_service_name(self.service_name.clone()).with_attributes(named).build()
+    }
+
+    /// Where one kind of data goes over HTTP.
+    fn url(&self, path: &str) -> String {
+        format!("{}{path}", self.endpoint.trim_end_matches('/'))
+    }
 }

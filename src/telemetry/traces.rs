@@ -12,7 +12,7 @@ use opentelemetry_sdk::{
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
 
-use super::{OtlpSettings, TelemetryError, resource};
+use super::{OtlpProtocol, OtlpSettings, TelemetryError};
 
 /// Where spans go; nowhere by default, at the cost of one comparison per decision.
 #[derive(Clone, Default)]
@@ -24,11 +24,15 @@ impl Traces {
         if !settings.traces {
             return Ok(Self::default());
         }
-        let exporter = SpanExporter::builder().with_tonic().with_endpoint(&settings.endpoint).build();
+        let builder = SpanExporter::builder();
+        let exporter = match settings.protocol {
+            OtlpProtocol::Grpc => builder.with_tonic().with_endpoint(&settings.endpoint).build(),
+            OtlpProtocol::Http => builder.with_http().with_endpoint(settings.url("/v1/traces")).build(),
+        };
         let exporter = exporter.map_err(|error| TelemetryError(error.to_string()))?;
         let ratio = Sampler::TraceIdRatioBased(settings.sample_ratio);
         let provider = SdkTracerProvider::builder()
-            .with_resource(resource())
+            .with_resource(settings.resource())
             .with_sampler(Sampler::ParentBased(Box::new(ratio)))
             .with_batch_exporter(exporter)
             .build();

@@ -185,7 +185,7 @@ async fn serve(
     let Some(tls) = tls else {
         return serve_http(stream, router(None), place, stopping).await;
     };
-    match timeout(HEAD, tls.acceptor().accept(stream)).await {
+    match timeout(HEAD, tls.accept(stream)).await {
         Ok(Ok(stream)) => {
             let certificates = stream.get_ref().1.peer_certificates();
             let router = router(certificates.and_then(<[_]>::first));

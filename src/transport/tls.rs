@@ -10,10 +10,12 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::{
     RootCertStore, ServerConfig,
-    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     server::WebPkiClientVerifier,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use webpki::EndEntityCert;
 
 use super::grpc::TlsSettings;
 use crate::settled::Settled;
@@ -35,6 +37,9 @@ pub enum TlsError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A name that no certificate can have.
+    #[error("client_name is a DNS name that clients' certificates have, beside a client_ca_file")]
+    Name,
     /// The files don't make a configuration together.
     #[error("the certificate and key cannot be used together")]
     Config(#[source] rustls::Error),
@@ -44,6 +49,8 @@ pub(super) struct Tls {
     settings: TlsSettings,
     protocols: &'static [&'static [u8]],
     config: ArcSwap<ServerConfig>,
+    /// In the certificates of all who come in.
+    client_name: Option<ServerName<'static>>,
 }
 
 impl Tls {
@@ -55,12 +62,26 @@ impl Tls {
         if settings.cert_file.is_none() && settings.key_file.is_none() && settings.client_ca_file.is_none() {
             return Ok(None);
         }
+        let name = settings.client_name.clone().map(ServerName::try_from).transpose();
+        let client_name = name.map_err(|_| TlsError::Name)?;
+        if client_name.is_some() && settings.client_ca_file.is_none() {
+            return Err(TlsError::Name);
+        }
         let config = ArcSwap::new(load(settings, protocols)?);
-        Ok(Some(Arc::new(Self { settings: settings.clone(), protocols, config })))
+        Ok(Some(Arc::new(Self { settings: settings.clone(), protocols, config, client_name })))
     }
 
-    pub(super) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.config.load_full())
+    /// The handshake, and whether whoever calls has the name that is wanted.
+    pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<TlsStream<S>> {
+        let stream = TlsAcceptor::from(self.config.load_full()).accept(stream).await?;
+        if let Some(name) = &self.client_name {
+            let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            let certificate = certificate.and_then(|it| EndEntityCert::try_from(it).ok());
+            if certificate.is_none_or(|it| it.verify_is_valid_for_subject_name(name).is_err()) {
+                return Err(io::Error::other("the caller's certificate has another name than client_name"));
+            }
+        }
+        Ok(stream)
     }
 
     /// Follows the files for ever.

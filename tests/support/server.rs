@@ -40,6 +40,12 @@ impl Server {
         Builder { command }
     }
 
+    /// As this command starts it.
+    pub(crate) fn of(mut command: Command) -> Builder {
+        command.env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json").env("SLUICEGATE__TELEMETRY__LOG__LEVEL", "info");
+        Builder { command }
+    }
+
     /// With rules of this folder and counters in this store.
     pub(crate) fn start(rules: &Path, store: &str) -> Self {
         Self::builder().rules(rules).store(store).start()
@@ -189,7 +195,9 @@ fn variable(key: &str) -> String {
 fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     let address = |name: &str| line.get(name)?.as_str()?.parse().ok();
-    (line["message"] == "serving").then(|| Some((address("grpc")?, address("http")?)))?
+    // On a Unix socket it has none.
+    let none = SocketAddr::from(([0; 4], 0));
+    (line["message"] == "serving").then(|| Some((address("grpc").unwrap_or(none), address("http")?)))?
 }
 
 pub(crate) fn signal(pid: u32, name: &str) {

@@ -397,7 +397,7 @@ async fn execute_switch(switch: Switch, mut client: Client, output: Output) -> a
 async fn execute_candidate(candidate: Candidate, mut client: Client, output: Output) -> anyhow::Result<()> {
     match candidate {
         Candidate::Upload { dir, share, reason } => {
-            let files = Source::Directory(dir.clone()).read()?;
+            let files = Source::directory(dir.clone()).read()?;
             let file = |file: SourceFile| api::RuleFile { name: file.name, text: file.text };
             let files = files.into_iter().map(file).collect();
             let uploaded = client.upload(api::UploadCandidateRequest { files, share, reason }).await?;

@@ -116,7 +116,7 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
     let mut reader = Reader { problems, instances: options.instances.into() };
     let mut domain = None;
     let (mut shard_by, mut shard_by_place) = (Vec::new(), start);
-    let mut charge_all = false;
+    let mut charge_all = options.charge_all;
     let (mut plans, mut descriptors) = (Plans::default(), Vec::new());
     for (key, place, value) in reader.map(&root, ROOT)? {
         match key {

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{Handler, Settings};
+use super::{Handler, Settings, listener::Stream};
 use crate::transport::tls::Tls;
 
 /// A connection that has not begun by then, with TLS or with the preface of HTTP/2, is given up.
@@ -24,16 +24,21 @@ const PREFACE_LOOK: Duration = Duration::from_millis(10);
 
 /// Serves the connection until it ends, grows old, or the server shuts down.
 pub(super) async fn serve(
-    stream: TcpStream,
+    stream: Stream,
     handler: Arc<Handler>,
     settings: &Settings,
     tls: Option<Arc<Tls>>,
     shutdown: watch::Receiver<bool>,
 ) {
+    let stream = match stream {
+        Stream::Tcp(stream) => stream,
+        // Whoever may open the socket may keep it open.
+        Stream::Unix(stream) => return serve_http2(stream, handler, settings, shutdown).await,
+    };
     let begun = async {
         match tls {
             Some(tls) => {
-                let mut stream = tls.acceptor().accept(stream).await?;
+                let mut stream = tls.accept(stream).await?;
                 stream.fill_buf().await?;
                 Ok(Begun::Tls(Box::new(stream)))
             }

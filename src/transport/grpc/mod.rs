@@ -11,6 +11,7 @@ mod exact;
 mod headers;
 mod hold;
 mod limits;
+mod listener;
 mod resources;
 mod server;
 mod service;

@@ -5,7 +5,6 @@
 
 use std::{
     io,
-    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -16,12 +15,14 @@ use std::{
 
 use opentelemetry::{KeyValue, metrics::Meter};
 use tokio::{
-    net::{TcpListener, TcpStream},
     runtime,
     sync::{mpsc, watch},
 };
 
-use super::{Handler, Settings, connection};
+use super::{
+    Handler, Settings, connection,
+    listener::{Listener, Passed, Stream},
+};
 use crate::{
     metrics::{Episode, observe_gauge},
     transport::{TlsError, tls::Tls},
@@ -36,10 +37,10 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {addr} for gRPC")]
+    #[error("cannot listen on {at} for gRPC")]
     Listen {
-        /// The address.
-        addr: SocketAddr,
+        /// The address, or the socket's path.
+        at: String,
         /// What went wrong.
         source: io::Error,
     },
@@ -54,13 +55,13 @@ pub enum ServerError {
 /// One worker, seen by the acceptor.
 struct Worker {
     connections: Arc<AtomicUsize>,
-    sender: mpsc::Sender<std::net::TcpStream>,
+    sender: mpsc::Sender<Passed>,
     thread: thread::JoinHandle<()>,
 }
 
 /// A listening server.
 pub struct Server {
-    listener: TcpListener,
+    listener: Listener,
     settings: Arc<Settings>,
     tls: Option<Arc<Tls>>,
     workers: Vec<Worker>,
@@ -70,14 +71,17 @@ impl Server {
     /// Listens; connections wait until [`Server::run`].
     pub async fn bind(settings: Settings) -> Result<Self, ServerError> {
         let tls = Tls::new(&settings.tls, &[b"h2"])?;
-        let addr = settings.addr;
-        let listener = TcpListener::bind(addr).await.map_err(|source| ServerError::Listen { addr, source })?;
+        let (listener, at) = match settings.uds.clone() {
+            Some(path) => (Listener::unix(path.clone()), path.display().to_string()),
+            None => (Listener::tcp(settings.addr).await, settings.addr.to_string()),
+        };
+        let listener = listener.map_err(|source| ServerError::Listen { at, source })?;
         Ok(Self { listener, settings: Arc::new(settings), tls, workers: Vec::new() })
     }
 
     /// Where it listens, the port settled.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
+    pub fn address(&self) -> io::Result<String> {
+        self.listener.address()
     }
 
     /// Starts a worker. `build` makes its handler, on the worker's own thread and runtime.
@@ -136,7 +140,7 @@ impl Server {
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok((stream, _)) => hand_over(stream, &workers, settings.max_connections, &full),
+                    Ok(stream) => hand_over(stream, &workers, settings.max_connections, &full),
                     Err(error) => {
                         if refused.begins() {
                             tracing::warn!(%error, "connections cannot be accepted; trying on");
@@ -154,7 +158,7 @@ impl Server {
     }
 }
 
-fn hand_over(stream: TcpStream, workers: &[Worker], max: usize, full: &Episode) {
+fn hand_over(stream: Stream, workers: &[Worker], max: usize, full: &Episode) {
     let open: usize = workers.iter().map(|worker| worker.connections.load(Relaxed)).sum();
     if open >= max {
         if full.begins() {
@@ -165,9 +169,8 @@ fn hand_over(stream: TcpStream, workers: &[Worker], max: usize, full: &Episode) 
     let Some(worker) = workers.iter().min_by_key(|worker| worker.connections.load(Relaxed)) else {
         return;
     };
-    // Answers are small and wanted at once. The worker's runtime has a reactor of its own: the stream changes over.
-    let std = stream.set_nodelay(true).and_then(|()| stream.into_std());
-    match std {
+    // The worker's runtime has a reactor of its own: the stream changes over.
+    match stream.pass() {
         Ok(stream) => {
             worker.connections.fetch_add(1, Relaxed);
             if worker.sender.try_send(stream).is_err() {
@@ -189,7 +192,7 @@ impl Drop for Open {
 }
 
 async fn work(
-    mut receiver: mpsc::Receiver<std::net::TcpStream>,
+    mut receiver: mpsc::Receiver<Passed>,
     handler: &Arc<Handler>,
     settings: &Arc<Settings>,
     tls: Option<&Arc<Tls>>,
@@ -208,7 +211,7 @@ async fn work(
             break;
         };
         let open = Open(Arc::clone(count));
-        let Ok(stream) = TcpStream::from_std(stream) else {
+        let Ok(stream) = stream.take() else {
             continue;
         };
         let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
@@ -227,13 +230,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_that_takes_no_connection_has_none() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, receiver) = mpsc::channel(1);
         let connections = Arc::new(AtomicUsize::new(0));
         let worker = Worker { connections: Arc::clone(&connections), sender, thread: thread::spawn(|| ()) };
         let workers = [worker];
-        let connect = async || TcpStream::connect(address).await.unwrap();
+        let connect = async || Stream::Tcp(tokio::net::TcpStream::connect(address).await.unwrap());
         hand_over(connect().await, &workers, 2, &Episode::default());
         assert_eq!(connections.load(Relaxed), 1);
         // There is room for one.

@@ -12,6 +12,8 @@ use super::Limits;
 pub struct Settings {
     /// Where to listen.
     pub addr: SocketAddr,
+    /// A Unix socket to listen on in place of the address.
+    pub uds: Option<PathBuf>,
     /// Connections at most; more are closed at once.
     pub max_connections: usize,
     /// Calls under way on one connection.
@@ -38,6 +40,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             addr: SocketAddr::from(([0, 0, 0, 0], 8081)),
+            uds: None,
             max_connections: 10_000,
             max_concurrent_streams: 1_000,
             keepalive_interval: Duration::from_secs(60),
@@ -60,6 +63,8 @@ pub struct TlsSettings {
     pub key_file: Option<PathBuf>,
     /// PEM file of authorities: clients must show a certificate of theirs.
     pub client_ca_file: Option<PathBuf>,
+    /// A DNS name that must be in it.
+    pub client_name: Option<String>,
 }
 
 /// How limits are written into headers.

@@ -20,7 +20,7 @@ use axum::{
     routing::{any, get},
 };
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     grpc::{Limits, ResponseSettings},
@@ -42,32 +42,76 @@ pub struct Settings {
     pub addr: SocketAddr,
     /// Connections at most; when all are taken, the one that was answered least lately gives way to the next.
     pub max_connections: usize,
+    /// Where `/rlconfig` and `/stats` are as well, for whoever looks for them on a port of their own.
+    pub debug_addr: Option<SocketAddr>,
+    /// Where the metrics are as well.
+    pub metrics_addr: Option<SocketAddr>,
+    /// And under which path there.
+    pub metrics_path: String,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { addr: SocketAddr::from(([0, 0, 0, 0], 8080)), max_connections: 256 }
+        Self {
+            addr: SocketAddr::from(([0, 0, 0, 0], 8080)),
+            max_connections: 256,
+            debug_addr: None,
+            metrics_addr: None,
+            metrics_path: "/metrics".into(),
+        }
     }
 }
 
-/// The listener.
-pub struct Server(HttpServer);
+/// The listeners, each with its pages.
+pub struct Server(Vec<(HttpServer, Pages)>);
+
+/// What a listener shows.
+enum Pages {
+    All,
+    Debug,
+    Metrics(String),
+}
+
+/// An address that cannot be listened on.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {addr} for HTTP")]
+pub struct ListenError {
+    addr: SocketAddr,
+    source: io::Error,
+}
 
 impl Server {
     /// Listens; connections wait until it runs.
-    pub async fn bind(settings: &Settings) -> io::Result<Self> {
-        Ok(Self(HttpServer::bind(settings.addr, None, settings.max_connections, "http").await?))
+    pub async fn bind(settings: &Settings) -> Result<Self, ListenError> {
+        let metrics = Pages::Metrics(settings.metrics_path.clone());
+        let mut all = Vec::new();
+        for (addr, pages, name) in [
+            (Some(settings.addr), Pages::All, "http"),
+            (settings.debug_addr, Pages::Debug, "debug"),
+            (settings.metrics_addr, metrics, "metrics"),
+        ] {
+            if let Some(addr) = addr {
+                let server = HttpServer::bind(addr, None, settings.max_connections, name).await;
+                all.push((server.map_err(|source| ListenError { addr, source })?, pages));
+            }
+        }
+        Ok(Self(all))
     }
 
-    /// Where it listens, the port settled.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
+    /// Where they listen, the ports settled: all pages, debugging, metrics.
+    pub fn local_addrs(&self) -> io::Result<Vec<SocketAddr>> {
+        self.0.iter().map(|(server, _)| server.local_addr()).collect()
     }
 
     /// Serves until it is told to stop, and then what is under way.
     pub async fn run(self, handlers: Handlers, stopping: watch::Receiver<bool>) {
-        let router = router(handlers);
-        self.0.run(move |_| router.clone(), stopping).await;
+        let handlers = Arc::new(handlers);
+        let mut running = JoinSet::new();
+        for (server, pages) in self.0 {
+            let router = pages.router(&handlers);
+            running.spawn(server.run(move |_| router.clone(), stopping.clone()));
+        }
+        while running.join_next().await.is_some() {}
     }
 }
 
@@ -91,18 +135,37 @@ pub struct Handlers {
     pub leaving: Arc<AtomicBool>,
 }
 
-/// Every route there is.
-fn router(handlers: Handlers) -> Router {
-    let limit = DefaultBodyLimit::max(handlers.limits.max_message_bytes);
-    Router::new()
-        .route("/json", any(json::check))
-        .route("/metrics", get(metrics))
-        .route("/rlconfig", get(rules))
-        .route("/healthcheck", get(health))
-        .route("/readyz", get(readiness))
-        .route("/resources/{name}", get(resources::get).post(resources::report).put(resources::report))
-        .layer(limit)
-        .with_state(Arc::new(handlers))
+impl Pages {
+    /// Every route there is.
+    fn router(&self, handlers: &Arc<Handlers>) -> Router {
+        let router = match self {
+            Self::All => Router::new()
+                .route("/json", any(json::check))
+                .route("/metrics", get(metrics))
+                .route("/rlconfig", get(rules))
+                .route("/stats", get(stats))
+                .route("/healthcheck", get(health))
+                .route("/readyz", get(readiness))
+                .route("/resources/{name}", get(resources::get).post(resources::report).put(resources::report)),
+            Self::Debug => Router::new()
+                .route("/", get(|| async { "/rlconfig: the rules in force\n/stats: what is counted\n" }))
+                .route("/rlconfig", get(rules))
+                .route("/stats", get(stats)),
+            Self::Metrics(path) => Router::new().route(path, get(metrics)),
+        };
+        router.layer(DefaultBodyLimit::max(handlers.limits.max_message_bytes)).with_state(Arc::clone(handlers))
+    }
+}
+
+/// All numbers, a line each, in the order of their names.
+async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
+    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus()).await;
+    let Ok(Ok(text)) = gathered else {
+        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+    };
+    let line = |line: &str| line.rsplit_once(' ').map(|(name, value)| format!("{name}: {value}\n"));
+    let lines = text.lines().filter(|line| !line.starts_with('#')).filter_map(line);
+    lines.collect::<String>().into_response()
 }
 
 async fn metrics(State(handlers): State<Arc<Handlers>>) -> Response {

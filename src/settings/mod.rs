@@ -1,6 +1,8 @@
 //! All settings as one typed struct: defaults, then a file, then the environment, then flags. Only this module knows
 //! of files and variables; each part of the service has its own `Settings` beside it.
 
+pub mod peer;
+
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
@@ -9,9 +11,10 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, Environment, File, Map, Source, Value, ValueKind};
+use config::{Config, Environment, File, FileFormat, Map, Source, Value, ValueKind};
 use serde::{Deserialize, Serialize};
 
+use self::peer::Peer;
 use crate::{engine, service, store, telemetry, transport};
 
 /// `SLUICEGATE__GRPC__ADDR` is `grpc.addr`.
@@ -63,6 +66,9 @@ pub struct Settings {
     pub telemetry: telemetry::Settings,
     /// How to leave.
     pub shutdown: ShutdownSettings,
+    /// What is to be said of them at the start.
+    #[serde(skip)]
+    pub remarks: Vec<String>,
 }
 
 impl Default for Settings {
@@ -87,6 +93,7 @@ impl Default for Settings {
             record: service::record::Settings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
+            remarks: Vec::new(),
         }
     }
 }
@@ -121,8 +128,12 @@ pub struct PerSecondSettings {
 pub struct RulesSettings {
     /// A directory of `*.yaml`; without one, the built-in examples.
     pub dir: Option<PathBuf>,
+    /// Every file of it, whatever its name ends with.
+    pub all_files: bool,
     /// Several files may name one domain; their descriptors add up.
     pub merge_domains: bool,
+    /// Domains that do not say `charge` charge for all limits of a request or for none.
+    pub charge_all: bool,
     /// A directory of rules that are tried out on a share of the traffic, and enforced nowhere.
     pub candidate_dir: Option<PathBuf>,
     /// Of the counters that such rules would have, so many are counted; from 0 to 1.
@@ -131,7 +142,14 @@ pub struct RulesSettings {
 
 impl Default for RulesSettings {
     fn default() -> Self {
-        Self { dir: None, merge_domains: false, candidate_dir: None, candidate_share: 0.1 }
+        Self {
+            dir: None,
+            all_files: false,
+            merge_domains: false,
+            charge_all: false,
+            candidate_dir: None,
+            candidate_share: 0.1,
+        }
     }
 }
 
@@ -164,6 +182,8 @@ pub struct Overrides {
     pub grpc_addr: Option<SocketAddr>,
     /// `--http-addr`.
     pub http_addr: Option<SocketAddr>,
+    /// `--compat`: what the environment of another service says, under the file.
+    pub peer: Option<Peer>,
 }
 
 /// Settings that cannot be used.
@@ -201,6 +221,9 @@ impl Settings {
             Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
         reject_unknown(&known, &environment.collect()?, "the environment")?;
         let mut builder = Config::builder().add_source(defaults);
+        if let Some(peer) = &overrides.peer {
+            builder = builder.add_source(File::from_str(&peer.toml(), FileFormat::Toml));
+        }
         if let Some(path) = file {
             let file = File::from(path);
             reject_unknown(&known, &file.collect()?, &path.display().to_string())?;
@@ -212,8 +235,9 @@ impl Settings {
             .set_override_option("store", overrides.store)?
             .set_override_option("grpc.addr", overrides.grpc_addr.map(|addr| addr.to_string()))?
             .set_override_option("http.addr", overrides.http_addr.map(|addr| addr.to_string()))?;
-        let settings: Self = builder.build()?.try_deserialize()?;
+        let mut settings: Self = builder.build()?.try_deserialize()?;
         settings.validate()?;
+        settings.remarks.extend(overrides.peer.iter().filter_map(Peer::remark));
         Ok(settings)
     }
 
@@ -250,6 +274,10 @@ impl Settings {
             ),
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
+            (
+                self.http.metrics_path.starts_with('/') && !self.http.metrics_path.contains(['{', '}', '*', ':']),
+                "http.metrics_path must be a path like /metrics",
+            ),
             (self.grpc.max_connections > 0, "grpc.max_connections must be above 0"),
             (
                 self.http.max_connections > 0 && self.admin.max_connections > 0,

@@ -1,0 +1,146 @@
+use super::*;
+
+fn read(variables: &[(&str, &str)]) -> Result<Peer, PeerError> {
+    Peer::read(&variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+}
+
+/// One setting, as TOML has it.
+fn setting(variables: &[(&str, &str)], name: &str) -> Option<String> {
+    let peer = read(variables).unwrap();
+    let mut value = &Value::Table(peer.settings);
+    for part in name.split('.') {
+        value = value.get(part)?;
+    }
+    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
+#[test]
+fn its_defaults_are_the_peers() {
+    for (name, expected) in [
+        ("http.addr", "0.0.0.0:8080"),
+        ("http.debug_addr", "0.0.0.0:6070"),
+        ("grpc.addr", "0.0.0.0:8081"),
+        ("grpc.max_connection_age", "1day"),
+        ("grpc.max_connection_age_grace", "1h"),
+        ("telemetry.log.level", "warn"),
+        ("rules.dir", "/srv/runtime_data/current/config"),
+        ("store", "redis+unix:///var/run/nutcracker/ratelimit.sock"),
+        ("redis.expiry_jitter", "5m"),
+        ("deny_cache.max_entities", "0"),
+        ("decisions.near_limit_ratio", "0.8"),
+        ("response.limit_header", "RateLimit-Limit"),
+        ("telemetry.otlp.endpoint", "http://localhost:4318"),
+        ("telemetry.otlp.sample_ratio", "1.0"),
+    ] {
+        assert_eq!(setting(&[], name).as_deref(), Some(expected), "{name}");
+    }
+    for name in ["http.metrics_addr", "per_second.store", "grpc.tls", "grpc.uds", "redis.connect_timeout"] {
+        assert_eq!(setting(&[], name), None, "{name}");
+    }
+    assert_eq!(read(&[]).unwrap().without_effect(), []);
+}
+
+#[test]
+fn addresses_are_put_together() {
+    let http = |variables: &[(&str, &str)]| setting(variables, "http.addr").unwrap();
+    assert_eq!(http(&[("HOST", "::"), ("PORT", "1")]), "[::]:1");
+    assert_eq!(http(&[("HOST", "127.0.0.1")]), "127.0.0.1:8080");
+    assert_eq!(http(&[("HOST", "")]), "0.0.0.0:8080");
+    let metrics =
+        |addr| setting(&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", addr)], "http.metrics_addr").unwrap();
+    assert_eq!((metrics(":19001"), metrics("10.0.0.1:2")), ("[::]:19001".into(), "10.0.0.1:2".into()));
+    let tls = [("GRPC_SERVER_USE_TLS", "1"), ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt")];
+    assert_eq!(setting(&tls, "grpc.tls.cert_file").as_deref(), Some("/certs/tls.crt"));
+    assert_eq!(setting(&tls[1..], "grpc.tls"), None);
+    let traces = [("TRACING_EXPORTER_PROTOCOL", "grpc"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4317")];
+    assert_eq!(setting(&traces, "telemetry.otlp.endpoint").as_deref(), Some("http://otel:4317"));
+    assert_eq!(setting(&traces[..1], "telemetry.otlp.endpoint").as_deref(), Some("http://localhost:4317"));
+}
+
+#[test]
+fn redis_has_one_address() {
+    for (variables, expected) in [
+        (&[("REDIS_URL", "redis:6379")][..], "redis://redis:6379"),
+        (&[("REDIS_URL", "redis:6379"), ("REDIS_TLS", "true")], "rediss://redis:6379"),
+        (&[("REDIS_URL", "redis:6379"), ("REDIS_AUTH", "p@:/")], "redis://p%40:%2F@redis:6379"),
+        (&[("REDIS_URL", "redis:6379"), ("REDIS_AUTH", "p@/")], "redis://:p%40%2F@redis:6379"),
+        (&[("REDIS_URL", "redis://u:p@redis:6379/3")], "redis://u:p@redis:6379/3"),
+        (&[("REDIS_URL", "redis://u:p@redis:6379"), ("REDIS_AUTH", "q")], "redis://:q@redis:6379"),
+        (&[("REDIS_URL", "rediss://redis")], "rediss://redis"),
+        (&[("REDIS_URL", "a:1,b:2"), ("REDIS_TYPE", "CLUSTER")], "redis+cluster://a:1,b:2"),
+        (
+            &[("REDIS_URL", "main,a:1,b:2"), ("REDIS_TYPE", "Sentinel"), ("REDIS_TLS", "t")],
+            "rediss+sentinel://a:1,b:2/main",
+        ),
+    ] {
+        let variables = [&[("REDIS_SOCKET_TYPE", "tcp")], variables].concat();
+        assert_eq!(setting(&variables, "store").as_deref(), Some(expected));
+    }
+    let unix = [("REDIS_URL", "/run/r.sock"), ("REDIS_AUTH", "u:p")];
+    assert_eq!(setting(&unix, "store").as_deref(), Some("redis+unix:///run/r.sock?pass=p&user=u"));
+    let second = [
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", "b:2"),
+        ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
+        ("REDIS_PERSECOND_TIMEOUT", "1.5s"),
+        ("REDIS_PERSECOND_SENTINEL_AUTH", "u:p"),
+        ("CACHE_KEY_PREFIX", "mine:"),
+        ("EXPIRATION_JITTER_MAX_SECONDS", "7"),
+    ];
+    for (name, expected) in [
+        ("per_second.store", "redis://b:2"),
+        ("per_second.redis.connect_timeout", "1s 500ms"),
+        ("per_second.redis.sentinel.username", "u"),
+        ("per_second.redis.sentinel.password", "p"),
+        ("per_second.redis.key_prefix", "mine:"),
+        ("per_second.redis.expiry_jitter", "7s"),
+        ("redis.key_prefix", "mine:"),
+    ] {
+        assert_eq!(setting(&second, name).as_deref(), Some(expected), "{name}");
+    }
+}
+
+#[test]
+fn what_does_nothing_is_named_and_what_nobody_knows_is_not() {
+    let peer = read(&[("REDIS_POOL_SIZE", "20"), ("MEMCACHE_SRV", ""), ("GRPC_SERVER_TLS_CA_CERT", "x")]).unwrap();
+    let names: Vec<_> = peer.without_effect().iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["REDIS_POOL_SIZE"]);
+}
+
+#[test]
+fn what_cannot_be_read_says_which() {
+    for (name, value, expected) in [
+        ("PORT", "http", "is no port"),
+        ("GRPC_PORT", "70000", "is no port"),
+        ("USE_PROMETHEUS", "yes", "is neither true nor false"),
+        ("SHADOW_MODE", "yes", "is neither true nor false"),
+        ("LOG_LEVEL", "loud", "is no level"),
+        ("GRPC_MAX_CONNECTION_AGE", "1 day", "is no time like 10s"),
+        ("NEAR_LIMIT_RATIO", "most", "is no number"),
+        ("CONFIG_TYPE", "file", "is neither FILE nor"),
+        ("BACKEND_TYPE", "memcache", "in Redis or in memory"),
+        ("BACKEND_TYPE", "disk", "is not redis"),
+        ("REDIS_TYPE", "ring", "is none of single"),
+        ("REDIS_URL", "http://x", "is neither host:port"),
+        ("TRACING_EXPORTER_PROTOCOL", "udp", "is neither http nor grpc"),
+    ] {
+        let error = read(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.starts_with(name), "{error}");
+    }
+    let sentinel = [("REDIS_TYPE", "sentinel"), ("REDIS_URL", "main")];
+    assert!(read(&sentinel).unwrap_err().to_string().contains("master,host:port"));
+}
+
+#[test]
+fn times_are_read_as_go_does() {
+    let millis = |text| values::duration(text).map(|time| time.as_millis());
+    for (text, expected) in
+        [("0", 0), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5s", 1_500), (".5m", 30_000), ("2ms", 2)]
+    {
+        assert_eq!(millis(text), Ok(expected), "{text}");
+    }
+    for text in ["", "10", "s", "1d", "1s2", "-1s", "1..5s", "1e9999h"] {
+        assert!(millis(text).is_err(), "{text}");
+    }
+    assert_eq!(values::age("0"), values::age("876000h"));
+}
