@@ -20,7 +20,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
     engine::{Engine, Resources, Statistics, StatisticsSettings, Top},
-    metrics::{WorkerId, observe_counter, observe_gauge},
+    metrics::{Totals, WorkerId, observe_counter, observe_gauge},
     rules::{Options, SourceFile},
     service::{
         Admin, Candidates, Check, Clock, Keeper, Recorder, Reports, check,
@@ -33,7 +33,7 @@ use crate::{
         local,
         redis::{SetupError, Time},
     },
-    telemetry::{Meters, TelemetryError, Traces},
+    telemetry::{Meters, Statsd, TelemetryError, Traces},
     transport::{
         admin::{self, AdminServerError},
         grpc::{self, HEALTH_NAMES, Handler, ResourceService, Server, ServerError},
@@ -121,6 +121,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let meters = Arc::new(Meters::start(&settings.telemetry.otlp)?);
     let meter = meters.meter();
     let traces = Traces::start_exporting(&settings.telemetry.otlp)?;
+    let statsd = Statsd::new(&settings.telemetry.statsd)?;
 
     let statistics = Statistics::new(
         workers + 1,
@@ -158,6 +159,19 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     };
 
     let http = http::Server::bind(&settings.http).await?;
+    let (told, telling) = watch::channel(false);
+    let statsd = statsd.map(|statsd| {
+        let (statistics, reloader) = (Arc::clone(&parts.statistics), Arc::clone(&reloader));
+        let (metrics, latency) = (Arc::clone(&check_metrics), Arc::clone(check_metrics.latency()));
+        let read = move || {
+            let mut totals = Totals::new();
+            statistics.total(&mut totals);
+            metrics.total(&mut totals);
+            reloader.total(&mut totals);
+            totals
+        };
+        tokio::spawn(statsd.run(read, latency, telling))
+    });
     let mut server = Server::bind(settings.grpc.clone()).await?;
     let operators = admin::Server::bind(&settings.admin).await?;
     let check = parts.check(control);
@@ -238,6 +252,10 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         store.settle(clock.now()).await;
     })
     .await;
+    told.send_replace(true);
+    if let Some(statsd) = statsd {
+        let _ = statsd.await;
+    }
     let _ = tokio::task::spawn_blocking(move || {
         if let Some(recorder) = recorder {
             recorder.finish();

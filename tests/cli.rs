@@ -119,7 +119,8 @@ fn what_cannot_start_says_why_in_a_sentence() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 16] = [
+const UNSET: [&str; 17] = [
+    "telemetry.statsd.addr",
     "admin.tls.client_name",
     "grpc.tls.client_name",
     "grpc.uds",

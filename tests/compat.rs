@@ -1,14 +1,15 @@
 //! In the place of envoyproxy/ratelimit: under its name, with its environment.
 
-use std::{fs, os::unix::fs::symlink, path::Path, process::Command};
+use std::{fs, io::Read, os::unix::fs::symlink, path::Path, process::Command};
 
 use tonic::transport::Endpoint;
 
 use super::support::{
-    RedisServer, Server, ask,
+    DEADLINE, RedisServer, Server, ask,
     plain::Client,
     repository,
     server::{command, get},
+    until,
 };
 
 const RULES: &str = "domain: example\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 5}}]\n";
@@ -76,10 +77,97 @@ async fn its_environment_is_enough() {
     let log = server.log();
     let remarks: Vec<_> = log.lines().filter(|line| line.contains("without effect")).collect();
     assert_eq!(remarks.len(), 1, "{log}");
-    for name in ["REDIS_POOL_SIZE (each worker has", "USE_STATSD (", "RUNTIME_WATCH_ROOT ("] {
+    for name in ["REDIS_POOL_SIZE (each worker has", "RUNTIME_WATCH_ROOT ("] {
         assert!(remarks[0].contains(name), "{name}: {}", remarks[0]);
     }
     assert!(!log.contains("NOBODY_KNOWS_THIS"), "{log}");
+}
+
+/// As it does where nobody says otherwise: lines over TCP, each number as what was added; and what could not be told at first is
+/// told later.
+#[tokio::test]
+async fn statsd_is_told() {
+    let (folder, redis) = (tempfile::tempdir().unwrap(), RedisServer::start());
+    let config = folder.path().join("config");
+    fs::create_dir(&config).unwrap();
+    let rules = "domain: d\ndescriptors:\n- key: a\n  descriptors:\n  - key: b\n    descriptors:\n    - key: c\n      \
+                 rate_limit: {unit: hour, requests_per_unit: 2}\n";
+    fs::write(config.join("d.yaml"), rules).unwrap();
+    let [http, grpc, debug, statsd] = free_ports();
+    let mut command = link(folder.path());
+    command.envs([
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", redis.url().trim_start_matches("redis://")),
+        ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+        ("PORT", &http),
+        ("GRPC_HOST", "127.0.0.1"),
+        ("GRPC_PORT", &grpc),
+        ("DEBUG_PORT", &debug),
+        ("STATSD_HOST", "127.0.0.1"),
+        ("STATSD_PORT", &statsd),
+        ("STATS_FLUSH_INTERVAL", "100ms"),
+        ("EXTRA_TAGS", "zone:a"),
+    ]);
+    let server = Server::of(command).start();
+    let client = server.client().await;
+    for _ in 0..3 {
+        client.check(ask("d", &[("a", "1"), ("b", "2"), ("c", "10.0.0.1")])).await.unwrap();
+    }
+    until("nobody to listen", || server.log().contains("statsd cannot be told").then_some(()));
+    let listener = std::net::TcpListener::bind(format!("127.0.0.1:{statsd}")).unwrap();
+    let all = [("total_hits", 3), ("within_limit", 2), ("over_limit", 1), ("near_limit", 1)];
+    let (mut lines, mut counts) = (String::new(), 0);
+    until("all to be told", || {
+        listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
+        counts = lines.matches("rate_limit.d.a.b.c.").count();
+        (counts >= all.len()).then_some(())
+    });
+    for (name, value) in all {
+        assert!(
+            lines.contains(&format!("ratelimit.service.rate_limit.d.a.b.c.{name}.__zone=a:{value}|c\n")),
+            "{lines}"
+        );
+    }
+    assert!(lines.contains("ratelimit_server.ShouldRateLimit.total_requests.__zone=a:3|c\n"), "{lines}");
+    let times =
+        lines.lines().filter(|line| line.starts_with("ratelimit_server.ShouldRateLimit.response_time.__zone=a:"));
+    let times: f64 = times.map(|line| 1.0 / line.rsplit_once('@').unwrap().1.parse::<f64>().unwrap()).sum();
+    assert!((times - 3.0).abs() < 1e-6, "{lines}");
+    // At the end what was not told yet is.
+    client.check(ask("d", &[("a", "1"), ("b", "2"), ("c", "x")])).await.unwrap();
+    server.signal("TERM");
+    drop(client);
+    let told = std::thread::spawn(move || {
+        let mut lines = String::new();
+        while !lines.contains("total_hits.__zone=a:1|c") {
+            listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
+        }
+    });
+    assert!(server.wait().await.success());
+    told.join().unwrap();
+}
+
+/// With DogStatsD, in datagrams with tags.
+#[tokio::test]
+async fn dogstatsd_is_told() {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settings.toml");
+    let settings = format!(
+        "[telemetry.statsd]\naddr = '{}'\nprotocol = 'udp'\ninterval = '50ms'\ntags = ['zone:a']\n[[telemetry.statsd.mogrifiers]]\n\
+         pattern = '^ratelimit\\.service\\.rate_limit\\.([^.]+)\\.(.+)\\.([^.]+)$'\nname = 'hits.$3'\n\
+         tags = ['domain:$1', 'rule:$2']\n",
+        socket.local_addr().unwrap()
+    );
+    fs::write(&file, settings).unwrap();
+    let server = Server::builder().args(["--config", file.to_str().unwrap()]).start();
+    server.client().await.check(ask("example", &[("user", "a")])).await.unwrap();
+    let (mut lines, mut datagram) = (String::new(), [0; 2_000]);
+    while !lines.contains("hits.total_hits:1|c|#domain:example,rule:user,zone:a\n") {
+        let length = socket.recv(&mut datagram).unwrap();
+        lines += std::str::from_utf8(&datagram[..length]).unwrap();
+    }
 }
 
 /// What `migrate` prints says the same as the environment does.

@@ -47,6 +47,16 @@ impl Histogram {
         self.cumulated()[BOUNDS.len()]
     }
 
+    /// How many durations were noted, by bucket, each with a time in the middle of it.
+    pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
+        let counts = self.cumulated();
+        (0..=BOUNDS.len()).map(move |bucket| {
+            let (below, above) = (bucket.checked_sub(1).map_or(0, |before| BOUNDS[before]), BOUNDS.get(bucket));
+            let middle = above.map_or(below * 1_000, |above| (below + above) * 500);
+            (Duration::from_nanos(middle), counts[bucket] - bucket.checked_sub(1).map_or(0, |before| counts[before]))
+        })
+    }
+
     fn cumulated(&self) -> [u64; BOUNDS.len() + 1] {
         let mut sum = 0;
         std::array::from_fn(|bucket| {
@@ -102,5 +112,8 @@ mod tests {
         assert_eq!(counts[..4], [1, 2, 3, 3]);
         assert_eq!(counts[BOUNDS.len() - 1..], [3, 4]);
         assert!((histogram.seconds() - 1.000_006).abs() < 1e-9);
+        let noted: Vec<_> = histogram.buckets().filter(|(_, count)| *count > 0).collect();
+        let nanos = |nanos| Duration::from_nanos(nanos);
+        assert_eq!(noted, [(nanos(500), 1), (nanos(1_500), 1), (nanos(3_500), 1), (nanos(100_000_000), 1)]);
     }
 }

@@ -7,9 +7,15 @@ mod histogram;
 pub use episode::Episode;
 pub use histogram::Histogram;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use opentelemetry::metrics::Meter;
+
+/// Numbers that only grow, by their names in statsd.
+pub type Totals = BTreeMap<String, u64>;
 
 /// Which stripe a thread writes to; every worker has its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

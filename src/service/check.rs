@@ -7,7 +7,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use super::{Clock, Recorder};
 use crate::{
     engine::{DecideError, Engine, Request, Verdict},
-    metrics::{Counter, Histogram},
+    metrics::{Counter, Histogram, Totals},
 };
 
 /// Why a request has no verdict.
@@ -40,6 +40,23 @@ impl Metrics {
             invalid: Counter::new(workers),
             undecided: Counter::new(workers),
         })
+    }
+
+    /// Adds it up under the peer's names in statsd.
+    pub fn total(&self, totals: &mut Totals) {
+        for (name, value) in [
+            ("ratelimit.service.call.should_rate_limit.service_error", self.invalid.get()),
+            ("ratelimit.service.call.should_rate_limit.redis_error", self.undecided.get()),
+            ("ratelimit_server.ShouldRateLimit.total_requests", self.latency.count()),
+        ] {
+            totals.insert(name.to_owned(), value);
+        }
+    }
+
+    /// How long requests took to decide.
+    #[must_use]
+    pub const fn latency(&self) -> &Arc<Histogram> {
+        &self.latency
     }
 
     /// Shows everything to the meter, under the peer's names.

@@ -18,7 +18,7 @@ use super::Clock;
 use crate::{
     algorithm::Micros,
     engine::{Directives, Resources, Snapshot, Statistics, Trial},
-    metrics::{Counter, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Totals, WorkerId, observe_counter, observe_gauge},
     rules::{self, Options, Problem, SourceFile},
     settled::Settled,
 };
@@ -295,6 +295,12 @@ impl Reloader {
                 status.last_error = Some(chain);
             }
         }
+    }
+
+    /// Adds it up under the peer's names in statsd.
+    pub fn total(&self, totals: &mut Totals) {
+        totals.insert("ratelimit.service.config_load_success".to_owned(), self.successes.get());
+        totals.insert("ratelimit.service.config_load_error".to_owned(), self.failures.get());
     }
 
     /// Shows everything to the meter, under the peer's names where it has some.

@@ -21,7 +21,15 @@ use crate::{engine, service, store, telemetry, transport};
 const PREFIX: &str = "SLUICEGATE";
 const SEPARATOR: &str = "__";
 /// Settings that are lists, empty by default: a default that is nothing does not show. Only a file can have them.
-const LISTS: [&str; 5] = ["admin.operate", "admin.read", "record.by", "redis.ring", "per_second.redis.ring"];
+const LISTS: [&str; 7] = [
+    "admin.operate",
+    "admin.read",
+    "record.by",
+    "redis.ring",
+    "per_second.redis.ring",
+    "telemetry.statsd.mogrifiers",
+    "telemetry.statsd.tags",
+];
 
 /// Everything that can be set.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -273,6 +281,7 @@ impl Settings {
                 "redis.key_prefix must not have braces: they say what chooses a key's shard",
             ),
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
+            (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be above 0"),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
             (
                 self.http.metrics_path.starts_with('/') && !self.http.metrics_path.contains(['{', '}', '*', ':']),

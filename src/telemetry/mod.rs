@@ -2,10 +2,12 @@
 
 mod logs;
 mod meters;
+mod statsd;
 mod traces;
 
 pub use logs::{LogFormat, LogSettings};
 pub use meters::Meters;
+pub use statsd::{Mogrifier, Statsd, StatsdProtocol, StatsdSettings};
 pub use traces::{Span, Traces};
 
 use std::time::Duration;
@@ -24,11 +26,18 @@ pub struct Settings {
     pub max_dynamic_series: usize,
     /// OpenTelemetry collector to send to.
     pub otlp: OtlpSettings,
+    /// Statsd to send to.
+    pub statsd: StatsdSettings,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { log: LogSettings::default(), max_dynamic_series: 10_000, otlp: OtlpSettings::default() }
+        Self {
+            log: LogSettings::default(),
+            max_dynamic_series: 10_000,
+            otlp: OtlpSettings::default(),
+            statsd: StatsdSettings::default(),
+        }
     }
 }
 

@@ -20,7 +20,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use self::series::Count;
 use crate::{
     algorithm::Micros,
-    metrics::{Counter, Striped, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Striped, Totals, WorkerId, observe_counter, observe_gauge},
     rules::{Entry, FailurePolicy, Node, Rule, Segment},
 };
 
@@ -147,19 +147,37 @@ impl Statistics {
         Some(series)
     }
 
-    /// The sums by labels. Two rules can have the same ones: the peer's labels name two levels only.
-    fn collect(&self, count: Count) -> BTreeMap<Vec<String>, u64> {
-        // The locks are held for no longer than it takes to copy the references: a worker may want one of them.
+    /// The locks are held for no longer than it takes to copy the references: a worker may want one of them.
+    fn all(&self) -> Vec<Arc<Series>> {
         let mut all: Vec<Arc<Series>> = lock(&self.rules).values().map(|(series, _)| Arc::clone(series)).collect();
         all.extend(lock(&self.dynamic).values().cloned());
         all.push(Arc::clone(&self.other));
+        all
+    }
+
+    /// The sums by the labels that the peer's mapping has, of the domain and two levels: two rules can have the same ones.
+    fn collect(&self, count: Count) -> BTreeMap<Vec<String>, u64> {
         let mut sums = BTreeMap::new();
-        for series in all {
+        for series in self.all() {
             if let Some(value) = series.sum(count) {
-                *sums.entry(series.labels().to_vec()).or_default() += value;
+                let labels = series.labels().iter().take(3).cloned().collect();
+                *sums.entry(labels).or_default() += value;
             }
         }
         sums
+    }
+
+    /// Adds all of it up under the peer's names in statsd, which have every level.
+    pub fn total(&self, totals: &mut Totals) {
+        for series in self.all() {
+            for count in Count::ALL {
+                if let Some(value) = series.sum(count) {
+                    let name = format!("ratelimit.service.rate_limit.{}.{}", series.labels().join("."), count.name());
+                    *totals.entry(name).or_default() += value;
+                }
+            }
+        }
+        *totals.entry("ratelimit.service.global_shadow_mode".to_owned()).or_default() += self.global_shadow.get();
     }
 
     /// Shows everything to the meter. `now`: the clock by which requests are decided.

@@ -74,9 +74,9 @@ pub(in crate::engine) struct Series {
 }
 
 impl Series {
-    /// `labels`: the domain and every level. Two levels are kept, as the peer's mapping has it.
+    /// `labels`: the domain and every level.
     pub(super) fn new(labels: Vec<String>, workers: usize) -> Self {
-        let labels = labels.into_iter().take(3).map(|label| sanitize(&label)).collect();
+        let labels = labels.into_iter().map(|label| sanitize(&label)).collect();
         Self { labels, workers, counts: OnceLock::new() }
     }
 

@@ -55,6 +55,7 @@ impl Peer {
         peer.listeners(&environment)?;
         peer.rules(&environment)?;
         peer.stores(&environment)?;
+        peer.statsd(&environment)?;
         peer.traces(&environment)?;
         Ok(peer)
     }
@@ -174,6 +175,42 @@ impl Peer {
                 }
             }
         }
+        Ok(())
+    }
+
+    fn statsd(&mut self, environment: &Environment<'_>) -> Result<(), PeerError> {
+        let prometheus = environment.is_true("USE_PROMETHEUS")?;
+        let dog = environment.is_true("USE_DOG_STATSD")?;
+        // One of the three has to be chosen there, and this one is unless somebody says no: nor would one who chose another have
+        // got any further.
+        let lines = environment.is_true("USE_STATSD")? && !prometheus && !dog;
+        if environment.is_true("DISABLE_STATS")? || !(dog || lines) {
+            return Ok(());
+        }
+        let address = format!("{}:{}", environment.text("STATSD_HOST"), environment.text("STATSD_PORT"));
+        self.set("telemetry.statsd.addr", address);
+        self.set("telemetry.statsd.protocol", if dog { "udp" } else { "tcp" });
+        let list = |text: &str| -> Vec<Value> {
+            text.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(Value::from).collect()
+        };
+        self.set("telemetry.statsd.tags", list(environment.text("EXTRA_TAGS")));
+        if !dog {
+            return Ok(());
+        }
+        let mut mogrifiers = Vec::new();
+        for name in environment.text("USE_DOG_STATSD_MOGRIFIERS").split(',').filter(|name| !name.is_empty()) {
+            let part = |part: &str| environment.0.get(&format!("DOG_STATSD_MOGRIFIER_{name}_{part}"));
+            let (Some(pattern), Some(to)) = (part("PATTERN"), part("NAME")) else {
+                let wants = format!("wants DOG_STATSD_MOGRIFIER_{name}_PATTERN and …_NAME");
+                return Err(environment.wrong("USE_DOG_STATSD_MOGRIFIERS", wants));
+            };
+            let tags = list(part("TAGS").map_or("", String::as_str));
+            let fields = [("pattern", pattern.as_str().into()), ("name", to.as_str().into()), ("tags", tags.into())];
+            mogrifiers.push(Value::Table(
+                fields.map(|(name, value): (_, Value)| (name.to_owned(), value)).into_iter().collect(),
+            ));
+        }
+        self.set("telemetry.statsd.mogrifiers", mogrifiers);
         Ok(())
     }
 

@@ -101,6 +101,36 @@ fn redis_has_one_address() {
 }
 
 #[test]
+fn statsd_is_told_unless_another_is() {
+    let of = |variables: &[(&str, &str)], name: &str| setting(variables, &format!("telemetry.statsd.{name}"));
+    assert_eq!(of(&[], "addr").as_deref(), Some("localhost:8125"));
+    for (name, value) in [("USE_STATSD", "false"), ("USE_PROMETHEUS", "true"), ("DISABLE_STATS", "true")] {
+        assert_eq!(of(&[(name, value)], "addr"), None, "{name}");
+    }
+    let dog = [
+        ("USE_DOG_STATSD", "true"),
+        ("USE_STATSD", "false"),
+        ("STATSD_HOST", "dog"),
+        ("EXTRA_TAGS", "a:b, c:d"),
+        ("STATS_FLUSH_INTERVAL", "1m"),
+        ("USE_DOG_STATSD_MOGRIFIERS", "ALL"),
+        ("DOG_STATSD_MOGRIFIER_ALL_PATTERN", "^(.*)$"),
+        ("DOG_STATSD_MOGRIFIER_ALL_NAME", "x"),
+        ("DOG_STATSD_MOGRIFIER_ALL_TAGS", "name:$1"),
+    ];
+    for (name, expected) in [
+        ("addr", "dog:8125"),
+        ("protocol", "udp"),
+        ("tags", r#"["a:b", "c:d"]"#),
+        ("interval", "1m"),
+        ("mogrifiers", r#"[{ name = "x", pattern = "^(.*)$", tags = ["name:$1"] }]"#),
+    ] {
+        assert_eq!(of(&dog, name).as_deref(), Some(expected));
+    }
+    assert!(read(&dog[..6]).unwrap_err().to_string().contains("wants DOG_STATSD_MOGRIFIER_ALL_PATTERN"));
+}
+
+#[test]
 fn what_does_nothing_is_named_and_what_nobody_knows_is_not() {
     let peer = read(&[("REDIS_POOL_SIZE", "20"), ("MEMCACHE_SRV", ""), ("GRPC_SERVER_TLS_CA_CERT", "x")]).unwrap();
     let names: Vec<_> = peer.without_effect().iter().map(|(name, _)| *name).collect();

@@ -69,6 +69,10 @@ pub(super) fn written(duration: Duration) -> Value {
     humantime::format_duration(duration).to_string().into()
 }
 
+pub(super) fn interval(text: &str) -> Result<Value, String> {
+    duration(text).map(written)
+}
+
 /// 0 is for ever there.
 pub(super) fn age(text: &str) -> Result<Value, String> {
     let age = duration(text)?;

@@ -25,7 +25,6 @@ pub enum Effect {
 use Effect::{Is, Makes, Nothing};
 
 const XDS: &str = "rules by xDS are not taken yet";
-const STATSD: &str = "statsd is not spoken yet; metrics are at /metrics and go by OTLP";
 const MEMCACHED: &str = "counters are in Redis or in memory, not in memcached";
 const PIPELINED: &str = "calls are always pipelined, and shared by the requests of a worker";
 const POOL: &str = "each worker has one connection to each server, which all its calls share";
@@ -72,14 +71,14 @@ pub const VARIABLES: &[Variable] = &[
     variable("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", Nothing(XDS)),
     variable("XDS_CLIENT_BACKOFF_JITTER", "true", Nothing(XDS)),
     variable("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", Nothing(XDS)),
-    variable("USE_DOG_STATSD", "false", Nothing(STATSD)),
-    variable("USE_DOG_STATSD_MOGRIFIERS", "", Nothing(STATSD)),
-    variable("USE_STATSD", "true", Nothing(STATSD)),
-    variable("STATSD_HOST", "localhost", Nothing(STATSD)),
-    variable("STATSD_PORT", "8125", Nothing(STATSD)),
-    variable("EXTRA_TAGS", "", Nothing(STATSD)),
-    variable("STATS_FLUSH_INTERVAL", "10s", Nothing(STATSD)),
-    variable("DISABLE_STATS", "false", Nothing("what is counted costs a decision next to nothing")),
+    variable("USE_DOG_STATSD", "false", Makes("telemetry.statsd.protocol")),
+    variable("USE_DOG_STATSD_MOGRIFIERS", "", Makes("telemetry.statsd.mogrifiers")),
+    variable("USE_STATSD", "true", Makes("telemetry.statsd.addr")),
+    variable("STATSD_HOST", "localhost", Makes("telemetry.statsd.addr")),
+    variable("STATSD_PORT", "8125", Makes("telemetry.statsd.addr")),
+    variable("EXTRA_TAGS", "", Makes("telemetry.statsd.tags")),
+    variable("STATS_FLUSH_INTERVAL", "10s", Is("telemetry.statsd.interval", values::interval)),
+    variable("DISABLE_STATS", "false", Makes("telemetry.statsd.addr")),
     variable("USE_PROMETHEUS", "false", Makes("http.metrics_addr")),
     variable("PROMETHEUS_ADDR", ":9090", Makes("http.metrics_addr")),
     variable("PROMETHEUS_PATH", "/metrics", Is("http.metrics_path", values::text)),
