@@ -38,6 +38,7 @@ async fn its_environment_is_enough() {
     fs::write(config.join("..2026_11_22/config"), RULES).unwrap();
     symlink("..2026_11_22", config.join("..data")).unwrap();
     symlink("..data/config", config.join("config")).unwrap();
+    fs::write(config.join(".config.swp"), "what an editor leaves").unwrap();
     let [http, grpc, debug, metrics] = free_ports();
     let mut command = link(folder.path());
     command.envs([
@@ -69,6 +70,11 @@ async fn its_environment_is_enough() {
     assert_eq!(page(&http, "/healthcheck"), (200, "OK".into()));
     let line = "example.user: unit=HOUR requests_per_unit=5, shadow_mode: false, quota_mode: false\n";
     assert!(page(&debug, "/rlconfig").1.ends_with(line));
+    fs::create_dir(config.join("..2026_11_23")).unwrap();
+    fs::write(config.join("..2026_11_23/config"), RULES.replace('5', "7")).unwrap();
+    symlink("..2026_11_23", config.join("..next")).unwrap();
+    fs::rename(config.join("..next"), config.join("..data")).unwrap();
+    until("the swap to take effect", || page(&debug, "/rlconfig").1.contains("requests_per_unit=7").then_some(()));
     let (code, stats) = page(&debug, "/stats");
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
     assert!(code == 200 && stats.contains(&format!("{total}: 1\n")), "{stats}");

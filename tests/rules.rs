@@ -420,6 +420,19 @@ descriptors:
     assert_eq!(limit(&set, "e", &[("a", "x")]), None);
 }
 
+/// Where a domain does not say how it charges, the settings do.
+#[test]
+fn how_a_domain_charges_has_a_default() {
+    let charges = |charge: &str, charge_all| {
+        let text = format!("domain: d\n{charge}descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1}}}}]\n");
+        let file = SourceFile { name: "d.yaml".into(), text };
+        let (set, _) = compile(&[file], Options { charge_all, ..Options::default() }).unwrap();
+        set.settings_of("d").is_some_and(|domain| domain.charge_all)
+    };
+    assert_eq!([charges("", false), charges("", true)], [false, true]);
+    assert_eq!([charges("charge: all\n", false), charges("charge: each\n", true)], [true, false]);
+}
+
 #[test]
 fn the_files_in_deploy_are_all_right() {
     for folder in ["deploy/examples", "deploy/envoy/rules"] {
