@@ -424,7 +424,8 @@ descriptors:
 #[test]
 fn how_a_domain_charges_has_a_default() {
     let charges = |charge: &str, charge_all| {
-        let text = format!("domain: d\n{charge}descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1}}}}]\n");
+        let text =
+            format!("domain: d\n{charge}descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1}}}}]\n");
         let file = SourceFile { name: "d.yaml".into(), text };
         let (set, _) = compile(&[file], Options { charge_all, ..Options::default() }).unwrap();
         set.settings_of("d").is_some_and(|domain| domain.charge_all)

@@ -1,4 +1,4 @@
-//! The HTTP side door: [`Pages::router`] is the whole of it on a page.
+//! The HTTP side door: `Pages::router` is the whole of it on a page.
 
 mod json;
 mod resources;
