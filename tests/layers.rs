@@ -17,7 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("engine", &["algorithm", "metrics", "rules", "store"]),
     ("rules", &["algorithm"]),
     ("store", &["algorithm", "metrics"]),
-    ("telemetry", &[]),
+    ("telemetry", &["metrics"]),
     ("metrics", &[]),
     ("algorithm", &[]),
     ("duration", &[]),
