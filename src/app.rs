@@ -243,7 +243,8 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let grpc_addr = server.address().map_err(AppError::Process)?;
     let http_addrs = http.local_addrs().map_err(AppError::Process)?;
     let (http_addr, others) = (http_addrs[0], &http_addrs[1..]);
-    tracing::info!(grpc = %grpc_addr, http = %http_addr, ?others, store = address, workers, "serving");
+    let others = (!others.is_empty()).then(|| tracing::field::debug(others));
+    tracing::info!(grpc = %grpc_addr, http = %http_addr, others, store = address, workers, "serving");
     let http = tokio::spawn(http.run(handlers, stopping.clone()));
     let grpc = tokio::spawn(server.run(stopping));
 

@@ -1,6 +1,9 @@
 //! How Go reads what stands in a variable.
 
-use std::{net::ToSocketAddrs, time::Duration};
+use std::{
+    net::{ToSocketAddrs, UdpSocket},
+    time::Duration,
+};
 
 use toml::Value;
 
@@ -105,7 +108,8 @@ pub(super) fn cache_size(text: &str) -> Result<Value, String> {
 pub(super) fn address(host: &str, port: &str) -> Result<Value, String> {
     let port: u16 = port.parse().map_err(|_| "is no port".to_owned())?;
     let host = match host.trim_matches(['[', ']']) {
-        // Go listens on both families.
+        // Go listens on both families, and on one where the machine has no other.
+        "" if UdpSocket::bind("[::]:0").is_err() => "0.0.0.0",
         "" => "::",
         host => host,
     };
