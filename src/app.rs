@@ -38,6 +38,7 @@ use crate::{
         admin::{self, AdminServerError},
         grpc::{self, HEALTH_NAMES, Handler, ResourceService, Server, ServerError},
         http,
+        xds::{self, XdsError},
     },
 };
 
@@ -57,6 +58,9 @@ pub enum AppError {
     /// The first set of rules.
     #[error("the rules cannot be used")]
     Rules(#[source] LoadError),
+    /// Where the control plane is.
+    #[error(transparent)]
+    Xds(#[from] XdsError),
     /// The store's address.
     #[error(transparent)]
     Store(#[from] SetupError),
@@ -88,6 +92,9 @@ fn examples() -> Vec<SourceFile> {
 
 /// Where the rules come from.
 pub(crate) fn source(settings: &Settings) -> Source {
+    if settings.rules.xds.server.is_some() {
+        return Source::Fed;
+    }
     let which = if settings.rules.all_files { Which::All } else { Which::Yaml };
     let directory = |directory| Source::Directory(directory, which);
     settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), directory)
@@ -117,7 +124,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     // The control runtime decides, too: what comes as JSON.
     let control = WorkerId(workers);
     let clock = Clock::System;
-    let signals = Signals::new().map_err(AppError::Process)?;
+    let mut signals = Signals::new().map_err(AppError::Process)?;
     let meters = Arc::new(Meters::start(&settings.telemetry.otlp)?);
     let meter = meters.meter();
     let traces = Traces::start_exporting(&settings.telemetry.otlp)?;
@@ -137,6 +144,16 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let resources = Arc::new(Resources::default());
     let reloader = Reloader::start(source, options, clock.clone(), Arc::clone(&statistics), Arc::clone(&resources));
     let reloader = reloader.map_err(AppError::Rules)?;
+    if let Some(client) = xds::Client::new(&settings.rules.xds, &reloader)? {
+        client.observe(&meter);
+        tokio::spawn(client.run());
+        if !settings.rules.xds.start_without_rules {
+            tokio::select! {
+                () = reloader.loaded() => {}
+                () = signals.next() => return Ok(()),
+            }
+        }
+    }
 
     let store_metrics = store::Metrics::new(workers + 1);
     let store = Arc::new(StoreSetup::new(&settings, &store_metrics)?);

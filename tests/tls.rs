@@ -1,58 +1,14 @@
 //! TLS and mutual TLS on gRPC, certificates that change, and `rediss://`.
 
-use std::{fs, path::PathBuf};
-
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use sluicegate_client::{Client as Limiter, Failure, descriptor};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use super::support::{
     DEADLINE, RedisCluster, RedisServer, Server, ask,
+    certificates::{Authority, Files},
     plain::{Client, Error},
     until_async,
 };
-
-/// An authority that signs for localhost.
-struct Authority {
-    issuer: Issuer<'static, KeyPair>,
-    pem: String,
-}
-
-impl Authority {
-    fn new(name: &str) -> Self {
-        let mut params = CertificateParams::new(vec![]).unwrap();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.distinguished_name.push(rcgen::DnType::CommonName, name);
-        let key = KeyPair::generate().unwrap();
-        let pem = params.self_signed(&key).unwrap().pem();
-        Self { issuer: Issuer::new(params, key), pem }
-    }
-
-    /// Certificate and key.
-    fn sign(&self) -> (String, String) {
-        self.sign_for(&["localhost", "127.0.0.1"])
-    }
-
-    fn sign_for(&self, names: &[&str]) -> (String, String) {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
-        (params.signed_by(&key, &self.issuer).unwrap().pem(), key.serialize_pem())
-    }
-}
-
-struct Files(tempfile::TempDir);
-
-impl Files {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn write(&self, name: &str, text: &str) -> String {
-        let path: PathBuf = self.0.path().join(name);
-        fs::write(&path, text).unwrap();
-        path.display().to_string()
-    }
-}
 
 async fn connect(server: &Server, trusted: &Authority, identity: Option<&(String, String)>) -> Result<Client, Error> {
     let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&trusted.pem)).domain_name("localhost");

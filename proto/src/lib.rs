@@ -1,4 +1,5 @@
-//! Envoy's rate limit protocol v3, `sluicegate.v1` and `sluicegate.admin.v1` as Rust types, with tonic clients and servers.
+//! Envoy's rate limit protocol v3, `sluicegate.v1` and `sluicegate.admin.v1` as Rust types, with tonic clients and servers;
+//! and of Envoy's discovery protocol (xDS) and the rules that control planes send by it, what this service speaks.
 //!
 //! The modules mirror the protobuf packages. The code in `gen/` is generated from `proto/*.proto` ahead of time
 //! and committed; `tests/fresh.rs` proves it current, so that nobody who depends on this crate runs a generator.
@@ -26,6 +27,11 @@ mod generated {
             }
         }
         pub mod service {
+            pub mod discovery {
+                pub mod v3 {
+                    include!("gen/envoy.service.discovery.v3.rs");
+                }
+            }
             pub mod ratelimit {
                 pub mod v3 {
                     include!("gen/envoy.service.ratelimit.v3.rs");
@@ -35,6 +41,15 @@ mod generated {
         pub mod r#type {
             pub mod v3 {
                 include!("gen/envoy.r#type.v3.rs");
+            }
+        }
+    }
+    pub mod ratelimit {
+        pub mod config {
+            pub mod ratelimit {
+                pub mod v3 {
+                    include!("gen/ratelimit.config.ratelimit.v3.rs");
+                }
             }
         }
     }
@@ -50,4 +65,4 @@ mod generated {
     }
 }
 
-pub use generated::{envoy, sluicegate};
+pub use generated::{envoy, ratelimit, sluicegate};

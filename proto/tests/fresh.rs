@@ -4,8 +4,10 @@
 use std::{fs, path::Path};
 
 /// What they import comes along.
-const FILES: [&str; 5] = [
+const FILES: [&str; 7] = [
+    "envoy/service/discovery/v3/ads.proto",
     "envoy/service/ratelimit/v3/rls.proto",
+    "ratelimit/config/ratelimit/v3/rls_conf.proto",
     "sluicegate/admin/v1/admin.proto",
     "sluicegate/v1/decisions.proto",
     "sluicegate/v1/resources.proto",

@@ -88,6 +88,9 @@ impl Engine {
     /// Decides one request. All its descriptors are counted, also when the first is refused already.
     pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
         let snapshot = self.rules.load();
+        if snapshot.compiled.awaited {
+            return Err(DecideError::NoRules);
+        }
         let domain = snapshot.rules().settings_of(request.domain);
         let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
         let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);

@@ -87,4 +87,7 @@ pub enum DecideError {
     /// The store could not decide, and a rule that applies wants the caller to know.
     #[error("the counters cannot be asked now, and a rule that applies says on_error: error")]
     Store(#[source] StoreError),
+    /// The control plane has not sent any yet. As the peer says it.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
 }

@@ -26,6 +26,8 @@ pub(super) struct Compiled {
     pub(super) rules: RuleSet,
     /// By the rule's id.
     pub(super) rules_in_force: Vec<InForce>,
+    /// No rules have come yet: nothing can be decided.
+    pub(super) awaited: bool,
 }
 
 /// What belongs to a rule and is not its own.
@@ -45,8 +47,18 @@ impl Snapshot {
         let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
         let joined = rules.rules().iter().zip(series);
         let joined = joined.map(|(rule, (series, shedding))| InForce { series, shedding, resource: resource(rule) });
-        let compiled = Arc::new(Compiled { rules_in_force: joined.collect(), rules });
-        Self { compiled, directives: Directives::default(), modes: Modes::default(), trial: None }
+        Self::of(Compiled { rules_in_force: joined.collect(), rules, awaited: false })
+    }
+
+    /// Before any rules have come: no request can be decided.
+    #[must_use]
+    pub fn awaiting() -> Self {
+        Self::of(Compiled { rules_in_force: Vec::new(), rules: RuleSet::default(), awaited: true })
+    }
+
+    fn of(compiled: Compiled) -> Self {
+        let (directives, modes) = (Directives::default(), Modes::default());
+        Self { compiled: Arc::new(compiled), directives, modes, trial: None }
     }
 
     /// The same rules with what operators say now, and with rules beside them that are tried out.

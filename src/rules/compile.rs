@@ -9,7 +9,7 @@ use super::{
 };
 
 /// One file of a set.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceFile {
     /// How problems call it.
     pub name: String,

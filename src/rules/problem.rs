@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A place in a file; lines and columns count from 1.
+/// A place in a file; lines and columns count from 1. 0 and 0: the file's name says where.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     /// The line.
@@ -37,7 +37,10 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, place, severity, message } = self;
         let kind = if *severity == Severity::Warning { "warning: " } else { "" };
-        write!(f, "{file}:{}:{}: {kind}{message}", place.line, place.column)
+        match place {
+            Place { line: 0, .. } => write!(f, "{file}: {kind}{message}"),
+            Place { line, column } => write!(f, "{file}:{line}:{column}: {kind}{message}"),
+        }
     }
 }
 

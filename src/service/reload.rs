@@ -1,4 +1,4 @@
-//! Rules that follow their files: read the directory, compile, swap; a bad set keeps the last good one.
+//! Rules that follow their source: read, compile, swap; a bad set keeps the last good one.
 //!
 //! The directory is looked at four times a second, and taken when two looks in a row agree: an editor that writes a
 //! file in two steps is not read half-way. Looking costs a `stat` per file and sees everything that file
@@ -13,13 +13,14 @@ use std::{
 
 use arc_swap::ArcSwap;
 use opentelemetry::metrics::Meter;
+use tokio::sync::watch;
 
 use super::Clock;
 use crate::{
     algorithm::Micros,
     engine::{Directives, Resources, Snapshot, Statistics, Trial},
     metrics::{Counter, Totals, WorkerId, observe_counter, observe_gauge},
-    rules::{self, Options, Problem, SourceFile},
+    rules::{self, Options, Problem, RuleSet, SourceFile},
     settled::Settled,
 };
 
@@ -55,6 +56,8 @@ pub enum Source {
     Directory(PathBuf, Which),
     /// Files that are part of the program.
     BuiltIn(Vec<SourceFile>),
+    /// Whatever [`Reloader::feed`] brings; nothing until then.
+    Fed,
 }
 
 /// Of a directory's files; those whose names begin with a dot are never looked at.
@@ -77,6 +80,7 @@ impl Source {
     pub fn read(&self) -> Result<Vec<SourceFile>, LoadError> {
         match self {
             Self::BuiltIn(files) => Ok(files.clone()),
+            Self::Fed => Ok(Vec::new()),
             Self::Directory(directory, which) => {
                 let read = |path: PathBuf| match fs::read_to_string(&path) {
                     Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
@@ -122,8 +126,8 @@ pub(super) fn fingerprint(directory: &Path, which: Which) -> Fingerprint {
 /// What to tell about the rules in force.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// When they were loaded.
-    pub loaded_at: Micros,
+    /// When they were loaded; `None` before the first have come.
+    pub loaded_at: Option<Micros>,
     /// Why a later set was refused, if it was.
     pub last_error: Option<String>,
 }
@@ -135,6 +139,8 @@ struct Over {
     trial: Option<Arc<Trial>>,
     /// In place of the source.
     promoted: Option<Vec<SourceFile>>,
+    /// The last that were fed and could be used.
+    fed: Option<Vec<SourceFile>>,
 }
 
 /// Keeps the rules current.
@@ -150,12 +156,14 @@ pub struct Reloader {
     /// For the next set as well. Held while a set is swapped.
     over: Mutex<Over>,
     status: Mutex<Status>,
+    /// Whether there have been rules.
+    loaded: watch::Sender<bool>,
     successes: Counter,
     failures: Counter,
 }
 
 impl Reloader {
-    /// Loads the first set. An error: there is nothing to fall back on.
+    /// Loads the first set, if there is one. An error: there is nothing to fall back on.
     pub fn start(
         source: Source,
         options: Options,
@@ -165,15 +173,21 @@ impl Reloader {
     ) -> Result<Arc<Self>, LoadError> {
         let first = match &source {
             Source::Directory(directory, which) => Some(fingerprint(directory, *which)),
-            Source::BuiltIn(_) => None,
+            Source::BuiltIn(_) | Source::Fed => None,
         };
-        let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
-        warn(&warnings);
-        let status = Status { loaded_at: clock.now(), last_error: None };
-        let snapshot = Snapshot::new(rules, &statistics, &resources);
-        tracing::info!(domains = snapshot.rules().domains(), rules = snapshot.rules().rules().len(), "rules loaded");
         let (successes, failures) = (Counter::new(1), Counter::new(1));
-        successes.add(WorkerId(0), 1);
+        let (loaded_at, snapshot) = match source {
+            Source::Fed => (None, Snapshot::awaiting()),
+            Source::Directory(..) | Source::BuiltIn(_) => {
+                let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
+                warn(&warnings);
+                let (domains, number) = (rules.domains(), rules.rules().len());
+                tracing::info!(domains, rules = number, "rules loaded");
+                successes.add(WorkerId(0), 1);
+                (Some(clock.now()), Snapshot::new(rules, &statistics, &resources))
+            }
+        };
+        let status = Status { loaded_at, last_error: None };
         Ok(Arc::new(Self {
             source,
             first,
@@ -183,6 +197,7 @@ impl Reloader {
             resources,
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             over: Mutex::default(),
+            loaded: watch::Sender::new(status.loaded_at.is_some()),
             status: Mutex::new(status),
             successes,
             failures,
@@ -230,9 +245,37 @@ impl Reloader {
         self.reload();
     }
 
+    /// Puts these files in force, for a source that is fed; but for files that are promoted, which go first. An error: they
+    /// cannot be used, and those before stay. `name` says of a problem where it is, for who wrote them. Compiling takes a
+    /// while: not for a thread that has others waiting.
+    pub fn feed(&self, files: Vec<SourceFile>, name: impl Fn(&mut Problem)) -> Result<(), LoadError> {
+        let is_known = self.over().fed.as_ref() == Some(&files);
+        if is_known && self.status().last_error.is_none() {
+            return Ok(());
+        }
+        let compiled = rules::compile(&files, self.options).map_err(|mut problems| {
+            problems.iter_mut().for_each(name);
+            LoadError::Invalid(problems)
+        });
+        if compiled.is_ok() {
+            let mut over = self.over();
+            over.fed = Some(files);
+            if over.promoted.is_some() {
+                return Ok(());
+            }
+        }
+        self.take(compiled)
+    }
+
+    /// Until there are rules.
+    pub async fn loaded(&self) {
+        let _ = self.loaded.subscribe().wait_for(|loaded| *loaded).await;
+    }
+
     /// The files in force, or to be.
     pub fn files(&self) -> Result<Vec<SourceFile>, LoadError> {
-        match &self.over().promoted {
+        let over = self.over();
+        match over.promoted.as_ref().or(over.fed.as_ref()) {
             Some(files) => Ok(files.clone()),
             None => self.source.read(),
         }
@@ -270,10 +313,15 @@ impl Reloader {
     }
 
     fn reload(&self) {
-        let compiled = self
-            .files()
-            .and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid))
-            .map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
+        let compiled = self.files().and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid));
+        // It is told and kept in the status.
+        let _ = self.take(compiled);
+    }
+
+    /// Puts a set in force, or says why not.
+    fn take(&self, compiled: Result<(RuleSet, Vec<Problem>), LoadError>) -> Result<(), LoadError> {
+        let compiled =
+            compiled.map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
         match compiled {
             Ok((snapshot, warnings)) => {
@@ -282,17 +330,20 @@ impl Reloader {
                 let over = self.over();
                 let old = self.rules.swap(Arc::new(over.above(&snapshot, self.clock.now())));
                 drop(over);
-                *status = Status { loaded_at: self.clock.now(), last_error: None };
+                *status = Status { loaded_at: Some(self.clock.now()), last_error: None };
                 self.successes.add(WorkerId(0), 1);
-                tracing::info!(domains, rules, "rules reloaded");
+                let first = !self.loaded.send_replace(true);
+                tracing::info!(domains, rules, "rules {}", if first { "loaded" } else { "reloaded" });
                 drop(status);
                 retire(old);
+                Ok(())
             }
             Err(error) => {
                 let chain = crate::errors::chain(&error);
                 self.failures.add(WorkerId(0), 1);
                 tracing::error!("the rules changed, but not for the better; those before stay in force:\n{chain}");
                 status.last_error = Some(chain);
+                Err(error)
             }
         }
     }
@@ -319,7 +370,7 @@ impl Reloader {
         });
         let this = Arc::clone(self);
         observe_gauge(meter, "sluicegate_rules_loaded_timestamp_seconds", "When the rules were loaded", move || {
-            this.status().loaded_at.floor_secs()
+            this.status().loaded_at.map_or(0, Micros::floor_secs)
         });
     }
 }

@@ -21,11 +21,13 @@ use crate::{engine, service, store, telemetry, transport};
 const PREFIX: &str = "SLUICEGATE";
 const SEPARATOR: &str = "__";
 /// Settings that are lists, empty by default: a default that is nothing does not show. Only a file can have them.
-const LISTS: [&str; 7] = [
+const LISTS: [&str; 9] = [
     "admin.operate",
     "admin.read",
     "record.by",
     "redis.ring",
+    "rules.xds.headers",
+    "rules.xds.node_metadata",
     "per_second.redis.ring",
     "telemetry.statsd.mogrifiers",
     "telemetry.statsd.tags",
@@ -146,6 +148,8 @@ pub struct RulesSettings {
     pub candidate_dir: Option<PathBuf>,
     /// Of the counters that such rules would have, so many are counted; from 0 to 1.
     pub candidate_share: f64,
+    /// A control plane that sends them, in place of a directory.
+    pub xds: transport::xds::Settings,
 }
 
 impl Default for RulesSettings {
@@ -157,6 +161,7 @@ impl Default for RulesSettings {
             charge_all: false,
             candidate_dir: None,
             candidate_share: 0.1,
+            xds: transport::xds::Settings::default(),
         }
     }
 }
@@ -280,6 +285,18 @@ impl Settings {
                 redis.iter().all(|redis| !redis.key_prefix.contains(['{', '}'])),
                 "redis.key_prefix must not have braces: they say what chooses a key's shard",
             ),
+            (
+                self.rules.dir.is_none() || self.rules.xds.server.is_none(),
+                "rules come from rules.dir or from rules.xds.server, not from both",
+            ),
+            (
+                self.rules.xds.retry_min > zero && self.rules.xds.retry_min <= self.rules.xds.retry_max,
+                "rules.xds.retry_min must be above 0, and no more than retry_max",
+            ),
+            (
+                self.rules.xds.connect_timeout > zero && self.rules.xds.max_message_bytes > 0,
+                "rules.xds.connect_timeout and rules.xds.max_message_bytes must be above 0",
+            ),
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
             (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be above 0"),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
@@ -308,7 +325,9 @@ impl Settings {
             store: self.per_second.store.as_deref().map(store::redact),
             redis: self.per_second.redis.masked(),
         };
-        let masked = Self { store: store::redact(&self.store), redis: self.redis.masked(), per_second, ..self.clone() };
+        let rules = RulesSettings { xds: self.rules.xds.masked(), ..self.rules.clone() };
+        let (store, redis) = (store::redact(&self.store), self.redis.masked());
+        let masked = Self { store, redis, per_second, rules, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
 }

@@ -5,5 +5,6 @@ pub mod grpc;
 pub mod http;
 mod http_server;
 mod tls;
+pub mod xds;
 
 pub use tls::TlsError;

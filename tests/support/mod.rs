@@ -1,5 +1,7 @@
 //! Real servers on free ports, and waiting for conditions instead of sleeping.
 
+pub(crate) mod certificates;
+pub(crate) mod control_plane;
 pub(crate) mod envoy;
 pub(crate) mod operator;
 pub(crate) mod plain;

@@ -11,3 +11,28 @@ pub struct HeaderValue {
     #[prost(bytes = "vec", tag = "3")]
     pub raw_value: ::prost::alloc::vec::Vec<u8>,
 }
+/// Who asks a control plane.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Node {
+    /// The name by which the control plane knows what to send.
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub cluster: ::prost::alloc::string::String,
+    /// What else the control plane may want to know.
+    #[prost(message, optional, tag = "3")]
+    pub metadata: ::core::option::Option<::prost_types::Struct>,
+    /// The program that asks.
+    #[prost(string, tag = "6")]
+    pub user_agent_name: ::prost::alloc::string::String,
+    #[prost(oneof = "node::UserAgentVersionType", tags = "7")]
+    pub user_agent_version_type: ::core::option::Option<node::UserAgentVersionType>,
+}
+/// Nested message and enum types in `Node`.
+pub mod node {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum UserAgentVersionType {
+        #[prost(string, tag = "7")]
+        UserAgentVersion(::prost::alloc::string::String),
+    }
+}

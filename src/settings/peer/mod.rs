@@ -132,9 +132,55 @@ impl Peer {
                 self.set("rules.all_files", true);
                 Ok(())
             }
-            "GRPC_XDS_SOTW" => Err(environment.wrong("CONFIG_TYPE", "cannot be had: rules by xDS are not taken yet")),
+            "GRPC_XDS_SOTW" => self.control_plane(environment),
             _ => Err(environment.wrong("CONFIG_TYPE", "is neither FILE nor GRPC_XDS_SOTW")),
         }
+    }
+
+    fn control_plane(&mut self, environment: &Environment<'_>) -> Result<(), PeerError> {
+        let tls = environment.is_true("CONFIG_GRPC_XDS_SERVER_USE_TLS")?;
+        let scheme = if tls { "https" } else { "http" };
+        self.set("rules.xds.server", format!("{scheme}://{}", environment.text("CONFIG_GRPC_XDS_SERVER_URL")));
+        self.copy("rules.xds.node_id", "CONFIG_GRPC_XDS_NODE_ID", environment);
+        for (setting, name, separator) in [
+            ("rules.xds.node_metadata", "CONFIG_GRPC_XDS_NODE_METADATA", '='),
+            ("rules.xds.headers", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ':'),
+        ] {
+            let mut pairs = Vec::new();
+            for text in environment.text(name).split(',').filter(|text| !text.is_empty()) {
+                let wrong = || environment.wrong(name, format!("wants pairs like name{separator}value"));
+                let (name, value) = text.split_once(separator).ok_or_else(wrong)?;
+                pairs.push(format!("{}={}", name.trim(), value.trim()).into());
+            }
+            self.set(setting, Value::Array(pairs));
+        }
+        if tls {
+            for (file, name) in [
+                ("cert_file", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
+                ("key_file", "CONFIG_GRPC_XDS_CLIENT_TLS_KEY"),
+                ("ca_file", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
+                ("server_name", "CONFIG_GRPC_XDS_SERVER_TLS_SAN"),
+            ] {
+                self.copy(&format!("rules.xds.tls.{file}"), name, environment);
+            }
+        }
+        let pauses = [
+            ("rules.xds.retry_min", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
+            ("rules.xds.retry_max", "XDS_CLIENT_BACKOFF_MAX_INTERVAL"),
+        ];
+        if pauses.iter().any(|(_, name)| environment.is_set(name)) {
+            for (setting, name) in pauses {
+                self.set(setting, values::written(environment.read(name, values::duration)?));
+            }
+        }
+        if environment.is_set("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES") {
+            let size = environment.read("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", values::number)?;
+            // 0 is the default there as well.
+            if let Some(size) = i64::try_from(size).ok().filter(|size| *size > 0) {
+                self.set("rules.xds.max_message_bytes", size);
+            }
+        }
+        Ok(())
     }
 
     fn stores(&mut self, environment: &Environment<'_>) -> Result<(), PeerError> {

@@ -58,6 +58,59 @@ fn addresses_are_put_together() {
     assert_eq!(setting(&traces[..1], "telemetry.otlp.endpoint").as_deref(), Some("http://localhost:4317"));
 }
 
+/// As Envoy Gateway sets it, and everything else that there is.
+#[test]
+fn rules_come_by_xds() {
+    let mut variables = vec![
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
+        ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+    ];
+    for (name, expected) in [
+        ("server", Some("https://envoy-gateway:18001")),
+        ("node_id", Some("envoy-ratelimit")),
+        ("node_metadata", Some("[]")),
+        ("tls.cert_file", Some("/certs/tls.crt")),
+        ("tls.key_file", Some("/certs/tls.key")),
+        ("tls.ca_file", Some("/certs/ca.crt")),
+        ("tls.server_name", None),
+        ("start_without_rules", Some("true")),
+        ("retry_min", None),
+        ("max_message_bytes", None),
+    ] {
+        assert_eq!(setting(&variables, &format!("rules.xds.{name}")).as_deref(), expected, "{name}");
+    }
+    assert_eq!(setting(&variables, "rules.dir"), None);
+    variables.extend([
+        ("CONFIG_GRPC_XDS_NODE_METADATA", "zone=a, owner=b=c"),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "authorization:Bearer x,other: y"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "gateway"),
+        ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "45s"),
+        ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1000"),
+    ]);
+    for (name, expected) in [
+        ("node_metadata", r#"["zone=a", "owner=b=c"]"#),
+        ("headers", r#"["authorization=Bearer x", "other=y"]"#),
+        ("tls.server_name", "gateway"),
+        ("retry_min", "45s"),
+        ("retry_max", "1m"),
+        ("max_message_bytes", "1000"),
+    ] {
+        assert_eq!(setting(&variables, &format!("rules.xds.{name}")).as_deref(), Some(expected), "{name}");
+    }
+    let plain = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt")];
+    assert_eq!(setting(&plain, "rules.xds.server").as_deref(), Some("http://localhost:18000"));
+    assert_eq!(setting(&plain, "rules.xds.node_id").as_deref(), Some("default"));
+    assert_eq!(setting(&plain, "rules.xds.tls"), None);
+    let error = read(&[plain[0], ("CONFIG_GRPC_XDS_NODE_METADATA", "zone")]).unwrap_err().to_string();
+    assert!(error.contains("name=value"), "{error}");
+}
+
 #[test]
 fn redis_has_one_address() {
     for (variables, expected) in [

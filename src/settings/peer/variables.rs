@@ -24,7 +24,7 @@ pub enum Effect {
 
 use Effect::{Is, Makes, Nothing};
 
-const XDS: &str = "rules by xDS are not taken yet";
+const RETRIES: &str = "every pause before a new connection is longer than the one before, less up to half by chance";
 const MEMCACHED: &str = "counters are in Redis or in memory, not in memcached";
 const PIPELINED: &str = "calls are always pipelined, and shared by the requests of a worker";
 const POOL: &str = "each worker has one connection to each server, which all its calls share";
@@ -55,22 +55,22 @@ pub const VARIABLES: &[Variable] = &[
     variable("LOG_LEVEL", "WARN", Is("telemetry.log.level", values::level)),
     variable("LOG_FORMAT", "text", Is("telemetry.log.format", values::log_format)),
     variable("CONFIG_TYPE", "FILE", Makes("rules")),
-    variable("FORCE_START_WITHOUT_INITIAL_CONFIG", "false", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_NODE_ID", "default", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_NODE_METADATA", "", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", Nothing(XDS)),
-    variable("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "", Nothing(XDS)),
-    variable("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s", Nothing(XDS)),
-    variable("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s", Nothing(XDS)),
-    variable("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", Nothing(XDS)),
-    variable("XDS_CLIENT_BACKOFF_JITTER", "true", Nothing(XDS)),
-    variable("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", Nothing(XDS)),
+    variable("FORCE_START_WITHOUT_INITIAL_CONFIG", "false", Is("rules.xds.start_without_rules", values::flag)),
+    variable("CONFIG_GRPC_XDS_NODE_ID", "default", Makes("rules.xds.node_id")),
+    variable("CONFIG_GRPC_XDS_NODE_METADATA", "", Makes("rules.xds.node_metadata")),
+    variable("CONFIG_GRPC_XDS_SERVER_URL", "localhost:18000", Makes("rules.xds.server")),
+    variable("CONFIG_GRPC_XDS_SERVER_CONNECT_RETRY_INTERVAL", "3s", Nothing(RETRIES)),
+    variable("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "", Makes("rules.xds.headers")),
+    variable("CONFIG_GRPC_XDS_SERVER_USE_TLS", "false", Makes("rules.xds.server")),
+    variable("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "", Makes("rules.xds.tls.cert_file")),
+    variable("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "", Makes("rules.xds.tls.key_file")),
+    variable("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "", Makes("rules.xds.tls.ca_file")),
+    variable("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "", Makes("rules.xds.tls.server_name")),
+    variable("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10s", Makes("rules.xds.retry_min, when it is set")),
+    variable("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "60s", Makes("rules.xds.retry_max, when it is set")),
+    variable("XDS_CLIENT_BACKOFF_RANDOM_FACTOR", "0.5", Nothing(RETRIES)),
+    variable("XDS_CLIENT_BACKOFF_JITTER", "true", Nothing(RETRIES)),
+    variable("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "", Makes("rules.xds.max_message_bytes, when it is set")),
     variable("USE_DOG_STATSD", "false", Makes("telemetry.statsd.protocol")),
     variable("USE_DOG_STATSD_MOGRIFIERS", "", Makes("telemetry.statsd.mogrifiers")),
     variable("USE_STATSD", "true", Makes("telemetry.statsd.addr")),

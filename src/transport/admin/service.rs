@@ -172,7 +172,7 @@ impl AdminService for Service {
         let rules = snapshot.rules().rules().iter().filter(fits);
         let rules = rules.map(|met| rule(met, snapshot.modes().of(&met.labels[0], Some(met)))).collect();
         let last_error = status.last_error.unwrap_or_default();
-        Ok(Response::new(api::ListRulesResponse { loaded_at: Some(time(status.loaded_at)), last_error, rules }))
+        Ok(Response::new(api::ListRulesResponse { loaded_at: status.loaded_at.map(time), last_error, rules }))
     }
 
     async fn list_top(&self, request: Request<api::ListTopRequest>) -> Answer<api::ListTopResponse> {

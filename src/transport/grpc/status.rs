@@ -33,7 +33,7 @@ impl From<CheckError> for Refusal {
     fn from(error: CheckError) -> Self {
         match error {
             CheckError::NoDomain | CheckError::NoDescriptors => Self::invalid(error.to_string()),
-            CheckError::Undecided(DecideError::Store(_)) => {
+            CheckError::Undecided(DecideError::Store(_) | DecideError::NoRules) => {
                 Self { code: Code::Unavailable, message: crate::errors::chain(&error) }
             }
         }

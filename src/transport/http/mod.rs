@@ -10,6 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::{Duration, UNIX_EPOCH},
 };
 
 use axum::{
@@ -181,8 +182,10 @@ async fn metrics(State(handlers): State<Arc<Handlers>>) -> Response {
 /// When the rules were loaded and what is wrong with newer ones, in comments; then the peer's line for each rule.
 async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
     let status = handlers.reloader.status();
-    let loaded = std::time::UNIX_EPOCH + std::time::Duration::from_secs(status.loaded_at.floor_secs());
-    let mut text = format!("# loaded {}\n", humantime::format_rfc3339_seconds(loaded));
+    let mut text = match status.loaded_at.map(|at| UNIX_EPOCH + Duration::from_secs(at.floor_secs())) {
+        Some(loaded) => format!("# loaded {}\n", humantime::format_rfc3339_seconds(loaded)),
+        None => "# not loaded yet\n".to_owned(),
+    };
     for line in status.last_error.iter().flat_map(|error| error.lines()) {
         text += &format!("# last error: {line}\n");
     }

@@ -1,0 +1,189 @@
+//! What is said over a stream, in both variants of the protocol.
+
+use std::{collections::BTreeMap, convert::Infallible, time::Duration};
+
+use futures_util::{Stream, stream};
+use prost::Message;
+use prost_types::Any;
+use sha2::{Digest, Sha256};
+use sluicegate_proto::{
+    envoy::service::discovery::v3::{
+        DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Status as Refusal,
+        aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
+    },
+    ratelimit::config::ratelimit::v3::RateLimitConfig,
+};
+use tokio::{sync::mpsc, time::sleep};
+use tonic::{Code, transport::Channel};
+
+use super::{
+    client::{Client, Lost},
+    convert,
+};
+use crate::rules::SourceFile;
+
+/// The type of all that is asked for.
+const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
+/// Of a resource that another stream has brought.
+const SOME_VERSION: &str = "of another stream";
+
+/// Between two refusals of the same: at first, and at most. A control plane may not send what would be better before it has
+/// heard the refusal.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// What the delta variant knows, by the resources' names; over the streams.
+pub(super) type Known = BTreeMap<String, SourceFile>;
+type Ads = AggregatedDiscoveryServiceClient<Channel>;
+
+/// Every response is all there is.
+///
+/// A new stream begins without a version, whatever the last one had: a control plane that has begun its count again could
+/// have another state under the same version, and would say nothing.
+pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<Infallible, Lost> {
+    let (requests, outgoing) = outgoing();
+    let first = DiscoveryRequest {
+        node: Some(client.node().clone()),
+        type_url: TYPE_URL.into(),
+        ..DiscoveryRequest::default()
+    };
+    say(&requests, first).await?;
+    let mut responses = ads.stream_aggregated_resources(client.request(outgoing)).await?.into_inner();
+    let mut version = String::new();
+    let mut refused = Refused::default();
+    loop {
+        let response = responses.message().await?.ok_or(Lost::Ended)?;
+        client.heard();
+        let DiscoveryResponse { version_info, resources, type_url, nonce } = response;
+        let digest = digest(&resources);
+        let taken = match refused.again(digest).await {
+            Some(complaint) => Err(complaint),
+            None => match read_all(&type_url, resources.iter().map(Some)) {
+                Ok(configs) => client.offer(configs.iter().map(convert::file).collect(), configs).await,
+                Err(complaint) => Err(complaint),
+            },
+        };
+        refused.note(digest, &taken);
+        if taken.is_ok() {
+            version = version_info;
+        }
+        let answer = DiscoveryRequest {
+            version_info: version.clone(),
+            type_url: TYPE_URL.into(),
+            response_nonce: nonce,
+            error_detail: refusal(taken),
+            ..DiscoveryRequest::default()
+        };
+        say(&requests, answer).await?;
+    }
+}
+
+/// Every response is a change.
+///
+/// A new stream begins with the names of what is known, but under no version that there could be, for the reason above: so all
+/// there is comes anew, and what is gone is named.
+pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> Result<Infallible, Lost> {
+    let (requests, outgoing) = outgoing();
+    let first = DeltaDiscoveryRequest {
+        node: Some(client.node().clone()),
+        type_url: TYPE_URL.into(),
+        resource_names_subscribe: vec!["*".into()],
+        initial_resource_versions: known.keys().map(|name| (name.clone(), SOME_VERSION.to_owned())).collect(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    say(&requests, first).await?;
+    let mut responses = ads.delta_aggregated_resources(client.request(outgoing)).await?.into_inner();
+    loop {
+        let response = responses.message().await?.ok_or(Lost::Ended)?;
+        client.heard();
+        let DeltaDiscoveryResponse { resources, type_url, nonce, removed_resources, .. } = response;
+        let mut next = known.clone();
+        removed_resources.iter().for_each(|name| drop(next.remove(name)));
+        let taken = match read_all(&type_url, resources.iter().map(|it| it.resource.as_ref())) {
+            Ok(configs) => {
+                let names = resources.iter().map(|it| it.name.clone());
+                next.extend(names.zip(configs.iter().map(convert::file)));
+                client.offer(next.values().cloned().collect(), configs).await
+            }
+            Err(complaint) => Err(complaint),
+        };
+        if taken.is_ok() {
+            *known = next;
+        }
+        let answer = DeltaDiscoveryRequest {
+            type_url: TYPE_URL.into(),
+            response_nonce: nonce,
+            error_detail: refusal(taken),
+            ..DeltaDiscoveryRequest::default()
+        };
+        say(&requests, answer).await?;
+    }
+}
+
+/// What was refused last. Control planes that keep the state of the world send it again as soon as they hear so, for ever.
+#[derive(Default)]
+struct Refused {
+    last: Option<([u8; 32], String)>,
+    pause: Duration,
+}
+
+impl Refused {
+    /// The complaint, where this is the same again: after a pause, each longer than the one before.
+    async fn again(&mut self, digest: [u8; 32]) -> Option<String> {
+        let (_, complaint) = self.last.as_ref().filter(|(last, _)| *last == digest)?;
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        Some(complaint.clone())
+    }
+
+    fn note(&mut self, digest: [u8; 32], taken: &Result<(), String>) {
+        let refused = taken.as_ref().err().map(|complaint| (digest, complaint.clone()));
+        if refused != self.last {
+            *self = Self { last: refused, pause: SHORTEST_PAUSE };
+        }
+    }
+}
+
+fn digest(resources: &[Any]) -> [u8; 32] {
+    let mut digest = Sha256::new();
+    for Any { type_url, value } in resources {
+        for part in [type_url.as_bytes(), value] {
+            digest.update(part.len().to_le_bytes());
+            digest.update(part);
+        }
+    }
+    digest.finalize().into()
+}
+
+/// What goes out on a stream.
+fn outgoing<T>() -> (mpsc::Sender<T>, impl Stream<Item = T>) {
+    let (sender, receiver) = mpsc::channel(1);
+    let next = |mut receiver: mpsc::Receiver<T>| async { receiver.recv().await.map(|item| (item, receiver)) };
+    (sender, stream::unfold(receiver, next))
+}
+
+async fn say<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Lost> {
+    requests.send(request).await.map_err(|_| Lost::Ended)
+}
+
+/// All resources of a response, or what is wrong with one of them.
+fn read_all<'a>(
+    type_url: &str,
+    resources: impl Iterator<Item = Option<&'a Any>>,
+) -> Result<Vec<RateLimitConfig>, String> {
+    if type_url != TYPE_URL {
+        return Err(format!("the response is of the type {type_url:?}; {TYPE_URL:?} was asked for"));
+    }
+    let read = |(index, resource): (usize, Option<&Any>)| {
+        let resource = resource.ok_or_else(|| format!("resource {index} is empty"))?;
+        if resource.type_url != TYPE_URL {
+            return Err(format!("resource {index} is of the type {:?}, not {TYPE_URL:?}", resource.type_url));
+        }
+        RateLimitConfig::decode(&*resource.value).map_err(|error| format!("resource {index} cannot be read: {error}"))
+    };
+    resources.enumerate().map(read).collect()
+}
+
+fn refusal(taken: Result<(), String>) -> Option<Refusal> {
+    taken.err().map(|message| Refusal { code: Code::InvalidArgument as i32, message })
+}

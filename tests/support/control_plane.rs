@@ -1,0 +1,91 @@
+//! A real control plane, on go-control-plane (`tests/control_plane`): it sends what a test says, and notes what it hears.
+
+use std::{
+    fmt::Write as _,
+    io::{BufRead, BufReader, Write as _},
+    path::Path,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use prost::Message;
+use serde_json::Value;
+use sluicegate_proto::ratelimit::config::ratelimit::v3::RateLimitConfig;
+
+use super::{tool, until, until_async};
+
+/// A running control plane; killed when dropped.
+pub(crate) struct ControlPlane {
+    child: Child,
+    input: ChildStdin,
+    address: String,
+    events: Arc<Mutex<Vec<Value>>>,
+}
+
+/// A certificate and its key, and who signs clients'.
+pub(crate) struct Certificates<'a> {
+    pub(crate) cert: &'a Path,
+    pub(crate) key: &'a Path,
+    pub(crate) ca: &'a Path,
+}
+
+impl ControlPlane {
+    pub(crate) fn start() -> Self {
+        Self::start_at("127.0.0.1:0", "default", None)
+    }
+
+    pub(crate) fn start_at(address: &str, node: &str, tls: Option<&Certificates<'_>>) -> Self {
+        let mut command = Command::new(tool("control-plane"));
+        command.args(["-address", address, "-node", node]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        if let Some(Certificates { cert, key, ca }) = tls {
+            command.arg("-cert").arg(cert).arg("-key").arg(key).arg("-ca").arg(ca);
+        }
+        let mut child = command.spawn().unwrap();
+        let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        let events = Arc::new(Mutex::new(Vec::<Value>::new()));
+        let told = Arc::clone(&events);
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+            }
+        });
+        let address = until("the control plane to listen", || {
+            assert!(child.try_wait().unwrap().is_none(), "the control plane has ended");
+            Some(events.lock().unwrap().first()?["address"].as_str()?.to_owned())
+        });
+        Self { child, input, address, events }
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Has this state from now on.
+    pub(crate) fn set(&mut self, version: &str, configs: &[RateLimitConfig]) {
+        let hex = |config: &RateLimitConfig| {
+            config.encode_to_vec().iter().fold(String::new(), |mut text, byte| {
+                let _ = write!(text, "{byte:02x}");
+                text
+            })
+        };
+        let line = serde_json::json!({"version": version, "configs": configs.iter().map(hex).collect::<Vec<_>>()});
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// What it has heard so far: streams opened, and requests.
+    pub(crate) fn events(&self, kind: &str) -> Vec<Value> {
+        self.events.lock().unwrap().iter().filter(|event| event["event"] == kind).cloned().collect()
+    }
+
+    /// The first request that fits.
+    pub(crate) async fn until_request(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
+        until_async(what, async || self.events("request").into_iter().find(|request| fits(request))).await
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
