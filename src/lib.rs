@@ -47,6 +47,7 @@ pub mod replay;
 pub mod telemetry;
 pub mod traffic;
 
+mod allocator;
 mod duration;
 mod errors;
 mod settled;

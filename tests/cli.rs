@@ -119,7 +119,11 @@ fn what_cannot_start_says_why_in_a_sentence() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 17] = [
+const UNSET: [&str; 21] = [
+    "rules.xds.server",
+    "rules.xds.node_metadata",
+    "rules.xds.headers",
+    "rules.xds.tls.server_name",
     "telemetry.statsd.addr",
     "admin.tls.client_name",
     "grpc.tls.client_name",

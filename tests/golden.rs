@@ -92,7 +92,7 @@ fn limit(rate_limit: &serde_json::Value) -> Limit {
     let Found::Rule(rule, _) = rules.find("d", std::iter::once(entry("k")).chain(class)) else {
         panic!("the rule is not found");
     };
-    rule.limit.unwrap()
+    **rule.limit.as_ref().unwrap()
 }
 
 async fn replay(store: &AnyStore) {

@@ -20,13 +20,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("telemetry", &["metrics"]),
     ("metrics", &[]),
     ("algorithm", &[]),
+    ("allocator", &[]),
     ("duration", &[]),
     ("errors", &[]),
     ("settled", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 3] = ["duration", "errors", "settled"];
+const COMMON: [&str; 4] = ["allocator", "duration", "errors", "settled"];
 
 /// Crates that stay where they belong. `ctl` is a client, and knows nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[

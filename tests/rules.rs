@@ -21,7 +21,7 @@ fn accepted(texts: &[&str], options: Options) -> (RuleSet, Vec<String>) {
 fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
     let entries = entries.iter().map(|(key, value)| Entry { key, value });
     match set.find(domain, entries) {
-        Found::Rule(rule, _) => Some(rule.limit?.requests()),
+        Found::Rule(rule, _) => Some(rule.limit.as_ref()?.requests()),
         Found::NoLimit | Found::UnknownDomain => None,
     }
 }

@@ -350,3 +350,44 @@ async fn envoy_gateways_environment_is_enough() {
     assert_eq!(plane.events("open").len(), 0);
     in_force(2).await;
 }
+
+/// 100,000 limits as Envoy Gateway would send them: routes, each with rules.
+fn many(changed: u32) -> RateLimitConfig {
+    let rule = |number: u32| RateLimitDescriptor {
+        key: format!("rule-{number}-match-0"),
+        value: format!("rule-{number}-match-0"),
+        rate_limit: Some(policy(Unit::Minute, changed)),
+        ..RateLimitDescriptor::default()
+    };
+    let route = |number: u32| {
+        let name = format!("httproute/default/httproute-{number}/rule/0/match/0/example_com");
+        let descriptors = (0..10).map(rule).collect();
+        RateLimitDescriptor { key: name.clone(), value: name, descriptors, ..RateLimitDescriptor::default() }
+    };
+    RateLimitConfig { descriptors: (0..10_000).map(route).collect(), ..config("gateway", 1) }
+}
+
+/// Also when they have taken the place of as many.
+#[tokio::test]
+async fn a_hundred_thousand_limits_take_a_kilobyte_each() {
+    let mut plane = ControlPlane::start();
+    let server = served_by(plane.address()).start();
+    plane.set("small", &[config("a", 1)]);
+    until_limit(&server, "a", Some(1)).await;
+    let before = server.resident();
+    let route = "httproute/default/httproute-9999/rule/0/match/0/example_com";
+    let client = server.client().await;
+    for limit in [5, 6] {
+        plane.set(&limit.to_string(), &[many(limit)]);
+        until_async("the limits to be in force", async || {
+            let question = ask("gateway", &[(route, route), ("rule-9-match-0", "rule-9-match-0")]);
+            let answer = client.check(question).await.unwrap();
+            (answer.0.statuses[0].current_limit.as_ref()?.requests_per_unit == limit).then_some(())
+        })
+        .await;
+        until_async("the memory to be given back that they took to be made", async || {
+            (server.resident() < before + 100_000 * 1_024).then_some(())
+        })
+        .await;
+    }
+}

@@ -222,7 +222,7 @@ fn asked(replay: &Replay) -> Vec<(String, &OfRule)> {
     let snapshot = replay.rules();
     let name = |id: usize| match snapshot.rules().rules().get(id) {
         Some(rule) => {
-            let limit = rule.limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string());
+            let limit = rule.limit.as_ref().map_or_else(|| "unlimited".to_owned(), ToString::to_string);
             format!("{}: {limit}", rule.labels.join("."))
         }
         None => "(no rule)".to_owned(),

@@ -205,7 +205,7 @@ impl Engine {
     }
 
     fn note(&self, domain: &str, descriptor: &Descriptor<'_>, applied: &Applied<'_>, allowed: bool, now: Micros) {
-        let rule = applied.rule.map(|rule| &rule.policy);
+        let rule = applied.rule.map(Rule::policy);
         self.top.note(self.worker, domain, descriptor, rule, allowed, now);
     }
 
@@ -384,7 +384,7 @@ impl Engine {
     fn status(&self, applied: &Applied<'_>, Answer { decision, decider, grant }: Answer) -> Status {
         let shadow = applied.is_shadow();
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
-        let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(&rule.policy));
+        let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(rule.policy()));
         let limit = CurrentLimit::new(applied.base(), name, policy);
         // Whatever there is above may be gone in a moment: nobody is told to count on it.
         let (stretched, _) = applied.limit.policy();

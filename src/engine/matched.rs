@@ -50,7 +50,7 @@ impl<'s> Applied<'s> {
 
     /// The rule's own limit, or the one in its place.
     pub(super) fn base(&self) -> &'s Limit {
-        self.rule.filter(|_| self.terms.is_none()).and_then(|rule| rule.limit.as_ref()).unwrap_or(self.limit)
+        self.rule.filter(|_| self.terms.is_none()).and_then(|rule| rule.limit.as_deref()).unwrap_or(self.limit)
     }
 
     /// Whether it is counted and never enforced.

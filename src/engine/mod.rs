@@ -40,7 +40,7 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
         return None;
     };
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
-    let (limit, mut name) = (rule.limit?, Vec::new());
+    let (limit, mut name) = (rule.limit.as_ref()?, Vec::new());
     let entries = &entries[..entries.len() - Rule::asides(&path)];
     key::write(&mut name, "", domain, shard_by, entries, &path, limit.algorithm());
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))

@@ -42,8 +42,8 @@ pub(super) struct InForce {
 impl Snapshot {
     /// Joins a set with its statistics; those of rules that were there before go on.
     #[must_use]
-    pub fn new(rules: RuleSet, statistics: &Statistics, resources: &Resources) -> Self {
-        let series = statistics.enter(rules.rules());
+    pub fn new(mut rules: RuleSet, statistics: &Statistics, resources: &Resources) -> Self {
+        let series = statistics.enter(rules.rules_mut());
         let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
         let joined = rules.rules().iter().zip(series);
         let joined = joined.map(|(rule, (series, shedding))| InForce { series, shedding, resource: resource(rule) });

@@ -264,7 +264,7 @@ impl Trial {
 
     fn harm(&self, worker: WorkerId, domain: &str, descriptor: &Descriptor<'_>, chosen: &Chosen, now: Micros) {
         let snapshot = self.rules.load();
-        let rule = snapshot.rules().rules().get(chosen.rule).map(|rule| &rule.policy);
+        let rule = snapshot.rules().rules().get(chosen.rule).map(Rule::policy);
         self.harmed.note(worker, domain, descriptor, rule, false, now);
         let mut first = lock(&self.first);
         if first.len() < FIRST {
@@ -288,7 +288,7 @@ impl Trial {
             let rule = match rules.find(request.domain, entries.iter().copied()) {
                 Found::Rule(rule, path) if rule.limit.is_some() => {
                     let entries = &entries[..entries.len() - Rule::asides(&path)];
-                    let algorithm = rule.limit.as_ref().map(crate::rules::Limit::algorithm);
+                    let algorithm = rule.limit.as_deref().map(crate::rules::Limit::algorithm);
                     if let Some(algorithm) = algorithm {
                         key::write(&mut name, "", request.domain, shard_by, entries, &path, algorithm);
                     }
@@ -340,7 +340,7 @@ impl Trial {
                     if outcomes.asked == 0 {
                         continue;
                     }
-                    let names = ["domain", "key1", "key2"].into_iter().zip(&rule.labels);
+                    let names = ["domain", "key1", "key2"].into_iter().zip(rule.labels.iter());
                     let labels: Vec<_> = names.map(|(name, label)| KeyValue::new(name, label.clone())).collect();
                     let Outcomes { asked, refused, newly_refused, newly_passed } = outcomes;
                     for (word, hits) in [

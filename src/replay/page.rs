@@ -35,7 +35,11 @@ pub fn page(replay: &Replay, title: &str) -> String {
     let snapshot = replay.rules();
     let name = |id: usize| match snapshot.rules().rules().get(id) {
         Some(rule) => {
-            format!("{}: {}", rule.labels.join("."), rule.limit.map_or("unlimited".into(), |it| it.to_string()))
+            format!(
+                "{}: {}",
+                rule.labels.join("."),
+                rule.limit.as_ref().map_or("unlimited".into(), ToString::to_string)
+            )
         }
         None => "(no rule)".to_owned(),
     };

@@ -1,15 +1,21 @@
 //! From files to a [`RuleSet`]: all or nothing, with every mistake of every file.
 
-use std::{collections::HashMap, num::NonZeroU32, sync::Arc};
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{Arc, OnceLock},
+};
 
 use super::{
+    limit::Limit,
     matcher::{self, Aside, Entities, Plan, Rule, RuleSet, Segment},
     problem::{Place, Problem, Problems, Severity},
     spec::{self, Descriptor, File, Plans, RateLimit},
 };
+use crate::algorithm::Micros;
 
 /// One file of a set.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct SourceFile {
     /// How problems call it.
     pub name: String,
@@ -37,7 +43,8 @@ impl Default for Options {
 /// Compiles a set of files. `Ok` brings the warnings along; `Err` has every error, and the warnings.
 pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<Problem>), Vec<Problem>> {
     let mut list = Vec::new();
-    let mut compiler = Compiler { set: RuleSet::default(), first_file: HashMap::new(), options };
+    let mut compiler =
+        Compiler { set: RuleSet::default(), first_file: HashMap::new(), limits: HashMap::new(), options };
     for file in files {
         let mut problems = Problems::new(&file.name, &mut list);
         if let Some(spec) = spec::read(&file.text, options, &mut problems) {
@@ -45,13 +52,19 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<P
         }
         problems.sort();
     }
-    if list.iter().any(|problem| problem.severity == Severity::Error) { Err(list) } else { Ok((compiler.set, list)) }
+    if list.iter().any(|problem| problem.severity == Severity::Error) {
+        return Err(list);
+    }
+    compiler.set.shrink();
+    Ok((compiler.set, list))
 }
 
 struct Compiler {
     set: RuleSet,
     /// The file that named a domain first.
     first_file: HashMap<String, Arc<str>>,
+    /// By requests and window, to be shared.
+    limits: HashMap<(u32, Micros), Vec<Arc<Limit>>>,
     options: Options,
 }
 
@@ -62,7 +75,7 @@ struct Above<'a> {
     entities: Arc<Entities>,
     parent: u32,
     /// The domain and a label for each level.
-    labels: Vec<String>,
+    labels: Vec<Arc<str>>,
     dynamic: bool,
 }
 
@@ -87,7 +100,8 @@ impl Compiler {
             entities.entry(key.clone()).or_default().insert(entity.clone(), plan.as_str().into());
         }
         let (plans, entities) = (&spec.plans, Arc::new(entities));
-        let above = Above { file: &file, plans, entities, parent, labels: vec![spec.domain.clone()], dynamic: false };
+        let above =
+            Above { file: &file, plans, entities, parent, labels: vec![spec.domain.as_str().into()], dynamic: false };
         self.descriptors(&spec.descriptors, &above, problems);
     }
 
@@ -120,14 +134,14 @@ impl Compiler {
         node.value_to_metric = descriptor.value_to_metric;
         node.ip_prefix = descriptor.ip_prefix;
         let mut labels = above.labels.clone();
-        labels.push(node.label());
+        labels.push(node.label().into());
         let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
         let dynamic = above.dynamic || (descriptor.value_to_metric && own_value);
         if let Some(written) = &descriptor.rate_limit {
             let at = Level { descriptor, above, labels: &labels, dynamic };
             match &written.by_plan {
                 None => {
-                    let rule = at.rule(self.set.rules().len(), written);
+                    let rule = at.rule(self, written);
                     let levels = self.levels(vec![id], &written.asides, descriptor.place, problems);
                     self.set.add_rule(&levels, rule);
                 }
@@ -136,6 +150,18 @@ impl Compiler {
         }
         let below = Above { parent: id, labels, dynamic, entities: Arc::clone(&above.entities), ..*above };
         self.descriptors(&descriptor.children, &below, problems);
+    }
+
+    /// The same limit as another rule's, where there is one.
+    fn shared(&mut self, limit: Option<&Limit>) -> Option<Arc<Limit>> {
+        let limit = limit?;
+        let same = self.limits.entry((limit.requests(), limit.measure().window())).or_default();
+        let known = same.iter().find(|known| ***known == *limit).cloned();
+        Some(known.unwrap_or_else(|| {
+            let new = Arc::new(*limit);
+            same.push(Arc::clone(&new));
+            new
+        }))
     }
 
     /// The levels of the entries that say who asks are below those that choose the counter, the first there, and have no say
@@ -192,9 +218,10 @@ impl Compiler {
         let rules = limits.iter().zip(next).map(|((plan, _), rule)| (plan.as_str().into(), rule as u32)).collect();
         let all = Arc::new(matcher::Plans { rules, entities: Arc::clone(&at.above.entities) });
         for (plan, limit) in limits {
-            let mut rule = at.rule(self.set.rules().len(), limit);
+            let mut rule = at.rule(self, limit);
             rule.plan = Some(Box::new(Plan::new(plan, &all)));
-            rule.labels.push(format!("{}_{plan}", plans.key));
+            let own = format!("{}_{plan}", plans.key).into();
+            rule.labels = rule.labels.iter().cloned().chain([own]).collect();
             self.set.add_rule(&levels, rule);
         }
     }
@@ -204,21 +231,18 @@ impl Compiler {
 struct Level<'a> {
     descriptor: &'a Descriptor,
     above: &'a Above<'a>,
-    labels: &'a [String],
+    labels: &'a [Arc<str>],
     dynamic: bool,
 }
 
 impl Level<'_> {
-    fn rule(&self, id: usize, written: &RateLimit) -> Rule {
+    fn rule(&self, compiler: &mut Compiler, written: &RateLimit) -> Rule {
         let Self { descriptor, above, labels, dynamic } = self;
         Rule {
-            id,
-            limit: written.limit,
+            id: compiler.set.rules().len(),
+            limit: compiler.shared(written.limit.as_ref()),
             name: (!written.name.is_empty()).then(|| written.name.as_str().into()),
-            policy: match written.name.as_str() {
-                "" => labels[1..].join(".").into(),
-                name => name.into(),
-            },
+            policy: OnceLock::new(),
             replaces: written.replaces.clone(),
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
@@ -230,9 +254,9 @@ impl Level<'_> {
             sheds: written.sheds,
             elastic: written.elastic.clone().map(Box::new),
             plan: None,
-            part: written.part.filter(|part| Some(*part) != written.limit).map(Box::new),
+            part: compiler.shared(written.part.as_ref().filter(|part| Some(**part) != written.limit)),
             metadata: descriptor.metadata.clone(),
-            labels: labels.to_vec(),
+            labels: (*labels).into(),
             dynamic_labels: *dynamic || descriptor.detailed_metric,
             file: Arc::clone(above.file),
             place: descriptor.place,

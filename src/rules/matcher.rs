@@ -2,7 +2,11 @@
 //!
 //! One level of the walk is one or two hash probes, so its cost does not depend on how many rules there are.
 
-use std::{collections::HashMap, hash::BuildHasher, sync::Arc};
+use std::{
+    collections::HashMap,
+    hash::BuildHasher,
+    sync::{Arc, OnceLock},
+};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
@@ -26,17 +30,20 @@ pub struct Entry<'a> {
     pub value: &'a str,
 }
 
+/// A domain and levels, as statistics call them: `domain`, then `key` or `key_value` for each. What stands above a rule is shared
+/// with those beside it.
+pub type Labels = Arc<[Arc<str>]>;
+
 /// A rule that a descriptor can end on: a limit, or the word that there is none.
 #[derive(Debug)]
 pub struct Rule {
     /// Its place among the set's rules.
     pub id: usize,
-    /// `None`: unlimited.
-    pub limit: Option<Limit>,
+    /// `None`: unlimited. Rules that say the same share it.
+    pub limit: Option<Arc<Limit>>,
     /// The limit's name, if it has one.
     pub name: Option<Arc<str>>,
-    /// The name of its policy in headers: the limit's, or its levels'.
-    pub policy: Arc<str>,
+    pub(super) policy: OnceLock<Arc<str>>,
     /// Names of the limits that this one takes out of a request.
     pub replaces: Vec<String>,
     /// Counted and measured, never enforced.
@@ -60,11 +67,11 @@ pub struct Rule {
     /// Whose plan the limit belongs to, and the rules of the other plans.
     pub plan: Option<Box<Plan>>,
     /// One instance's part of the limit, where that is less.
-    pub part: Option<Box<Limit>>,
+    pub part: Option<Arc<Limit>>,
     /// Free-form data for the response.
     pub metadata: Option<Metadata>,
-    /// Domain and levels: `domain`, then `key` or `key_value` for each.
-    pub labels: Vec<String>,
+    /// Its domain and levels.
+    pub labels: Labels,
     /// Whether any level puts the caller's value into the statistics.
     pub dynamic_labels: bool,
     /// The file it stands in.
@@ -181,7 +188,8 @@ pub(super) struct Group {
     key: Box<str>,
     any: Option<u32>,
     has_values: bool,
-    wildcards: Wildcards,
+    /// Boxed: few have any.
+    wildcards: Option<Box<Wildcards>>,
 }
 
 /// What holds for all rules of a domain.
@@ -216,6 +224,11 @@ impl RuleSet {
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
+    }
+
+    /// The same, to be changed where that makes no difference to what they mean.
+    pub(crate) fn rules_mut(&mut self) -> &mut [Rule] {
+        &mut self.rules
     }
 
     /// What holds for all rules of the domain; `None` for one that says nothing of itself.
@@ -298,7 +311,7 @@ impl RuleSet {
         }
         let (id, group) = self.group(parent, entry.key)?;
         let exact = || group.has_values.then(|| self.value(id, entry.value)).flatten();
-        exact().or_else(|| group.wildcards.find(entry.value)).or(group.any)
+        exact().or_else(|| group.wildcards.as_ref()?.find(entry.value)).or(group.any)
     }
 
     pub(super) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
@@ -339,6 +352,16 @@ impl Plan {
 }
 
 impl Rule {
+    /// The name of its policy in headers: the limit's, or its levels'. Made when it is first asked for: of a hundred thousand
+    /// rules most are never met.
+    #[must_use]
+    pub fn policy(&self) -> &Arc<str> {
+        self.policy.get_or_init(|| match &self.name {
+            Some(name) => Arc::clone(name),
+            None => self.labels[1..].join(".").into(),
+        })
+    }
+
     /// How many entries at the end say who asks, and do not choose the counter.
     #[must_use]
     pub fn asides(path: &[&Node]) -> usize {
@@ -423,7 +446,7 @@ impl RuleSet {
             }
             Segment::Value(value) => value,
             Segment::Pattern(pattern) | Segment::Shared(pattern) => {
-                entry.wildcards.insert(pattern, id);
+                entry.wildcards.get_or_insert_default().insert(pattern, id);
                 pattern
             }
         };
@@ -441,6 +464,13 @@ impl RuleSet {
         let id = u32::try_from(self.rules.len()).ok();
         nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
         self.rules.push(rule);
+    }
+
+    /// Gives back what was set aside for more.
+    pub(super) fn shrink(&mut self) {
+        self.nodes.shrink_to_fit();
+        self.groups.shrink_to_fit();
+        self.rules.shrink_to_fit();
     }
 
     pub(super) fn node_mut(&mut self, id: u32) -> &mut Node {
@@ -464,8 +494,7 @@ impl RuleSet {
 
     fn add_group(&mut self, parent: u32, key: &str) -> u32 {
         let id = self.groups.len() as u32;
-        let wildcards = Wildcards::default();
-        self.groups.push(Group { parent, key: key.into(), any: None, has_values: false, wildcards });
+        self.groups.push(Group { parent, key: key.into(), any: None, has_values: false, wildcards: None });
         let (groups, hasher) = (&self.groups, &self.hasher);
         let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
         self.by_key.insert_unique(hash(&id), id, hash);

@@ -18,7 +18,7 @@ mod yaml;
 pub use compile::{Options, SourceFile, compile};
 pub use ip_prefix::IpPrefix;
 pub use limit::{FailurePolicy, Limit, LimitError, Measure, Unit};
-pub use matcher::{Aside, DomainSettings, Elastic, Entry, Found, Node, Path, Plan, Rule, RuleSet, Segment};
+pub use matcher::{Aside, DomainSettings, Elastic, Entry, Found, Labels, Node, Path, Plan, Rule, RuleSet, Segment};
 pub use metadata::Metadata;
 pub use problem::{Place, Problem, Severity};
 pub use terms::{Allowance, Terms};

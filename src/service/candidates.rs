@@ -15,6 +15,7 @@ use tokio::time::interval;
 
 use super::{
     Clock, Keeper,
+    apart::apart,
     directives::{Mandate, PutError, Wish},
     reload::{Fingerprint, LoadError, Reloader, Source, Which, fingerprint},
 };
@@ -165,7 +166,7 @@ impl Candidates {
             None => None,
         };
         let reloader = Arc::clone(&self.reloader);
-        let _ = tokio::task::spawn_blocking(move || reloader.promote(files)).await;
+        let _ = apart(move || reloader.promote(files)).await;
         self.state().in_force = digest;
         Ok(())
     }
@@ -181,7 +182,7 @@ impl Candidates {
             self.reloader.try_out(None);
             return Ok(());
         }
-        let read = tokio::task::spawn_blocking(move || Source::directory(directory).read()).await;
+        let read = apart(move || Source::directory(directory).read()).await;
         let files = read.map_err(|_| CandidateError::None)??;
         if files.is_empty() {
             self.reloader.try_out(None);
@@ -192,7 +193,7 @@ impl Candidates {
 
     async fn try_out(&self, files: Vec<SourceFile>, share: f64) -> Result<(), CandidateError> {
         let options = self.reloader.options();
-        let compiled = tokio::task::spawn_blocking(move || rules::compile(&files, options)).await;
+        let compiled = apart(move || rules::compile(&files, options)).await;
         let (rules, _) = compiled.map_err(|_| CandidateError::None)?.map_err(LoadError::Invalid)?;
         let count = rules.rules().len();
         let trial = Trial::new(rules, share, self.clock.now(), self.workers, &self.resources);
@@ -213,7 +214,7 @@ impl Candidates {
         }
         let (digest, text) = write_set(&files)?;
         let options = self.reloader.options();
-        let compiled = tokio::task::spawn_blocking(move || rules::compile(&files, options)).await;
+        let compiled = apart(move || rules::compile(&files, options)).await;
         let (_, warnings) = compiled.map_err(|_| CandidateError::None)?.map_err(LoadError::Invalid)?;
         self.keeper.store().put_set(&digest, &text).await?;
         self.put(&[(Slot::Candidate, Some(format!("{digest} {share}")))], mandate).await?;

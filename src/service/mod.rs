@@ -2,6 +2,7 @@
 //! [`directives`] what operators say over them, [`candidates`] those that are tried out, [`resources`] knows what resources say of themselves.
 
 pub mod admin;
+mod apart;
 pub mod candidates;
 pub mod check;
 mod clock;

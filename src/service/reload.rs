@@ -15,7 +15,7 @@ use arc_swap::ArcSwap;
 use opentelemetry::metrics::Meter;
 use tokio::sync::watch;
 
-use super::Clock;
+use super::{Clock, apart::apart};
 use crate::{
     algorithm::Micros,
     engine::{Directives, Resources, Snapshot, Statistics, Trial},
@@ -132,6 +132,23 @@ pub struct Status {
     pub last_error: Option<String>,
 }
 
+/// Files that are there to be compared, and in case they are wanted again: a tenth of their size.
+#[derive(PartialEq, Eq)]
+struct Packed(Vec<u8>);
+
+impl Packed {
+    /// `None` should never be; then they are not there.
+    fn new(files: &[SourceFile]) -> Option<Self> {
+        let files: Vec<_> = files.iter().map(|file| (&file.name, &file.text)).collect();
+        zstd::encode_all(&*serde_json::to_vec(&files).ok()?, 1).ok().map(Self)
+    }
+
+    fn files(&self) -> Option<Vec<SourceFile>> {
+        let files: Vec<(String, String)> = serde_json::from_slice(&zstd::decode_all(&*self.0).ok()?).ok()?;
+        Some(files.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
+    }
+}
+
 /// What stands over the rules, or beside them, whichever they are.
 #[derive(Default)]
 struct Over {
@@ -140,7 +157,7 @@ struct Over {
     /// In place of the source.
     promoted: Option<Vec<SourceFile>>,
     /// The last that were fed and could be used.
-    fed: Option<Vec<SourceFile>>,
+    fed: Option<Packed>,
 }
 
 /// Keeps the rules current.
@@ -246,20 +263,30 @@ impl Reloader {
     }
 
     /// Puts these files in force, for a source that is fed; but for files that are promoted, which go first. An error: they
-    /// cannot be used, and those before stay. `name` says of a problem where it is, for who wrote them. Compiling takes a
-    /// while: not for a thread that has others waiting.
-    pub fn feed(&self, files: Vec<SourceFile>, name: impl Fn(&mut Problem)) -> Result<(), LoadError> {
-        let is_known = self.over().fed.as_ref() == Some(&files);
+    /// cannot be used, and those before stay. `locate` says of problems where they are, for who wrote them.
+    pub async fn feed(
+        self: &Arc<Self>,
+        files: Vec<SourceFile>,
+        locate: impl FnOnce(&mut Vec<Problem>) + Send + 'static,
+    ) -> Result<(), LoadError> {
+        let this = Arc::clone(self);
+        let fed = apart(move || this.feed_here(&files, locate)).await;
+        fed.unwrap_or_else(|source| Err(LoadError::Read { path: "the rules that came".into(), source }))
+    }
+
+    fn feed_here(&self, files: &[SourceFile], locate: impl FnOnce(&mut Vec<Problem>)) -> Result<(), LoadError> {
+        let packed = Packed::new(files);
+        let is_known = packed.is_some() && self.over().fed == packed;
         if is_known && self.status().last_error.is_none() {
             return Ok(());
         }
-        let compiled = rules::compile(&files, self.options).map_err(|mut problems| {
-            problems.iter_mut().for_each(name);
+        let compiled = rules::compile(files, self.options).map_err(|mut problems| {
+            locate(&mut problems);
             LoadError::Invalid(problems)
         });
         if compiled.is_ok() {
             let mut over = self.over();
-            over.fed = Some(files);
+            over.fed = packed;
             if over.promoted.is_some() {
                 return Ok(());
             }
@@ -275,10 +302,9 @@ impl Reloader {
     /// The files in force, or to be.
     pub fn files(&self) -> Result<Vec<SourceFile>, LoadError> {
         let over = self.over();
-        match over.promoted.as_ref().or(over.fed.as_ref()) {
-            Some(files) => Ok(files.clone()),
-            None => self.source.read(),
-        }
+        let files = over.promoted.clone().or_else(|| over.fed.as_ref()?.files());
+        drop(over);
+        files.map_or_else(|| self.source.read(), Ok)
     }
 
     /// How files become rules.
@@ -307,7 +333,7 @@ impl Reloader {
             tokio::time::sleep(LOOK).await;
             if settled.look(fingerprint(directory, *which)) {
                 let this = Arc::clone(&self);
-                let _ = tokio::task::spawn_blocking(move || this.reload()).await;
+                let _ = apart(move || this.reload()).await;
             }
         }
     }
@@ -394,6 +420,6 @@ fn retire(old: Arc<Snapshot>) {
     };
     runtime.spawn(async move {
         tokio::time::sleep(RETIRE).await;
-        let _ = tokio::task::spawn_blocking(move || drop(old)).await;
+        let _ = apart(move || drop(old)).await;
     });
 }

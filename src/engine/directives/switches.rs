@@ -158,7 +158,7 @@ impl Modes {
 }
 
 fn domain_of(rule: &Rule) -> String {
-    rule.labels.first().cloned().unwrap_or_default()
+    rule.labels.first().map(ToString::to_string).unwrap_or_default()
 }
 
 /// The scopes that a rule is in, the nearest first; or what is limited without a rule.
@@ -169,7 +169,7 @@ pub(super) fn scopes(domain: &str, rule: Option<&Rule>) -> Vec<Scope> {
     };
     let named = |rule: String| Scope::Rule { domain: domain.to_owned(), rule };
     let name = rule.name.as_deref().map(|name| named(name.to_owned()));
-    let algorithm = rule.limit.map(|limit| Scope::Kind(limit.algorithm().name().to_owned()));
+    let algorithm = rule.limit.as_ref().map(|limit| Scope::Kind(limit.algorithm().name().to_owned()));
     let shedding = (rule.sheds || !rule.classes.is_empty()).then(|| Scope::Kind(SHEDDING.to_owned()));
     let levels = named(rule.labels[1..].join("."));
     let nearest = name.into_iter().chain([levels]).chain(algorithm).chain(shedding);

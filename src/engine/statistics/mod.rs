@@ -21,7 +21,7 @@ use self::series::Count;
 use crate::{
     algorithm::Micros,
     metrics::{Counter, Striped, Totals, WorkerId, observe_counter, observe_gauge},
-    rules::{Entry, FailurePolicy, Node, Rule, Segment},
+    rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment},
 };
 
 /// How much may be counted apart.
@@ -34,6 +34,8 @@ pub struct StatisticsSettings {
 }
 
 type SeriesMap = HashMap<String, Arc<Series>>;
+/// What tells rules apart, over reloads: their labels, and their classes, since a level may have the name of a class.
+type Identity = (Labels, Vec<String>);
 /// What is counted of a rule.
 type Counted = (Arc<Series>, Option<Arc<Shedding>>);
 
@@ -42,7 +44,7 @@ pub struct Statistics {
     workers: usize,
     settings: StatisticsSettings,
     /// Of the rules in force.
-    rules: Mutex<HashMap<String, Counted>>,
+    rules: Mutex<HashMap<Identity, Counted>>,
     dynamic: Mutex<SeriesMap>,
     /// `dynamic`, once it is full: it never changes again and needs no lock.
     full: OnceLock<SeriesMap>,
@@ -68,7 +70,7 @@ impl Statistics {
             dynamic: Mutex::default(),
             full: OnceLock::new(),
             seen: Striped::new(workers),
-            other: Arc::new(Series::new(vec!["other".into(), "other".into()], workers)),
+            other: Arc::new(Series::new(&["other".into(), "other".into()].into(), workers)),
             overflow: Counter::new(workers),
             unknown_domain: Counter::new(workers),
             unknown_plan: Counter::new(workers),
@@ -79,22 +81,28 @@ impl Statistics {
 
     /// The series of a new set's rules, by their ids. Rules that were there before keep theirs; those that are gone
     /// lose it.
-    pub(super) fn enter(&self, rules: &[Rule]) -> Vec<Counted> {
+    pub(super) fn enter(&self, rules: &mut [Rule]) -> Vec<Counted> {
         let mut known = lock(&self.rules);
-        let before = std::mem::take(&mut *known);
-        let counted = |rule: &Rule| {
-            let classes = self.classes(rule);
-            // A level may have the name of a class.
-            let id = format!("{}\0\0{}", rule.labels.join("\0"), classes.join("\0"));
-            let counted = known.get(&id).or_else(|| before.get(&id)).cloned().unwrap_or_else(|| {
-                let shedding = || Shedding::new(rule.labels.clone(), classes.into_iter(), self.workers);
+        let mut before = std::mem::take(&mut *known);
+        known.reserve(rules.len());
+        let counted = |rule: &mut Rule| {
+            let id = (Arc::clone(&rule.labels), self.classes(rule));
+            if let Some(counted) = known.get(&id) {
+                return counted.clone();
+            }
+            let (id, counted) = before.remove_entry(&id).unwrap_or_else(|| {
+                let shedding = || Shedding::new(Arc::clone(&rule.labels), id.1.iter().cloned(), self.workers);
                 let sheds = rule.sheds || !rule.classes.is_empty();
-                (Arc::new(Series::new(rule.labels.clone(), self.workers)), sheds.then(|| Arc::new(shedding())))
+                let shedding = sheds.then(|| Arc::new(shedding()));
+                let series = Arc::new(Series::new(&rule.labels, self.workers));
+                (id, (series, shedding))
             });
+            // The same labels are in memory once, over reloads as well.
+            rule.labels = Arc::clone(&id.0);
             known.insert(id, counted.clone());
             counted
         };
-        rules.iter().map(counted).collect()
+        rules.iter_mut().map(counted).collect()
     }
 
     /// The names under which a rule's classes are counted: those of the list, and the others.
@@ -142,7 +150,8 @@ impl Statistics {
             let _ = self.full.set(dynamic.clone());
             return None;
         }
-        let series = Arc::new(Series::new(labels.to_vec(), self.workers));
+        let labels: Labels = labels.iter().map(|label| Arc::from(label.as_str())).collect();
+        let series = Arc::new(Series::new(&labels, self.workers));
         dynamic.insert(id.to_owned(), Arc::clone(&series));
         Some(series)
     }
@@ -156,7 +165,7 @@ impl Statistics {
     }
 
     /// The sums by the labels that the peer's mapping has, of the domain and two levels: two rules can have the same ones.
-    fn collect(&self, count: Count) -> BTreeMap<Vec<String>, u64> {
+    fn collect(&self, count: Count) -> BTreeMap<Vec<Arc<str>>, u64> {
         let mut sums = BTreeMap::new();
         for series in self.all() {
             if let Some(value) = series.sum(count) {
@@ -307,7 +316,7 @@ pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&
     };
     // Who asks is no level, or there would be as many series as requests; a plan has its label from the rule.
     let levels = entries.iter().zip(path).filter(|(_, node)| node.aside.is_none()).map(level);
-    let plan = rule.plan.as_ref().and_then(|_| rule.labels.last().cloned());
+    let plan = rule.plan.as_ref().and_then(|_| rule.labels.last().map(ToString::to_string));
     std::iter::once(domain.to_owned()).chain(levels).chain(plan).collect()
 }
 

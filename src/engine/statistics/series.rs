@@ -1,13 +1,14 @@
 //! The counts of one rule.
 
 use std::sync::{
-    OnceLock,
+    Arc, OnceLock,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use crate::{
     algorithm::Decision,
     metrics::{Striped, WorkerId},
+    rules::Labels,
 };
 
 /// What is counted, in hits.
@@ -67,7 +68,7 @@ pub(in crate::engine) struct Threshold {
 
 /// The counts of one rule, or of one set of labels.
 pub(in crate::engine) struct Series {
-    labels: Vec<String>,
+    labels: Labels,
     workers: usize,
     /// Made at the first hit: of a hundred thousand rules most are never met, and stripes are wide.
     counts: OnceLock<Striped<[AtomicU64; Count::ALL.len()]>>,
@@ -75,12 +76,14 @@ pub(in crate::engine) struct Series {
 
 impl Series {
     /// `labels`: the domain and every level.
-    pub(super) fn new(labels: Vec<String>, workers: usize) -> Self {
-        let labels = labels.into_iter().map(|label| sanitize(&label)).collect();
+    pub(super) fn new(labels: &Labels, workers: usize) -> Self {
+        let clean: Vec<_> = labels.iter().map(|label| sanitize(label)).collect();
+        let is_clean = clean.iter().map(String::as_str).eq(labels.iter().map(|label| &**label));
+        let labels = if is_clean { Arc::clone(labels) } else { clean.into_iter().map(Arc::from).collect() };
         Self { labels, workers, counts: OnceLock::new() }
     }
 
-    pub(super) fn labels(&self) -> &[String] {
+    pub(super) fn labels(&self) -> &[Arc<str>] {
         &self.labels
     }
 

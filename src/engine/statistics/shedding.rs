@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::{
     algorithm::Micros,
     metrics::{Counter, WorkerId},
+    rules::Labels,
 };
 
 /// Who is shed again within this time has been shed all along.
@@ -34,7 +35,7 @@ impl Outcome {
 
 /// The classes of one rule; of one without classes, all.
 pub(in crate::engine) struct Shedding {
-    pub(super) labels: Vec<String>,
+    pub(super) labels: Labels,
     pub(super) classes: Vec<Class>,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct Class {
 }
 
 impl Shedding {
-    pub(super) fn new(labels: Vec<String>, names: impl Iterator<Item = String>, workers: usize) -> Self {
+    pub(super) fn new(labels: Labels, names: impl Iterator<Item = String>, workers: usize) -> Self {
         let class = |name| Class {
             name,
             hits: std::array::from_fn(|_| Counter::new(workers)),
@@ -98,7 +99,7 @@ mod tests {
 
     #[test]
     fn shedding_goes_on_until_nobody_is_shed_for_a_while() {
-        let shedding = Shedding::new(Vec::new(), std::iter::once("get".to_owned()), 1);
+        let shedding = Shedding::new([].into(), std::iter::once("get".to_owned()), 1);
         let at = |second: u64| Micros::from_secs(1_000_000 + second);
         let shed = |second| shedding.decided(WorkerId(0), 0, Outcome::Shed, 2, at(second));
         let since = |second| shedding.classes[0].since(at(second));

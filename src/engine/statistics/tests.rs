@@ -47,16 +47,17 @@ fn callers_cannot_make_more_series_than_allowed() {
     }
     let sums = statistics.collect(Count::Total);
     assert_eq!(sums.len(), 4);
-    assert_eq!(sums[&vec!["other".to_owned(), "other".to_owned()]], 97);
+    assert_eq!(sums[&["other", "other"].map(Arc::from)[..]], 97);
     assert_eq!(statistics.overflow.get(), 97);
     series(&statistics, &["d", "user_1"]).asked(WorkerId(0), 1);
-    assert_eq!(statistics.collect(Count::Total)[&vec!["d".to_owned(), "user_1".to_owned()]], 2);
+    assert_eq!(statistics.collect(Count::Total)[&["d", "user_1"].map(Arc::from)[..]], 2);
 }
 
 #[test]
 fn labels_are_the_peers() {
     let statistics = statistics(10);
-    let labels = |labels: &[&str]| series(&statistics, labels).labels().to_vec();
+    let labels =
+        |labels: &[&str]| series(&statistics, labels).labels().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(labels(&["d", "ip_10.0.0.1", "a|b:c", "third"]), ["d", "ip_10_0_0_1", "a_b_c", "third"]);
     assert_eq!(labels(&["d", "host_a.example.com"]), ["d", "host_a.example.com"]);
 }

@@ -41,7 +41,8 @@ pub(super) struct Descriptor {
     pub(super) place: Place,
     pub(super) key: String,
     pub(super) value: Option<String>,
-    pub(super) rate_limit: Option<RateLimit>,
+    /// Boxed: the levels above have none.
+    pub(super) rate_limit: Option<Box<RateLimit>>,
     pub(super) shadow_mode: bool,
     pub(super) quota_mode: bool,
     pub(super) detailed_metric: bool,
@@ -289,7 +290,7 @@ impl Reader<'_, '_> {
             match key {
                 "key" => it.key = self.text(key, value).unwrap_or_default(),
                 "value" => it.value = self.text(key, value).filter(|value| !value.is_empty()),
-                "rate_limit" => it.rate_limit = self.rate_limit(value),
+                "rate_limit" => it.rate_limit = self.rate_limit(value).map(Box::new),
                 "shadow_mode" => it.shadow_mode = self.boolean(key, value),
                 "quota_mode" => it.quota_mode = self.boolean(key, value),
                 "detailed_metric" => it.detailed_metric = self.boolean(key, value),
@@ -348,7 +349,7 @@ impl Reader<'_, '_> {
 
     /// With `charge: all` a refused request takes nothing, so nothing of it can be counted.
     fn deny_counted_denials(&mut self, descriptors: &[Descriptor], plans: &Plans) {
-        let limits = descriptors.iter().filter_map(|descriptor| descriptor.rate_limit.as_ref());
+        let limits = descriptors.iter().filter_map(|descriptor| descriptor.rate_limit.as_deref());
         for place in limits.chain(plans.limits()).filter_map(|limit| limit.count_denied) {
             self.problems.error(place, "count_denied contradicts the domain's charge: all");
         }

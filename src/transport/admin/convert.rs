@@ -124,7 +124,7 @@ pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
     api::Rule {
         domain: domain.to_owned(),
         name: rule.name.as_deref().map_or_else(|| levels.join("."), str::to_owned),
-        limit: rule.limit.map_or_else(|| "unlimited".to_owned(), |limit| limit.to_string()),
+        limit: rule.limit.as_ref().map_or_else(|| "unlimited".to_owned(), ToString::to_string),
         file: rule.file.to_string(),
         line: u32::try_from(rule.place.line).unwrap_or(u32::MAX),
         switch: switch.map_or("", Mode::name).to_owned(),

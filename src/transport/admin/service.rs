@@ -168,7 +168,7 @@ impl AdminService for Service {
     async fn list_rules(&self, request: Request<api::ListRulesRequest>) -> Answer<api::ListRulesResponse> {
         let domain = request.into_inner().domain;
         let (status, snapshot) = (self.admin.reloader.status(), self.admin.reloader.rules().load_full());
-        let fits = |met: &&crate::rules::Rule| domain.is_empty() || met.labels[0] == domain;
+        let fits = |met: &&crate::rules::Rule| domain.is_empty() || *met.labels[0] == *domain;
         let rules = snapshot.rules().rules().iter().filter(fits);
         let rules = rules.map(|met| rule(met, snapshot.modes().of(&met.labels[0], Some(met)))).collect();
         let last_error = status.last_error.unwrap_or_default();

@@ -195,15 +195,15 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
         text += &format!("# {scope} {}, by the {}\n", mode.name(), origin.name());
     }
     for rule in snapshot.rules().rules() {
-        let requests = rule.limit.map_or(0, |limit| limit.requests());
-        let (unit, multiplier) = match rule.limit.map(|limit| limit.measure()) {
+        let requests = rule.limit.as_ref().map_or(0, |limit| limit.requests());
+        let (unit, multiplier) = match rule.limit.as_ref().map(|limit| limit.measure()) {
             Some(Measure::Rate { unit, multiplier }) => (unit.name().to_uppercase(), multiplier),
             Some(Measure::InFlight { .. }) => ("IN_FLIGHT".into(), 1),
             None => ("UNKNOWN".into(), 1),
         };
         let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
         // The peer has no such word; a line about fixed windows is as there.
-        let algorithm = rule.limit.filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
+        let algorithm = rule.limit.as_ref().filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
         let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
         let mode = snapshot.modes().of(&rule.labels[0], Some(rule));
         let mode = mode.map_or_else(String::new, |mode| format!(", switched: {}", mode.name()));

@@ -12,7 +12,8 @@ use std::{
 };
 
 use opentelemetry::metrics::Meter;
-use prost_types::{Struct, Value, value::Kind};
+use prost::Message;
+use prost_types::{Any, Struct, Value, value::Kind};
 use sluicegate_proto::{
     envoy::{
         config::core::v3::{Node, node::UserAgentVersionType},
@@ -253,14 +254,13 @@ impl Client {
         }
     }
 
-    /// Puts files in force; or a sentence for who sent them. `news`: the resources of the response.
-    pub(super) async fn offer(&self, files: Vec<SourceFile>, news: Vec<RateLimitConfig>) -> Result<(), String> {
-        let reloader = Arc::clone(&self.reloader);
-        let offered = tokio::task::spawn_blocking(move || {
-            let locate = |problem: &mut Problem| convert::locate(problem, &news);
-            reloader.feed(files, locate).map_err(|error| crate::errors::chain(&error))
-        });
-        let offered = offered.await.unwrap_or_else(|error| Err(error.to_string()));
+    /// Puts files in force; or a sentence for who sent them. `news`: the resources of the response, as they came.
+    pub(super) async fn offer(&self, files: Vec<SourceFile>, news: Vec<Any>) -> Result<(), String> {
+        let locate = move |problems: &mut Vec<Problem>| {
+            let configs: Vec<_> = news.iter().filter_map(|it| RateLimitConfig::decode(&*it.value).ok()).collect();
+            convert::locate(problems, &configs);
+        };
+        let offered = self.reloader.feed(files, locate).await.map_err(|error| crate::errors::chain(&error));
         let counter = if offered.is_ok() { &self.accepted } else { &self.refused };
         counter.add(WorkerId(0), 1);
         offered.map_err(|mut complaint| {

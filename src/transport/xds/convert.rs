@@ -14,6 +14,8 @@ use crate::rules::{Place, Problem, SourceFile};
 
 /// In a descriptor's `metadata`: what this service knows beyond the peer's message. Not shown to callers.
 const OURS: &str = "sluicegate";
+/// So many problems are told.
+const MOST: usize = 20;
 /// The lines before the first descriptor's.
 const HEAD: usize = 1;
 
@@ -35,8 +37,18 @@ fn name(config: &RateLimitConfig) -> &str {
     if config.name.is_empty() { &config.domain } else { &config.name }
 }
 
-/// Says in place of a line which descriptor of which resource it is.
-pub(super) fn locate(problem: &mut Problem, configs: &[RateLimitConfig]) {
+/// Says in place of lines which descriptors of which resources they are. No more than the first: who sends a hundred thousand
+/// descriptors may have a hundred thousand mistakes in them.
+pub(super) fn locate(problems: &mut Vec<Problem>, configs: &[RateLimitConfig]) {
+    let more = problems.len().saturating_sub(MOST);
+    problems.truncate(MOST);
+    problems.iter_mut().for_each(|problem| locate_one(problem, configs));
+    if let Some(last) = problems.last_mut().filter(|_| more > 0) {
+        last.message += &format!("; and {more} more");
+    }
+}
+
+fn locate_one(problem: &mut Problem, configs: &[RateLimitConfig]) {
     let Some(config) = configs.iter().find(|config| name(config) == problem.file) else {
         return;
     };
@@ -205,7 +217,7 @@ mod tests {
         Struct { fields: map.iter().map(|(word, it)| (word.clone(), value(it))).collect() }
     }
 
-    fn some(json: Json) -> Option<Struct> {
+    fn some(json: &Json) -> Option<Struct> {
         json.as_object().map(fields)
     }
 
@@ -223,22 +235,18 @@ mod tests {
 
     fn complaints(config: RateLimitConfig) -> Vec<String> {
         let mut problems = compile(&[file(&config)], Options::default()).err().unwrap_or_default();
-        problems.iter_mut().for_each(|problem| locate(problem, std::slice::from_ref(&config)));
+        locate(&mut problems, &[config]);
         problems.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn a_message_means_what_a_file_means() {
         let limited = RateLimitDescriptor {
-            rate_limit: Some(RateLimitPolicy {
-                name: "own".into(),
-                replaces: vec![Default::default(); 0],
-                ..policy(RateLimitUnit::Week, 7).unwrap()
-            }),
+            rate_limit: Some(RateLimitPolicy { name: "own".into(), ..policy(RateLimitUnit::Week, 7).unwrap() }),
             shadow_mode: true,
             quota_mode: true,
             detailed_metric: true,
-            metadata: some(serde_json::json!({"team": "a", "cost": 2.5})),
+            metadata: some(&serde_json::json!({"team": "a", "cost": 2.5})),
             ..level("b", "x: y, {z}", Vec::new())
         };
         let unlimited = RateLimitDescriptor {
@@ -251,7 +259,7 @@ mod tests {
         assert_eq!(warnings, []);
         let entry = |key, value| Entry { key, value };
         let rule = set.rule_for("d\"\n#", &[entry("a", "any"), entry("b", "x: y, {z}")]).unwrap();
-        assert_eq!(rule.limit.unwrap().requests(), 7);
+        assert_eq!(rule.limit.as_ref().unwrap().requests(), 7);
         assert!(rule.shadow_mode && rule.quota_mode && rule.detailed_metric);
         assert_eq!(rule.name.as_deref(), Some("own"));
         assert_eq!(
@@ -259,33 +267,35 @@ mod tests {
             r#"Map({"cost": Number(2.5), "team": Text("a")})"#
         );
         assert!(set.rule_for("d\"\n#", &[entry("free", "x")]).unwrap().limit.is_none());
-        assert_eq!(set.rule_for("d\"\n#", &[entry("none", "x")]).unwrap().limit.unwrap().requests(), 0);
+        assert_eq!(set.rule_for("d\"\n#", &[entry("none", "x")]).unwrap().limit.as_ref().unwrap().requests(), 0);
     }
 
     #[test]
     fn words_of_our_own_stand_beside_the_messages() {
         let bucket = RateLimitDescriptor {
             rate_limit: policy(RateLimitUnit::Minute, 60),
-            metadata: some(serde_json::json!({
+            metadata: some(&serde_json::json!({
                 "kept": true,
                 "sluicegate": {"ip_prefix": {"v4": 24}, "rate_limit": {"algorithm": "token_bucket", "burst": 5}},
             })),
             ..level("address", "", Vec::new())
         };
         let at_once = RateLimitDescriptor {
-            metadata: some(serde_json::json!({"sluicegate": {"rate_limit": {"algorithm": "concurrency", "limit": 3}}})),
+            metadata: some(
+                &serde_json::json!({"sluicegate": {"rate_limit": {"algorithm": "concurrency", "limit": 3}}}),
+            ),
             ..level("at_once", "", Vec::new())
         };
         let mut config = config(vec![bucket, at_once]);
-        config.sluicegate = some(serde_json::json!({"charge": "all", "shard_by": ["address"]}));
+        config.sluicegate = some(&serde_json::json!({"charge": "all", "shard_by": ["address"]}));
         let (set, _) = compile(&[file(&config)], Options::default()).unwrap();
         assert!(set.settings_of(&config.domain).unwrap().charge_all);
         let entry = |key| Entry { key, value: "x" };
         let rule = set.rule_for(&config.domain, &[entry("address")]).unwrap();
-        assert_eq!(rule.limit.unwrap().algorithm().name(), "token_bucket");
+        assert_eq!(rule.limit.as_ref().unwrap().algorithm().name(), "token_bucket");
         assert_eq!(format!("{:?}", rule.metadata.as_ref().unwrap()), r#"Map({"kept": Bool(true)})"#);
         let rule = set.rule_for(&config.domain, &[entry("at_once")]).unwrap();
-        assert_eq!(rule.limit.unwrap().requests(), 3);
+        assert_eq!(rule.limit.as_ref().unwrap().requests(), 3);
     }
 
     #[test]
@@ -297,11 +307,11 @@ mod tests {
         };
         let both = RateLimitDescriptor {
             rate_limit: policy(RateLimitUnit::Second, 1),
-            metadata: some(serde_json::json!({"sluicegate": {"rate_limit": {"unit": "hour"}}})),
+            metadata: some(&serde_json::json!({"sluicegate": {"rate_limit": {"unit": "hour"}}})),
             ..level("both", "", Vec::new())
         };
         let text =
-            RateLimitDescriptor { metadata: some(serde_json::json!({"sluicegate": 1})), ..level("text", "", vec![]) };
+            RateLimitDescriptor { metadata: some(&serde_json::json!({"sluicegate": 1})), ..level("text", "", vec![]) };
         let all =
             vec![level("a", "", vec![level("b", "1", Vec::new()), bad]), newer, both, text, level("", "", vec![])];
         let complaints = complaints(config(all));
@@ -316,6 +326,13 @@ mod tests {
         for (complaint, expected) in complaints.iter().zip(expected) {
             assert!(complaint.starts_with(expected), "{complaint}");
         }
+        let many = (0..50).map(|number| RateLimitDescriptor {
+            rate_limit: policy(RateLimitUnit::Unknown, 1),
+            ..level(&number.to_string(), "", Vec::new())
+        });
+        let complaints = self::complaints(config(many.collect()));
+        assert_eq!(complaints.len(), MOST);
+        assert!(complaints[MOST - 1].ends_with("; and 30 more"), "{complaints:#?}");
         let nameless = RateLimitConfig { name: String::new(), domain: String::new(), ..config(Vec::new()) };
         assert_eq!(self::complaints(nameless), [": the file has no domain, or an empty one"]);
     }

@@ -54,12 +54,14 @@ pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<
     loop {
         let response = responses.message().await?.ok_or(Lost::Ended)?;
         client.heard();
-        let DiscoveryResponse { version_info, resources, type_url, nonce } = response;
+        let DiscoveryResponse { version_info, mut resources, type_url, nonce } = response;
+        // The same state may come in any order.
+        resources.sort_unstable_by(|one, other| one.value.cmp(&other.value));
         let digest = digest(&resources);
         let taken = match refused.again(digest).await {
             Some(complaint) => Err(complaint),
-            None => match read_all(&type_url, resources.iter().map(Some)) {
-                Ok(configs) => client.offer(configs.iter().map(convert::file).collect(), configs).await,
+            None => match files(&type_url, &resources) {
+                Ok(files) => client.offer(files, resources).await,
                 Err(complaint) => Err(complaint),
             },
         };
@@ -99,11 +101,12 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> R
         let DeltaDiscoveryResponse { resources, type_url, nonce, removed_resources, .. } = response;
         let mut next = known.clone();
         removed_resources.iter().for_each(|name| drop(next.remove(name)));
-        let taken = match read_all(&type_url, resources.iter().map(|it| it.resource.as_ref())) {
-            Ok(configs) => {
-                let names = resources.iter().map(|it| it.name.clone());
-                next.extend(names.zip(configs.iter().map(convert::file)));
-                client.offer(next.values().cloned().collect(), configs).await
+        let (names, resources): (Vec<_>, Vec<_>) =
+            resources.into_iter().map(|it| (it.name, it.resource.unwrap_or_default())).unzip();
+        let taken = match files(&type_url, &resources) {
+            Ok(files) => {
+                next.extend(names.into_iter().zip(files));
+                client.offer(next.values().cloned().collect(), resources).await
             }
             Err(complaint) => Err(complaint),
         };
@@ -167,21 +170,18 @@ async fn say<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Lost> {
 }
 
 /// All resources of a response, or what is wrong with one of them.
-fn read_all<'a>(
-    type_url: &str,
-    resources: impl Iterator<Item = Option<&'a Any>>,
-) -> Result<Vec<RateLimitConfig>, String> {
+fn files(type_url: &str, resources: &[Any]) -> Result<Vec<SourceFile>, String> {
     if type_url != TYPE_URL {
         return Err(format!("the response is of the type {type_url:?}; {TYPE_URL:?} was asked for"));
     }
-    let read = |(index, resource): (usize, Option<&Any>)| {
-        let resource = resource.ok_or_else(|| format!("resource {index} is empty"))?;
+    let read = |(index, resource): (usize, &Any)| {
         if resource.type_url != TYPE_URL {
             return Err(format!("resource {index} is of the type {:?}, not {TYPE_URL:?}", resource.type_url));
         }
-        RateLimitConfig::decode(&*resource.value).map_err(|error| format!("resource {index} cannot be read: {error}"))
+        let config = RateLimitConfig::decode(&*resource.value);
+        config.map(|it| convert::file(&it)).map_err(|error| format!("resource {index} cannot be read: {error}"))
     };
-    resources.enumerate().map(read).collect()
+    resources.iter().enumerate().map(read).collect()
 }
 
 fn refusal(taken: Result<(), String>) -> Option<Refusal> {
