@@ -205,6 +205,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         })?;
     }
 
+    observe_gauge(&meter, "sluicegate_workers", "Threads that decide", move || workers as u64);
     let now = clock.clone();
     parts.statistics.observe(&meter, move || now.now());
     reloader.observe(&meter);

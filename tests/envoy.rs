@@ -24,7 +24,7 @@ use super::support::{
 
 /// Who is in the upstream now, and how many there were at once at most.
 #[derive(Default)]
-struct Crowd {
+pub(crate) struct Crowd {
     now: AtomicUsize,
     most: AtomicUsize,
 }
@@ -48,7 +48,7 @@ impl Drop for Guest {
 
 /// Answers 200 to everything, with the `x-tokens` that the request wants to have used, after as many milliseconds as it
 /// says in `x-work`; or breaks off, if it says so in `x-break`.
-fn upstream() -> (SocketAddr, Arc<Crowd>) {
+pub(crate) fn upstream() -> (SocketAddr, Arc<Crowd>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
     let (address, crowd) = (listener.local_addr().unwrap(), Arc::new(Crowd::default()));

@@ -34,6 +34,8 @@ mod eventual;
 mod faults;
 /// A client that shares no code with us.
 mod foreign;
+/// Envoy Gateway: what its translator makes, and an Envoy as it configures one.
+mod gateway;
 /// Every algorithm as derived from its definition: the functions, memory, Redis.
 mod golden;
 /// Hits that callers admit by themselves.
@@ -50,6 +52,8 @@ mod in_flight;
 mod layer;
 /// The order of layers.
 mod layers;
+/// Alerts, the dashboard, and a real Prometheus.
+mod monitoring;
 /// The transcripts of docs/operating.md.
 mod operating;
 /// Traces and metrics sent to a collector.

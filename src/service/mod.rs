@@ -12,6 +12,7 @@ pub mod reload;
 pub mod resources;
 
 pub use admin::Admin;
+pub use apart::apart;
 pub use candidates::Candidates;
 pub use check::{Check, CheckError};
 pub use clock::Clock;

@@ -264,17 +264,8 @@ impl Reloader {
 
     /// Puts these files in force, for a source that is fed; but for files that are promoted, which go first. An error: they
     /// cannot be used, and those before stay. `locate` says of problems where they are, for who wrote them.
-    pub async fn feed(
-        self: &Arc<Self>,
-        files: Vec<SourceFile>,
-        locate: impl FnOnce(&mut Vec<Problem>) + Send + 'static,
-    ) -> Result<(), LoadError> {
-        let this = Arc::clone(self);
-        let fed = apart(move || this.feed_here(&files, locate)).await;
-        fed.unwrap_or_else(|source| Err(LoadError::Read { path: "the rules that came".into(), source }))
-    }
-
-    fn feed_here(&self, files: &[SourceFile], locate: impl FnOnce(&mut Vec<Problem>)) -> Result<(), LoadError> {
+    /// Takes a while: to be done apart.
+    pub fn feed(&self, files: &[SourceFile], locate: impl FnOnce(&mut Vec<Problem>)) -> Result<(), LoadError> {
         let packed = Packed::new(files);
         let is_known = packed.is_some() && self.over().fed == packed;
         if is_known && self.status().last_error.is_none() {

@@ -3,9 +3,9 @@
 use opentelemetry::metrics::{Meter, MeterProvider};
 use opentelemetry_otlp::{MetricExporter, WithExportConfig};
 use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
-use prometheus::{Registry, TextEncoder};
+use prometheus::{IntGauge, Opts, Registry, process_collector::ProcessCollector};
 
-use super::{OtlpProtocol, OtlpSettings, TelemetryError};
+use super::{Exposition, OtlpProtocol, OtlpSettings, TelemetryError};
 
 /// OpenTelemetry folds what is above 2,000 series of an instrument into one; statistics per rule may have more. Not
 /// for every instrument: room for so many is set aside at once.
@@ -23,6 +23,13 @@ impl Meters {
     pub fn start(settings: &OtlpSettings) -> Result<Self, TelemetryError> {
         let error = |error: String| TelemetryError(error);
         let registry = Registry::new();
+        let build = Opts::new("sluicegate_build_info", "The version that runs; always 1")
+            .const_label("version", env!("CARGO_PKG_VERSION"));
+        let build = IntGauge::with_opts(build).map_err(|cause| error(cause.to_string()))?;
+        build.set(1);
+        for collector in [Box::new(build) as _, Box::new(ProcessCollector::for_self()) as _] {
+            registry.register(collector).map_err(|cause| error(cause.to_string()))?;
+        }
         // The peer's names have no suffixes.
         let prometheus = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())
@@ -56,12 +63,9 @@ impl Meters {
         self.provider.meter("sluicegate")
     }
 
-    /// Everything in Prometheus' text format.
-    pub fn prometheus(&self) -> Result<String, TelemetryError> {
-        let mut text = String::new();
-        let encoded = TextEncoder::new().encode_utf8(&self.registry.gather(), &mut text);
-        encoded.map_err(|error| TelemetryError(error.to_string()))?;
-        Ok(text)
+    /// Everything, as whoever asks wants it.
+    pub fn prometheus(&self, exposition: Exposition) -> Result<String, TelemetryError> {
+        exposition.write(self.registry.gather())
     }
 
     /// Sends what was not sent yet.

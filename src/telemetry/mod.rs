@@ -1,10 +1,12 @@
 //! Logs, metrics and traces: set-up only. What is counted stands beside what counts it.
 
+mod exposition;
 mod logs;
 mod meters;
 mod statsd;
 mod traces;
 
+pub use exposition::Exposition;
 pub use logs::{LogFormat, LogSettings};
 pub use meters::Meters;
 pub use statsd::{Mogrifier, Statsd, StatsdProtocol, StatsdSettings};

@@ -1,7 +1,8 @@
 // A control plane on go-control-plane, for the tests: it listens, says where on its first line, and then sends what it is told.
 //
-// Each line on standard input is a snapshot: {"version": …, "configs": [a RateLimitConfig, encoded, in hex]}. Each line on
-// standard output is what a client did: {"event": "open" or "request", …}.
+// Each line on standard input is a snapshot: {"version": …, "configs": [a RateLimitConfig, encoded, in hex]}; or with "files", YAML
+// as Envoy Gateway's translator writes it, which it then tells as JSON ("read"). Each line on standard output is what a
+// client did: {"event": "open" or "request", …}.
 package main
 
 import (
@@ -16,6 +17,7 @@ import (
 	"log"
 	"net"
 	"os"
+	"strings"
 	"sync"
 
 	discovery "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -27,7 +29,9 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"sigs.k8s.io/yaml"
 )
 
 var (
@@ -41,6 +45,23 @@ var (
 type snapshot struct {
 	Version string
 	Configs []string
+	Files   []string
+}
+
+// The resources of YAML files, and the same as JSON.
+func read(files []string) (resources []types.Resource, all []json.RawMessage) {
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		must(err)
+		for _, document := range strings.Split(string(text), "\n---\n") {
+			plain, err := yaml.YAMLToJSON([]byte(document))
+			must(err)
+			config := &ratelimit.RateLimitConfig{}
+			must(protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(plain, config))
+			resources, all = append(resources, config), append(all, plain)
+		}
+	}
+	return resources, all
 }
 
 var output sync.Mutex
@@ -128,6 +149,11 @@ func main() {
 			config := &ratelimit.RateLimitConfig{}
 			must(proto.Unmarshal(encoded, config))
 			resources = append(resources, config)
+		}
+		if len(wanted.Files) > 0 {
+			read, all := read(wanted.Files)
+			resources = append(resources, read...)
+			tell(map[string]any{"event": "read", "version": wanted.Version, "configs": all})
 		}
 		state, err := cache.NewSnapshot(wanted.Version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
 		must(err)

@@ -72,6 +72,15 @@ impl ControlPlane {
         writeln!(self.input, "{line}").unwrap();
     }
 
+    /// Has what these files of Envoy Gateway's translator say, and tells it as JSON.
+    pub(crate) fn set_files(&mut self, version: &str, files: &[std::path::PathBuf]) -> Vec<Value> {
+        writeln!(self.input, "{}", serde_json::json!({"version": version, "files": files})).unwrap();
+        until("the files to be read", || {
+            let read = self.events("read").into_iter().find(|event| event["version"] == version)?;
+            Some(read["configs"].as_array().unwrap().clone())
+        })
+    }
+
     /// What it has heard so far: streams opened, and requests.
     pub(crate) fn events(&self, kind: &str) -> Vec<Value> {
         self.events.lock().unwrap().iter().filter(|event| event["event"] == kind).cloned().collect()

@@ -1,4 +1,4 @@
-//! A real Envoy 1.40 with the configuration of `deploy/envoy`, its ports replaced by free ones.
+//! A real Envoy 1.40 with a configuration of `deploy`, its ports replaced by free ones.
 
 use std::{
     net::SocketAddr,
@@ -23,11 +23,15 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// `failure_mode_deny`: a service without an answer refuses.
+    /// With `deploy/envoy`. `failure_mode_deny`: a service without an answer refuses.
     pub(crate) fn start(service: SocketAddr, upstream: SocketAddr, failure_mode_deny: bool) -> Self {
+        Self::start_with("deploy/envoy/envoy.yaml", service, upstream, failure_mode_deny)
+    }
+
+    pub(crate) fn start_with(file: &str, service: SocketAddr, upstream: SocketAddr, failure_mode_deny: bool) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (config, admin) = (folder.path().join("envoy.yaml"), folder.path().join("admin"));
-        let text = std::fs::read_to_string(repository("deploy/envoy/envoy.yaml")).unwrap();
+        let text = std::fs::read_to_string(repository(file)).unwrap();
         let text = [
             ("port_value: 9901", "port_value: 0".to_owned()),
             ("path: /dev/stdout", format!("path: {}", folder.path().join("access.log").display())),
@@ -40,7 +44,7 @@ impl Envoy {
         ]
         .into_iter()
         .fold(text, |text, (from, to)| {
-            assert!(text.contains(from), "{from} is not in deploy/envoy/envoy.yaml");
+            assert!(text.contains(from), "{from} is not in {file}");
             text.replace(from, &to)
         });
         std::fs::write(&config, text).unwrap();
@@ -68,7 +72,7 @@ impl Envoy {
             let admin = std::fs::read_to_string(&admin).ok().filter(|address| !address.is_empty())?;
             agent().get(format!("http://{admin}/ready")).call().ok().filter(|ready| ready.status() == 200)?;
             let (_, listeners) = get(&format!("http://{admin}/listeners"));
-            listeners.trim().strip_prefix("http::").map(str::to_owned)
+            listeners.trim().split_once("::").map(|(_, address)| address.to_owned())
         });
         Self { child, address, folder }
     }
@@ -85,9 +89,13 @@ impl Envoy {
 
     /// Code and headers of one request.
     pub(crate) fn get(&self, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
-        let request = agent().get(format!("http://{}{path}", self.address));
+        self.ask("GET", path, headers)
+    }
+
+    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
+        let request = http::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
-        let response = request.call().unwrap();
+        let response = agent().run(request.body(()).unwrap()).unwrap();
         (response.status().as_u16(), response.headers().clone())
     }
 }

@@ -16,7 +16,10 @@ use std::{
 use axum::{
     Router,
     extract::{DefaultBodyLimit, State},
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderMap, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
     routing::{any, get},
 };
@@ -32,7 +35,7 @@ use crate::{
     rules::Measure,
     service::{Check, Keeper, Reports, reload::Reloader},
     store::AnyStore,
-    telemetry::Meters,
+    telemetry::{Exposition, Meters},
 };
 
 /// How HTTP is served.
@@ -160,7 +163,7 @@ impl Pages {
 
 /// All numbers, a line each, in the order of their names.
 async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
-    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus()).await;
+    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus(Exposition::Text)).await;
     let Ok(Ok(text)) = gathered else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
@@ -169,11 +172,13 @@ async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
     lines.collect::<String>().into_response()
 }
 
-async fn metrics(State(handlers): State<Arc<Handlers>>) -> Response {
+async fn metrics(State(handlers): State<Arc<Handlers>>, headers: HeaderMap) -> Response {
+    let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
+    let exposition = Exposition::accepted(accept.unwrap_or_default());
     // With many rules this is work for a while; the control runtime has others waiting.
-    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus()).await;
+    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus(exposition)).await;
     match gathered {
-        Ok(Ok(text)) => ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response(),
+        Ok(Ok(text)) => ([(CONTENT_TYPE, exposition.media_type())], text).into_response(),
         Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }

@@ -32,7 +32,7 @@ use super::{Protocol, Settings, convert, stream};
 use crate::{
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
     rules::{Problem, SourceFile},
-    service::reload::Reloader,
+    service::{apart, reload::Reloader},
 };
 
 /// A silent connection is asked whether it lives: by TCP, and more rarely by HTTP/2, since servers in Go take pings more
@@ -254,13 +254,24 @@ impl Client {
         }
     }
 
-    /// Puts files in force; or a sentence for who sent them. `news`: the resources of the response, as they came.
-    pub(super) async fn offer(&self, files: Vec<SourceFile>, news: Vec<Any>) -> Result<(), String> {
-        let locate = move |problems: &mut Vec<Problem>| {
-            let configs: Vec<_> = news.iter().filter_map(|it| RateLimitConfig::decode(&*it.value).ok()).collect();
-            convert::locate(problems, &configs);
-        };
-        let offered = self.reloader.feed(files, locate).await.map_err(|error| crate::errors::chain(&error));
+    /// Puts in force what `read` makes of a response, and gives it back; or a sentence for who sent it. `news`: the resources of the
+    /// response, as they came. All of it apart: with many rules that is work for seconds.
+    pub(super) async fn offer<T: Send + 'static>(
+        &self,
+        news: Vec<Any>,
+        read: impl FnOnce(&[Any]) -> Result<(Vec<SourceFile>, T), String> + Send + 'static,
+    ) -> Result<T, String> {
+        let reloader = Arc::clone(&self.reloader);
+        let offered = apart(move || {
+            let (files, read) = read(&news)?;
+            let locate = |problems: &mut Vec<Problem>| {
+                let configs: Vec<_> = news.iter().filter_map(|it| RateLimitConfig::decode(&*it.value).ok()).collect();
+                convert::locate(problems, &configs);
+            };
+            reloader.feed(&files, locate).map_err(|error| crate::errors::chain(&error))?;
+            Ok(read)
+        });
+        let offered = offered.await.unwrap_or_else(|error| Err(error.to_string()));
         let counter = if offered.is_ok() { &self.accepted } else { &self.refused };
         counter.add(WorkerId(0), 1);
         offered.map_err(|mut complaint| {

@@ -60,10 +60,7 @@ pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<
         let digest = digest(&resources);
         let taken = match refused.again(digest).await {
             Some(complaint) => Err(complaint),
-            None => match files(&type_url, &resources) {
-                Ok(files) => client.offer(files, resources).await,
-                Err(complaint) => Err(complaint),
-            },
+            None => client.offer(resources, move |news| Ok((files(&type_url, news)?, ()))).await,
         };
         refused.note(digest, &taken);
         if taken.is_ok() {
@@ -99,20 +96,15 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> R
         let response = responses.message().await?.ok_or(Lost::Ended)?;
         client.heard();
         let DeltaDiscoveryResponse { resources, type_url, nonce, removed_resources, .. } = response;
-        let mut next = known.clone();
-        removed_resources.iter().for_each(|name| drop(next.remove(name)));
         let (names, resources): (Vec<_>, Vec<_>) =
             resources.into_iter().map(|it| (it.name, it.resource.unwrap_or_default())).unzip();
-        let taken = match files(&type_url, &resources) {
-            Ok(files) => {
-                next.extend(names.into_iter().zip(files));
-                client.offer(next.values().cloned().collect(), resources).await
-            }
-            Err(complaint) => Err(complaint),
+        let mut next = known.clone();
+        let read = move |news: &[Any]| {
+            removed_resources.iter().for_each(|name| drop(next.remove(name)));
+            next.extend(names.into_iter().zip(files(&type_url, news)?));
+            Ok((next.values().cloned().collect(), next))
         };
-        if taken.is_ok() {
-            *known = next;
-        }
+        let taken = client.offer(resources, read).await.map(|next| *known = next);
         let answer = DeltaDiscoveryRequest {
             type_url: TYPE_URL.into(),
             response_nonce: nonce,

@@ -1,0 +1,151 @@
+//! What watches the service: alerts by their own tests, a real Prometheus, and that every metric that alerts and the dashboard name is
+//! there.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Command, Stdio},
+};
+
+use serde_json::Value;
+
+use super::support::{
+    RedisServer, Server, ask,
+    control_plane::ControlPlane,
+    repository, rules,
+    server::{agent, get},
+    tool, until, until_async,
+};
+
+#[test]
+fn alerts_do_what_their_tests_say() {
+    for what in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]] {
+        let told =
+            Command::new(tool("promtool")).args(what).current_dir(repository("deploy/prometheus")).output().unwrap();
+        let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
+        assert!(told.status.success(), "{text}");
+    }
+    // Each of them has a line in the runbook, and a test.
+    let read = |path| fs::read_to_string(repository(path)).unwrap();
+    let (alerts, tests, book) =
+        (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts_test.yaml"), read("docs/operations.md"));
+    let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        assert!(book.contains(&format!("| `{name}` |")), "{name} is not in docs/operations.md");
+        assert!(
+            tests.contains(&format!("alertname: {name}\n    exp_alerts:\n    - ")),
+            "{name} has no test in which it fires"
+        );
+    }
+}
+
+/// All words in the text that are names of metrics.
+fn named(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    let prefixes = ["sluicegate_", "ratelimit_service_", "process_"];
+    let names = words.filter(|word| prefixes.iter().any(|prefix| word.starts_with(prefix)));
+    names.map(|name| name.strip_suffix("_bucket").unwrap_or(name)).collect()
+}
+
+const RULES: &str = "
+domain: all
+descriptors:
+- { key: plain, rate_limit: { unit: hour, requests_per_unit: 5 } }
+- { key: leased, rate_limit: { unit: hour, requests_per_unit: 5, consistency: leased } }
+- { key: counted, rate_limit: { unit: hour, requests_per_unit: 5, consistency: eventual } }
+- { key: shared, rate_limit: { capacity: 10/s, class: class, reserve: { batch: 20% } } }
+";
+
+#[tokio::test]
+async fn every_metric_that_is_named_is_there() {
+    let (redis, folder) = (RedisServer::start(), rules(&[("all.yaml", RULES)]));
+    let on_redis = Server::builder()
+        .rules(folder.path())
+        .store(&redis.url())
+        .set("rules.candidate_dir", folder.path().to_str().unwrap())
+        .set("rules.candidate_share", "1.0")
+        .start();
+    let plane = ControlPlane::start();
+    let in_memory = Server::builder()
+        .set("rules.xds.server", &format!("http://{}", plane.address()))
+        .set("rules.xds.start_without_rules", "true")
+        .start();
+    let client = on_redis.client().await;
+    let page = until_async("the candidate to be asked", async || {
+        client.check(ask("all", &[("plain", "x")])).await.unwrap();
+        let page = on_redis.get("/metrics");
+        page.contains("\nsluicegate_candidate_hits{").then_some(page)
+    })
+    .await;
+    let page = page + &in_memory.get("/metrics");
+    let there: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    for file in ["deploy/prometheus/alerts.yaml", "deploy/grafana/sluicegate.json"] {
+        let text = fs::read_to_string(repository(file)).unwrap();
+        let wanted = named(&text);
+        assert!(wanted.len() > 10, "{wanted:?}");
+        let missing: Vec<_> = wanted.difference(&there).collect();
+        assert!(missing.is_empty(), "{file} names {missing:?}; there are {there:?}");
+    }
+    serde_json::from_str::<Value>(&fs::read_to_string(repository("deploy/grafana/sluicegate.json")).unwrap()).unwrap();
+    for line in
+        ["# TYPE ratelimit_service_response_time_seconds histogram", "# TYPE sluicegate_store_seconds histogram"]
+    {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    // Exit code 3 is a matter of taste: the names are another service's.
+    let mut promtool = Command::new(tool("promtool"))
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), on_redis.get("/metrics").as_bytes()).unwrap();
+    let told = promtool.wait_with_output().unwrap();
+    assert!(matches!(told.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&told.stderr));
+}
+
+/// A real Prometheus asks for OpenMetrics, and takes it.
+#[tokio::test]
+async fn a_real_prometheus_reads_it() {
+    let server = Server::builder().start();
+    let client = server.client().await;
+    for _ in 0..3 {
+        client.check(ask("example", &[("user", "x")])).await.unwrap();
+    }
+    let mut page = agent().get(server.url("/metrics")).header("accept", "application/openmetrics-text").call().unwrap();
+    assert_eq!(page.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(page.body_mut().read_to_string().unwrap().ends_with("\n# EOF\n"));
+
+    let folder = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let config = format!(
+        "scrape_configs: [{{job_name: s, scrape_interval: 100ms, scrape_timeout: 100ms, static_configs: [{{targets: ['{}']}}]}}]\n",
+        server.http
+    );
+    let file = folder.path().join("prometheus.yml");
+    fs::write(&file, config).unwrap();
+    let mut prometheus = Command::new(tool("prometheus"))
+        .arg(format!("--config.file={}", file.display()))
+        .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+        .args(["--web.console.templates=/nowhere", "--web.console.libraries=/nowhere", "--log.level=error"])
+        .spawn()
+        .unwrap();
+    let answer = |query: &str| -> Option<f64> {
+        let url = format!("http://127.0.0.1:{port}/api/v1/query");
+        let mut response = agent().get(url).query("query", query).call().ok()?;
+        let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().ok()?).ok()?;
+        answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+    };
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
+    until("the hits to be scraped", || answer(total).filter(|hits| *hits == 3.0));
+    let quantile = "histogram_quantile(0.5, ratelimit_service_response_time_seconds_bucket)";
+    assert!(until("a quantile", || answer(quantile)) > 0.0);
+    assert!(until("memory", || answer("process_resident_memory_bytes")) > 1e6);
+    assert_eq!(answer("sluicegate_build_info"), Some(1.0));
+    assert_eq!(answer("count(up == 1)"), Some(1.0));
+    prometheus.kill().unwrap();
+    prometheus.wait().unwrap();
+    assert_eq!(get(&server.url("/healthcheck")).0, 200);
+}
