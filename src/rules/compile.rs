@@ -1,7 +1,7 @@
 //! From files to a [`RuleSet`]: all or nothing, with every mistake of every file.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     num::NonZeroU32,
     sync::{Arc, OnceLock},
 };
@@ -43,8 +43,13 @@ impl Default for Options {
 /// Compiles a set of files. `Ok` brings the warnings along; `Err` has every error, and the warnings.
 pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<Problem>), Vec<Problem>> {
     let mut list = Vec::new();
-    let mut compiler =
-        Compiler { set: RuleSet::default(), first_file: HashMap::new(), limits: HashMap::new(), options };
+    let mut compiler = Compiler {
+        set: RuleSet::default(),
+        first_file: HashMap::new(),
+        limits: HashMap::new(),
+        texts: HashSet::new(),
+        options,
+    };
     for file in files {
         let mut problems = Problems::new(&file.name, &mut list);
         if let Some(spec) = spec::read(&file.text, options, &mut problems) {
@@ -65,6 +70,8 @@ struct Compiler {
     first_file: HashMap<String, Arc<str>>,
     /// By requests and window, to be shared.
     limits: HashMap<(u32, Micros), Vec<Arc<Limit>>>,
+    /// Keys and labels, to be shared: those of many levels are the same.
+    texts: HashSet<Arc<str>>,
     options: Options,
 }
 
@@ -113,7 +120,8 @@ impl Compiler {
                 Some(value) if value.contains('*') => Segment::Pattern(value.as_str().into()),
                 Some(value) => Segment::Value(value.as_str().into()),
             };
-            match self.set.add_child(above.parent, &descriptor.key, segment, descriptor.place) {
+            let key = self.text(&descriptor.key);
+            match self.set.add_child(above.parent, &key, segment, descriptor.place) {
                 Ok(node) => self.level(node, descriptor, above, problems),
                 Err(first) => {
                     let value = descriptor.value.as_ref().map(|value| format!(" and value {value:?}"));
@@ -134,8 +142,9 @@ impl Compiler {
         node.value_to_metric = descriptor.value_to_metric;
         node.ip_prefix = descriptor.ip_prefix;
         let mut labels = above.labels.clone();
-        labels.push(node.label().into());
+        let label = node.label();
         let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
+        labels.push(self.text(&label));
         let dynamic = above.dynamic || (descriptor.value_to_metric && own_value);
         if let Some(written) = &descriptor.rate_limit {
             let at = Level { descriptor, above, labels: &labels, dynamic };
@@ -150,6 +159,15 @@ impl Compiler {
         }
         let below = Above { parent: id, labels, dynamic, entities: Arc::clone(&above.entities), ..*above };
         self.descriptors(&descriptor.children, &below, problems);
+    }
+
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return Arc::clone(known);
+        }
+        let new = Arc::from(text);
+        self.texts.insert(Arc::clone(&new));
+        new
     }
 
     /// The same limit as another rule's, where there is one.
@@ -175,7 +193,8 @@ impl Compiler {
     ) -> Vec<u32> {
         for (aside, key) in asides {
             for level in &mut levels {
-                match self.set.add_child(*level, key, Segment::Any, place) {
+                let key = self.text(key);
+                match self.set.add_child(*level, &key, Segment::Any, place) {
                     Ok(below) => {
                         self.set.node_mut(below).aside = Some(*aside);
                         *level = below;
@@ -220,7 +239,7 @@ impl Compiler {
         for (plan, limit) in limits {
             let mut rule = at.rule(self, limit);
             rule.plan = Some(Box::new(Plan::new(plan, &all)));
-            let own = format!("{}_{plan}", plans.key).into();
+            let own = self.text(&format!("{}_{plan}", plans.key));
             rule.labels = rule.labels.iter().cloned().chain([own]).collect();
             self.set.add_rule(&levels, rule);
         }

@@ -83,8 +83,8 @@ pub struct Rule {
 /// One level of a descriptor in the rules.
 #[derive(Debug)]
 pub struct Node {
-    /// The key.
-    pub key: Box<str>,
+    /// The key; levels that say the same share it.
+    pub key: Arc<str>,
     /// What the level matches.
     pub segment: Segment,
     /// The caller's value goes into the statistics.
@@ -185,7 +185,7 @@ pub enum Found<'r> {
 /// All levels with one parent and one key.
 pub(super) struct Group {
     parent: u32,
-    key: Box<str>,
+    key: Arc<str>,
     any: Option<u32>,
     has_values: bool,
     /// Boxed: few have any.
@@ -401,8 +401,9 @@ impl RuleSet {
         if let Some(root) = self.domain(domain) {
             return root;
         }
-        let root = self.add_node(domain, Segment::Any, Place::default());
-        let group = self.add_group(NO_PARENT, domain);
+        let domain = Arc::from(domain);
+        let root = self.add_node(&domain, Segment::Any, Place::default());
+        let group = self.add_group(NO_PARENT, &domain);
         self.groups[group as usize].any = Some(root);
         root
     }
@@ -426,7 +427,13 @@ impl RuleSet {
     }
 
     /// A level below `parent`; an error with the one that is there when it is taken.
-    pub(super) fn add_child(&mut self, parent: u32, key: &str, segment: Segment, place: Place) -> Result<u32, Place> {
+    pub(super) fn add_child(
+        &mut self,
+        parent: u32,
+        key: &Arc<str>,
+        segment: Segment,
+        place: Place,
+    ) -> Result<u32, Place> {
         let group = self.group(parent, key).map(|(id, _)| id);
         let group = group.unwrap_or_else(|| self.add_group(parent, key));
         let taken = match &segment {
@@ -477,9 +484,9 @@ impl RuleSet {
         &mut self.nodes[id as usize]
     }
 
-    fn add_node(&mut self, key: &str, segment: Segment, place: Place) -> u32 {
+    fn add_node(&mut self, key: &Arc<str>, segment: Segment, place: Place) -> u32 {
         let node = Node {
-            key: key.into(),
+            key: Arc::clone(key),
             segment,
             value_to_metric: false,
             ip_prefix: None,
@@ -492,9 +499,9 @@ impl RuleSet {
         (self.nodes.len() - 1) as u32
     }
 
-    fn add_group(&mut self, parent: u32, key: &str) -> u32 {
+    fn add_group(&mut self, parent: u32, key: &Arc<str>) -> u32 {
         let id = self.groups.len() as u32;
-        self.groups.push(Group { parent, key: key.into(), any: None, has_values: false, wildcards: None });
+        self.groups.push(Group { parent, key: Arc::clone(key), any: None, has_values: false, wildcards: None });
         let (groups, hasher) = (&self.groups, &self.hasher);
         let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
         self.by_key.insert_unique(hash(&id), id, hash);

@@ -85,7 +85,8 @@ fn histogram(count: &Metric, buckets: &MetricFamily, sums: &MetricFamily) -> Met
     for metric in buckets.get_metric() {
         let (le, others): (Vec<_>, Vec<_>) = metric.get_label().iter().partition(|label| label.name() == "le");
         let bound = le.first().and_then(|label| label.value().parse().ok());
-        if let Some(bound) = bound.filter(|_| others.into_iter().eq(labels)) {
+        // The last one is the count, and is written as such.
+        if let Some(bound) = bound.filter(|bound: &f64| bound.is_finite() && others.into_iter().eq(labels)) {
             bounds.push((bound, value(metric) as u64));
         }
     }
@@ -127,15 +128,13 @@ fn open_metrics(text: &mut String, family: &MetricFamily) -> std::fmt::Result {
         match family.get_field_type() {
             MetricType::HISTOGRAM => {
                 let histogram = metric.get_histogram();
-                for bucket in histogram.get_bucket() {
-                    let bound = match bucket.upper_bound() {
-                        bound if bound.is_infinite() => "+Inf".to_owned(),
-                        bound => format!("{bound:?}"),
-                    };
-                    let count = bucket.cumulative_count();
-                    writeln!(text, "{name}_bucket{} {count}", set(labels, Some(("le", &bound))))?;
+                let count = histogram.get_sample_count();
+                let bounds = histogram.get_bucket().iter();
+                let bounds = bounds.map(|it| (format!("{:?}", it.upper_bound()), it.cumulative_count()));
+                for (bound, below) in bounds.chain([("+Inf".to_owned(), count)]) {
+                    writeln!(text, "{name}_bucket{} {below}", set(labels, Some(("le", &bound))))?;
                 }
-                writeln!(text, "{name}_count{} {}", set(labels, None), histogram.get_sample_count())?;
+                writeln!(text, "{name}_count{} {count}", set(labels, None))?;
                 writeln!(text, "{name}_sum{} {}", set(labels, None), histogram.get_sample_sum())?;
             }
             MetricType::GAUGE => writeln!(text, "{name}{} {}", set(labels, None), metric.get_gauge().get_value())?,
