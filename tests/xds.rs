@@ -10,9 +10,10 @@ use sluicegate_proto::ratelimit::config::ratelimit::v3::{
 use tonic::Code;
 
 use super::support::{
-    Server, ask,
+    Operator, Server, ask,
     certificates::{Authority, Files},
     control_plane::{Certificates, ControlPlane},
+    rules,
     server::{Builder, command},
     until_async,
 };
@@ -201,6 +202,39 @@ async fn a_message_that_is_too_large_is_not_taken() {
     until_limit(&server, "a", Some(3)).await;
 }
 
+/// What an operator has promoted goes first; what the control plane sends meanwhile is in force afterwards.
+#[tokio::test]
+async fn what_is_promoted_goes_first() {
+    let mut plane = ControlPlane::start();
+    let operator = Operator::with(served_by(plane.address()));
+    let server = &operator.server;
+    plane.set("1", &[config("a", 1)]);
+    until_limit(server, "a", Some(1)).await;
+    let text = "domain: a\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 50}}]\n";
+    let folder = rules(&[("a.yaml", text)]);
+    operator.ctl(&["candidate", "upload", folder.path().to_str().unwrap()]);
+    operator.ctl(&["candidate", "promote"]);
+    until_limit(server, "a", Some(50)).await;
+    plane.set("2", &[config("a", 2)]);
+    plane.until_request("the second to be taken", |request| request["version"] == "2").await;
+    assert_eq!(limit(server, "a").await, Some(50));
+    operator.ctl(&["candidate", "rollback"]);
+    until_limit(server, "a", Some(2)).await;
+}
+
+/// A server that takes connections and says nothing.
+#[tokio::test]
+async fn a_handshake_has_its_time() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("https://{}", silent.local_addr().unwrap());
+    let server = served_by("unused").set("rules.xds.server", &address).set("rules.xds.connect_timeout", "50ms").start();
+    until_async("the complaint", async || server.log().contains("no connection within 50ms").then_some(())).await;
+    // Again and again, and one line for all.
+    until_async("more attempts", async || (server.metric("sluicegate_xds_connection_attempts") > 3.0).then_some(()))
+        .await;
+    assert_eq!(server.log().matches("no control plane").count(), 1, "{}", server.log());
+}
+
 /// States that follow each other at once: the last is in force in the end.
 #[tokio::test]
 async fn the_last_of_many_snapshots_wins() {
@@ -281,7 +315,7 @@ async fn envoy_gateways_environment_is_enough() {
     let (first, second) = (Authority::new("first"), Authority::new("second"));
     let (own, theirs) = (Files::new(), Files::new());
     let write = |authority: &Authority| {
-        for (files, name) in [(&own, "envoy-ratelimit"), (&theirs, "localhost")] {
+        for (files, name) in [(&own, "envoy-ratelimit"), (&theirs, "envoy-gateway")] {
             let (certificate, key) = authority.sign_for(&[name]);
             files.write("tls.crt", &certificate);
             files.write("tls.key", &key);
@@ -291,6 +325,7 @@ async fn envoy_gateways_environment_is_enough() {
     write(&first);
     let (cert, key, ca) = (theirs.path("tls.crt"), theirs.path("tls.key"), theirs.path("ca.crt"));
     let certificates = Certificates { cert: &cert, key: &key, ca: &ca };
+    // The address has another name than the certificate.
     let mut plane = ControlPlane::start_at("127.0.0.1:0", "envoy-ratelimit", Some(&certificates));
     let port = plane.address().rsplit_once(':').unwrap().1.to_owned();
     let link = own.path("ratelimit");
@@ -314,6 +349,7 @@ async fn envoy_gateways_environment_is_enough() {
         ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", own.path("tls.crt").to_str().unwrap()),
         ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", own.path("tls.key").to_str().unwrap()),
         ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", own.path("ca.crt").to_str().unwrap()),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "envoy-gateway"),
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
         ("REDIS_SOCKET_TYPE", "tcp"),
         ("REDIS_URL", "127.0.0.1:1"),

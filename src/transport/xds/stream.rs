@@ -179,3 +179,44 @@ fn files(type_url: &str, resources: &[Any]) -> Result<Vec<SourceFile>, String> {
 fn refusal(taken: Result<(), String>) -> Option<Refusal> {
     taken.err().map(|message| Refusal { code: Code::InvalidArgument as i32, message })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_of_another_type_is_refused() {
+        let resource = |type_url: &str, value: &[u8]| Any { type_url: type_url.into(), value: value.to_vec() };
+        let named = RateLimitConfig { domain: "d".into(), ..RateLimitConfig::default() }.encode_to_vec();
+        let good = resource(TYPE_URL, &named);
+        assert_eq!(files(TYPE_URL, std::slice::from_ref(&good)).unwrap()[0].name, "d");
+        for (type_url, resources, complaint) in [
+            ("other", vec![good.clone()], "the response is of the type \"other\""),
+            (TYPE_URL, vec![good.clone(), resource("other", &named)], "resource 1 is of the type \"other\""),
+            (TYPE_URL, vec![resource(TYPE_URL, &[0xff])], "resource 0 cannot be read"),
+            (TYPE_URL, vec![Any::default()], "resource 0 is of the type \"\""),
+        ] {
+            let told = files(type_url, &resources).unwrap_err();
+            assert!(told.starts_with(complaint), "{told}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_refused_again_waits_longer_each_time() {
+        let mut refused = Refused::default();
+        let (one, other) = ([1; 32], [2; 32]);
+        assert_eq!(refused.again(one).await, None);
+        refused.note(one, &Err("bad".into()));
+        let mut waits = Vec::new();
+        for _ in 0..7 {
+            let start = tokio::time::Instant::now();
+            assert_eq!(refused.again(one).await.as_deref(), Some("bad"));
+            refused.note(one, &Err("bad".into()));
+            waits.push(start.elapsed().as_millis());
+        }
+        assert_eq!(waits, [100, 200, 400, 800, 1_600, 2_000, 2_000]);
+        assert_eq!(refused.again(other).await, None);
+        refused.note(other, &Ok(()));
+        assert_eq!(refused.again(one).await, None);
+    }
+}
