@@ -46,6 +46,8 @@ use crate::{
 const SWEEP: Duration = Duration::from_millis(25);
 /// Between two small steps of taking expired counters' places back.
 const RECLAIM: Duration = Duration::from_millis(100);
+/// Between two looks whether there are rules.
+const RULES: Duration = Duration::from_millis(250);
 /// How long the first calls wait for Redis before the port opens. It opens in any case.
 const FIRST_CONNECTION: Duration = Duration::from_secs(1);
 
@@ -247,6 +249,9 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     }
 
     let leaving = Arc::new(AtomicBool::new(false));
+    if settings.rules.needed_for_health {
+        tokio::spawn(need_rules(health.clone(), Arc::clone(&reloader), Arc::clone(&leaving)));
+    }
     let handlers = http::Handlers {
         check,
         reports,
@@ -256,6 +261,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         keeper,
         meters: Arc::clone(&meters),
         leaving: Arc::clone(&leaving),
+        needs_rules: settings.rules.needed_for_health,
     };
     let address = store::redact(&settings.store);
     let grpc_addr = server.address().map_err(AppError::Process)?;
@@ -284,6 +290,26 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     })
     .await;
     Ok(())
+}
+
+/// Health over gRPC says no while there is no domain, until the service leaves.
+async fn need_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Arc<AtomicBool>) {
+    let mut tick = interval(RULES);
+    let mut told = true;
+    loop {
+        tick.tick().await;
+        if leaving.load(Relaxed) {
+            return;
+        }
+        let has_domains = reloader.has_domains();
+        if has_domains != told {
+            let status = if has_domains { ServingStatus::Serving } else { ServingStatus::NotServing };
+            for name in HEALTH_NAMES {
+                health.set_service_status(name, status).await;
+            }
+            told = has_domains;
+        }
+    }
 }
 
 /// As many as the system allows, and of these so many for each listener that there are some for Redis and for files in

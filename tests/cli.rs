@@ -173,6 +173,24 @@ fn the_table_of_settings_is_complete() {
 }
 
 #[test]
+fn it_asks_itself_whether_it_is_well() {
+    let server = Server::builder().start();
+    let health = |address: &str| run(command().args(["health", "--http-addr", address]));
+    assert_eq!(health(&server.http.to_string()), (Some(0), "200 OK\n".into(), String::new()));
+    // By the settings, of which all addresses are here as well; also those of the peer's environment.
+    let port = server.http.port().to_string();
+    let (code, text, _) = run(command().arg("health").env("SLUICEGATE__HTTP__ADDR", format!("0.0.0.0:{port}")));
+    assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
+    let (code, text, _) = run(command().args(["health", "--compat", "envoyproxy"]).env("PORT", &port));
+    assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (code, text, error) = health(&nobody);
+    assert!(code == Some(1) && text.is_empty() && error.contains(&format!("{nobody} does not answer")), "{error}");
+    // The gRPC port is not the place to ask.
+    assert_eq!(health(&server.grpc.to_string()).0, Some(1));
+}
+
+#[test]
 fn a_shell_completes_the_words() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, text, _) = run(command().args(["completions", shell]));

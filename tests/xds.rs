@@ -8,13 +8,14 @@ use sluicegate_proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit as Unit,
 };
 use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 use super::support::{
     Operator, Server, ask,
     certificates::{Authority, Files},
     control_plane::{Certificates, ControlPlane},
     rules,
-    server::{Builder, command},
+    server::{Builder, command, get},
     until_async,
 };
 
@@ -81,7 +82,9 @@ async fn snapshots_are_taken_or_refused_whatever_their_versions() {
     let taken = plane.until_request("the first to be taken", |request| request["version"] == "one").await;
     assert!(taken["nonce"] != "" && taken["error"] == "", "{taken}");
 
-    plane.set("two", &[config("a", 5), bad("b")]);
+    // Which comes in any order, again and again.
+    let others = ["c", "d", "e", "f", "g"].map(|domain| config(domain, 5));
+    plane.set("two", &[&[config("a", 5), bad("b")], &others[..]].concat());
     let refused = plane.until_request("the second to be refused", |request| request["error"] != "").await;
     assert_eq!(refused["version"], "one");
     let sentence = "b, k: unit \"UNKNOWN\" is not one of second, minute, hour, day, week, month, year";
@@ -97,6 +100,11 @@ async fn snapshots_are_taken_or_refused_whatever_their_versions() {
         })
         .await;
 
+    // What was in force is good again, and there is nothing to complain about any more.
+    plane.set("four", &[config("b", 2), config("a", 1)]);
+    plane.until_request("the fourth to be taken", |request| request["version"] == "four").await;
+    assert!(!server.get("/rlconfig").contains("last error"));
+
     // No version is newer than another.
     for (version, limit) in [("-7", 3), ("one", 4), ("", 5), ("1", 6)] {
         plane.set(version, &[config("a", limit)]);
@@ -107,10 +115,9 @@ async fn snapshots_are_taken_or_refused_whatever_their_versions() {
     until_limit(&server, "a", None).await;
     // That is a state as well: nothing is limited, and nothing fails.
     assert!(server.client().await.check(ask("a", &[("k", "v")])).await.unwrap().allowed());
-    assert!(!server.get("/rlconfig").contains("last error"));
     assert_eq!(server.metric("sluicegate_xds_updates_refused"), 2.0);
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 2.0);
-    assert_eq!(server.metric("ratelimit_service_config_load_success"), 6.0);
+    assert_eq!(server.metric("ratelimit_service_config_load_success"), 7.0);
 }
 
 /// A control plane that begins anew counts from 1 again, and what it has may be another state under the same version.
@@ -233,6 +240,30 @@ async fn a_handshake_has_its_time() {
     until_async("more attempts", async || (server.metric("sluicegate_xds_connection_attempts") > 3.0).then_some(()))
         .await;
     assert_eq!(server.log().matches("no control plane").count(), 1, "{}", server.log());
+}
+
+#[tokio::test]
+async fn health_can_depend_on_rules() {
+    let mut plane = ControlPlane::start();
+    let server = served_by(plane.address()).set("rules.needed_for_health", "true").start();
+    let mut health = HealthClient::connect(format!("http://{}", server.grpc)).await.unwrap();
+    let mut says = async |code: u16, status: ServingStatus| {
+        until_async("health to change", async || (get(&server.url("/healthcheck")).0 == code).then_some(())).await;
+        until_async("health over gRPC to change", async || {
+            let told = health.check(HealthCheckRequest { service: "ratelimit".into() }).await.unwrap().into_inner();
+            (told.status() == status).then_some(())
+        })
+        .await;
+    };
+    says(500, ServingStatus::NotServing).await;
+    plane.set("1", &[config("a", 1)]);
+    says(200, ServingStatus::Serving).await;
+    // What is refused changes nothing.
+    plane.set("2", &[bad("a")]);
+    plane.until_request("the second to be refused", |request| request["error"] != "").await;
+    says(200, ServingStatus::Serving).await;
+    plane.set("3", &[]);
+    says(500, ServingStatus::NotServing).await;
 }
 
 /// States that follow each other at once: the last is in force in the end.

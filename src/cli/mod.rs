@@ -1,6 +1,7 @@
-//! The command line: `serve` (also without a word), `check`, `shard`, `simulate`, `ctl` and `migrate`.
+//! The command line: `serve` (also without a word), `check`, `shard`, `simulate`, `ctl`, `health` and `migrate`.
 
 mod ctl;
+mod health;
 mod shard;
 mod simulate;
 
@@ -47,6 +48,8 @@ enum Command {
     Simulate(simulate::SimulateArgs),
     /// Operate a running service: limits of single customers, switches, who is refused and why.
     Ctl(Box<ctl::CtlArgs>),
+    /// Ask the service on this machine whether it is well: exit code 1 if it is not. For health checks of containers.
+    Health(HealthArgs),
     /// Print the settings file that says what another service's environment says.
     Migrate(MigrateArgs),
     /// Write what completes these words in a shell.
@@ -90,6 +93,19 @@ enum Compat {
 }
 
 #[derive(Debug, Args)]
+struct HealthArgs {
+    /// Where its HTTP listens [default: what the settings say].
+    #[arg(long, value_name = "ADDR")]
+    http_addr: Option<SocketAddr>,
+    /// Its settings file.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// It takes the environment variables of another service.
+    #[arg(long, value_name = "SERVICE")]
+    compat: Option<Compat>,
+}
+
+#[derive(Debug, Args)]
 struct MigrateArgs {
     /// From the environment variables of envoyproxy/ratelimit, as they are set here.
     #[arg(long, required = true)]
@@ -114,6 +130,10 @@ pub fn run() -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve),
         Some(Command::Serve(args)) => serve(args),
+        Some(Command::Health(HealthArgs { http_addr, config, compat })) => {
+            let overrides = Overrides { http_addr, peer: peer(compat)?, ..Overrides::default() };
+            health::run(Settings::load(config.as_deref(), None, overrides)?.http.addr)
+        }
         Some(Command::Migrate(_)) => migrate(),
         Some(Command::Check(args)) => check(&args),
         Some(Command::Shard(args)) => shard::run(args),
@@ -127,9 +147,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    let name = std::env::args_os().next().and_then(|path| Some(Path::new(&path).file_stem()?.to_owned()));
-    let is_peer = args.compat.is_some() || name.is_some_and(|name| name == PEER);
-    let peer = if is_peer { Some(Peer::read(&environment())?) } else { None };
+    let peer = peer(args.compat)?;
     let ServeArgs { rules, store, grpc_addr, http_addr, config, print_settings, .. } = args;
     let overrides = Overrides { rules, store, grpc_addr, http_addr, peer };
     let settings = Settings::load(config.as_deref(), None, overrides)?;
@@ -139,6 +157,13 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     }
     app::run(settings)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What the environment of another service says, where that is asked for or this program has its name.
+fn peer(compat: Option<Compat>) -> anyhow::Result<Option<Peer>> {
+    let name = std::env::args_os().next().and_then(|path| Some(Path::new(&path).file_stem()?.to_owned()));
+    let is_peer = compat.is_some() || name.is_some_and(|name| name == PEER);
+    Ok(if is_peer { Some(Peer::read(&environment())?) } else { None })
 }
 
 fn migrate() -> anyhow::Result<ExitCode> {

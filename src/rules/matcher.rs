@@ -237,6 +237,12 @@ impl RuleSet {
         if self.domains.is_empty() { None } else { self.domains.get(domain) }
     }
 
+    /// Whether there is any domain.
+    #[must_use]
+    pub fn has_domains(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
     /// How many domains there are.
     #[must_use]
     pub fn domains(&self) -> usize {

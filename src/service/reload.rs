@@ -285,6 +285,12 @@ impl Reloader {
         self.take(compiled)
     }
 
+    /// Whether there are rules for anybody.
+    #[must_use]
+    pub fn has_domains(&self) -> bool {
+        self.rules.load().rules().has_domains()
+    }
+
     /// Until there are rules.
     pub async fn loaded(&self) {
         let _ = self.loaded.subscribe().wait_for(|loaded| *loaded).await;

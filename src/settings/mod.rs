@@ -148,6 +148,8 @@ pub struct RulesSettings {
     pub candidate_dir: Option<PathBuf>,
     /// Of the counters that such rules would have, so many are counted; from 0 to 1.
     pub candidate_share: f64,
+    /// Health says no while there is no domain.
+    pub needed_for_health: bool,
     /// A control plane that sends them, in place of a directory.
     pub xds: transport::xds::Settings,
 }
@@ -161,6 +163,7 @@ impl Default for RulesSettings {
             charge_all: false,
             candidate_dir: None,
             candidate_share: 0.1,
+            needed_for_health: false,
             xds: transport::xds::Settings::default(),
         }
     }

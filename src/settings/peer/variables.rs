@@ -99,11 +99,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("LIMIT_LIMIT_HEADER", "RateLimit-Limit", Is("response.limit_header", values::text)),
     variable("LIMIT_REMAINING_HEADER", "RateLimit-Remaining", Is("response.remaining_header", values::text)),
     variable("LIMIT_RESET_HEADER", "RateLimit-Reset", Is("response.reset_header", values::text)),
-    variable(
-        "HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED",
-        "false",
-        Nothing("the service does not start without rules that can be used"),
-    ),
+    variable("HEALTHY_WITH_AT_LEAST_ONE_CONFIG_LOADED", "false", Is("rules.needed_for_health", values::flag)),
     variable("REDIS_SOCKET_TYPE", "unix", Makes("store")),
     variable("REDIS_TYPE", "SINGLE", Makes("store")),
     variable("REDIS_URL", "/var/run/nutcracker/ratelimit.sock", Makes("store")),

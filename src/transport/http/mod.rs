@@ -137,6 +137,8 @@ pub struct Handlers {
     pub meters: Arc<Meters>,
     /// The service is going: it answers, but wants no new callers.
     pub leaving: Arc<AtomicBool>,
+    /// Without any rules it wants none either.
+    pub needs_rules: bool,
 }
 
 impl Pages {
@@ -226,6 +228,9 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
 async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
     if handlers.leaving.load(Relaxed) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "leaving\n").into_response();
+    }
+    if handlers.needs_rules && !handlers.reloader.has_domains() {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "there are no rules\n").into_response();
     }
     "OK".into_response()
 }
