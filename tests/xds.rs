@@ -7,7 +7,7 @@ use prost_types::{Struct, Value, value::Kind};
 use sluicegate_proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit as Unit,
 };
-use tonic::Code;
+use tonic::{Code, transport::Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 use super::support::{
@@ -246,7 +246,8 @@ async fn a_handshake_has_its_time() {
 async fn health_can_depend_on_rules() {
     let mut plane = ControlPlane::start();
     let server = served_by(plane.address()).set("rules.needed_for_health", "true").start();
-    let mut health = HealthClient::connect(format!("http://{}", server.grpc)).await.unwrap();
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
+    let mut health = HealthClient::new(endpoint.connect().await.unwrap());
     let mut says = async |code: u16, status: ServingStatus| {
         until_async("health to change", async || (get(&server.url("/healthcheck")).0 == code).then_some(())).await;
         until_async("health over gRPC to change", async || {
