@@ -46,6 +46,8 @@ mod histories;
 mod hostile;
 /// `/json`, `/metrics` and the other pages.
 mod http;
+/// What is in the container, as any user.
+mod image;
 /// How many at once.
 mod in_flight;
 /// The client's tower layer.

