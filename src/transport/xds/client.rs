@@ -263,7 +263,9 @@ impl Client {
     ) -> Result<T, String> {
         let reloader = Arc::clone(&self.reloader);
         let offered = apart(move || {
-            let (files, read) = read(&news)?;
+            let (files, read) = read(&news).inspect_err(|complaint| {
+                tracing::error!("the control plane has sent what cannot be read; the rules stay: {complaint}");
+            })?;
             let locate = |problems: &mut Vec<Problem>| {
                 let configs: Vec<_> = news.iter().filter_map(|it| RateLimitConfig::decode(&*it.value).ok()).collect();
                 convert::locate(problems, &configs);
