@@ -1,7 +1,7 @@
 //! Giving memory back to the system.
 
-/// Gives back what this thread has freed. mimalloc does so by itself only while it is used, and an idle service is not: after a
-/// load of a hundred thousand rules it had kept 600 MB for good.
+/// Gives back what this thread has freed. mimalloc does so by itself only while a thread uses it, and one that has loaded rules does
+/// not: after a hundred thousand of them it kept 600 MB until the next load.
 ///
 /// The only unsafe code of the service. Sound: the function takes no pointers, may be called from any thread at any time, and
 /// frees nothing that is in use, also when another allocator is the process' own.

@@ -4,17 +4,13 @@
 use std::{
     collections::BTreeSet,
     fs,
-    process::{Command, Stdio},
+    process::{Child, Command, Stdio},
 };
 
 use serde_json::Value;
 
 use super::support::{
-    RedisServer, Server, ask,
-    control_plane::ControlPlane,
-    repository, rules,
-    server::{agent, get},
-    tool, until, until_async,
+    RedisServer, Server, ask, control_plane::ControlPlane, repository, rules, server::agent, tool, until, until_async,
 };
 
 #[test]
@@ -105,6 +101,16 @@ async fn every_metric_that_is_named_is_there() {
     assert!(matches!(told.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&told.stderr));
 }
 
+/// Killed when dropped.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A real Prometheus asks for OpenMetrics, and takes it.
 #[tokio::test]
 async fn a_real_prometheus_reads_it() {
@@ -125,13 +131,15 @@ async fn a_real_prometheus_reads_it() {
     );
     let file = folder.path().join("prometheus.yml");
     fs::write(&file, config).unwrap();
-    let mut prometheus = Command::new(tool("prometheus"))
-        .arg(format!("--config.file={}", file.display()))
-        .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
-        .arg(format!("--web.listen-address=127.0.0.1:{port}"))
-        .args(["--web.console.templates=/nowhere", "--web.console.libraries=/nowhere", "--log.level=error"])
-        .spawn()
-        .unwrap();
+    let _prometheus = Running(
+        Command::new(tool("prometheus"))
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .args(["--web.console.templates=/nowhere", "--web.console.libraries=/nowhere", "--log.level=error"])
+            .spawn()
+            .unwrap(),
+    );
     let answer = |query: &str| -> Option<f64> {
         let url = format!("http://127.0.0.1:{port}/api/v1/query");
         let mut response = agent().get(url).query("query", query).call().ok()?;
@@ -145,7 +153,4 @@ async fn a_real_prometheus_reads_it() {
     assert!(until("memory", || answer("process_resident_memory_bytes")) > 1e6);
     assert_eq!(answer("sluicegate_build_info"), Some(1.0));
     assert_eq!(answer("count(up == 1)"), Some(1.0));
-    prometheus.kill().unwrap();
-    prometheus.wait().unwrap();
-    assert_eq!(get(&server.url("/healthcheck")).0, 200);
 }

@@ -443,3 +443,22 @@ fn the_files_in_deploy_are_all_right() {
         assert_eq!(warnings, []);
     }
 }
+
+/// A plan is no part of what headers call the policy; nor is anything else when the limit has a name.
+#[test]
+fn a_policy_is_called_by_its_limit_or_its_levels() {
+    let rule = |name: &str| format!("{{unit: day, requests_per_unit: 1{name}}}");
+    let text = format!(
+        "domain: d\nplans: {{default: a, limits: {{a: {{calls: {plain}}}, b: {{calls: {plain}}}}}}}\ndescriptors:\n\
+         - {{key: user, rate_limit: {{by_plan: calls}}}}\n\
+         - {{key: api, value: v1, descriptors: [{{key: user, rate_limit: {plain}}}]}}\n\
+         - {{key: own, rate_limit: {named}}}\n",
+        plain = rule(""),
+        named = rule(", name: mine"),
+    );
+    let (set, _) = accepted(&[&text], Options::default());
+    let policies: Vec<_> = set.rules().iter().map(|rule| rule.policy().to_string()).collect();
+    assert_eq!(policies, ["user", "user", "api_v1.user", "mine"]);
+    let labels: Vec<_> = set.rules().iter().map(|rule| rule.labels.join(" ")).collect();
+    assert_eq!(labels, ["d user plan_b", "d user plan_a", "d api_v1 user", "d own"]);
+}

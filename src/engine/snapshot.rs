@@ -73,6 +73,12 @@ impl Snapshot {
         Self { compiled: Arc::clone(&self.compiled), directives, modes: Modes::default(), trial: None }
     }
 
+    /// Whether another snapshot has the same rules.
+    #[must_use]
+    pub fn shares_rules(&self) -> bool {
+        Arc::strong_count(&self.compiled) > 1
+    }
+
     /// The rules that are tried out beside these.
     #[must_use]
     pub fn trial(&self) -> Option<&Arc<Trial>> {

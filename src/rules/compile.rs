@@ -23,6 +23,9 @@ pub struct SourceFile {
     pub text: String,
 }
 
+/// Of the limits with the same requests and window, so many are looked at for one that is the same in all else.
+const COMPARED: usize = 16;
+
 /// Choices that change what a set of files means.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -174,7 +177,7 @@ impl Compiler {
     fn shared(&mut self, limit: Option<&Limit>) -> Option<Arc<Limit>> {
         let limit = limit?;
         let same = self.limits.entry((limit.requests(), limit.measure().window())).or_default();
-        let known = same.iter().find(|known| ***known == *limit).cloned();
+        let known = same.iter().rev().take(COMPARED).find(|known| ***known == *limit).cloned();
         Some(known.unwrap_or_else(|| {
             let new = Arc::new(*limit);
             same.push(Arc::clone(&new));

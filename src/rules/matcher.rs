@@ -358,13 +358,13 @@ impl Plan {
 }
 
 impl Rule {
-    /// The name of its policy in headers: the limit's, or its levels'. Made when it is first asked for: of a hundred thousand
-    /// rules most are never met.
+    /// The name of its policy in headers: the limit's, or its levels', without the plan. Made when it is first asked for: of a
+    /// hundred thousand rules most are never met.
     #[must_use]
     pub fn policy(&self) -> &Arc<str> {
         self.policy.get_or_init(|| match &self.name {
             Some(name) => Arc::clone(name),
-            None => self.labels[1..].join(".").into(),
+            None => self.labels[1..self.labels.len() - usize::from(self.plan.is_some())].join(".").into(),
         })
     }
 

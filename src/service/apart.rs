@@ -7,8 +7,8 @@ use tokio::sync::oneshot;
 /// The workers go first: on the same core they get about ten times as much of it.
 const NICENESS: i32 = 10;
 
-/// Runs it on a thread of its own, and not on one that is kept: a set of rules is made of many times the memory that it
-/// takes, which goes back to the system only when the thread ends.
+/// Runs it on a thread of its own that gives way to the workers. A set of rules is made of many times the memory that it takes
+/// in the end: the rest is given back to the system before the thread ends.
 pub async fn apart<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let (done, result) = oneshot::channel();
     thread::Builder::new().name("apart".into()).spawn(move || {

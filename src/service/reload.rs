@@ -297,7 +297,7 @@ impl Reloader {
     }
 
     /// The files in force, or to be.
-    pub fn files(&self) -> Result<Vec<SourceFile>, LoadError> {
+    fn files(&self) -> Result<Vec<SourceFile>, LoadError> {
         let over = self.over();
         let files = over.promoted.clone().or_else(|| over.fed.as_ref()?.files());
         drop(over);
@@ -417,6 +417,10 @@ fn retire(old: Arc<Snapshot>) {
     };
     runtime.spawn(async move {
         tokio::time::sleep(RETIRE).await;
-        let _ = apart(move || drop(old)).await;
+        // A change of directives leaves the rules to the next one.
+        let _ = match old.shares_rules() {
+            true => tokio::task::spawn_blocking(move || drop(old)).await.map_err(io::Error::other),
+            false => apart(move || drop(old)).await,
+        };
     });
 }
