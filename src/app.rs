@@ -127,7 +127,10 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let control = WorkerId(workers);
     let clock = Clock::System;
     let mut signals = Signals::new().map_err(AppError::Process)?;
-    let meters = Arc::new(Meters::start(&settings.telemetry.otlp)?);
+    let store_metrics = store::Metrics::new(workers + 1);
+    let check_metrics = check::Metrics::new(workers + 1);
+    let histograms = vec![Arc::clone(check_metrics.latency()), Arc::clone(store_metrics.latency())];
+    let meters = Meters::start(&settings.telemetry.otlp, histograms)?;
     let meter = meters.meter();
     let traces = Traces::start_exporting(&settings.telemetry.otlp)?;
     let statsd = Statsd::new(&settings.telemetry.statsd)?;
@@ -157,9 +160,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         }
     }
 
-    let store_metrics = store::Metrics::new(workers + 1);
     let store = Arc::new(StoreSetup::new(&settings, &store_metrics)?);
-    let check_metrics = check::Metrics::new(workers + 1);
     let mut decisions = settings.decisions.clone();
     decisions.instances = instances;
     decisions.metadata = settings.response.dynamic_metadata;
@@ -179,18 +180,20 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
 
     let http = http::Server::bind(&settings.http).await?;
     let (told, telling) = watch::channel(false);
-    let statsd = statsd.map(|statsd| {
+    let totals = {
         let (statistics, reloader) = (Arc::clone(&parts.statistics), Arc::clone(&reloader));
-        let (metrics, latency) = (Arc::clone(&check_metrics), Arc::clone(check_metrics.latency()));
-        let read = move || {
+        let metrics = Arc::clone(&check_metrics);
+        move || {
             let mut totals = Totals::new();
             statistics.total(&mut totals);
             metrics.total(&mut totals);
             reloader.total(&mut totals);
             totals
-        };
-        tokio::spawn(statsd.run(read, latency, telling))
-    });
+        }
+    };
+    let page = Arc::new(meters.page(&settings.telemetry.prometheus, totals.clone())?);
+    let latency = Arc::clone(check_metrics.latency());
+    let statsd = statsd.map(|statsd| tokio::spawn(statsd.run(totals, latency, telling)));
     let mut server = Server::bind(settings.grpc.clone()).await?;
     let operators = admin::Server::bind(&settings.admin).await?;
     let check = parts.check(control);
@@ -259,7 +262,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         response: settings.response.clone(),
         reloader,
         keeper,
-        meters: Arc::clone(&meters),
+        page,
         leaving: Arc::clone(&leaving),
         needs_rules: settings.rules.needed_for_health,
     };

@@ -229,3 +229,15 @@ fn every_variable_is_documented() {
         assert_eq!(text, expected);
     }
 }
+
+/// `LOG_FORMAT=json`: its lines have the names that its readers look for.
+#[tokio::test]
+async fn its_log_is_read_by_what_reads_the_peers() {
+    let server = Server::builder().store("redis://127.0.0.1:1").set("telemetry.log.format", "logstash").start();
+    let log = server.log();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).expect(&log)).collect();
+    let serving = lines.iter().find(|line| line["@message"] == "serving").expect(&log);
+    assert_eq!((&serving["level"], &serving["workers"]), (&"info".into(), &2.into()), "{serving}");
+    assert!(humantime::parse_rfc3339(serving["@timestamp"].as_str().unwrap()).is_ok(), "{serving}");
+    assert!(lines.iter().any(|line| line["level"] == "warning"), "{log}");
+}

@@ -1,15 +1,24 @@
 //! Envoy Gateway, as far as it can be had without a cluster: everything that its own translator's tests expect of it is sent by
 //! a real control plane, and a real Envoy asks as it configures one.
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
 use super::{
     envoy::upstream,
     support::{
-        Server, ask, control_plane::ControlPlane, descriptor, envoy::Envoy, plain::Request, repository,
-        server::Builder, until_async,
+        Server, ask,
+        control_plane::ControlPlane,
+        descriptor,
+        envoy::Envoy,
+        plain::Request,
+        repository,
+        server::{Builder, command},
+        until_async,
     },
 };
 
@@ -171,4 +180,66 @@ async fn plane_remaining(server: &Server) -> String {
     let costs = descriptor(&[("costs", "costs"), ("rule-0-match--1", "rule-0-match--1")]).hits(0);
     let question = Request::new("first-listener").descriptor(costs);
     server.client().await.check(question).await.unwrap().remaining().unwrap().to_string()
+}
+
+/// The file that it mounts names the metrics, and says that the response time is in milliseconds.
+#[tokio::test]
+async fn metrics_have_the_names_of_its_mapping_file() {
+    let data = "target/test-tools/gateway/internal/infrastructure/kubernetes/ratelimit/testdata/envoy-ratelimit-configmap.yaml";
+    let text = fs::read_to_string(repository(data)).unwrap_or_else(|error| panic!("{error}: run tests/setup.sh"));
+    let lines = text.lines().skip_while(|line| *line != "  conf.yaml: |").skip(1);
+    let lines = lines.take_while(|line| line.starts_with("    ") || line.is_empty()).map(str::trim_end);
+    let folder = tempfile::tempdir().unwrap();
+    let (mapping, config) = (folder.path().join("conf.yaml"), folder.path().join("config"));
+    let text: String = lines.map(|line| format!("{}\n", line.strip_prefix("    ").unwrap_or_default())).collect();
+    fs::write(&mapping, text).unwrap();
+    fs::create_dir(&config).unwrap();
+    fs::write(config.join("rules.yaml"), "{domain: d, descriptors: [{key: route, value: r, descriptors: [{key: masked_remote_address, value: 0.0.0.0/0, descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 1}}]}]}]}").unwrap();
+    let page = |mapping: &Path| {
+        Server::builder()
+            .rules(&config)
+            .set("telemetry.prometheus.mapping_file", mapping.to_str().unwrap())
+            .set("telemetry.prometheus.milliseconds", "true")
+            .start()
+    };
+    let server = page(&mapping);
+    let client = server.client().await;
+    let entries = [("route", "r"), ("masked_remote_address", "0.0.0.0/0"), ("remote_address", "10.0.0.1")];
+    for _ in 0..3 {
+        client.check(ask("d", &entries)).await.unwrap();
+    }
+    let text = server.get("/metrics");
+    let labels = "{domain=\"d\",key1=\"route_r\",key2=\"masked_remote_address_0_0_0_0/0\"}";
+    for line in [
+        &format!("ratelimit_service_rate_limit_over_limit{labels} 2"),
+        &format!("ratelimit_service_rate_limit_total_hits{labels} 3"),
+        "# TYPE ratelimit_service_response_time_seconds histogram",
+        "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 3",
+        "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3",
+        "ratelimit_service_config_load_success 1",
+        // What nobody maps has its name in statsd.
+        "ratelimit_service_global_shadow_mode 0",
+        "sluicegate_workers 2",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+    }
+    // Where the file is not, and one may not be, the names are the built-in ones; the unit is what was wanted.
+    let server = page(&folder.path().join("none.yaml"));
+    server.client().await.check(ask("d", &entries)).await.unwrap();
+    let text = server.get("/metrics");
+    for line in [
+        &format!("ratelimit_service_rate_limit_total_hits{labels} 1"),
+        "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 1",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+    }
+    assert!(server.log().contains("there is no mapping file"), "{}", server.log());
+    fs::write(&mapping, "mappings: [{match: a, nam: x}]").unwrap();
+    let failed = command()
+        .args(["--grpc-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0"])
+        .env("SLUICEGATE__TELEMETRY__PROMETHEUS__MAPPING_FILE", &mapping)
+        .output()
+        .unwrap();
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert!(failed.status.code() == Some(1) && error.contains("conf.yaml") && error.contains("nam"), "{error}");
 }

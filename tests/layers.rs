@@ -31,15 +31,16 @@ const COMMON: [&str; 4] = ["allocator", "duration", "errors", "settled"];
 
 /// Crates that stay where they belong. `ctl` is a client, and knows nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[
-    ("tonic", "transport, cli/ctl"),
-    ("prost", "transport, cli/ctl"),
-    ("prost_types", "transport, cli/ctl"),
+    ("tonic", "transport, cli/ctl, telemetry/otlp"),
+    ("prost", "transport, cli/ctl, telemetry/exposition, telemetry/otlp"),
+    ("prost_types", "transport, cli/ctl, telemetry/exposition"),
+    ("opentelemetry_proto", "telemetry/otlp"),
     ("sluicegate_proto", "transport, cli/ctl"),
     ("hyper", "transport"),
     ("axum", "transport"),
     ("redis", "store/redis"),
     ("saphyr_parser", "rules"),
-    ("config", "settings, traffic"),
+    ("config", "settings, traffic, telemetry/mapping"),
     ("clap", "cli"),
 ];
 

@@ -101,20 +101,10 @@ async fn every_metric_that_is_named_is_there() {
     assert!(matches!(told.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&told.stderr));
 }
 
-/// Killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// A real Prometheus asks for OpenMetrics, and takes it.
+/// A real Prometheus asks for the format that it likes best, and takes it: OpenMetrics, or protobuf for native histograms.
 #[tokio::test]
 async fn a_real_prometheus_reads_it() {
-    let server = Server::builder().start();
+    let server = Server::builder().set("telemetry.otlp.traces", "true").set("telemetry.otlp.sample_ratio", "1").start();
     let client = server.client().await;
     for _ in 0..3 {
         client.check(ask("example", &[("user", "x")])).await.unwrap();
@@ -123,34 +113,70 @@ async fn a_real_prometheus_reads_it() {
     assert_eq!(page.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert!(page.body_mut().read_to_string().unwrap().ends_with("\n# EOF\n"));
 
-    let folder = tempfile::tempdir().unwrap();
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let config = format!(
-        "scrape_configs: [{{job_name: s, scrape_interval: 100ms, scrape_timeout: 100ms, static_configs: [{{targets: ['{}']}}]}}]\n",
-        server.http
-    );
-    let file = folder.path().join("prometheus.yml");
-    fs::write(&file, config).unwrap();
-    let _prometheus = Running(
-        Command::new(tool("prometheus"))
+    let prometheus = Prometheus::of(&server, &[]);
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
+    until("the hits to be scraped", || prometheus.answer(total).filter(|hits| *hits == 3.0));
+    let quantile = "histogram_quantile(0.5, ratelimit_service_response_time_seconds_bucket)";
+    assert!(until("a quantile", || prometheus.answer(quantile)) > 0.0);
+    assert!(until("memory", || prometheus.answer("process_resident_memory_bytes")) > 1e6);
+    assert_eq!(prometheus.answer("sluicegate_build_info"), Some(1.0));
+    assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
+
+    let prometheus = Prometheus::of(&server, &["--enable-feature=native-histograms,exemplar-storage"]);
+    let count = "histogram_count(ratelimit_service_response_time_seconds)";
+    until("a native histogram", || prometheus.answer(count).filter(|count| *count == 3.0));
+    let quantile = prometheus.answer("histogram_quantile(0.5, ratelimit_service_response_time_seconds)").unwrap();
+    assert!(quantile > 0.0 && quantile < 1.0, "{quantile}");
+    assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
+    let url = "/api/v1/query_exemplars?query=ratelimit_service_response_time_seconds&start=0&end=99999999999";
+    let exemplars = until("an exemplar", || Some(prometheus.get(url)?).filter(|it| it["data"][0].is_object()));
+    let trace = exemplars["data"][0]["exemplars"][0]["labels"]["trace_id"].as_str().unwrap();
+    assert!(trace.len() == 32 && trace != "0".repeat(32), "{exemplars}");
+}
+
+/// One that scrapes a server. Killed when dropped.
+struct Prometheus {
+    process: Child,
+    url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    fn of(server: &Server, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = format!(
+            "scrape_configs: [{{job_name: s, scrape_interval: 100ms, scrape_timeout: 100ms, static_configs: [{{targets: ['{}']}}]}}]\n",
+            server.http
+        );
+        let file = folder.path().join("prometheus.yml");
+        fs::write(&file, config).unwrap();
+        let process = Command::new(tool("prometheus"))
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
             .args(["--web.console.templates=/nowhere", "--web.console.libraries=/nowhere", "--log.level=error"])
+            .args(arguments)
             .spawn()
-            .unwrap(),
-    );
-    let answer = |query: &str| -> Option<f64> {
-        let url = format!("http://127.0.0.1:{port}/api/v1/query");
-        let mut response = agent().get(url).query("query", query).call().ok()?;
-        let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().ok()?).ok()?;
+            .unwrap();
+        Self { process, url: format!("http://127.0.0.1:{port}"), _folder: folder }
+    }
+
+    fn get(&self, path: &str) -> Option<Value> {
+        let mut response = agent().get(format!("{}{path}", self.url)).call().ok()?;
+        serde_json::from_str(&response.body_mut().read_to_string().ok()?).ok()
+    }
+
+    fn answer(&self, query: &str) -> Option<f64> {
+        let query = percent_encoding::utf8_percent_encode(query, percent_encoding::NON_ALPHANUMERIC);
+        let answer = self.get(&format!("/api/v1/query?query={query}"))?;
         answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
-    };
-    let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
-    until("the hits to be scraped", || answer(total).filter(|hits| *hits == 3.0));
-    let quantile = "histogram_quantile(0.5, ratelimit_service_response_time_seconds_bucket)";
-    assert!(until("a quantile", || answer(quantile)) > 0.0);
-    assert!(until("memory", || answer("process_resident_memory_bytes")) > 1e6);
-    assert_eq!(answer("sluicegate_build_info"), Some(1.0));
-    assert_eq!(answer("count(up == 1)"), Some(1.0));
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
 }

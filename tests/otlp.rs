@@ -15,6 +15,9 @@ use opentelemetry_proto::tonic::collector::{
         trace_service_server::{TraceService, TraceServiceServer},
     },
 };
+use opentelemetry_proto::tonic::metrics::v1::{
+    AggregationTemporality, HistogramDataPoint, exemplar::Value, metric::Data,
+};
 use prost::Message;
 use sluicegate_client::{Client, descriptor};
 use sluicegate_proto::envoy::{
@@ -113,33 +116,49 @@ async fn a_collector_is_spoken_to_over_http() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let collected = std::thread::spawn(move || {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        let mut head = Vec::new();
-        while !head.ends_with(b"\r\n\r\n") {
-            let mut byte = [0];
-            stream.read_exact(&mut byte).unwrap();
-            head.push(byte[0]);
-        }
-        let head = String::from_utf8(head).unwrap().to_lowercase();
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
-        let mut body = vec![0; length.parse().unwrap()];
-        stream.read_exact(&mut body).unwrap();
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
-        (head, ExportTraceServiceRequest::decode(body.as_slice()).unwrap())
+        let collect = |_| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let head = String::from_utf8(head).unwrap().to_lowercase();
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+            let mut body = vec![0; length.parse().unwrap()];
+            stream.read_exact(&mut body).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+            (head, body)
+        };
+        [0, 1].map(collect)
     });
     let server = Server::builder()
         .set("telemetry.otlp.endpoint", &url)
         .set("telemetry.otlp.protocol", "http")
         .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "1h")
         .set("telemetry.otlp.service_name", "envoy-ratelimit")
         .set("telemetry.otlp.service_instance_id", "pod-7")
+        .variable("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
         .start();
     ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    // At the end there is what was not sent yet, of both kinds.
     server.signal("TERM");
     assert!(server.wait().await.success());
-    let (head, request) = collected.join().unwrap();
-    assert!(head.starts_with("post /v1/traces ") && head.contains("application/x-protobuf"), "{head}");
+    let collected = collected.join().unwrap();
+    for (head, _) in &collected {
+        assert!(head.contains("application/x-protobuf") && head.contains("api-key: a b"), "{head}");
+    }
+    let of = |path: &str| collected.iter().find(|(head, _)| head.starts_with(&format!("post {path} "))).unwrap();
+    let metrics = ExportMetricsServiceRequest::decode(of("/v1/metrics").1.as_slice()).unwrap();
+    let point = latency(&[metrics]).unwrap();
+    let exemplar = &point.exemplars[0];
+    assert_eq!(exemplar.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    assert!(matches!(exemplar.value, Some(Value::AsDouble(seconds)) if seconds > 0.0), "{exemplar:?}");
+    let request = ExportTraceServiceRequest::decode(of("/v1/traces").1.as_slice()).unwrap();
     let resource = format!("{:?}", request.resource_spans[0].resource);
     assert!(resource.contains("\"envoy-ratelimit\"") && resource.contains("\"pod-7\""), "{resource}");
 }
@@ -187,4 +206,24 @@ async fn metrics_are_sent_when_wanted() {
         names.contains("ratelimit_service_rate_limit_total_hits").then_some(())
     })
     .await;
+    let point = until_async("the response time", async || latency(&collector.metrics.lock().unwrap())).await;
+    assert_eq!((point.count, point.bucket_counts.iter().sum(), point.bucket_counts.len()), (1, 1_u64, 17));
+    assert_eq!((point.explicit_bounds.len(), point.explicit_bounds[0]), (16, 1e-6));
+    assert!(point.sum() > 0.0 && point.time_unix_nano > point.start_time_unix_nano && point.start_time_unix_nano > 0);
+    assert!(format!("{:?}", point.attributes[0]).contains("ShouldRateLimit"), "{:?}", point.attributes);
+    assert!(point.exemplars.is_empty(), "{:?}", point.exemplars);
+}
+
+/// The data point of the response time, once there is a request.
+fn latency(requests: &[ExportMetricsServiceRequest]) -> Option<HistogramDataPoint> {
+    let resources = requests.iter().flat_map(|request| &request.resource_metrics);
+    let metrics = resources.flat_map(|it| &it.scope_metrics).flat_map(|it| &it.metrics);
+    let mut points = metrics.filter_map(|metric| match &metric.data {
+        Some(Data::Histogram(histogram)) if metric.name == "ratelimit_service_response_time_seconds" => {
+            assert_eq!((histogram.aggregation_temporality(), &*metric.unit), (AggregationTemporality::Cumulative, "s"));
+            histogram.data_points.first()
+        }
+        _ => None,
+    });
+    points.rfind(|point| point.count > 0).cloned()
 }

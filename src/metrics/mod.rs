@@ -5,7 +5,7 @@ mod episode;
 mod histogram;
 
 pub use episode::Episode;
-pub use histogram::Histogram;
+pub use histogram::{Distribution, Exemplar, Histogram, Native, SCHEMA, TraceId, ZERO};
 
 use std::{
     collections::BTreeMap,

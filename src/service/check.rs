@@ -1,13 +1,16 @@
 //! May this request pass? Validation, the clock, the engine, and how long it took.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use opentelemetry::{KeyValue, metrics::Meter};
 
 use super::{Clock, Recorder};
 use crate::{
     engine::{DecideError, Engine, Request, Verdict},
-    metrics::{Counter, Histogram, Totals},
+    metrics::{Counter, Histogram, Totals, TraceId},
 };
 
 /// Why a request has no verdict.
@@ -24,6 +27,9 @@ pub enum CheckError {
     Undecided(#[source] DecideError),
 }
 
+/// As the peer names what is asked.
+const METHOD: [(&str, &str); 1] = [("grpc_method", "ShouldRateLimit")];
+
 /// What the service counts of its calls.
 pub struct Metrics {
     latency: Arc<Histogram>,
@@ -35,8 +41,9 @@ impl Metrics {
     /// Nothing counted yet.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
+        let latency = Histogram::new("ratelimit_service_response_time_seconds", "Time to decide a request", workers);
         Arc::new(Self {
-            latency: Arc::new(Histogram::new(workers)),
+            latency: Arc::new(latency.with_labels(&METHOD)),
             invalid: Counter::new(workers),
             undecided: Counter::new(workers),
         })
@@ -59,13 +66,12 @@ impl Metrics {
         &self.latency
     }
 
-    /// Shows everything to the meter, under the peer's names.
+    /// Shows everything but the latency to the meter, under the peer's names.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
-        self.latency.observe(meter, "ratelimit_service_response_time_seconds", "Time to decide a request");
         let this = Arc::clone(self);
         let requests =
             meter.u64_observable_counter("ratelimit_service_total_requests").with_description("Requests decided");
-        let labels = [KeyValue::new("grpc_method", "ShouldRateLimit")];
+        let labels = METHOD.map(|(name, value)| KeyValue::new(name, value));
         requests.with_callback(move |observer| observer.observe(this.latency.count(), &labels)).build();
         let this = Arc::clone(self);
         let errors = meter
@@ -94,6 +100,11 @@ pub struct Check {
 }
 
 impl Check {
+    /// Shows the trace of a request that was decided.
+    pub fn exemplify(&self, took: Duration, trace: TraceId) {
+        self.metrics.latency.exemplify(took, trace, Duration::from_micros(self.clock.now().get()));
+    }
+
     /// Decides one request.
     pub async fn check(&self, request: &Request<'_>) -> Result<Verdict, CheckError> {
         let asked = Instant::now();

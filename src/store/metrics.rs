@@ -21,7 +21,8 @@ impl Metrics {
     pub fn new(workers: usize) -> Arc<Self> {
         let errors = std::array::from_fn(|_| Counter::new(workers));
         let (redis, local) = (Health::new(workers), local::Metrics::new(workers));
-        Arc::new(Self { latency: Arc::new(Histogram::new(workers)), errors, redis, local })
+        let latency = Histogram::new("sluicegate_store_seconds", "Time of store calls that were answered", workers);
+        Arc::new(Self { latency: Arc::new(latency), errors, redis, local })
     }
 
     /// Of what is decided before a store is asked.
@@ -42,11 +43,16 @@ impl Metrics {
         self.errors[error as usize].add(worker, 1);
     }
 
-    /// Shows everything to the meter.
+    /// How long calls took.
+    #[must_use]
+    pub const fn latency(&self) -> &Arc<Histogram> {
+        &self.latency
+    }
+
+    /// Shows everything else to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         self.redis.observe(meter);
         self.local.observe(meter);
-        self.latency.observe(meter, "sluicegate_store_seconds", "Time of store calls that were answered");
         let this = Arc::clone(self);
         let errors =
             meter.u64_observable_counter("sluicegate_store_errors").with_description("Store calls that failed");

@@ -3,9 +3,20 @@
 use std::io::IsTerminal;
 
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt};
+use serde_json::{Map, Value};
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{self, FmtContext, FormatEvent, FormatFields, format::Writer},
+    layer::SubscriberExt,
+    registry::LookupSpan,
+    util::SubscriberInitExt,
+};
 
-use super::TelemetryError;
+use super::{TelemetryError, wall_clock};
 
 /// What is logged, and how.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -13,7 +24,7 @@ use super::TelemetryError;
 pub struct LogSettings {
     /// A level (`info`), or levels by target (`warn,sluicegate::store=debug`).
     pub level: String,
-    /// `text` or `json`.
+    /// `text`, `json` or `logstash`.
     pub format: LogFormat,
 }
 
@@ -32,6 +43,8 @@ pub enum LogFormat {
     Text,
     /// For machines: one object a line.
     Json,
+    /// The same with the names of Logstash, as envoyproxy/ratelimit has them.
+    Logstash,
 }
 
 impl LogSettings {
@@ -45,7 +58,71 @@ impl LogSettings {
         let started = match self.format {
             LogFormat::Text => registry.with(layer.with_ansi(std::io::stderr().is_terminal())).try_init(),
             LogFormat::Json => registry.with(layer.json().flatten_event(true)).try_init(),
+            LogFormat::Logstash => registry.with(layer.event_format(Logstash)).try_init(),
         };
         started.map_err(|error| TelemetryError(error.to_string()))
+    }
+}
+
+/// `@timestamp`, `@message` and `level`, and the event's own fields.
+struct Logstash;
+
+impl<S, N> FormatEvent<S, N> for Logstash
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> std::fmt::Result {
+        let mut line = Line(Map::new());
+        event.record(&mut line);
+        let level = match *event.metadata().level() {
+            Level::ERROR => "error",
+            Level::WARN => "warning",
+            Level::INFO => "info",
+            Level::DEBUG => "debug",
+            Level::TRACE => "trace",
+        };
+        let message = line.0.remove("message").unwrap_or_default();
+        let now = humantime::format_rfc3339_nanos(wall_clock()).to_string();
+        line.0.extend([
+            ("@timestamp".to_owned(), now.into()),
+            ("@message".to_owned(), message),
+            ("level".to_owned(), level.into()),
+        ]);
+        writeln!(writer, "{}", Value::Object(line.0))
+    }
+}
+
+struct Line(Map<String, Value>);
+
+impl Line {
+    fn add(&mut self, field: &Field, value: impl Into<Value>) {
+        self.0.insert(field.name().to_owned(), value.into());
+    }
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        self.add(field, format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field, value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value);
     }
 }

@@ -1,11 +1,13 @@
 //! OpenTelemetry metrics: a registry that Prometheus reads, and a collector that gets them if it is wanted.
 
+use std::sync::Arc;
+
 use opentelemetry::metrics::{Meter, MeterProvider};
-use opentelemetry_otlp::{MetricExporter, WithExportConfig};
 use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
 use prometheus::{IntGauge, Opts, Registry, process_collector::ProcessCollector};
 
-use super::{Exposition, OtlpProtocol, OtlpSettings, TelemetryError};
+use super::{OtlpSettings, Page, PrometheusSettings, TelemetryError, otlp::Exporter};
+use crate::metrics::{Histogram, Totals};
 
 /// OpenTelemetry folds what is above 2,000 series of an instrument into one; statistics per rule may have more. Not
 /// for every instrument: room for so many is set aside at once.
@@ -16,11 +18,12 @@ const RULE_STATISTICS: &str = "ratelimit_service_rate_limit_";
 pub struct Meters {
     provider: SdkMeterProvider,
     registry: Registry,
+    histograms: Vec<Arc<Histogram>>,
 }
 
 impl Meters {
     /// Sets the provider up. Inside a tokio runtime, for the collector's connection.
-    pub fn start(settings: &OtlpSettings) -> Result<Self, TelemetryError> {
+    pub fn start(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
         let error = |error: String| TelemetryError(error);
         let registry = Registry::new();
         let build = Opts::new("sluicegate_build_info", "The version that runs; always 1")
@@ -46,15 +49,10 @@ impl Meters {
         let mut provider =
             SdkMeterProvider::builder().with_resource(settings.resource()).with_reader(prometheus).with_view(wide);
         if settings.metrics {
-            let builder = MetricExporter::builder();
-            let exporter = match settings.protocol {
-                OtlpProtocol::Grpc => builder.with_tonic().with_endpoint(&settings.endpoint).build(),
-                OtlpProtocol::Http => builder.with_http().with_endpoint(settings.url("/v1/metrics")).build(),
-            };
-            let exporter = exporter.map_err(|cause| error(cause.to_string()))?;
+            let exporter = Exporter::new(settings, histograms.clone())?;
             provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());
         }
-        Ok(Self { provider: provider.build(), registry })
+        Ok(Self { provider: provider.build(), registry, histograms })
     }
 
     /// Where instruments are made.
@@ -63,9 +61,13 @@ impl Meters {
         self.provider.meter("sluicegate")
     }
 
-    /// Everything, as whoever asks wants it.
-    pub fn prometheus(&self, exposition: Exposition) -> Result<String, TelemetryError> {
-        exposition.write(self.registry.gather())
+    /// What Prometheus reads of it. `totals`: what is counted, by its names in statsd.
+    pub fn page(
+        &self,
+        settings: &PrometheusSettings,
+        totals: impl Fn() -> Totals + Send + Sync + 'static,
+    ) -> Result<Page, TelemetryError> {
+        Page::new(self.registry.clone(), self.histograms.clone(), settings, totals)
     }
 
     /// Sends what was not sent yet.

@@ -1,5 +1,7 @@
 //! OTLP traces, off by default: one span per sampled decision, a child of the caller's.
 
+use std::time::{Duration, Instant};
+
 use http::HeaderMap;
 use opentelemetry::{
     Context, KeyValue,
@@ -13,6 +15,7 @@ use opentelemetry_sdk::{
 };
 
 use super::{OtlpProtocol, OtlpSettings, TelemetryError};
+use crate::metrics::TraceId;
 
 /// Where spans go; nowhere by default, at the cost of one comparison per decision.
 #[derive(Clone, Default)]
@@ -57,7 +60,7 @@ impl Traces {
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), carrier);
         let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
         let span = span.start_with_context(tracer, &parent);
-        span.is_recording().then(|| Span(Box::new(span)))
+        span.is_recording().then(|| Span(Box::new((span, Instant::now()))))
     }
 
     /// Sends what was not sent yet.
@@ -72,14 +75,27 @@ impl Traces {
 }
 
 /// A decision under way.
-pub struct Span(Box<opentelemetry_sdk::trace::Span>);
+pub struct Span(Box<(opentelemetry_sdk::trace::Span, Instant)>);
 
 impl Span {
+    /// What is timed begins.
+    pub fn ask(&mut self) {
+        self.0.1 = Instant::now();
+    }
+
+    /// How long it took so far, and whose it is.
+    #[must_use]
+    pub fn asked(&self) -> (Duration, TraceId) {
+        let (span, asked) = &*self.0;
+        (asked.elapsed(), TraceId(u128::from_be_bytes(span.span_context().trace_id().to_bytes())))
+    }
+
     /// Ends it, with what it was about.
     pub fn end(mut self, domain: &str, outcome: &'static str) {
-        self.0.set_attribute(KeyValue::new("domain", domain.to_owned()));
-        self.0.set_attribute(KeyValue::new("outcome", outcome));
-        self.0.end();
+        let (span, _) = &mut *self.0;
+        span.set_attribute(KeyValue::new("domain", domain.to_owned()));
+        span.set_attribute(KeyValue::new("outcome", outcome));
+        span.end();
     }
 }
 

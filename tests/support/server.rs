@@ -130,6 +130,12 @@ impl Builder {
         self
     }
 
+    /// A variable of the environment that is no setting.
+    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
     /// With this file in the place of `/etc/hosts`, for this process alone.
     pub(crate) fn hosts(self, file: &Path) -> Self {
         let script = format!("mount --bind '{}' /etc/hosts", file.display());
@@ -197,7 +203,8 @@ fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let address = |name: &str| line.get(name)?.as_str()?.parse().ok();
     // On a Unix socket it has none.
     let none = SocketAddr::from(([0; 4], 0));
-    (line["message"] == "serving").then(|| Some((address("grpc").unwrap_or(none), address("http")?)))?
+    let message = line.get("message").or_else(|| line.get("@message"))?;
+    (message == "serving").then(|| Some((address("grpc").unwrap_or(none), address("http")?)))?
 }
 
 pub(crate) fn signal(pid: u32, name: &str) {

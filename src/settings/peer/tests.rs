@@ -58,6 +58,19 @@ fn addresses_are_put_together() {
     assert_eq!(setting(&traces[..1], "telemetry.otlp.endpoint").as_deref(), Some("http://localhost:4317"));
 }
 
+#[test]
+fn what_is_shown_has_the_peers_names() {
+    for (variable, value, name, expected) in [
+        ("LOG_FORMAT", "json", "telemetry.log.format", "logstash"),
+        ("LOG_FORMAT", "xml", "telemetry.log.format", "text"),
+        ("PROMETHEUS_MAPPER_YAML", "/a.yaml", "telemetry.prometheus.mapping_file", "/a.yaml"),
+        ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "true", "telemetry.prometheus.milliseconds", "true"),
+    ] {
+        assert_eq!(setting(&[(variable, value)], name).as_deref(), Some(expected), "{variable}");
+    }
+    assert_eq!(setting(&[], "telemetry.prometheus.mapping_file"), None);
+}
+
 /// As Envoy Gateway sets it, and everything else that there is.
 #[test]
 fn rules_come_by_xds() {

@@ -97,7 +97,7 @@ pub(super) fn level(text: &str) -> Result<Value, String> {
 
 /// Whatever is not `json` is text there.
 pub(super) fn log_format(text: &str) -> Result<Value, String> {
-    Ok(if text == "json" { "json" } else { "text" }.into())
+    Ok(if text == "json" { "logstash" } else { "text" }.into())
 }
 
 pub(super) fn cache_size(text: &str) -> Result<Value, String> {

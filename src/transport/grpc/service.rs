@@ -138,10 +138,15 @@ impl Handler {
         self.check(&request, holds, span).await
     }
 
-    async fn check(&self, message: &[u8], holds: Vec<Hold>, span: Option<Span>) -> Result<Verdict, Refusal> {
+    async fn check(&self, message: &[u8], holds: Vec<Hold>, mut span: Option<Span>) -> Result<Verdict, Refusal> {
         let asked = engine::Request { holds, ..decode(message, &self.limits)? };
+        if let Some(span) = &mut span {
+            span.ask();
+        }
         let verdict = self.check.check(&asked).await;
         if let Some(span) = span {
+            let (took, trace) = span.asked();
+            self.check.exemplify(took, trace);
             let outcome = match &verdict {
                 Ok(Verdict { overall: Code::Ok, .. }) => "ok",
                 Ok(Verdict { overall: Code::OverLimit, .. }) => "over_limit",

@@ -35,7 +35,7 @@ use crate::{
     rules::Measure,
     service::{Check, Keeper, Reports, reload::Reloader},
     store::AnyStore,
-    telemetry::{Exposition, Meters},
+    telemetry::{Exposition, Page},
 };
 
 /// How HTTP is served.
@@ -133,8 +133,8 @@ pub struct Handlers {
     pub reloader: Arc<Reloader>,
     /// What operators say over them.
     pub keeper: Arc<Keeper>,
-    /// For `/metrics`.
-    pub meters: Arc<Meters>,
+    /// For `/metrics` and `/stats`.
+    pub page: Arc<Page>,
     /// The service is going: it answers, but wants no new callers.
     pub leaving: Arc<AtomicBool>,
     /// Without any rules it wants none either.
@@ -165,8 +165,8 @@ impl Pages {
 
 /// All numbers, a line each, in the order of their names.
 async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
-    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus(Exposition::Text)).await;
-    let Ok(Ok(text)) = gathered else {
+    let gathered = tokio::task::spawn_blocking(move || handlers.page.write(Exposition::Text)).await;
+    let Some(text) = gathered.ok().and_then(|page| String::from_utf8(page).ok()) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     let line = |line: &str| line.rsplit_once(' ').map(|(name, value)| format!("{name}: {value}\n"));
@@ -178,10 +178,8 @@ async fn metrics(State(handlers): State<Arc<Handlers>>, headers: HeaderMap) -> R
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::accepted(accept.unwrap_or_default());
     // With many rules this is work for a while; the control runtime has others waiting.
-    let gathered = tokio::task::spawn_blocking(move || handlers.meters.prometheus(exposition)).await;
-    match gathered {
-        Ok(Ok(text)) => ([(CONTENT_TYPE, exposition.media_type())], text).into_response(),
-        Ok(Err(error)) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    match tokio::task::spawn_blocking(move || handlers.page.write(exposition)).await {
+        Ok(page) => ([(CONTENT_TYPE, exposition.media_type())], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }

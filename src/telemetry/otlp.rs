@@ -1,0 +1,193 @@
+//! Metrics on their way to an OpenTelemetry collector.
+//!
+//! OpenTelemetry's own exporter sends what its instruments have gathered, and histograms are none of these: its own one
+//! takes a lock for every value, and there is none that is read when somebody collects. So they are put beside the others
+//! here, before all of it is sent.
+
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
+use opentelemetry_proto::tonic::{
+    collector::metrics::v1::{ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient},
+    common::v1::{AnyValue, KeyValue, any_value},
+    metrics::v1::{self, AggregationTemporality, HistogramDataPoint, metric::Data},
+};
+use opentelemetry_sdk::{
+    error::{OTelSdkError, OTelSdkResult},
+    metrics::{Temporality, data::ResourceMetrics, exporter::PushMetricExporter},
+};
+use percent_encoding::percent_decode_str;
+use prost::Message;
+use tokio::{runtime::Handle, time::timeout};
+use tonic::{
+    metadata::MetadataMap,
+    transport::{Channel, Endpoint},
+};
+
+use super::{OtlpProtocol, OtlpSettings, TelemetryError, wall_clock};
+use crate::metrics::{Distribution, Exemplar, Histogram};
+
+/// For one sending.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// What every request carries, `name=value,…`, percent-encoded (the OpenTelemetry specification's own variables).
+const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"];
+
+/// Sends them.
+pub(super) struct Exporter {
+    collector: Collector,
+    headers: HeaderMap,
+    histograms: Vec<Arc<Histogram>>,
+    started: SystemTime,
+    /// Where the connection lives; whoever collects has a thread of his own.
+    runtime: Handle,
+}
+
+#[derive(Clone)]
+enum Collector {
+    Grpc(Channel),
+    Http(reqwest::Client, String),
+}
+
+impl Exporter {
+    /// Inside a tokio runtime. It connects when there is something to send.
+    pub(super) fn new(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
+        let wrong = |error: &dyn std::error::Error| TelemetryError(format!("telemetry.otlp.endpoint: {error}"));
+        let collector = match settings.protocol {
+            OtlpProtocol::Grpc => {
+                let endpoint = Endpoint::from_shared(settings.endpoint.clone()).map_err(|error| wrong(&error))?;
+                Collector::Grpc(endpoint.connect_timeout(PATIENCE).connect_lazy())
+            }
+            OtlpProtocol::Http => {
+                let url = settings.url("/v1/metrics");
+                reqwest::Url::parse(&url).map_err(|error| wrong(&error))?;
+                Collector::Http(reqwest::Client::new(), url)
+            }
+        };
+        let headers = HEADERS.into_iter().filter_map(|name| std::env::var(name).ok());
+        let headers = headers.flat_map(|list| read_headers(&list)).collect();
+        Ok(Self { collector, headers, histograms, started: wall_clock(), runtime: Handle::current() })
+    }
+
+    fn request(&self, metrics: &ResourceMetrics) -> ExportMetricsServiceRequest {
+        let mut request = ExportMetricsServiceRequest::from(metrics);
+        let scope = request.resource_metrics.first_mut().and_then(|resource| resource.scope_metrics.first_mut());
+        if let Some(scope) = scope {
+            scope.metrics.extend(self.histograms.iter().map(|histogram| metric(histogram, self.started)));
+        }
+        request
+    }
+}
+
+/// Those of the list that can be headers.
+fn read_headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
+    let pair = |pair: &str| {
+        let (name, value) = pair.split_once('=')?;
+        let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
+        Some((name.trim().parse().ok()?, value.parse().ok()?))
+    };
+    list.split(',').filter_map(pair).collect()
+}
+
+impl PushMetricExporter for Exporter {
+    async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
+        let (collector, headers, request) = (self.collector.clone(), self.headers.clone(), self.request(metrics));
+        let sent = self.runtime.spawn(async move { timeout(PATIENCE, collector.send(request, headers)).await });
+        match sent.await {
+            Ok(Ok(Ok(()))) => Ok(()),
+            Ok(Ok(Err(error))) => Err(OTelSdkError::InternalFailure(error)),
+            Ok(Err(_)) => Err(OTelSdkError::Timeout(PATIENCE)),
+            Err(error) => Err(OTelSdkError::InternalFailure(error.to_string())),
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn temporality(&self) -> Temporality {
+        Temporality::Cumulative
+    }
+}
+
+impl Collector {
+    async fn send(self, request: ExportMetricsServiceRequest, headers: HeaderMap) -> Result<(), String> {
+        match self {
+            Self::Grpc(channel) => {
+                let request =
+                    tonic::Request::from_parts(MetadataMap::from_headers(headers), Default::default(), request);
+                let sent = MetricsServiceClient::new(channel).export(request).await;
+                sent.map(drop).map_err(|status| status.to_string())
+            }
+            Self::Http(client, url) => {
+                let post = client.post(url).headers(headers).header(CONTENT_TYPE, "application/x-protobuf");
+                let sent =
+                    post.body(request.encode_to_vec()).send().await.and_then(reqwest::Response::error_for_status);
+                sent.map(drop).map_err(|error| crate::errors::chain(&error))
+            }
+        }
+    }
+}
+
+fn metric(histogram: &Histogram, started: SystemTime) -> v1::Metric {
+    let Distribution { count, sum, buckets, .. } = histogram.distribution();
+    let mut below = 0;
+    let in_bucket = |(_, count, _): &(f64, u64, Option<Exemplar>)| count - std::mem::replace(&mut below, *count);
+    let attribute = |(name, value): &(&str, &str)| KeyValue {
+        key: (*name).to_owned(),
+        value: Some(AnyValue { value: Some(any_value::Value::StringValue((*value).to_owned())) }),
+        ..KeyValue::default()
+    };
+    let point = HistogramDataPoint {
+        attributes: histogram.labels.iter().map(attribute).collect(),
+        start_time_unix_nano: nanos(started),
+        time_unix_nano: nanos(wall_clock()),
+        count,
+        sum: Some(sum),
+        bucket_counts: buckets.iter().map(in_bucket).collect(),
+        explicit_bounds: buckets.iter().map(|(bound, ..)| *bound).filter(|bound| bound.is_finite()).collect(),
+        exemplars: buckets.iter().filter_map(|(.., exemplar)| exemplar.as_ref()).map(exemplar).collect(),
+        ..HistogramDataPoint::default()
+    };
+    v1::Metric {
+        name: histogram.name.to_owned(),
+        description: histogram.description.to_owned(),
+        unit: "s".to_owned(),
+        data: Some(Data::Histogram(v1::Histogram {
+            data_points: vec![point],
+            aggregation_temporality: AggregationTemporality::Cumulative.into(),
+        })),
+        ..v1::Metric::default()
+    }
+}
+
+fn exemplar(exemplar: &Exemplar) -> v1::Exemplar {
+    v1::Exemplar {
+        time_unix_nano: nanos(UNIX_EPOCH + exemplar.at),
+        trace_id: exemplar.trace.0.to_be_bytes().to_vec(),
+        value: Some(v1::exemplar::Value::AsDouble(exemplar.seconds)),
+        ..v1::Exemplar::default()
+    }
+}
+
+fn nanos(at: SystemTime) -> u64 {
+    at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_are_those_of_the_specification() {
+        let headers = read_headers("api-key=a%20b, x = y,nothing,bad name=z,=,");
+        let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(headers, [("api-key", "a b"), ("x", "y")]);
+    }
+}
