@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
 pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
@@ -12,4 +13,8 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     let text = String::deserialize(deserializer)?;
     humantime::parse_duration(&text)
         .map_err(|error| D::Error::custom(format!("{text:?} is not a duration like 20ms or 1m: {error}")))
+}
+
+pub(crate) fn schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({ "type": "string", "pattern": r"^\s*([0-9]+\s*[a-zA-Zµ]+\s*)+$|^0$", "examples": ["20ms", "1m 30s"] })
 }

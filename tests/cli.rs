@@ -75,6 +75,49 @@ fn check_explains_which_rule_a_descriptor_meets() {
     }
 }
 
+/// What is found is told to machines as well, with the same exit code.
+#[test]
+fn check_speaks_json_and_sarif() {
+    let folder = rules(&[("a b.yaml", "domain: a\nextra: 1\n"), ("b.yaml", "domain: b\nkey: x\n")]);
+    let check = |format: &str| run(command().arg("check").arg(folder.path()).args(["--format", format]));
+    let (code, text, _) = check("json");
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let list = found.as_array().unwrap();
+    assert_eq!((code, list.len()), (Some(1), 2), "{text}");
+    assert!(list[0]["file"].as_str().unwrap().ends_with("a b.yaml"), "{text}");
+    assert_eq!((&list[0]["line"], &list[0]["column"], &list[0]["severity"]), (&2.into(), &1.into(), &"error".into()));
+    assert!(list[0]["message"].as_str().unwrap().contains("unknown key \"extra\""), "{text}");
+    assert_eq!(list[1]["severity"], "warning");
+    let (code, text, _) = check("sarif");
+    let sarif: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let result = &sarif["runs"][0]["results"][0];
+    assert_eq!((code, &sarif["version"], &result["level"]), (Some(1), &"2.1.0".into(), &"error".into()), "{text}");
+    let place = &result["locations"][0]["physicalLocation"];
+    assert!(place["artifactLocation"]["uri"].as_str().unwrap().ends_with("/a%20b.yaml"), "{place}");
+    assert_eq!(place["region"], serde_json::json!({"startLine": 2, "startColumn": 1}));
+    let (code, text, _) = run(command().args(["check", "--format", "json"]).arg(repository("deploy/examples")));
+    assert_eq!((code, text.as_str()), (Some(0), "[]\n"));
+    let (code, ..) = run(command().args(["check", "--format", "json", "--explain", "a"]).arg(folder.path()));
+    assert_eq!(code, Some(2), "an explanation has no such format");
+}
+
+/// What editors and people read of it.
+#[test]
+fn schemas_and_the_manual_are_printed() {
+    for (files, word) in [("rules", "requests_per_unit"), ("settings", "near_limit_ratio")] {
+        let (code, text, _) = run(command().args(["schema", files]));
+        assert!(code == Some(0) && text.contains(word), "{text}");
+        let schema: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    }
+    let (code, text, _) = run(command().arg("man"));
+    assert!(code == Some(0) && text.starts_with(".ie") && text.contains(".TH") && text.contains("simulate"), "{text}");
+    let (code, text, _) = run(command().args(["man", "check"]));
+    assert!(code == Some(0) && text.contains("sarif"), "{text}");
+    let (code, _, error) = run(command().args(["man", "nothing"]));
+    assert!(code == Some(1) && error.contains("there is no word \"nothing\""), "{error}");
+}
+
 #[test]
 fn settings_are_layered_and_printed_without_secrets() {
     let mut command = command();

@@ -1,13 +1,16 @@
-//! The command line: `serve` (also without a word), `check`, `shard`, `simulate`, `ctl`, `health` and `migrate`.
+//! The command line: `serve` (also without a word), `check`, `shard`, `simulate`, `ctl`, `health`, `migrate`, and
+//! what people and editors read: `schema`, `man` and `completions`.
 
 mod ctl;
 mod health;
+mod report;
 mod shard;
 mod simulate;
 
 use std::{
     collections::HashMap,
     ffi::OsString,
+    io::{self, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -20,7 +23,7 @@ use crate::{
     app,
     rules::{self, Entry, Options},
     service::reload::{LoadError, Source},
-    settings::{Overrides, Settings, peer::Peer},
+    settings::{self, Overrides, Settings, peer::Peer},
 };
 
 /// The name under which this program is another.
@@ -52,6 +55,17 @@ enum Command {
     Health(HealthArgs),
     /// Print the settings file that says what another service's environment says.
     Migrate(MigrateArgs),
+    /// Print the JSON Schema of rule files or of settings files, by which editors complete and check them.
+    Schema {
+        /// Of which files.
+        #[arg(value_enum)]
+        files: Files,
+    },
+    /// Write the manual page (roff) of this program, or of one of its words.
+    Man {
+        /// Which word.
+        word: Option<String>,
+    },
     /// Write what completes these words in a shell.
     Completions {
         /// Which shell.
@@ -122,6 +136,28 @@ struct CheckArgs {
     /// Show which rule a descriptor meets, and why.
     #[arg(long, num_args = 1.., value_names = ["DOMAIN", "KEY=VALUE"])]
     explain: Vec<String>,
+    /// How what is wrong is written.
+    #[arg(long, value_enum, default_value_t, conflicts_with = "explain")]
+    format: Format,
+}
+
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+enum Format {
+    /// A line each, for people.
+    #[default]
+    Text,
+    /// A list of objects.
+    Json,
+    /// SARIF 2.1.0, as code hosts show it beside the lines.
+    Sarif,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Files {
+    /// Rule files.
+    Rules,
+    /// Settings files.
+    Settings,
 }
 
 /// Does what the command line says.
@@ -139,11 +175,31 @@ pub fn run() -> anyhow::Result<ExitCode> {
         Some(Command::Shard(args)) => shard::run(args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Ctl(args)) => ctl::run(*args),
+        Some(Command::Schema { files }) => {
+            let schema = match files {
+                Files::Rules => rules::schema(),
+                Files::Settings => settings::schema(),
+            };
+            writeln!(io::stdout(), "{schema:#}")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Some(Command::Man { word }) => manual(word.as_deref()),
         Some(Command::Completions { shell }) => {
-            clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut std::io::stdout());
+            clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut io::stdout());
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+fn manual(word: Option<&str>) -> anyhow::Result<ExitCode> {
+    let mut all = Cli::command();
+    all.build();
+    let command = match word {
+        Some(word) => all.find_subcommand(word).with_context(|| format!("there is no word {word:?}"))?.clone(),
+        None => all,
+    };
+    clap_mangen::Man::new(command).render(&mut io::stdout())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
@@ -187,24 +243,34 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         bail!("{} has no *.yaml", args.dir.display());
     }
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };
-    let (set, warnings) = match rules::compile(&files, options) {
-        Ok(compiled) => compiled,
-        Err(problems) => {
-            println!("{}", LoadError::Invalid(problems));
-            return Ok(ExitCode::FAILURE);
-        }
-    };
-    for warning in warnings {
-        println!("{warning}");
+    let compiled = rules::compile(&files, options);
+    let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    let problems = compiled.as_ref().map_or_else(|problems| problems, |(_, warnings)| warnings);
+    match args.format {
+        Format::Json => writeln!(io::stdout(), "{:#}", report::json(problems))?,
+        Format::Sarif => writeln!(io::stdout(), "{:#}", report::sarif(problems))?,
+        Format::Text => match compiled {
+            Err(problems) => println!("{}", LoadError::Invalid(problems)),
+            Ok((set, warnings)) => {
+                for warning in warnings {
+                    println!("{warning}");
+                }
+                let Some((domain, pairs)) = args.explain.split_first() else {
+                    println!(
+                        "{} files, {} domains, {} limits: all right",
+                        files.len(),
+                        set.domains(),
+                        set.rules().len()
+                    );
+                    return Ok(code);
+                };
+                for line in set.explain(domain, &entries(pairs)?) {
+                    println!("{line}");
+                }
+            }
+        },
     }
-    let Some((domain, pairs)) = args.explain.split_first() else {
-        println!("{} files, {} domains, {} limits: all right", files.len(), set.domains(), set.rules().len());
-        return Ok(ExitCode::SUCCESS);
-    };
-    for line in set.explain(domain, &entries(pairs)?) {
-        println!("{line}");
-    }
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
 /// `key=value` for each entry of a descriptor.

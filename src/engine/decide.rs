@@ -3,6 +3,7 @@
 use std::{num::NonZeroU32, sync::Arc};
 
 use arc_swap::ArcSwap;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -23,7 +24,7 @@ use crate::{
 };
 
 /// What holds for all rules.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// What becomes of a request whose counters cannot be asked, unless the rule says otherwise.

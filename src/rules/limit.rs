@@ -61,7 +61,7 @@ impl Unit {
 }
 
 /// What becomes of a request whose counter could not be asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FailurePolicy {
     /// The caller gets an error, so that its own failure mode decides.

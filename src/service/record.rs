@@ -16,6 +16,7 @@ use std::{
 };
 
 use opentelemetry::metrics::Meter;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate_common::Identity;
@@ -34,7 +35,7 @@ const IDLE: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether requests are kept, and which.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// The directory; without it nothing is kept.

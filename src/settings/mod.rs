@@ -2,6 +2,7 @@
 //! of files and variables; each part of the service has its own `Settings` beside it.
 
 pub mod peer;
+mod schema;
 
 use std::{
     collections::BTreeSet,
@@ -12,9 +13,11 @@ use std::{
 };
 
 use config::{Config, Environment, File, FileFormat, Map, Source, Value, ValueKind};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::peer::Peer;
+pub use self::schema::schema;
 use crate::{engine, service, store, telemetry, transport};
 
 /// `SLUICEGATE__GRPC__ADDR` is `grpc.addr`.
@@ -34,7 +37,7 @@ const LISTS: [&str; 9] = [
 ];
 
 /// Everything that can be set.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// `memory`, or the address of Redis: `redis://` (a server), `redis+sentinel://`, `redis+cluster://` or
@@ -109,7 +112,7 @@ impl Default for Settings {
 }
 
 /// What this instance knows of the others.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ClusterSettings {
     /// How many instances share the store: among them limits are divided when each decides by itself (`on_error: local`).
@@ -123,7 +126,7 @@ impl Default for ClusterSettings {
 }
 
 /// A store of its own for limits of unit second, which have many more writes than others and shorter lives.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PerSecondSettings {
     /// An address like that of the store; without one they are counted where all are.
@@ -133,7 +136,7 @@ pub struct PerSecondSettings {
 }
 
 /// Where rules come from.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct RulesSettings {
     /// A directory of `*.yaml`; without one, the built-in examples.
@@ -170,14 +173,16 @@ impl Default for RulesSettings {
 }
 
 /// How to leave, on SIGTERM or SIGINT.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ShutdownSettings {
     /// Health says NOT_SERVING for so long before connections are asked to go: time for callers to notice.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub delay: Duration,
     /// And calls under way have so long after that.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub grace: Duration,
 }
 

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tracing::{
@@ -19,7 +20,7 @@ use tracing_subscriber::{
 use super::{TelemetryError, wall_clock};
 
 /// What is logged, and how.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LogSettings {
     /// A level (`info`), or levels by target (`warn,sluicegate::store=debug`).
@@ -35,7 +36,7 @@ impl Default for LogSettings {
 }
 
 /// How a line looks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// For people.

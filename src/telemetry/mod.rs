@@ -20,10 +20,11 @@ use std::time::{Duration, SystemTime};
 
 use opentelemetry::KeyValue;
 use opentelemetry_sdk::Resource;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// What to tell, and whom.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Logs, on standard error.
@@ -51,7 +52,7 @@ impl Default for Settings {
 }
 
 /// How a collector is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
     /// Over gRPC.
@@ -62,7 +63,7 @@ pub enum OtlpProtocol {
 }
 
 /// An OpenTelemetry collector, spoken to in OTLP.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OtlpSettings {
     /// `http://host:4317`; over HTTP `http://host:4318`, to which `/v1/traces` and `/v1/metrics` are added.
@@ -79,6 +80,7 @@ pub struct OtlpSettings {
     pub metrics: bool,
     /// Between two sendings of metrics.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub interval: Duration,
     /// Send traces.
     pub traces: bool,

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use prometheus::{Registry, proto::MetricFamily};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -16,7 +17,7 @@ use crate::metrics::{Histogram, Totals};
 const PEER: &str = "ratelimit_service_";
 
 /// Under which names Prometheus reads what envoyproxy/ratelimit counts as well.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PrometheusSettings {
     /// A mapping file of statsd_exporter; where there is none the names are those of the built-in one.

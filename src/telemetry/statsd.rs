@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, fmt::Write, io, sync::Arc, time::Duration};
 
 use regex::Regex;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::AsyncWriteExt,
@@ -24,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const DATAGRAM: usize = 1_432;
 
 /// Whom to tell, and how.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StatsdSettings {
     /// `host:port`; without it nobody is told.
@@ -33,6 +34,7 @@ pub struct StatsdSettings {
     pub protocol: StatsdProtocol,
     /// How often.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub interval: Duration,
     /// `name:value`, for all.
     pub tags: Vec<String>,
@@ -53,7 +55,7 @@ impl Default for StatsdSettings {
 }
 
 /// How statsd is spoken to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StatsdProtocol {
     /// Lines; tags are a part of the name, `name.__tag=value`.
@@ -64,7 +66,7 @@ pub enum StatsdProtocol {
 }
 
 /// A name that becomes another one, and parts of it tags; the first that fits has the say.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mogrifier {
     /// A regular expression.

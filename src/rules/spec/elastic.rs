@@ -1,6 +1,9 @@
 //! `elastic`: above the limit while a resource has capacity to spare.
 
-use super::Reader;
+use super::{
+    Reader,
+    words::{ELASTIC, MOST_PERCENT},
+};
 use crate::{
     algorithm::{Kind, Shape},
     rules::{
@@ -10,12 +13,9 @@ use crate::{
     },
 };
 
-pub(super) const ELASTIC: &[&str] = &["resource", "up_to", "idle", "busy"];
 /// Up to this share of its capacity a resource is idle, and from that one on it is busy, if a rule does not say, in percent.
 const IDLE: u32 = 50;
 const BUSY: u32 = 90;
-/// More than this is a mistake, in percent.
-const MOST: u32 = 1_000;
 
 /// What was read.
 pub(super) struct Words {
@@ -28,10 +28,10 @@ pub(super) struct Words {
 impl Reader<'_, '_> {
     pub(super) fn elastic(&mut self, node: &Yaml) -> Option<Words> {
         let (mut resource, mut up_to, mut idle, mut busy) = (None, Some(0), Some(IDLE), Some(BUSY));
-        for (key, _, value) in self.map(node, ELASTIC)? {
+        for (key, _, value) in self.map(node, &ELASTIC)? {
             match key {
                 "resource" => resource = self.text(key, value).filter(|name| !name.is_empty()),
-                "up_to" => up_to = self.percent(key, value, 101, MOST),
+                "up_to" => up_to = self.percent(key, value, 101, MOST_PERCENT),
                 "idle" => idle = self.percent(key, value, 0, 100),
                 "busy" => busy = self.percent(key, value, 0, 100),
                 _ => {}

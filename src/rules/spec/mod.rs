@@ -5,16 +5,12 @@ mod plans;
 mod rate_limit;
 mod shape;
 mod sharing;
+pub(super) mod words;
 
 pub(super) use plans::Plans;
 pub(super) use rate_limit::RateLimit;
 
-use self::{
-    elastic::ELASTIC,
-    plans::PLANS,
-    rate_limit::{RATE_LIMIT, REPLACES},
-    sharing::SHARE,
-};
+use self::words::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, Map, ROOT};
 use super::{
     compile::Options,
     ip_prefix::IpPrefix,
@@ -53,21 +49,6 @@ pub(super) struct Descriptor {
     pub(super) children: Vec<Descriptor>,
 }
 
-const ROOT: &[&str] = &["domain", "charge", "shard_by", "plans", "descriptors"];
-const DESCRIPTOR: &[&str] = &[
-    "key",
-    "value",
-    "rate_limit",
-    "shadow_mode",
-    "quota_mode",
-    "detailed_metric",
-    "value_to_metric",
-    "share_threshold",
-    "ip_prefix",
-    "metadata",
-    "descriptors",
-];
-const IP_PREFIX: &[&str] = &["v4", "v6"];
 /// Words that envoyproxy/ratelimit knows. A file of its users may have them in the wrong place.
 const PEERS: &[&str] = &[
     "domain",
@@ -87,19 +68,6 @@ const PEERS: &[&str] = &[
     "name",
     "replaces",
 ];
-/// What `charge` can be, and whether that is all or nothing.
-const CHARGES: [(&str, bool); 2] = [("each", false), ("all", true)];
-const PLACES: &[(&str, &[&str])] = &[
-    ("at the top of the file", ROOT),
-    ("in a descriptor", DESCRIPTOR),
-    ("under rate_limit", RATE_LIMIT),
-    ("in an entry of replaces", REPLACES),
-    ("under ip_prefix", IP_PREFIX),
-    ("under elastic", ELASTIC),
-    ("in a class of shares", SHARE),
-    ("under plans", PLANS),
-];
-
 /// Reads one file; `None` when nothing of it can be used.
 pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) -> Option<File> {
     let root = match yaml::parse(text) {
@@ -119,7 +87,7 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
     let (mut shard_by, mut shard_by_place) = (Vec::new(), start);
     let mut charge_all = options.charge_all;
     let (mut plans, mut descriptors) = (Plans::default(), Vec::new());
-    for (key, place, value) in reader.map(&root, ROOT)? {
+    for (key, place, value) in reader.map(&root, &ROOT)? {
         match key {
             "domain" => domain = reader.text(key, value).map(|text| (text, place)),
             "charge" => charge_all = reader.word(key, value, &CHARGES).unwrap_or_default(),
@@ -182,7 +150,7 @@ struct Reader<'r, 'p> {
 
 impl Reader<'_, '_> {
     /// The map's known keys with their values; what is not known is noted.
-    fn map<'y>(&mut self, node: &'y Yaml, known: &[&str]) -> Option<Vec<(&'y str, Place, &'y Yaml)>> {
+    fn map<'y>(&mut self, node: &'y Yaml, known: &Map) -> Option<Vec<(&'y str, Place, &'y Yaml)>> {
         let Kind::Map(pairs) = &node.kind else {
             self.problems.error(node.place, format!("a map was expected here, not {}", node.describe()));
             return None;
@@ -193,7 +161,7 @@ impl Reader<'_, '_> {
                 self.problems.error(key.place, format!("a key must be a word, not {}", key.describe()));
                 continue;
             };
-            if !known.contains(&text.as_str()) {
+            if !known.has(text) {
                 self.stray(text, key.place, known);
             } else if fields.iter().any(|(name, ..)| name == text) {
                 self.problems.error(key.place, format!("{text} is given twice"));
@@ -235,16 +203,16 @@ impl Reader<'_, '_> {
 
     /// A key that means nothing here: refused, unless it is known elsewhere. That is a warning, since
     /// envoyproxy/ratelimit takes such files and ignores the key.
-    fn stray(&mut self, key: &str, place: Place, known: &[&str]) {
-        let home = PLACES.iter().find(|(_, keys)| keys.contains(&key));
-        if let Some((where_to, _)) = home.filter(|_| PEERS.contains(&key)) {
-            self.problems.warning(place, format!("{key} has no effect here; it belongs {where_to}"));
+    fn stray(&mut self, key: &str, place: Place, known: &Map) {
+        let home = MAPS.into_iter().find(|map| map.has(key)).map(|map| map.place);
+        if let Some(home) = home.filter(|_| PEERS.contains(&key)) {
+            self.problems.warning(place, format!("{key} has no effect here; it belongs {home}"));
             return;
         }
         let hint = match (home, nearest(key, known)) {
-            (Some((where_to, _)), _) => format!("it belongs {where_to}"),
+            (Some(home), _) => format!("it belongs {home}"),
             (None, Some(near)) => format!("did you mean {near}?"),
-            (None, None) => format!("known here: {}", known.join(", ")),
+            (None, None) => format!("known here: {}", known.names().collect::<Vec<_>>().join(", ")),
         };
         self.problems.error(place, format!("unknown key {key:?}; {hint}"));
     }
@@ -286,7 +254,7 @@ impl Reader<'_, '_> {
     fn descriptor(&mut self, node: &Yaml) -> Option<Descriptor> {
         let mut it = Descriptor { place: node.place, ..Descriptor::default() };
         let (mut share_threshold, mut ip_prefix) = (None, None);
-        for (key, place, value) in self.map(node, DESCRIPTOR)? {
+        for (key, place, value) in self.map(node, &DESCRIPTOR)? {
             match key {
                 "key" => it.key = self.text(key, value).unwrap_or_default(),
                 "value" => it.value = self.text(key, value).filter(|value| !value.is_empty()),
@@ -336,7 +304,7 @@ impl Reader<'_, '_> {
 
     fn ip_prefix(&mut self, node: &Yaml) -> Option<IpPrefix> {
         let mut prefix = IpPrefix::default();
-        for (key, _, value) in self.map(node, IP_PREFIX)? {
+        for (key, _, value) in self.map(node, &IP_PREFIX)? {
             let (bits, most) = if key == "v4" { (&mut prefix.v4, 32) } else { (&mut prefix.v6, 128) };
             match self.number(key, value) {
                 Some(number) if (1..=most).contains(&number) => *bits = number as u8,
@@ -442,7 +410,7 @@ fn found(node: &Yaml) -> String {
 }
 
 /// The known word that was most likely meant.
-fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
-    let (distance, near) = known.iter().map(|near| (strsim::damerau_levenshtein(word, near), *near)).min()?;
+fn nearest(word: &str, known: &Map) -> Option<&'static str> {
+    let (distance, near) = known.names().map(|near| (strsim::damerau_levenshtein(word, near), near)).min()?;
     (distance <= 3 && distance < word.chars().count()).then_some(near)
 }

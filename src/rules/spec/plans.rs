@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{RateLimit, Reader};
+use super::{RateLimit, Reader, words::PLANS};
 use crate::rules::{
     problem::Place,
     yaml::{Kind, Yaml},
 };
 
-pub(super) const PLANS: &[&str] = &["key", "default", "limits", "entities"];
 /// The entry that names a request's plan, if the file does not say.
 const KEY: &str = "plan";
 
@@ -43,7 +42,7 @@ impl Reader<'_, '_> {
         let mut it = Plans { key: KEY.to_owned(), ..Plans::default() };
         let mut default = node.place;
         let mut entities = Vec::new();
-        for (key, _, value) in self.map(node, PLANS).unwrap_or_default() {
+        for (key, _, value) in self.map(node, &PLANS).unwrap_or_default() {
             match key {
                 "key" => it.key = self.text(key, value).filter(|key| !key.is_empty()).unwrap_or(it.key),
                 "default" => (it.default, default) = (self.text(key, value).unwrap_or_default(), value.place),

@@ -1,6 +1,9 @@
 //! `rate_limit`: which limit, what becomes of it in special cases, and who it tells apart.
 
-use super::{Reader, elastic, shape};
+use super::{
+    Reader, elastic, shape,
+    words::{RATE_LIMIT, REPLACES},
+};
 use crate::{
     algorithm::Consistency,
     rules::{
@@ -32,42 +35,6 @@ pub(in crate::rules) struct RateLimit {
     /// Where `count_denied: true` stands, if it does.
     pub(super) count_denied: Option<Place>,
 }
-
-pub(super) const RATE_LIMIT: &[&str] = &[
-    "unit",
-    "unit_multiplier",
-    "requests_per_unit",
-    "unlimited",
-    "name",
-    "replaces",
-    "on_error",
-    "consistency",
-    "algorithm",
-    "buckets",
-    "edge",
-    "burst",
-    "queue",
-    "warm_up",
-    "count_denied",
-    "min_interval",
-    "soft",
-    "limit",
-    "ceiling",
-    "floor",
-    "initial",
-    "method",
-    "timeout",
-    "hold",
-    "holder",
-    "capacity",
-    "class",
-    "shares",
-    "reserve",
-    "shed",
-    "elastic",
-    "by_plan",
-];
-pub(super) const REPLACES: &[&str] = &["name"];
 
 /// The words of a rate, and where they stand.
 #[derive(Default)]
@@ -107,7 +74,7 @@ impl Reader<'_, '_> {
         let (mut rate, mut unlimited) = (Rate::default(), false);
         let (mut replaces, mut consistency, mut elastic) = (Vec::new(), None, None);
         let mut words = shape::Words::default();
-        let fields = self.map(node, RATE_LIMIT)?;
+        let fields = self.map(node, &RATE_LIMIT)?;
         for (key, place, value) in &fields {
             match *key {
                 "unit" => rate.unit = Some((self.unit(value), value.place)),
@@ -227,7 +194,7 @@ impl Reader<'_, '_> {
     fn replaces(&mut self, node: &Yaml) -> Vec<(String, Place)> {
         let mut names = Vec::new();
         for item in self.list("replaces", node) {
-            let Some(fields) = self.map(item, REPLACES) else { continue };
+            let Some(fields) = self.map(item, &REPLACES) else { continue };
             let name = fields.first().and_then(|(key, _, value)| self.text(key, value));
             names.push((name.unwrap_or_default(), item.place));
         }

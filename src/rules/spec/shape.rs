@@ -6,16 +6,13 @@ use sluicegate_common::adaptive::Method;
 use super::{
     Reader,
     sharing::{Capacity, Sharing},
+    words::{EDGES, MOST_PERCENT},
 };
 use crate::{
-    algorithm::{Algorithm, Kind, Micros, Shape, sliding_window::Edge},
+    algorithm::{Algorithm, Kind, Micros, Shape},
     rules::{limit::Measure, matcher::Aside, problem::Place, yaml::Yaml},
 };
 
-/// What `edge` can be.
-const EDGES: [(&str, Edge); 2] = [("weighted", Edge::Weighted), ("strict", Edge::Strict)];
-/// A soft limit of more percent than this is a mistake.
-const MOST_PERCENT: u32 = 1_000;
 /// For so long a request in flight counts, if its rule does not say.
 const HOLD: Micros = Micros::from_secs(60);
 

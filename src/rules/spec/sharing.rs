@@ -1,12 +1,11 @@
 //! `capacity` and who shares it: `shares`, or `reserve` for short.
 
-use super::{Reader, rate_limit::units};
+use super::{Reader, rate_limit::units, words::SHARE};
 use crate::{
     algorithm::{Classes, NotClasses},
     rules::{limit::Unit, problem::Place, yaml::Yaml},
 };
 
-pub(super) const SHARE: &[&str] = &["min", "max"];
 /// The class of all that is not listed.
 const OTHERS: &str = "other";
 
@@ -93,7 +92,7 @@ impl Reader<'_, '_> {
         let mut classes = Vec::new();
         for (class, _, value) in self.named("shares", node) {
             let (mut min, mut max) = (Some(Amount::Hits(0)), Some(None));
-            for (key, _, value) in self.map(value, SHARE)? {
+            for (key, _, value) in self.map(value, &SHARE)? {
                 match key {
                     "min" => min = self.amount(key, value),
                     _ => max = self.amount(key, value).map(Some),

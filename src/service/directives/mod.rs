@@ -21,6 +21,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::Mutex as AsyncMutex, time::interval};
 
@@ -51,7 +52,7 @@ const LONGEST_REASON: usize = 1_024;
 const LONGEST_WORD: usize = 4_096;
 
 /// Where directives are kept, beside the store.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// With the store `memory`: the file that keeps them. Without one they end with the process.

@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_common::{Ending, Ways};
 use smallvec::SmallVec;
@@ -34,13 +35,14 @@ const REFUNDS: usize = 256;
 const LEASED: Duration = Duration::from_millis(50);
 
 /// How much is remembered.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Refusals at most, about 250 bytes each; 0: none, every hit asks the store.
     pub max_entities: usize,
     /// For so long at most: until then a refund by another instance goes unnoticed.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub max_age: Duration,
 }
 

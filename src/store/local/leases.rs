@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -26,11 +27,12 @@ const SLICES_OF_LIFE: u32 = 4;
 const OFTEN: u64 = 8;
 
 /// How quota is taken in advance.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// A lease is for the hits of half this time, and asked for anew when half of it is spent.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub ttl: Duration,
     /// Entities at most that are watched for leasing, about 500 bytes each; 0: none, every hit asks the store.
     pub max_entities: usize,

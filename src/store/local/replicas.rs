@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -18,14 +19,16 @@ use crate::{
 };
 
 /// How counting in arrears works.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// So often a counter tells the store what has passed, and hears of others.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub sync: Duration,
     /// For so long it decides without having heard anything.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub outage: Duration,
     /// Counters at most, about 400 bytes each; 0: none, every hit asks the store.
     pub max_entities: usize,

@@ -13,6 +13,7 @@ mod shard;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -27,7 +28,7 @@ const SHARDS: usize = 40;
 const RECLAIM: usize = 256;
 
 /// How much the store may hold.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Counters at most; about 45 bytes each. A log or a window of many counters counts by its size.

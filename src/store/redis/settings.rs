@@ -2,24 +2,28 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How to use Redis.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Before every key; without braces, which are the shard's.
     pub key_prefix: String,
     /// A call that takes longer has failed.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub timeout: Duration,
     /// An attempt to connect that takes longer has failed.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub connect_timeout: Duration,
     /// So many calls without an answer in a row, and a server is not asked again until a new connection answers.
     pub timeouts_until_down: u32,
     /// A key outlives its use by a random time up to this, so that keys of one window don't all expire at once.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub expiry_jitter: Duration,
     /// The nodes of `redis+ring://`, where the address does not name them.
     pub ring: Vec<RingNode>,
@@ -30,7 +34,7 @@ pub struct Settings {
 }
 
 /// One node of a ring.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RingNode {
     /// What the placement goes by: a node that keeps its name keeps its counters' places, whatever its address.
@@ -47,7 +51,7 @@ const fn one() -> u32 {
 }
 
 /// Certificates for `rediss…://`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file of the authorities to trust instead of the system's.
@@ -59,7 +63,7 @@ pub struct TlsSettings {
 }
 
 /// How to speak to the sentinels themselves; the credentials in the address are the master's.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SentinelSettings {
     /// An ACL user.

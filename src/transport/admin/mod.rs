@@ -23,6 +23,7 @@ use axum::{
     routing::{get, post},
 };
 use rustls::pki_types::CertificateDer;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminServiceServer};
 use tokio::sync::watch;
@@ -42,7 +43,7 @@ const LONGEST_MESSAGE: usize = 1 << 20;
 const MOST_CONNECTIONS: usize = 128;
 
 /// Who may operate the service, and where.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Where to listen; without it there is no way in.

@@ -1,9 +1,10 @@
 //! What a request may hold. Beyond it there is a sentence that says which limit it was.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Limits on one request.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limits {
     /// Bytes of the message.

@@ -2,12 +2,13 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
 
 /// How gRPC is served.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Where to listen.
@@ -20,15 +21,19 @@ pub struct Settings {
     pub max_concurrent_streams: u32,
     /// A connection that is silent for so long is asked whether it lives.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub keepalive_interval: Duration,
     /// And closed when it doesn't answer for so long.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub keepalive_timeout: Duration,
     /// A connection of this age (± 10%) is asked to go, so that clients spread over new instances.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub max_connection_age: Duration,
     /// And closed when its calls take longer than this after that.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub max_connection_age_grace: Duration,
     /// What a request may hold.
     pub limits: Limits,
@@ -54,7 +59,7 @@ impl Default for Settings {
 }
 
 /// Certificates; read anew when their files change.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file of the certificate to show, with its chain.
@@ -68,7 +73,7 @@ pub struct TlsSettings {
 }
 
 /// How limits are written into headers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeaderStyle {
     /// Limit, remaining and reset in a header each, as envoyproxy/ratelimit does.
@@ -82,7 +87,7 @@ pub enum HeaderStyle {
 }
 
 /// What answers carry beside the verdict.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ResponseSettings {
     /// Headers for the caller's response, in `response_headers_to_add`, and Retry-After when it is refused.

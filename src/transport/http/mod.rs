@@ -23,6 +23,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get},
 };
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::JoinSet};
 
@@ -39,7 +40,7 @@ use crate::{
 };
 
 /// How HTTP is served.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Where to listen.

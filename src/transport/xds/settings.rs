@@ -2,10 +2,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Which control plane, and who asks it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// `http://host:port`, or `https://host:port` for TLS; without one, rules come from files.
@@ -22,12 +23,15 @@ pub struct Settings {
     pub max_message_bytes: usize,
     /// A connection must be there within this time.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub connect_timeout: Duration,
     /// The first pause before it is tried again. Each is up to twice as long as the one before, less up to half by chance.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub retry_min: Duration,
     /// The longest.
     #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
     pub retry_max: Duration,
     /// Serve before the first rules have come; requests get an error until then.
     pub start_without_rules: bool,
@@ -63,7 +67,7 @@ impl Settings {
 }
 
 /// How a control plane is asked.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// The state of the world: every response has all there is.
@@ -74,7 +78,7 @@ pub enum Protocol {
 }
 
 /// Certificates, read anew for each connection.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file of those who may sign the server's certificate; without one, those that the system trusts.

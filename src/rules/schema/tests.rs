@@ -1,0 +1,257 @@
+use std::{fs, path::Path};
+
+use jsonschema::Validator;
+use serde_json::Number;
+
+use super::*;
+use crate::rules::{
+    Options, SourceFile, compile,
+    yaml::{self, Kind, Yaml},
+};
+
+/// As an editor sees it: YAML 1.2.
+fn json(yaml: &Yaml) -> Value {
+    match &yaml.kind {
+        Kind::Null => Value::Null,
+        Kind::Scalar { text, plain: true } => match text.as_str() {
+            "true" => true.into(),
+            "false" => false.into(),
+            text => text.parse::<Number>().map_or_else(|_| text.into(), Value::Number),
+        },
+        Kind::Scalar { text, plain: false } => text.as_str().into(),
+        Kind::List(items) => items.iter().map(json).collect(),
+        Kind::Map(pairs) => {
+            pairs.iter().map(|(key, value)| (key.scalar().unwrap().0.to_owned(), json(value))).collect()
+        }
+    }
+}
+
+fn complaints(validator: &Validator, text: &str) -> Vec<String> {
+    let Ok(Some(yaml)) = yaml::parse(text) else {
+        return vec!["no YAML".to_owned()];
+    };
+    validator.iter_errors(&json(&yaml)).map(|error| format!("{}: {error}", error.instance_path())).collect()
+}
+
+fn validator() -> Validator {
+    let schema = schema();
+    jsonschema::meta::validate(&schema).unwrap_or_else(|error| panic!("{error}"));
+    jsonschema::validator_for(&schema).unwrap()
+}
+
+fn rule_files(folder: &Path, found: &mut Vec<(String, String)>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            rule_files(&path, found);
+        } else if path.extension().is_some_and(|end| end == "yaml") {
+            let text = fs::read_to_string(&path).unwrap();
+            if text.starts_with("domain:") || text.contains("\ndomain:") {
+                found.push((path.display().to_string(), text));
+            }
+        }
+    }
+}
+
+#[test]
+fn every_example_keeps_to_it() {
+    let mut files = Vec::new();
+    for folder in ["deploy", "tests"] {
+        rule_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut files);
+    }
+    assert!(files.len() > 8, "{files:?}");
+    let validator = validator();
+    for (name, text) in files {
+        assert_eq!(complaints(&validator, &text), Vec::<String>::new(), "{name}");
+    }
+}
+
+/// What stands behind a word of any kind.
+const VALUES: &[&str] = &[
+    "a",
+    "{a: {b: {unit: day, requests_per_unit: 1}}}",
+    "x",
+    "''",
+    "~",
+    "0",
+    "1",
+    "7",
+    "-1",
+    "1.5",
+    "1_000",
+    "0x1f",
+    "5000000000",
+    "true",
+    "False",
+    "yes",
+    "NO",
+    "[]",
+    "[a]",
+    "[a, b]",
+    "{}",
+    "{a: b}",
+    "{a: 5}",
+    "{a: 5%}",
+    "{a: {min: 5%}}",
+    "{a: {max: x}}",
+    "[{name: a}]",
+    "[{name: a, b: c}]",
+    "5%",
+    "95%",
+    "0%",
+    "150 %",
+    "5000%",
+    "10s",
+    "1m 30s",
+    "soon",
+    "100/s",
+    "100 / minute",
+    "100/x",
+    "MINUTE",
+    "second",
+    "weighted",
+    "strict",
+    "all",
+    "each",
+    "leased",
+    "exact",
+    "allow",
+    "local",
+    "vegas",
+    "aimd",
+    "gcra",
+    "{v4: 24}",
+    "{v6: 0}",
+    "{v4: 40}",
+    "{resource: cpu, up_to: 200%}",
+    "{resource: cpu, up_to: 200%, idle: 10%, busy: 95%}",
+    "{up_to: 200%}",
+    "[{key: b}]",
+    "[{key: b, rate_limit: {unit: day}}]",
+    "[{value: b}]",
+    "{default: a, limits: {a: {b: {unit: day, requests_per_unit: 1}}}}",
+    "{limits: {a: {b: {unit: day}}}}",
+    "{unit: day, requests_per_unit: 3}",
+    "{unlimited: true}",
+];
+
+/// Files with a word and a value, by all that a word may need beside it.
+fn files(map: &str, word: &str, value: &str) -> Vec<String> {
+    let descriptor = |inner: &str| format!("{{domain: d, descriptors: [{{key: k, {inner}}}]}}");
+    match map {
+        "rate_limit" if word == "by_plan" => {
+            let plans = "plans: {default: a, limits: {a: {x: {unit: day, requests_per_unit: 1}}}}";
+            vec![format!("{{domain: d, {plans}, descriptors: [{{key: k, rate_limit: {{by_plan: {value}}}}}]}}")]
+        }
+        "file" if word == "domain" => vec![format!("{{domain: {value}}}")],
+        "file" => vec![format!("{{domain: d, {word}: {value}}}")],
+        "descriptor" if word == "key" => vec![format!("{{domain: d, descriptors: [{{key: {value}}}]}}")],
+        "descriptor" => {
+            vec![descriptor(&format!("{word}: {value}")), descriptor(&format!("value: a*, {word}: {value}"))]
+        }
+        "rate_limit" => {
+            let mut bases = vec![
+                "",
+                "unit: hour, requests_per_unit: 9, ",
+                "unit: hour, ",
+                "requests_per_unit: 9, ",
+                "algorithm: concurrency, limit: 5, ",
+                "algorithm: concurrency, ",
+                "algorithm: adaptive, ceiling: 50, ",
+                "algorithm: adaptive, ",
+                "capacity: 100/s, ",
+                "capacity: 100, class: c, reserve: {a: 5%}, ",
+                "capacity: 100/s, class: c, shares: {a: {min: 5}}, ",
+                "capacity: 100/s, class: c, ",
+                "capacity: 100/s, reserve: {a: 5%}, ",
+                "shares: {a: {min: 5}}, class: c, ",
+                "reserve: {a: 5%}, class: c, ",
+            ]
+            .into_iter()
+            .map(str::to_owned)
+            .collect::<Vec<_>>();
+            let named =
+                Algorithm::named().map(|kind| format!("unit: hour, requests_per_unit: 9, algorithm: {}, ", kind.name));
+            bases.extend(named);
+            bases.retain(|base| base.split(", ").all(|pair| pair.split(':').next() != Some(word)));
+            bases.iter().map(|base| descriptor(&format!("rate_limit: {{{base}{word}: {value}}}"))).collect()
+        }
+        "ip_prefix" => vec![descriptor(&format!(
+            "ip_prefix: {{{word}: {value}}}, rate_limit: {{unit: day, requests_per_unit: 1}}"
+        ))],
+        "replaces" => vec![descriptor(&format!(
+            "rate_limit: {{unit: day, requests_per_unit: 1, replaces: [{{{word}: {value}}}]}}"
+        ))],
+        "elastic" => ["resource: r", "up_to: 200%", "idle: 50%", "busy: 90%"]
+            .map(|one| if one.starts_with(word) { "idle: 40%" } else { one })
+            .iter()
+            .map(|one| {
+                let rest = ["resource: r", "up_to: 200%"].into_iter().filter(|it| !it.starts_with(word) && it != one);
+                let rest: String = rest.map(|it| format!("{it}, ")).collect();
+                descriptor(&format!(
+                    "rate_limit: {{unit: day, requests_per_unit: 10, elastic: {{{rest}{word}: {value}}}}}"
+                ))
+            })
+            .collect(),
+        "share" => {
+            vec![descriptor(&format!("rate_limit: {{capacity: 100, class: c, shares: {{a: {{{word}: {value}}}}}}}"))]
+        }
+        "plans" => {
+            let others = ["default: a", "limits: {a: {b: {unit: day, requests_per_unit: 1}}}"];
+            let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(word)).collect();
+            vec![format!("{{domain: d, plans: {{{}, {word}: {value}}}}}", others.join(", "))]
+        }
+        other => panic!("no files for {other}"),
+    }
+}
+
+/// It refuses nothing that the reader takes without a word; and what is of the wrong kind, both refuse.
+#[test]
+fn it_agrees_with_the_reader() {
+    let validator = validator();
+    let (mut taken, mut refused) = (0, 0);
+    for map in MAPS {
+        for word in map.words {
+            let mut accepted = 0;
+            for value in VALUES.iter().copied().chain(["[[a]]", "{[a]: b}"]).filter(|value| !value.contains("{[")) {
+                for text in files(map.name, word.name, value) {
+                    let files = [SourceFile { name: "f".into(), text: text.clone() }];
+                    let complaints = complaints(&validator, &text);
+                    match compile(&files, Options::default()) {
+                        Ok((_, warnings)) if warnings.is_empty() => {
+                            assert_eq!(complaints, Vec::<String>::new(), "{text}");
+                            (taken, accepted) = (taken + 1, accepted + 1);
+                        }
+                        _ if complaints.is_empty() => {}
+                        _ => refused += 1,
+                    }
+                }
+            }
+            assert!(accepted > 0, "{}.{} was never taken", map.name, word.name);
+            for text in files(map.name, word.name, "[[a]]") {
+                assert!(!complaints(&validator, &text).is_empty(), "{text}");
+            }
+        }
+    }
+    assert!(taken > 300 && refused > 2_000, "{taken} taken, {refused} refused");
+    for text in ["{domain: d, descriptorz: []}", "{descriptors: []}", "{domain: d, descriptors: [{kay: k}]}"] {
+        assert!(!complaints(&validator, text).is_empty(), "{text}");
+    }
+}
+
+/// YAML's merge key, and words of another algorithm.
+#[test]
+fn what_goes_together() {
+    let validator = validator();
+    let merged = "{domain: d, descriptors: [{<<: {key: k}, rate_limit: {<<: {unit: day}, requests_per_unit: 1}}]}";
+    assert_eq!(complaints(&validator, merged), Vec::<String>::new());
+    for (limit, fine) in [
+        ("{unit: day, requests_per_unit: 1, algorithm: gcra, burst: 3}", true),
+        ("{unit: day, requests_per_unit: 1, algorithm: gcra, queue: 3}", false),
+        ("{unit: day, requests_per_unit: 1, algorithm: leaky_bucket, queue: 3}", true),
+        ("{capacity: 10/s, class: c, reserve: {a: 5%}}", true),
+    ] {
+        let text = format!("{{domain: d, descriptors: [{{key: k, rate_limit: {limit}}}]}}");
+        assert_eq!(complaints(&validator, &text).is_empty(), fine, "{text}");
+    }
+}

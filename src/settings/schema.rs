@@ -1,0 +1,106 @@
+//! A JSON Schema (draft 2020-12) of settings files, for editors: made from the types that they are read into.
+
+use schemars::{
+    Schema,
+    generate::SchemaSettings,
+    transform::{Transform, transform_subschemas},
+};
+use serde_json::Value;
+
+use super::Settings;
+
+/// The schema.
+#[must_use]
+pub fn schema() -> Value {
+    let generator = SchemaSettings::draft2020_12().with_transform(Closed).into_generator();
+    let mut schema = generator.into_root_schema_for::<Settings>();
+    schema.insert("title".to_owned(), "Settings of Sluicegate".into());
+    schema.to_value()
+}
+
+/// What is not known is refused, as by the reader.
+#[derive(Clone)]
+struct Closed;
+
+impl Transform for Closed {
+    fn transform(&mut self, schema: &mut Schema) {
+        if schema.get("properties").is_some() {
+            schema.insert("additionalProperties".to_owned(), false.into());
+        }
+        transform_subschemas(self, schema);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use config::{Config, Source};
+
+    use super::{super::*, schema};
+
+    /// The dotted names of all leaves.
+    fn leaves(schema: &serde_json::Value, node: &serde_json::Value, above: &str, found: &mut BTreeSet<String>) {
+        let options = node["anyOf"].as_array().into_iter().flatten().chain([node]);
+        let mut inner = options.filter_map(|option| {
+            let name = option["$ref"].as_str().and_then(|name| name.strip_prefix("#/$defs/"));
+            let option = name.map_or(option, |name| &schema["$defs"][name]);
+            option["properties"].as_object()
+        });
+        match inner.next() {
+            Some(properties) => {
+                for (name, property) in properties {
+                    let name = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
+                    leaves(schema, property, &name, found);
+                }
+            }
+            None => {
+                found.insert(above.to_owned());
+            }
+        }
+    }
+
+    #[test]
+    fn it_has_every_setting_that_the_reader_knows() {
+        let schema = schema();
+        let mut described = BTreeSet::new();
+        leaves(&schema, &schema, "", &mut described);
+        let mut known = keys(&Config::try_from(&Settings::default()).unwrap().collect().unwrap());
+        known.extend(LISTS.map(str::to_owned));
+        assert!(known.is_subset(&described), "{:?}", known.difference(&described).collect::<Vec<_>>());
+        // What is behind a list or is optional as a whole shows by its inner names.
+        let more: Vec<_> = described
+            .difference(&known)
+            .filter(|name| !known.iter().any(|known| name.starts_with(&format!("{known}."))))
+            .collect();
+        assert_eq!(more, Vec::<&String>::new());
+    }
+
+    #[test]
+    fn files_are_checked_by_it() {
+        let schema = schema();
+        jsonschema::meta::validate(&schema).unwrap_or_else(|error| panic!("{error}"));
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        let is_valid =
+            |text: &str| validator.is_valid(&serde_json::to_value(text.parse::<toml::Table>().unwrap()).unwrap());
+        assert!(is_valid(&Settings::default().masked()));
+        for text in [
+            "store = 'redis://host'\nworkers = 2\n[redis]\ntimeout = '1m 30s'\n[[redis.ring]]\nname = 'a'\nurl = 'redis://x'\n",
+            "[telemetry.log]\nformat = 'logstash'\n[decisions]\non_error = 'local'\n[rules.xds]\nserver = 'http://x'\n",
+            "[[telemetry.statsd.mogrifiers]]\npattern = 'a'\nname = 'b'\n",
+            "[admin]\naddr = '127.0.0.1:1'\n[grpc]\nmax_connections = 7\n",
+        ] {
+            assert!(is_valid(text), "{text}");
+        }
+        for text in [
+            "stor = 'memory'\n",
+            "workers = 'two'\n",
+            "[grpc]\nadr = 'x'\n",
+            "[redis]\ntimeout = 'soon'\n",
+            "[telemetry.log]\nformat = 'xml'\n",
+            "[decisions]\non_error = 'maybe'\n",
+        ] {
+            assert!(!is_valid(text), "{text}");
+        }
+    }
+}
