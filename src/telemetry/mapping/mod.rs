@@ -283,26 +283,28 @@ fn captured<'n>(parts: &[String], name: &'n str) -> Option<Vec<&'n str>> {
     words.next().is_none().then_some(captured)
 }
 
-/// `$1` and `${1}` are what was captured first, and so on; `$0` is the whole name.
+/// `$1` and `${1}` are what was captured first, and so on; `$0` is the whole name. What was not captured is nothing.
 fn fill(template: &str, name: &str, captured: &[&str]) -> String {
     let mut text = String::new();
     let mut rest = template;
     while let Some(at) = rest.find('$') {
         text += &rest[..at];
         let behind = &rest[at + 1..];
-        let (inner, braced) = behind.strip_prefix('{').map_or((behind, false), |inner| (inner, true));
-        let digits = inner.len() - inner.trim_start_matches(|letter: char| letter.is_ascii_digit()).len();
-        let after = &inner[digits..];
-        match inner[..digits].parse::<usize>() {
-            Ok(number) => {
-                text += if number == 0 { name } else { captured.get(number - 1).copied().unwrap_or_default() };
-                rest = if braced { after.strip_prefix('}').unwrap_or(after) } else { after };
-            }
-            Err(_) => {
-                text.push('$');
-                rest = behind;
-            }
+        let inner = behind.strip_prefix('{').unwrap_or(behind);
+        let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '$';
+        let after = inner.trim_start_matches(is_part);
+        let reference = &inner[..inner.len() - after.len()];
+        if reference.is_empty() {
+            text.push('$');
+            rest = behind;
+            continue;
         }
+        text += match reference.parse::<usize>() {
+            Ok(0) => name,
+            Ok(number) => captured.get(number - 1).copied().unwrap_or_default(),
+            Err(_) => "",
+        };
+        rest = after.strip_prefix('}').unwrap_or(after);
     }
     text + rest
 }
