@@ -167,13 +167,25 @@ async fn dogstatsd_is_told() {
         socket.local_addr().unwrap()
     );
     fs::write(&file, settings).unwrap();
-    let server = Server::builder().args(["--config", file.to_str().unwrap()]).start();
-    server.client().await.check(ask("example", &[("user", "a")])).await.unwrap();
-    let (mut lines, mut datagram) = (String::new(), [0; 2_000]);
-    while !lines.contains("hits.total_hits:1|c|#domain:example,rule:user,zone:a\n") {
+    let keys: Vec<String> = (0..60).map(|number| format!("key-{number}")).collect();
+    let rule = |key: &String| format!("- {{key: {key}, rate_limit: {{unit: hour, requests_per_unit: 5}}}}\n");
+    let all: String = keys.iter().map(rule).collect();
+    fs::write(folder.path().join("d.yaml"), format!("domain: d\ndescriptors:\n{all}")).unwrap();
+    let builder = Server::builder().args(["--config", file.to_str().unwrap()]);
+    let server = builder.rules(folder.path()).start();
+    let client = server.client().await;
+    for key in &keys {
+        client.check(ask("d", &[(key, "a")])).await.unwrap();
+    }
+    let line = |key: &String| format!("hits.total_hits:1|c|#domain:d,rule:{key},zone:a\n");
+    let (mut lines, mut datagram) = (String::new(), [0; 20_000]);
+    while !keys.iter().all(|key| lines.contains(&line(key))) {
         let length = socket.recv(&mut datagram).unwrap();
+        // Each fits into a frame of Ethernet.
+        assert!(length <= 1_432, "{length}");
         lines += std::str::from_utf8(&datagram[..length]).unwrap();
     }
+    assert!(keys.iter().all(|key| lines.matches(&line(key)).count() == 1), "each hit is told once: {lines}");
 }
 
 /// What `migrate` prints says the same as the environment does.

@@ -99,6 +99,33 @@ async fn every_worker_gets_its_share() {
     }
 }
 
+/// Whoever was answered last goes last.
+#[tokio::test]
+async fn the_one_that_was_answered_least_lately_gives_way() {
+    let server = Server::builder().set("http.max_connections", "3").start();
+    let connect = || {
+        let stream = std::net::TcpStream::connect(server.http).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        stream
+    };
+    let ask = |stream: &mut std::net::TcpStream| {
+        stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        let mut answer = [0; 512];
+        let length = stream.read(&mut answer).unwrap();
+        String::from_utf8_lossy(&answer[..length]).into_owned()
+    };
+    let mut asking = connect();
+    assert!(ask(&mut asking).contains("200 OK"));
+    let before = server.descriptors();
+    let mut silent = [connect(), connect()];
+    until("both to be there", || (server.descriptors() == before + 2).then_some(()));
+    assert!(ask(&mut asking).contains("200 OK"));
+    let mut last = connect();
+    // It was there first, and has been answered since the first of the silent ones came.
+    assert_eq!(silent[0].read(&mut [0; 16]).unwrap_or(0), 0, "closed");
+    assert!(ask(&mut asking).contains("200 OK") && ask(&mut last).contains("200 OK"));
+}
+
 /// With few descriptors and many callers that say nothing, or take their time, on every port: whoever asks is answered.
 #[tokio::test]
 async fn whoever_says_nothing_shuts_nobody_out() {
@@ -119,6 +146,8 @@ async fn whoever_says_nothing_shuts_nobody_out() {
         }
         assert_eq!(server.get("/healthcheck"), "OK");
     }
+    // Those that gave way are closed, and not only forgotten.
+    until("few to be open", || (server.descriptors() < 220).then_some(()));
     assert!(operator.ctl(&["health"]).contains("up"));
     let times = server.log().matches("the one answered least lately gives way").count();
     assert_eq!(times, 2, "a line for each listener: {}", server.log());

@@ -8,12 +8,17 @@ use std::{
     process::{Command, Stdio},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::support::{
-    RedisServer, Server, repository,
-    server::{command, get},
-    tool,
+use super::{
+    envoy::upstream,
+    support::{
+        RedisServer, Server, ask,
+        envoy::Envoy,
+        repository,
+        server::{command, get},
+        tool,
+    },
 };
 
 /// As old as the chart's users may have it, and as new.
@@ -75,8 +80,10 @@ fn helm(words: &[&str], values: &str) -> String {
 /// A definition is one that Kubernetes knows, to the last word.
 fn validate(manifests: &str) {
     let folder = tempfile::tempdir().unwrap();
-    // What Prometheus' operator has defined is not in it.
-    let known = manifests.split("\n---\n").filter(|text| !text.contains("kind: ServiceMonitor"));
+    // What others have defined is not in it.
+    let others =
+        ["ServiceMonitor", "EnvoyFilter", "ExtensionService", "HTTPProxy"].map(|kind| format!("\nkind: {kind}\n"));
+    let known = manifests.split("\n---\n").filter(|text| !others.iter().any(|kind| text.contains(kind)));
     let file = folder.path().join("all.yaml");
     fs::write(&file, known.collect::<Vec<_>>().join("\n---\n")).unwrap();
     for version in KUBERNETES {
@@ -88,7 +95,7 @@ fn validate(manifests: &str) {
 }
 
 /// Starts the container of the deployment as a process, with its files and its variables, and asks what its probes ask.
-async fn start(manifests: &str, redis: &RedisServer) {
+async fn start(manifests: &str, redis: &RedisServer) -> Server {
     let all = documents(manifests);
     let of_kind = |kind: &str| all.iter().filter(|it| it["kind"] == kind).cloned().collect::<Vec<_>>();
     let pod = of_kind("Deployment").remove(0)["spec"]["template"]["spec"].clone();
@@ -109,7 +116,11 @@ async fn start(manifests: &str, redis: &RedisServer) {
     let mut command = command();
     for argument in container["args"].as_array().unwrap() {
         let argument = argument.as_str().unwrap();
-        command.arg(if argument.starts_with('/') { place(argument) } else { argument.to_owned() });
+        command.arg(match argument {
+            "redis://redis:6379" => redis.url(),
+            path if path.starts_with('/') => place(path),
+            other => other.to_owned(),
+        });
     }
     let mut tls = false;
     for variable in container["env"].as_array().unwrap() {
@@ -137,6 +148,8 @@ async fn start(manifests: &str, redis: &RedisServer) {
     }
     assert_eq!(container["livenessProbe"]["tcpSocket"]["port"], "grpc");
     std::net::TcpStream::connect(server.grpc).unwrap();
+    // The rules have been read; the files are not needed any more.
+    server
 }
 
 #[tokio::test]
@@ -154,7 +167,7 @@ async fn the_chart_is_what_helm_and_kubernetes_take() {
         assert_eq!(documents(&manifests).len(), kinds, "{manifests}");
         validate(&manifests);
         if !values.contains("existingConfigMap") {
-            start(&manifests, &redis).await;
+            drop(start(&manifests, &redis).await);
         }
     }
 }
@@ -175,6 +188,96 @@ fn the_manifests_are_the_charts() {
     }
     assert_eq!(fs::read_to_string(path).unwrap(), manifests);
     validate(&manifests);
+}
+
+/// What the `EnvoyFilter` says, put into an Envoy as Istio would put it into the gateway's.
+#[tokio::test]
+async fn istios_gateway_asks() {
+    let manifests = fs::read_to_string(repository("deploy/istio/sluicegate.yaml")).unwrap();
+    validate(&manifests);
+    let redis = RedisServer::start();
+    let server = start(&manifests, &redis).await;
+    let filter = documents(&fs::read_to_string(repository("deploy/istio/gateway.yaml")).unwrap()).remove(0);
+    let value = |of: &str| {
+        let patches = filter["spec"]["configPatches"].as_array().unwrap();
+        patches.iter().find(|patch| patch["applyTo"] == of).unwrap()["patch"]["value"].clone()
+    };
+    let (filter, host) = (value("HTTP_FILTER"), value("VIRTUAL_HOST"));
+    let asked = &filter["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"];
+    let cluster = |name: &Value, port: u16| {
+        json!({
+            "name": name, "type": "STATIC",
+            "load_assignment": { "cluster_name": name, "endpoints": [{ "lb_endpoints": [{ "endpoint": {
+                "address": { "socket_address": { "address": "127.0.0.1", "port_value": port } },
+            } }] }] },
+        })
+    };
+    let mut service = cluster(asked, 8081);
+    service["typed_extension_protocol_options"] = json!({ "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+        "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": { "http2_protocol_options": {} },
+    } });
+    let manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "gateway",
+        "access_log": [{ "name": "file", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog", "path": "/dev/stdout",
+        } }],
+        "http_filters": [filter, { "name": "envoy.filters.http.router", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+        } }],
+        "route_config": { "virtual_hosts": [{
+            "name": "all", "domains": ["*"], "rate_limits": host["rate_limits"],
+            "routes": [{ "match": { "prefix": "/" }, "route": { "cluster": "upstream" } }],
+        }] },
+    });
+    let config = json!({
+        "admin": { "address": { "socket_address": { "address": "127.0.0.1", "port_value": 9901 } } },
+        "static_resources": {
+            "listeners": [{
+                "name": "gateway",
+                "address": { "socket_address": { "address": "127.0.0.1", "port_value": 10_000 } },
+                "filter_chains": [{ "filters": [{
+                    "name": "envoy.filters.network.http_connection_manager", "typed_config": manager,
+                }] }],
+            }],
+            "clusters": [cluster(&"upstream".into(), 9_000), service],
+        },
+    });
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    fs::write(&file, written(&config)).unwrap();
+    let envoy = Envoy::start_with(file.path().to_str().unwrap(), server.grpc, upstream().0, false);
+    let codes: Vec<u16> = (0..62).map(|_| envoy.ask("GET", "/", &[("x-user", "ann")]).0).collect();
+    assert_eq!(codes.iter().filter(|code| **code == 200).count(), 60, "{codes:?}");
+    assert_eq!((codes[61], envoy.ask("GET", "/", &[("x-user", "bob")]).0), (429, 200));
+}
+
+#[tokio::test]
+async fn contours_descriptors_are_limited() {
+    let manifests = fs::read_to_string(repository("deploy/contour/sluicegate.yaml")).unwrap();
+    validate(&manifests);
+    let redis = RedisServer::start();
+    let server = start(&manifests, &redis).await;
+    let client = server.client().await;
+    let ask = |address| ask("contour", &[("generic_key", "orders"), ("remote_address", address)]);
+    assert_eq!(client.check(ask("10.0.0.1")).await.unwrap().remaining(), Some(59));
+    assert_eq!(client.check(ask("2001:db8::1")).await.unwrap().remaining(), Some(59));
+    assert_eq!(client.check(ask("2001:db8::2")).await.unwrap().remaining(), Some(58));
+    // What the service's route sends is what the rules have a level for.
+    let all = documents(&manifests);
+    let proxy = all.iter().find(|it| it["kind"] == "HTTPProxy").unwrap();
+    let entries = &proxy["spec"]["routes"][0]["rateLimitPolicy"]["global"]["descriptors"][0]["entries"];
+    assert_eq!(entries, &json!([{ "genericKey": { "value": "orders" } }, { "remoteAddress": {} }]));
+}
+
+/// YAML in the way in which people write it.
+fn written(value: &Value) -> String {
+    let mut python = Command::new(tool("python3"));
+    let script = "import json, sys, yaml; yaml.safe_dump(json.load(sys.stdin), sys.stdout)";
+    let python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut python = python.spawn().unwrap();
+    python.stdin.take().unwrap().write_all(value.to_string().as_bytes()).unwrap();
+    String::from_utf8(python.wait_with_output().unwrap().stdout).unwrap()
 }
 
 /// The containers cannot be run here; what they are given can be.

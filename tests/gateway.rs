@@ -195,14 +195,14 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     fs::write(&mapping, text).unwrap();
     fs::create_dir(&config).unwrap();
     fs::write(config.join("rules.yaml"), "{domain: d, descriptors: [{key: route, value: r, descriptors: [{key: masked_remote_address, value: 0.0.0.0/0, descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 1}}]}]}]}").unwrap();
-    let page = |mapping: &Path| {
+    let served = |mapping: &Path, milliseconds: &str| {
         Server::builder()
             .rules(&config)
             .set("telemetry.prometheus.mapping_file", mapping.to_str().unwrap())
-            .set("telemetry.prometheus.milliseconds", "true")
+            .set("telemetry.prometheus.milliseconds", milliseconds)
             .start()
     };
-    let server = page(&mapping);
+    let server = served(&mapping, "false");
     let client = server.client().await;
     let entries = [("route", "r"), ("masked_remote_address", "0.0.0.0/0"), ("remote_address", "10.0.0.1")];
     for _ in 0..3 {
@@ -224,7 +224,7 @@ async fn metrics_have_the_names_of_its_mapping_file() {
         assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
     }
     // Where the file is not, and one may not be, the names are the built-in ones; the unit is what was wanted.
-    let server = page(&folder.path().join("none.yaml"));
+    let server = served(&folder.path().join("none.yaml"), "true");
     server.client().await.check(ask("d", &entries)).await.unwrap();
     let text = server.get("/metrics");
     for line in [

@@ -193,6 +193,9 @@ async fn what_is_compressed_is_taken_within_bounds() {
         let (got, text, _) = raw.send(METHOD, compressed(&bytes)).await;
         assert!(got == status && text.contains(sentence), "{got} {text}");
     }
+    // The first byte says whether it is compressed, and nothing else.
+    let (status, text, _) = raw.send(METHOD, [&[2], &frame(&gzip(&good))[1..]].concat()).await;
+    assert!(status == "12" && text.contains("grpc-encoding gzip"), "{status} {text}");
     let check = Check { id: 7, request: Some(request(vec![descriptor(1, "x")])), ..Check::default() };
     let frames = CheckFrame { checks: vec![check] }.encode_to_vec();
     for path in [STREAM, BATCH] {
@@ -390,6 +393,7 @@ async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
         if greeting.starts_with(['G', '\0']) {
             let mut answer = Vec::new();
             let _ = stream.read_to_end(&mut answer).await;
+            assert!(!answer.is_empty(), "it is told: {greeting:?}");
         }
         silent.push(stream);
     }

@@ -180,3 +180,35 @@ impl Drop for Prometheus {
         let _ = self.process.wait();
     }
 }
+
+/// The fields of all log lines that are written where nobody debugs, by a look at the sources.
+#[test]
+fn the_fields_of_the_log_are_documented() {
+    let book = fs::read_to_string(repository("docs/operations.md")).unwrap();
+    let (_, table) = book.split_once("## Log lines").unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    let mut fields = BTreeSet::new();
+    let mut folders = vec![repository("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(path).unwrap();
+            for level in ["info", "warn", "error"] {
+                for line in text.split(&format!("tracing::{level}!(")).skip(1) {
+                    let line = line.strip_prefix("target: \"sluicegate::audit\",").unwrap_or(line);
+                    let before = line.split('"').next().unwrap();
+                    let names = before.split(',').map(|it| it.trim().trim_start_matches(['%', '?']));
+                    fields.extend(names.filter_map(|it| it.split('=').next()).map(|it| it.trim().to_owned()));
+                }
+            }
+        }
+    }
+    fields.remove("");
+    assert!(fields.len() > 20, "{fields:?}");
+    let missing: Vec<_> = fields.iter().filter(|field| !table.contains(&format!("`{field}`"))).collect();
+    assert!(missing.is_empty(), "docs/operations.md has nothing of {missing:?}");
+}

@@ -54,6 +54,7 @@ impl MetricsService for Collector {
         &self,
         request: Request<ExportMetricsServiceRequest>,
     ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        assert_eq!(request.metadata().get("api-key").unwrap(), "a b");
         self.metrics.lock().unwrap().push(request.into_inner());
         Ok(Response::new(Default::default()))
     }
@@ -157,6 +158,7 @@ async fn a_collector_is_spoken_to_over_http() {
     let point = latency(&[metrics]).unwrap();
     let exemplar = &point.exemplars[0];
     assert_eq!(exemplar.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    assert!((point.start_time_unix_nano..point.time_unix_nano).contains(&exemplar.time_unix_nano), "{point:?}");
     assert!(matches!(exemplar.value, Some(Value::AsDouble(seconds)) if seconds > 0.0), "{exemplar:?}");
     let request = ExportTraceServiceRequest::decode(of("/v1/traces").1.as_slice()).unwrap();
     let resource = format!("{:?}", request.resource_spans[0].resource);
@@ -199,6 +201,7 @@ async fn metrics_are_sent_when_wanted() {
         .set("telemetry.otlp.endpoint", &url)
         .set("telemetry.otlp.metrics", "true")
         .set("telemetry.otlp.interval", "50ms")
+        .variable("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
         .start();
     ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
     until_async("the hit to be reported", async || {

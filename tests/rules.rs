@@ -2,6 +2,8 @@
 
 use sluicegate::rules::{Entry, Found, Options, RuleSet, Severity, SourceFile, compile};
 
+use super::support::{Server, ask, descriptor, rules};
+
 fn files(texts: &[&str]) -> Vec<SourceFile> {
     let name = |number: usize| format!("{}.yaml", char::from(b'a' + u8::try_from(number).unwrap()));
     texts.iter().enumerate().map(|(number, text)| SourceFile { name: name(number), text: (*text).to_owned() }).collect()
@@ -432,6 +434,23 @@ fn how_a_domain_charges_has_a_default() {
     };
     assert_eq!([charges("", false), charges("", true)], [false, true]);
     assert_eq!([charges("charge: all\n", false), charges("charge: each\n", true)], [true, false]);
+}
+
+/// And the setting is that default.
+#[tokio::test]
+async fn a_setting_says_how_domains_charge() {
+    let text = "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n\
+                - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}\n";
+    let folder = rules(&[("d.yaml", text)]);
+    for (charge_all, left) in [("false", 6), ("true", 7)] {
+        let server = Server::builder().rules(folder.path()).set("rules.charge_all", charge_all).start();
+        let client = server.client().await;
+        for _ in 0..2 {
+            client.check(ask("d", &[("a", "x")]).descriptor(descriptor(&[("b", "x")]))).await.unwrap();
+        }
+        let answer = client.check(ask("d", &[("b", "x")])).await.unwrap();
+        assert_eq!(answer.remaining(), Some(left), "{charge_all}");
+    }
 }
 
 #[test]

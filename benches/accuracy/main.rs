@@ -53,7 +53,7 @@ fn main() {
     for trace in &traces {
         let requests = trace.requests.len();
         println!("\n{}: {} ({requests} requests)", trace.name, trace.about);
-        fs::write(folder.join(format!("{}.svg", trace.name)), plot::svg(trace, &panels[trace.name])).unwrap();
+        fs::write(folder.join(format!("{}.svg", trace.name)), plot::svg(trace, &panels[trace.name]).unwrap()).unwrap();
     }
     println!("\nThe most that an adversary gets in any 60 s, at a limit of {LIMIT}:\n");
     for (name, make) in algorithms() {

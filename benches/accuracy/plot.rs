@@ -1,6 +1,6 @@
-//! A trace as SVG: for each algorithm a panel of what was admitted over time, before the requests in grey.
+//! A trace as SVG: for each algorithm a panel of what was admitted over time, before what was asked.
 
-use std::fmt::Write;
+use plotters::prelude::*;
 
 use super::{
     LIMIT,
@@ -8,9 +8,12 @@ use super::{
 };
 
 const STEPS: usize = 120;
-const WIDTH: f64 = 360.0;
-const HEIGHT: f64 = 90.0;
+const WIDTH: u32 = 440;
+const HEIGHT: u32 = 190;
 const COLUMNS: usize = 2;
+const ASKED: RGBColor = RGBColor(205, 205, 205);
+const ADMITTED: RGBColor = RGBColor(52, 120, 190);
+const REFUSED: RGBColor = RGBColor(210, 70, 60);
 
 /// What one algorithm admitted, in steps of time.
 pub(crate) struct Panel {
@@ -35,44 +38,61 @@ impl Panel {
     }
 }
 
-pub(crate) fn svg(trace: &Trace, panels: &[Panel]) -> String {
+pub(crate) fn svg(trace: &Trace, panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>> {
     let micros = panels[0].micros;
     let mut asked = Panel { name: String::new(), admitted: [0; STEPS], micros };
     trace.requests.iter().for_each(|request| asked.admit(request.at));
-    let highest = asked.admitted.iter().max().copied().unwrap_or(1).max(1);
+    let seconds = micros as f64 / 1e6;
+    let (unit, scale) = if seconds * STEPS as f64 > 7_200.0 { ("hours", 3_600.0) } else { ("minutes", 60.0) };
+    let end = STEPS as f64 * seconds / scale;
+    // As outlines of steps: a burst is what it was, and no slope to it.
+    let outline = |panel: &Panel| -> Vec<(f64, f64)> {
+        let steps = panel.admitted.iter().enumerate();
+        let corners = steps.flat_map(|(step, count)| {
+            let rate = f64::from(*count) / seconds;
+            [step, step + 1].map(|edge| (edge as f64 * seconds / scale, rate))
+        });
+        let mut corners: Vec<_> = corners.collect();
+        corners.dedup_by(|later, earlier| later.1 == earlier.1 && later.0 < end && earlier.0 == later.0);
+        corners
+    };
+    let before = outline(&asked);
+    let top = before.iter().map(|(_, rate)| *rate).fold(0.0, f64::max) * 1.05;
+    // A limit of one user; of many users there are many.
+    let limit = f64::from(LIMIT) / 60.0;
+    let limit = Some(limit).filter(|limit| *limit <= top && trace.requests.iter().all(|request| request.user == 0));
     let rows = panels.len().div_ceil(COLUMNS);
-    let (width, height) = (COLUMNS as f64 * (WIDTH + 20.0), rows as f64 * (HEIGHT + 34.0) + 10.0);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    let per_step = f64::from(LIMIT) * micros as f64 / 60e6;
-    for (place, panel) in panels.iter().enumerate() {
-        let left = (place % COLUMNS) as f64 * (WIDTH + 20.0) + 10.0;
-        let top = (place / COLUMNS) as f64 * (HEIGHT + 34.0) + 24.0;
-        let y = |value: f64| HEIGHT - value / f64::from(highest) * HEIGHT;
-        let _ = writeln!(text, "<g transform=\"translate({left},{top})\"><text y=\"-6\">{}</text>", panel.name);
-        let _ = writeln!(text, "<path d=\"{}\" fill=\"#ccc\"/>", area(&asked.admitted, y));
-        let _ = writeln!(text, "<path d=\"{}\" fill=\"#2a6fb0\"/>", area(&panel.admitted, y));
-        if trace.requests.iter().all(|request| request.user == 0) && per_step <= f64::from(highest) {
-            let limit = y(per_step);
-            let _ = writeln!(text, "<path d=\"M0 {limit:.1}H{WIDTH}\" stroke=\"#c33\" stroke-dasharray=\"4 3\"/>");
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, (WIDTH * COLUMNS as u32, HEIGHT * rows as u32)).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (panel, area) in panels.iter().zip(root.split_evenly((rows, COLUMNS))) {
+        let mut chart = ChartBuilder::on(&area)
+            .margin(8)
+            .caption(&panel.name, ("sans-serif", 14))
+            .x_label_area_size(34)
+            .y_label_area_size(52)
+            .build_cartesian_2d(0.0..end, 0.0..top)?;
+        let mesh = &mut chart.configure_mesh();
+        mesh.x_desc(unit).y_desc("requests per second").x_labels(6).y_labels(5).light_line_style(TRANSPARENT).draw()?;
+        let square = |color: RGBColor| move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled());
+        let line = |color: RGBColor| move |(x, y)| PathElement::new([(x, y), (x + 12, y)], color);
+        chart.draw_series(AreaSeries::new(before.iter().copied(), 0.0, ASKED))?.label("asked").legend(square(ASKED));
+        let admitted = AreaSeries::new(outline(panel), 0.0, ADMITTED);
+        chart.draw_series(admitted)?.label("admitted").legend(square(ADMITTED));
+        if let Some(limit) = limit {
+            chart
+                .draw_series(LineSeries::new([(0.0, limit), (end, limit)], REFUSED))?
+                .label("limit")
+                .legend(line(REFUSED));
         }
-        let _ = writeln!(text, "<path d=\"M0 {HEIGHT}H{WIDTH}\" stroke=\"black\"/></g>");
+        let labels = &mut chart.configure_series_labels();
+        labels
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
     }
-    text + "</svg>\n"
-}
-
-/// Steps as the outline of an area.
-fn area(values: &[u32; STEPS], y: impl Fn(f64) -> f64) -> String {
-    let mut path = format!("M0 {HEIGHT}");
-    let step = WIDTH / STEPS as f64;
-    let mut last = None;
-    for (place, value) in values.iter().enumerate() {
-        if last != Some(*value) {
-            let _ = write!(path, "H{:.0}V{:.1}", place as f64 * step, y(f64::from(*value)));
-            last = Some(*value);
-        }
-    }
-    path + &format!("H{WIDTH}V{HEIGHT}Z")
+    root.present()?;
+    drop(root);
+    Ok(svg)
 }

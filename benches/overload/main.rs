@@ -52,10 +52,21 @@ fn limits(folder: &Path) {
             good_lines.push((name.to_owned(), run.good.iter().map(|good| f64::from(*good)).collect()));
         }
         let panels = [
-            Panel { title: format!("{}: the limit", scenario.name), highest: 200.0, lines: limit_lines },
-            Panel { title: "answered in time, of a second".into(), highest: 600.0, lines: good_lines },
+            Panel {
+                title: format!("{}: the limit", scenario.name),
+                unit: "requests at once",
+                highest: 200.0,
+                lines: limit_lines,
+            },
+            Panel {
+                title: "answered in time".into(),
+                unit: "requests per second",
+                a_second: 1.0,
+                highest: 600.0,
+                lines: good_lines,
+            },
         ];
-        fs::write(folder.join(format!("{}.svg", scenario.name)), svg(&panels)).unwrap();
+        fs::write(folder.join(format!("{}.svg", scenario.name)), svg(&panels).unwrap()).unwrap();
     }
 }
 
@@ -92,15 +103,19 @@ fn shedding(folder: &Path) {
     let classes = worker::CLASSES.iter().enumerate();
     let panels = [
         Panel {
-            title: "an hour: what is asked and what is served, as a part of what the box can do".into(),
+            title: "an hour: what is asked and what is served".into(),
+            unit: "of what it can do",
+            a_second: 1.0,
             highest: 2.0,
             lines: vec![line("asked", &|it| it.asked), line("served", &|it| it.served)],
         },
         Panel {
             title: "the part of each class that is shed".into(),
+            unit: "share",
+            a_second: 1.0,
             highest: 1.0,
             lines: classes.map(|(class, (name, _))| line(name, &|it| it.shed[class])).collect(),
         },
     ];
-    fs::write(folder.join("shedding.svg"), svg(&panels)).unwrap();
+    fs::write(folder.join("shedding.svg"), svg(&panels).unwrap()).unwrap();
 }

@@ -1,50 +1,65 @@
 //! Lines over time as SVG, one panel below the other.
 
-use std::fmt::Write;
+use plotters::prelude::*;
 
-const WIDTH: f64 = 720.0;
-const HEIGHT: f64 = 110.0;
+const WIDTH: u32 = 820;
+const HEIGHT: u32 = 220;
 /// Points of a line: more nobody sees.
 const POINTS: usize = 240;
-const COLOURS: [&str; 5] = ["#999", "#2a6fb0", "#c33", "#2a8a3e", "#c80"];
+const COLOURS: [RGBColor; 5] = [
+    RGBColor(150, 150, 150),
+    RGBColor(52, 120, 190),
+    RGBColor(210, 70, 60),
+    RGBColor(42, 138, 62),
+    RGBColor(220, 140, 0),
+];
 
 /// Lines with their names, on one scale that begins at 0 and ends at this value.
 pub(crate) struct Panel {
     pub(crate) title: String,
+    /// What the values are.
+    pub(crate) unit: &'static str,
+    /// Values in a second.
+    pub(crate) a_second: f64,
     pub(crate) highest: f64,
     pub(crate) lines: Vec<(String, Vec<f64>)>,
 }
 
-pub(crate) fn svg(panels: &[Panel]) -> String {
-    let (width, height) = (WIDTH + 60.0, panels.len() as f64 * (HEIGHT + 46.0) + 10.0);
-    let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"11\">\n\
-         <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
-    );
-    for (place, panel) in panels.iter().enumerate() {
-        let top = place as f64 * (HEIGHT + 46.0) + 34.0;
-        let _ = writeln!(text, "<g transform=\"translate(40,{top})\"><text y=\"-20\">{}</text>", panel.title);
-        let _ = writeln!(text, "<path d=\"M0 0V{HEIGHT}H{WIDTH}\" fill=\"none\" stroke=\"black\"/>");
-        let _ = writeln!(text, "<text x=\"-6\" y=\"8\" text-anchor=\"end\">{}</text>", panel.highest);
-        for (number, (name, values)) in panel.lines.iter().enumerate() {
-            let colour = COLOURS[number % COLOURS.len()];
-            let _ = writeln!(text, "<text x=\"{}\" y=\"-6\" fill=\"{colour}\">{name}</text>", 120 * number);
-            let _ = writeln!(text, "<path d=\"{}\" fill=\"none\" stroke=\"{colour}\"/>", line(values, panel.highest));
+pub(crate) fn svg(panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>> {
+    let mut svg = String::new();
+    let root = SVGBackend::with_string(&mut svg, (WIDTH, HEIGHT * panels.len() as u32)).into_drawing_area();
+    root.fill(&WHITE)?;
+    for (panel, area) in panels.iter().zip(root.split_evenly((panels.len(), 1))) {
+        let values = panel.lines.iter().map(|(_, values)| values.len()).max().unwrap_or(1);
+        let minute = |place: usize| place as f64 / panel.a_second / 60.0;
+        let mut chart = ChartBuilder::on(&area)
+            .margin(8)
+            .caption(&panel.title, ("sans-serif", 14))
+            .x_label_area_size(34)
+            .y_label_area_size(56)
+            .build_cartesian_2d(0.0..minute(values), 0.0..panel.highest)?;
+        let mesh = &mut chart.configure_mesh();
+        mesh.x_desc("minutes").y_desc(panel.unit).y_labels(5).light_line_style(TRANSPARENT).draw()?;
+        for ((name, values), colour) in panel.lines.iter().zip(COLOURS.into_iter().cycle()) {
+            let sample = move |(x, y)| PathElement::new([(x, y), (x + 14, y)], colour.stroke_width(2));
+            let points = points(values).map(|(place, value)| (minute(place), value.clamp(0.0, panel.highest)));
+            chart.draw_series(LineSeries::new(points, colour))?.label(name).legend(sample);
         }
-        text += "</g>\n";
+        let labels = &mut chart.configure_series_labels();
+        labels
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .border_style(BLACK.mix(0.3))
+            .draw()?;
     }
-    text + "</svg>\n"
+    root.present()?;
+    drop(root);
+    Ok(svg)
 }
 
-/// The means of as many values as there are to a point.
-fn line(values: &[f64], highest: f64) -> String {
+/// The means of as many values as there are to a point, by the place of their first.
+fn points(values: &[f64]) -> impl Iterator<Item = (usize, f64)> {
     let each = values.len().div_ceil(POINTS).max(1);
-    let points = values.chunks(each).map(|chunk| chunk.iter().sum::<f64>() / chunk.len() as f64);
-    let mut path = String::new();
-    for (place, value) in points.enumerate() {
-        let x = (place * each) as f64 / values.len() as f64 * WIDTH;
-        let y = HEIGHT - (value / highest).clamp(0.0, 1.0) * HEIGHT;
-        let _ = write!(path, "{}{x:.0} {y:.1}", if place == 0 { "M" } else { "L" });
-    }
-    path
+    let means = values.chunks(each).map(|chunk| chunk.iter().sum::<f64>() / chunk.len() as f64);
+    means.enumerate().map(move |(place, mean)| (place * each, mean))
 }
