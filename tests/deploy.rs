@@ -102,8 +102,8 @@ async fn start(manifests: &str, redis: &RedisServer) -> Server {
     let container = &pod["containers"][0];
     let folder = tempfile::tempdir().unwrap();
     let place = |path: &str| {
-        let mount = container["volumeMounts"].as_array().unwrap().iter();
-        let mount = mount.filter(|mount| path.starts_with(mount["mountPath"].as_str().unwrap())).next().unwrap();
+        let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
+        let mount = mounts.find(|mount| path.starts_with(mount["mountPath"].as_str().unwrap())).unwrap();
         let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == mount["name"]).unwrap();
         let at = folder.path().join(mount["name"].as_str().unwrap());
         fs::create_dir_all(&at).unwrap();
@@ -314,8 +314,8 @@ fn run(folder: &Path, name: &str, service: &Value) {
     // Inside, files are where they are mounted.
     let outside = |word: &String| {
         let volumes = service["volumes"].as_array().into_iter().flatten().map(|it| it.as_str().unwrap().split(':'));
-        let pairs = volumes.map(|mut it| (it.next().unwrap(), it.next().unwrap()));
-        let at = pairs.filter(|(_, inside)| word == inside).map(|(at, _)| folder.join(at)).next();
+        let mut pairs = volumes.map(|mut it| (it.next().unwrap(), it.next().unwrap()));
+        let at = pairs.find(|(_, inside)| word == inside).map(|(at, _)| folder.join(at));
         at.map_or_else(|| word.clone(), |at| at.to_str().unwrap().to_owned())
     };
     let words: Vec<String> = words.iter().map(outside).collect();

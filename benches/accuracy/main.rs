@@ -7,6 +7,7 @@
 
 mod consistency;
 mod judge;
+mod legend;
 mod plot;
 mod traces;
 

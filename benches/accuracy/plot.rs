@@ -4,6 +4,7 @@ use plotters::prelude::*;
 
 use super::{
     LIMIT,
+    legend::legend,
     traces::{START, Trace},
 };
 
@@ -52,9 +53,15 @@ pub(crate) fn svg(trace: &Trace, panels: &[Panel]) -> Result<String, Box<dyn std
             let rate = f64::from(*count) / seconds;
             [step, step + 1].map(|edge| (edge as f64 * seconds / scale, rate))
         });
-        let mut corners: Vec<_> = corners.collect();
-        corners.dedup_by(|later, earlier| later.1 == earlier.1 && later.0 < end && earlier.0 == later.0);
-        corners
+        let corners: Vec<_> = corners.collect();
+        // What is as high as what is beside it on both sides is no corner.
+        let is_corner = |place: usize| {
+            let same = |other: Option<usize>| {
+                other.and_then(|it| corners.get(it)).is_some_and(|it: &(f64, f64)| it.1 == corners[place].1)
+            };
+            !(same(place.checked_sub(1)) && same(Some(place + 1)))
+        };
+        (0..corners.len()).filter(|place| is_corner(*place)).map(|place| corners[place]).collect()
     };
     let before = outline(&asked);
     let top = before.iter().map(|(_, rate)| *rate).fold(0.0, f64::max) * 1.05;
@@ -65,7 +72,9 @@ pub(crate) fn svg(trace: &Trace, panels: &[Panel]) -> Result<String, Box<dyn std
     let mut svg = String::new();
     let root = SVGBackend::with_string(&mut svg, (WIDTH * COLUMNS as u32, HEIGHT * rows as u32)).into_drawing_area();
     root.fill(&WHITE)?;
-    for (panel, area) in panels.iter().zip(root.split_evenly((rows, COLUMNS))) {
+    let names = [("asked", ASKED), ("admitted", ADMITTED)].into_iter().chain(limit.map(|_| ("limit", REFUSED)));
+    let below = legend(&root, names)?;
+    for (panel, area) in panels.iter().zip(below.split_evenly((rows, COLUMNS))) {
         let mut chart = ChartBuilder::on(&area)
             .margin(8)
             .caption(&panel.name, ("sans-serif", 14))
@@ -73,26 +82,16 @@ pub(crate) fn svg(trace: &Trace, panels: &[Panel]) -> Result<String, Box<dyn std
             .y_label_area_size(52)
             .build_cartesian_2d(0.0..end, 0.0..top)?;
         let mesh = &mut chart.configure_mesh();
-        mesh.x_desc(unit).y_desc("requests per second").x_labels(6).y_labels(5).light_line_style(TRANSPARENT).draw()?;
-        let square = |color: RGBColor| move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled());
-        let line = |color: RGBColor| move |(x, y)| PathElement::new([(x, y), (x + 12, y)], color);
-        chart.draw_series(AreaSeries::new(before.iter().copied(), 0.0, ASKED))?.label("asked").legend(square(ASKED));
-        let admitted = AreaSeries::new(outline(panel), 0.0, ADMITTED);
-        chart.draw_series(admitted)?.label("admitted").legend(square(ADMITTED));
+        let label = |value: &f64| value.round().to_string();
+        let mesh = mesh.x_desc(unit).y_desc("requests per second").x_label_formatter(&label);
+        mesh.x_labels(6).y_labels(5).light_line_style(TRANSPARENT).draw()?;
+        chart.draw_series(AreaSeries::new(before.iter().copied(), 0.0, ASKED))?;
+        chart.draw_series(AreaSeries::new(outline(panel), 0.0, ADMITTED))?;
         if let Some(limit) = limit {
-            chart
-                .draw_series(LineSeries::new([(0.0, limit), (end, limit)], REFUSED))?
-                .label("limit")
-                .legend(line(REFUSED));
+            chart.draw_series(LineSeries::new([(0.0, limit), (end, limit)], REFUSED))?;
         }
-        let labels = &mut chart.configure_series_labels();
-        labels
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
     }
     root.present()?;
-    drop(root);
+    drop((below, root));
     Ok(svg)
 }

@@ -2,6 +2,8 @@
 //! tables on standard output, plots in docs/overload. `cargo bench --bench overload`, or `make overload`.
 #![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
 
+#[path = "../accuracy/legend.rs"]
+mod legend;
 mod plot;
 mod upstream;
 mod worker;
@@ -51,10 +53,13 @@ fn limits(folder: &Path) {
             }
             good_lines.push((name.to_owned(), run.good.iter().map(|good| f64::from(*good)).collect()));
         }
+        // The one without a limit goes last: a name has the same colour in both.
+        good_lines.rotate_left(1);
         let panels = [
             Panel {
                 title: format!("{}: the limit", scenario.name),
                 unit: "requests at once",
+                a_second: 10.0,
                 highest: 200.0,
                 lines: limit_lines,
             },

@@ -2,6 +2,8 @@
 
 use plotters::prelude::*;
 
+use super::legend::legend;
+
 const WIDTH: u32 = 820;
 const HEIGHT: u32 = 220;
 /// Points of a line: more nobody sees.
@@ -32,6 +34,8 @@ pub(crate) fn svg(panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>
     for (panel, area) in panels.iter().zip(root.split_evenly((panels.len(), 1))) {
         let values = panel.lines.iter().map(|(_, values)| values.len()).max().unwrap_or(1);
         let minute = |place: usize| place as f64 / panel.a_second / 60.0;
+        let colours = || COLOURS.into_iter().cycle();
+        let area = legend(&area, panel.lines.iter().map(|(name, _)| name.as_str()).zip(colours()))?;
         let mut chart = ChartBuilder::on(&area)
             .margin(8)
             .caption(&panel.title, ("sans-serif", 14))
@@ -40,17 +44,10 @@ pub(crate) fn svg(panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>
             .build_cartesian_2d(0.0..minute(values), 0.0..panel.highest)?;
         let mesh = &mut chart.configure_mesh();
         mesh.x_desc("minutes").y_desc(panel.unit).y_labels(5).light_line_style(TRANSPARENT).draw()?;
-        for ((name, values), colour) in panel.lines.iter().zip(COLOURS.into_iter().cycle()) {
-            let sample = move |(x, y)| PathElement::new([(x, y), (x + 14, y)], colour.stroke_width(2));
+        for ((_, values), colour) in panel.lines.iter().zip(colours()) {
             let points = points(values).map(|(place, value)| (minute(place), value.clamp(0.0, panel.highest)));
-            chart.draw_series(LineSeries::new(points, colour))?.label(name).legend(sample);
+            chart.draw_series(LineSeries::new(points, colour))?;
         }
-        let labels = &mut chart.configure_series_labels();
-        labels
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
     }
     root.present()?;
     drop(root);
