@@ -250,6 +250,7 @@ async fn its_log_is_read_by_what_reads_the_peers() {
     let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).expect(&log)).collect();
     let serving = lines.iter().find(|line| line["@message"] == "serving").expect(&log);
     assert_eq!((&serving["level"], &serving["workers"]), (&"info".into(), &2.into()), "{serving}");
+    assert_eq!(serving["logger"], "sluicegate::app");
     assert!(humantime::parse_rfc3339(serving["@timestamp"].as_str().unwrap()).is_ok(), "{serving}");
     assert!(lines.iter().any(|line| line["level"] == "warning"), "{log}");
 }

@@ -222,8 +222,12 @@ async fn what_is_promoted_goes_first() {
     operator.ctl(&["candidate", "upload", folder.path().to_str().unwrap()]);
     operator.ctl(&["candidate", "promote"]);
     until_limit(server, "a", Some(50)).await;
+    plane.set("bad", &[bad("a")]);
+    plane.until_request("the first to be refused", |request| request["error"] != "").await;
+    assert!(server.get("/rlconfig").contains("# last error"));
     plane.set("2", &[config("a", 2)]);
     plane.until_request("the second to be taken", |request| request["version"] == "2").await;
+    assert!(!server.get("/rlconfig").contains("# last error"));
     assert_eq!(limit(server, "a").await, Some(50));
     operator.ctl(&["candidate", "rollback"]);
     until_limit(server, "a", Some(2)).await;

@@ -279,6 +279,8 @@ impl Reloader {
             let mut over = self.over();
             over.fed = packed;
             if over.promoted.is_some() {
+                drop(over);
+                self.status.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
                 return Ok(());
             }
         }

@@ -65,7 +65,7 @@ impl LogSettings {
     }
 }
 
-/// `@timestamp`, `@message` and `level`, and the event's own fields.
+/// `@timestamp`, `@message`, `level` and `logger`, and the event's own fields.
 struct Logstash;
 
 impl<S, N> FormatEvent<S, N> for Logstash
@@ -89,6 +89,7 @@ where
             ("@timestamp".to_owned(), now.into()),
             ("@message".to_owned(), message),
             ("level".to_owned(), level.into()),
+            ("logger".to_owned(), event.metadata().target().into()),
         ]);
         writeln!(writer, "{}", Value::Object(line.0))
     }

@@ -246,8 +246,12 @@ struct Families<'f>(BTreeMap<String, (&'f str, Kind, BTreeMap<Labels<'f>, Value>
 type Labels<'f> = Vec<(Cow<'f, str>, Cow<'f, str>)>;
 
 impl<'f> Families<'f> {
-    /// Numbers with the same name and labels are added up. A name is of one kind, that of what came first.
+    /// Numbers with the same name and labels are added up. A name is of one kind, that of what came first; what has none
+    /// left is not shown.
     fn add(&mut self, Mapped { name, labels, help, kind, .. }: Mapped<'f>, value: Value) {
+        if name.is_empty() {
+            return;
+        }
         let (_, known, samples) = self.0.entry(name).or_insert_with(|| (help, kind, BTreeMap::new()));
         if *known != kind {
             return;

@@ -92,12 +92,16 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> R
     };
     say(&requests, first).await?;
     let mut responses = ads.delta_aggregated_resources(client.request(outgoing)).await?.into_inner();
+    let mut refused = Refused::default();
     loop {
         let response = responses.message().await?.ok_or(Lost::Ended)?;
         client.heard();
         let DeltaDiscoveryResponse { resources, type_url, nonce, removed_resources, .. } = response;
         let (names, resources): (Vec<_>, Vec<_>) =
             resources.into_iter().map(|it| (it.name, it.resource.unwrap_or_default())).unzip();
+        let digest = digest(&resources);
+        // Only the pause: beside other resources it may be right by now.
+        let _ = refused.again(digest).await;
         let mut next = known.clone();
         let read = move |news: &[Any]| {
             removed_resources.iter().for_each(|name| drop(next.remove(name)));
@@ -105,6 +109,7 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> R
             Ok((next.values().cloned().collect(), next))
         };
         let taken = client.offer(resources, read).await.map(|next| *known = next);
+        refused.note(digest, &taken);
         let answer = DeltaDiscoveryRequest {
             type_url: TYPE_URL.into(),
             response_nonce: nonce,
