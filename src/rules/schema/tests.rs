@@ -254,4 +254,8 @@ fn what_goes_together() {
         let text = format!("{{domain: d, descriptors: [{{key: k, rate_limit: {limit}}}]}}");
         assert_eq!(complaints(&validator, &text).is_empty(), fine, "{text}");
     }
+    for (bits, fine) in [(0, false), (1, true), (32, true), (33, false)] {
+        let text = format!("{{domain: d, descriptors: [{{key: k, ip_prefix: {{v4: {bits}}}}}]}}");
+        assert_eq!(complaints(&validator, &text).is_empty(), fine, "{text}");
+    }
 }

@@ -89,11 +89,21 @@ fn the_response_time_is_in_milliseconds_unless_it_is_scaled() {
 
 #[test]
 fn what_has_no_name_left_or_another_kind_is_not_shown() {
-    let text = "mappings: [{match: a.*, name: '$2'}, {match: b, name: x}, {match: 'ratelimit_server.*.response_time', name: x}]";
+    let text = "mappings: [{match: a.*, name: '$2'}, {match: b, name: x}, \
+                {match: 'ratelimit_server.*.response_time', name: x, labels: {method: $1}}]";
     let mapping = Mapping::parse(text).unwrap();
     let families = mapping.families(&totals(&[("a.b", 1), ("b", 2)]), took(1));
     let shown: Vec<_> = families.iter().map(|family| (&*family.name, family.kind, family.samples.len())).collect();
     assert_eq!(shown, [("x", Kind::Counter, 1)]);
+}
+
+#[test]
+fn the_first_that_fits_has_the_say_or_the_most_specific_one() {
+    let mappings = "mappings: [{match: '*.b', name: any}, {match: a.b, name: one}]";
+    for (defaults, name) in [("", "any"), ("defaults: {glob_disable_ordering: true}\n", "one")] {
+        let mapping = Mapping::parse(&format!("{defaults}{mappings}")).unwrap();
+        assert_eq!(mapping.map("a.b", MetricType::Counter).unwrap().name, name);
+    }
 }
 
 #[test]
