@@ -217,6 +217,20 @@ async fn metrics_are_sent_when_wanted() {
     assert!(point.exemplars.is_empty(), "{:?}", point.exemplars);
 }
 
+/// Nobody wonders where they are.
+#[tokio::test]
+async fn a_collector_that_is_away_is_in_the_log() {
+    for protocol in ["grpc", "http"] {
+        let server = Server::builder()
+            .set("telemetry.otlp.endpoint", "http://127.0.0.1:1")
+            .set("telemetry.otlp.protocol", protocol)
+            .set("telemetry.otlp.metrics", "true")
+            .set("telemetry.otlp.interval", "50ms")
+            .start();
+        until_async("the complaint", async || server.log().contains("cannot be told of metrics").then_some(())).await;
+    }
+}
+
 /// The data point of the response time, once there is a request.
 fn latency(requests: &[ExportMetricsServiceRequest]) -> Option<HistogramDataPoint> {
     let resources = requests.iter().flat_map(|request| &request.resource_metrics);

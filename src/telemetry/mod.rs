@@ -23,6 +23,9 @@ use opentelemetry_sdk::Resource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// The response time's name in statsd; it is in milliseconds there.
+const RESPONSE_TIME: &str = "ratelimit_server.ShouldRateLimit.response_time";
+
 /// What to tell, and whom.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]

@@ -28,7 +28,7 @@ use tonic::{
 };
 
 use super::{OtlpProtocol, OtlpSettings, TelemetryError, wall_clock};
-use crate::metrics::{Distribution, Exemplar, Histogram};
+use crate::metrics::{Distribution, Episode, Exemplar, Histogram};
 
 /// For one sending.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,6 +43,7 @@ pub(super) struct Exporter {
     started: SystemTime,
     /// Where the connection lives; whoever collects has a thread of his own.
     runtime: Handle,
+    away: Episode,
 }
 
 #[derive(Clone)]
@@ -68,7 +69,14 @@ impl Exporter {
         };
         let headers = HEADERS.into_iter().filter_map(|name| std::env::var(name).ok());
         let headers = headers.flat_map(|list| read_headers(&list)).collect();
-        Ok(Self { collector, headers, histograms, started: wall_clock(), runtime: Handle::current() })
+        Ok(Self {
+            collector,
+            headers,
+            histograms,
+            started: wall_clock(),
+            runtime: Handle::current(),
+            away: Episode::default(),
+        })
     }
 
     fn request(&self, metrics: &ResourceMetrics) -> ExportMetricsServiceRequest {
@@ -95,12 +103,17 @@ impl PushMetricExporter for Exporter {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         let (collector, headers, request) = (self.collector.clone(), self.headers.clone(), self.request(metrics));
         let sent = self.runtime.spawn(async move { timeout(PATIENCE, collector.send(request, headers)).await });
-        match sent.await {
-            Ok(Ok(Ok(()))) => Ok(()),
-            Ok(Ok(Err(error))) => Err(OTelSdkError::InternalFailure(error)),
-            Ok(Err(_)) => Err(OTelSdkError::Timeout(PATIENCE)),
-            Err(error) => Err(OTelSdkError::InternalFailure(error.to_string())),
+        let error = match sent.await {
+            Ok(Ok(Ok(()))) => return Ok(()),
+            Ok(Ok(Err(error))) => error,
+            Ok(Err(_)) => format!("no answer within {PATIENCE:?}"),
+            Err(error) => error.to_string(),
+        };
+        // OpenTelemetry says nothing of it; and what is counted goes with the next, since it is all there is.
+        if self.away.begins() {
+            tracing::warn!(error, "the collector cannot be told of metrics; it will be later");
         }
+        Err(OTelSdkError::InternalFailure(error))
     }
 
     fn force_flush(&self) -> OTelSdkResult {

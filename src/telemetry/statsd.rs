@@ -16,7 +16,7 @@ use tokio::{
     time::{interval, timeout},
 };
 
-use super::TelemetryError;
+use super::{RESPONSE_TIME, TelemetryError};
 use crate::metrics::{Episode, Histogram, Totals};
 
 /// To connect, and to send all there is.
@@ -161,7 +161,7 @@ impl Statsd {
             if added > 0 {
                 // So many like this one.
                 let value = format!("{}|ms|@{}", time.as_secs_f64() * 1e3, 1.0 / added as f64);
-                lines.push(self.line("ratelimit_server.ShouldRateLimit.response_time", &value));
+                lines.push(self.line(RESPONSE_TIME, &value));
             }
         }
         lines

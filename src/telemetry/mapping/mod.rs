@@ -11,13 +11,12 @@ use regex::Regex;
 use serde::Deserialize;
 
 use super::{
-    TelemetryError,
+    RESPONSE_TIME, TelemetryError,
     exposition::{Family, Kind, Sample, Value},
 };
 use crate::metrics::{Distribution, Totals};
 
-/// The response time's name in statsd; it is counted in milliseconds there.
-pub(super) const RESPONSE_TIME: &str = "ratelimit_server.ShouldRateLimit.response_time";
+/// In a second: as statsd has the response time.
 const MILLISECONDS: f64 = 1e3;
 
 #[derive(Debug, Deserialize)]

@@ -145,8 +145,11 @@ impl Handler {
         }
         let verdict = self.check.check(&asked).await;
         if let Some(span) = span {
-            let (took, trace) = span.asked();
-            self.check.exemplify(took, trace);
+            // What is invalid was not timed.
+            if verdict.is_ok() {
+                let (took, trace) = span.asked();
+                self.check.exemplify(took, trace);
+            }
             let outcome = match &verdict {
                 Ok(Verdict { overall: Code::Ok, .. }) => "ok",
                 Ok(Verdict { overall: Code::OverLimit, .. }) => "over_limit",
