@@ -7,8 +7,7 @@
 //!
 //! Before a call is sent, and before its answer is handed on, the runtime looks once whether anything else has arrived: more
 //! requests for this call, or the answers of other servers, so that what is ready for one caller's connection leaves in
-//! one piece. Alternated by hand with and without it, a ring of three cost 1.02 to 1.18 times what one server costs, and 1.23 to
-//! 1.47 times; `make bench`, where more servers share the machine, still has it at 1.3.
+//! one piece. Answers of calls that left together are handed on together ([`Gather`]).
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -23,6 +22,7 @@ use tokio::{
 
 use super::{
     Shared,
+    gather::{Gather, Groups},
     node::{CallError, Node, Redirect},
     program::{self, Call, Keys, Outcome, Step},
     topology::Server,
@@ -42,6 +42,7 @@ pub(super) type Steps = (Micros, SmallVec<[Step; 2]>);
 /// One worker's calls to one server.
 pub(super) struct Batcher {
     node: Arc<Node>,
+    gather: Gather,
     shared: Arc<Shared>,
     next: Mutex<Next>,
     ready: Notify,
@@ -71,10 +72,11 @@ struct Waiting {
 
 impl Batcher {
     /// Sends until it is closed, or the current runtime ends.
-    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
+    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId, groups: &Arc<Groups>) -> Arc<Self> {
         let node = Node::start(server, Arc::clone(&shared), worker);
+        let gather = Gather::new(groups);
         let (next, ready, by_slot) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        let batcher = Arc::new(Self { node, shared, next, ready, by_slot });
+        let batcher = Arc::new(Self { node, gather, shared, next, ready, by_slot });
         tokio::spawn(Arc::clone(&batcher).send());
         batcher
     }
@@ -186,11 +188,13 @@ impl Batcher {
                     None if self.shared.topology.is_cluster() => Keys::AsArguments,
                     _ => Keys::Declared,
                 };
-                let (node, command) = (Arc::clone(&self.node), self.shared.program.command(&batch.call, keys));
+                let (this, command) = (Arc::clone(&self), self.shared.program.command(&batch.call, keys));
+                let call = self.gather.leave();
                 tokio::spawn(async move {
-                    let reply = node.call(&command, false).await;
+                    let reply = this.node.call(&command, false).await;
+                    this.gather.answered(call).await;
                     yield_now().await;
-                    batch.answer(reply, &node);
+                    batch.answer(reply, &this.node);
                 });
             }
             if closed {

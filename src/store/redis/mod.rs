@@ -4,6 +4,7 @@
 //! Redis            one worker's way in: which servers a request's hits are on, and the answers put together (spread)
 //!   Pool           its connections to all servers of a topology, and the way from a key to one of them
 //!     Batcher      its calls to one server: requests that are ready at the same moment share one
+//!       Gather     which of its answers wait for those of other servers
 //!       Node       its connection to that server: kept alive, with a deadline and a breaker of its own
 //! Topology         which servers there are, found out once for all workers (single, sentinel, cluster, ring)
 //! Program          the scripts of all algorithms as one, how it is called and what it answers
@@ -15,6 +16,7 @@
 mod batch;
 mod directives;
 mod failure;
+mod gather;
 mod health;
 mod node;
 mod pool;

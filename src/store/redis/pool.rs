@@ -9,6 +9,7 @@ use tokio::{sync::watch, time::timeout};
 use super::{
     Shared,
     batch::Batcher,
+    gather::Groups,
     node::{CallError, Redirect},
     topology::{Server, View, hash_tag, slots},
 };
@@ -22,6 +23,7 @@ const MOST_EXTRA: usize = 64;
 pub(super) struct Pool {
     shared: Arc<Shared>,
     worker: WorkerId,
+    groups: Arc<Groups>,
     routes: ArcSwap<Routes>,
 }
 
@@ -54,8 +56,9 @@ impl Pool {
     pub(super) fn start(shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
         let mut views = shared.topology.view();
         let view = Arc::clone(&views.borrow_and_update());
-        let routes = Routes::new(view, &[], &shared, worker);
-        let pool = Arc::new(Self { shared, worker, routes: ArcSwap::from_pointee(routes) });
+        let groups = Arc::default();
+        let routes = Routes::new(view, &[], &shared, worker, &groups);
+        let pool = Arc::new(Self { shared, worker, groups, routes: ArcSwap::from_pointee(routes) });
         tokio::spawn(Arc::clone(&pool).follow(views));
         pool
     }
@@ -65,7 +68,7 @@ impl Pool {
             let view = Arc::clone(&views.borrow_and_update());
             let old = self.routes.load_full();
             let known: Vec<_> = old.all().cloned().collect();
-            let routes = Routes::new(view, &known, &self.shared, self.worker);
+            let routes = Routes::new(view, &known, &self.shared, self.worker, &self.groups);
             let gone = known.into_iter().filter(|known| !routes.all().any(|batcher| Arc::ptr_eq(batcher, known)));
             let gone: Vec<_> = gone.collect();
             self.routes.store(Arc::new(routes));
@@ -120,7 +123,7 @@ impl Pool {
         if routes.extra.len() >= MOST_EXTRA {
             return None;
         }
-        let batcher = Batcher::start(server, Arc::clone(&self.shared), self.worker);
+        let batcher = Batcher::start(server, Arc::clone(&self.shared), self.worker, &self.groups);
         let Routes { view, batchers, extra } = &*routes;
         let extra = extra.iter().cloned().chain([Arc::clone(&batcher)]).collect();
         self.routes.store(Arc::new(Routes { view: Arc::clone(view), batchers: batchers.clone(), extra }));
@@ -183,10 +186,16 @@ impl Pool {
 
 impl Routes {
     /// Batchers of servers that are known already are kept.
-    fn new(view: Arc<View>, known: &[Arc<Batcher>], shared: &Arc<Shared>, worker: WorkerId) -> Self {
+    fn new(
+        view: Arc<View>,
+        known: &[Arc<Batcher>],
+        shared: &Arc<Shared>,
+        worker: WorkerId,
+        groups: &Arc<Groups>,
+    ) -> Self {
         let batcher = |server: &Server| {
             let same = known.iter().find(|batcher| *batcher.node().name() == server.name);
-            same.map_or_else(|| Batcher::start(server.clone(), Arc::clone(shared), worker), Arc::clone)
+            same.map_or_else(|| Batcher::start(server.clone(), Arc::clone(shared), worker, groups), Arc::clone)
         };
         let batchers = view.servers.iter().map(batcher).collect();
         Self { view, batchers, extra: Vec::new() }
