@@ -414,7 +414,7 @@ impl Parts {
             local: Arc::clone(&self.local),
             rules: Arc::clone(self.reloader.rules()),
             statistics: Arc::clone(&self.statistics),
-            top: Arc::clone(&self.top),
+            top: Some(Arc::clone(&self.top)),
             settings: Arc::clone(&self.decisions),
         };
         let (clock, metrics, recorder) = (self.clock.clone(), Arc::clone(&self.metrics), self.recorder.clone());

@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 use sluicegate::{
     algorithm::Micros,
-    engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings, Top},
+    engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
     metrics::WorkerId,
     rules::{Entry, Limit, Measure, Options, SourceFile, Unit},
     service::{
@@ -68,16 +68,8 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
         Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
     let rules = Arc::clone(reloader.rules());
     let local = Arc::new(Memory::new(&memory::Settings::default()));
-    let engine = Engine {
-        worker: WorkerId(0),
-        scope: "",
-        store,
-        local,
-        rules,
-        statistics,
-        top: Top::new(1),
-        settings: Arc::default(),
-    };
+    let engine =
+        Engine { worker: WorkerId(0), scope: "", store, local, rules, statistics, top: None, settings: Arc::default() };
     Check { engine, clock, metrics: check::Metrics::new(1), recorder: None }
 }
 

@@ -79,8 +79,8 @@ pub struct Engine {
     pub rules: Arc<ArcSwap<Snapshot>>,
     /// What is counted of them.
     pub statistics: Arc<Statistics>,
-    /// Who is refused most, and asks most.
-    pub top: Arc<Top>,
+    /// Who is refused most, and asks most; `None` of rules that are only tried out.
+    pub top: Option<Arc<Top>>,
     /// What holds for all of them.
     pub settings: Arc<Settings>,
 }
@@ -206,8 +206,9 @@ impl Engine {
     }
 
     fn note(&self, domain: &str, descriptor: &Descriptor<'_>, applied: &Applied<'_>, allowed: bool, now: Micros) {
-        let rule = applied.rule.map(Rule::policy);
-        self.top.note(self.worker, domain, descriptor, rule, allowed, now);
+        if let Some(top) = &self.top {
+            top.note(self.worker, domain, descriptor, applied.rule.map(Rule::policy), allowed, now);
+        }
     }
 
     /// The store's decisions under [`Charge::All`]: a counter that several descriptors name is asked once for the sum.

@@ -6,15 +6,17 @@
 
 use std::{
     collections::VecDeque,
-    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
+use futures_util::future::join_all;
 use opentelemetry::{KeyValue, metrics::Meter};
+use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use super::{
@@ -23,7 +25,7 @@ use super::{
 };
 use crate::{
     algorithm::Micros,
-    metrics::WorkerId,
+    metrics::{Striped, WorkerId},
     rules::{Entry, Found, Rule, RuleSet},
     store::AnyStore,
 };
@@ -32,6 +34,10 @@ use crate::{
 const SCOPE: &str = "~trial~";
 /// Requests that wait for the store at once; more are left out.
 const MOST_WAITING: usize = 1_000;
+/// Of one worker, so many are decided together: they share a call to the store.
+const TOGETHER: usize = 32;
+/// And no request waits longer for others.
+const PATIENCE: Duration = Duration::from_millis(5);
 /// Minutes that are told apart.
 const MINUTES: usize = 180;
 /// Entities that are remembered as the first to be refused.
@@ -106,7 +112,6 @@ pub struct Trial {
     statistics: Arc<Statistics>,
     /// Those of the first engine that asks, less what is only for callers.
     settings: OnceLock<Arc<Settings>>,
-    refused: Arc<Top>,
     /// Those that would be refused, and are not now.
     pub harmed: Arc<Top>,
     /// Of 2³².
@@ -116,6 +121,9 @@ pub struct Trial {
     tallies: Vec<Tally>,
     minutes: Mutex<VecDeque<(Micros, Outcomes)>>,
     first: Mutex<Vec<Harmed>>,
+    /// What each worker has yet to decide.
+    queues: Striped<Mutex<Vec<Owned>>>,
+    /// How many are in them, or under way.
     waiting: AtomicUsize,
     left_out: AtomicU64,
 }
@@ -132,13 +140,13 @@ impl Trial {
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             statistics,
             settings: OnceLock::new(),
-            refused: Top::new(workers),
             harmed: Top::new(workers),
             share: (share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
             since,
             tallies,
             minutes: Mutex::default(),
             first: Mutex::default(),
+            queues: Striped::new(workers),
             waiting: AtomicUsize::new(0),
             left_out: AtomicU64::new(0),
         })
@@ -191,40 +199,49 @@ impl Trial {
         self.left_out.load(Relaxed)
     }
 
-    /// What the rules would have said, beside what was said. In memory at once, else in a task of its own: no caller waits
-    /// for it. Boxed by its signature: an engine asks this, and this asks an engine.
-    pub(super) fn observe<'a>(
-        self: &'a Arc<Self>,
-        engine: &'a Engine,
-        request: &'a Request<'_>,
-        verdict: &'a Verdict,
+    /// What the rules would have said, beside what was said. In memory at once, else soon after: no caller waits for it.
+    /// Boxed: an engine asks this, and this asks an engine.
+    pub(super) async fn observe(
+        self: &Arc<Self>,
+        engine: &Engine,
+        request: &Request<'_>,
+        verdict: &Verdict,
         now: Micros,
-    ) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
-        Box::pin(self.observed(engine, request, verdict, now))
-    }
-
-    async fn observed(self: &Arc<Self>, engine: &Engine, request: &Request<'_>, verdict: &Verdict, now: Micros) {
+    ) {
         let chosen = self.chosen(request, verdict);
         if chosen.is_empty() {
             return;
         }
-        let engine = self.engine(engine);
         if let AnyStore::Memory(_) = engine.store {
             let descriptors = chosen.iter().map(|it| request.descriptors[it.place].clone()).collect();
             let request = Request { domain: request.domain, descriptors, holds: Vec::new() };
-            return self.decide(&engine, &request, &chosen, now).await;
+            return Box::pin(self.decide(&self.engine(engine), &request, &chosen, now)).await;
         }
         if self.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
             self.waiting.fetch_sub(1, Relaxed);
             self.left_out.fetch_add(1, Relaxed);
             return;
         }
-        let owned = Owned::new(request, &chosen);
-        let this = Arc::clone(self);
+        self.defer(engine, Owned::new(request, chosen, now));
+    }
+
+    /// Has it decided soon, together with others of this worker.
+    fn defer(self: &Arc<Self>, engine: &Engine, request: Owned) {
+        let mut queue = lock(self.queues.of(engine.worker));
+        queue.push(request);
+        let patience = match queue.len() {
+            1 => PATIENCE,
+            TOGETHER => Duration::ZERO,
+            _ => return,
+        };
+        drop(queue);
+        let (this, engine) = (Arc::clone(self), self.engine(engine));
         tokio::spawn(async move {
-            let request = owned.request();
-            this.decide(&engine, &request, &chosen, now).await;
-            this.waiting.fetch_sub(1, Relaxed);
+            tokio::time::sleep(patience).await;
+            let requests = std::mem::take(&mut *lock(this.queues.of(engine.worker)));
+            join_all(requests.iter().map(async |it| this.decide(&engine, &it.request(), &it.chosen, it.at).await))
+                .await;
+            this.waiting.fetch_sub(requests.len(), Relaxed);
         });
     }
 
@@ -299,12 +316,14 @@ impl Trial {
                 Found::Rule(rule, _) => rule.id,
                 _ => self.tallies.len() - 1,
             };
-            let mut identity = sluicegate_common::Identity::new(request.domain);
-            match name.as_slice() {
-                [] => entries.iter().for_each(|Entry { key, value }| identity.add(key, value)),
-                name => identity.add("", &String::from_utf8_lossy(name)),
+            if name.is_empty() {
+                let texts = entries.iter().flat_map(|entry| [entry.key, entry.value]);
+                for text in std::iter::once(request.domain).chain(texts) {
+                    name.extend_from_slice(&(text.len() as u64).to_le_bytes());
+                    name.extend_from_slice(text.as_bytes());
+                }
             }
-            if (identity.finish() as u32 as u64) < self.share {
+            if u64::from(SipHasher13::new().hash(&name) as u32) < self.share {
                 chosen.push(Chosen { place, rule, refused: status.is_over() });
             }
         }
@@ -320,7 +339,7 @@ impl Trial {
             scope: SCOPE,
             rules: Arc::clone(&self.rules),
             statistics: Arc::clone(&self.statistics),
-            top: Arc::clone(&self.refused),
+            top: None,
             settings: Arc::clone(settings),
             ..engine.clone()
         }
@@ -370,6 +389,8 @@ struct Chosen {
 struct Owned {
     domain: String,
     descriptors: Vec<OwnedDescriptor>,
+    chosen: SmallVec<[Chosen; 2]>,
+    at: Micros,
 }
 
 struct OwnedDescriptor {
@@ -379,14 +400,14 @@ struct OwnedDescriptor {
 }
 
 impl Owned {
-    fn new(request: &Request<'_>, chosen: &[Chosen]) -> Self {
+    fn new(request: &Request<'_>, chosen: SmallVec<[Chosen; 2]>, at: Micros) -> Self {
         let own = |descriptor: &Descriptor<'_>| OwnedDescriptor {
             entries: descriptor.entries.iter().map(|it| (it.key.to_owned(), it.value.to_owned())).collect(),
             hits: descriptor.hits,
             give_back: descriptor.give_back,
         };
         let descriptors = chosen.iter().map(|it| own(&request.descriptors[it.place])).collect();
-        Self { domain: request.domain.to_owned(), descriptors }
+        Self { domain: request.domain.to_owned(), descriptors, chosen, at }
     }
 
     fn request(&self) -> Request<'_> {

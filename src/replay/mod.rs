@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use self::series::Series;
 use crate::{
-    engine::{Engine, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Status, Top, Verdict},
+    engine::{Engine, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Status, Verdict},
     metrics::WorkerId,
     rules::{Entry, RuleSet},
     store::{AnyStore, Memory, memory},
@@ -93,7 +93,7 @@ impl Side {
             local: memory(),
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             statistics,
-            top: Top::new(1),
+            top: None,
             settings: Arc::new(Settings::default()),
         };
         Self { engine }

@@ -130,7 +130,8 @@ impl Admin {
     /// The descriptors that were refused most, or asked most.
     #[must_use]
     pub fn top(&self, by: By, most: usize, fits: impl Fn(&Target, &str) -> bool) -> Ranking {
-        self.engine.top.ranking(by, most, self.clock.now(), fits)
+        let top = self.engine.top.as_ref();
+        top.map(|top| top.ranking(by, most, self.clock.now(), fits)).unwrap_or_default()
     }
 }
 
