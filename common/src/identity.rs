@@ -20,7 +20,19 @@ impl Identity {
     #[must_use]
     #[inline]
     pub fn new(domain: &str) -> Self {
-        let mut identity = Self { hasher: SipHasher13::new(), gathered: [0; GATHER], len: 0 };
+        Self::with_hasher(SipHasher13::new(), domain)
+    }
+
+    /// The same, which nobody can compute who does not know the secret.
+    #[must_use]
+    #[inline]
+    pub fn keyed(secret: &[u8; 16], domain: &str) -> Self {
+        Self::with_hasher(SipHasher13::new_with_key(secret), domain)
+    }
+
+    #[inline]
+    fn with_hasher(hasher: SipHasher13, domain: &str) -> Self {
+        let mut identity = Self { hasher, gathered: [0; GATHER], len: 0 };
         identity.add_text(domain);
         identity
     }
@@ -70,6 +82,7 @@ mod tests {
 
     #[test]
     fn how_it_is_gathered_makes_no_difference() {
+        assert_ne!(Identity::new("domain").finish(), Identity::keyed(&[1; 16], "domain").finish());
         for size in [0, 1, 7, 20, 39, 40, 41, 63, 64, 65, 200] {
             let (key, value) = ("k".repeat(size), "v".repeat(size / 2));
             let mut identity = Identity::new("domain");

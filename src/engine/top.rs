@@ -110,14 +110,18 @@ impl Top {
     #[must_use]
     pub fn ranking(&self, by: By, most: usize, now: Micros, fits: impl Fn(&Target, &str) -> bool) -> Ranking {
         let stripes = if by == By::Refused { &self.refused } else { &self.asked };
-        let (mut all, mut sums, mut first) = (0_u64, HashMap::<Box<str>, Place>::new(), now);
+        let (mut all, mut sums, mut first) = (0_u64, HashMap::<Arc<str>, Place>::new(), now);
         for stripe in stripes.iter() {
             let sketches = stripe.sketches.lock().unwrap_or_else(PoisonError::into_inner);
             for sketch in sketches.0.iter().filter(|sketch| sketch.is_recent(now)) {
                 all = all.saturating_add(sketch.all);
                 first = first.min(sketch.start);
-                for (key, place) in &sketch.places {
-                    let sum = sums.entry(key.clone()).or_insert_with(|| Place { hits: 0, over: 0, ..place.clone() });
+                for place in &sketch.places {
+                    let sum = sums.entry(Arc::clone(&place.key)).or_insert_with(|| Place {
+                        hits: 0,
+                        over: 0,
+                        ..place.clone()
+                    });
                     sum.hits = sum.hits.saturating_add(place.hits);
                     sum.over = sum.over.saturating_add(place.over);
                     sum.since = sum.since.min(place.since);
@@ -126,7 +130,7 @@ impl Top {
         }
         let mut top: Vec<Ranked> = sums
             .into_iter()
-            .filter_map(|(key, Place { rule, hits, over, since })| {
+            .filter_map(|(key, Place { rule, hits, over, since, .. })| {
                 let target = Target::parse(&key).ok().filter(|target| fits(target, &rule))?;
                 Some(Ranked { target, rule, hits, over, since })
             })
@@ -187,7 +191,11 @@ impl Sketches {
 struct Sketch {
     start: Micros,
     all: u64,
-    places: HashMap<Box<str>, Place>,
+    places: Vec<Place>,
+    /// Where each key is among them.
+    index: HashMap<Arc<str>, usize>,
+    /// Nobody has less, and who has the least is looked for from here on.
+    least: (u64, usize),
     /// One of so many hits is counted, and so many were in this second.
     every: u32,
     second: u64,
@@ -196,6 +204,7 @@ struct Sketch {
 
 #[derive(Clone)]
 struct Place {
+    key: Arc<str>,
     rule: Arc<str>,
     hits: u64,
     over: u64,
@@ -225,20 +234,39 @@ impl Sketch {
 
     fn add(&mut self, key: String, rule: Option<&Arc<str>>, hits: u64, now: Micros) {
         self.all = self.all.saturating_add(hits);
-        if let Some(place) = self.places.get_mut(&*key) {
+        if let Some(at) = self.index.get(&*key) {
+            let place = &mut self.places[*at];
             place.hits = place.hits.saturating_add(hits);
             return;
         }
-        let mut over = 0;
-        if self.places.len() >= PLACES {
-            let least = self.places.iter().min_by_key(|(_, place)| place.hits);
-            if let Some((least, place)) = least.map(|(key, place)| (key.clone(), place.hits)) {
-                self.places.remove(&least);
-                over = place;
-            }
-        }
-        let rule = rule.map_or_else(|| "".into(), Arc::clone);
-        self.places.insert(key.into(), Place { rule, hits: over.saturating_add(hits), over, since: now });
+        let (key, rule) = (Arc::<str>::from(key), rule.map_or_else(|| "".into(), Arc::clone));
+        let newcomer =
+            |over: u64| Place { key: Arc::clone(&key), rule, hits: over.saturating_add(hits), over, since: now };
+        let at = if self.places.len() < PLACES {
+            self.places.push(newcomer(0));
+            self.places.len() - 1
+        } else {
+            let at = self.least();
+            self.index.remove(&self.places[at].key);
+            self.places[at] = newcomer(self.places[at].hits);
+            at
+        };
+        self.index.insert(key, at);
+    }
+
+    /// Who has the least. Counts only grow: whoever still has what was the least has it now, and among a crowd the next
+    /// one does.
+    fn least(&mut self) -> usize {
+        let (least, hand) = self.least;
+        let (before, behind) = self.places.split_at(hand);
+        let still = |place: &Place| place.hits <= least;
+        let found = behind.iter().position(still).map(|at| hand + at).or_else(|| before.iter().position(still));
+        let at = found.unwrap_or_else(|| {
+            let hits = self.places.iter().enumerate().min_by_key(|(_, place)| place.hits);
+            hits.map_or(0, |(at, _)| at)
+        });
+        self.least = (self.places[at].hits, at);
+        at
     }
 }
 

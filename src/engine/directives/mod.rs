@@ -18,12 +18,11 @@ pub use target::{Scope, Slot, Target, TargetError};
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
-    hash::Hasher,
     sync::Arc,
 };
 
 use foldhash::fast::RandomState;
-use siphasher::sip128::{Hasher128, SipHasher13};
+use sluicegate_common::Identity;
 use smallvec::SmallVec;
 
 use self::{
@@ -158,16 +157,10 @@ impl Directives {
         })
     }
 
-    /// Its length goes before each text: no two lists are one.
     fn identity(&self, domain: &str, entries: &[Entry<'_>]) -> u128 {
-        let mut bytes = SmallVec::<[u8; 128]>::new();
-        for text in std::iter::once(domain).chain(entries.iter().flat_map(|entry| [entry.key, entry.value])) {
-            bytes.extend_from_slice(&(text.len() as u32).to_le_bytes());
-            bytes.extend_from_slice(text.as_bytes());
-        }
-        let mut hasher = SipHasher13::new_with_key(&self.secret);
-        hasher.write(&bytes);
-        hasher.finish128().as_u128()
+        let mut identity = Identity::keyed(&self.secret, domain);
+        entries.iter().for_each(|entry| identity.add(entry.key, entry.value));
+        identity.finish()
     }
 }
 
