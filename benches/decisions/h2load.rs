@@ -10,7 +10,7 @@ use sluicegate_proto::envoy::{
 
 use crate::{REQUESTS, process::Process};
 
-const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+pub(crate) const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// Calls per second, p50 and p99 in microseconds.
 pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
@@ -39,9 +39,13 @@ fn frame() -> Vec<u8> {
     let entry = Entry { key: "user".into(), value: "alice".into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
     let message = RateLimitRequest { domain: "bench".into(), descriptors: vec![descriptor], hits_addend: 0 };
-    let message = message.encode_to_vec();
+    framed(&message.encode_to_vec())
+}
+
+/// A message as gRPC sends it.
+pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
     let mut frame = vec![0];
     frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
-    frame.extend_from_slice(&message);
+    frame.extend_from_slice(message);
     frame
 }
