@@ -84,6 +84,29 @@ async fn what_rules_would_do_is_known_before_they_do_it() {
     tried(&redis.url()).await;
 }
 
+/// What waits for others to share a call with is told all the same, and makes room for those that come later.
+#[tokio::test]
+async fn of_many_at_once_none_is_left_out() {
+    const CALLERS: u64 = 40;
+    const EACH: u64 = 40;
+    let (in_force, candidate, redis) = (folder(100), folder(30), RedisServer::start());
+    let operator = Operator::start(in_force.path(), &redis.url());
+    upload(&operator, candidate.path(), "100%");
+    let client = operator.server.client().await;
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..CALLERS {
+        let client = client.clone();
+        callers.spawn(async move {
+            for _ in 0..EACH {
+                client.check(ask("api", &[("user", &format!("u{caller}"))])).await.unwrap();
+            }
+        });
+    }
+    callers.join_all().await;
+    let refused = CALLERS * (EACH - 30);
+    until("all to be counted", || (outcomes(&operator) == [CALLERS * EACH, refused, refused, 0]).then_some(()));
+}
+
 /// A counter is in the share with all its hits, or with none.
 #[tokio::test]
 async fn a_share_is_one_of_whole_counters() {
