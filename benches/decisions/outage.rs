@@ -164,7 +164,7 @@ fn cluster() {
     // Asked over one connection and now and then: a process for each question took a core from those who are measured.
     let mut asked = ::redis::Client::open(replica.url()).unwrap().get_connection().unwrap();
     while !is_master(&mut asked) {
-        std::thread::sleep(Duration::from_millis(2));
+        wait(2);
     }
     let promoted = Instant::now();
     let well = load.well_again(began, |user| owner(user) == 0);

@@ -95,8 +95,8 @@ impl Connection {
     }
 
     /// Asks for each, twenty at a time; how many microseconds each took.
-    async fn ask(mut self, users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
-        let (mut users, mut took) = (users.peekable(), Vec::new());
+    async fn ask(mut self, mut users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
+        let mut took = Vec::new();
         loop {
             while self.asked.len() < STREAMS {
                 let Some(user) = users.next() else {

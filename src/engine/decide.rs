@@ -79,7 +79,7 @@ pub struct Engine {
     pub rules: Arc<ArcSwap<Snapshot>>,
     /// What is counted of them.
     pub statistics: Arc<Statistics>,
-    /// Who is refused most, and asks most; `None` of rules that are only tried out.
+    /// Who is refused most, and asks most; `None` where nobody asks for it: of rules on trial, in a replay.
     pub top: Option<Arc<Top>>,
     /// What holds for all of them.
     pub settings: Arc<Settings>,

@@ -16,7 +16,8 @@ use tokio::{
     time::{Duration, Instant, timeout_at},
 };
 
-/// Calls that leave one after the other within this time are a group.
+/// Calls that leave one after the other within this time are a group, one for each server: a server's answers do not wait for
+/// each other.
 const SAME_MOMENT: Duration = Duration::from_micros(50);
 /// From a group's first call, the longest that an answer waits for others.
 const PATIENCE: Duration = Duration::from_millis(1);
@@ -50,7 +51,7 @@ pub(super) struct Left {
 impl Groups {
     fn join(&self, server: &Arc<AtomicBool>, now: Instant) -> Arc<Group> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = latest.take().filter(|group| now - group.began < SAME_MOMENT);
+        let open = latest.take().filter(|group| now - group.began < SAME_MOMENT && !group.awaits(server));
         let new = || Arc::new(Group { began: now, awaited: Mutex::default(), complete: Notify::new() });
         let group = latest.insert(open.unwrap_or_else(new));
         group.awaited().push(Arc::clone(server));
@@ -61,6 +62,10 @@ impl Groups {
 impl Group {
     fn awaited(&self) -> MutexGuard<'_, SmallVec<[Arc<AtomicBool>; 4]>> {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn awaits(&self, server: &Arc<AtomicBool>) -> bool {
+        self.awaited().iter().any(|other| Arc::ptr_eq(other, server))
     }
 
     /// Whether it was the last.
@@ -130,6 +135,15 @@ mod tests {
         let of_b = b.leave();
         assert!(a.answered(of_a).now_or_never().is_some());
         assert!(b.answered(of_b).now_or_never().is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_servers_answers_do_not_wait_for_each_other() {
+        let (a, b) = two();
+        let (first, second, of_b) = (a.leave(), a.leave(), b.leave());
+        assert!(a.answered(first).now_or_never().is_some());
+        assert!(a.answered(second).now_or_never().is_none());
+        drop(of_b);
     }
 
     /// One that hangs holds the others up once, and is waited for again when it has answered in time.
