@@ -74,7 +74,8 @@ fn hit<'h>(key: &'h [u8], algorithm: &'h Algorithm, cost: u64) -> Hit<'h> {
     Hit::take(key, algorithm, cost)
 }
 
-pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
@@ -108,7 +109,7 @@ fn hashing(names: &[Vec<u8>]) -> f64 {
         }
         started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64
     };
-    median((0..9).map(|_| round()).collect())
+    median((0..9).map(|_| round()))
 }
 
 /// In one round.

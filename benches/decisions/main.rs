@@ -185,7 +185,8 @@ fn rounds() -> usize {
     std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
 }
 
-/// `floor_name`: how the names of those rows begin that others are held against.
+/// `floor_name`: how the names of those rows begin that others are held against, round by round: what the machine does
+/// beside it changes from one to the next.
 fn load_tests(rows: &[Row], floor_name: &str) {
     let rounds = rounds();
     let mut samples = vec![Vec::new(); rows.len()];
@@ -203,24 +204,20 @@ fn load_tests(rows: &[Row], floor_name: &str) {
     );
     println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {floor_name} |");
     println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-    let mut floor = 0.0;
+    let mut floor = Vec::new();
     for ((name, ..), samples) in rows.iter().zip(&samples) {
         // The first round warms up.
-        let median = |field: fn(&Sample) -> f64| {
-            let mut values: Vec<_> = samples.iter().skip(1).map(field).collect();
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
-        let cpu = median(|sample| sample.cpu_micros);
+        let of = |field: fn(&Sample) -> f64| samples.iter().skip(1).map(field);
         if name.starts_with(floor_name) {
-            floor = cpu;
+            floor = of(|sample| sample.cpu_micros).collect();
         }
         println!(
-            "| {name} | {:.0} | {:.0} | {:.0} | {cpu:.2} | {:.2} |",
-            median(|sample| sample.per_second),
-            median(|sample| sample.p50_micros),
-            median(|sample| sample.p99_micros),
-            cpu / floor,
+            "| {name} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} |",
+            algorithms::median(of(|sample| sample.per_second)),
+            algorithms::median(of(|sample| sample.p50_micros)),
+            algorithms::median(of(|sample| sample.p99_micros)),
+            algorithms::median(of(|sample| sample.cpu_micros)),
+            algorithms::median(of(|sample| sample.cpu_micros).zip(&floor).map(|(cpu, floor)| cpu / floor)),
         );
     }
     println!();

@@ -64,6 +64,24 @@ impl Default for Settings {
     }
 }
 
+/// What the hits of a request refer to.
+struct Names {
+    /// The counters' names, one after the other.
+    text: Vec<u8>,
+    ends: SmallVec<[usize; 4]>,
+    /// The algorithms of limits to which it matters who asks: few are such.
+    askers: Vec<Algorithm>,
+}
+
+/// Descriptors and their limits, without those that have none.
+fn limited<'r, 'd, 'm, 's>(
+    request: &'r Request<'d>,
+    matches: &'m [Match<'s>],
+) -> impl Iterator<Item = (&'r Descriptor<'d>, &'m Applied<'s>)> {
+    let all = request.descriptors.iter().zip(matches);
+    all.filter_map(|(descriptor, found)| Some((descriptor, found.limited()?)))
+}
+
 /// One worker's engine.
 #[derive(Clone)]
 pub struct Engine {
@@ -93,42 +111,87 @@ impl Engine {
             return Err(DecideError::NoRules);
         }
         let domain = snapshot.rules().settings_of(request.domain);
-        let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
-        let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
+        let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
         let matches = self.matches(&snapshot, request, now);
-        let limited = || {
-            let all = request.descriptors.iter().zip(&matches);
-            all.filter_map(|(descriptor, found)| Some((descriptor, found.limited()?)))
+        let names = self.names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
+        let mut hits = self.hits(request, &matches, &names);
+        if !request.holds.is_empty() {
+            self.hold(request, &matches, &mut hits, now);
+        }
+        let denied_together = self.deny(request, &matches, now) && charge == Charge::All;
+        if denied_together {
+            // Nothing is taken, whatever the others would say.
+            hits.iter_mut().for_each(|hit| *hit = hit.look());
+            charge = Charge::Each;
+        }
+        let answers = match charge {
+            _ if hits.is_empty() => Answers::new(),
+            Charge::Each => self.store.apply(&hits, charge, now).await,
+            // Boxed, as all that is rare: a decision that waits for Redis is to be small.
+            Charge::All => Box::pin(self.ask_together(&hits, now)).await,
         };
-        let holds = request.holds.iter().zip(&matches);
-        let mut samples = holds.filter_map(|(hold, found)| found.limited().map(|_| hold.sample));
+        let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
+        let together = charge == Charge::All && hits.len() > 1;
+        let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
+        for ((descriptor, applied), answer) in limited(request, &matches).zip(&answers) {
+            let Ok(answer) = answer else {
+                continue;
+            };
+            let allowed = answer.decision.allowed;
+            self.note(request.domain, descriptor, applied, allowed, now);
+            if !(nothing_taken && allowed) {
+                self.count(descriptor, applied, applied.base(), answer, !together, now);
+            }
+        }
+        let mut decided = SmallVec::<[Answer; 2]>::new();
+        for (((descriptor, applied), hit), answer) in limited(request, &matches).zip(&hits).zip(answers) {
+            decided.push(match answer {
+                Ok(answer) => answer,
+                Err(error) => {
+                    let decision =
+                        self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
+                    Answer { decision, decider: Decider::Fallback, grant: None }
+                }
+            });
+        }
+        let verdict = self.verdict(&snapshot, &matches, &decided);
+        if let Some(tried) = snapshot.trial.as_ref().and_then(|trial| trial.observe(self, request, &verdict, now)) {
+            tried.await;
+        }
+        Ok(verdict)
+    }
 
-        let mut names = Vec::with_capacity(128);
-        let mut ends = SmallVec::<[usize; 4]>::new();
-        // Of limits to which it matters who asks: few are such.
-        let mut held = Vec::new();
-        for (descriptor, applied) in limited() {
+    /// The names of the counters; the hits are counted as asked for.
+    fn names(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> Names {
+        let holds = request.holds.iter().zip(matches);
+        let mut samples = holds.filter_map(|(hold, found)| found.limited().map(|_| hold.sample));
+        let mut names = Names { text: Vec::with_capacity(128), ends: SmallVec::new(), askers: Vec::new() };
+        for (descriptor, applied) in limited(request, matches) {
             let algorithm = applied.limit.algorithm();
             let asker = applied.asker(descriptor, samples.next().flatten());
-            held.extend(asker.map(|asker| algorithm.asked_by(asker)));
+            names.askers.extend(asker.map(|asker| algorithm.asked_by(asker)));
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::asides(&applied.path)];
-            key::write(&mut names, self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
-            ends.push(names.len());
+            key::write(&mut names.text, self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
+            names.ends.push(names.text.len());
             if !descriptor.give_back {
                 applied.series.asked(self.worker, descriptor.hits.min(MAX));
             }
         }
+        names
+    }
+
+    fn hits<'h>(&self, request: &Request<'_>, matches: &'h [Match<'_>], names: &'h Names) -> SmallVec<[Hit<'h>; 2]> {
         let mut start = 0;
-        let mut held = held.iter();
-        let hits: SmallVec<[Hit<'_>; 2]> = limited()
-            .zip(ends)
-            .map(|((descriptor, applied), end)| {
-                let key = &names[start..end];
+        let mut askers = names.askers.iter();
+        limited(request, matches)
+            .zip(&names.ends)
+            .map(|((descriptor, applied), &end)| {
+                let key = &names.text[start..end];
                 start = end;
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
                 let binding = !descriptor.give_back && self.is_binding(applied);
                 let algorithm = applied.limit.algorithm();
-                let algorithm = if applied.has_askers() { held.next().unwrap_or(algorithm) } else { algorithm };
+                let algorithm = if applied.has_askers() { askers.next().unwrap_or(algorithm) } else { algorithm };
                 Hit {
                     key,
                     algorithm,
@@ -141,50 +204,7 @@ impl Engine {
                     wants: 0,
                 }
             })
-            .collect();
-        let hits = if request.holds.is_empty() { hits } else { self.hold(request, &matches, hits, now) };
-
-        let denied_together = self.deny(request, &matches, now) && charge == Charge::All;
-        let (hits, charge) = match denied_together {
-            // Nothing is taken, whatever the others would say.
-            true => (hits.iter().map(Hit::look).collect(), Charge::Each),
-            false => (hits, charge),
-        };
-        let answers = match charge {
-            _ if hits.is_empty() => Answers::new(),
-            Charge::Each => self.store.apply(&hits, charge, now).await,
-            // Boxed, as all that is rare: a decision that waits for Redis is to be small.
-            Charge::All => Box::pin(self.ask_together(&hits, now)).await,
-        };
-        let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
-        let together = charge == Charge::All && hits.len() > 1;
-        let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
-        for ((descriptor, applied), answer) in limited().zip(&answers) {
-            let Ok(answer) = answer else {
-                continue;
-            };
-            let allowed = answer.decision.allowed;
-            self.note(request.domain, descriptor, applied, allowed, now);
-            if !(nothing_taken && allowed) {
-                self.count(descriptor, applied, applied.base(), answer, !together, now);
-            }
-        }
-        let mut decided = SmallVec::<[Answer; 2]>::new();
-        for (((descriptor, applied), hit), answer) in limited().zip(&hits).zip(answers) {
-            decided.push(match answer {
-                Ok(answer) => answer,
-                Err(error) => {
-                    let decision =
-                        self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
-                    Answer { decision, decider: Decider::Fallback, grant: None }
-                }
-            });
-        }
-        let verdict = self.verdict(&snapshot, &matches, &decided);
-        if let Some(trial) = &snapshot.trial {
-            trial.observe(self, request, &verdict, now).await;
-        }
-        Ok(verdict)
+            .collect()
     }
 
     /// Counts what an operator lets nothing pass of; whether that refuses the request.
@@ -280,14 +300,8 @@ impl Engine {
         applied.series.decided(self.worker, hits, &answer.decision, Threshold { limit, near, splits, shadow, known });
     }
 
-    /// The hits with what their caller could admit by himself; what he has admitted so far counts from now on.
-    fn hold<'h>(
-        &self,
-        request: &Request<'_>,
-        matches: &[Match<'_>],
-        mut hits: SmallVec<[Hit<'h>; 2]>,
-        now: Micros,
-    ) -> SmallVec<[Hit<'h>; 2]> {
+    /// Adds to the hits what their caller could admit by himself; what he has admitted so far counts from now on.
+    fn hold(&self, request: &Request<'_>, matches: &[Match<'_>], hits: &mut [Hit<'_>], now: Micros) {
         let holds = request.holds.iter().zip(matches);
         let holds = holds.filter_map(|(hold, found)| Some((hold, found.limited()?)));
         for (hit, (hold, applied)) in hits.iter_mut().zip(holds) {
@@ -303,7 +317,6 @@ impl Engine {
             applied.series.asked(self.worker, spent);
             applied.series.decided(self.worker, spent, &passed, threshold);
         }
-        hits
     }
 
     /// What is decided when the store cannot; `None` when the rule wants the caller to have the error. What is let

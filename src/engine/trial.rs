@@ -14,7 +14,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use opentelemetry::{KeyValue, metrics::Meter};
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
@@ -199,30 +199,34 @@ impl Trial {
         self.left_out.load(Relaxed)
     }
 
-    /// What the rules would have said, beside what was said. In memory at once, else soon after: no caller waits for it.
-    /// Boxed: an engine asks this, and this asks an engine.
-    pub(super) async fn observe(
-        self: &Arc<Self>,
+    /// Looks what the rules would have said, beside what was said: in memory at once, in what is returned; else soon after,
+    /// and no caller waits for it.
+    pub(super) fn observe<'t>(
+        self: &'t Arc<Self>,
         engine: &Engine,
-        request: &Request<'_>,
+        request: &'t Request<'_>,
         verdict: &Verdict,
         now: Micros,
-    ) {
+    ) -> Option<BoxFuture<'t, ()>> {
         let chosen = self.chosen(request, verdict);
         if chosen.is_empty() {
-            return;
+            return None;
         }
         if let AnyStore::Memory(_) = engine.store {
-            let descriptors = chosen.iter().map(|it| request.descriptors[it.place].clone()).collect();
-            let request = Request { domain: request.domain, descriptors, holds: Vec::new() };
-            return Box::pin(self.decide(&self.engine(engine), &request, &chosen, now)).await;
+            let engine = self.engine(engine);
+            return Some(Box::pin(async move {
+                let descriptors = chosen.iter().map(|it| request.descriptors[it.place].clone()).collect();
+                let request = Request { domain: request.domain, descriptors, holds: Vec::new() };
+                self.decide(&engine, &request, &chosen, now).await;
+            }));
         }
         if self.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
             self.waiting.fetch_sub(1, Relaxed);
             self.left_out.fetch_add(1, Relaxed);
-            return;
+        } else {
+            self.defer(engine, Owned::new(request, chosen, now));
         }
-        self.defer(engine, Owned::new(request, chosen, now));
+        None
     }
 
     /// Has it decided soon, together with others of this worker.

@@ -86,20 +86,27 @@ impl Redis {
             Ok((at, steps)) if steps.iter().all(Step::is_here) => {
                 hits.iter().zip(steps).map(|(hit, step)| read(step, at, hit.action)).collect()
             }
-            Ok(steps) => Box::pin(self.follow_some(target, hits, now, steps)).await,
-            Err(CallError::Elsewhere(to)) => {
-                let follow = async |hit| self.follow_one(hit, now, &target.batcher, Some(&to)).await;
-                Box::pin(join_all(hits.iter().map(follow))).await.into()
-            }
-            Err(CallError::Failed(error)) => hits.iter().map(|_| Err(error)).collect(),
+            otherwise => Box::pin(self.follow_some(target, hits, now, otherwise)).await,
         }
     }
 
     /// The answers of those that were there, and the others sent on.
-    async fn follow_some(&self, target: &Target, hits: &[Hit<'_>], now: Micros, (at, steps): Steps) -> Counts {
-        let answers = hits.iter().zip(steps).map(async |(hit, step)| match step.is_here() {
-            true => read(step, at, hit.action),
-            false => self.follow_one(hit, now, &target.batcher, None).await,
+    async fn follow_some(
+        &self,
+        target: &Target,
+        hits: &[Hit<'_>],
+        now: Micros,
+        result: Result<Steps, CallError>,
+    ) -> Counts {
+        let (at, steps, redirect) = match result {
+            Ok((at, steps)) => (at, steps, None),
+            Err(CallError::Elsewhere(to)) => (now, SmallVec::new(), Some(to)),
+            Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
+        };
+        let steps = steps.into_iter().map(Some).chain(std::iter::repeat(None));
+        let answers = hits.iter().zip(steps).map(async |(hit, step)| match step {
+            Some(step) if step.is_here() => read(step, at, hit.action),
+            _ => self.follow_one(hit, now, &target.batcher, redirect.as_ref()).await,
         });
         join_all(answers).await.into()
     }
