@@ -31,7 +31,7 @@ pub(crate) fn run() {
         rows.push((format!("none, {what}"), Process::service("memory"), load));
         rows.push((format!("a million, {what}"), Process::service_told(path.to_str().unwrap()), load));
     }
-    load_tests(&rows, "none");
+    load_tests(&rows, &["none"]);
     let (plain, trying) = (Process::redis(), Process::redis());
     let rows: Vec<Row> = [
         ("none, memory", Process::service("memory")),
@@ -41,5 +41,5 @@ pub(crate) fn run() {
     ]
     .map(|(name, process)| (name.to_owned(), process, users::run as Load))
     .into();
-    load_tests(&rows, "none");
+    load_tests(&rows, &["none"]);
 }

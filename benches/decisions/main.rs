@@ -88,7 +88,7 @@ fn workers() -> usize {
 }
 
 type Load = fn(&Process) -> (f64, f64, f64);
-/// What it is called, what is asked, and how. A row whose name begins with the floor's is that of those that follow.
+/// What it is called, what is asked, and how.
 type Row = (String, Process, Load);
 
 /// One server of everything, on one hot key and on many users.
@@ -100,11 +100,11 @@ fn topologies() {
         let name = |server: &str| format!("{server}, {what}");
         rows.push((name("no-op tonic"), Process::bench(&["noop"]).listening(), load));
         rows.push((name("memory"), Process::service("memory"), load));
-        rows.push((name("redis"), Process::service(&single.url()), load));
-        rows.push((name("redis, ring of three"), Process::service(ring), load));
-        rows.push((name("redis, cluster of three"), Process::service(cluster), load));
+        rows.push((name("single Redis"), Process::service(&single.url()), load));
+        rows.push((name("ring of three"), Process::service(ring), load));
+        rows.push((name("cluster of three"), Process::service(cluster), load));
     }
-    load_tests(&rows, "no-op");
+    load_tests(&rows, &["no-op", "single"]);
 }
 
 /// Every algorithm on one Redis.
@@ -125,7 +125,7 @@ fn algorithms_on_redis() {
         let name = limit.split(", unit").next().unwrap_or_default().to_owned();
         rows.push((name, Process::service_with(&redis.url(), limit), h2load::run));
     }
-    load_tests(&rows, "no-op");
+    load_tests(&rows, &["no-op"]);
 }
 
 /// What is decided without asking Redis, beside what is asked, and the store in memory.
@@ -145,7 +145,7 @@ fn consistency() {
     ]
     .map(|(name, process)| (name.to_owned(), process, h2load::run as Load))
     .into();
-    load_tests(&rows, "memory");
+    load_tests(&rows, &["memory"]);
     let names = ["exact, passes", "leased, passes", "exact, refused", "deny cache, refused"];
     for (name, redis) in names.iter().zip(&servers) {
         let stats = redis.cli(&["info", "commandstats"]);
@@ -168,7 +168,7 @@ fn popularity() {
         rows.push((format!("{word}, Zipf"), Process::service_with(&redis.url(), &limit), users::zipf));
     }
     let before = servers.each_ref().map(Process::cpu_micros);
-    load_tests(&rows, "memory");
+    load_tests(&rows, &["memory"]);
     let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
     for (((name, service, _), redis), before) in rows[1..].iter().zip(&servers).zip(before) {
         let here = service.metric("sluicegate_lease_decisions") + service.metric("sluicegate_eventual_decisions");
@@ -185,9 +185,9 @@ fn rounds() -> usize {
     std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
 }
 
-/// `floor_name`: how the names of those rows begin that others are held against, round by round: what the machine does
-/// beside it changes from one to the next.
-fn load_tests(rows: &[Row], floor_name: &str) {
+/// `floors`: how the names of those rows begin that the next ones are held against, round by round: what else the machine
+/// does changes from one to the next.
+fn load_tests(rows: &[Row], floors: &[&str]) {
     let rounds = rounds();
     let mut samples = vec![Vec::new(); rows.len()];
     for _ in 0..=rounds {
@@ -202,23 +202,29 @@ fn load_tests(rows: &[Row], floor_name: &str) {
         "{workers} workers, 10 connections x 20 streams, {REQUESTS} requests a round, medians of {rounds} rounds\n",
         workers = workers()
     );
-    println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {floor_name} |");
-    println!("| --- | ---: | ---: | ---: | ---: | ---: |");
-    let mut floor = Vec::new();
+    println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {} |", floors.join(" | x "));
+    println!("| --- | ---: | ---: | ---: | ---: |{}", " ---: |".repeat(floors.len()));
+    let mut against: Vec<Vec<f64>> = Vec::new();
     for ((name, ..), samples) in rows.iter().zip(&samples) {
         // The first round warms up.
         let of = |field: fn(&Sample) -> f64| samples.iter().skip(1).map(field);
-        if name.starts_with(floor_name) {
-            floor = of(|sample| sample.cpu_micros).collect();
-        }
-        println!(
-            "| {name} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} |",
+        let cpu: Vec<f64> = of(|sample| sample.cpu_micros).collect();
+        print!(
+            "| {name} | {:.0} | {:.0} | {:.0} | {:.2} |",
             algorithms::median(of(|sample| sample.per_second)),
             algorithms::median(of(|sample| sample.p50_micros)),
             algorithms::median(of(|sample| sample.p99_micros)),
-            algorithms::median(of(|sample| sample.cpu_micros)),
-            algorithms::median(of(|sample| sample.cpu_micros).zip(&floor).map(|(cpu, floor)| cpu / floor)),
+            algorithms::median(cpu.iter().copied()),
         );
+        if let Some(place) = floors.iter().position(|floor| name.starts_with(floor)) {
+            against.truncate(place);
+            against.push(cpu.clone());
+        }
+        let ratio = |floor: &Vec<f64>| algorithms::median(cpu.iter().zip(floor).map(|(cpu, floor)| cpu / floor));
+        for place in 0..floors.len() {
+            print!(" {} |", against.get(place).map(|floor| format!("{:.2}", ratio(floor))).unwrap_or_default());
+        }
+        println!();
     }
     println!();
 }

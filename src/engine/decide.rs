@@ -124,37 +124,40 @@ impl Engine {
             hits.iter_mut().for_each(|hit| *hit = hit.look());
             charge = Charge::Each;
         }
-        let answers = match charge {
-            _ if hits.is_empty() => Answers::new(),
-            Charge::Each => self.store.apply(&hits, charge, now).await,
-            // Boxed, as all that is rare: a decision that waits for Redis is to be small.
-            Charge::All => Box::pin(self.ask_together(&hits, now)).await,
-        };
-        let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
-        let together = charge == Charge::All && hits.len() > 1;
-        let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
-        for ((descriptor, applied), answer) in limited(request, &matches).zip(&answers) {
-            let Ok(answer) = answer else {
-                continue;
+        // A block: what is not needed any more when the next wait begins takes no room in either.
+        let verdict = {
+            let answers = match charge {
+                _ if hits.is_empty() => Answers::new(),
+                Charge::Each => self.store.apply(&hits, charge, now).await,
+                // Boxed, as all that is rare: a decision that waits for Redis is to be small.
+                Charge::All => Box::pin(self.ask_together(&hits, now)).await,
             };
-            let allowed = answer.decision.allowed;
-            self.note(request.domain, descriptor, applied, allowed, now);
-            if !(nothing_taken && allowed) {
-                self.count(descriptor, applied, applied.base(), answer, !together, now);
-            }
-        }
-        let mut decided = SmallVec::<[Answer; 2]>::new();
-        for (((descriptor, applied), hit), answer) in limited(request, &matches).zip(&hits).zip(answers) {
-            decided.push(match answer {
-                Ok(answer) => answer,
-                Err(error) => {
-                    let decision =
-                        self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
-                    Answer { decision, decider: Decider::Fallback, grant: None }
+            let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
+            let together = charge == Charge::All && hits.len() > 1;
+            let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
+            for ((descriptor, applied), answer) in limited(request, &matches).zip(&answers) {
+                let Ok(answer) = answer else {
+                    continue;
+                };
+                let allowed = answer.decision.allowed;
+                self.note(request.domain, descriptor, applied, allowed, now);
+                if !(nothing_taken && allowed) {
+                    self.count(descriptor, applied, applied.base(), answer, !together, now);
                 }
-            });
-        }
-        let verdict = self.verdict(&snapshot, &matches, &decided);
+            }
+            let mut decided = SmallVec::<[Answer; 2]>::new();
+            for (((descriptor, applied), hit), answer) in limited(request, &matches).zip(&hits).zip(answers) {
+                decided.push(match answer {
+                    Ok(answer) => answer,
+                    Err(error) => {
+                        let decision =
+                            self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
+                        Answer { decision, decider: Decider::Fallback, grant: None }
+                    }
+                });
+            }
+            self.verdict(&snapshot, &matches, &decided)
+        };
         if let Some(tried) = snapshot.trial.as_ref().and_then(|trial| trial.observe(self, request, &verdict, now)) {
             tried.await;
         }

@@ -32,10 +32,13 @@ type Done = Result<Counted, StoreError>;
 impl Redis {
     /// What is rare is boxed: a decision that waits is to be small.
     pub(super) async fn spread(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Counts {
-        match (charge, self.common_target(hits)) {
-            (Charge::Each, Some(target)) => self.part(&target, hits, now).await,
-            (Charge::Each, None) => Box::pin(self.each(hits, now)).await,
-            (Charge::All, target) => Box::pin(self.together(target, hits, now)).await,
+        let target = self.common_target(hits);
+        if charge == Charge::All {
+            return Box::pin(self.together(target, hits, now)).await;
+        }
+        match &target {
+            Some(target) => self.part(target, hits, now).await,
+            None => Box::pin(self.each(hits, now)).await,
         }
     }
 
@@ -82,12 +85,13 @@ impl Redis {
 
     /// Hits of one server, each for itself.
     async fn part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> Counts {
-        match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
+        let follow = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
             Ok((at, steps)) if steps.iter().all(Step::is_here) => {
-                hits.iter().zip(steps).map(|(hit, step)| read(step, at, hit.action)).collect()
+                return hits.iter().zip(steps).map(|(hit, step)| read(step, at, hit.action)).collect();
             }
-            otherwise => Box::pin(self.follow_some(target, hits, now, otherwise)).await,
-        }
+            otherwise => Box::pin(self.follow_some(target, hits, now, otherwise)),
+        };
+        follow.await
     }
 
     /// The answers of those that were there, and the others sent on.

@@ -3,6 +3,7 @@
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
+use futures_util::{FutureExt, future::ready};
 use http::{HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE, request};
 use hyper::body::Incoming;
 use sluicegate_proto::{
@@ -72,20 +73,17 @@ impl Handler {
             BATCH => Method::Batch,
             _ => return self.call_other(request),
         };
-        let leaving = (method == Method::Stream).then(|| leaving.clone());
         let (head, body) = request.into_parts();
-        let span = self.begin(&head, method);
-        let holds = hold::of_metadata(&head.headers);
+        let begun = self.begin(&head, method).and_then(|span| Ok((span, hold::of_metadata(&head.headers)?)));
         drop(head);
-        Box::pin(async move {
-            let answer = match (span.and_then(|span| Ok((span, holds?))), leaving) {
-                (Err(refusal), _) => Err(refusal),
-                (Ok(_), Some(leaving)) => Ok(stream::stream(self, body, leaving)),
-                (Ok(_), None) if method == Method::Batch => Box::pin(stream::batch(self, body)).await,
-                (Ok((span, holds)), None) => self.should_rate_limit(span, holds, body).await,
-            };
-            Ok(answer.unwrap_or_else(|refusal| unary::refuse(&refusal)))
-        })
+        match (begun, method) {
+            (Err(refusal), _) => Box::pin(ready(answer_all(Err(refusal)))),
+            (Ok((span, holds)), Method::ShouldRateLimit) => {
+                Box::pin(self.should_rate_limit(span, holds, body).map(answer_all))
+            }
+            (Ok(_), Method::Stream) => Box::pin(ready(Ok(stream::stream(self, body, leaving.clone())))),
+            (Ok(_), Method::Batch) => Box::pin(stream::batch(self, body).map(answer_all)),
+        }
     }
 
     fn call_other(&self, request: Request<Incoming>) -> Answer {
@@ -112,7 +110,7 @@ impl Handler {
     }
 
     async fn should_rate_limit(
-        &self,
+        self: Arc<Self>,
         span: Option<Span>,
         holds: Vec<Hold>,
         body: Incoming,
@@ -172,6 +170,11 @@ impl Handler {
     pub(super) fn response(&self) -> &ResponseSettings {
         &self.response
     }
+}
+
+/// A refusal is an answer, too.
+fn answer_all(answer: Result<Response<AnswerBody>, Refusal>) -> Result<Response<AnswerBody>, Infallible> {
+    Ok(answer.unwrap_or_else(|refusal| unary::refuse(&refusal)))
 }
 
 /// Health (for the whole server and for the service by its names), reflection and resources, shared by all workers.
