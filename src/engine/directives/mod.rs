@@ -253,7 +253,7 @@ impl Directives {
                 let identity = self.identity(domain, &pairs(entries));
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
-                match self.limits.insert(identity, value, until, record) {
+                match self.limits.insert(identity, value, until, &record) {
                     Some((given, record)) => self.forget_limit(given, &record, &directive.target),
                     None => add_shape(&mut self.limit_shapes, domain, &keys),
                 }
@@ -263,7 +263,7 @@ impl Directives {
                 let identity = self.identity(domain, &[Entry { key, value }]);
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
-                match self.plans.insert(identity, plan, until, record) {
+                match self.plans.insert(identity, plan, until, &record) {
                     Some((given, record)) => self.forget_plan(given, &record, &directive.target),
                     None => add_shape(&mut self.plan_shapes, domain, &[key]),
                 }
@@ -427,11 +427,7 @@ impl Directives {
         numbers.write(&directive.target.to_string())
     }
 
-    fn directive(
-        &self,
-        (given, record): (Given, &table::Record),
-        word: impl FnOnce(u32) -> Arc<str>,
-    ) -> Option<Directive> {
+    fn directive(&self, (given, record): (Given, &[u8]), word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
         let target = std::str::from_utf8(record.get(RECORD..)?).ok()?;
         let record = Record::read(record)?;
         Some(Directive {
