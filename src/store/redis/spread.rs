@@ -85,6 +85,7 @@ impl Redis {
 
     /// Hits of one server, each for itself.
     async fn part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> Counts {
+        // The steps are not kept while the others are sent on: a decision that waits is to be small.
         let follow = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
             Ok((at, steps)) if steps.iter().all(Step::is_here) => {
                 return hits.iter().zip(steps).map(|(hit, step)| read(step, at, hit.action)).collect();
