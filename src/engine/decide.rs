@@ -183,6 +183,7 @@ impl Engine {
         names
     }
 
+    /// What is asked of the store.
     fn hits<'h>(&self, request: &Request<'_>, matches: &'h [Match<'_>], names: &'h Names) -> SmallVec<[Hit<'h>; 2]> {
         let mut start = 0;
         let mut askers = names.askers.iter();

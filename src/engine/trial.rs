@@ -199,8 +199,8 @@ impl Trial {
         self.left_out.load(Relaxed)
     }
 
-    /// Looks what the rules would have said, beside what was said: in memory at once, in what is returned; else soon after,
-    /// and no caller waits for it.
+    /// Asks what the rules would have said, beside what was said. In memory that is what is returned, to be waited for;
+    /// elsewhere it is done soon after, and no caller waits for it.
     pub(super) fn observe<'t>(
         self: &'t Arc<Self>,
         engine: &Engine,

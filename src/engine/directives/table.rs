@@ -3,7 +3,8 @@
 //!
 //! A decision finds what it reads in a hash table whose buckets are lines of the processor's cache. With a million
 //! descriptors it reads one line, seldom two, and on the way there little that is not in a cache already. (Small leaves of
-//! a tree were three reads, each of which had to wait for the one before.) Records are elsewhere.
+//! a tree were three reads, each of which had to wait for the one before.) Records are elsewhere: nobody reads them to
+//! decide.
 //!
 //! Descriptors are known by 73 bits of a keyed hash. Of a million in the map a stranger meets one with a probability of
 //! 10⁻¹⁶, and nobody who does not know the key can look for it.
@@ -12,6 +13,8 @@ use std::sync::Arc;
 
 /// A change copies one of so many parts of what decisions read.
 const PARTS: usize = 512;
+/// Entries that a line of the processor's cache has room for.
+const WIDTH: usize = 4;
 
 /// What a decision reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -92,7 +95,7 @@ impl Table {
 /// A line of the processor's cache.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
-struct Bucket([Given; 4]);
+struct Bucket([Given; WIDTH]);
 
 impl Bucket {
     fn is_full(&self) -> bool {
@@ -100,12 +103,12 @@ impl Bucket {
     }
 }
 
-/// A hash table. Who finds his bucket full is in the next that is not.
+/// A hash table with linear probing: an entry whose bucket is full is in the next that is not.
 #[derive(Clone, Default)]
 struct Part {
     buckets: Arc<[Bucket]>,
-    /// Where the record of each is.
-    places: Arc<[[u32; 4]]>,
+    /// Where the record of each entry is.
+    record_places: Arc<[[u32; WIDTH]]>,
     used: usize,
     records: Records,
 }
@@ -119,12 +122,12 @@ impl Part {
     }
 
     fn entry(&self, at: At) -> Option<(Given, &[u8])> {
-        Some((self.given(at), self.records.get(self.places[at.0][at.1])?))
+        Some((self.given(at), self.records.get(self.record_places[at.0][at.1])?))
     }
 
     /// Where all are that are used.
     fn all(&self) -> impl Iterator<Item = At> {
-        let all = (0..self.buckets.len()).flat_map(|bucket| (0..4).map(move |place| (bucket, place)));
+        let all = (0..self.buckets.len()).flat_map(|bucket| (0..WIDTH).map(move |place| (bucket, place)));
         all.filter(|at| self.given(*at).tag != 0)
     }
 
@@ -149,7 +152,7 @@ impl Part {
     /// One that is not there.
     fn add(&mut self, given: Given, record: &[u8]) {
         // A fifth stays free: so nearly all are where they are looked for first.
-        if 5 * (self.used + 1) > 4 * 4 * self.buckets.len() {
+        if 5 * (self.used + 1) > 4 * WIDTH * self.buckets.len() {
             self.rebuild(self.buckets.len() * 9 / 8 + 1);
         }
         let place = self.records.add(record);
@@ -159,24 +162,25 @@ impl Part {
     fn put(&mut self, given: Given, place: u32) {
         if let Some(at) = self.search(given.tag) {
             Arc::make_mut(&mut self.buckets)[at.0].0[at.1] = given;
-            Arc::make_mut(&mut self.places)[at.0][at.1] = place;
+            Arc::make_mut(&mut self.record_places)[at.0][at.1] = place;
             self.used += 1;
         }
     }
 
-    /// One that is there.
+    /// One that is there. When nobody has most of the records any more, the rest and the buckets are packed anew.
     fn remove(&mut self, at: At) -> Option<(Given, Record)> {
         let removed = self.entry(at).map(|(given, record)| (given, record.into()));
-        self.records.forget(self.places[at.0][at.1]);
+        self.records.forget(self.record_places[at.0][at.1]);
         self.free(at);
         self.used -= 1;
-        if self.used < self.buckets.len() || self.records.are_mostly_forgotten() {
+        if self.records.are_mostly_forgotten() {
             self.rebuild(self.used / 3 + usize::from(self.used > 0));
         }
         removed
     }
 
-    /// Who had found the bucket full on his way moves up.
+    /// Empties a place. If the bucket was full, an entry that is further on for that reason moves up, and so does one that is
+    /// further on for the place that this one leaves.
     fn free(&mut self, mut free: At) {
         let all = self.buckets.len();
         let (mut bucket, mut was_full) = (free.0, self.buckets[free.0].is_full());
@@ -196,7 +200,7 @@ impl Part {
     }
 
     fn copy(&mut self, from: At, to: At) {
-        let (buckets, places) = (Arc::make_mut(&mut self.buckets), Arc::make_mut(&mut self.places));
+        let (buckets, places) = (Arc::make_mut(&mut self.buckets), Arc::make_mut(&mut self.record_places));
         buckets[to.0].0[to.1] = buckets[from.0].0[from.1];
         places[to.0][to.1] = places[from.0][from.1];
     }
@@ -205,7 +209,7 @@ impl Part {
     fn rebuild(&mut self, buckets: usize) {
         let mut new = Self {
             buckets: vec![Bucket::default(); buckets].into(),
-            places: vec![[0; 4]; buckets].into(),
+            record_places: vec![[0; WIDTH]; buckets].into(),
             ..Self::default()
         };
         for (given, record) in self.all().filter_map(|at| self.entry(at)) {
@@ -281,6 +285,24 @@ mod tests {
     /// Some fill a piece, and some are more than one.
     fn record(number: u8) -> Vec<u8> {
         vec![number; 1 + 20 * usize::from(number)]
+    }
+
+    #[test]
+    fn what_is_replaced_or_gone_takes_no_room() {
+        let mut table = Table::default();
+        let many: Vec<u128> = (1..=1_000_u64).map(|number| u128::from(number * (u64::MAX / 1_000))).collect();
+        many.iter().for_each(|identity| drop(table.insert(*identity, 0, 0, &record(1))));
+        let room = |table: &Table| (table.parts[0].buckets.len(), table.parts[0].records.pieces.len());
+        let (buckets, pieces) = room(&table);
+        assert!((313..=400).contains(&buckets) && pieces == 7, "{buckets} {pieces}");
+        (0..1_000).for_each(|_| drop(table.insert(many[0], 0, 0, &record(100))));
+        let (_, pieces) = room(&table);
+        assert!(pieces <= 30, "{pieces}");
+        many[20..].iter().for_each(|identity| drop(table.remove(*identity)));
+        let (buckets, pieces) = room(&table);
+        assert!(buckets <= 20 && pieces == 1, "{buckets} {pieces}");
+        many[..20].iter().for_each(|identity| drop(table.remove(*identity)));
+        assert_eq!((room(&table), table.len()), ((0, 0), 0));
     }
 
     proptest! {
