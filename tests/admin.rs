@@ -10,7 +10,9 @@ use super::support::{
     until,
 };
 
-const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
+const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n\
+                     - key: dark\n  shadow_mode: true\n  rate_limit: { unit: year, requests_per_unit: 1 }\n\
+                     - key: job\n  rate_limit: { algorithm: concurrency, limit: 5, hold: 60s, holder: id }\n";
 
 fn folder() -> tempfile::TempDir {
     rules(&[("api.yaml", RULES)])
@@ -108,6 +110,15 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
     }
     // Looking takes nothing.
     assert!(operator.ctl(&["inspect", "api", "user=bob"]).contains("used 3"));
+    // In shadow mode nothing is refused.
+    for _ in 0..2 {
+        client.check(ask("api", &[("dark", "x")])).await.unwrap();
+    }
+    let text = operator.ctl(&["inspect", "api", "dark=x"]);
+    assert!(text.contains("one request would pass") && text.contains("remaining 0"), "{text}");
+    // Who asks is no part of the counter.
+    let text = operator.ctl(&["inspect", "api", "job=nightly", "id=7"]);
+    assert!(text.contains("counter: sluicegate:{api|job=nightly}"), "{text}");
     operator.ctl(&["give-back", "api", "user=bob", "--hits", "2", "--reason", "sorry"]);
     assert!(client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
     assert!(!client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());

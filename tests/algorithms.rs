@@ -239,6 +239,8 @@ descriptors:
 - key: dark
   shadow_mode: true
   rate_limit: {unit: year, requests_per_unit: 1}
+- key: soft
+  rate_limit: {unit: year, requests_per_unit: 1, soft: 100%}
 ";
 
 #[tokio::test]
@@ -278,6 +280,11 @@ async fn a_domain_can_charge_for_all_limits_or_for_none() {
         assert_eq!(brief(&check(&client, alone(5)).await), [(false, 0)], "{store}");
         let counted = (count("within_limit", "narrow") - within, count("over_limit", "narrow") - over);
         assert_eq!(counted, (2.0, 3.0), "{store}");
+        // What nothing is taken of is told as if it were: by the second hit the soft limit would be exceeded.
+        let soft = || Request::new("d").descriptor(descriptor(&[("soft", "x")]).hits(1));
+        assert!(!check(&client, soft()).await.exact()[0].soft, "{store}");
+        let refused = check(&client, soft().descriptor(descriptor(&[("narrow", "alone")]).hits(5))).await;
+        assert!(!refused.allowed() && refused.exact()[0].soft, "{store}");
     }
 }
 

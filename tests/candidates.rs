@@ -2,7 +2,9 @@
 
 use std::{fs, path::Path};
 
-use super::support::{Operator, RedisServer, Server, ask, rules, until, until_async};
+use super::support::{
+    Operator, RedisServer, Server, ask, descriptor, operator::OPERATE, plain::Request, rules, until, until_async,
+};
 
 fn text(limit: u32) -> String {
     format!(
@@ -178,6 +180,14 @@ async fn a_directory_of_candidates_is_followed() {
         limit(&operator, "a").await;
     }
     assert_eq!(outcomes(&operator), [3, 1, 1, 0]);
+    // What comes back, or is only looked at, is no hit.
+    let client = operator.server.client().await;
+    let hits = |hits| descriptor(&[("user", "a")]).hits(hits);
+    client.check(Request::new("api").descriptor(hits(1).give_back())).await.unwrap();
+    client.check(Request::new("api").descriptor(hits(0))).await.unwrap();
+    client.check(Request::new("api").descriptor(hits(1))).await.unwrap();
+    until("the last", || (outcomes(&operator)[0] > 3).then_some(()));
+    assert_eq!(outcomes(&operator), [4, 2, 2, 0]);
     fs::write(candidate.path().join("api.yaml"), "domain: api\ndescriptors: [{key: user, rate_limit: {unit: eon}}]\n")
         .unwrap();
     until("the mistake to be told", || {
@@ -185,6 +195,10 @@ async fn a_directory_of_candidates_is_followed() {
     });
     fs::write(candidate.path().join("api.yaml"), text(3)).unwrap();
     until("the new ones", || (outcomes(&operator) == [0; 4]).then_some(()));
+    // Rules that did not change go on with what they have counted.
+    let log = operator.server.log();
+    assert_eq!(log.matches("candidate rules are tried out").count(), 2, "{log}");
+    assert_eq!(log.matches("candidate rules cannot be used").count(), 1, "{log}");
     operator.ctl(&["candidate", "promote"]);
     until_async("them to be in force", async || (limit(&operator, "b").await == 3).then_some(())).await;
 }
@@ -199,6 +213,13 @@ fn what_cannot_be_tried_is_refused_with_every_mistake() {
     let path = path.path().to_str().unwrap();
     for share in ["0", "2", "x"] {
         assert!(operator.try_ctl(&["candidate", "upload", path, "--share", share]).is_err());
+    }
+    // Nor by those who have no `ctl` that knows it.
+    for share in ["1.5", "-1"] {
+        let files = serde_json::json!([{"name": "a.yaml", "text": text(2)}]);
+        let body = format!(r#"{{"files": {files}, "share": {share}, "reason": "x"}}"#);
+        let (code, answer) = operator.call(OPERATE, "UploadCandidate", &body);
+        assert!(code == 400 && answer["message"].as_str().unwrap().contains("share"), "{share}: {answer}");
     }
     let large = rules(&[("a.yaml", &format!("domain: a\n{}", "# padding\n".repeat(60_000)))]);
     let error = operator.try_ctl(&["candidate", "upload", large.path().to_str().unwrap()]).unwrap_err();

@@ -225,6 +225,27 @@ async fn leases_add_up_to_the_limit_and_no_more() {
     }
 }
 
+/// Only what may be taken in advance is, whatever it is asked for with.
+#[tokio::test]
+async fn a_counter_beside_a_leased_one_stays_exact() {
+    let redis = RedisServer::start();
+    let server = start(&redis, LEASED, &[]);
+    let client = server.client().await;
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..16 {
+        let client = client.clone();
+        callers.spawn(async move {
+            for _ in 0..100 {
+                let both = one("window", 1).descriptor(descriptor(&[("other", "x")]).hits(1));
+                assert!(check(&client, both).await.allowed());
+            }
+        });
+    }
+    callers.join_all().await;
+    assert!(server.metric("sluicegate_lease_decisions") > 0.0 && counted(&redis) > 1_600);
+    assert_eq!(check(&client, one("other", 0)).await.remaining(), Some(1_000_000 - 1_600));
+}
+
 /// What a counter in Redis stands at: of a fixed window, its last ten digits.
 pub(crate) fn counted(redis: &RedisServer) -> u64 {
     let key = redis.cli(&["keys", "*window*"]);

@@ -2,7 +2,7 @@
 
 use super::{
     consistency::{check, counted, one, spend, start},
-    support::{RedisServer, descriptor, until, until_async},
+    support::{RedisServer, descriptor, plain::Request, until, until_async},
 };
 
 const EVENTUAL: &str = "
@@ -66,9 +66,36 @@ async fn what_redis_was_not_told_it_is_told_afterwards() {
     })
     .await;
     assert_eq!(spend(&client, "window", 1).await, 16);
+    until_async("it to be told", async || (counted(&redis) == 336).then_some(())).await;
+    // What comes back is counted at once.
+    let back = Request::new("d").descriptor(descriptor(&[("window", "x")]).hits(6).give_back());
+    check(&client, back).await;
+    assert_eq!(counted(&redis), 330);
+    assert_eq!(spend(&client, "window", 1).await, 16);
     server.signal("TERM");
     server.wait().await;
-    assert_eq!(counted(&redis), 336);
+    assert_eq!(counted(&redis), 346);
+}
+
+/// Whatever of a request is known here, and whatever else it asks for: each descriptor has the answer to itself.
+#[tokio::test]
+async fn each_descriptor_has_its_own_answer() {
+    for charge in ["each", "all"] {
+        let redis = RedisServer::start();
+        let text = EVENTUAL.replace("domain: d", &format!("domain: d\ncharge: {charge}"));
+        let server = start(&redis, &text.replace("5000, alg", "700, alg"), &[]);
+        let client = server.client().await;
+        // None is known here, some are, and all.
+        for round in 1..=3 {
+            let bucket = if round == 2 { "new" } else { "x" };
+            let request = [("window", "x"), ("exact", "x"), ("bucket", bucket)]
+                .into_iter()
+                .fold(Request::new("d"), |request, entry| request.descriptor(descriptor(&[entry]).hits(0)));
+            let answer = check(&client, request).await;
+            let remaining: Vec<_> = answer.0.statuses.iter().map(|status| status.limit_remaining).collect();
+            assert_eq!(remaining, [5_000, 3, 700], "charge: {charge}, {round}");
+        }
+    }
 }
 
 /// Charged together with a limit that is decided in Redis: all are charged or none is.

@@ -24,22 +24,25 @@ async fn what_clients_hold_is_part_of_the_limit() {
             })
             .collect();
         let mut callers = tokio::task::JoinSet::new();
-        for client in clients.iter().cycle().take(24) {
-            let client = client.clone();
+        for (number, client) in clients.iter().cloned().enumerate().cycle().take(24) {
             callers.spawn(async move {
-                let mut passed = [0_u64; 2];
+                let (mut asked, mut held) = (0, [0_u64; 3]);
                 loop {
                     let verdict = client.check([sluicegate_client::descriptor! { key => "x" }]).strict().await.unwrap();
-                    if !verdict.allowed() {
-                        return passed;
+                    match verdict.by() {
+                        _ if !verdict.allowed() => return (asked, held),
+                        sluicegate_client::By::Grant => held[number] += 1,
+                        _ => asked += 1_u64,
                     }
-                    passed[usize::from(verdict.by() == sluicegate_client::By::Grant)] += 1;
                     tokio::task::yield_now().await;
                 }
             });
         }
-        let [asked, held] =
-            callers.join_all().await.into_iter().fold([0, 0], |sum, passed| [sum[0] + passed[0], sum[1] + passed[1]]);
+        let passed = callers.join_all().await;
+        let asked = passed.iter().map(|(asked, _)| asked).sum::<u64>();
+        let held = [0, 1, 2].map(|client| passed.iter().map(|(_, held)| held[client]).sum::<u64>());
+        assert!(held.iter().all(|hits| *hits > 0), "{key}: {held:?}, by both protocols");
+        let held = held.iter().sum::<u64>();
         assert!((15_000..=20_000).contains(&(asked + held)), "{key}: {asked} + {held}");
         assert!(held > asked, "{key}: {asked} were asked, and {held} were not");
         for client in &clients {

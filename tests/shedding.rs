@@ -123,6 +123,10 @@ async fn a_refusal_says_which_it_is() {
     }
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "gold")]]), 503);
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "nobody")]]), 503);
+    for (class, outcome, expected) in [("free", "refused", 1.0), ("free", "shed", 0.0), ("gold", "shed", 1.0)] {
+        let labels = format!("class=\"{class}\",domain=\"d\",key1=\"tenants\",outcome=\"{outcome}\"");
+        assert_eq!(server.metric(&format!("sluicegate_class_hits{{{labels}}}")), expected, "{class} {outcome}");
+    }
     let ours = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
     let ours = ours.deadline(super::support::DEADLINE).connect_lazy().unwrap();
     let shed = async |key: &str| ours.check([sluicegate_client::Descriptor::new().entry(key, "x")]).await.shed();

@@ -111,8 +111,10 @@ async fn whole_entities_are_recorded_and_names_can_be_hidden() {
     let (asked, entities) = (rule["hits"]["asked"].as_u64().unwrap(), rule["entities"].as_u64().unwrap());
     assert_eq!(asked, entities * 3);
     assert!((25..80).contains(&entities), "{entities}");
-    let text = said(&["--rules", path(in_force.path()), "--traffic", path(traffic.path())]);
-    assert!(!text.contains("person"), "{text}");
+    // Those who would be refused are listed.
+    let strict = rules(&[("api.yaml", &RULES.replace("requests_per_unit: 5", "requests_per_unit: 1"))]);
+    let text = said(&["--rules", path(strict.path()), "--traffic", path(traffic.path())]);
+    assert!(text.contains("user=") && !text.contains("person"), "{text}");
 }
 
 #[test]

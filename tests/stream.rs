@@ -292,7 +292,8 @@ async fn no_more_than_so_many_checks_are_under_way() {
 #[tokio::test]
 async fn a_stream_ends_in_order() {
     let folder = rules(&[("d.yaml", RULES)]);
-    let server = Server::start(folder.path(), "memory");
+    let builder = Server::builder().rules(folder.path()).store("memory");
+    let server = builder.set("grpc.limits.max_frame_bytes", "1000").start();
     // The caller has said all that it had to say.
     let mut caller = Caller::start(&server).await;
     caller.send([check(1, "few", "a")]).await;
@@ -302,7 +303,7 @@ async fn a_stream_ends_in_order() {
     caller.end().await.unwrap();
     // It says nonsense: the end is an error, for it alone.
     let caller = Caller::start(&server).await;
-    let large = CheckFrame { checks: vec![check(1, "few", &"x".repeat(300_000))] };
+    let large = CheckFrame { checks: vec![check(1, "few", &"x".repeat(1_000))] };
     caller.frames.send(large).await.unwrap();
     assert_eq!(caller.end().await.unwrap_err().code(), Code::ResourceExhausted);
     // The service leaves: so does the stream, and what was asked before is answered.

@@ -167,6 +167,11 @@ mod tests {
             let name = name("d", &["user"], &pairs(&[("path", &"x".repeat(letters)), ("user", "u")]));
             assert_eq!(!name.contains('~'), is_whole, "{name}");
         }
+        // The same of what chooses the shard, which is `{d|user=` and so many letters, whatever else the buffer holds.
+        for (letters, is_whole) in [(MAX - 8, true), (MAX - 7, false)] {
+            let name = name("d", &[], &pairs(&[("user", &"x".repeat(letters))]));
+            assert_eq!(!name.contains('~'), is_whole, "{name}");
+        }
     }
 
     #[test]

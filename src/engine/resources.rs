@@ -117,3 +117,19 @@ impl Engine {
         answers.into_iter().map(|answer| Ok(Reports::read(&answer?.decision))).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_resource_that_no_rule_names_any_more_is_forgotten() {
+        let resources = Resources::default();
+        let (kept, gone) = (resources.named("kept"), resources.named("gone"));
+        assert_eq!(resources.in_force().len(), 2);
+        drop(gone);
+        let names: Vec<_> = resources.in_force().into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, [Box::from("kept")]);
+        assert!(Arc::ptr_eq(&kept, &resources.named("kept")));
+    }
+}

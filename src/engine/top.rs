@@ -311,6 +311,23 @@ mod tests {
         assert_eq!((filtered.top.len(), filtered.all, filtered.span.floor_secs()), (0, 15, 240));
     }
 
+    /// Of many a second some are taken for all, and of few each is.
+    #[test]
+    fn how_many_are_looked_at_follows_how_many_there_are() {
+        let mut sketch = Sketch::default();
+        let mut stands_for = |second, samples: u32| -> Vec<u32> {
+            let mut all: Vec<u32> = (0..samples).map(|_| sketch.sampled(Micros::from_secs(second))).collect();
+            all.dedup();
+            all
+        };
+        assert_eq!(stands_for(1, 3 * MOST_SAMPLES), [1, 2, 4]);
+        // As many as before, and then fewer by and by.
+        assert_eq!(stands_for(2, MOST_SAMPLES / 4), [8]);
+        assert_eq!(stands_for(3, MOST_SAMPLES / 4 - 1), [8]);
+        // The first of a second was chosen in the one before.
+        assert_eq!([4, 5, 6, 7, 8].map(|second| stands_for(second, 1)), [[8], [4], [2], [1], [1]]);
+    }
+
     /// A newcomer takes the place of the least, and may have had what that had.
     #[test]
     fn no_count_is_too_low() {

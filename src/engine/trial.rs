@@ -307,13 +307,10 @@ impl Trial {
             name.clear();
             let entries = descriptor.entries.as_slice();
             let rule = match rules.find(request.domain, entries.iter().copied()) {
-                Found::Rule(rule, path) if rule.limit.is_some() => {
+                Found::Rule(Rule { limit: Some(limit), id, .. }, path) => {
                     let entries = &entries[..entries.len() - Rule::asides(&path)];
-                    let algorithm = rule.limit.as_deref().map(crate::rules::Limit::algorithm);
-                    if let Some(algorithm) = algorithm {
-                        key::write(&mut name, "", request.domain, shard_by, entries, &path, algorithm);
-                    }
-                    rule.id
+                    key::write(&mut name, "", request.domain, shard_by, entries, &path, limit.algorithm());
+                    *id
                 }
                 // Nothing could be said of it but that it would pass.
                 _ if !status.is_over() => continue,
@@ -464,6 +461,36 @@ mod tests {
         for job in &jobs {
             assert!(["y", "z"].into_iter().all(|id| is_chosen(job, id) == chosen.contains(&job)), "{job}");
         }
+    }
+
+    #[test]
+    fn what_would_change_is_told_from_what_would_not() {
+        let mut all = Outcomes::default();
+        for (hits, would_refuse, refused) in
+            [(1, false, false), (10, true, false), (100, false, true), (1_000, true, true)]
+        {
+            all.add(Outcomes::of(hits, would_refuse, refused));
+        }
+        let expected = Outcomes { asked: 1_111, refused: 1_010, newly_refused: 10, newly_passed: 100 };
+        assert_eq!(all, expected);
+        all.add(expected);
+        assert_eq!(all.newly_passed, 200);
+    }
+
+    #[test]
+    fn the_first_that_would_be_refused_are_each_named_once() {
+        let trial = trial(1.0);
+        let harm = |user: &str| {
+            let entries = smallvec![Entry { key: "user", value: user }];
+            let descriptor = Descriptor { entries, hits: 1, give_back: false, limit: None };
+            let chosen = Chosen { place: 0, rule: 0, refused: false };
+            trial.harm(WorkerId(0), "api", &descriptor, &chosen, Micros::from_secs(1));
+        };
+        ["a", "b", "a"].into_iter().for_each(harm);
+        let names = || trial.first().into_iter().map(|harmed| harmed.target.to_string()).collect::<Vec<_>>();
+        assert_eq!(names(), ["limit|api|user=a", "limit|api|user=b"]);
+        (0..2 * FIRST).for_each(|user| harm(&user.to_string()));
+        assert_eq!(names().len(), FIRST);
     }
 
     #[test]

@@ -195,6 +195,19 @@ mod tests {
     use crate::{engine::Descriptor, rules::Entry};
 
     #[test]
+    fn in_the_end_all_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings { dir: Some(folder.path().to_owned()), share: 1.0, ..Settings::default() };
+        let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
+        let entries = smallvec![Entry { key: "user", value: "bob" }];
+        let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
+        recorder.record(WorkerId(0), &Request { domain: "api", descriptors, holds: Vec::new() }, None, Micros::ZERO);
+        recorder.finish();
+        let file = fs::read_dir(folder.path()).unwrap().next().expect("a file").unwrap();
+        assert!(file.metadata().unwrap().len() > 0);
+    }
+
+    #[test]
     fn an_entity_is_what_the_named_keys_say() {
         let folder = tempfile::tempdir().unwrap();
         let by = vec!["org".to_owned(), "user".to_owned()];

@@ -243,6 +243,17 @@ mod tests {
         assert_eq!(long.check(), Err(TargetError::TooLong));
         let many = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MOST_ENTRIES + 1] };
         assert_eq!(many.check(), Err(TargetError::TooLong));
+        let nameless = Target::Limit { domain: "d".into(), entries: vec![(String::new(), "v".into())] };
+        assert_eq!(nameless.check(), Err(TargetError::Empty));
+    }
+
+    #[test]
+    fn a_target_may_be_as_long_and_have_as_many_entries_as_is_said() {
+        let plan = |letters| Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(letters) };
+        let longest = LONGEST - plan(0).to_string().len();
+        assert_eq!((plan(longest).check(), plan(longest + 1).check()), (Ok(()), Err(TargetError::TooLong)));
+        let most = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MOST_ENTRIES] };
+        assert_eq!(most.check(), Ok(()));
     }
 
     fn text() -> impl Strategy<Value = String> {

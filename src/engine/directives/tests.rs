@@ -71,6 +71,14 @@ fn the_last_entry_that_has_a_plan_has_the_say() {
 }
 
 #[test]
+fn a_limit_goes_without_those_that_have_the_same_keys() {
+    let mut directives = all(&[("limit|api|user=bob", "1/second"), ("limit|api|user=eve", "2/second")]);
+    directives.remove(&Target::parse("limit|api|user=bob").unwrap());
+    assert_eq!(limit(&directives, &[("user", "bob")], 0), None);
+    assert_eq!(limit(&directives, &[("user", "eve")], 0), Some((2, 1)));
+}
+
+#[test]
 fn a_directive_ends() {
     let mut directives = Directives::default();
     let until = |seconds| Some(Micros::from_secs(seconds));
@@ -106,8 +114,11 @@ fn what_cannot_be_understood_is_refused_and_changes_nothing() {
         ("plan|api|user=bob", "", "a plan has a name"),
         ("switch|everything", "maybe", "no mode"),
     ] {
-        let error = directives.put(directive(target, word), Options::default()).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}");
+        let directive = directive(target, word);
+        let errors = [Directives::check(&directive, Options::default()), directives.put(directive, Options::default())];
+        for error in errors.map(|result| result.unwrap_err().to_string()) {
+            assert!(error.contains(expected), "{error}");
+        }
     }
     for number in 1..MOST_SHAPES {
         directives.put(directive(&format!("limit|api|k{number}=v"), "1/second"), Options::default()).unwrap();

@@ -1,7 +1,7 @@
 //! Numbers and labels that dashboards rely on.
 
 use super::*;
-use crate::algorithm::Decision;
+use crate::{algorithm::Decision, rules};
 
 fn statistics(max_dynamic_series: usize) -> Arc<Statistics> {
     Statistics::new(2, StatisticsSettings { max_dynamic_series, near_limit_ratio: 0.8 })
@@ -37,6 +37,30 @@ fn a_request_that_crosses_a_threshold_is_split() {
         assert_eq!((sum(Count::Within), sum(Count::Near), sum(Count::Over)), expected, "{hits} hits to {used}");
         assert_eq!(sum(Count::Shadow), sum(Count::Over));
     }
+}
+
+/// As the peer names them: a value that callers share says what they share, and an empty one below it says nothing.
+#[test]
+fn labels_have_the_values_that_rules_ask_for() {
+    let text = "domain: d\ndescriptors:\n\
+                - {key: path, value: f*, share_threshold: true, descriptors: [{key: user, detailed_metric: true, \
+                   rate_limit: {unit: day, requests_per_unit: 1}}]}\n\
+                - {key: user, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    let file = rules::SourceFile { name: "d.yaml".into(), text: text.into() };
+    let (rules, _) = rules::compile(&[file], rules::Options::default()).unwrap();
+    for (entries, expected) in [
+        (&[("path", "fx"), ("user", "bob")][..], &["d", "path_f*", "user_bob"][..]),
+        (&[("path", "fx"), ("user", "")], &["d", "path_f*", "user"]),
+        (&[("user", "")], &["d", "user_"]),
+    ] {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        let rules::Found::Rule(rule, path) = rules.find("d", entries.iter().copied()) else {
+            panic!("no rule for {entries:?}");
+        };
+        assert_eq!(labels("d", &entries, rule, &path), expected);
+    }
+    let entries = [Entry { key: "user", value: "bob" }, Entry { key: "job", value: "" }];
+    assert_eq!(override_labels("d", &entries), ["d", "user_bob", "job"]);
 }
 
 #[test]

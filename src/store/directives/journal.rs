@@ -296,11 +296,27 @@ mod tests {
             let kept = || (mark, vec![("a".to_owned(), version - 1, (version - 1).to_string())]);
             journal.write(&change(version, "a", Some(&version.to_string())), 1, kept).unwrap();
         }
-        assert!(fs::read_to_string(&path).unwrap().lines().count() < most);
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert!(lines < most && lines == journal.lines, "{lines} {}", journal.lines);
         let (journal, mark, kept) = load(&path);
         assert_eq!(kept, [("a".to_owned(), most as u64, most.to_string())]);
         assert_eq!(mark.id, format!("id{most}"));
         assert_eq!(journal.changes(u64::MAX, 2_000).len(), REMEMBERED);
+    }
+
+    #[test]
+    fn a_set_of_rules_is_there_until_it_is_dropped() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in [None, Some(folder.path().join("directives"))] {
+            let mut journal = Journal::new(path.clone());
+            assert_eq!(journal.get_set("d1").unwrap(), None);
+            journal.put_set("d1", "rules").unwrap();
+            assert_eq!(journal.get_set("d1").unwrap().as_deref(), Some("rules"));
+            let after_a_restart = Journal::new(path.clone()).get_set("d1").unwrap();
+            assert_eq!(after_a_restart.is_some(), path.is_some());
+            journal.drop_set("d1");
+            assert_eq!(journal.get_set("d1").unwrap(), None);
+        }
     }
 
     #[test]

@@ -220,8 +220,13 @@ mod tests {
             let just = ends - Duration::from_micros(1);
             assert_eq!((known(&cache, &[hit(7)], just), known(&cache, &[hit(7)], ends)), (vec![Some(6)], vec![None]));
         }
-        let cache = cache(at(50));
-        learn(&cache, &hit(10), refused(&rule, 4));
+        // The store's clock is as far on as ours since then, whatever ours shows.
+        let cache = cache(at(60_000));
+        let (asked, hit) = (at(3_600_000), hit(10));
+        cache.learn(&hit, cache.question(&hit, 7), refused(&rule, 4), asked);
+        let knows = |now| known(&cache, &[hit], now) != [None];
+        assert!(knows(asked + at(29_999)) && !knows(asked + at(30_000)), "the next window has begun");
+        learn(&cache, &hit, refused(&rule, 4));
         let other = minute(11, false);
         assert_eq!(known(&cache, &[Hit::take(b"k", &other, 8)], at(1)), [None], "another limit");
     }

@@ -45,5 +45,7 @@ mod tests {
         assert_eq!((heat.add(1 << 32, 3, at(0)), heat.add(1 << 32, 4, at(99))), (3, 7));
         assert_eq!((heat.add(2 << 32, 1, at(99)), heat.add(1 << 32, 1, at(100))), (1, 1));
         assert_eq!((heat.add(1 << 32, u64::MAX, at(100)), heat.add(1 << 32, 1, at(100))), (65_535, 65_535));
+        let days_later = at(1_000_000_000);
+        assert_eq!((heat.add(1 << 32, 2, days_later), heat.add(1 << 32, 1, days_later)), (2, 3));
     }
 }

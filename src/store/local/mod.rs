@@ -91,9 +91,13 @@ impl Shared {
         Arc::new(Self { deny_cache, leases, replicas: Replicas::new(eventual), secret: Secret::new(), clock, metrics })
     }
 
-    /// One name may stand for a counter in each of two stores.
     fn identity(&self, hit: &Hit<'_>) -> u128 {
-        self.secret.identity(hit.key) ^ u128::from(hit.per_second)
+        self.identity_of(hit.key, hit.per_second)
+    }
+
+    /// One name may stand for a counter in each of two stores.
+    fn identity_of(&self, key: &[u8], per_second: bool) -> u128 {
+        self.secret.identity(key) ^ u128::from(per_second)
     }
 }
 
@@ -122,7 +126,7 @@ impl Local<super::Redis> {
     pub(super) async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
         let existed = self.store.forget(key, per_second).await?;
         if let Some(deny_cache) = &self.shared.deny_cache {
-            deny_cache.refunded(self.shared.secret.identity(key) ^ u128::from(per_second));
+            deny_cache.refunded(self.shared.identity_of(key, per_second));
         }
         Ok(existed)
     }

@@ -98,9 +98,6 @@ impl Replica {
             }
             Err(StoreError::Unavailable) => {
                 // It was not even asked.
-                if self.pending == 0 {
-                    self.since = self.store_time(now);
-                }
                 self.pending = self.pending.saturating_add(told);
                 0
             }

@@ -108,6 +108,23 @@ fn long_states_come_and_go_and_leave_all_room_behind() {
     assert_eq!(usage.entities + (usage.evicted - before.evicted), 5, "{usage:?}");
 }
 
+/// What one long state leaves behind is what it took, and not what others still take.
+#[test]
+fn a_long_state_that_goes_makes_room_for_one() {
+    let log: Algorithm = SlidingLog::new(Quota::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
+    // Room for two logs of 700 or 900 bytes, and not for three.
+    let mut shard = Shard::new(2 * 900 / 36);
+    let mut fill = |number, second| {
+        shard.apply(hash(number), &log, Ask { action: Action::Take, cost: 100, now: Micros::from_secs(second) });
+        shard.reclaim(100, Micros::from_secs(second));
+        shard.usage()
+    };
+    fill(0, 0);
+    fill(1, 100);
+    fill(2, 150);
+    assert_eq!(fill(3, 151), Usage { entities: 2, evicted: 1, expired: 1 });
+}
+
 /// A state that is written anew, longer or shorter, counts once, and as what it is now.
 #[test]
 fn long_states_count_as_what_they_are_now() {

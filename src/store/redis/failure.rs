@@ -217,6 +217,13 @@ mod tests {
     }
 
     #[test]
+    fn what_the_network_says_is_told_from_what_the_server_says() {
+        let io = |kind| Failure::of(&std::io::Error::from(kind).into());
+        assert_eq!(io(std::io::ErrorKind::ConnectionReset), Failure::Io);
+        assert_eq!(io(std::io::ErrorKind::TimedOut), Failure::Timeout);
+    }
+
+    #[test]
     fn every_answer_that_is_an_error_has_a_kind() {
         for (line, expected) in [
             ("LOADING Redis is loading the dataset in memory", Failure::Loading),

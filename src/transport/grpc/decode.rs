@@ -180,6 +180,30 @@ mod tests {
         Some((message.domain, descriptors.collect::<Option<_>>()?))
     }
 
+    #[test]
+    fn a_request_may_have_as_much_of_everything_as_is_set() {
+        let limits = Limits { max_descriptors: 2, max_entries: 3, max_text_bytes: 4, ..Limits::default() };
+        let refusal = |descriptors: usize, entries: usize, letters: usize| {
+            let text = || "x".repeat(letters);
+            let entry = || rate_limit_descriptor::Entry { key: "k".into(), value: text() };
+            let descriptor = RateLimitDescriptor {
+                entries: (0..entries).map(|_| entry()).collect(),
+                ..RateLimitDescriptor::default()
+            };
+            let request =
+                RateLimitRequest { domain: text(), descriptors: vec![descriptor; descriptors], ..Default::default() };
+            decode(&request.encode_to_vec(), &limits).err().map(|refusal| refusal.message)
+        };
+        assert_eq!(refusal(2, 3, 4), None);
+        for (refusal, expected) in [
+            (refusal(3, 1, 1), "3 descriptors are more than the 2"),
+            (refusal(1, 4, 1), "4 entries are more than the 3"),
+            (refusal(1, 1, 5), "a domain of 5 bytes is longer than the 4"),
+        ] {
+            assert!(refusal.as_ref().is_some_and(|refusal| refusal.contains(expected)), "{refusal:?}");
+        }
+    }
+
     fn descriptor() -> impl Strategy<Value = RateLimitDescriptor> {
         let entry = (".{0,3}", "[a-z]{0,200}").prop_map(|(key, value)| rate_limit_descriptor::Entry { key, value });
         let limit = (any::<u32>(), -1..9, prop::option::of(any::<u32>()));

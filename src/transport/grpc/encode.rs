@@ -174,3 +174,25 @@ fn map<'n>(fields: impl IntoIterator<Item = (&'n str, Value)>) -> Value {
     let fields = fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Value { kind: Some(Kind::StructValue(Struct { fields })) }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::engine::Micros;
+
+    #[test]
+    #[allow(clippy::disallowed_methods, reason = "the end of a quota is a time of the wall's clock")]
+    fn a_quota_ends_when_its_grant_does() {
+        let grant = Grant { hits: NonZeroU32::MIN, life: Micros::from_secs(60), id: 7 };
+        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
+        let Quota { requests: 1, expiration_specifier: Some(ExpirationSpecifier::ValidUntil(end)), id } =
+            encode_grant(grant)
+        else {
+            panic!("one request until then");
+        };
+        assert_eq!(id, "7");
+        assert!((60..=61).contains(&(end.seconds - since_epoch)), "{end} {since_epoch}");
+    }
+}

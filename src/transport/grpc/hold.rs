@@ -95,7 +95,39 @@ pub(super) fn write_lives(verdict: &Verdict, headers: &mut HeaderMap) {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
+    use prost::Message;
+    use smallvec::smallvec;
+
     use super::*;
+    use crate::engine::{Code, Grant, Status};
+
+    #[test]
+    fn a_message_says_the_same() {
+        let read = |hold: v1::Hold| of_message(Fields::of(&hold.encode_to_vec())).unwrap();
+        let sample = v1::Sample { latency_us: 70, outcome: v1::Outcome::Dropped.into() };
+        let all = read(v1::Hold { wants: 16, id: "7".into(), spent: 3, sample: Some(sample) });
+        let sample = Sample { latency: Micros::new(70), dropped: true };
+        assert_eq!(all, Hold { wants: 16, reports: Some((7, 3)), sample: Some(sample) });
+        assert_eq!(read(v1::Hold { id: "theirs".into(), spent: 3, ..v1::Hold::default() }), Hold::default());
+    }
+
+    #[test]
+    fn each_quota_has_its_life_in_its_place() {
+        let granted = |micros| {
+            let grant = Grant { hits: NonZeroU32::MIN, life: Micros::new(micros), id: 1 };
+            Status { grant: Some(grant), ..Status::NO_LIMIT }
+        };
+        let lives = |statuses| {
+            let mut headers = HeaderMap::new();
+            write_lives(&Verdict { overall: Code::Ok, statuses, metadata: None }, &mut headers);
+            headers.get(LIVES).map(|lives| lives.to_str().unwrap().to_owned())
+        };
+        assert_eq!(lives(smallvec![Status::NO_LIMIT]), None);
+        let three = smallvec![granted(5), Status::NO_LIMIT, granted(70)];
+        assert_eq!(lives(three).as_deref(), Some("5,,70"));
+    }
 
     #[test]
     fn metadata_has_a_word_for_each_descriptor() {

@@ -189,7 +189,18 @@ pub(super) async fn back_off(failures: u32) {
 
 #[cfg(test)]
 mod tests {
-    use super::hash_tag;
+    use super::{back_off, hash_tag};
+
+    /// A server that is down is tried again soon, and not all the time.
+    #[tokio::test(start_paused = true)]
+    async fn attempts_are_further_and_further_apart() {
+        for (failures, least, most) in [(0, 12, 38), (1, 25, 75), (2, 50, 150), (3, 100, 300), (9, 100, 300)] {
+            let began = tokio::time::Instant::now();
+            back_off(failures).await;
+            let millis = began.elapsed().as_millis();
+            assert!((least..=most + 1).contains(&millis), "{failures} failures: {millis} ms");
+        }
+    }
 
     #[test]
     fn the_hash_tag_is_that_of_redis() {
