@@ -246,6 +246,26 @@ async fn a_counter_beside_a_leased_one_stays_exact() {
     assert_eq!(check(&client, one("other", 0)).await.remaining(), Some(1_000_000 - 1_600));
 }
 
+/// What is paid from a lease comes back when another limit of the same request refuses, and the answer says so.
+#[tokio::test]
+async fn a_lease_pays_nothing_for_what_is_refused() {
+    let redis = RedisServer::start();
+    let server = start(&redis, &LEASED.replace("domain: d", "domain: d\ncharge: all"), &[]);
+    let client = server.client().await;
+    until_async("an answer of a lease", async || {
+        spend(&client, "window", 60).await;
+        let before = server.metric("sluicegate_lease_decisions");
+        let left = check(&client, one("window", 0)).await.remaining();
+        let refused = one("window", 5).descriptor(descriptor(&[("other", "x")]).hits(2_000_000));
+        let refused = check(&client, refused).await;
+        assert!(!refused.allowed());
+        (server.metric("sluicegate_lease_decisions") >= before + 2.0).then_some(())?;
+        assert_eq!(Some(refused.0.statuses[0].limit_remaining), left);
+        Some(())
+    })
+    .await;
+}
+
 /// What a counter in Redis stands at: of a fixed window, its last ten digits.
 pub(crate) fn counted(redis: &RedisServer) -> u64 {
     let key = redis.cli(&["keys", "*window*"]);

@@ -243,8 +243,13 @@ mod tests {
         assert_eq!(long.check(), Err(TargetError::TooLong));
         let many = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MOST_ENTRIES + 1] };
         assert_eq!(many.check(), Err(TargetError::TooLong));
-        let nameless = Target::Limit { domain: "d".into(), entries: vec![(String::new(), "v".into())] };
-        assert_eq!(nameless.check(), Err(TargetError::Empty));
+        for nameless in [
+            Target::Limit { domain: "d".into(), entries: vec![(String::new(), "v".into())] },
+            Target::Plan { domain: "d".into(), key: String::new(), value: "v".into() },
+            Target::Switch(Scope::Rule { domain: "d".into(), rule: "".into() }),
+        ] {
+            assert_eq!(nameless.check(), Err(TargetError::Empty), "{nameless}");
+        }
     }
 
     #[test]

@@ -219,7 +219,9 @@ mod tests {
     #[test]
     fn what_the_network_says_is_told_from_what_the_server_says() {
         let io = |kind| Failure::of(&std::io::Error::from(kind).into());
-        assert_eq!(io(std::io::ErrorKind::ConnectionReset), Failure::Io);
+        for kind in [std::io::ErrorKind::ConnectionReset, std::io::ErrorKind::PermissionDenied] {
+            assert_eq!(io(kind), Failure::Io, "{kind}");
+        }
         assert_eq!(io(std::io::ErrorKind::TimedOut), Failure::Timeout);
     }
 
