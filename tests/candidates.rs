@@ -214,7 +214,7 @@ fn what_cannot_be_tried_is_refused_with_every_mistake() {
     for share in ["0", "2", "x"] {
         assert!(operator.try_ctl(&["candidate", "upload", path, "--share", share]).is_err());
     }
-    // Nor by those who have no `ctl` that knows it.
+    // The API checks it as well as `ctl` does.
     for share in ["1.5", "-1"] {
         let files = serde_json::json!([{"name": "a.yaml", "text": text(2)}]);
         let body = format!(r#"{{"files": {files}, "share": {share}, "reason": "x"}}"#);

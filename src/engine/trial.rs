@@ -445,17 +445,21 @@ mod tests {
         Trial::new(rules, share, Micros::ZERO, 1, &Resources::default())
     }
 
+    /// The rule for which a request counts that had this answer, if it is in the share.
+    fn chosen(trial: &Trial, entries: &[(&str, &str)], code: Code) -> Option<usize> {
+        let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
+        let status = Status { code, ..Status::NO_LIMIT };
+        let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
+        let request = Request { domain: "api", descriptors, holds: Vec::new() };
+        trial.chosen(&request, &verdict).first().map(|chosen| chosen.rule)
+    }
+
     /// Who holds a slot says nothing of which counter it is.
     #[test]
     fn all_hits_of_a_counter_are_in_the_share_or_none() {
         let trial = trial(0.5);
-        let is_chosen = |job: &str, id: &str| {
-            let entries = smallvec![Entry { key: "job", value: job }, Entry { key: "id", value: id }];
-            let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
-            let verdict = Verdict { overall: Code::Ok, statuses: smallvec![Status::NO_LIMIT], metadata: None };
-            let request = Request { domain: "api", descriptors, holds: Vec::new() };
-            !trial.chosen(&request, &verdict).is_empty()
-        };
+        let is_chosen = |job: &str, id: &str| chosen(&trial, &[("job", job), ("id", id)], Code::Ok).is_some();
         let jobs: Vec<String> = (0..100).map(|job| job.to_string()).collect();
         let chosen: Vec<&String> = jobs.iter().filter(|job| is_chosen(job, "x")).collect();
         assert!((20..80).contains(&chosen.len()), "{}", chosen.len());
@@ -468,14 +472,7 @@ mod tests {
     #[test]
     fn what_would_not_be_limited_matters_where_it_is_refused() {
         let trial = trial(1.0);
-        let chosen = |key: &str, code| {
-            let entries = smallvec![Entry { key, value: "x" }];
-            let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
-            let status = Status { code, ..Status::NO_LIMIT };
-            let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
-            let request = Request { domain: "api", descriptors, holds: Vec::new() };
-            trial.chosen(&request, &verdict).first().map(|chosen| chosen.rule)
-        };
+        let chosen = |key, code| chosen(&trial, &[(key, "x")], code);
         assert_eq!((chosen("free", Code::Ok), chosen("other", Code::Ok)), (None, None));
         assert_eq!((chosen("free", Code::OverLimit), chosen("other", Code::OverLimit)), (Some(2), Some(3)));
     }

@@ -304,6 +304,19 @@ mod tests {
         assert_eq!(journal.changes(u64::MAX, 2_000).len(), REMEMBERED);
     }
 
+    /// However many more there are than it takes.
+    #[test]
+    fn a_file_is_written_anew_as_well_when_most_is_gone_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut journal, ..) = load(&folder.path().join("directives"));
+        let many = 2 * (REMEMBERED + SLACK);
+        for version in 1..=many as u64 {
+            journal.write(&change(version, "a", Some("one")), many, || panic!("half of them are kept")).unwrap();
+        }
+        journal.write(&change(many as u64 + 1, "a", None), 1, nothing).unwrap();
+        assert!(journal.lines < many, "{}", journal.lines);
+    }
+
     #[test]
     fn a_set_of_rules_is_there_until_it_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
