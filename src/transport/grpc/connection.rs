@@ -85,6 +85,8 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
+        // Neither does a gRPC server send one, nor its client read it.
+        .auto_date_header(false)
         .max_concurrent_streams(settings.max_concurrent_streams)
         .max_header_list_size(16 * 1024)
         .keep_alive_interval(Some(settings.keepalive_interval))

@@ -80,8 +80,8 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Unary { data, .. } => SizeHint::with_exact(data.as_ref().map_or(0, Bytes::len) as u64),
-            Self::Stream(_) => SizeHint::new(),
+            // An exact one would become a `content-length`, which no gRPC client reads.
+            Self::Unary { .. } | Self::Stream(_) => SizeHint::new(),
             Self::Tonic(body) => body.size_hint(),
         }
     }
