@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use sluicegate_proto::envoy::service::ratelimit::v3::{RateLimitResponse, rate_limit_response::Code};
+use sluicegate_proto::envoy::service::ratelimit::v3::{
+    RateLimitResponse, rate_limit_response::Code, rate_limit_service_client::RateLimitServiceClient,
+};
 
 use super::support::{
     RedisServer, Server, ask, descriptor,
@@ -103,6 +105,17 @@ async fn counts_and_refuses() {
         );
         assert_eq!(brief(&check(&client, ask("d", &[("none", "x")])).await), (false, vec![(false, 0)]), "{store}");
     }
+}
+
+/// Not `date`, not `content-length`: an answer is written often.
+#[tokio::test]
+async fn an_answer_has_the_headers_of_grpc_and_no_others() {
+    let server = Server::builder().start();
+    let mut service = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
+    let answer = service.should_rate_limit(ask("example", &[("user", "bob")]).into_message()).await.unwrap();
+    let mut names: Vec<_> = answer.metadata().as_ref().keys().map(http::HeaderName::as_str).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["content-type", "grpc-status"]);
 }
 
 #[tokio::test]

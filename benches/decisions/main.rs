@@ -107,12 +107,11 @@ fn topologies() {
     load_tests(&rows, &["no-op", "single"]);
 }
 
-/// Every algorithm on one Redis.
+/// Every algorithm on one Redis. Two processes that are the same differ by up to a tenth, by where their memory lies, as
+/// long as they live: so each round has new ones.
 fn algorithms_on_redis() {
     let redis = Process::redis();
-    let mut rows: Vec<Row> =
-        vec![("no-op tonic, one hot key".into(), Process::bench(&["noop"]).listening(), h2load::run)];
-    for limit in [
+    let limits = [
         "algorithm: fixed_window, unit: day, requests_per_unit: 4000000000",
         "algorithm: sliding_window, unit: day, requests_per_unit: 4000000000",
         "algorithm: sliding_window, buckets: 6, unit: day, requests_per_unit: 4000000000",
@@ -121,11 +120,24 @@ fn algorithms_on_redis() {
         "algorithm: token_bucket, warm_up: 30s, unit: second, requests_per_unit: 100",
         "algorithm: leaky_bucket, queue: 10, unit: day, requests_per_unit: 4000000000",
         "algorithm: gcra, unit: day, requests_per_unit: 4000000000",
-    ] {
-        let name = limit.split(", unit").next().unwrap_or_default().to_owned();
-        rows.push((name, Process::service_with(&redis.url(), limit), h2load::run));
+    ];
+    let start = || {
+        let noop = ("no-op tonic, one hot key".into(), Process::bench(&["noop"]).listening(), h2load::run as Load);
+        let service = |limit: &&str| {
+            let name = limit.split(", unit").next().unwrap_or_default().to_owned();
+            (name, Process::service_with(&redis.url(), limit), h2load::run as Load)
+        };
+        std::iter::once(noop).chain(limits.iter().map(service)).collect()
+    };
+    let mut rows: Vec<Row> = start();
+    let mut samples = measure(&rows, 1);
+    for _ in 1..rounds() {
+        rows = start();
+        for (all, round) in samples.iter_mut().zip(measure(&rows, 1)) {
+            all.extend(round);
+        }
     }
-    load_tests(&rows, &["no-op"]);
+    show(&rows, &samples, &["no-op"]);
 }
 
 /// What is decided without asking Redis, beside what is asked, and the store in memory.
@@ -185,29 +197,39 @@ fn rounds() -> usize {
     std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
 }
 
-/// `floors`: how the names of those rows begin that the next ones are held against, round by round: what else the machine
-/// does changes from one to the next.
 fn load_tests(rows: &[Row], floors: &[&str]) {
-    let rounds = rounds();
+    show(rows, &measure(rows, rounds()), floors);
+}
+
+/// So many samples of each row, after a first round that warms up.
+fn measure(rows: &[Row], rounds: usize) -> Vec<Vec<Sample>> {
     let mut samples = vec![Vec::new(); rows.len()];
-    for _ in 0..=rounds {
+    for round in 0..=rounds {
         for ((_, process, load), samples) in rows.iter().zip(&mut samples) {
             let before = process.cpu_micros();
             let (per_second, p50_micros, p99_micros) = load(process);
             let cpu_micros = (process.cpu_micros() - before) / f64::from(REQUESTS);
-            samples.push(Sample { per_second, p50_micros, p99_micros, cpu_micros });
+            if round > 0 {
+                samples.push(Sample { per_second, p50_micros, p99_micros, cpu_micros });
+            }
         }
     }
+    samples
+}
+
+/// `floors`: how the names of those rows begin that the next ones are held against, round by round: what else the machine
+/// does changes from one to the next.
+fn show(rows: &[Row], samples: &[Vec<Sample>], floors: &[&str]) {
     println!(
         "{workers} workers, 10 connections x 20 streams, {REQUESTS} requests a round, medians of {rounds} rounds\n",
-        workers = workers()
+        workers = workers(),
+        rounds = rounds()
     );
     println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {} |", floors.join(" | x "));
     println!("| --- | ---: | ---: | ---: | ---: |{}", " ---: |".repeat(floors.len()));
     let mut against: Vec<Vec<f64>> = Vec::new();
-    for ((name, ..), samples) in rows.iter().zip(&samples) {
-        // The first round warms up.
-        let of = |field: fn(&Sample) -> f64| samples.iter().skip(1).map(field);
+    for ((name, ..), samples) in rows.iter().zip(samples) {
+        let of = |field: fn(&Sample) -> f64| samples.iter().map(field);
         let cpu: Vec<f64> = of(|sample| sample.cpu_micros).collect();
         print!(
             "| {name} | {:.0} | {:.0} | {:.0} | {:.2} |",

@@ -145,7 +145,7 @@ impl Engine {
                     self.count(descriptor, applied, applied.base(), answer, !together, now);
                 }
             }
-            let mut decided = SmallVec::<[Answer; 2]>::new();
+            let mut decided = SmallVec::<[Answer; 1]>::new();
             for (((descriptor, applied), hit), answer) in limited(request, &matches).zip(&hits).zip(answers) {
                 decided.push(match answer {
                     Ok(answer) => answer,
@@ -184,7 +184,7 @@ impl Engine {
     }
 
     /// What is asked of the store.
-    fn hits<'h>(&self, request: &Request<'_>, matches: &'h [Match<'_>], names: &'h Names) -> SmallVec<[Hit<'h>; 2]> {
+    fn hits<'h>(&self, request: &Request<'_>, matches: &'h [Match<'_>], names: &'h Names) -> SmallVec<[Hit<'h>; 1]> {
         let mut start = 0;
         let mut askers = names.askers.iter();
         limited(request, matches)
@@ -370,7 +370,7 @@ impl Engine {
     /// `decided`: what was decided of each limit, in their order.
     fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
         let mut decided = decided.iter();
-        let statuses: SmallVec<[Status; 2]> = matches
+        let statuses: SmallVec<[Status; 1]> = matches
             .iter()
             .map(|found| match found {
                 Match::None => Status { quota: self.settings.quota_mode, ..Status::NO_LIMIT },

@@ -133,9 +133,9 @@ impl Engine {
         snapshot: &'s Snapshot,
         request: &'s Request<'_>,
         now: Micros,
-    ) -> SmallVec<[Match<'s>; 2]> {
+    ) -> SmallVec<[Match<'s>; 1]> {
         let find = |descriptor| self.find(snapshot, request.domain, descriptor, now);
-        let mut matches: SmallVec<[Match<'s>; 2]> = request.descriptors.iter().map(find).collect();
+        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().map(find).collect();
         // One pass: a limit that is replaced has replaced others all the same, as the peer has it.
         let replaced: SmallVec<[&str; 2]> =
             matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
@@ -157,6 +157,7 @@ impl Engine {
         descriptor: &'s Descriptor<'_>,
         now: Micros,
     ) -> Match<'s> {
+        let sought = snapshot.directives.seek(domain, &descriptor.entries);
         let found = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
             Found::UnknownDomain => {
                 self.statistics.unknown_domain.add(self.worker, 1);
@@ -165,7 +166,7 @@ impl Engine {
             Found::NoLimit => None,
             Found::Rule(rule, path) => Some((rule, path)),
         };
-        let terms = snapshot.directives.terms(domain, &descriptor.entries, now);
+        let terms = snapshot.directives.terms(&sought, now);
         match (terms, found) {
             // Below what an operator named there would be a counter for each descriptor, which nobody asked for.
             (Some((terms, all)), None) if all == descriptor.entries.len() => {

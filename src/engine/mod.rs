@@ -51,8 +51,9 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
 pub struct Request<'a> {
     /// The set of rules; not empty.
     pub domain: &'a str,
-    /// At least one.
-    pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
+    /// At least one. Room for one, here and in all that is made of it: most requests have no more, and one that waits for
+    /// its answer is to be small.
+    pub descriptors: SmallVec<[Descriptor<'a>; 1]>,
     /// What the caller says of the hits of each that he admits by himself; nothing, if he does not.
     pub holds: Vec<Hold>,
 }

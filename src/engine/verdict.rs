@@ -146,7 +146,7 @@ pub struct Verdict {
     /// Whether the request passes.
     pub overall: Code,
     /// One for each descriptor, in their order.
-    pub statuses: SmallVec<[Status; 2]>,
+    pub statuses: SmallVec<[Status; 1]>,
     /// What the rules of the descriptors that passed have to say.
     pub metadata: Option<Metadata>,
 }

@@ -93,7 +93,7 @@ impl<'a> Hit<'a> {
 }
 
 /// The answers, in the order of the hits. Hits that live on several servers can have different fates.
-pub type Answers = SmallVec<[Result<Answer, StoreError>; 2]>;
+pub type Answers = SmallVec<[Result<Answer, StoreError>; 1]>;
 
 /// The answer to one hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -140,7 +140,7 @@ impl From<Decision> for Answer {
 }
 
 /// What counters have become, in the order of the hits.
-pub type Counts = SmallVec<[Result<Counted, StoreError>; 2]>;
+pub type Counts = SmallVec<[Result<Counted, StoreError>; 1]>;
 
 /// What a step did to one counter, and what it left.
 #[derive(Clone, Debug)]

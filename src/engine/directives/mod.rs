@@ -107,6 +107,9 @@ pub struct Directives {
     ends: Arc<BTreeSet<(Micros, Target)>>,
 }
 
+/// By which names a descriptor may have terms, the longest list of entries first, and how long that is.
+pub(crate) struct Sought(SmallVec<[(u128, usize); 1]>);
+
 /// By domain: the lists of keys that directives have, the longest first, and how many have each.
 type Shapes = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
 
@@ -129,19 +132,27 @@ impl Default for Directives {
 
 /// What is asked for every decision.
 impl Directives {
-    /// The terms of the longest list of entries that the descriptor begins with, and how long that is.
-    pub(crate) fn terms(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<(&Terms, usize)> {
-        if self.limits.len() == 0 {
-            return None;
-        }
-        let shapes = self.limit_shapes.get(domain)?;
+    /// Where the terms of a descriptor are, if it has any. The processor begins to fetch them: of many they are in no cache, and
+    /// whoever has something else to do meanwhile does not wait for the memory.
+    pub(crate) fn seek(&self, domain: &str, entries: &[Entry<'_>]) -> Sought {
+        let shapes = if self.limits.len() == 0 { None } else { self.limit_shapes.get(domain) };
         let fits = |keys: &[Box<str>]| {
             keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
         };
-        shapes.iter().filter(|(keys, _)| fits(keys)).find_map(|(keys, _)| {
-            let given =
-                self.limits.get(self.identity(domain, &entries[..keys.len()])).filter(|given| lives(given, now))?;
-            Some((&**self.terms.meaning(given.value)?, keys.len()))
+        let fitting = shapes.into_iter().flatten().filter(|(keys, _)| fits(keys));
+        let seek = |(keys, _): &(Box<[Box<str>]>, u32)| {
+            let identity = self.identity(domain, &entries[..keys.len()]);
+            self.limits.prefetch(identity);
+            (identity, keys.len())
+        };
+        Sought(fitting.map(seek).collect())
+    }
+
+    /// The terms of the longest list of entries that the descriptor begins with, and how long that is.
+    pub(crate) fn terms(&self, sought: &Sought, now: Micros) -> Option<(&Terms, usize)> {
+        sought.0.iter().find_map(|(identity, entries)| {
+            let given = self.limits.get(*identity).filter(|given| lives(given, now))?;
+            Some((&**self.terms.meaning(given.value)?, *entries))
         })
     }
 
@@ -183,7 +194,7 @@ impl Directives {
         };
         let switch = switches::scopes(domain, rule).iter().find_map(thrown);
         let limit = self
-            .terms(domain, entries, now)
+            .terms(&self.seek(domain, entries), now)
             .and_then(|(_, all)| self.get(&Target::of_descriptor(domain, &entries[..all])));
         let plan = entries.iter().rev().find_map(|entry| {
             let Entry { key, value } = *entry;

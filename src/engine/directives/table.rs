@@ -2,17 +2,18 @@
 //! touches, and a reader has the map as it was when it began.
 //!
 //! A decision finds what it reads in a hash table whose buckets are lines of the processor's cache. With a million
-//! descriptors it reads one line, seldom two, and on the way there little that is not in a cache already. (Small leaves of
-//! a tree were three reads, each of which had to wait for the one before.) Records are elsewhere: nobody reads them to
-//! decide.
+//! descriptors it waits for one line of memory, seldom two, and what it reads on the way there is in a cache already.
+//! Records are elsewhere: nobody reads them to decide.
 //!
-//! Descriptors are known by 73 bits of a keyed hash. Of a million in the map a stranger meets one with a probability of
-//! 10⁻¹⁶, and nobody who does not know the key can look for it.
+//! Descriptors are known by 72 bits of a keyed hash. Of a million in the map a stranger meets one with a probability of
+//! 2 · 10⁻¹⁶, and nobody who does not know the key can look for it.
 
 use std::sync::Arc;
 
-/// A change copies one of so many parts of what decisions read.
-const PARTS: usize = 512;
+use branches::prefetch_read_data;
+
+/// A change copies one of so many parts.
+const PARTS: usize = 256;
 /// Entries that a line of the processor's cache has room for.
 const WIDTH: usize = 4;
 
@@ -33,20 +34,20 @@ pub(super) type Record = Box<[u8]>;
 /// The map. A clone is a moment's view of it, and costs a reference.
 #[derive(Clone)]
 pub(super) struct Table {
-    parts: Arc<[Arc<Part>; PARTS]>,
+    parts: Arc<[Part; PARTS]>,
     len: usize,
 }
 
 impl Default for Table {
     fn default() -> Self {
-        let empty = Arc::<Part>::default();
-        Self { parts: Arc::new(std::array::from_fn(|_| Arc::clone(&empty))), len: 0 }
+        let empty = Part::default();
+        Self { parts: Arc::new(std::array::from_fn(|_| empty.clone())), len: 0 }
     }
 }
 
 /// Where an identity is: its part, its tag.
 fn place(identity: u128) -> (usize, u64) {
-    ((identity >> 119) as usize, (identity as u64).max(1))
+    ((identity >> 120) as usize, (identity as u64).max(1))
 }
 
 impl Table {
@@ -60,7 +61,16 @@ impl Table {
         Some(part.given(part.find(tag)?))
     }
 
-    /// The same with its record.
+    /// The processor begins to fetch what [`Table::get`] reads.
+    pub(super) fn prefetch(&self, identity: u128) {
+        let (part, tag) = place(identity);
+        let part = &self.parts[part];
+        if let Some(bucket) = part.buckets.get(part.home(tag)) {
+            prefetch_read_data::<_, 0>(bucket);
+        }
+    }
+
+    /// What is there, with its record.
     pub(super) fn entry(&self, identity: u128) -> Option<(Given, &[u8])> {
         let (part, tag) = place(identity);
         let part = &self.parts[part];
@@ -88,7 +98,7 @@ impl Table {
     }
 
     fn part_mut(&mut self, part: usize) -> &mut Part {
-        Arc::make_mut(&mut Arc::make_mut(&mut self.parts)[part])
+        &mut Arc::make_mut(&mut self.parts)[part]
     }
 }
 
@@ -98,18 +108,32 @@ impl Table {
 struct Bucket([Given; WIDTH]);
 
 impl Bucket {
+    /// The first place that has this tag. All are compared, without a branch for each: which place it is cannot be foretold,
+    /// and a processor that guessed wrong would have waited for the memory in vain.
+    fn place_of(&self, tag: u64) -> Option<usize> {
+        let first = (0..WIDTH).rev().fold(WIDTH, |first, place| if self.0[place].tag == tag { place } else { first });
+        (first < WIDTH).then_some(first)
+    }
+
     fn is_full(&self) -> bool {
-        self.0.iter().all(|given| given.tag != 0)
+        self.place_of(0).is_none()
     }
 }
 
-/// A hash table with linear probing: an entry whose bucket is full is in the next that is not.
+/// A hash table with linear probing: an entry whose bucket is full is in the next that is not. The map holds it itself: a
+/// reference to it would be one more line to wait for.
 #[derive(Clone, Default)]
 struct Part {
     buckets: Arc<[Bucket]>,
-    /// Where the record of each entry is.
-    record_places: Arc<[[u32; WIDTH]]>,
+    rest: Arc<Rest>,
+}
+
+/// What decisions do not read of a part.
+#[derive(Clone, Default)]
+struct Rest {
     used: usize,
+    /// Where the record of each entry is.
+    record_places: Box<[[u32; WIDTH]]>,
     records: Records,
 }
 
@@ -122,7 +146,7 @@ impl Part {
     }
 
     fn entry(&self, at: At) -> Option<(Given, &[u8])> {
-        Some((self.given(at), self.records.get(self.record_places[at.0][at.1])?))
+        Some((self.given(at), self.rest.records.get(self.rest.record_places[at.0][at.1])?))
     }
 
     /// Where all are that are used.
@@ -139,8 +163,8 @@ impl Part {
     fn search(&self, tag: u64) -> Option<At> {
         let first = self.home(tag);
         (first..self.buckets.len()).chain(0..first).find_map(|bucket| {
-            let place_of = |tag| self.buckets[bucket].0.iter().position(|given| given.tag == tag);
-            Some((bucket, place_of(tag).or_else(|| place_of(0))?))
+            let place = self.buckets[bucket].place_of(tag).or_else(|| self.buckets[bucket].place_of(0))?;
+            Some((bucket, place))
         })
     }
 
@@ -152,31 +176,36 @@ impl Part {
     /// One that is not there.
     fn add(&mut self, given: Given, record: &[u8]) {
         // A fifth stays free: so nearly all are where they are looked for first.
-        if 5 * (self.used + 1) > 4 * WIDTH * self.buckets.len() {
+        if 5 * (self.rest.used + 1) > 4 * WIDTH * self.buckets.len() {
             self.rebuild(self.buckets.len() * 9 / 8 + 1);
         }
-        let place = self.records.add(record);
+        let place = Arc::make_mut(&mut self.rest).records.add(record);
         self.put(given, place);
     }
 
     fn put(&mut self, given: Given, place: u32) {
         if let Some(at) = self.search(given.tag) {
             Arc::make_mut(&mut self.buckets)[at.0].0[at.1] = given;
-            Arc::make_mut(&mut self.record_places)[at.0][at.1] = place;
-            self.used += 1;
+            let rest = Arc::make_mut(&mut self.rest);
+            rest.record_places[at.0][at.1] = place;
+            rest.used += 1;
         }
     }
 
     /// One that is there. When nobody has most of the records any more, the rest and the buckets are packed anew.
     fn remove(&mut self, at: At) -> Option<(Given, Record)> {
-        let removed = self.entry(at).map(|(given, record)| (given, record.into()));
-        self.records.forget(self.record_places[at.0][at.1]);
+        let (given, record) = self.entry(at)?;
+        let removed = (given, record.into());
+        let forgotten = record.len();
         self.free(at);
-        self.used -= 1;
-        if self.records.are_mostly_forgotten() {
-            self.rebuild(self.used / 3 + usize::from(self.used > 0));
+        let rest = Arc::make_mut(&mut self.rest);
+        rest.records.forget(forgotten);
+        rest.used -= 1;
+        let used = rest.used;
+        if rest.records.are_mostly_forgotten() {
+            self.rebuild(used / 3 + usize::from(used > 0));
         }
-        removed
+        Some(removed)
     }
 
     /// Empties a place. If the bucket was full, an entry that is further on for that reason moves up, and so does one that is
@@ -200,20 +229,17 @@ impl Part {
     }
 
     fn copy(&mut self, from: At, to: At) {
-        let (buckets, places) = (Arc::make_mut(&mut self.buckets), Arc::make_mut(&mut self.record_places));
+        let (buckets, places) = (Arc::make_mut(&mut self.buckets), &mut Arc::make_mut(&mut self.rest).record_places);
         buckets[to.0].0[to.1] = buckets[from.0].0[from.1];
         places[to.0][to.1] = places[from.0][from.1];
     }
 
     /// Into so many buckets, without the records that are forgotten.
     fn rebuild(&mut self, buckets: usize) {
-        let mut new = Self {
-            buckets: vec![Bucket::default(); buckets].into(),
-            record_places: vec![[0; WIDTH]; buckets].into(),
-            ..Self::default()
-        };
+        let rest = Rest { record_places: vec![[0; WIDTH]; buckets].into(), ..Rest::default() };
+        let mut new = Self { buckets: vec![Bucket::default(); buckets].into(), rest: rest.into() };
         for (given, record) in self.all().filter_map(|at| self.entry(at)) {
-            let place = new.records.add(record);
+            let place = Arc::make_mut(&mut new.rest).records.add(record);
             new.put(given, place);
         }
         *self = new;
@@ -258,8 +284,9 @@ impl Records {
         place as u32
     }
 
-    fn forget(&mut self, place: u32) {
-        self.forgotten += self.get(place).map_or(0, |record| Self::LENGTH + record.len());
+    /// One of so many bytes.
+    fn forget(&mut self, record: usize) {
+        self.forgotten += Self::LENGTH + record;
     }
 
     fn are_mostly_forgotten(&self) -> bool {
@@ -292,14 +319,14 @@ mod tests {
         let mut table = Table::default();
         let many: Vec<u128> = (1..=1_000_u64).map(|number| u128::from(number * (u64::MAX / 1_000))).collect();
         many.iter().for_each(|identity| drop(table.insert(*identity, 0, 0, &record(1))));
-        let room = |table: &Table| (table.parts[0].buckets.len(), table.parts[0].records.pieces.len());
+        let room = |table: &Table| (table.parts[0].buckets.len(), table.parts[0].rest.records.pieces.len());
         let (buckets, pieces) = room(&table);
         assert!((313..=400).contains(&buckets) && pieces == 7, "{buckets} {pieces}");
         (0..1_000).for_each(|_| drop(table.insert(many[0], 0, 0, &record(100))));
         let (_, pieces) = room(&table);
         assert!(pieces <= 30, "{pieces}");
         many[20..40].iter().for_each(|identity| drop(table.remove(*identity)));
-        assert!(table.parts[0].records.forgotten > 0, "the few that are gone are no reason to pack the rest anew");
+        assert!(table.parts[0].rest.records.forgotten > 0, "the few that are gone are no reason to pack the rest anew");
         many[40..].iter().for_each(|identity| drop(table.remove(*identity)));
         let (buckets, pieces) = room(&table);
         assert!(buckets <= 20 && pieces == 1, "{buckets} {pieces}");

@@ -28,7 +28,7 @@ fn all(directives: &[(&str, &str)]) -> Directives {
 /// How many a second, and how many entries that is said of.
 fn limit(directives: &Directives, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    let (terms, all) = directives.terms("api", &entries, Micros::from_secs(now))?;
+    let (terms, all) = directives.terms(&directives.seek("api", &entries), Micros::from_secs(now))?;
     Some((terms.limit.requests(), all))
 }
 

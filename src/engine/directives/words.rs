@@ -5,21 +5,22 @@ use std::{collections::HashMap, sync::Arc};
 /// Texts by their numbers, with what was made of each, for as long as one directive has it.
 #[derive(Clone)]
 pub(super) struct Words<T> {
-    entries: Vec<Option<Word<T>>>,
+    /// By themselves: decisions read nothing else, and few lines of the processor's cache hold all of them.
+    meanings: Vec<Option<T>>,
+    entries: Vec<Option<Word>>,
     by_text: HashMap<Arc<str>, u32>,
     free: Vec<u32>,
 }
 
 #[derive(Clone)]
-struct Word<T> {
+struct Word {
     text: Arc<str>,
-    meaning: T,
     uses: u32,
 }
 
 impl<T> Default for Words<T> {
     fn default() -> Self {
-        Self { entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
+        Self { meanings: Vec::new(), entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
     }
 }
 
@@ -34,13 +35,15 @@ impl<T: Clone> Words<T> {
     /// The number of a text that nobody had.
     pub(super) fn add(&mut self, text: &str, meaning: T) -> u32 {
         let text: Arc<str> = text.into();
-        let word = Some(Word { text: Arc::clone(&text), meaning, uses: 1 });
+        let (meaning, word) = (Some(meaning), Some(Word { text: Arc::clone(&text), uses: 1 }));
         let number = match self.free.pop() {
             Some(number) => {
+                self.meanings[number as usize] = meaning;
                 self.entries[number as usize] = word;
                 number
             }
             None => {
+                self.meanings.push(meaning);
                 self.entries.push(word);
                 (self.entries.len() - 1) as u32
             }
@@ -61,6 +64,7 @@ impl<T: Clone> Words<T> {
             return;
         }
         if let Some(word) = entry.take() {
+            self.meanings[number as usize] = None;
             self.by_text.remove(&word.text);
             self.free.push(number);
         }
@@ -72,7 +76,7 @@ impl<T: Clone> Words<T> {
     }
 
     pub(super) fn meaning(&self, number: u32) -> Option<&T> {
-        Some(&self.entries.get(number as usize)?.as_ref()?.meaning)
+        self.meanings.get(number as usize)?.as_ref()
     }
 
     pub(super) fn text(&self, number: u32) -> Arc<str> {

@@ -37,7 +37,7 @@ use crate::{
 const FULL: usize = 64;
 
 /// The steps of the hits of one request, and the time they were made at.
-pub(super) type Steps = (Micros, SmallVec<[Step; 2]>);
+pub(super) type Steps = (Micros, SmallVec<[Step; 1]>);
 
 /// One worker's calls to one server.
 pub(super) struct Batcher {

@@ -234,7 +234,7 @@ pub(super) struct Steps<'r> {
 
 impl Steps<'_> {
     /// The steps of the next so many hits; `None` when they are not all there.
-    pub(super) fn take(&mut self, hits: usize) -> Option<SmallVec<[Step; 2]>> {
+    pub(super) fn take(&mut self, hits: usize) -> Option<SmallVec<[Step; 1]>> {
         (0..hits).map(|_| self.step()).collect()
     }
 

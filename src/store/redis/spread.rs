@@ -338,7 +338,7 @@ fn read(step: Step, at: Micros, action: Action) -> Done {
 }
 
 /// Hits of one call that were charged together: when one that is binding refused, the others only looked.
-fn read_all(hits: &[Hit<'_>], steps: SmallVec<[Step; 2]>, at: Micros) -> Counts {
+fn read_all(hits: &[Hit<'_>], steps: SmallVec<[Step; 1]>, at: Micros) -> Counts {
     let refuses = |(hit, step): (&Hit<'_>, &Step)| hit.binding && step.outcome == Outcome::Refused;
     let refused = hits.iter().zip(&steps).any(refuses);
     let action = |hit: &Hit<'_>| match hit.action {
