@@ -434,7 +434,28 @@ mod tests {
     use crate::{
         engine::{Code, Status},
         rules::{self, Options, SourceFile},
+        store::{Local, Memory, Metrics, local, redis},
     };
+
+    /// Its Redis is out of reach.
+    fn engine(trial: &Trial) -> Engine {
+        let (metrics, worker) = (Metrics::new(1), WorkerId(0));
+        let settings = redis::Settings::default();
+        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics));
+        let (deny_cache, leases, eventual) = Default::default();
+        let known =
+            local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
+        Engine {
+            worker,
+            scope: "",
+            store: AnyStore::Redis(Local::new(setup.unwrap().connect(worker), known, worker)),
+            local: Arc::new(Memory::new(&Default::default())),
+            rules: Arc::clone(&trial.rules),
+            statistics: Arc::clone(&trial.statistics),
+            top: None,
+            settings: Arc::default(),
+        }
+    }
 
     fn trial(share: f64) -> Arc<Trial> {
         let text = "domain: api\ndescriptors:\n- key: user\n  rate_limit: {unit: second, requests_per_unit: 1}\n\
@@ -453,6 +474,23 @@ mod tests {
         let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
         let request = Request { domain: "api", descriptors, holds: Vec::new() };
         trial.chosen(&request, &verdict).first().map(|chosen| chosen.rule)
+    }
+
+    /// No decision waits for what is only tried out, however long the store takes.
+    #[tokio::test]
+    async fn requests_are_left_out_when_too_many_wait() {
+        let trial = trial(1.0);
+        trial.waiting.store(MOST_WAITING - 1, Relaxed);
+        let entries = smallvec![Entry { key: "user", value: "x" }];
+        let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
+        let status = Status { code: Code::Ok, ..Status::NO_LIMIT };
+        let verdict = Verdict { overall: Code::Ok, statuses: smallvec![status], metadata: None };
+        let request = Request { domain: "api", descriptors, holds: Vec::new() };
+        let engine = engine(&trial);
+        for left_out in 0..3 {
+            assert!(trial.observe(&engine, &request, &verdict, Micros::ZERO).is_none());
+            assert_eq!((trial.left_out(), trial.waiting.load(Relaxed)), (left_out, MOST_WAITING));
+        }
     }
 
     /// Who holds a slot says nothing of which counter it is.

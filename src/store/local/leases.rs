@@ -284,3 +284,35 @@ impl Entity {
         Errand { identity, key: self.key.clone(), per_second, algorithm: leasing, action, hits: back.hits }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        algorithm::{Ask, Quota, State, fixed_window::FixedWindow},
+        store::Hit,
+    };
+
+    /// The rest of the request could not be had: nobody gets what was granted beside.
+    #[test]
+    fn what_was_paid_comes_back_with_what_was_granted() {
+        let leases = Leases::new(&Settings::default()).unwrap();
+        let rule: Algorithm = FixedWindow::new(Quota::hard(1_000), Micros::from_secs(60), true).unwrap().into();
+        let hit = Hit { consistency: Consistency::Leased, wants: 5, ..Hit::take(b"k", &rule, 10) };
+        let spend = || leases.spend(&[hit], &[1], Duration::from_millis(1)).shares[0];
+        assert!(spend().answer.is_none(), "nothing is held yet");
+        let decision = Decision { allowed: true, remaining: 990, ..Decision::default() };
+        let errand = leases.learn(1, &hit, &decision).unwrap();
+        let (mut state, at) = (State::default(), Micros::from_secs(1));
+        let allowed = errand.algorithm.step(&mut state, Ask { action: Action::Take, cost: errand.hits, now: at });
+        let counted = Counted { allowed, action: Action::Take, at, state };
+        assert!(leases.answered(&errand, Some(&counted), Duration::from_millis(1)).is_none());
+
+        let share = spend();
+        let granted = share.answer.and_then(|answer| answer.grant).map(|grant| grant.hits.get());
+        assert_eq!((share.paid, granted), (10, Some(5)));
+        assert!(leases.unspend(1, &rule, &share).is_none(), "it goes back to where it came from");
+        let back: Vec<u64> = leases.take_all(Duration::from_millis(2)).iter().map(|errand| errand.hits).collect();
+        assert_eq!(back, [errand.hits]);
+    }
+}
