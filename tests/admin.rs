@@ -134,6 +134,10 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
         "{audit}"
     );
     operator.ctl(&["limit", "set", "api", "user=bob", "blocked", "--reason", "fraud"]);
+    let (_, log) = operator.call(OPERATE, "ListChanges", "{}");
+    let changes = log["changes"].as_array().unwrap();
+    let dated = |change: &serde_json::Value| change["at"].as_str().is_some_and(|at| at.starts_with("20"));
+    assert!(changes.len() >= 3 && changes.iter().all(dated), "each says when: {log}");
     let text = operator.ctl(&["inspect", "api", "user=bob", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&json["decidedBy"], &json["directives"][0]["reason"]), (&"limit".into(), &"fraud".into()), "{json}");

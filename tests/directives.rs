@@ -91,6 +91,7 @@ async fn a_customer_has_a_limit_of_its_own_from_now_on() {
     operator.ctl(&["limit", "set", "api", "user=mallory", "blocked"]);
     let refused = answer(server, &[("user", "mallory"), ("path", "/x")]).await;
     assert!(!refused.allowed() && refused.remaining() == Some(0), "{refused:?}");
+    assert!(refused.0.statuses[0].duration_until_reset.is_none(), "nobody knows for how long: {refused:?}");
     // What a caller gives back is taken from whoever it is.
     assert!(given_back(server, &[("user", "mallory")]).await);
     operator.ctl(&["limit", "set", "api", "user=mallory", "unlimited"]);
@@ -199,6 +200,9 @@ async fn a_switch_does_what_it_says_and_shows() {
     let user = [("user", "a"), ("path", "/x")];
     let switch = |mode: &str, scope: &[&str]| operator.ctl(&[&["switch", mode], scope].concat());
 
+    operator.ctl(&["limit", "set", "api", "user=z", "unlimited"]);
+    let unlimited = answer(server, &[("user", "z")]).await;
+    assert!(unlimited.allowed() && directive(&unlimited), "{unlimited:?}");
     switch("off", &["rule", "api", "user.path"]);
     let off = answer(server, &user).await;
     assert!(off.allowed() && off.0.statuses[0].current_limit.is_none() && directive(&off), "{off:?}");

@@ -58,7 +58,8 @@ async fn what_redis_was_not_told_it_is_told_afterwards() {
     redis.kill();
     until("somebody to notice", || server.get("/readyz").contains("out of reach").then_some(()));
     assert_eq!(spend(&client, "window", 20).await, 320);
-    assert!(!check(&client, one("bucket", 1)).await.allowed(), "of this one nothing is known: on_error");
+    let unknown = check(&client, one("bucket", 1)).await;
+    assert!(!unknown.allowed() && unknown.0.statuses[0].limit_remaining == 0, "nothing is known: on_error {unknown:?}");
     redis.restart();
     until_async("it to be told", async || {
         let key = redis.cli(&["keys", "*window*"]);

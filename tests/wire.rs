@@ -306,6 +306,8 @@ async fn global_modes_hold_for_all_rules() {
         let none = || descriptor(&[("none", "x")]);
         let one = Request::new("d").descriptor(none()).descriptor(descriptor(&[("few", "x")]));
         assert!(check(&client, one).await.allowed(), "{store}");
+        let free = Request::new("d").descriptor(none()).descriptor(descriptor(&[("of no rule", "x")]));
+        assert!(check(&client, free).await.allowed(), "{store}");
         let all = Request::new("d").descriptor(none()).descriptor(none());
         assert!(!check(&client, all).await.allowed(), "{store}");
     }

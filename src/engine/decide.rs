@@ -370,14 +370,12 @@ impl Engine {
     /// `decided`: what was decided of each limit, in their order.
     fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
         let mut decided = decided.iter();
+        let unlimited = |directed| Status { quota: self.settings.quota_mode, directed, ..Status::NO_LIMIT };
         let statuses: SmallVec<[Status; 1]> = matches
             .iter()
             .map(|found| match found {
-                Match::None => Status { quota: self.settings.quota_mode, ..Status::NO_LIMIT },
-                Match::Off => {
-                    let directed = Some(Directed::Switch(Mode::Off));
-                    Status { quota: self.settings.quota_mode, directed, ..Status::NO_LIMIT }
-                }
+                Match::None => unlimited(None),
+                Match::Off => unlimited(Some(Directed::Switch(Mode::Off))),
                 Match::Unlimited(_, directed) => Status { directed: *directed, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),
                 Match::Limited(applied) => self.status(applied, decided.next().copied().unwrap_or_default()),
@@ -397,7 +395,7 @@ impl Engine {
     /// Nobody knows for how long.
     fn denial(&self, applied: &Applied<'_>) -> Status {
         let status = self.status(applied, Answer::default());
-        Status { remaining: 0, reset: None, refusal_counts: true, ..status }
+        Status { reset: None, refusal_counts: true, ..status }
     }
 
     fn status(&self, applied: &Applied<'_>, Answer { decision, decider, grant }: Answer) -> Status {

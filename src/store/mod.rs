@@ -309,7 +309,18 @@ pub fn redact(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::redact;
+    use super::*;
+    use crate::algorithm::{Quota, leaky_bucket::LeakyBucket};
+
+    /// Charged together with one that was refused, a hit was not taken, whatever was asked.
+    #[test]
+    fn what_was_only_looked_at_is_told_as_a_look() {
+        let rule: Algorithm = LeakyBucket::new(1, Micros::from_secs(1), Quota::hard(3), 1, false).unwrap().into();
+        let (hit, at, mut state) = (Hit::take(b"k", &rule, 1), Micros::from_secs(9), State::default());
+        assert!(rule.step(&mut state, Ask { action: Action::Take, cost: 1, now: at }));
+        let delay = |action| Counted { allowed: true, action, at, state: state.clone() }.explain(&hit).delay;
+        assert_eq!((delay(Action::Take), delay(Action::Peek)), (Micros::ZERO, Micros::from_secs(1)));
+    }
 
     #[test]
     fn a_password_is_never_shown() {
