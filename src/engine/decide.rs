@@ -370,12 +370,12 @@ impl Engine {
     /// `decided`: what was decided of each limit, in their order.
     fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
         let mut decided = decided.iter();
-        let unlimited = |directed| Status { quota: self.settings.quota_mode, directed, ..Status::NO_LIMIT };
+        let no_limit = |directed| Status { quota: self.settings.quota_mode, directed, ..Status::NO_LIMIT };
         let statuses: SmallVec<[Status; 1]> = matches
             .iter()
             .map(|found| match found {
-                Match::None => unlimited(None),
-                Match::Off => unlimited(Some(Directed::Switch(Mode::Off))),
+                Match::None => no_limit(None),
+                Match::Off => no_limit(Some(Directed::Switch(Mode::Off))),
                 Match::Unlimited(_, directed) => Status { directed: *directed, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),
                 Match::Limited(applied) => self.status(applied, decided.next().copied().unwrap_or_default()),

@@ -85,7 +85,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        // Neither does a gRPC server send one, nor its client read it.
+        // gRPC servers send none, and no client of theirs reads it.
         .auto_date_header(false)
         .max_concurrent_streams(settings.max_concurrent_streams)
         .max_header_list_size(16 * 1024)
