@@ -107,7 +107,7 @@ pub struct Directives {
     ends: Arc<BTreeSet<(Micros, Target)>>,
 }
 
-/// By which names a descriptor may have terms, the longest list of entries first, and how long that is.
+/// The identities under which a descriptor may have terms, each with the number of entries it is of, the most first.
 pub(crate) struct Sought(SmallVec<[(u128, usize); 1]>);
 
 /// By domain: the lists of keys that directives have, the longest first, and how many have each.

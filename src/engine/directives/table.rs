@@ -195,17 +195,16 @@ impl Part {
     /// One that is there. When nobody has most of the records any more, the rest and the buckets are packed anew.
     fn remove(&mut self, at: At) -> Option<(Given, Record)> {
         let (given, record) = self.entry(at)?;
-        let removed = (given, record.into());
-        let forgotten = record.len();
+        let record = Record::from(record);
         self.free(at);
         let rest = Arc::make_mut(&mut self.rest);
-        rest.records.forget(forgotten);
+        rest.records.forget(&record);
         rest.used -= 1;
         let used = rest.used;
         if rest.records.are_mostly_forgotten() {
             self.rebuild(used / 3 + usize::from(used > 0));
         }
-        Some(removed)
+        Some((given, record))
     }
 
     /// Empties a place. If the bucket was full, an entry that is further on for that reason moves up, and so does one that is
@@ -284,9 +283,8 @@ impl Records {
         place as u32
     }
 
-    /// One of so many bytes.
-    fn forget(&mut self, record: usize) {
-        self.forgotten += Self::LENGTH + record;
+    fn forget(&mut self, record: &[u8]) {
+        self.forgotten += Self::LENGTH + record.len();
     }
 
     fn are_mostly_forgotten(&self) -> bool {

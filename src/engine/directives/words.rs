@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 /// Texts by their numbers, with what was made of each, for as long as one directive has it.
 #[derive(Clone)]
 pub(super) struct Words<T> {
-    /// By themselves: decisions read nothing else, and few lines of the processor's cache hold all of them.
+    /// By themselves: what decisions read of a limit is here, and few lines of the processor's cache hold all of it.
     meanings: Vec<Option<T>>,
     entries: Vec<Option<Word>>,
     by_text: HashMap<Arc<str>, u32>,

@@ -12,7 +12,7 @@ use std::{
 use bytes::{BufMut, Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, header::CONTENT_TYPE};
-use http_body::{Body, Frame, SizeHint};
+use http_body::{Body, Frame};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
@@ -32,7 +32,8 @@ const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// What `grpc-message` may not hold as it is; utf8_percent_encode escapes all that is not ASCII anyway.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// The body of an answer: of a call of ours, or of one of tonic's services.
+/// The body of an answer: of a call of ours, or of one of tonic's services. It tells nobody its size: hyper would make a
+/// `content-length` of that, which no gRPC client reads.
 pub(super) enum AnswerBody {
     Unary {
         data: Option<Bytes>,
@@ -75,14 +76,6 @@ impl Body for AnswerBody {
             Self::Unary { data, trailers } => data.is_none() && trailers.is_none(),
             Self::Stream(answers) => answers.is_none(),
             Self::Tonic(body) => body.is_end_stream(),
-        }
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        match self {
-            // An exact one would become a `content-length`, which no gRPC client reads.
-            Self::Unary { .. } | Self::Stream(_) => SizeHint::new(),
-            Self::Tonic(body) => body.size_hint(),
         }
     }
 }
