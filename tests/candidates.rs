@@ -3,7 +3,10 @@
 use std::{fs, path::Path};
 
 use super::support::{
-    Operator, RedisServer, Server, ask, descriptor, operator::OPERATE, plain::Request, rules, until, until_async,
+    Operator, RedisServer, Server, ask, descriptor,
+    operator::OPERATE,
+    plain::{Request, Unit},
+    rules, until, until_async,
 };
 
 fn text(limit: u32) -> String {
@@ -57,6 +60,9 @@ async fn tried(store: &str) {
         assert!(report.contains(expected), "{expected}: {report}");
     }
     assert!(!report.contains("user=mia"), "{report}");
+    // Nor is it counted as if it were in force.
+    let asked = operator.ctl(&["top", "--asked", "-n", "1"]);
+    assert!(asked.lines().nth(2).is_some_and(|line| line.starts_with("5 ")), "{asked}");
     let metric = "sluicegate_candidate_hits{domain=\"api\",key1=\"user\",outcome=\"newly_refused\"}";
     assert_eq!(operator.server.metric(metric), 3.0);
     // What an operator gave a customer holds for the candidate, too.
@@ -65,6 +71,12 @@ async fn tried(store: &str) {
         client.check(ask("api", &[("user", "max")])).await.unwrap();
     }
     until("max to be counted", || (outcomes(&operator) == [14, 4, 3, 0]).then_some(()));
+    // And what a caller said of itself, which is counted once.
+    let own = Request::new("api").descriptor(descriptor(&[("user", "own")]).limit(7, Unit::Year, None));
+    client.check(own).await.unwrap();
+    until("own to be counted", || (outcomes(&operator) == [15, 4, 3, 0]).then_some(()));
+    let series = "ratelimit_service_rate_limit_total_hits{domain=\"api\",key1=\"user_own\"}";
+    assert_eq!(operator.server.metric(series), 1.0);
     // And what is refused now would pass with more.
     upload(&operator, folder(100).path(), "100%");
     client.check(ask("api", &[("user", "bob")])).await.unwrap();

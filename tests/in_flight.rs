@@ -27,6 +27,8 @@ descriptors:
   rate_limit: {algorithm: concurrency, limit: 2}
 - key: many
   rate_limit: {algorithm: concurrency, limit: 20, holder: id}
+- key: learns
+  rate_limit: {algorithm: adaptive, method: aimd, ceiling: 100, initial: 10, hold: 1h, holder: id, name: learned}
 ";
 
 fn start(store: &str) -> Server {
@@ -70,10 +72,18 @@ async fn a_slot_is_its_holders() {
         // Nobody could give it back.
         let nobody = client.check(Request::new("d").descriptor(descriptor(&[("user", "x")]))).await.unwrap();
         assert_eq!((nobody.allowed(), nobody.remaining()), (true, None));
-        let headers = client.check(slot("user", "3")).await.unwrap().0.response_headers_to_add;
-        let header = |name: &str| headers.iter().find(|header| header.key == name).unwrap().value.clone();
-        assert_eq!(header("RateLimit-Policy"), "\"in-flight\";q=2;qu=\"concurrent-requests\"");
-        assert!(header("RateLimit").starts_with("\"in-flight\";r=0;t=3"), "{}", header("RateLimit"));
+        let headers = async |key| {
+            let headers = client.check(slot(key, "3")).await.unwrap().0.response_headers_to_add;
+            ["RateLimit-Policy", "RateLimit"]
+                .map(|name| headers.iter().find(|header| header.key == name).unwrap().value.clone())
+        };
+        let [policy, limit] = headers("user").await;
+        assert_eq!(policy, "\"in-flight\";q=2;qu=\"concurrent-requests\"");
+        assert!(limit.starts_with("\"in-flight\";r=0;t=3"), "{limit}");
+        // What is learned is told as it is now.
+        let [policy, limit] = headers("learns").await;
+        assert_eq!(policy, "\"learned\";q=10;qu=\"concurrent-requests\"");
+        assert!(limit.starts_with("\"learned\";r=9;"), "{limit}");
     }
 }
 

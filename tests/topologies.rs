@@ -478,18 +478,25 @@ async fn a_cluster_may_announce_host_names_or_no_addresses_at_all() {
 #[tokio::test]
 async fn limits_per_second_have_a_store_of_their_own() {
     let (main, short) = (RedisServer::start(), RedisCluster::start());
-    let server = Server::builder()
-        .rules(rules(&[("d.yaml", RULES)]).path())
+    let folder = rules(&[("d.yaml", RULES)]);
+    let builder = Server::builder()
+        .rules(folder.path())
         .store(&main.url())
         .set("per_second.store", &short.url())
         .set("per_second.redis.timeout", "1s")
-        .set("redis.timeout", "1s")
-        .start();
-    let client = server.client().await;
+        .set("redis.timeout", "1s");
+    let operator = Operator::with(builder);
+    let client = operator.server.client().await;
     let request = ask("d", &[("user", "u")]).descriptor(descriptor(&[("second", "s")]));
     assert!(client.check(request).await.unwrap().allowed());
     assert_eq!(main.cli(&["keys", "*"]), "sluicegate:{d|user=u}|user|fw:31536000");
     let keys: Vec<_> =
         short.nodes.iter().map(|node| node.cli(&["keys", "*"])).filter(|keys| !keys.is_empty()).collect();
     assert_eq!(keys, ["sluicegate:{d|second=s}fw:1"]);
+    // It is looked at where it is, within its second.
+    until_async("it to be seen", async || {
+        client.check(ask("d", &[("second", "s")])).await.unwrap();
+        operator.ctl(&["inspect", "d", "second=s"]).contains("used 1,").then_some(())
+    })
+    .await;
 }

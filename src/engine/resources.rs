@@ -13,7 +13,7 @@ use sluicegate_common::{ESCAPED, escape};
 use super::{Engine, matched::holder};
 use crate::{
     algorithm::{
-        Action, Algorithm, Asker, Micros,
+        Algorithm, Asker, Micros,
         reports::{Reports, Utilization},
     },
     store::{Charge, Hit, Store, StoreError},
@@ -111,8 +111,7 @@ impl Engine {
     pub async fn utilization(&self, resources: &[&str], now: Micros) -> Vec<Result<Option<Utilization>, StoreError>> {
         let algorithm = Algorithm::from(Reports::new(Micros::ZERO));
         let keys: Vec<_> = resources.iter().map(|resource| key(resource)).collect();
-        let hits: Vec<_> =
-            keys.iter().map(|key| Hit { action: Action::Peek, ..Hit::take(key, &algorithm, 0) }).collect();
+        let hits: Vec<_> = keys.iter().map(|key| Hit::take(key, &algorithm, 0).look()).collect();
         let answers = self.store.apply(&hits, Charge::Each, now).await;
         answers.into_iter().map(|answer| Ok(Reports::read(&answer?.decision))).collect()
     }

@@ -277,6 +277,14 @@ mod tests {
     use super::*;
     use crate::rules::Entry;
 
+    /// A busy minute is followed by one that begins with as few samples.
+    #[test]
+    fn a_minute_goes_on_with_the_share_of_the_one_before() {
+        let mut sketches = Sketches::default();
+        sketches.at(Micros::ZERO).every = 8;
+        assert_eq!(sketches.at(WINDOW).every, 8);
+    }
+
     fn note(top: &Top, worker: usize, user: &str, hits: u64, allowed: bool, now: u64) {
         let entries = smallvec![Entry { key: "user", value: user }];
         let descriptor = Descriptor { entries, hits, give_back: false, limit: None };

@@ -7,7 +7,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -20,8 +20,8 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 use super::{
-    Descriptor, Directives, Engine, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Top,
-    Verdict, directives::Target, key,
+    Descriptor, Directives, Engine, Request, Resources, Snapshot, Statistics, StatisticsSettings, Top, Verdict,
+    directives::Target, key,
 };
 use crate::{
     algorithm::Micros,
@@ -110,8 +110,6 @@ pub struct Harmed {
 pub struct Trial {
     rules: Arc<ArcSwap<Snapshot>>,
     statistics: Arc<Statistics>,
-    /// Those of the first engine that asks, less what is only for callers.
-    settings: OnceLock<Arc<Settings>>,
     /// Those that would be refused, and are not now.
     pub harmed: Arc<Top>,
     /// Of 2³².
@@ -139,7 +137,6 @@ impl Trial {
         Arc::new(Self {
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             statistics,
-            settings: OnceLock::new(),
             harmed: Top::new(workers),
             share: (share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
             since,
@@ -332,16 +329,11 @@ impl Trial {
     }
 
     fn engine(&self, engine: &Engine) -> Engine {
-        let settings = self.settings.get_or_init(|| {
-            let ours = Settings { metadata: false, policies: false, ..(*engine.settings).clone() };
-            Arc::new(ours)
-        });
         Engine {
             scope: SCOPE,
             rules: Arc::clone(&self.rules),
             statistics: Arc::clone(&self.statistics),
             top: None,
-            settings: Arc::clone(settings),
             ..engine.clone()
         }
     }

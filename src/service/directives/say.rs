@@ -65,7 +65,7 @@ impl Keeper {
         let head = serde_json::to_string(mandate).unwrap_or_default();
         let (mark, change) = match &self.store {
             DirectiveStore::Journal(journal) => {
-                let change = self.next_change(known, id.clone(), head, parts)?;
+                let change = self.next_change(known, id, head, parts)?;
                 let (journal, line, kept) = (Arc::clone(journal), change.clone(), known.directives.clone());
                 let (mark, [limits, plans, switches]) = (known.mark.clone(), kept.counts());
                 let written = tokio::task::spawn_blocking(move || {
@@ -73,7 +73,7 @@ impl Keeper {
                 });
                 // What may not have been written is not in force.
                 written.await.map_err(|_| StoreError::Refused)??;
-                (Mark { version: change.version, id, ..known.mark.clone() }, change)
+                (Mark { version: change.version, ..known.mark.clone() }, change)
             }
             DirectiveStore::Redis(redis) => {
                 let longest = self.settings.log_entries;

@@ -79,7 +79,7 @@ impl Journal {
     /// Reads what there is, and opens the file to go on. `each`: the target, the version, and the text, or none any more; of
     /// several for one target the last holds.
     pub fn load(&mut self, mut each: impl FnMut(&str, u64, Option<&str>)) -> Result<Mark, JournalError> {
-        let mut mark = Mark { epoch: "journal".into(), ..Mark::default() };
+        let mut mark = Mark::default();
         let Some(path) = self.path.clone() else {
             return Ok(mark);
         };
@@ -105,7 +105,7 @@ impl Journal {
                     for Part { target, after, .. } in &change.parts {
                         each(target, change.version, after.as_deref());
                     }
-                    (mark.version, mark.id) = (change.version, change.id.clone());
+                    mark.version = change.version;
                     self.remember(change);
                 }
             }
@@ -274,7 +274,7 @@ mod tests {
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"change\":{\"versi").unwrap();
         for _ in 0..2 {
             let (journal, mark, kept) = load(&path);
-            assert_eq!((mark.version, &*mark.id), (3, "id3"));
+            assert_eq!(mark.version, 3);
             assert_eq!(kept, [("b".to_owned(), 2, "two".to_owned())]);
             let versions: Vec<_> = journal.changes(3, 5).iter().map(|change| change.version).collect();
             assert_eq!(versions, [2, 1]);
@@ -292,7 +292,7 @@ mod tests {
         let (mut journal, ..) = load(&path);
         let most = REMEMBERED + SLACK + 10;
         for version in 1..=most as u64 {
-            let mark = Mark { epoch: "journal".into(), version: version - 1, id: format!("id{}", version - 1) };
+            let mark = Mark { version: version - 1, ..Mark::default() };
             let kept = || (mark, vec![("a".to_owned(), version - 1, (version - 1).to_string())]);
             journal.write(&change(version, "a", Some(&version.to_string())), 1, kept).unwrap();
         }
@@ -300,7 +300,7 @@ mod tests {
         assert!(lines < most && lines == journal.lines, "{lines} {}", journal.lines);
         let (journal, mark, kept) = load(&path);
         assert_eq!(kept, [("a".to_owned(), most as u64, most.to_string())]);
-        assert_eq!(mark.id, format!("id{most}"));
+        assert_eq!(mark.version, most as u64);
         assert_eq!(journal.changes(u64::MAX, 2_000).len(), REMEMBERED);
     }
 

@@ -47,7 +47,7 @@ pub struct Part {
     pub after: Option<String>,
 }
 
-/// The last change that somebody knows.
+/// The last change that somebody knows. A file's is its version: nobody but one instance writes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mark {
     /// Drawn when the first thing was kept.

@@ -315,4 +315,26 @@ mod tests {
         let back: Vec<u64> = leases.take_all(Duration::from_millis(2)).iter().map(|errand| errand.hits).collect();
         assert_eq!(back, [errand.hits]);
     }
+
+    /// What was asked for under another rule is nobody's, and goes back as it was taken.
+    #[test]
+    fn what_is_granted_to_a_rule_that_has_changed_is_given_back() {
+        let leases = Leases::new(&Settings::default()).unwrap();
+        let rule: Algorithm = FixedWindow::new(Quota::hard(1_000), Micros::from_secs(60), true).unwrap().into();
+        let errand = Errand {
+            identity: 1,
+            key: Box::from(*b"k"),
+            per_second: true,
+            algorithm: rule,
+            action: Action::Take,
+            hits: 10,
+        };
+        let at = Micros::from_secs(1);
+        let counted = |allowed| Counted { allowed, action: Action::Take, at, state: State::default() };
+        let back = |allowed| leases.answered(&errand, Some(&counted(allowed)), Duration::from_millis(1));
+        let given = back(true).unwrap();
+        let hit = given.hit();
+        assert_eq!((hit.action, hit.cost, hit.key, hit.per_second), (Action::Undo(at), 10, b"k".as_slice(), true));
+        assert!(back(false).is_none());
+    }
 }

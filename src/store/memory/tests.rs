@@ -55,6 +55,19 @@ fn a_counter_that_is_forgotten_begins_anew() {
     assert!(take(&memory, "user", &rule, 3) && !take(&memory, "other", &rule, 3));
 }
 
+/// Charged together, each is counted once, and none is where one refuses.
+#[test]
+fn charged_together_all_are_counted_or_none_is() {
+    let memory = Memory::new(&Settings { max_entities: 100 });
+    let (few, many) = (algorithm(2, 3_600), algorithm(10, 3_600));
+    let hits = [Hit::take(b"many", &many, 1), Hit::take(b"few", &few, 1)];
+    let ask =
+        || memory.apply(&hits, Charge::All, Micros::from_secs(1)).into_iter().map(|answer| answer.unwrap().decision);
+    let asked: Vec<_> = (0..4).flat_map(|_| ask()).map(|decision| (decision.allowed, decision.remaining)).collect();
+    let refused = [(true, 8), (false, 0)];
+    assert_eq!(asked, [[(true, 9), (true, 1)], [(true, 8), (true, 0)], refused, refused].concat());
+}
+
 fn hash(number: u64) -> Hash {
     Hash::new(u128::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835))
 }
