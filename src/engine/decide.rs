@@ -2,14 +2,14 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, Guard};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
     DecideError, Descriptor, Directed, Request, Snapshot,
-    directives::Mode,
+    directives::{Mode, Sought},
     key,
     matched::{Applied, Match},
     statistics::{Outcome, Statistics, Threshold},
@@ -103,16 +103,47 @@ pub struct Engine {
     pub settings: Arc<Settings>,
 }
 
+/// A decision that has begun: the rules that were in force then.
+pub struct Begun {
+    snapshot: Guard<Arc<Snapshot>>,
+    /// By descriptor.
+    sought: SmallVec<[Sought; 1]>,
+}
+
 impl Engine {
     /// Decides one request. All its descriptors are counted, also when the first is refused already.
-    pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
+    pub fn decide(
+        &self,
+        request: &Request<'_>,
+        now: Micros,
+    ) -> impl Future<Output = Result<Verdict, DecideError>> + Send {
+        self.decide_begun(request, self.begin(request), now)
+    }
+
+    /// Begins a decision. What operators have said of the descriptors is on its way to the processor from here on: whoever has
+    /// something else to do, such as to look what time it is, does it meanwhile.
+    #[must_use]
+    pub fn begin(&self, request: &Request<'_>) -> Begun {
         let snapshot = self.rules.load();
+        let seek = |descriptor: &Descriptor<'_>| snapshot.directives.seek(request.domain, &descriptor.entries);
+        let sought = request.descriptors.iter().map(seek).collect();
+        Begun { snapshot, sought }
+    }
+
+    /// Decides a request as [`Engine::decide`] does, whose decision has begun.
+    pub async fn decide_begun(
+        &self,
+        request: &Request<'_>,
+        Begun { snapshot, sought }: Begun,
+        now: Micros,
+    ) -> Result<Verdict, DecideError> {
         if snapshot.compiled.awaited {
             return Err(DecideError::NoRules);
         }
         let domain = snapshot.rules().settings_of(request.domain);
         let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
-        let matches = self.matches(&snapshot, request, now);
+        let matches = self.matches(&snapshot, request, &sought, now);
+        drop(sought);
         let names = self.names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
         let mut hits = self.hits(request, &matches, &names);
         if !request.holds.is_empty() {

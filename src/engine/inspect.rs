@@ -9,7 +9,7 @@ use super::{
     matched::{Applied, Match},
 };
 use crate::{
-    algorithm::{Action, Consistency, Decision, Micros},
+    algorithm::{Decision, Micros},
     rules::{Entry, Limit, Rule},
     store::{Charge, Hit, Store, StoreError},
 };
@@ -57,7 +57,7 @@ impl Engine {
         let snapshot = self.rules.load_full();
         let request = look(domain, entries);
         let descriptor = &request.descriptors[0];
-        let found = self.find(&snapshot, domain, descriptor, now);
+        let found = self.find(&snapshot, domain, descriptor, &snapshot.directives.seek(domain, entries), now);
         let rule = found.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
         let inspection = Inspection {
             walk: snapshot.rules().explain(domain, entries),
@@ -79,13 +79,8 @@ impl Engine {
         let asker = applied.asker(descriptor, None);
         let algorithm = *applied.limit.algorithm();
         let algorithm = asker.map_or(algorithm, |asker| algorithm.asked_by(asker));
-        let hit = Hit {
-            action: Action::Peek,
-            per_second: counter.per_second,
-            // The counter itself is asked, and not what this instance has of it.
-            consistency: Consistency::Exact,
-            ..Hit::take(counter.key.as_bytes(), &algorithm, 1)
-        };
+        // The counter itself is asked, and not what this instance has of it.
+        let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1).look() };
         let answer = self.store.apply(&[hit], Charge::Each, now).await.pop().unwrap_or(Err(StoreError::Refused))?;
         let allowed = answer.decision.allowed || applied.is_shadow();
         let standing = Standing { limit: *applied.limit, counter, decision: answer.decision };
@@ -101,7 +96,8 @@ impl Engine {
     ) -> Result<Option<(Counter, bool)>, StoreError> {
         let snapshot = self.rules.load_full();
         let request = look(domain, entries);
-        let Match::Limited(applied) = self.find(&snapshot, domain, &request.descriptors[0], now) else {
+        let sought = snapshot.directives.seek(domain, entries);
+        let Match::Limited(applied) = self.find(&snapshot, domain, &request.descriptors[0], &sought, now) else {
             return Ok(None);
         };
         let counter = self.counter_of(&request, &applied, &snapshot);

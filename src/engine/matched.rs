@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{
     Descriptor, Directed, Engine, Request, Snapshot,
-    directives::Mode,
+    directives::{Given, Mode, Sought},
     statistics::{self, Series, Shedding},
 };
 use crate::{
@@ -132,10 +132,11 @@ impl Engine {
         &self,
         snapshot: &'s Snapshot,
         request: &'s Request<'_>,
+        sought: &[Sought],
         now: Micros,
     ) -> SmallVec<[Match<'s>; 1]> {
-        let find = |descriptor| self.find(snapshot, request.domain, descriptor, now);
-        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().map(find).collect();
+        let find = |(descriptor, sought)| self.find(snapshot, request.domain, descriptor, sought, now);
+        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().zip(sought).map(find).collect();
         // One pass: a limit that is replaced has replaced others all the same, as the peer has it.
         let replaced: SmallVec<[&str; 2]> =
             matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
@@ -155,9 +156,9 @@ impl Engine {
         snapshot: &'s Snapshot,
         domain: &str,
         descriptor: &'s Descriptor<'_>,
+        sought: &Sought,
         now: Micros,
     ) -> Match<'s> {
-        let sought = snapshot.directives.seek(domain, &descriptor.entries);
         let found = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
             Found::UnknownDomain => {
                 self.statistics.unknown_domain.add(self.worker, 1);
@@ -166,13 +167,13 @@ impl Engine {
             Found::NoLimit => None,
             Found::Rule(rule, path) => Some((rule, path)),
         };
-        let terms = snapshot.directives.terms(&sought, now);
+        let terms = snapshot.directives.terms(sought, now);
         match (terms, found) {
             // Below what an operator named there would be a counter for each descriptor, which nobody asked for.
-            (Some((terms, all)), None) if all == descriptor.entries.len() => {
-                self.by_terms(snapshot, domain, descriptor, None, terms)
+            (Some(given), None) if given.entries == descriptor.entries.len() => {
+                self.by_terms(snapshot, domain, descriptor, None, given)
             }
-            (Some((terms, _)), Some(found)) => self.by_terms(snapshot, domain, descriptor, Some(found), terms),
+            (Some(given), Some(found)) => self.by_terms(snapshot, domain, descriptor, Some(found), given),
             (_, found) => match descriptor.limit.as_deref() {
                 Some(limit) => {
                     let series = self.override_series(domain, descriptor);
@@ -257,7 +258,7 @@ impl Engine {
         domain: &str,
         descriptor: &'s Descriptor<'_>,
         found: Option<(&'s Rule, Path<'s>)>,
-        terms: &'s Terms,
+        Given { allowance, terms, .. }: Given<'s>,
     ) -> Match<'s> {
         let limit = &terms.limit;
         let applied = match found {
@@ -268,7 +269,11 @@ impl Engine {
                 Applied { limit, rule, terms: None, mode: None, path, series, shedding: None }
             }
         };
-        self.switched(snapshot, domain, descriptor, Applied { terms: Some(terms), ..applied })
+        match (self.switched(snapshot, domain, descriptor, Applied { terms: Some(terms), ..applied }), allowance) {
+            (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.directed()),
+            (Match::Limited(applied), Allowance::Blocked) if !descriptor.give_back => Match::Denied(applied),
+            (found, _) => found,
+        }
     }
 
     fn override_series<'s>(&self, domain: &str, descriptor: &Descriptor<'_>) -> SeriesRef<'s> {
@@ -286,12 +291,9 @@ impl Engine {
     ) -> Match<'s> {
         let mode = snapshot.modes.of(domain, applied.rule);
         let applied = Applied { mode, ..applied };
-        let allowance = applied.terms.map(|terms| terms.allowance);
-        match (mode, allowance) {
-            (Some(Mode::Off), _) => Match::Off,
-            (Some(Mode::Deny), _) if !descriptor.give_back => Match::Denied(applied),
-            (_, Some(Allowance::Unlimited)) => Match::Unlimited(applied.rule, applied.directed()),
-            (_, Some(Allowance::Blocked)) if !descriptor.give_back => Match::Denied(applied),
+        match mode {
+            Some(Mode::Off) => Match::Off,
+            Some(Mode::Deny) if !descriptor.give_back => Match::Denied(applied),
             _ => Match::Limited(applied),
         }
     }

@@ -18,7 +18,7 @@ pub use crate::{
     algorithm::{Micros, Sample, reports::Utilization},
     store::{Decider, Grant, StoreError},
 };
-pub use decide::{Engine, Settings};
+pub use decide::{Begun, Engine, Settings};
 pub use directives::{Directive, Directives};
 pub use inspect::{Counter, Inspection, Standing};
 pub use resources::{Report, ReportError, Resource, Resources};

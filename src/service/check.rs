@@ -107,7 +107,6 @@ impl Check {
 
     /// Decides one request.
     pub async fn check(&self, request: &Request<'_>) -> Result<Verdict, CheckError> {
-        let asked = Instant::now();
         let invalid = match request {
             Request { domain: "", .. } => Some(CheckError::NoDomain),
             Request { descriptors, .. } if descriptors.is_empty() => Some(CheckError::NoDescriptors),
@@ -117,8 +116,9 @@ impl Check {
             self.metrics.invalid.add(self.engine.worker, 1);
             return Err(error);
         }
-        let now = self.clock.now();
-        let verdict = self.engine.decide(request, now).await;
+        let begun = self.engine.begin(request);
+        let (asked, now) = (Instant::now(), self.clock.now());
+        let verdict = self.engine.decide_begun(request, begun, now).await;
         self.metrics.latency.record(self.engine.worker, asked.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);

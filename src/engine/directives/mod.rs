@@ -27,12 +27,12 @@ use smallvec::SmallVec;
 
 use self::{
     switches::Switches,
-    table::{Given, Table},
+    table::{Entity, Table, prefetch},
     words::Words,
 };
 use crate::{
     algorithm::Micros,
-    rules::{Entry, Options, Rule, RuleSet, Terms},
+    rules::{Allowance, Entry, Options, Rule, RuleSet, Terms},
 };
 
 /// Of a domain, the lists of keys for which there are limits, at most: each may be looked up for every request.
@@ -96,7 +96,7 @@ pub struct Directives {
     secret: [u8; 16],
     limits: Table,
     plans: Table,
-    terms: Arc<Words<Arc<Terms>>>,
+    terms: Arc<Words<Meaning>>,
     /// Names of plans, authors and reasons.
     texts: Arc<Words<()>>,
     limit_shapes: Arc<Shapes>,
@@ -105,6 +105,23 @@ pub struct Directives {
     rules: Arc<BTreeMap<Slot, Directive>>,
     /// Of those that end: when, and what they are about.
     ends: Arc<BTreeSet<(Micros, Target)>>,
+}
+
+/// What the words of a limit mean.
+#[derive(Clone)]
+struct Meaning {
+    /// The terms' own: whoever asks for no more than that does not wait for them.
+    allowance: Allowance,
+    terms: Arc<Terms>,
+}
+
+/// What an operator has given to an entity.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'s> {
+    pub(crate) allowance: Allowance,
+    pub(crate) terms: &'s Terms,
+    /// The number of entries that it is of.
+    pub(crate) entries: usize,
 }
 
 /// The identities under which a descriptor may have terms, each with the number of entries it is of, the most first.
@@ -148,11 +165,13 @@ impl Directives {
         Sought(fitting.map(seek).collect())
     }
 
-    /// The terms of the longest list of entries that the descriptor begins with, and how long that is.
-    pub(crate) fn terms(&self, sought: &Sought, now: Micros) -> Option<(&Terms, usize)> {
+    /// What the longest list of entries has that the descriptor begins with. The processor begins to fetch the terms.
+    pub(crate) fn terms(&self, sought: &Sought, now: Micros) -> Option<Given<'_>> {
         sought.0.iter().find_map(|(identity, entries)| {
             let given = self.limits.get(*identity).filter(|given| lives(given, now))?;
-            Some((&**self.terms.meaning(given.value)?, *entries))
+            let Meaning { allowance, terms } = self.terms.meaning(given.value)?;
+            prefetch(&**terms);
+            Some(Given { allowance: *allowance, terms, entries: *entries })
         })
     }
 
@@ -175,7 +194,7 @@ impl Directives {
     }
 }
 
-fn lives(given: &Given, now: Micros) -> bool {
+fn lives(given: &Entity, now: Micros) -> bool {
     given.until == 0 || u64::from(given.until) > now.floor_secs()
 }
 
@@ -195,7 +214,7 @@ impl Directives {
         let switch = switches::scopes(domain, rule).iter().find_map(thrown);
         let limit = self
             .terms(&self.seek(domain, entries), now)
-            .and_then(|(_, all)| self.get(&Target::of_descriptor(domain, &entries[..all])));
+            .and_then(|given| self.get(&Target::of_descriptor(domain, &entries[..given.entries])));
         let plan = entries.iter().rev().find_map(|entry| {
             let Entry { key, value } = *entry;
             self.get(&Target::Plan { domain: domain.to_owned(), key: key.to_owned(), value: value.to_owned() })
@@ -211,6 +230,12 @@ impl Directives {
     #[must_use]
     pub fn modes(&self, rules: &RuleSet, now: Micros) -> Modes {
         Modes::new(&self.switches, rules, now)
+    }
+
+    /// Puts what decisions read together again after many changes; whether there was anything to do.
+    pub fn gather(&mut self) -> bool {
+        let (limits, plans) = (self.limits.gather(), self.plans.gather());
+        limits || plans
     }
 
     /// Limits of entities, assignments of plans, and switches that the store holds.
@@ -259,7 +284,10 @@ impl Directives {
                 let terms = Arc::make_mut(&mut self.terms);
                 let value = match terms.used(&directive.word) {
                     Some(value) => value,
-                    None => terms.add(&directive.word, Arc::new(read(&directive.word, options)?)),
+                    None => {
+                        let meaning = Arc::new(read(&directive.word, options)?);
+                        terms.add(&directive.word, Meaning { allowance: meaning.allowance, terms: meaning })
+                    }
                 };
                 let identity = self.identity(domain, &pairs(entries));
                 let record = self.record(&directive);
@@ -411,17 +439,17 @@ impl Directives {
         texts.used(text).unwrap_or_else(|| texts.add(text, ()))
     }
 
-    fn forget_limit(&mut self, given: Given, record: &[u8], target: &Target) {
+    fn forget_limit(&mut self, given: Entity, record: &[u8], target: &Target) {
         Arc::make_mut(&mut self.terms).unused(given.value);
         self.forget(given, record, target);
     }
 
-    fn forget_plan(&mut self, given: Given, record: &[u8], target: &Target) {
+    fn forget_plan(&mut self, given: Entity, record: &[u8], target: &Target) {
         Arc::make_mut(&mut self.texts).unused(given.value);
         self.forget(given, record, target);
     }
 
-    fn forget(&mut self, given: Given, record: &[u8], target: &Target) {
+    fn forget(&mut self, given: Entity, record: &[u8], target: &Target) {
         if let Some(record) = Record::read(record) {
             let texts = Arc::make_mut(&mut self.texts);
             texts.unused(record.author);
@@ -438,7 +466,7 @@ impl Directives {
         numbers.write(&directive.target.to_string())
     }
 
-    fn directive(&self, (given, record): (Given, &[u8]), word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
+    fn directive(&self, (given, record): (Entity, &[u8]), word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
         let target = std::str::from_utf8(record.get(RECORD..)?).ok()?;
         let record = Record::read(record)?;
         Some(Directive {

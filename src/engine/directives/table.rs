@@ -8,9 +8,11 @@
 //! Descriptors are known by 72 bits of a keyed hash. Of a million in the map a stranger meets one with a probability of
 //! 2 · 10⁻¹⁶, and nobody who does not know the key can look for it.
 
-use std::sync::Arc;
+use std::{ops::Deref, sync::Arc};
 
 use branches::prefetch_read_data;
+
+use crate::allocator;
 
 /// A change copies one of so many parts.
 const PARTS: usize = 256;
@@ -19,7 +21,7 @@ const WIDTH: usize = 4;
 
 /// What a decision reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Given {
+pub(super) struct Entity {
     /// 0: nobody's.
     tag: u64,
     /// What the descriptor has.
@@ -55,7 +57,7 @@ impl Table {
         self.len
     }
 
-    pub(super) fn get(&self, identity: u128) -> Option<Given> {
+    pub(super) fn get(&self, identity: u128) -> Option<Entity> {
         let (part, tag) = place(identity);
         let part = &self.parts[part];
         Some(part.given(part.find(tag)?))
@@ -66,35 +68,58 @@ impl Table {
         let (part, tag) = place(identity);
         let part = &self.parts[part];
         if let Some(bucket) = part.buckets.get(part.home(tag)) {
-            prefetch_read_data::<_, 0>(bucket);
+            prefetch(bucket);
         }
     }
 
     /// What is there, with its record.
-    pub(super) fn entry(&self, identity: u128) -> Option<(Given, &[u8])> {
+    pub(super) fn entry(&self, identity: u128) -> Option<(Entity, &[u8])> {
         let (part, tag) = place(identity);
         let part = &self.parts[part];
         part.entry(part.find(tag)?)
     }
 
     /// The one that was there before, if there was.
-    pub(super) fn insert(&mut self, identity: u128, value: u32, until: u32, record: &[u8]) -> Option<(Given, Record)> {
+    pub(super) fn insert(&mut self, identity: u128, value: u32, until: u32, record: &[u8]) -> Option<(Entity, Record)> {
         let before = self.remove(identity);
         let (part, tag) = place(identity);
-        self.part_mut(part).add(Given { tag, value, until }, record);
+        self.part_mut(part).add(Entity { tag, value, until }, record);
         self.len += 1;
         before
     }
 
-    pub(super) fn remove(&mut self, identity: u128) -> Option<(Given, Record)> {
+    pub(super) fn remove(&mut self, identity: u128) -> Option<(Entity, Record)> {
         let (part, tag) = place(identity);
         let at = self.parts[part].find(tag)?;
         self.len -= 1;
         self.part_mut(part).remove(at)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (Given, &[u8])> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Entity, &[u8])> {
         self.parts.iter().flat_map(|part| part.all().filter_map(|at| part.entry(at)))
+    }
+
+    /// Puts the buckets of all parts side by side, in large pages, if many have been copied since; whether they have been. In
+    /// small pages a look-up waits for the page's place before it waits for the bucket.
+    pub(super) fn gather(&mut self) -> bool {
+        let (mut all, mut apart) = (0, 0);
+        for Part { buckets, .. } in self.parts.iter() {
+            all += buckets.len();
+            apart += if buckets.are_gathered() { 0 } else { buckets.len() };
+        }
+        if size_of::<Bucket>() * all < allocator::LARGE_PAGE || 4 * apart < all {
+            return false;
+        }
+        let mut memory = Vec::with_capacity(all);
+        allocator::use_large_pages(memory.spare_capacity_mut());
+        self.parts.iter().for_each(|part| memory.extend_from_slice(&part.buckets));
+        let (memory, mut start) = (Arc::new(memory), 0);
+        for part in Arc::make_mut(&mut self.parts) {
+            let len = part.buckets.len;
+            part.buckets = Buckets { memory: Arc::clone(&memory), start, len };
+            start += len;
+        }
+        true
     }
 
     fn part_mut(&mut self, part: usize) -> &mut Part {
@@ -103,9 +128,18 @@ impl Table {
 }
 
 /// A line of the processor's cache.
+const LINE: usize = 64;
+
+/// The processor begins to fetch all of it.
+pub(super) fn prefetch<T>(value: &T) {
+    let start = std::ptr::from_ref(value).cast::<u8>();
+    (0..size_of::<T>()).step_by(LINE).for_each(|line| prefetch_read_data::<_, 0>(start.wrapping_add(line)));
+}
+
+/// As large as a line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
-struct Bucket([Given; WIDTH]);
+struct Bucket([Entity; WIDTH]);
 
 impl Bucket {
     /// The first place that has this tag. All are compared, without a branch for each: which place it is cannot be foretold,
@@ -120,11 +154,52 @@ impl Bucket {
     }
 }
 
+/// Those of one part, in memory of its own or beside those of others.
+#[derive(Clone, Default)]
+struct Buckets {
+    memory: Arc<Vec<Bucket>>,
+    start: u32,
+    len: u32,
+}
+
+impl Buckets {
+    fn new(number: usize) -> Self {
+        vec![Bucket::default(); number].into()
+    }
+
+    fn are_gathered(&self) -> bool {
+        self.len() < self.memory.len()
+    }
+
+    /// Copied, unless nobody else has this memory.
+    fn make_mut(&mut self) -> &mut [Bucket] {
+        if self.are_gathered() {
+            *self = self.to_vec().into();
+        }
+        Arc::make_mut(&mut self.memory).as_mut_slice()
+    }
+}
+
+impl From<Vec<Bucket>> for Buckets {
+    fn from(memory: Vec<Bucket>) -> Self {
+        let len = memory.len() as u32;
+        Self { memory: Arc::new(memory), start: 0, len }
+    }
+}
+
+impl Deref for Buckets {
+    type Target = [Bucket];
+
+    fn deref(&self) -> &[Bucket] {
+        &self.memory[self.start as usize..][..self.len as usize]
+    }
+}
+
 /// A hash table with linear probing: an entry whose bucket is full is in the next that is not. The map holds it itself: a
 /// reference to it would be one more line to wait for.
 #[derive(Clone, Default)]
 struct Part {
-    buckets: Arc<[Bucket]>,
+    buckets: Buckets,
     rest: Arc<Rest>,
 }
 
@@ -141,11 +216,11 @@ struct Rest {
 type At = (usize, usize);
 
 impl Part {
-    fn given(&self, (bucket, place): At) -> Given {
+    fn given(&self, (bucket, place): At) -> Entity {
         self.buckets[bucket].0[place]
     }
 
-    fn entry(&self, at: At) -> Option<(Given, &[u8])> {
+    fn entry(&self, at: At) -> Option<(Entity, &[u8])> {
         Some((self.given(at), self.rest.records.get(self.rest.record_places[at.0][at.1])?))
     }
 
@@ -162,8 +237,9 @@ impl Part {
     /// Where it is, or would be.
     fn search(&self, tag: u64) -> Option<At> {
         let first = self.home(tag);
-        (first..self.buckets.len()).chain(0..first).find_map(|bucket| {
-            let place = self.buckets[bucket].place_of(tag).or_else(|| self.buckets[bucket].place_of(0))?;
+        let buckets = &*self.buckets;
+        (first..buckets.len()).chain(0..first).find_map(|bucket| {
+            let place = buckets[bucket].place_of(tag).or_else(|| buckets[bucket].place_of(0))?;
             Some((bucket, place))
         })
     }
@@ -174,7 +250,7 @@ impl Part {
     }
 
     /// One that is not there.
-    fn add(&mut self, given: Given, record: &[u8]) {
+    fn add(&mut self, given: Entity, record: &[u8]) {
         // A fifth stays free: so nearly all are where they are looked for first.
         if 5 * (self.rest.used + 1) > 4 * WIDTH * self.buckets.len() {
             self.rebuild(self.buckets.len() * 9 / 8 + 1);
@@ -183,9 +259,9 @@ impl Part {
         self.put(given, place);
     }
 
-    fn put(&mut self, given: Given, place: u32) {
+    fn put(&mut self, given: Entity, place: u32) {
         if let Some(at) = self.search(given.tag) {
-            Arc::make_mut(&mut self.buckets)[at.0].0[at.1] = given;
+            self.buckets.make_mut()[at.0].0[at.1] = given;
             let rest = Arc::make_mut(&mut self.rest);
             rest.record_places[at.0][at.1] = place;
             rest.used += 1;
@@ -193,7 +269,7 @@ impl Part {
     }
 
     /// One that is there. When nobody has most of the records any more, the rest and the buckets are packed anew.
-    fn remove(&mut self, at: At) -> Option<(Given, Record)> {
+    fn remove(&mut self, at: At) -> Option<(Entity, Record)> {
         let (given, record) = self.entry(at)?;
         let record = Record::from(record);
         self.free(at);
@@ -215,7 +291,7 @@ impl Part {
         while was_full {
             bucket = (bucket + 1) % all;
             was_full = self.buckets[bucket].is_full();
-            let passed = |given: &Given| {
+            let passed = |given: &Entity| {
                 let way = |from: usize| (bucket + all - from) % all;
                 given.tag != 0 && way(self.home(given.tag)) >= way(free.0)
             };
@@ -224,11 +300,11 @@ impl Part {
                 free = (bucket, place);
             }
         }
-        Arc::make_mut(&mut self.buckets)[free.0].0[free.1] = Given::default();
+        self.buckets.make_mut()[free.0].0[free.1] = Entity::default();
     }
 
     fn copy(&mut self, from: At, to: At) {
-        let (buckets, places) = (Arc::make_mut(&mut self.buckets), &mut Arc::make_mut(&mut self.rest).record_places);
+        let (buckets, places) = (self.buckets.make_mut(), &mut Arc::make_mut(&mut self.rest).record_places);
         buckets[to.0].0[to.1] = buckets[from.0].0[from.1];
         places[to.0][to.1] = places[from.0][from.1];
     }
@@ -236,7 +312,7 @@ impl Part {
     /// Into so many buckets, without the records that are forgotten.
     fn rebuild(&mut self, buckets: usize) {
         let rest = Rest { record_places: vec![[0; WIDTH]; buckets].into(), ..Rest::default() };
-        let mut new = Self { buckets: vec![Bucket::default(); buckets].into(), rest: rest.into() };
+        let mut new = Self { buckets: Buckets::new(buckets), rest: rest.into() };
         for (given, record) in self.all().filter_map(|at| self.entry(at)) {
             let place = Arc::make_mut(&mut new.rest).records.add(record);
             new.put(given, place);
@@ -330,6 +406,36 @@ mod tests {
         assert!(buckets <= 20 && pieces == 1, "{buckets} {pieces}");
         many[..20].iter().for_each(|identity| drop(table.remove(*identity)));
         assert_eq!((room(&table), table.len()), ((0, 0), 0));
+    }
+
+    /// What is read is in one piece again when much of it is not any more.
+    #[test]
+    fn parts_that_changed_come_together_again() {
+        let identity =
+            |number: u64| u128::from(number % 256) << 120 | u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut table = Table::default();
+        let put = |table: &mut Table, numbers: std::ops::Range<u64>| {
+            numbers.for_each(|number| drop(table.insert(identity(number), number as u32, 0, &[])));
+        };
+        put(&mut table, 1..1_000);
+        assert!(!table.gather(), "less than a page is where it is");
+        put(&mut table, 1_000..200_000);
+        assert!(table.gather() && !table.gather());
+        let memory = Arc::clone(&table.parts[0].buckets.memory);
+        let gathered =
+            |table: &Table| table.parts.iter().filter(|part| Arc::ptr_eq(&part.buckets.memory, &memory)).count();
+        assert_eq!(gathered(&table), PARTS);
+        let view = table.clone();
+        put(&mut table, 60..120);
+        assert_eq!((gathered(&view), gathered(&table)), (PARTS, PARTS - 60));
+        assert!(!table.gather(), "most are still together");
+        put(&mut table, 120..130);
+        assert!(table.gather());
+        assert_eq!((gathered(&view), gathered(&table)), (PARTS, 0));
+        let values = |table: &Table| {
+            (1..200_000).all(|number| table.get(identity(number)).is_some_and(|it| it.value == number as u32))
+        };
+        assert!(values(&view) && values(&table));
     }
 
     proptest! {

@@ -28,8 +28,8 @@ fn all(directives: &[(&str, &str)]) -> Directives {
 /// How many a second, and how many entries that is said of.
 fn limit(directives: &Directives, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    let (terms, all) = directives.terms(&directives.seek("api", &entries), Micros::from_secs(now))?;
-    Some((terms.limit.requests(), all))
+    let given = directives.terms(&directives.seek("api", &entries), Micros::from_secs(now))?;
+    Some((given.terms.limit.requests(), given.entries))
 }
 
 #[test]
@@ -104,6 +104,12 @@ fn a_directive_ends() {
     assert_eq!(over(&directives, 15), ["plan|api|user=bob"]);
     directives.remove(&Target::parse("plan|api|user=bob").unwrap()).unwrap();
     assert_eq!(over(&directives, 20), ["limit|api|user=eve"]);
+    // Within a second, too: it is kept until the second's end.
+    let eve = |until| Directive { until, ..directive("limit|api|user=eve", "1/second") };
+    directives.put(eve(Some(Micros::new(20_500_000))), Options::default()).unwrap();
+    assert_eq!((over(&directives, 20), over(&directives, 21)), (vec![], vec!["limit|api|user=eve".to_owned()]));
+    directives.put(eve(None), Options::default()).unwrap();
+    assert_eq!(over(&directives, 21), [""; 0]);
 }
 
 #[test]

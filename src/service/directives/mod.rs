@@ -28,6 +28,7 @@ use tokio::{sync::Mutex as AsyncMutex, time::interval};
 use super::{Clock, reload::Reloader};
 use crate::{
     algorithm::Micros,
+    allocator,
     engine::{
         Directive, Directives,
         directives::{DirectiveError, Origin, Scope, Target},
@@ -43,6 +44,8 @@ use crate::{
 
 /// Between two looks at the store, and at the file of switches.
 const LOOK: Duration = Duration::from_millis(250);
+/// Between two moves of all that decisions read. What was there before is held for a while longer, and is large.
+const GATHER: Duration = Duration::from_secs(10);
 /// Changes that an instance remembers for a store that goes back behind them.
 const REMEMBERED: usize = 256;
 /// The longest name of an author, and the longest reason, in bytes.
@@ -208,6 +211,9 @@ impl Keeper {
             let took = started.elapsed();
             tracing::info!(limits, plans, switches, version = known.mark.version, ?took, "directives loaded");
         }
+        if known.directives.gather() {
+            allocator::give_back();
+        }
         self.publish(&known);
         Ok(())
     }
@@ -219,7 +225,7 @@ impl Keeper {
             Some((metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)))
         };
         let mut settled = Settled::new(fingerprint());
-        let mut tick = interval(LOOK);
+        let (mut tick, mut gathered) = (interval(LOOK), Instant::now());
         loop {
             tick.tick().await;
             let mut known = self.known.lock().await;
@@ -232,6 +238,10 @@ impl Keeper {
                 self.heard(&known, heard);
             }
             self.end(&mut known).await;
+            if gathered.elapsed() > GATHER && known.directives.gather() {
+                gathered = Instant::now();
+                self.publish(&known);
+            }
         }
     }
 
