@@ -103,8 +103,10 @@ pub struct Engine {
     pub settings: Arc<Settings>,
 }
 
-/// A decision that has begun: the rules that were in force then.
-pub struct Begun {
+/// A decision that has begun.
+pub struct Begun<'r, 'm> {
+    request: &'r Request<'m>,
+    /// The rules that were in force then.
     snapshot: Guard<Arc<Snapshot>>,
     /// By descriptor.
     sought: SmallVec<[Sought; 1]>,
@@ -112,38 +114,29 @@ pub struct Begun {
 
 impl Engine {
     /// Decides one request. All its descriptors are counted, also when the first is refused already.
-    pub fn decide(
-        &self,
-        request: &Request<'_>,
-        now: Micros,
-    ) -> impl Future<Output = Result<Verdict, DecideError>> + Send {
-        self.decide_begun(request, self.begin(request), now)
+    pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
+        self.decide_begun(&self.begin(request), now).await
     }
 
     /// Begins a decision. What operators have said of the descriptors is on its way to the processor from here on: whoever has
     /// something else to do, such as to look what time it is, does it meanwhile.
     #[must_use]
-    pub fn begin(&self, request: &Request<'_>) -> Begun {
+    pub fn begin<'r, 'm>(&self, request: &'r Request<'m>) -> Begun<'r, 'm> {
         let snapshot = self.rules.load();
         let seek = |descriptor: &Descriptor<'_>| snapshot.directives.seek(request.domain, &descriptor.entries);
         let sought = request.descriptors.iter().map(seek).collect();
-        Begun { snapshot, sought }
+        Begun { request, snapshot, sought }
     }
 
     /// Decides a request as [`Engine::decide`] does, whose decision has begun.
-    pub async fn decide_begun(
-        &self,
-        request: &Request<'_>,
-        Begun { snapshot, sought }: Begun,
-        now: Micros,
-    ) -> Result<Verdict, DecideError> {
+    pub async fn decide_begun(&self, begun: &Begun<'_, '_>, now: Micros) -> Result<Verdict, DecideError> {
+        let Begun { request, snapshot, sought } = begun;
         if snapshot.compiled.awaited {
             return Err(DecideError::NoRules);
         }
         let domain = snapshot.rules().settings_of(request.domain);
         let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
-        let matches = self.matches(&snapshot, request, &sought, now);
-        drop(sought);
+        let matches = self.matches(snapshot, request, sought, now);
         let names = self.names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
         let mut hits = self.hits(request, &matches, &names);
         if !request.holds.is_empty() {
@@ -187,7 +180,7 @@ impl Engine {
                     }
                 });
             }
-            self.verdict(&snapshot, &matches, &decided)
+            self.verdict(snapshot, &matches, &decided)
         };
         if let Some(tried) = snapshot.trial.as_ref().and_then(|trial| trial.observe(self, request, &verdict, now)) {
             tried.await;

@@ -118,7 +118,7 @@ impl Check {
         }
         let begun = self.engine.begin(request);
         let (asked, now) = (Instant::now(), self.clock.now());
-        let verdict = self.engine.decide_begun(request, begun, now).await;
+        let verdict = self.engine.decide_begun(&begun, now).await;
         self.metrics.latency.record(self.engine.worker, asked.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);

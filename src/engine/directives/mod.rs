@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use self::{
     switches::Switches,
-    table::{Entity, Table, prefetch},
+    table::{Entity, Fingerprint, Table, prefetch},
     words::Words,
 };
 use crate::{
@@ -124,8 +124,8 @@ pub(crate) struct Given<'s> {
     pub(crate) entries: usize,
 }
 
-/// The identities under which a descriptor may have terms, each with the number of entries it is of, the most first.
-pub(crate) struct Sought(SmallVec<[(u128, usize); 1]>);
+/// The fingerprints under which a descriptor may have terms, each with the number of entries it is of, the most first.
+pub(crate) struct Sought(SmallVec<[(Fingerprint, u32); 1]>);
 
 /// By domain: the lists of keys that directives have, the longest first, and how many have each.
 type Shapes = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
@@ -158,20 +158,20 @@ impl Directives {
         };
         let fitting = shapes.into_iter().flatten().filter(|(keys, _)| fits(keys));
         let seek = |(keys, _): &(Box<[Box<str>]>, u32)| {
-            let identity = self.identity(domain, &entries[..keys.len()]);
-            self.limits.prefetch(identity);
-            (identity, keys.len())
+            let of = self.fingerprint(domain, &entries[..keys.len()]);
+            self.limits.prefetch(of);
+            (of, keys.len() as u32)
         };
         Sought(fitting.map(seek).collect())
     }
 
     /// What the longest list of entries has that the descriptor begins with. The processor begins to fetch the terms.
     pub(crate) fn terms(&self, sought: &Sought, now: Micros) -> Option<Given<'_>> {
-        sought.0.iter().find_map(|(identity, entries)| {
-            let given = self.limits.get(*identity).filter(|given| lives(given, now))?;
+        sought.0.iter().find_map(|(of, entries)| {
+            let given = self.limits.get(*of).filter(|given| lives(given, now))?;
             let Meaning { allowance, terms } = self.terms.meaning(given.value)?;
             prefetch(&**terms);
-            Some(Given { allowance: *allowance, terms, entries: *entries })
+            Some(Given { allowance: *allowance, terms, entries: *entries as usize })
         })
     }
 
@@ -182,15 +182,15 @@ impl Directives {
         }
         let shapes = self.plan_shapes.get(domain)?;
         entries.iter().rev().filter(|entry| shapes.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(|entry| {
-            let given = self.plans.get(self.identity(domain, &[*entry])).filter(|given| lives(given, now))?;
+            let given = self.plans.get(self.fingerprint(domain, &[*entry])).filter(|given| lives(given, now))?;
             Some(self.texts.text(given.value))
         })
     }
 
-    fn identity(&self, domain: &str, entries: &[Entry<'_>]) -> u128 {
+    fn fingerprint(&self, domain: &str, entries: &[Entry<'_>]) -> Fingerprint {
         let mut identity = Identity::keyed(&self.secret, domain);
         entries.iter().for_each(|entry| identity.add(entry.key, entry.value));
-        identity.finish()
+        identity.finish().into()
     }
 }
 
@@ -289,20 +289,20 @@ impl Directives {
                         terms.add(&directive.word, Meaning { allowance: meaning.allowance, terms: meaning })
                     }
                 };
-                let identity = self.identity(domain, &pairs(entries));
+                let of = self.fingerprint(domain, &pairs(entries));
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
-                match self.limits.insert(identity, value, until, &record) {
+                match self.limits.insert(of, value, until, &record) {
                     Some((given, record)) => self.forget_limit(given, &record, &directive.target),
                     None => add_shape(&mut self.limit_shapes, domain, &keys),
                 }
             }
             Target::Plan { domain, key, value } => {
                 let plan = self.text(&directive.word);
-                let identity = self.identity(domain, &[Entry { key, value }]);
+                let of = self.fingerprint(domain, &[Entry { key, value }]);
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
-                match self.plans.insert(identity, plan, until, &record) {
+                match self.plans.insert(of, plan, until, &record) {
                     Some((given, record)) => self.forget_plan(given, &record, &directive.target),
                     None => add_shape(&mut self.plan_shapes, domain, &[key]),
                 }
@@ -376,13 +376,13 @@ impl Directives {
         let before = self.get(target)?;
         match target {
             Target::Limit { domain, entries } => {
-                let (given, record) = self.limits.remove(self.identity(domain, &pairs(entries)))?;
+                let (given, record) = self.limits.remove(self.fingerprint(domain, &pairs(entries)))?;
                 self.forget_limit(given, &record, target);
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
                 remove_shape(&mut self.limit_shapes, domain, &keys);
             }
             Target::Plan { domain, key, value } => {
-                let (given, record) = self.plans.remove(self.identity(domain, &[Entry { key, value }]))?;
+                let (given, record) = self.plans.remove(self.fingerprint(domain, &[Entry { key, value }]))?;
                 self.forget_plan(given, &record, target);
                 remove_shape(&mut self.plan_shapes, domain, &[key]);
             }
@@ -397,11 +397,11 @@ impl Directives {
     pub fn get(&self, target: &Target) -> Option<Directive> {
         match target {
             Target::Limit { domain, entries } => {
-                let entry = self.limits.entry(self.identity(domain, &pairs(entries)))?;
+                let entry = self.limits.entry(self.fingerprint(domain, &pairs(entries)))?;
                 self.directive(entry, |number| self.terms.text(number))
             }
             Target::Plan { domain, key, value } => {
-                let entry = self.plans.entry(self.identity(domain, &[Entry { key, value }]))?;
+                let entry = self.plans.entry(self.fingerprint(domain, &[Entry { key, value }]))?;
                 self.directive(entry, |number| self.texts.text(number))
             }
             Target::Switch(scope) => self.switches.of(Origin::Store).get(scope).cloned(),

@@ -47,9 +47,17 @@ impl Default for Table {
     }
 }
 
-/// Where an identity is: its part, its tag.
-fn place(identity: u128) -> (usize, u64) {
-    ((identity >> 120) as usize, (identity as u64).max(1))
+/// What is known of a descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fingerprint {
+    tag: u64,
+    part: u8,
+}
+
+impl From<u128> for Fingerprint {
+    fn from(hash: u128) -> Self {
+        Self { tag: (hash as u64).max(1), part: (hash >> 120) as u8 }
+    }
 }
 
 impl Table {
@@ -57,42 +65,43 @@ impl Table {
         self.len
     }
 
-    pub(super) fn get(&self, identity: u128) -> Option<Entity> {
-        let (part, tag) = place(identity);
-        let part = &self.parts[part];
-        Some(part.given(part.find(tag)?))
+    pub(super) fn get(&self, of: Fingerprint) -> Option<Entity> {
+        let part = self.part(of);
+        Some(part.given(part.find(of.tag)?))
     }
 
     /// The processor begins to fetch what [`Table::get`] reads.
-    pub(super) fn prefetch(&self, identity: u128) {
-        let (part, tag) = place(identity);
-        let part = &self.parts[part];
-        if let Some(bucket) = part.buckets.get(part.home(tag)) {
+    pub(super) fn prefetch(&self, of: Fingerprint) {
+        let part = self.part(of);
+        if let Some(bucket) = part.buckets.get(part.home(of.tag)) {
             prefetch(bucket);
         }
     }
 
     /// What is there, with its record.
-    pub(super) fn entry(&self, identity: u128) -> Option<(Entity, &[u8])> {
-        let (part, tag) = place(identity);
-        let part = &self.parts[part];
-        part.entry(part.find(tag)?)
+    pub(super) fn entry(&self, of: Fingerprint) -> Option<(Entity, &[u8])> {
+        let part = self.part(of);
+        part.entry(part.find(of.tag)?)
     }
 
     /// The one that was there before, if there was.
-    pub(super) fn insert(&mut self, identity: u128, value: u32, until: u32, record: &[u8]) -> Option<(Entity, Record)> {
-        let before = self.remove(identity);
-        let (part, tag) = place(identity);
-        self.part_mut(part).add(Entity { tag, value, until }, record);
+    pub(super) fn insert(
+        &mut self,
+        of: Fingerprint,
+        value: u32,
+        until: u32,
+        record: &[u8],
+    ) -> Option<(Entity, Record)> {
+        let before = self.remove(of);
+        self.part_mut(of).add(Entity { tag: of.tag, value, until }, record);
         self.len += 1;
         before
     }
 
-    pub(super) fn remove(&mut self, identity: u128) -> Option<(Entity, Record)> {
-        let (part, tag) = place(identity);
-        let at = self.parts[part].find(tag)?;
+    pub(super) fn remove(&mut self, of: Fingerprint) -> Option<(Entity, Record)> {
+        let at = self.part(of).find(of.tag)?;
         self.len -= 1;
-        self.part_mut(part).remove(at)
+        self.part_mut(of).remove(at)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Entity, &[u8])> {
@@ -122,8 +131,12 @@ impl Table {
         true
     }
 
-    fn part_mut(&mut self, part: usize) -> &mut Part {
-        &mut Arc::make_mut(&mut self.parts)[part]
+    fn part(&self, of: Fingerprint) -> &Part {
+        &self.parts[usize::from(of.part)]
+    }
+
+    fn part_mut(&mut self, of: Fingerprint) -> &mut Part {
+        &mut Arc::make_mut(&mut self.parts)[usize::from(of.part)]
     }
 }
 
@@ -377,10 +390,10 @@ mod tests {
     use super::*;
 
     /// Few parts, so that they are shared.
-    fn identity(number: u8) -> u128 {
+    fn fingerprint(number: u8) -> Fingerprint {
         // Half of the tags lie close together, and half as a hash would have them.
         let tag = u128::from(number) << (number % 2 * 56);
-        u128::from(number % 5) << 120 | tag
+        (u128::from(number % 5) << 120 | tag).into()
     }
 
     /// Some fill a piece, and some are more than one.
@@ -391,31 +404,32 @@ mod tests {
     #[test]
     fn what_is_replaced_or_gone_takes_no_room() {
         let mut table = Table::default();
-        let many: Vec<u128> = (1..=1_000_u64).map(|number| u128::from(number * (u64::MAX / 1_000))).collect();
-        many.iter().for_each(|identity| drop(table.insert(*identity, 0, 0, &record(1))));
+        let many = (1..=1_000_u64).map(|number| u128::from(number * (u64::MAX / 1_000)).into());
+        let many: Vec<Fingerprint> = many.collect();
+        many.iter().for_each(|it| drop(table.insert(*it, 0, 0, &record(1))));
         let room = |table: &Table| (table.parts[0].buckets.len(), table.parts[0].rest.records.pieces.len());
         let (buckets, pieces) = room(&table);
         assert!((313..=400).contains(&buckets) && pieces == 7, "{buckets} {pieces}");
         (0..1_000).for_each(|_| drop(table.insert(many[0], 0, 0, &record(100))));
         let (_, pieces) = room(&table);
         assert!(pieces <= 30, "{pieces}");
-        many[20..40].iter().for_each(|identity| drop(table.remove(*identity)));
+        many[20..40].iter().for_each(|it| drop(table.remove(*it)));
         assert!(table.parts[0].rest.records.forgotten > 0, "the few that are gone are no reason to pack the rest anew");
-        many[40..].iter().for_each(|identity| drop(table.remove(*identity)));
+        many[40..].iter().for_each(|it| drop(table.remove(*it)));
         let (buckets, pieces) = room(&table);
         assert!(buckets <= 20 && pieces == 1, "{buckets} {pieces}");
-        many[..20].iter().for_each(|identity| drop(table.remove(*identity)));
+        many[..20].iter().for_each(|it| drop(table.remove(*it)));
         assert_eq!((room(&table), table.len()), ((0, 0), 0));
     }
 
     /// What is read is in one piece again when much of it is not any more.
     #[test]
     fn parts_that_changed_come_together_again() {
-        let identity =
-            |number: u64| u128::from(number % 256) << 120 | u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let fingerprint =
+            |number: u64| Fingerprint { tag: number.wrapping_mul(0x9E37_79B9_7F4A_7C15), part: number as u8 };
         let mut table = Table::default();
         let put = |table: &mut Table, numbers: std::ops::Range<u64>| {
-            numbers.for_each(|number| drop(table.insert(identity(number), number as u32, 0, &[])));
+            numbers.for_each(|number| drop(table.insert(fingerprint(number), number as u32, 0, &[])));
         };
         put(&mut table, 1..1_000);
         assert!(!table.gather(), "less than a page is where it is");
@@ -433,7 +447,7 @@ mod tests {
         assert!(table.gather());
         assert_eq!((gathered(&view), gathered(&table)), (PARTS, 0));
         let values = |table: &Table| {
-            (1..200_000).all(|number| table.get(identity(number)).is_some_and(|it| it.value == number as u32))
+            (1..200_000).all(|number| table.get(fingerprint(number)).is_some_and(|it| it.value == number as u32))
         };
         assert!(values(&view) && values(&table));
     }
@@ -448,11 +462,11 @@ mod tests {
             for (number, value) in steps {
                 let before = match value {
                     Some(value) => {
-                        let before = table.insert(identity(number), value, 0, &record(number));
+                        let before = table.insert(fingerprint(number), value, 0, &record(number));
                         prop_assert_eq!(before.map(|(given, _)| given.value), model.insert(number, value));
                         continue;
                     }
-                    None => table.remove(identity(number)),
+                    None => table.remove(fingerprint(number)),
                 };
                 prop_assert_eq!(before.map(|(given, _)| given.value), model.remove(&number));
                 let seen: HashMap<_, _> = view.iter().map(|(given, record)| (record[0], given.value)).collect();
@@ -461,7 +475,7 @@ mod tests {
             }
             prop_assert_eq!(table.len(), model.len());
             for number in 0..=u8::MAX {
-                let entry = table.entry(identity(number));
+                let entry = table.entry(fingerprint(number));
                 prop_assert_eq!(entry.map(|(given, _)| given.value), model.get(&number).copied());
                 prop_assert!(entry.is_none_or(|(_, bytes)| bytes == record(number)));
             }
