@@ -70,6 +70,23 @@ fn the_last_entry_that_has_a_plan_has_the_say() {
     assert_eq!(plan(&[("user", "c")]), None);
 }
 
+/// However few plans there are beside many limits.
+#[test]
+fn many_come_together_and_say_the_same() {
+    let mut directives = all(&[("plan|api|user=a", "pro")]);
+    let name = |number: u32| format!("u{number}");
+    assert!(!directives.gather());
+    for number in 0..120_000 {
+        let target = Target::of_descriptor("api", &[Entry { key: "user", value: &name(number) }]);
+        let directive = Directive { target, ..directive("plan|api|user=a", &format!("{}/day", 1 + number % 7)) };
+        directives.put(directive, Options::default()).unwrap();
+    }
+    assert!(directives.gather() && !directives.gather());
+    let said = |number| limit(&directives, &[("user", &name(number))], 0);
+    assert!((0..120_000).all(|number| said(number) == Some((1 + number % 7, 1))));
+    assert_eq!(said(120_000), None);
+}
+
 #[test]
 fn a_limit_goes_without_those_that_have_the_same_keys() {
     let mut directives = all(&[("limit|api|user=bob", "1/second"), ("limit|api|user=eve", "2/second")]);
