@@ -425,8 +425,9 @@ mod tests {
     /// What is read is in one piece again when much of it is not any more.
     #[test]
     fn parts_that_changed_come_together_again() {
-        let fingerprint =
-            |number: u64| Fingerprint { tag: number.wrapping_mul(0x9E37_79B9_7F4A_7C15), part: number as u8 };
+        let fingerprint = |number: u64| {
+            Fingerprint::from(u128::from(number) << 120 | u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+        };
         let mut table = Table::default();
         let put = |table: &mut Table, numbers: std::ops::Range<u64>| {
             numbers.for_each(|number| drop(table.insert(fingerprint(number), number as u32, 0, &[])));
