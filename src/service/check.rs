@@ -116,6 +116,7 @@ impl Check {
             self.metrics.invalid.add(self.engine.worker, 1);
             return Err(error);
         }
+        // First: the clock is read while what it looks for is fetched.
         let begun = self.engine.begin(request);
         let (asked, now) = (Instant::now(), self.clock.now());
         let verdict = self.engine.decide_begun(&begun, now).await;

@@ -168,8 +168,8 @@ impl Directives {
     /// What the longest list of entries has that the descriptor begins with. The processor begins to fetch the terms.
     pub(crate) fn terms(&self, sought: &Sought, now: Micros) -> Option<Given<'_>> {
         sought.0.iter().find_map(|(of, entries)| {
-            let given = self.limits.get(*of).filter(|given| lives(given, now))?;
-            let Meaning { allowance, terms } = self.terms.meaning(given.value)?;
+            let entity = self.limits.get(*of).filter(|entity| lives(entity, now))?;
+            let Meaning { allowance, terms } = self.terms.meaning(entity.value)?;
             prefetch(&**terms);
             Some(Given { allowance: *allowance, terms, entries: *entries as usize })
         })
@@ -182,8 +182,8 @@ impl Directives {
         }
         let shapes = self.plan_shapes.get(domain)?;
         entries.iter().rev().filter(|entry| shapes.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(|entry| {
-            let given = self.plans.get(self.fingerprint(domain, &[*entry])).filter(|given| lives(given, now))?;
-            Some(self.texts.text(given.value))
+            let entity = self.plans.get(self.fingerprint(domain, &[*entry])).filter(|entity| lives(entity, now))?;
+            Some(self.texts.text(entity.value))
         })
     }
 
@@ -194,8 +194,8 @@ impl Directives {
     }
 }
 
-fn lives(given: &Entity, now: Micros) -> bool {
-    given.until == 0 || u64::from(given.until) > now.floor_secs()
+fn lives(entity: &Entity, now: Micros) -> bool {
+    entity.until == 0 || u64::from(entity.until) > now.floor_secs()
 }
 
 /// What operators ask.
@@ -293,7 +293,7 @@ impl Directives {
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
                 match self.limits.insert(of, value, until, &record) {
-                    Some((given, record)) => self.forget_limit(given, &record, &directive.target),
+                    Some((entity, record)) => self.forget_limit(entity, &record, &directive.target),
                     None => add_shape(&mut self.limit_shapes, domain, &keys),
                 }
             }
@@ -303,7 +303,7 @@ impl Directives {
                 let record = self.record(&directive);
                 let until = seconds(directive.until);
                 match self.plans.insert(of, plan, until, &record) {
-                    Some((given, record)) => self.forget_plan(given, &record, &directive.target),
+                    Some((entity, record)) => self.forget_plan(entity, &record, &directive.target),
                     None => add_shape(&mut self.plan_shapes, domain, &[key]),
                 }
             }
@@ -376,14 +376,14 @@ impl Directives {
         let before = self.get(target)?;
         match target {
             Target::Limit { domain, entries } => {
-                let (given, record) = self.limits.remove(self.fingerprint(domain, &pairs(entries)))?;
-                self.forget_limit(given, &record, target);
+                let (entity, record) = self.limits.remove(self.fingerprint(domain, &pairs(entries)))?;
+                self.forget_limit(entity, &record, target);
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
                 remove_shape(&mut self.limit_shapes, domain, &keys);
             }
             Target::Plan { domain, key, value } => {
-                let (given, record) = self.plans.remove(self.fingerprint(domain, &[Entry { key, value }]))?;
-                self.forget_plan(given, &record, target);
+                let (entity, record) = self.plans.remove(self.fingerprint(domain, &[Entry { key, value }]))?;
+                self.forget_plan(entity, &record, target);
                 remove_shape(&mut self.plan_shapes, domain, &[key]);
             }
             Target::Switch(scope) => drop(self.take_back(scope, Origin::Store)),
@@ -439,24 +439,24 @@ impl Directives {
         texts.used(text).unwrap_or_else(|| texts.add(text, ()))
     }
 
-    fn forget_limit(&mut self, given: Entity, record: &[u8], target: &Target) {
-        Arc::make_mut(&mut self.terms).unused(given.value);
-        self.forget(given, record, target);
+    fn forget_limit(&mut self, entity: Entity, record: &[u8], target: &Target) {
+        Arc::make_mut(&mut self.terms).unused(entity.value);
+        self.forget(entity, record, target);
     }
 
-    fn forget_plan(&mut self, given: Entity, record: &[u8], target: &Target) {
-        Arc::make_mut(&mut self.texts).unused(given.value);
-        self.forget(given, record, target);
+    fn forget_plan(&mut self, entity: Entity, record: &[u8], target: &Target) {
+        Arc::make_mut(&mut self.texts).unused(entity.value);
+        self.forget(entity, record, target);
     }
 
-    fn forget(&mut self, given: Entity, record: &[u8], target: &Target) {
+    fn forget(&mut self, entity: Entity, record: &[u8], target: &Target) {
         if let Some(record) = Record::read(record) {
             let texts = Arc::make_mut(&mut self.texts);
             texts.unused(record.author);
             texts.unused(record.reason);
         }
-        if given.until > 0 {
-            Arc::make_mut(&mut self.ends).remove(&(Micros::from_secs(given.until.into()), target.clone()));
+        if entity.until > 0 {
+            Arc::make_mut(&mut self.ends).remove(&(Micros::from_secs(entity.until.into()), target.clone()));
         }
     }
 
@@ -466,13 +466,13 @@ impl Directives {
         numbers.write(&directive.target.to_string())
     }
 
-    fn directive(&self, (given, record): (Entity, &[u8]), word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
+    fn directive(&self, (entity, record): (Entity, &[u8]), word: impl FnOnce(u32) -> Arc<str>) -> Option<Directive> {
         let target = std::str::from_utf8(record.get(RECORD..)?).ok()?;
         let record = Record::read(record)?;
         Some(Directive {
             target: Target::parse(target).ok()?,
-            word: word(given.value),
-            until: (given.until > 0).then(|| Micros::from_secs(given.until.into())),
+            word: word(entity.value),
+            until: (entity.until > 0).then(|| Micros::from_secs(entity.until.into())),
             author: self.texts.text(record.author),
             reason: self.texts.text(record.reason),
             at: record.at,

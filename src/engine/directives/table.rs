@@ -3,7 +3,8 @@
 //!
 //! A decision finds what it reads in a hash table whose buckets are lines of the processor's cache. With a million
 //! descriptors it waits for one line of memory, seldom two, and what it reads on the way there is in a cache already.
-//! Records are elsewhere: nobody reads them to decide.
+//! The buckets of many parts lie side by side in large pages, but for those that changed lately. Records are elsewhere: nobody
+//! reads them to decide.
 //!
 //! Descriptors are known by 72 bits of a keyed hash. Of a million in the map a stranger meets one with a probability of
 //! 2 · 10⁻¹⁶, and nobody who does not know the key can look for it.
@@ -67,7 +68,7 @@ impl Table {
 
     pub(super) fn get(&self, of: Fingerprint) -> Option<Entity> {
         let part = self.part(of);
-        Some(part.given(part.find(of.tag)?))
+        Some(part.entity(part.find(of.tag)?))
     }
 
     /// The processor begins to fetch what [`Table::get`] reads.
@@ -176,8 +177,9 @@ struct Buckets {
 }
 
 impl Buckets {
-    fn new(number: usize) -> Self {
-        vec![Bucket::default(); number].into()
+    fn new(memory: Vec<Bucket>) -> Self {
+        let len = memory.len() as u32;
+        Self { memory: Arc::new(memory), start: 0, len }
     }
 
     fn are_gathered(&self) -> bool {
@@ -187,16 +189,9 @@ impl Buckets {
     /// Copied, unless nobody else has this memory.
     fn make_mut(&mut self) -> &mut [Bucket] {
         if self.are_gathered() {
-            *self = self.to_vec().into();
+            *self = Self::new(self.to_vec());
         }
         Arc::make_mut(&mut self.memory).as_mut_slice()
-    }
-}
-
-impl From<Vec<Bucket>> for Buckets {
-    fn from(memory: Vec<Bucket>) -> Self {
-        let len = memory.len() as u32;
-        Self { memory: Arc::new(memory), start: 0, len }
     }
 }
 
@@ -229,22 +224,22 @@ struct Rest {
 type At = (usize, usize);
 
 impl Part {
-    fn given(&self, (bucket, place): At) -> Entity {
+    fn entity(&self, (bucket, place): At) -> Entity {
         self.buckets[bucket].0[place]
     }
 
     fn entry(&self, at: At) -> Option<(Entity, &[u8])> {
-        Some((self.given(at), self.rest.records.get(self.rest.record_places[at.0][at.1])?))
+        Some((self.entity(at), self.rest.records.get(self.rest.record_places[at.0][at.1])?))
     }
 
     /// Where all are that are used.
     fn all(&self) -> impl Iterator<Item = At> {
         let all = (0..self.buckets.len()).flat_map(|bucket| (0..WIDTH).map(move |place| (bucket, place)));
-        all.filter(|at| self.given(*at).tag != 0)
+        all.filter(|at| self.entity(*at).tag != 0)
     }
 
     fn find(&self, tag: u64) -> Option<At> {
-        self.search(tag).filter(|at| self.given(*at).tag == tag)
+        self.search(tag).filter(|at| self.entity(*at).tag == tag)
     }
 
     /// Where it is, or would be.
@@ -263,18 +258,18 @@ impl Part {
     }
 
     /// One that is not there.
-    fn add(&mut self, given: Entity, record: &[u8]) {
+    fn add(&mut self, entity: Entity, record: &[u8]) {
         // A fifth stays free: so nearly all are where they are looked for first.
         if 5 * (self.rest.used + 1) > 4 * WIDTH * self.buckets.len() {
             self.rebuild(self.buckets.len() * 9 / 8 + 1);
         }
         let place = Arc::make_mut(&mut self.rest).records.add(record);
-        self.put(given, place);
+        self.put(entity, place);
     }
 
-    fn put(&mut self, given: Entity, place: u32) {
-        if let Some(at) = self.search(given.tag) {
-            self.buckets.make_mut()[at.0].0[at.1] = given;
+    fn put(&mut self, entity: Entity, place: u32) {
+        if let Some(at) = self.search(entity.tag) {
+            self.buckets.make_mut()[at.0].0[at.1] = entity;
             let rest = Arc::make_mut(&mut self.rest);
             rest.record_places[at.0][at.1] = place;
             rest.used += 1;
@@ -283,7 +278,7 @@ impl Part {
 
     /// One that is there. When nobody has most of the records any more, the rest and the buckets are packed anew.
     fn remove(&mut self, at: At) -> Option<(Entity, Record)> {
-        let (given, record) = self.entry(at)?;
+        let (entity, record) = self.entry(at)?;
         let record = Record::from(record);
         self.free(at);
         let rest = Arc::make_mut(&mut self.rest);
@@ -293,7 +288,7 @@ impl Part {
         if rest.records.are_mostly_forgotten() {
             self.rebuild(used / 3 + usize::from(used > 0));
         }
-        Some((given, record))
+        Some((entity, record))
     }
 
     /// Empties a place. If the bucket was full, an entry that is further on for that reason moves up, and so does one that is
@@ -304,9 +299,9 @@ impl Part {
         while was_full {
             bucket = (bucket + 1) % all;
             was_full = self.buckets[bucket].is_full();
-            let passed = |given: &Entity| {
+            let passed = |entity: &Entity| {
                 let way = |from: usize| (bucket + all - from) % all;
-                given.tag != 0 && way(self.home(given.tag)) >= way(free.0)
+                entity.tag != 0 && way(self.home(entity.tag)) >= way(free.0)
             };
             if let Some(place) = self.buckets[bucket].0.iter().position(passed) {
                 self.copy((bucket, place), free);
@@ -325,10 +320,10 @@ impl Part {
     /// Into so many buckets, without the records that are forgotten.
     fn rebuild(&mut self, buckets: usize) {
         let rest = Rest { record_places: vec![[0; WIDTH]; buckets].into(), ..Rest::default() };
-        let mut new = Self { buckets: Buckets::new(buckets), rest: rest.into() };
-        for (given, record) in self.all().filter_map(|at| self.entry(at)) {
+        let mut new = Self { buckets: Buckets::new(vec![Bucket::default(); buckets]), rest: rest.into() };
+        for (entity, record) in self.all().filter_map(|at| self.entry(at)) {
             let place = Arc::make_mut(&mut new.rest).records.add(record);
-            new.put(given, place);
+            new.put(entity, place);
         }
         *self = new;
     }
@@ -464,20 +459,20 @@ mod tests {
                 let before = match value {
                     Some(value) => {
                         let before = table.insert(fingerprint(number), value, 0, &record(number));
-                        prop_assert_eq!(before.map(|(given, _)| given.value), model.insert(number, value));
+                        prop_assert_eq!(before.map(|(entity, _)| entity.value), model.insert(number, value));
                         continue;
                     }
                     None => table.remove(fingerprint(number)),
                 };
-                prop_assert_eq!(before.map(|(given, _)| given.value), model.remove(&number));
-                let seen: HashMap<_, _> = view.iter().map(|(given, record)| (record[0], given.value)).collect();
+                prop_assert_eq!(before.map(|(entity, _)| entity.value), model.remove(&number));
+                let seen: HashMap<_, _> = view.iter().map(|(entity, record)| (record[0], entity.value)).collect();
                 prop_assert_eq!(&seen, &model_then);
                 (view, model_then) = (table.clone(), model.clone());
             }
             prop_assert_eq!(table.len(), model.len());
             for number in 0..=u8::MAX {
                 let entry = table.entry(fingerprint(number));
-                prop_assert_eq!(entry.map(|(given, _)| given.value), model.get(&number).copied());
+                prop_assert_eq!(entry.map(|(entity, _)| entity.value), model.get(&number).copied());
                 prop_assert!(entry.is_none_or(|(_, bytes)| bytes == record(number)));
             }
         }
