@@ -11,7 +11,7 @@ pub(crate) const LARGE_PAGE: usize = 2 << 20;
 /// Sound: the function takes no pointers, may be called from any thread at any time, and frees nothing that is in use, also when
 /// another allocator is the process' own.
 #[allow(unsafe_code, reason = "there is no safe binding")]
-pub(crate) fn give_back() {
+pub(crate) fn release_memory() {
     unsafe { libmimalloc_sys::mi_collect(true) }
 }
 

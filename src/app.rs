@@ -19,18 +19,17 @@ use tokio::{
 use tonic_health::{ServingStatus, server::HealthReporter};
 
 use crate::{
-    engine::{Engine, Resources, Statistics, StatisticsSettings, Top},
+    engine::{Engine, Resources, Statistics, StatisticsSettings, TopEntities},
     metrics::{Totals, WorkerId, observe_counter, observe_gauge},
     rules::{Options, SourceFile},
     service::{
-        Admin, Candidates, Check, Clock, Keeper, Recorder, Reports, check,
-        reload::{LoadError, Reloader, Source, Which},
+        Admin, Candidates, Check, Clock, OverrideSync, Recorder, ResourceReports, check,
+        reload::{FileFilter, LoadError, Reloader, Source},
     },
     settings::Settings,
     store::{
-        self, AnyStore, Local, Memory,
-        directives::{DirectiveStore, Journal, JournalError},
-        local,
+        self, AnyStore, Local, Memory, local,
+        overrides::{Journal, JournalError, OverrideStore},
         redis::{SetupError, Time},
     },
     telemetry::{Meters, Statsd, TelemetryError, Traces},
@@ -95,9 +94,9 @@ fn examples() -> Vec<SourceFile> {
 /// Where the rules come from.
 pub(crate) fn source(settings: &Settings) -> Source {
     if settings.rules.xds.server.is_some() {
-        return Source::Fed;
+        return Source::Pushed;
     }
-    let which = if settings.rules.all_files { Which::All } else { Which::Yaml };
+    let which = if settings.rules.all_files { FileFilter::All } else { FileFilter::Yaml };
     let directory = |directory| Source::Directory(directory, which);
     settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), directory)
 }
@@ -105,7 +104,7 @@ pub(crate) fn source(settings: &Settings) -> Source {
 /// Runs the service until it is told to stop.
 pub fn run(settings: Settings) -> Result<(), AppError> {
     settings.telemetry.log.start()?;
-    for remark in &settings.remarks {
+    for remark in &settings.warnings {
         tracing::warn!("{remark}");
     }
     // The second of two calls in one process loses, and that is as well.
@@ -118,7 +117,7 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
 }
 
 async fn serve(mut settings: Settings) -> Result<(), AppError> {
-    share_descriptors(&mut settings);
+    divide_open_files(&mut settings);
     let workers = match settings.workers {
         0 => thread::available_parallelism().map_or(1, usize::from),
         workers => workers,
@@ -171,7 +170,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         store,
         local: Arc::new(Memory::new(&settings.memory)),
         statistics,
-        top: Top::new(workers + 1),
+        top: TopEntities::new(workers + 1),
         reloader: Arc::clone(&reloader),
         decisions: Arc::new(decisions),
         metrics: Arc::clone(&check_metrics),
@@ -197,8 +196,8 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let mut server = Server::bind(settings.grpc.clone()).await?;
     let operators = admin::Server::bind(&settings.admin).await?;
     let check = parts.check(control);
-    let reports = Reports { engine: check.engine.clone(), clock: clock.clone(), resources };
-    let (health, others) = grpc::others(ResourceService::new(reports.clone())).await;
+    let reports = ResourceReports { engine: check.engine.clone(), clock: clock.clone(), resources };
+    let (health, others) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
     let (stop, stopping) = watch::channel(false);
     for worker in 0..workers {
         let (parts, traces, others) = (parts.clone(), traces.clone(), others.clone());
@@ -228,17 +227,18 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     tokio::spawn(reports.clone().follow());
     tokio::spawn(sweep(store.clone(), clock.clone()));
 
-    let directives = DirectiveStore::beside(&store, Journal::new(settings.directives.file.clone()));
-    let keeper = Keeper::new(directives, settings.directives.clone(), options, clock.clone(), Arc::clone(&reloader));
-    keeper.start().await.map_err(AppError::Directives)?;
-    keeper.observe(&meter);
-    tokio::spawn(Arc::clone(&keeper).follow());
+    let overrides = OverrideStore::beside(&store, Journal::new(settings.overrides.file.clone()));
+    let overrides =
+        OverrideSync::new(overrides, settings.overrides.clone(), options, clock.clone(), Arc::clone(&reloader));
+    overrides.start().await.map_err(AppError::Directives)?;
+    overrides.observe(&meter);
+    tokio::spawn(Arc::clone(&overrides).follow());
     let directory = (settings.rules.candidate_dir.clone(), settings.rules.candidate_share);
-    let (own_keeper, own_reloader, own_clock) = (Arc::clone(&keeper), Arc::clone(&reloader), clock.clone());
+    let (own_keeper, own_reloader, own_clock) = (Arc::clone(&overrides), Arc::clone(&reloader), clock.clone());
     let resources = Arc::clone(&reports.resources);
     let candidates = Candidates::new(own_keeper, own_reloader, resources, own_clock, workers + 1, directory);
     // What was promoted is in force before the first decision.
-    candidates.look(false).await;
+    candidates.poll(false).await;
     candidates.observe(&meter);
     tokio::spawn(Arc::clone(&candidates).follow());
 
@@ -246,14 +246,14 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         let addr = operators.local_addr().map_err(AppError::Process)?;
         tracing::info!(admin = %addr, "serving operators");
         let (engine, clock) = (check.engine.clone(), clock.clone());
-        let (keeper, reloader) = (Arc::clone(&keeper), Arc::clone(&reloader));
-        let admin = Admin { engine, keeper, reloader, candidates, clock };
+        let (overrides, reloader) = (Arc::clone(&overrides), Arc::clone(&reloader));
+        let admin = Admin { engine, overrides: overrides, reloader, candidates, clock };
         tokio::spawn(operators.run(admin, stopping.clone()));
     }
 
     let leaving = Arc::new(AtomicBool::new(false));
-    if settings.rules.needed_for_health {
-        tokio::spawn(need_rules(health.clone(), Arc::clone(&reloader), Arc::clone(&leaving)));
+    if settings.rules.required_for_health {
+        tokio::spawn(require_rules(health.clone(), Arc::clone(&reloader), Arc::clone(&leaving)));
     }
     let handlers = http::Handlers {
         check,
@@ -261,10 +261,10 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
         limits: settings.grpc.limits,
         response: settings.response.clone(),
         reloader,
-        keeper,
+        overrides,
         page,
         leaving: Arc::clone(&leaving),
-        needs_rules: settings.rules.needed_for_health,
+        needs_rules: settings.rules.required_for_health,
     };
     let address = store::redact(&settings.store);
     let grpc_addr = server.address().map_err(AppError::Process)?;
@@ -277,7 +277,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
 
     leave(signals, &settings, health, &leaving, &stop, async {
         let _ = tokio::join!(grpc, http);
-        store.settle(clock.now()).await;
+        store.return_all(clock.now()).await;
     })
     .await;
     told.send_replace(true);
@@ -296,7 +296,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
 }
 
 /// Health over gRPC says no while there is no domain, until the service leaves.
-async fn need_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Arc<AtomicBool>) {
+async fn require_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Arc<AtomicBool>) {
     let mut tick = interval(RULES);
     let mut told = true;
     loop {
@@ -317,7 +317,7 @@ async fn need_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Ar
 
 /// As many as the system allows, and of these so many for each listener that there are some for Redis and for files in
 /// any case.
-fn share_descriptors(settings: &mut Settings) {
+fn divide_open_files(settings: &mut Settings) {
     let limit = rlimit::increase_nofile_limit(u64::MAX).ok().and_then(|limit| usize::try_from(limit).ok());
     let limit = limit.unwrap_or(1_024);
     let (http, admin) = (limit / 16, limit / 16);
@@ -398,7 +398,7 @@ struct Parts {
     /// Where this instance counts by itself when the store cannot decide.
     local: Arc<Memory>,
     statistics: Arc<Statistics>,
-    top: Arc<Top>,
+    top: Arc<TopEntities>,
     reloader: Arc<Reloader>,
     decisions: Arc<crate::engine::Settings>,
     metrics: Arc<check::Metrics>,
@@ -492,17 +492,20 @@ impl StoreSetup {
             return metrics.observe(meter);
         };
         let this = Arc::clone(memory);
-        observe_gauge(meter, "sluicegate_memory_entities", "Counters in memory", move || this.usage().entities);
+        observe_gauge(meter, "sluicegate_memory_counters", "Counters in memory", move || this.usage().counters);
         let this = Arc::clone(memory);
         observe_counter(
             meter,
-            "sluicegate_memory_evicted",
-            "Live counters forgotten because memory.max_entities was reached",
+            "sluicegate_memory_evictions_total",
+            "Live counters forgotten because memory.max_counters was reached",
             move || this.usage().evicted,
         );
         let this = Arc::clone(memory);
-        observe_counter(meter, "sluicegate_memory_expired", "Expired counters whose place was taken back", move || {
-            this.usage().expired
-        });
+        observe_counter(
+            meter,
+            "sluicegate_memory_expirations_total",
+            "Expired counters whose place was taken back",
+            move || this.usage().expired,
+        );
     }
 }

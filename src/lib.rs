@@ -48,6 +48,6 @@ pub mod telemetry;
 pub mod traffic;
 
 mod allocator;
+mod debounce;
 mod duration;
 mod errors;
-mod settled;

@@ -11,10 +11,10 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sluicegate::{
     algorithm::{
-        Algorithm, Ask, Consistency, Micros, Quota, State, fixed_window::FixedWindow, token_bucket::TokenBucket,
+        Algorithm, Consistency, MaxHits, Micros, Operation, State, fixed_window::FixedWindow, token_bucket::TokenBucket,
     },
     metrics::WorkerId,
-    store::{Charge, Counted, Counters, Counts, Hit, Local, Store, local},
+    store::{Charge, CounterStore, Hit, Local, StepOutcome, StepOutcomes, Store, local},
 };
 use tokio::time::{Instant, sleep};
 
@@ -52,14 +52,14 @@ impl Remote {
     }
 }
 
-impl Counters for Remote {
-    async fn count(&self, hits: &[Hit<'_>], _: Charge, _: Micros) -> Counts {
+impl CounterStore for Remote {
+    async fn step(&self, hits: &[Hit<'_>], _: Charge, _: Micros) -> StepOutcomes {
         sleep(TRIP).await;
         let at = self.now();
         let count = |hit: &Hit<'_>| {
             let mut state = self.state.lock().unwrap();
-            let allowed = hit.algorithm.step(&mut state, Ask { action: hit.action, cost: hit.cost, now: at });
-            Counted { allowed, action: hit.action, at, state: state.clone() }
+            let allowed = hit.algorithm.step(&mut state, Operation { action: hit.action, cost: hit.cost, now: at });
+            StepOutcome { allowed, action: hit.action, at, state: state.clone() }
         };
         let counts = hits.iter().map(|hit| Ok(count(hit))).collect();
         sleep(TRIP).await;
@@ -74,8 +74,8 @@ pub(crate) fn print() {
     let titles: Vec<_> = LOADS.iter().map(|(name, _)| format!(" {name}, 0.9 | {name}, 1.5 |")).collect();
     println!("| rule |{}", titles.concat());
     println!("| --- |{}", " ---: |".repeat(2 * LOADS.len()));
-    let fixed: Algorithm = FixedWindow::new(Quota::hard(LIMIT.into()), WINDOW, true).unwrap().into();
-    let bucket: Algorithm = TokenBucket::new(LIMIT, WINDOW, Quota::hard(LIMIT.into()), false).unwrap().into();
+    let fixed: Algorithm = FixedWindow::new(MaxHits::hard(LIMIT.into()), WINDOW, true).unwrap().into();
+    let bucket: Algorithm = TokenBucket::new(LIMIT, WINDOW, MaxHits::hard(LIMIT.into()), false).unwrap().into();
     for (name, algorithm) in [("fixed_window", fixed), ("token_bucket", bucket)] {
         for consistency in Consistency::ALL {
             let cells = LOADS.iter().flat_map(|(_, shares)| {

@@ -14,12 +14,12 @@ mod traces;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use sluicegate::algorithm::{
-    Action, Algorithm, Ask, Micros, Quota, State,
+    Action, Algorithm, MaxHits, Micros, Operation, State,
     fixed_window::FixedWindow,
     gcra::Gcra,
     leaky_bucket::LeakyBucket,
     sliding_log::SlidingLog,
-    sliding_window::{Edge, SlidingWindow},
+    sliding_window::{SlidingWindow, WindowEdge},
     token_bucket::TokenBucket,
     warm_up::WarmUp,
 };
@@ -67,26 +67,26 @@ fn main() {
 type Make = fn(bool) -> Algorithm;
 
 fn algorithms() -> Vec<(&'static str, Make)> {
-    fn sliding(buckets: u32, edge: Edge, count_denied: bool) -> Algorithm {
+    fn sliding(buckets: u32, edge: WindowEdge, count_denied: bool) -> Algorithm {
         SlidingWindow::new(quota(), WINDOW, buckets, edge, count_denied).unwrap().into()
     }
-    fn quota() -> Quota {
-        Quota::hard(LIMIT.into())
+    fn quota() -> MaxHits {
+        MaxHits::hard(LIMIT.into())
     }
     vec![
         ("fixed_window", |denied| FixedWindow::new(quota(), WINDOW, denied).unwrap().into()),
-        ("sliding_window", |denied| sliding(1, Edge::Weighted, denied)),
-        ("sliding_window, buckets: 6", |denied| sliding(6, Edge::Weighted, denied)),
-        ("sliding_window, buckets: 60", |denied| sliding(60, Edge::Weighted, denied)),
-        ("sliding_window, edge: strict", |denied| sliding(1, Edge::Strict, denied)),
-        ("sliding_window, buckets: 6, edge: strict", |denied| sliding(6, Edge::Strict, denied)),
+        ("sliding_window", |denied| sliding(1, WindowEdge::Weighted, denied)),
+        ("sliding_window, buckets: 6", |denied| sliding(6, WindowEdge::Weighted, denied)),
+        ("sliding_window, buckets: 60", |denied| sliding(60, WindowEdge::Weighted, denied)),
+        ("sliding_window, edge: strict", |denied| sliding(1, WindowEdge::Strict, denied)),
+        ("sliding_window, buckets: 6, edge: strict", |denied| sliding(6, WindowEdge::Strict, denied)),
         ("sliding_log", |denied| SlidingLog::new(quota(), WINDOW, Micros::ZERO, denied).unwrap().into()),
         ("token_bucket", |_| TokenBucket::new(LIMIT, WINDOW, quota(), false).unwrap().into()),
         ("token_bucket, warm_up: 30s", |_| WarmUp::new(LIMIT, WINDOW, 1, Micros::from_secs(30), false).unwrap().into()),
         ("leaky_bucket, burst: 1, queue: 10", |_| {
-            LeakyBucket::new(LIMIT, WINDOW, Quota::hard(11), 1, false).unwrap().into()
+            LeakyBucket::new(LIMIT, WINDOW, MaxHits::hard(11), 1, false).unwrap().into()
         }),
-        ("gcra, burst: 10", |_| Gcra::new(LIMIT, WINDOW, Quota::hard(10), false).unwrap().into()),
+        ("gcra, burst: 10", |_| Gcra::new(LIMIT, WINDOW, MaxHits::hard(10), false).unwrap().into()),
     ]
 }
 
@@ -96,7 +96,7 @@ fn replay(name: &str, algorithm: &Algorithm, trace: &Trace) -> (judge::Outcome, 
     let mut judge = Judge::new(LIMIT as usize, WINDOW, users, trace.count_denied);
     let mut panel = Panel::new(name, trace);
     for Request { at, user } in &trace.requests {
-        let ask = Ask { action: Action::Take, cost: 1, now: Micros::new(*at) };
+        let ask = Operation { action: Action::Take, cost: 1, now: Micros::new(*at) };
         let decision = algorithm.apply(&mut states[*user as usize], ask);
         judge.hear(*user as usize, *at, decision.allowed);
         if decision.allowed {
@@ -113,12 +113,13 @@ fn worst_case(algorithm: &Algorithm) -> usize {
         let mut passed = Vec::new();
         for tick in 0..30_000 {
             let now = traces::START + phase * 10_000 + tick * 10_000;
-            let decision = algorithm.apply(&mut state, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+            let decision =
+                algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
             // At one instant as much as passes.
             let mut allowed = decision.allowed;
             while allowed {
                 passed.push(now);
-                let ask = Ask { action: Action::Take, cost: 1, now: Micros::new(now) };
+                let ask = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
                 allowed = algorithm.apply(&mut state, ask).allowed;
             }
         }
@@ -132,11 +133,11 @@ fn worst_case(algorithm: &Algorithm) -> usize {
 /// A thousand million requests, each at the microsecond at which it fits and not before.
 fn drift() {
     const SECONDS: u64 = 1_000_000_000 / 7;
-    let bucket = TokenBucket::new(7, Micros::from_secs(1), Quota::hard(7), false).unwrap();
+    let bucket = TokenBucket::new(7, Micros::from_secs(1), MaxHits::hard(7), false).unwrap();
     let algorithm: Algorithm = bucket.into();
     let mut state = State::default();
     let mut take = |cost: u64, now: u64| {
-        algorithm.step(&mut state, Ask { action: Action::Take, cost, now: Micros::new(traces::START + now) })
+        algorithm.step(&mut state, Operation { action: Action::Take, cost, now: Micros::new(traces::START + now) })
     };
     let mut refused = u64::from(!take(7, 0));
     for second in 0..SECONDS {

@@ -5,7 +5,7 @@ use std::{hash::Hasher, hint::black_box, sync::Arc, time::Instant};
 use siphasher::sip128::{Hasher128, SipHasher13};
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Asker, Classes, Micros, Quota, Sample,
+        Action, Algorithm, Classes, MaxHits, Micros, RequestContext, Sample,
         adaptive::Adaptive,
         concurrency::Concurrency,
         fixed_window::FixedWindow,
@@ -13,13 +13,13 @@ use sluicegate::{
         leaky_bucket::LeakyBucket,
         shares::Shares,
         sliding_log::SlidingLog,
-        sliding_window::{Edge, SlidingWindow},
+        sliding_window::{SlidingWindow, WindowEdge},
         token_bucket::TokenBucket,
         warm_up::WarmUp,
     },
     metrics::WorkerId,
     store::{
-        self, Charge, Counters as _, Hit, Memory, Redis, memory,
+        self, Charge, CounterStore as _, Hit, Memory, Redis, memory,
         redis::{self, Time},
     },
 };
@@ -37,9 +37,9 @@ const USERS: usize = 100_000;
 /// With what the textbook has for it, in bytes of an entity.
 pub(crate) fn all() -> Vec<(&'static str, Algorithm, &'static str)> {
     let minute = Micros::from_secs(60);
-    let quota = Quota::hard(100);
-    let sliding = |buckets| SlidingWindow::new(quota, minute, buckets, Edge::Weighted, false).unwrap().into();
-    let log = |hits| SlidingLog::new(Quota::hard(hits), minute, Micros::ZERO, false).unwrap().into();
+    let quota = MaxHits::hard(100);
+    let sliding = |buckets| SlidingWindow::new(quota, minute, buckets, WindowEdge::Weighted, false).unwrap().into();
+    let log = |hits| SlidingLog::new(MaxHits::hard(hits), minute, Micros::ZERO, false).unwrap().into();
     vec![
         ("fixed_window", FixedWindow::new(quota, minute, true).unwrap().into(), "36"),
         ("sliding_window", sliding(1), ""),
@@ -53,7 +53,7 @@ pub(crate) fn all() -> Vec<(&'static str, Algorithm, &'static str)> {
             WarmUp::new(100, minute, 100, Micros::from_secs(30), false).unwrap().into(),
             "",
         ),
-        ("leaky_bucket, queue: 10", LeakyBucket::new(100, minute, Quota::hard(110), 100, false).unwrap().into(), ""),
+        ("leaky_bucket, queue: 10", LeakyBucket::new(100, minute, MaxHits::hard(110), 100, false).unwrap().into(), ""),
         ("gcra", Gcra::new(100, minute, quota, false).unwrap().into(), ""),
     ]
 }
@@ -159,7 +159,7 @@ fn time_shares(shares: &Algorithm) -> f64 {
     for round in 0..9 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
-            let rule = shares.asked_by(Asker { class: (number % 4) as u8, ..Asker::default() });
+            let rule = shares.with_context(RequestContext { class: (number % 4) as u8, ..RequestContext::default() });
             let now = Micros::new(START + (round * DECISIONS as u64 + number) * 3);
             black_box(store.apply(&[hit(b"{bench|user=user}sh", &rule, 1)], Charge::Each, now));
         }
@@ -169,12 +169,12 @@ fn time_shares(shares: &Algorithm) -> f64 {
 }
 
 /// Names as far apart as digests are.
-fn holder_of(number: u64) -> Asker {
-    Asker { holder: number * 0x1_0000_0001, ..Asker::default() }
+fn holder_of(number: u64) -> RequestContext {
+    RequestContext { holder: number * 0x1_0000_0001, ..RequestContext::default() }
 }
 
 fn time_slots(held: u64) -> f64 {
-    time_pairs(Concurrency::new(Quota::hard(held + 1), Micros::from_secs(3_600)).unwrap().into(), held)
+    time_pairs(Concurrency::new(MaxHits::hard(held + 1), Micros::from_secs(3_600)).unwrap().into(), held)
 }
 
 /// Of a slot that is taken and given back while so many others are held.
@@ -183,17 +183,17 @@ fn time_pairs(rule: Algorithm, held: u64) -> f64 {
     let (store, now) = (Memory::new(&memory::Settings::default()), Micros::new(START));
     let key = b"{bench|user=user}cc";
     for holder in 1..=held {
-        let rule = rule.asked_by(holder_of(holder));
+        let rule = rule.with_context(holder_of(holder));
         assert!(store.apply(&[hit(key, &rule, 1)], Charge::Each, now)[0].is_ok());
     }
     let mut rounds = Vec::new();
     for _ in 0..9 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
-            let rule = rule.asked_by(holder_of(held + 1 + number));
+            let rule = rule.with_context(holder_of(held + 1 + number));
             black_box(store.apply(&[hit(key, &rule, 1)], Charge::Each, now));
-            let rule = rule.asked_by(Asker { sample, ..holder_of(held + 1 + number) });
-            let back = Hit { action: Action::Return, ..hit(key, &rule, 1) };
+            let rule = rule.with_context(RequestContext { sample, ..holder_of(held + 1 + number) });
+            let back = Hit { action: Action::Refund, ..hit(key, &rule, 1) };
             black_box(store.apply(&[back], Charge::Each, now));
         }
         rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
@@ -206,28 +206,28 @@ async fn slots_in_redis(held: u64) -> [f64; 2] {
     let server = Process::redis();
     let redis = connect(&server.url(), Time::Server).await;
     let hold = Micros::from_secs(3_600);
-    let slots: Algorithm = Concurrency::new(Quota::hard(held + 1), hold).unwrap().into();
-    let log: Algorithm = SlidingLog::new(Quota::hard(held + 1), hold, Micros::ZERO, false).unwrap().into();
+    let slots: Algorithm = Concurrency::new(MaxHits::hard(held + 1), hold).unwrap().into();
+    let log: Algorithm = SlidingLog::new(MaxHits::hard(held + 1), hold, Micros::ZERO, false).unwrap().into();
     let names = &names()[..1_000];
     for name in names {
         let log = hit(name, &log, held);
         let key = [name.as_slice(), b"cc"].concat();
-        let rules: Vec<_> = (1..=held).map(|holder| slots.asked_by(holder_of(holder))).collect();
+        let rules: Vec<_> = (1..=held).map(|holder| slots.with_context(holder_of(holder))).collect();
         let hits: Vec<_> = rules.iter().map(|rule| hit(&key, rule, 1)).chain([log]).collect();
-        assert!(redis.count(&hits, Charge::Each, Micros::new(START)).await.iter().all(Result::is_ok));
+        assert!(redis.step(&hits, Charge::Each, Micros::new(START)).await.iter().all(Result::is_ok));
     }
     let keys: Vec<_> = names.iter().map(|name| [name.as_slice(), b"cc"].concat()).collect();
     let mut samples = [Vec::new(), Vec::new()];
     for round in 0..10_u64 {
-        let holder = slots.asked_by(holder_of(held + 1 + round));
+        let holder = slots.with_context(holder_of(held + 1 + round));
         for ((rule, keys), samples) in [(&holder, keys.as_slice()), (&log, names)].into_iter().zip(&mut samples) {
             let before = server.cpu_micros();
             for _ in 0..20 {
                 for keys in keys.chunks(50) {
                     let hits: Vec<_> = keys.iter().map(|key| hit(key, rule, 1)).collect();
-                    black_box(redis.count(&hits, Charge::Each, Micros::new(START)).await);
-                    let back: Vec<_> = hits.iter().map(|hit| Hit { action: Action::Return, ..*hit }).collect();
-                    black_box(redis.count(&back, Charge::Each, Micros::new(START)).await);
+                    black_box(redis.step(&hits, Charge::Each, Micros::new(START)).await);
+                    let back: Vec<_> = hits.iter().map(|hit| Hit { action: Action::Refund, ..*hit }).collect();
+                    black_box(redis.step(&back, Charge::Each, Micros::new(START)).await);
                 }
             }
             samples.push((server.cpu_micros() - before) / (40 * keys.len()) as f64);
@@ -248,7 +248,7 @@ pub(crate) fn entities(place: usize) {
     take(0);
     let before = resident();
     (0..entities).for_each(take);
-    assert_eq!(store.usage().entities, entities as u64);
+    assert_eq!(store.usage().counters, entities as u64);
     println!("{:.0}", (resident() - before) / entities as f64);
 }
 
@@ -396,7 +396,7 @@ async fn decide(redis: &Redis, algorithm: &Algorithm, names: &[Vec<u8>], togethe
             under_way.spawn(async move {
                 let keys = names[start..].iter().take(together);
                 let hits: Vec<_> = keys.map(|key| hit(key, &algorithm, cost)).collect();
-                let answers = redis.count(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await;
+                let answers = redis.step(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await;
                 assert!(answers.iter().all(Result::is_ok));
             });
             if under_way.len() * together >= 128 {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate_client::{By, Client, descriptor};
+use sluicegate_client::{Client, DecidedBy, descriptor};
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
     service::ratelimit::v3::{
@@ -55,7 +55,7 @@ impl Caller {
             }
             Self::Ours(client) => {
                 let verdict = client.check([descriptor! { "user" => user }]).await;
-                assert_eq!(verdict.by(), By::Server, "{:?}", verdict.failure());
+                assert_eq!(verdict.decided_by(), DecidedBy::Server, "{:?}", verdict.failure());
             }
         }
     }
@@ -128,7 +128,7 @@ async fn granted() {
         let client = Client::builder(&url).domain("bench").deadline(Duration::from_secs(5)).hold_grants(wants);
         let client = client.coalesce(false).connect_lazy().unwrap();
         client.check([descriptor! { "user" => "alice" }]).strict().await.unwrap();
-        let nanos = time(&client, By::Grant).await;
+        let nanos = time(&client, DecidedBy::Grant).await;
         let told = if wants { ", and counted for the next" } else { "" };
         println!("A hit of a grant{told}: {nanos:.0} ns");
     }
@@ -177,17 +177,17 @@ async fn denied() {
     let check = || client.check([descriptor! { "user" => "alice" }]);
     check().await;
     assert!(!check().await.allowed());
-    println!("\nA refusal that is remembered: {:.0} ns", time(&client, By::DenyCache).await);
+    println!("\nA refusal that is remembered: {:.0} ns", time(&client, DecidedBy::DenyCache).await);
 }
 
 /// Nanoseconds of a check that needs no call, median of 5 rounds.
-async fn time(client: &Client, by: By) -> f64 {
+async fn time(client: &Client, by: DecidedBy) -> f64 {
     const TIMES: u32 = 1_000_000;
     let mut rounds: Vec<_> = Vec::new();
     for _ in 0..5 {
         let began = Instant::now();
         for _ in 0..TIMES {
-            assert_eq!(black_box(client.check([descriptor! { "user" => "alice" }]).await).by(), by);
+            assert_eq!(black_box(client.check([descriptor! { "user" => "alice" }]).await).decided_by(), by);
         }
         rounds.push(began.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES));
     }

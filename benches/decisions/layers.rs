@@ -13,7 +13,7 @@ use http::{Request, Response};
 use sluicegate_client::{
     adaptive::{AdaptiveLimit, Bounds, Method},
     layer::{AdaptiveLayer, ClassRules, ShedLayer},
-    shed::{Shedding, Signal},
+    shed::{LoadShedder, Signal},
 };
 use tower_layer::Layer;
 use tower_service::Service;
@@ -46,7 +46,7 @@ pub(crate) fn run() {
         let limit = AdaptiveLimit::new(Method::Vegas, bounds);
         let mut with_limit = AdaptiveLayer::new(limit).layer(Nothing);
         let rules = ClassRules::new().rule("critical", None, "/payments").rule("test", None, "/test/");
-        let shedder = || ShedLayer::new(Shedding::new(Signal::Busy(8)), rules.clone());
+        let shedder = || ShedLayer::new(LoadShedder::new(Signal::Busy(8)), rules.clone());
         let (mut with_shedder, mut by_user) = (shedder().layer(Nothing), shedder().alike_by("x-user").layer(Nothing));
         for _ in 0..7 {
             plain.push(time(&mut Nothing).await);

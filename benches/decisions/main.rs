@@ -7,12 +7,12 @@
 
 mod algorithms;
 mod client;
-mod directives;
 mod h2load;
 mod in_process;
 mod layers;
 mod noop;
 mod outage;
+mod overrides;
 #[path = "../../tests/support/plain.rs"]
 #[allow(dead_code, reason = "the tests use the rest")]
 mod plain;
@@ -56,7 +56,7 @@ fn main() {
         "outage" => outage::run(),
         "client" => client::run(),
         "layers" => layers::run(),
-        "directives" => directives::run(),
+        "overrides" => overrides::run(),
         "simulate" => simulate::run(),
         // What cargo itself says last when nobody says a word.
         "" | "--bench" => {
@@ -69,7 +69,7 @@ fn main() {
             algorithms::in_many();
             algorithms::slots();
             layers::run();
-            directives::run();
+            overrides::run();
             simulate::run();
             consistency();
             popularity();
@@ -77,7 +77,7 @@ fn main() {
             outage::run();
         }
         word => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, directives, simulate, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, simulate, client, outage";
             eprintln!("there is no benchmark named {word}; there are {known}");
         }
     }
@@ -183,7 +183,8 @@ fn popularity() {
     load_tests(&rows, &["memory"]);
     let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
     for (((name, service, _), redis), before) in rows[1..].iter().zip(&servers).zip(before) {
-        let here = service.metric("sluicegate_lease_decisions") + service.metric("sluicegate_eventual_decisions");
+        let here =
+            service.metric("sluicegate_lease_decisions_total") + service.metric("sluicegate_eventual_decisions_total");
         let cpu = (redis.cpu_micros() - before) / decisions;
         println!(
             "{name}: {:.0}% decided without asking, {cpu:.2} us of Redis' CPU time per decision",

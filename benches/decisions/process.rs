@@ -50,12 +50,12 @@ impl Process {
     /// The service with this limit, which asks the store every time.
     pub(crate) fn service_with(store: &str, limit: &str) -> Self {
         // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
-        Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTITIES", "0")])
+        Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTRIES", "0")])
     }
 
     /// The service in memory, with what this file says of entities.
-    pub(crate) fn service_told(directives: &str) -> Self {
-        Self::start_service("memory", LIMIT, &[("DIRECTIVES__FILE", directives)])
+    pub(crate) fn service_told(overrides: &str) -> Self {
+        Self::start_service("memory", LIMIT, &[("OVERRIDES__FILE", overrides)])
     }
 
     /// The same, and other rules tried out beside it on a share of the counters.
@@ -66,7 +66,7 @@ impl Process {
         let candidate = folder.path().to_str().unwrap();
         let settings = [
             ("REDIS__TIMEOUT", "1s"),
-            ("DENY_CACHE__MAX_ENTITIES", "0"),
+            ("DENY_CACHE__MAX_ENTRIES", "0"),
             ("RULES__CANDIDATE_DIR", candidate),
             ("RULES__CANDIDATE_SHARE", share),
         ];

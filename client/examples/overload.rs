@@ -30,7 +30,7 @@ use sluicegate_client::{
     adaptive::{AdaptiveLimit, Bounds, Method},
     descriptor,
     layer::{AdaptiveLayer, ClassRules, PermitLayer, RateLimitLayer, ShedLayer},
-    shed::{CLASSES, Settings, Shedding, Signal},
+    shed::{CLASSES, LoadShedder, Settings, Signal},
 };
 use tokio::{net::TcpListener, sync::Semaphore, time::sleep_until};
 
@@ -56,7 +56,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         restore_in: Duration::from_secs(15),
         ..Settings::default()
     };
-    let shedding = Shedding::of(Signal::Busy(WORKERS), CLASSES, settings);
+    let shedding = LoadShedder::of(Signal::Busy(WORKERS), CLASSES, settings);
     let classes =
         ClassRules::new().rule("critical", None, "/pay").rule("post", None, "/orders").rule("test", None, "/test/");
     let shed = ShedLayer::new(shedding.clone(), classes);

@@ -12,13 +12,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    ask::{Ask, Descriptor, Hold, Sample},
     builder::{Builder, OnError},
-    deny_cache::{DenyCache, Known, Question},
-    endpoint::Clock,
-    grants::{Grants, Rest},
-    lane::Lost,
+    check_request::{CheckRequest, Descriptor, Feedback, Sample},
+    deny_cache::{Cached, DenyCache, Lookup},
+    endpoint::CallTimes,
+    grants::{Grants, UnspentGrant},
     routing::{Endpoints, Routing},
+    stream_connection::StreamError,
     telemetry::Telemetry,
     verdict::{Failure, Verdict},
 };
@@ -72,7 +72,7 @@ impl Client {
     #[inline]
     pub fn check<'c>(&'c self, descriptors: impl IntoIterator<Item = Descriptor<'c>>) -> Check<'c> {
         let domain = Cow::Borrowed(self.inner.domain.as_str());
-        let ask = Ask { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None, holds: Vec::new() };
+        let ask = CheckRequest { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None, holds: Vec::new() };
         let mut check = Check { inner: &self.inner, ask, deadline: self.inner.deadline };
         // Where they stay: a check is large, and is not moved for nothing.
         descriptors.into_iter().for_each(|descriptor| check.ask.descriptors.push(descriptor));
@@ -81,11 +81,11 @@ impl Client {
 
     /// Gives back what is left of hits that the service has granted in advance, for instance before the process ends. Without
     /// it they are lost to others until their life is over.
-    pub async fn give_back_grants(&self) {
-        for Rest { domain, descriptor, left, hold } in self.inner.grants.take_all(self.inner.began.elapsed()) {
+    pub async fn return_grants(&self) {
+        for UnspentGrant { domain, descriptor, left, hold } in self.inner.grants.take_all(self.inner.began.elapsed()) {
             let descriptor = descriptor.borrowed();
             let told = self.inner.grants.are_told();
-            let descriptor = if told { descriptor.hits(0) } else { descriptor.hits(left).give_back() };
+            let descriptor = if told { descriptor.hits(0) } else { descriptor.hits(left).refund() };
             let mut check = self.check([descriptor]).domain(domain);
             check.ask.holds.extend(told.then_some(hold));
             let _ = check.await;
@@ -103,7 +103,7 @@ impl Client {
 #[must_use = "nothing is asked before it is awaited"]
 pub struct Check<'c> {
     inner: &'c Inner,
-    ask: Ask<'c>,
+    ask: CheckRequest<'c>,
     deadline: Duration,
 }
 
@@ -135,7 +135,7 @@ impl<'c> Check<'c> {
     /// What is said of each descriptor's slot, which is given back.
     pub(crate) fn sample(mut self, sample: Option<Sample>) -> Self {
         if let Some(sample) = sample {
-            let hold = Hold { sample: Some(sample), ..Hold::default() };
+            let hold = Feedback { sample: Some(sample), ..Feedback::default() };
             self.ask.holds = self.ask.descriptors.iter().map(|_| hold.clone()).collect();
         }
         self
@@ -156,30 +156,30 @@ impl<'c> Check<'c> {
 
 impl<'c> IntoFuture for Check<'c> {
     type Output = Verdict;
-    type IntoFuture = Checking<'c>;
+    type IntoFuture = CheckFuture<'c>;
 
     #[inline]
-    fn into_future(self) -> Checking<'c> {
+    fn into_future(self) -> CheckFuture<'c> {
         let now = self.inner.began.elapsed();
         // Where it is: a check that needs no call is not moved for nothing.
         let question = match self.inner.known(&self.ask, now) {
-            Known::Answer(verdict) => {
+            Cached::Answer(verdict) => {
                 self.inner.telemetry.answered(&verdict, || Duration::ZERO);
-                return Checking(Step::Known(verdict));
+                return CheckFuture(Step::Known(verdict));
             }
-            Known::Nothing(question) => question,
+            Cached::Nothing(question) => question,
         };
         let Check { inner, mut ask, deadline } = self;
         if !inner.grants.is_empty() && ask.holds.is_empty() {
             ask.holds.extend(inner.grants.holds(&ask, now));
         }
-        Checking(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))
+        CheckFuture(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))
     }
 }
 
 /// The answer to a [`Check`] in the making.
 #[must_use = "nothing is asked before it is awaited"]
-pub struct Checking<'c>(Step<'c>);
+pub struct CheckFuture<'c>(Step<'c>);
 
 #[allow(clippy::large_enum_variant, reason = "an answer from the cache is to need no allocation")]
 enum Step<'c> {
@@ -188,7 +188,7 @@ enum Step<'c> {
     Done,
 }
 
-impl Future for Checking<'_> {
+impl Future for CheckFuture<'_> {
     type Output = Verdict;
 
     #[inline]
@@ -210,25 +210,25 @@ impl Inner {
     }
 
     /// What needs no call.
-    fn known(&self, ask: &Ask<'_>, now: Duration) -> Known {
+    fn known(&self, ask: &CheckRequest<'_>, now: Duration) -> Cached {
         if self.denials.is_none() && self.grants.is_empty() {
-            return Known::Nothing(Question::default());
+            return Cached::Nothing(Lookup::default());
         }
         let identities = ask.identities().collect();
         if !self.grants.is_empty()
             && let Some(verdict) = self.grants.spend(ask, &identities, now)
         {
-            return Known::Answer(verdict);
+            return Cached::Answer(verdict);
         }
         let denials = self.denials.as_ref();
-        denials.map_or(Known::Nothing(Question::default()), |denials| denials.get(ask, &identities, now))
+        denials.map_or(Cached::Nothing(Lookup::default()), |denials| denials.get(ask, &identities, now))
     }
 
-    async fn ask(&self, ask: &Ask<'_>, now: Duration, deadline: Duration, question: Question) -> Verdict {
+    async fn ask(&self, ask: &CheckRequest<'_>, now: Duration, deadline: Duration, question: Lookup) -> Verdict {
         let asked = self.began + now;
         // For ever is a day.
         let end = asked.checked_add(deadline - early(deadline)).unwrap_or(asked + Duration::from_secs(86_400));
-        let clock = Clock { began: self.began, asked: now, deadline: end, allowed: deadline };
+        let clock = CallTimes { began: self.began, asked: now, deadline: end, allowed: deadline };
         let answer = self.ask_someone(ask, &clock).await;
         // Also when it is not known whether it came about.
         if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
@@ -249,24 +249,26 @@ impl Inner {
     }
 
     /// It is asked a second time only if it surely did not run: at another endpoint, or on another connection.
-    async fn ask_someone(&self, ask: &Ask<'_>, clock: &Clock) -> Result<Verdict, Failure> {
+    async fn ask_someone(&self, ask: &CheckRequest<'_>, clock: &CallTimes) -> Result<Verdict, Failure> {
         let endpoints = self.endpoints();
         let choose = |but, now| endpoints.choose(&self.routing, ask, now, but);
         let first = choose(None, clock.asked).ok_or(Failure::Unreachable)?;
         let (failure, but) = match first.ask(ask, clock).await {
             Ok(verdict) => return Ok(verdict),
             // The same one has other connections.
-            Err(Lost::Ended) => (Failure::Unreachable, None),
-            Err(Lost::NotRun(failure)) => (failure, Some(first)),
-            Err(Lost::NoStream) => (Failure::Unreachable, Some(first)),
-            Err(Lost::Perhaps(failure) | Lost::Refused(failure)) => return Err(failure),
+            Err(StreamError::Ended) => (Failure::Unreachable, None),
+            Err(StreamError::NotRun(failure)) => (failure, Some(first)),
+            Err(StreamError::NoStream) => (Failure::Unreachable, Some(first)),
+            Err(StreamError::Perhaps(failure) | StreamError::Refused(failure)) => return Err(failure),
         };
         let second = choose(but, clock.now());
         // Boxed, as all that is rare: a check that waits is to be small.
         match Box::pin(second.ok_or(failure)?.ask(ask, clock)).await {
             Ok(verdict) => Ok(verdict),
-            Err(Lost::NoStream | Lost::Ended) => Err(Failure::Unreachable),
-            Err(Lost::NotRun(failure) | Lost::Perhaps(failure) | Lost::Refused(failure)) => Err(failure),
+            Err(StreamError::NoStream | StreamError::Ended) => Err(Failure::Unreachable),
+            Err(StreamError::NotRun(failure) | StreamError::Perhaps(failure) | StreamError::Refused(failure)) => {
+                Err(failure)
+            }
         }
     }
 }

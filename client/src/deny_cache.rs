@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_common::{Ending, Ways};
+use sluicegate_common::{Expiring, SetAssociativeCache};
 use smallvec::SmallVec;
 
 use crate::{
-    ask::{Ask, Identities},
-    verdict::{By, Status, Verdict},
+    check_request::{CheckRequest, Identities},
+    verdict::{DecidedBy, Status, Verdict},
 };
 
 /// Refunds are told apart by so many kinds.
@@ -23,25 +23,25 @@ const REFUNDS: usize = 256;
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 pub(crate) struct DenyCache {
-    refusals: Ways<Refusal>,
+    refusals: SetAssociativeCache<Denial>,
     /// How often something was given back to descriptors of each kind: a refusal from before does not hold.
     refunds: Box<[AtomicU32; REFUNDS]>,
 }
 
 /// What is known of a question.
-pub(crate) enum Known {
+pub(crate) enum Cached {
     Answer(Verdict),
-    Nothing(Question),
+    Nothing(Lookup),
 }
 
 /// What tells a question from all others, and how often something was given back to its descriptors before it was asked.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Question {
+pub(crate) struct Lookup {
     identity: u128,
     refunds: u32,
 }
 
-struct Refusal {
+struct Denial {
     refunds: u32,
     costs: SmallVec<[u64; 2]>,
     since: Duration,
@@ -52,12 +52,12 @@ struct Refusal {
 impl DenyCache {
     /// Of about so many refusals.
     pub(crate) fn new(refusals: usize) -> Self {
-        Self { refusals: Ways::new(refusals), refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]) }
+        Self { refusals: SetAssociativeCache::new(refusals), refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]) }
     }
 
     /// The refusal of this question that still holds, or else what `put` will want to know. A question that gives back
     /// ends what is known of its descriptors: from now on, whether it comes about or not.
-    pub(crate) fn get(&self, ask: &Ask<'_>, identities: &Identities, now: Duration) -> Known {
+    pub(crate) fn get(&self, ask: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Cached {
         let (mut identity, mut refunds) = (0_u128, 0_u32);
         for one in identities {
             let kind = &self.refunds[*one as usize % REFUNDS];
@@ -68,27 +68,27 @@ impl DenyCache {
             // Of all descriptors together, in their order.
             identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one;
         }
-        let question = Question { identity, refunds };
+        let question = Lookup { identity, refunds };
         if !ask.takes() {
-            return Known::Nothing(question);
+            return Cached::Nothing(question);
         }
         let answer = self.refusals.look(identity, |refusal| {
             let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
             let holds = now < refusal.until && costs && refusal.refunds == refunds;
             holds.then(|| refusal.at(now))
         });
-        answer.map_or(Known::Nothing(question), Known::Answer)
+        answer.map_or(Cached::Nothing(question), Cached::Answer)
     }
 
     /// Something has been given back: a refusal that overtook it does not hold either.
-    pub(crate) fn refunded(&self, ask: &Ask<'_>) {
+    pub(crate) fn refunded(&self, ask: &CheckRequest<'_>) {
         for one in ask.identities() {
             self.refunds[one as usize % REFUNDS].fetch_add(1, Relaxed);
         }
     }
 
     /// Remembers a refusal, if it is one that holds. `since`: when it was asked.
-    pub(crate) fn put(&self, ask: &Ask<'_>, verdict: &Verdict, question: Question, since: Duration) {
+    pub(crate) fn put(&self, ask: &CheckRequest<'_>, verdict: &Verdict, question: Lookup, since: Duration) {
         let refusals = || verdict.statuses.iter().filter(|status| !status.allowed);
         if verdict.allowed || !ask.takes() || refusals().any(|status| status.refusal_counts || status.fallback) {
             return;
@@ -102,7 +102,7 @@ impl DenyCache {
         let Some(wait) = refusals().map(wait).min().flatten() else {
             return;
         };
-        let refusal = Refusal {
+        let refusal = Denial {
             refunds: question.refunds,
             costs: ask.costs().collect(),
             since,
@@ -113,13 +113,13 @@ impl DenyCache {
     }
 }
 
-impl Ending for Refusal {
+impl Expiring for Denial {
     fn ends(&self) -> Duration {
         self.until
     }
 }
 
-impl Refusal {
+impl Denial {
     /// The verdict as it is now.
     fn at(&self, now: Duration) -> Verdict {
         let past = now.saturating_sub(self.since);
@@ -130,7 +130,7 @@ impl Refusal {
             ..status.clone()
         };
         let statuses = self.statuses.iter().map(later).collect();
-        Verdict { statuses, ..Verdict::empty(false, By::DenyCache) }
+        Verdict { statuses, ..Verdict::empty(false, DecidedBy::DenyCache) }
     }
 }
 
@@ -143,8 +143,8 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn ask(descriptors: &[Descriptor<'static>], hits: u32) -> Ask<'static> {
-        Ask {
+    fn ask(descriptors: &[Descriptor<'static>], hits: u32) -> CheckRequest<'static> {
+        CheckRequest {
             domain: "d".into(),
             descriptors: descriptors.iter().cloned().collect(),
             hits,
@@ -160,25 +160,31 @@ mod tests {
     fn refused(waits: &[Option<u64>]) -> Verdict {
         let status = |wait: &Option<u64>| Status { retry_after: wait.map(at), ..Status::default() };
         let statuses = waits.iter().map(status).collect();
-        Verdict { allowed: false, by: By::Server, statuses, headers: vec![("a".into(), "b".into())], failure: None }
+        Verdict {
+            allowed: false,
+            by: DecidedBy::Server,
+            statuses,
+            headers: vec![("a".into(), "b".into())],
+            failure: None,
+        }
     }
 
-    fn remember(cache: &DenyCache, ask: &Ask<'_>, verdict: &Verdict, now: Duration) {
+    fn remember(cache: &DenyCache, ask: &CheckRequest<'_>, verdict: &Verdict, now: Duration) {
         cache.put(ask, verdict, question(cache, ask), now);
     }
 
     /// At a time when nothing is known.
-    fn question(cache: &DenyCache, ask: &Ask<'_>) -> Question {
+    fn question(cache: &DenyCache, ask: &CheckRequest<'_>) -> Lookup {
         match cache.get(ask, &ask.identities().collect(), at(u64::MAX)) {
-            Known::Nothing(question) => question,
-            Known::Answer(verdict) => panic!("{verdict:?}"),
+            Cached::Nothing(question) => question,
+            Cached::Answer(verdict) => panic!("{verdict:?}"),
         }
     }
 
-    fn get(cache: &DenyCache, ask: &Ask<'_>, now: Duration) -> Option<Verdict> {
+    fn get(cache: &DenyCache, ask: &CheckRequest<'_>, now: Duration) -> Option<Verdict> {
         match cache.get(ask, &ask.identities().collect(), now) {
-            Known::Answer(verdict) => Some(verdict),
-            Known::Nothing(_) => None,
+            Cached::Answer(verdict) => Some(verdict),
+            Cached::Nothing(_) => None,
         }
     }
 
@@ -189,7 +195,10 @@ mod tests {
         assert_eq!(get(&cache, &alice, at(0)), None);
         remember(&cache, &alice, &refused(&[Some(1_000)]), at(50));
         let answer = get(&cache, &alice, at(300)).unwrap();
-        assert_eq!((answer.by(), answer.allowed(), answer.retry_after()), (By::DenyCache, false, Some(at(750))));
+        assert_eq!(
+            (answer.decided_by(), answer.allowed(), answer.retry_after()),
+            (DecidedBy::DenyCache, false, Some(at(750)))
+        );
         assert_eq!(answer.headers(), []);
         assert!(get(&cache, &alice, at(1_049)).is_some());
         assert_eq!(get(&cache, &alice, at(1_050)), None);
@@ -241,7 +250,7 @@ mod tests {
         let bob = ask(&[user("bob")], 1);
         remember(&cache, &bob, &of(2), at(0));
         assert_eq!((get(&cache, &bob, at(999)).is_some(), get(&cache, &bob, at(1_000))), (true, None));
-        for look in [user("alice").hits(0), user("alice").give_back()] {
+        for look in [user("alice").hits(0), user("alice").refund()] {
             let look = ask(&[look], 1);
             remember(&cache, &look, &refused(&[Some(1_000)]), at(0));
             assert_eq!((get(&cache, &look, at(1)), get(&cache, &alice, at(1))), (None, None));
@@ -255,12 +264,12 @@ mod tests {
         remember(&cache, &alice, &refused(&[Some(1_000)]), at(0));
         remember(&cache, &both, &refused(&[Some(1_000), Some(1_000)]), at(0));
         let before = question(&cache, &alice);
-        assert_eq!(get(&cache, &ask(&[user("alice").give_back()], 1), at(0)), None);
+        assert_eq!(get(&cache, &ask(&[user("alice").refund()], 1), at(0)), None);
         assert_eq!((get(&cache, &alice, at(1)), get(&cache, &both, at(1))), (None, None));
         cache.put(&alice, &refused(&[Some(1_000)]), before, at(0));
         assert_eq!(get(&cache, &alice, at(1)), None);
         let meanwhile = question(&cache, &alice);
-        cache.refunded(&ask(&[user("alice").give_back()], 1));
+        cache.refunded(&ask(&[user("alice").refund()], 1));
         cache.put(&alice, &refused(&[Some(1_000)]), meanwhile, at(0));
         assert_eq!(get(&cache, &alice, at(1)), None);
     }

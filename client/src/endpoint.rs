@@ -16,10 +16,10 @@ use tokio::time::{Instant, timeout_at};
 use tonic::{Code, Status, client::Grpc, codegen::http::uri::PathAndQuery, metadata::MetadataMap, transport::Channel};
 
 use crate::{
-    ask::Ask,
     breaker::Breaker,
-    lane::{Lane, Lost},
+    check_request::CheckRequest,
     raw::Raw,
+    stream_connection::{StreamConnection, StreamError},
     telemetry,
     verdict::{Failure, Verdict, text},
 };
@@ -34,27 +34,27 @@ const GRANT_LIVES: &str = "sluicegate-grant-life-us";
 const SHED: &str = "sluicegate-shed";
 
 /// In the metadata of a question: what is said of grants.
-const HOLD: &str = "sluicegate-hold";
+const HOLD: &str = "sluicegate-feedback";
 
 pub(crate) struct Endpoint {
     /// Its address: the name by which checks are placed.
     pub(crate) name: Arc<str>,
     channel: Channel,
     headers: MetadataMap,
-    lane: Option<Lane>,
+    lane: Option<StreamConnection>,
     pub(crate) breaker: Breaker,
     in_flight: AtomicUsize,
 }
 
 /// When something has to be over: on tokio's clock, and on the client's own.
-pub(crate) struct Clock {
+pub(crate) struct CallTimes {
     pub(crate) began: Instant,
     pub(crate) asked: Duration,
     pub(crate) deadline: Instant,
     pub(crate) allowed: Duration,
 }
 
-impl Clock {
+impl CallTimes {
     pub(crate) fn now(&self) -> Duration {
         self.began.elapsed()
     }
@@ -62,7 +62,7 @@ impl Clock {
 
 impl Endpoint {
     pub(crate) fn new(name: Arc<str>, channel: Channel, headers: MetadataMap, coalesces: bool) -> Self {
-        let lane = coalesces.then(|| Lane::start(channel.clone(), headers.clone()));
+        let lane = coalesces.then(|| StreamConnection::start(channel.clone(), headers.clone()));
         Self { name, channel, headers, lane, breaker: Breaker::default(), in_flight: AtomicUsize::new(0) }
     }
 
@@ -77,19 +77,19 @@ impl Endpoint {
     }
 
     /// Asks, and learns from the outcome whether to go on asking.
-    pub(crate) async fn ask(&self, ask: &Ask<'_>, clock: &Clock) -> Result<Verdict, Lost> {
-        let _under_way = UnderWay::new(&self.in_flight);
+    pub(crate) async fn ask(&self, ask: &CheckRequest<'_>, clock: &CallTimes) -> Result<Verdict, StreamError> {
+        let _under_way = InFlightGuard::new(&self.in_flight);
         let answer = timeout_at(clock.deadline, self.send(ask)).await;
-        let answer = answer.unwrap_or_else(|_| Err(Lost::Perhaps(Failure::Deadline(clock.allowed))));
+        let answer = answer.unwrap_or_else(|_| Err(StreamError::Perhaps(Failure::Deadline(clock.allowed))));
         match &answer {
-            Ok(_) | Err(Lost::Refused(_)) => {
+            Ok(_) | Err(StreamError::Refused(_)) => {
                 if self.breaker.succeeded() {
                     telemetry::breaker(&self.name, false);
                 }
             }
             // No fault of the service's.
-            Err(Lost::Ended | Lost::NotRun(Failure::Overloaded)) => {}
-            Err(Lost::NotRun(_) | Lost::Perhaps(_) | Lost::NoStream) => {
+            Err(StreamError::Ended | StreamError::NotRun(Failure::Overloaded)) => {}
+            Err(StreamError::NotRun(_) | StreamError::Perhaps(_) | StreamError::NoStream) => {
                 if self.breaker.failed(clock.now()) {
                     telemetry::breaker(&self.name, true);
                 }
@@ -98,10 +98,10 @@ impl Endpoint {
         answer
     }
 
-    async fn send(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {
+    async fn send(&self, ask: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
         if let Some(lane) = self.lane.as_ref().filter(|lane| !lane.is_without()) {
             match lane.ask(ask).await {
-                Err(Lost::NoStream) => {}
+                Err(StreamError::NoStream) => {}
                 answer => return answer,
             }
         }
@@ -115,7 +115,7 @@ impl Endpoint {
         (self.channel.clone(), request)
     }
 
-    async fn unary(&self, ask: &Ask<'_>) -> Result<Verdict, Lost> {
+    async fn unary(&self, ask: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
         let mut message = Vec::with_capacity(128);
         ask.write(&mut Writer(&mut message));
         let (channel, mut request) = self.call(message);
@@ -133,26 +133,28 @@ impl Endpoint {
         let lives = metadata.get(GRANT_LIVES).and_then(|lives| lives.to_str().ok());
         match RateLimitResponse::decode(message) {
             Ok(response) => Ok(Verdict::from_envoy(response, lives, metadata.contains_key(SHED))),
-            Err(error) => Err(Lost::Perhaps(Failure::Connection(format!("this is no RateLimitResponse: {error}")))),
+            Err(error) => {
+                Err(StreamError::Perhaps(Failure::Connection(format!("this is no RateLimitResponse: {error}"))))
+            }
         }
     }
 }
 
 /// What a status says of the check: whether it ran, and whether the service is to blame.
-fn lost(status: &Status) -> Lost {
+fn lost(status: &Status) -> StreamError {
     if has_not_connected(status) {
-        return Lost::NotRun(Failure::Connection(text(status)));
+        return StreamError::NotRun(Failure::Connection(text(status)));
     }
     // Statuses of the service itself have no source; those of the transport have.
     if std::error::Error::source(status).is_some() {
-        return Lost::Perhaps(Failure::Connection(text(status)));
+        return StreamError::Perhaps(Failure::Connection(text(status)));
     }
     let failure = Failure::Service { code: status.code(), message: status.message().to_owned() };
     match status.code() {
         Code::InvalidArgument | Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
-            Lost::Refused(failure)
+            StreamError::Refused(failure)
         }
-        _ => Lost::Perhaps(failure),
+        _ => StreamError::Perhaps(failure),
     }
 }
 
@@ -168,16 +170,16 @@ fn has_not_connected(status: &Status) -> bool {
 }
 
 /// Counts a check for as long as it lives, however it ends.
-struct UnderWay<'e>(&'e AtomicUsize);
+struct InFlightGuard<'e>(&'e AtomicUsize);
 
-impl<'e> UnderWay<'e> {
+impl<'e> InFlightGuard<'e> {
     fn new(count: &'e AtomicUsize) -> Self {
         count.fetch_add(1, Relaxed);
         Self(count)
     }
 }
 
-impl Drop for UnderWay<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }

@@ -20,8 +20,8 @@ use std::{
 use smallvec::SmallVec;
 
 use crate::{
-    ask::{Ask, Descriptor, Hold, Identities},
-    verdict::{By, Status, Verdict},
+    check_request::{CheckRequest, Descriptor, Feedback, Identities},
+    verdict::{DecidedBy, Status, Verdict},
 };
 
 /// Descriptors that are known at most: of a service that hands out more, the rest is not used.
@@ -38,9 +38,9 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a service grants: so many hits, for so long.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Offer {
+pub(crate) struct GrantOffer {
     pub(crate) hits: u64,
-    pub(crate) life: Duration,
+    pub(crate) ttl: Duration,
     pub(crate) id: Arc<str>,
 }
 
@@ -52,11 +52,11 @@ pub(crate) struct Grants {
     wants: bool,
 }
 
-type Part = HashMap<u128, Holder>;
+type Part = HashMap<u128, EntityGrants>;
 
 /// A descriptor, and what it has.
 #[derive(Default)]
-struct Holder {
+struct EntityGrants {
     grants: SmallVec<[Grant; 1]>,
     demand: Demand,
     /// Since when an answer is waited for that may bring more.
@@ -74,11 +74,11 @@ struct Grant {
 }
 
 /// Something left at the end.
-pub(crate) struct Rest {
+pub(crate) struct UnspentGrant {
     pub(crate) domain: String,
     pub(crate) descriptor: Descriptor<'static>,
     pub(crate) left: u64,
-    pub(crate) hold: Hold,
+    pub(crate) hold: Feedback,
 }
 
 /// Hits in this slice of time, and in the one before.
@@ -122,12 +122,12 @@ impl Grants {
     }
 
     /// Takes the hits from the grants of all descriptors, if they have enough.
-    pub(crate) fn spend(&self, ask: &Ask<'_>, identities: &Identities, now: Duration) -> Option<Verdict> {
+    pub(crate) fn spend(&self, ask: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Option<Verdict> {
         if !ask.takes() || identities.is_empty() {
             return None;
         }
         let asked = || identities.iter().copied().zip(ask.costs());
-        let mut verdict = Verdict::empty(true, By::Grant);
+        let mut verdict = Verdict::empty(true, DecidedBy::Grant);
         let mut ends = SmallVec::<[Duration; 2]>::new();
         for (status, end) in asked().map_while(|(identity, cost)| self.take(identity, cost, now)) {
             verdict.statuses.push(status);
@@ -180,14 +180,14 @@ impl Grants {
     }
 
     /// What to say with a check that is asked now: nothing, unless grants are wanted.
-    pub(crate) fn holds(&self, ask: &Ask<'_>, now: Duration) -> Vec<Hold> {
+    pub(crate) fn holds(&self, ask: &CheckRequest<'_>, now: Duration) -> Vec<Feedback> {
         if !self.wants || !ask.takes() {
             return Vec::new();
         }
         let hold = |(identity, cost): (u128, u64)| {
             let mut part = self.part(identity);
-            let Some(Holder { grants, demand, asking }) = part.get_mut(&identity) else {
-                return Hold::default();
+            let Some(EntityGrants { grants, demand, asking }) = part.get_mut(&identity) else {
+                return Feedback::default();
             };
             let done = grants.iter().position(|grant| grant.until <= now || grant.left < cost);
             let reports = done.map(|place| grants.swap_remove(place)).map(|grant| (grant.id, grant.hits - grant.left));
@@ -199,21 +199,21 @@ impl Grants {
             if wants > 0 {
                 *asking = Some(now);
             }
-            Hold { wants, reports, sample: None }
+            Feedback { demand: wants, reports, sample: None }
         };
         let holds: Vec<_> = ask.identities().zip(ask.costs()).map(hold).collect();
-        if holds.iter().all(|hold| *hold == Hold::default()) { Vec::new() } else { holds }
+        if holds.iter().all(|hold| *hold == Feedback::default()) { Vec::new() } else { holds }
     }
 
     /// Keeps what an answer grants. `since`: when it was asked.
-    pub(crate) fn keep(&self, ask: &Ask<'_>, verdict: &Verdict, since: Duration) {
+    pub(crate) fn keep(&self, ask: &CheckRequest<'_>, verdict: &Verdict, since: Duration) {
         self.answered(ask);
         // Whoever gives back wants nothing in return.
         if ask.gives_back() || verdict.statuses.iter().all(|status| status.grant.is_none()) {
             return;
         }
         for ((descriptor, status), identity) in ask.descriptors.iter().zip(&verdict.statuses).zip(ask.identities()) {
-            let Some(Offer { hits, life, id }) = status.grant.clone() else {
+            let Some(GrantOffer { hits, ttl: life, id }) = status.grant.clone() else {
                 continue;
             };
             let until = since.saturating_add(life);
@@ -228,9 +228,9 @@ impl Grants {
     }
 
     /// A check has its answer, or none will come: the next one may ask for more.
-    pub(crate) fn answered(&self, ask: &Ask<'_>) {
+    pub(crate) fn answered(&self, ask: &CheckRequest<'_>) {
         for (identity, hold) in ask.identities().zip(&ask.holds) {
-            if hold.wants > 0
+            if hold.demand > 0
                 && let Some(holder) = self.part(identity).get_mut(&identity)
             {
                 holder.asking = None;
@@ -239,7 +239,7 @@ impl Grants {
     }
 
     /// All that is left, to be given back: nothing of it is spent any more.
-    pub(crate) fn take_all(&self, now: Duration) -> Vec<Rest> {
+    pub(crate) fn take_all(&self, now: Duration) -> Vec<UnspentGrant> {
         let mut all = Vec::new();
         for part in &self.parts {
             let part = std::mem::take(&mut *part.lock().unwrap_or_else(PoisonError::into_inner));
@@ -248,11 +248,11 @@ impl Grants {
             // Whoever is told can give back what has ended, too.
             all.extend(alive.filter(|grant| grant.left > 0 && (self.wants || grant.until > now)).map(|grant| {
                 let Grant { domain, descriptor, hits, left, id, .. } = grant;
-                Rest {
+                UnspentGrant {
                     domain,
                     descriptor,
                     left,
-                    hold: Hold { wants: 0, reports: Some((id, hits - left)), sample: None },
+                    hold: Feedback { demand: 0, reports: Some((id, hits - left)), sample: None },
                 }
             }));
         }
@@ -265,7 +265,7 @@ impl Grants {
     }
 
     /// The descriptor's, which is new if nobody has asked for it lately; none where there is no room for it.
-    fn holder<'p>(&self, part: &'p mut Part, identity: u128, now: Duration) -> Option<&'p mut Holder> {
+    fn holder<'p>(&self, part: &'p mut Part, identity: u128, now: Duration) -> Option<&'p mut EntityGrants> {
         if part.len() >= MOST / PARTS && !part.contains_key(&identity) {
             let before = part.len();
             let slice = Demand::at(now);
@@ -280,7 +280,7 @@ impl Grants {
         }
         Some(part.entry(identity).or_insert_with(|| {
             self.count.fetch_add(1, Relaxed);
-            Holder::default()
+            EntityGrants::default()
         }))
     }
 
@@ -298,21 +298,21 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn ask(users: &[&'static str], hits: u32) -> Ask<'static> {
+    fn ask(users: &[&'static str], hits: u32) -> CheckRequest<'static> {
         let descriptors = users.iter().map(|user| descriptor! { "user" => *user }).collect();
-        Ask { domain: "d".into(), descriptors, hits, traceparent: None, holds: Vec::new() }
+        CheckRequest { domain: "d".into(), descriptors, hits, traceparent: None, holds: Vec::new() }
     }
 
     fn granted(offers: &[Option<(u64, u64)>]) -> Verdict {
-        let offer = |(hits, life)| Offer { hits, life: at(life), id: "7".into() };
+        let offer = |(hits, life)| GrantOffer { hits, ttl: at(life), id: "7".into() };
         let status =
             |grant: &Option<(u64, u64)>| Status { allowed: true, grant: grant.map(offer), ..Status::default() };
-        Verdict { statuses: offers.iter().map(status).collect(), ..Verdict::empty(true, By::Server) }
+        Verdict { statuses: offers.iter().map(status).collect(), ..Verdict::empty(true, DecidedBy::Server) }
     }
 
-    fn spend(grants: &Grants, ask: &Ask<'_>, now: Duration) -> Option<u64> {
+    fn spend(grants: &Grants, ask: &CheckRequest<'_>, now: Duration) -> Option<u64> {
         let verdict = grants.spend(ask, &ask.identities().collect(), now)?;
-        assert_eq!((verdict.by(), verdict.allowed()), (By::Grant, true));
+        assert_eq!((verdict.decided_by(), verdict.allowed()), (DecidedBy::Grant, true));
         verdict.statuses().iter().map(|status| status.remaining).min()
     }
 
@@ -369,8 +369,8 @@ mod tests {
         let grants = Grants::new(true);
         let alice = ask(&["a"], 3);
         let holds = |now| grants.holds(&alice, at(now));
-        let hold = |wants, reports: Option<(&str, u64)>| Hold {
-            wants,
+        let hold = |wants, reports: Option<(&str, u64)>| Feedback {
+            demand: wants,
             reports: reports.map(|(id, n)| (id.into(), n)),
             sample: None,
         };
@@ -380,7 +380,8 @@ mod tests {
         assert_eq!(holds(99), [hold(9, None)]);
         grants.keep(&alice, &granted(&[Some((10, 1_000))]), at(99));
         assert_eq!(spend(&grants, &alice, at(150)), Some(7));
-        let asked = |alice: &Ask<'static>, wants| Ask { holds: vec![hold(wants, None)], ..alice.clone() };
+        let asked =
+            |alice: &CheckRequest<'static>, wants| CheckRequest { holds: vec![hold(wants, None)], ..alice.clone() };
         grants.answered(&asked(&alice, 9));
         assert_eq!(holds(150), [hold(2, None)], "as in the slice before, less what is there");
         assert_eq!((spend(&grants, &alice, at(150)), spend(&grants, &alice, at(150))), (Some(4), Some(1)));
@@ -405,7 +406,7 @@ mod tests {
         assert_eq!(spend(&grants, &ask(&["a"], 2), at(1)), Some(3));
         let all = grants.take_all(at(20));
         let all: Vec<_> = all.into_iter().map(|rest| (rest.domain, rest.descriptor, rest.left, rest.hold)).collect();
-        let hold = Hold { wants: 0, reports: Some(("7".into(), 2)), sample: None };
+        let hold = Feedback { demand: 0, reports: Some(("7".into(), 2)), sample: None };
         assert_eq!(all, [("d".to_owned(), descriptor! { "user" => "a" }, 3, hold)]);
         assert!(grants.is_empty() && grants.take_all(at(20)).is_empty());
         assert_eq!(spend(&grants, &ask(&["a"], 1), at(21)), None);
@@ -425,7 +426,7 @@ mod tests {
         let grants = Grants::default();
         for number in 0..MOST as u64 + 10 {
             let descriptors = std::iter::once(descriptor! { "user" => number.to_string() }).collect();
-            let ask = Ask { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
+            let ask = CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
             grants.keep(&ask, &granted(&[Some((5, 1_000))]), at(0));
         }
         let kept = grants.take_all(at(1)).len();

@@ -18,9 +18,9 @@ use tokio::{
 };
 
 use crate::{
-    ask::{Descriptor, Outcome, Sample},
+    check_request::{Descriptor, Outcome, Sample},
     client::Client,
-    verdict::{By, Verdict},
+    verdict::{DecidedBy, Verdict},
 };
 
 /// The entry that names who has a slot, if nothing else is said.
@@ -105,7 +105,7 @@ impl<'c> Acquire<'c> {
         }
         let lost = Arc::new(AtomicBool::new(false));
         let (end, ended) = oneshot::channel();
-        let keeper = tokio::spawn(slot.keep(hold(&verdict), ended, Arc::clone(&lost)));
+        let overrides = tokio::spawn(slot.keep(hold(&verdict), ended, Arc::clone(&lost)));
         Ok(Permit {
             verdict,
             began,
@@ -113,7 +113,7 @@ impl<'c> Acquire<'c> {
             outcome: Outcome::Success,
             lost,
             end: Some(end),
-            keeper: Some(keeper),
+            overrides: Some(overrides),
         })
     }
 }
@@ -157,7 +157,7 @@ impl Slot {
 
     /// The service says that it has not been taken. When nobody could be asked, nobody knows: then it is given back.
     fn refused(mut self, verdict: Verdict) -> Verdict {
-        self.is_taken = verdict.by() == By::Fallback;
+        self.is_taken = verdict.decided_by() == DecidedBy::Fallback;
         verdict
     }
 
@@ -181,9 +181,9 @@ impl Slot {
                 () = renewal => {}
             }
             let verdict = self.take(None).await;
-            match verdict.by() {
+            match verdict.decided_by() {
                 // Nobody heard it: again soon, while there is time.
-                By::Fallback => wait = hold.map(|hold| hold / 4),
+                DecidedBy::Fallback => wait = hold.map(|hold| hold / 4),
                 _ => {
                     lost.store(!verdict.allowed(), Relaxed);
                     hold = self::hold(&verdict).or(hold);
@@ -199,7 +199,7 @@ impl Slot {
             if attempt > 0 {
                 sleep(PAUSE * 2_u32.pow(attempt - 1)).await;
             }
-            let back = self.descriptors.iter().map(|descriptor| descriptor.borrowed().give_back());
+            let back = self.descriptors.iter().map(|descriptor| descriptor.borrowed().refund());
             let mut check = self.client.check(back);
             if let Some(domain) = &self.domain {
                 check = check.domain(domain.as_str());
@@ -237,7 +237,7 @@ pub struct Permit {
     outcome: Outcome,
     lost: Arc<AtomicBool>,
     end: Option<oneshot::Sender<Sample>>,
-    keeper: Option<JoinHandle<()>>,
+    overrides: Option<JoinHandle<()>>,
 }
 
 impl Permit {
@@ -268,8 +268,8 @@ impl Permit {
     /// Gives it back, and waits until the service has heard that, or cannot be reached.
     pub async fn give_back(mut self) {
         self.end();
-        if let Some(keeper) = self.keeper.take() {
-            let _ = timeout(PAUSE * 2_u32.pow(ATTEMPTS + 1), keeper).await;
+        if let Some(overrides) = self.overrides.take() {
+            let _ = timeout(PAUSE * 2_u32.pow(ATTEMPTS + 1), overrides).await;
         }
     }
 

@@ -38,7 +38,7 @@ impl Client {
     ) -> Result<Utilization, Failure> {
         let life_us = u64::try_from(life.as_micros()).unwrap_or(u64::MAX);
         let (resource, reporter) = (resource.to_owned(), reporter.to_owned());
-        let report = ReportRequest { resource, reporter, utilization, life_us };
+        let report = ReportRequest { resource, reporter, utilization, ttl_us: life_us };
         self.ask_resources(report, async |mut service, report| service.report(report).await).await
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use sluicegate_common::Ring;
 
-use crate::{ask::Ask, endpoint::Endpoint};
+use crate::{check_request::CheckRequest, endpoint::Endpoint};
 
 /// How checks are spread over several instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -51,7 +51,7 @@ impl Endpoints {
     pub(crate) fn choose(
         &self,
         routing: &Routing,
-        ask: &Ask<'_>,
+        ask: &CheckRequest<'_>,
         now: Duration,
         but: Option<&Arc<Endpoint>>,
     ) -> Option<&Arc<Endpoint>> {
@@ -113,7 +113,7 @@ mod tests {
         let mut counts = [0; 3];
         for user in 0..1_000 {
             let descriptors = std::iter::once(descriptor! { "user" => user.to_string() }).collect();
-            let ask = Ask { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
+            let ask = CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
             if let Some(chosen) = endpoints.choose(routing, &ask, NOW, but) {
                 counts[endpoints.all.iter().position(|endpoint| Arc::ptr_eq(endpoint, chosen)).unwrap_or_default()] +=
                     1;

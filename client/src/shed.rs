@@ -42,7 +42,7 @@ pub enum Signal {
 
 /// How much is shed, and of what. Cheap to clone; all clones are one.
 #[derive(Clone)]
-pub struct Shedding {
+pub struct LoadShedder {
     shared: Arc<Shared>,
 }
 
@@ -83,7 +83,7 @@ pub struct ClassCount {
 /// Stripe's classes.
 pub const CLASSES: [&str; 4] = ["critical", "post", "get", "test"];
 
-impl Shedding {
+impl LoadShedder {
     /// Of [`CLASSES`], by the defaults.
     #[must_use]
     pub fn new(signal: Signal) -> Self {
@@ -245,13 +245,13 @@ mod tests {
     use super::*;
 
     /// So many of a hundred keys pass.
-    fn passing(shedding: &Shedding, class: usize) -> usize {
+    fn passing(shedding: &LoadShedder, class: usize) -> usize {
         (0..1_000).filter(|key| shedding.admit(class, *key).is_some()).count() / 10
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_box_that_is_full_sheds_the_least_important_first() {
-        let shedding = Shedding::new(Signal::Busy(10));
+        let shedding = LoadShedder::new(Signal::Busy(10));
         let busy: Vec<_> = (0..10).map(|key| shedding.admit(0, key)).collect();
         assert_eq!([0, 1, 2, 3].map(|class| passing(&shedding, class)), [100; 4]);
         tokio::time::sleep(Duration::from_millis(58_900)).await;
@@ -259,7 +259,7 @@ mod tests {
         let passed = [0, 1, 2, 3].map(|class| passing(&shedding, class));
         assert!(passed[..3] == [100; 3] && (44..=54).contains(&passed[3]), "{passed:?}");
         // Who passes, passes again.
-        let of = |shedding: &Shedding| (0..100).filter(|key| shedding.admit(3, *key).is_some()).collect::<Vec<_>>();
+        let of = |shedding: &LoadShedder| (0..100).filter(|key| shedding.admit(3, *key).is_some()).collect::<Vec<_>>();
         assert_eq!(of(&shedding), of(&shedding));
         let counts = shedding.counts();
         assert_eq!((counts[3].name.as_str(), counts[0].shed, counts[2].shedding_for), ("test", 0, None));
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn without_a_runtime_nothing_is_shed() {
-        let shedding = Shedding::of(Signal::Busy(0), ["a"], Settings::default());
+        let shedding = LoadShedder::of(Signal::Busy(0), ["a"], Settings::default());
         assert!((0..100).all(|key| shedding.admit(7, key).is_some()));
     }
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::{
-    ask::{Ask, Descriptor, Hold},
-    grants::{Grants, Offer},
-    verdict::{By, Status, Verdict},
+    check_request::{CheckRequest, Descriptor, Feedback},
+    grants::{GrantOffer, Grants},
+    verdict::{DecidedBy, Status, Verdict},
 };
 
 /// The grants of one client.
@@ -36,16 +36,20 @@ impl Holder {
     pub fn tell(&self, keys: &[&str], hits: u32, now: Duration) -> Vec<Told> {
         let number = |(id, spent): (std::sync::Arc<str>, u64)| Some((id.parse().ok()?, spent));
         let holds = self.0.holds(&ask(keys, hits), now);
-        holds.into_iter().map(|hold| (hold.wants, hold.reports.and_then(number))).collect()
+        holds.into_iter().map(|hold| (hold.demand, hold.reports.and_then(number))).collect()
     }
 
     /// The answer to a call with which that was told, and which was sent then.
     pub fn keep(&self, keys: &[&str], told: &[Told], granted: &[Option<Granted>], sent: Duration) {
-        let offer = |(hits, life, id): Granted| Offer { hits, life, id: id.to_string().into() };
+        let offer = |(hits, life, id): Granted| GrantOffer { hits, ttl: life, id: id.to_string().into() };
         let status = |granted: &Option<Granted>| Status { grant: granted.map(offer), ..Status::default() };
         let statuses = granted.iter().map(status).collect();
-        let holds = told.iter().map(|(wants, _)| Hold { wants: *wants, ..Hold::default() }).collect();
-        self.0.keep(&Ask { holds, ..ask(keys, 1) }, &Verdict { statuses, ..Verdict::empty(true, By::Server) }, sent);
+        let holds = told.iter().map(|(wants, _)| Feedback { demand: *wants, ..Feedback::default() }).collect();
+        self.0.keep(
+            &CheckRequest { holds, ..ask(keys, 1) },
+            &Verdict { statuses, ..Verdict::empty(true, DecidedBy::Server) },
+            sent,
+        );
     }
 
     /// What to say of the rest at the end: of which descriptor, of which grant, how many were spent.
@@ -60,7 +64,7 @@ impl Holder {
     }
 }
 
-fn ask<'a>(keys: &[&'a str], hits: u32) -> Ask<'a> {
+fn ask<'a>(keys: &[&'a str], hits: u32) -> CheckRequest<'a> {
     let descriptors = keys.iter().map(|key| Descriptor::new().entry(*key, "x")).collect();
-    Ask { domain: "d".into(), descriptors, hits, traceparent: None, holds: Vec::new() }
+    CheckRequest { domain: "d".into(), descriptors, hits, traceparent: None, holds: Vec::new() }
 }

@@ -17,7 +17,7 @@ mod metrics {
     };
 
     use super::Telemetry;
-    use crate::{By, Verdict};
+    use crate::{DecidedBy, Verdict};
 
     pub(super) struct Instruments {
         checks: Counter<u64>,
@@ -44,14 +44,14 @@ mod metrics {
             let Some(Instruments { checks, duration }) = &self.instruments else {
                 return;
             };
-            let by = match verdict.by() {
-                By::Server => "server",
-                By::DenyCache => "deny_cache",
-                By::Grant => "grant",
-                By::Fallback => "fallback",
+            let by = match verdict.decided_by() {
+                DecidedBy::Server => "server",
+                DecidedBy::DenyCache => "deny_cache",
+                DecidedBy::Grant => "grant",
+                DecidedBy::Fallback => "fallback",
             };
             checks.add(1, &[KeyValue::new("by", by), KeyValue::new("allowed", verdict.allowed())]);
-            if matches!(verdict.by(), By::Server | By::Fallback) {
+            if matches!(verdict.decided_by(), DecidedBy::Server | DecidedBy::Fallback) {
                 duration.record(took().as_secs_f64(), &[KeyValue::new("by", by)]);
             }
         }

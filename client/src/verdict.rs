@@ -16,11 +16,11 @@ use sluicegate_proto::{
 use smallvec::SmallVec;
 use tonic::Code;
 
-use crate::grants::Offer;
+use crate::grants::GrantOffer;
 
 /// Who answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum By {
+pub enum DecidedBy {
     /// The service.
     Server,
     /// This client: the service has refused the same before, and the wait it named is not over.
@@ -35,7 +35,7 @@ pub enum By {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     pub(crate) allowed: bool,
-    pub(crate) by: By,
+    pub(crate) by: DecidedBy,
     pub(crate) statuses: SmallVec<[Status; 1]>,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) failure: Option<Box<Failure>>,
@@ -70,7 +70,7 @@ pub struct Status {
     /// Times are whole seconds, rounded up.
     pub(crate) coarse: bool,
     /// Hits that may be spent without asking.
-    pub(crate) grant: Option<Offer>,
+    pub(crate) grant: Option<GrantOffer>,
 }
 
 /// The limit that applied: so many requests in so many units.
@@ -122,10 +122,10 @@ pub(crate) fn text(status: &tonic::Status) -> String {
 
 impl Verdict {
     pub(crate) fn fallback(allowed: bool, failure: Failure) -> Self {
-        Self { failure: Some(Box::new(failure)), ..Self::empty(allowed, By::Fallback) }
+        Self { failure: Some(Box::new(failure)), ..Self::empty(allowed, DecidedBy::Fallback) }
     }
 
-    pub(crate) fn empty(allowed: bool, by: By) -> Self {
+    pub(crate) fn empty(allowed: bool, by: DecidedBy) -> Self {
         Self { allowed, by, statuses: SmallVec::new(), headers: Vec::new(), failure: None }
     }
 
@@ -137,7 +137,7 @@ impl Verdict {
 
     /// Who says so.
     #[must_use]
-    pub fn by(&self) -> By {
+    pub fn decided_by(&self) -> DecidedBy {
         self.by
     }
 
@@ -202,7 +202,7 @@ impl Verdict {
 impl Verdict {
     /// A `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
     pub(crate) fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let mut verdict = Self::empty(false, By::Server);
+        let mut verdict = Self::empty(false, DecidedBy::Server);
         for field in fields {
             match field? {
                 (1, value) => verdict.allowed = value.number()? != 0,
@@ -244,7 +244,7 @@ impl Status {
                 (7, value) => status.soft = value.number()? != 0,
                 (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
                 (9, value) => status.refusal_counts = value.number()? != 0,
-                (10, value) => status.grant = Some(Offer::read(value.message()?)?),
+                (10, value) => status.grant = Some(GrantOffer::read(value.message()?)?),
                 (11, value) => status.shed = value.number()? != 0,
                 (12, value) => status.elastic = value.number()? != 0,
                 _ => {}
@@ -254,7 +254,7 @@ impl Status {
     }
 }
 
-impl Offer {
+impl GrantOffer {
     /// `hits`, `life_us`, `id`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
         let (mut hits, mut life, mut id) = (0, Duration::ZERO, "");
@@ -266,7 +266,7 @@ impl Offer {
                 _ => {}
             }
         }
-        Ok(Self { hits, life, id: id.into() })
+        Ok(Self { hits, ttl: life, id: id.into() })
     }
 }
 
@@ -296,7 +296,7 @@ impl Verdict {
         let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
         Self {
             allowed,
-            by: By::Server,
+            by: DecidedBy::Server,
             statuses: message
                 .statuses
                 .into_iter()
@@ -334,7 +334,7 @@ impl Status {
                     Some(life) => Duration::from_micros(life?),
                     None => time_until(&quota)?,
                 };
-                Some(Offer { hits: quota.requests.into(), life, id: quota.id.into() })
+                Some(GrantOffer { hits: quota.requests.into(), ttl: life, id: quota.id.into() })
             }),
             ..Self::default()
         }
@@ -381,7 +381,7 @@ mod tests {
     }
 
     fn verdict(allowed: bool, statuses: &[Status]) -> Verdict {
-        Verdict { statuses: statuses.iter().cloned().collect(), ..Verdict::empty(allowed, By::Server) }
+        Verdict { statuses: statuses.iter().cloned().collect(), ..Verdict::empty(allowed, DecidedBy::Server) }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_client::{By, Client, descriptor};
+use sluicegate_client::{Client, DecidedBy, descriptor};
 use sluicegate_proto::envoy::service::ratelimit::v3::{
     RateLimitRequest, RateLimitResponse,
     rate_limit_response::{Code, DescriptorStatus, Quota, RateLimit},
@@ -58,14 +58,14 @@ async fn an_answer_that_is_known_needs_no_memory() -> Result<(), Box<dyn std::er
     let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service));
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
     let client = Client::builder(url).domain("d").deadline(Duration::from_secs(10)).connect_lazy()?;
-    for (user, by) in [("granted", By::Grant), ("refused", By::DenyCache)] {
+    for (user, by) in [("granted", DecidedBy::Grant), ("refused", DecidedBy::DenyCache)] {
         let check = async || client.check([descriptor! { "user" => user, "path" => "/v1/charges" }]).await;
-        assert_eq!(check().await.by(), By::Server);
+        assert_eq!(check().await.decided_by(), DecidedBy::Server);
         let (mut verdicts, mut future) = (
             0,
             Box::pin(async {
                 for _ in 0..1_000 {
-                    assert_eq!(check().await.by(), by);
+                    assert_eq!(check().await.decided_by(), by);
                 }
             }),
         );

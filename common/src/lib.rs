@@ -5,12 +5,12 @@
 pub mod adaptive;
 mod identity;
 mod ring;
+mod set_associative_cache;
 pub mod shedder;
 mod text;
-mod ways;
 pub mod wire;
 
 pub use identity::Identity;
 pub use ring::Ring;
+pub use set_associative_cache::{Expiring, SetAssociativeCache};
 pub use text::{ESCAPED, ESCAPED_PATTERN, escape};
-pub use ways::{Ending, Ways};

@@ -4,18 +4,18 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classes {
     len: u8,
-    least: [u32; Self::MOST],
-    most: [u32; Self::MOST],
+    min: [u32; Self::MAX_CLASSES],
+    max: [u32; Self::MAX_CLASSES],
 }
 
 /// Why there is no such table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NotClasses {
+pub enum InvalidClasses {
     /// Nobody is in it, or too many are.
-    #[error("a capacity is shared by 1 to {} classes", Classes::MOST)]
+    #[error("a capacity is shared by 1 to {} classes", Classes::MAX_CLASSES)]
     Many,
     /// More than can be counted.
-    #[error("a capacity that is shared is {} at most", Classes::MOST_HITS)]
+    #[error("a capacity that is shared is {} at most", Classes::MAX_HITS)]
     Large,
     /// What is promised is not there.
     #[error("the minima add up to more than the capacity")]
@@ -27,27 +27,27 @@ pub enum NotClasses {
 
 impl Classes {
     /// So many at most: each costs some twenty bytes of every counter.
-    pub const MOST: usize = 16;
+    pub const MAX_CLASSES: usize = 16;
 
     /// No capacity is larger: both numbers of a class are one double in a script.
-    pub const MOST_HITS: u32 = (1 << 26) - 1;
+    pub const MAX_HITS: u32 = (1 << 26) - 1;
 
     /// Of each class the hits that are always there for it, and the most it may have, of a capacity.
-    pub fn new(shares: &[(u32, u32)], capacity: u32) -> Result<Self, NotClasses> {
-        let mut classes = Self { len: shares.len() as u8, least: [0; Self::MOST], most: [0; Self::MOST] };
-        if !(1..=Self::MOST).contains(&shares.len()) {
-            return Err(NotClasses::Many);
+    pub fn new(shares: &[(u32, u32)], capacity: u32) -> Result<Self, InvalidClasses> {
+        let mut classes = Self { len: shares.len() as u8, min: [0; Self::MAX_CLASSES], max: [0; Self::MAX_CLASSES] };
+        if !(1..=Self::MAX_CLASSES).contains(&shares.len()) {
+            return Err(InvalidClasses::Many);
         }
-        if capacity > Self::MOST_HITS {
-            return Err(NotClasses::Large);
+        if capacity > Self::MAX_HITS {
+            return Err(InvalidClasses::Large);
         }
         for (place, (least, most)) in shares.iter().enumerate() {
             if least > most || *most == 0 || *most > capacity {
-                return Err(NotClasses::Crossed);
+                return Err(InvalidClasses::Crossed);
             }
-            (classes.least[place], classes.most[place]) = (*least, *most);
+            (classes.min[place], classes.max[place]) = (*least, *most);
         }
-        if classes.promised() > capacity.into() { Err(NotClasses::Promised) } else { Ok(classes) }
+        if classes.guaranteed() > capacity.into() { Err(InvalidClasses::Promised) } else { Ok(classes) }
     }
 
     /// How many.
@@ -58,38 +58,38 @@ impl Classes {
 
     /// What is always there for this class.
     #[must_use]
-    pub fn least(&self, class: usize) -> u64 {
-        self.least[class % Self::MOST].into()
+    pub fn min(&self, class: usize) -> u64 {
+        self.min[class % Self::MAX_CLASSES].into()
     }
 
     /// The most that this class may have.
     #[must_use]
-    pub fn most(&self, class: usize) -> u64 {
-        self.most[class % Self::MOST].into()
+    pub fn max(&self, class: usize) -> u64 {
+        self.max[class % Self::MAX_CLASSES].into()
     }
 
     /// What is always there for anybody.
     #[must_use]
-    pub fn promised(&self) -> u64 {
-        self.least.iter().copied().map(u64::from).sum()
+    pub fn guaranteed(&self) -> u64 {
+        self.min.iter().copied().map(u64::from).sum()
     }
 
     /// One of so many equal parts: of the minima no more than the part of the capacity can keep.
     #[must_use]
     pub(super) fn divided(&self, parts: u32) -> Self {
         let parts = parts.max(1);
-        Self { least: self.least.map(|it| it / parts), most: self.most.map(|it| it.div_ceil(parts)), ..*self }
+        Self { min: self.min.map(|it| it / parts), max: self.max.map(|it| it.div_ceil(parts)), ..*self }
     }
 
     /// So many times as much of everything.
     #[cfg(test)]
     pub(super) fn times(&self, factor: u32) -> Self {
-        Self { least: self.least.map(|it| it * factor), most: self.most.map(|it| it * factor), ..*self }
+        Self { min: self.min.map(|it| it * factor), max: self.max.map(|it| it * factor), ..*self }
     }
 
     /// The table as a script gets it, a number for each class.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
-        (0..self.count()).map(|class| (self.least(class) << 27) + self.most(class))
+        (0..self.count()).map(|class| (self.min(class) << 27) + self.max(class))
     }
 }
 
@@ -100,14 +100,14 @@ mod tests {
     #[test]
     fn promises_no_more_than_there_is() {
         assert!(Classes::new(&[(400, 1_000), (600, 600)], 1_000).is_ok());
-        assert_eq!(Classes::new(&[(400, 1_000), (601, 1_000)], 1_000), Err(NotClasses::Promised));
-        assert_eq!(Classes::new(&[(0, 1_001)], 1_000), Err(NotClasses::Crossed));
-        assert_eq!(Classes::new(&[(3, 2)], 1_000), Err(NotClasses::Crossed));
-        assert_eq!(Classes::new(&[(0, 0)], 1_000), Err(NotClasses::Crossed));
-        assert_eq!(Classes::new(&[], 1_000), Err(NotClasses::Many));
-        assert_eq!(Classes::new(&[(0, 1); Classes::MOST + 1], 1_000), Err(NotClasses::Many));
-        assert_eq!(Classes::new(&[(0, 1)], Classes::MOST_HITS + 1), Err(NotClasses::Large));
-        let all = (Classes::MOST_HITS, Classes::MOST_HITS);
-        assert_eq!(Classes::new(&[all, all], Classes::MOST_HITS), Err(NotClasses::Promised));
+        assert_eq!(Classes::new(&[(400, 1_000), (601, 1_000)], 1_000), Err(InvalidClasses::Promised));
+        assert_eq!(Classes::new(&[(0, 1_001)], 1_000), Err(InvalidClasses::Crossed));
+        assert_eq!(Classes::new(&[(3, 2)], 1_000), Err(InvalidClasses::Crossed));
+        assert_eq!(Classes::new(&[(0, 0)], 1_000), Err(InvalidClasses::Crossed));
+        assert_eq!(Classes::new(&[], 1_000), Err(InvalidClasses::Many));
+        assert_eq!(Classes::new(&[(0, 1); Classes::MAX_CLASSES + 1], 1_000), Err(InvalidClasses::Many));
+        assert_eq!(Classes::new(&[(0, 1)], Classes::MAX_HITS + 1), Err(InvalidClasses::Large));
+        let all = (Classes::MAX_HITS, Classes::MAX_HITS);
+        assert_eq!(Classes::new(&[all, all], Classes::MAX_HITS), Err(InvalidClasses::Promised));
     }
 }

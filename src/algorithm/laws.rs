@@ -2,15 +2,15 @@
 
 use proptest::{prelude::*, sample::select};
 
-use super::{adaptive::Adaptive, sliding_window::Edge, *};
+use super::{adaptive::Adaptive, sliding_window::WindowEdge, *};
 
 const START: u64 = 1_763_672_400_000_000;
 
 /// A limit with every word that belongs to its algorithm.
 #[derive(Clone, Debug)]
 struct Numbers {
-    kind: Kind,
-    shape: Shape,
+    kind: AlgorithmKind,
+    shape: LimitSpec,
 }
 
 /// Mostly small ones, where histories meet every edge. `min_interval` is left out: what remains does not show it.
@@ -20,12 +20,12 @@ fn numbers() -> impl Strategy<Value = Numbers> {
     let percent = select(vec![None, Some(50), Some(100)]);
     let numbers = (select(Algorithm::KINDS), requests, window, percent, any::<bool>(), 1_u32..8);
     numbers.prop_filter_map("the numbers do not fit", |(kind, requests, window, percent, count_denied, other)| {
-        let word = |word: &str| kind.words.contains(&word);
-        let shape = Shape {
+        let word = |word: &str| kind.keywords.contains(&word);
+        let shape = LimitSpec {
             requests,
             window: Micros::new(window),
             buckets: word("buckets").then_some(other),
-            edge: (word("edge") && other % 2 == 0).then_some(Edge::Strict),
+            edge: (word("edge") && other % 2 == 0).then_some(WindowEdge::Strict),
             burst: word("burst").then_some(other),
             queue: (word("queue") && other > 3).then_some(other * 2),
             warm_up: kind.name.contains("warm_up").then_some(Micros::new(window * 3 + 1)),
@@ -33,7 +33,7 @@ fn numbers() -> impl Strategy<Value = Numbers> {
             min_interval: None,
             soft: percent,
             classes: (word("shares") && other > 3).then(|| classes(requests)).flatten(),
-            ..Shape::default()
+            ..LimitSpec::default()
         };
         // What learns is not the same limit for long.
         let stays = kind.name != Adaptive::NAME;
@@ -50,18 +50,18 @@ impl Numbers {
     /// With so many times the requests, and the burst; `None` where that is too much.
     fn times(&self, factor: u32) -> Option<Algorithm> {
         let times = |number: u32| number * factor;
-        let Shape { requests, burst, queue, .. } = self.shape;
+        let LimitSpec { requests, burst, queue, .. } = self.shape;
         let classes = self.shape.classes.map(|classes| classes.times(factor));
         let (burst, queue) = (burst.map(times), queue.map(times));
-        let shape = Shape { requests: times(requests), burst, queue, classes, ..self.shape };
+        let shape = LimitSpec { requests: times(requests), burst, queue, classes, ..self.shape };
         (self.kind.build)(&shape).ok()
     }
 }
 
 fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
-        select(vec![Action::Take, Action::Peek, Action::Return]),
-        any::<u64>().prop_map(|taken| Action::Undo(Micros::new(taken % MAX))),
+        select(vec![Action::Take, Action::Peek, Action::Refund]),
+        any::<u64>().prop_map(|taken| Action::RollBack(Micros::new(taken % MAX))),
     ]
 }
 
@@ -71,7 +71,7 @@ fn algorithm() -> impl Strategy<Value = Algorithm> {
 
 /// Steps through time in quarters of the window and single microseconds.
 fn history() -> impl Strategy<Value = Vec<(Action, u64, u64)>> {
-    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Return)];
+    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Refund)];
     let ahead = prop_oneof![Just(0_u64), Just(1), 1..30_000_000_u64, Just(15_000_000), Just(60_000_000)];
     prop::collection::vec((action, 0_u64..5, ahead), 0..20)
 }
@@ -81,14 +81,14 @@ fn replay(algorithm: &Algorithm, history: &[(Action, u64, u64)]) -> (State, u64)
     let (mut state, mut now) = (State::default(), START);
     for (action, cost, ahead) in history {
         now += ahead;
-        algorithm.apply(&mut state, Ask { action: *action, cost: *cost, now: Micros::new(now) });
+        algorithm.apply(&mut state, Operation { action: *action, cost: *cost, now: Micros::new(now) });
     }
     (state, now)
 }
 
 /// What an algorithm would say, without changing the state.
 fn peek(algorithm: &Algorithm, state: &State, cost: u64, now: u64) -> Decision {
-    algorithm.apply(&mut state.clone(), Ask { action: Action::Peek, cost, now: Micros::new(now) })
+    algorithm.apply(&mut state.clone(), Operation { action: Action::Peek, cost, now: Micros::new(now) })
 }
 
 /// So many are not counted one by one.
@@ -97,7 +97,7 @@ const MANY: u64 = 100;
 /// How many single hits pass at one instant.
 fn greedy(algorithm: &Algorithm, state: &State, now: u64) -> u64 {
     let mut state = state.clone();
-    let take = Ask { action: Action::Take, cost: 1, now: Micros::new(now) };
+    let take = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
     (0..MANY).take_while(|_| algorithm.apply(&mut state, take).allowed).count() as u64
 }
 
@@ -167,10 +167,10 @@ proptest! {
     ) {
         let (state, now) = replay(&algorithm, &history);
         let mut after = state.clone();
-        let look = Ask { action: Action::Peek, cost, now: Micros::new(now) };
+        let look = Operation { action: Action::Peek, cost, now: Micros::new(now) };
         let foretold = algorithm.apply(&mut after, look);
         prop_assert_eq!(&after, &state);
-        let take = algorithm.apply(&mut after, Ask { action: Action::Take, ..look });
+        let take = algorithm.apply(&mut after, Operation { action: Action::Take, ..look });
         prop_assert_eq!((foretold.allowed, foretold.soft, foretold.delay), (take.allowed, take.soft, take.delay));
     }
 
@@ -187,9 +187,9 @@ proptest! {
     #[test]
     fn what_is_given_back_can_be_taken_again(algorithm in algorithm(), history in history(), cost in 1_u64..6) {
         let (mut state, now) = replay(&algorithm, &history);
-        let ask = |action| Ask { action, cost, now: Micros::new(now) };
+        let ask = |action| Operation { action, cost, now: Micros::new(now) };
         let before = peek(&algorithm, &state, 0, now).remaining;
-        algorithm.apply(&mut state, ask(Action::Return));
+        algorithm.apply(&mut state, ask(Action::Refund));
         let given = peek(&algorithm, &state, 0, now).remaining;
         prop_assert!(given >= before && given <= peek(&algorithm, &State::default(), 0, now).remaining);
     }
@@ -201,25 +201,25 @@ proptest! {
     ) {
         // Where takes are undone (`charge: all`), only fixed windows count denied hits.
         let count_denied = Some(numbers.kind == Algorithm::DEFAULT);
-        let Ok(algorithm) = (numbers.kind.build)(&Shape { count_denied, ..numbers.shape }) else {
+        let Ok(algorithm) = (numbers.kind.build)(&LimitSpec { count_denied, ..numbers.shape }) else {
             return Ok(());
         };
         let (mut state, taken) = replay(&algorithm, &before);
         let mut without = state.clone();
-        if !algorithm.step(&mut state, Ask { action: Action::Take, cost, now: Micros::new(taken) }) {
+        if !algorithm.step(&mut state, Operation { action: Action::Take, cost, now: Micros::new(taken) }) {
             return Ok(());
         }
         let mut now = taken;
         // Refunds of what was never taken aside: they stop at nothing, and here there is a hit more to stop at.
-        for (action, cost, ahead) in meanwhile.into_iter().filter(|(action, ..)| *action != Action::Return).take(4) {
+        for (action, cost, ahead) in meanwhile.into_iter().filter(|(action, ..)| *action != Action::Refund).take(4) {
             // What was undone has warmed the bucket up meanwhile, and a warm-up forgets that within a hit's time only.
             now += if algorithm.name().contains("warm_up") { ahead.min(1_000) } else { ahead / 8 };
-            let ask = Ask { action, cost, now: Micros::new(now) };
+            let ask = Operation { action, cost, now: Micros::new(now) };
             if algorithm.step(&mut state, ask) {
                 algorithm.step(&mut without, ask);
             }
         }
-        let undo = Ask { action: Action::Undo(Micros::new(taken)), cost, now: Micros::new(now) };
+        let undo = Operation { action: Action::RollBack(Micros::new(taken)), cost, now: Micros::new(now) };
         prop_assert!(algorithm.apply(&mut state, undo).allowed);
         for now in [now, now + later] {
             let (here, there) = (greedy(&algorithm, &state, now), greedy(&algorithm, &without, now));
@@ -231,9 +231,9 @@ proptest! {
     fn what_is_undone_at_once_is_back(algorithm in algorithm(), history in history(), cost in 1_u64..5) {
         let (mut state, now) = replay(&algorithm, &history);
         let before = peek(&algorithm, &state, 0, now).remaining;
-        let ask = |action| Ask { action, cost, now: Micros::new(now) };
+        let ask = |action| Operation { action, cost, now: Micros::new(now) };
         if algorithm.apply(&mut state, ask(Action::Take)).allowed && !algorithm.name().contains("warm_up") {
-            algorithm.apply(&mut state, ask(Action::Undo(Micros::new(now))));
+            algorithm.apply(&mut state, ask(Action::RollBack(Micros::new(now))));
             prop_assert_eq!(peek(&algorithm, &state, 0, now).remaining, before);
         }
     }
@@ -244,7 +244,7 @@ proptest! {
     ) {
         let (mut state, now) = replay(&algorithm, &history);
         // Somebody has seen the later time.
-        algorithm.apply(&mut state, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+        algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
         let here = greedy(&algorithm, &state, now);
         if here == MANY {
             return Ok(());
@@ -252,7 +252,7 @@ proptest! {
         prop_assert!(greedy(&algorithm, &state, now - back) <= here);
         // Nor by asking while the clock is behind, and then at the old time.
         let mut asked = state.clone();
-        let take = Ask { action: Action::Take, cost, now: Micros::new(now - back) };
+        let take = Operation { action: Action::Take, cost, now: Micros::new(now - back) };
         let passed = algorithm.apply(&mut asked, take);
         let gained = if passed.allowed { cost } else { 0 };
         prop_assert!(greedy(&algorithm, &asked, now) + gained <= here.max(cost));
@@ -265,11 +265,11 @@ proptest! {
     fn a_clock_that_was_wrong_by_years_locks_nobody_out(algorithm in algorithm(), history in history()) {
         let (mut state, now) = replay(&algorithm, &history);
         let now = now - 5 * 31_536_000_000_000;
-        let look = algorithm.apply(&mut state, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+        let look = algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
         // For about as long as by a limiter that was just used up, and not for years.
         let mut used_up = State::default();
         for _ in 0..100 {
-            algorithm.apply(&mut used_up, Ask { action: Action::Take, cost: 1, now: Micros::new(now) });
+            algorithm.apply(&mut used_up, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
         }
         let longest = peek(&algorithm, &used_up, 0, now).reset + CLOCK_SLACK;
         prop_assert!(look.reset.get() <= 10 * longest.get(), "{:?}, {:?}", look, longest);
@@ -307,8 +307,8 @@ proptest! {
     ) {
         let mut state = State::from_bytes(&bytes);
         for (action, cost) in hits {
-            let decision = algorithm.apply(&mut state, Ask { action, cost, now: Micros::new(now) });
-            prop_assert!(decision.allowed || !action.gives());
+            let decision = algorithm.apply(&mut state, Operation { action, cost, now: Micros::new(now) });
+            prop_assert!(decision.allowed || !action.releases());
             let _expires = algorithm.expires(&state, Micros::new(now));
         }
     }

@@ -1,9 +1,10 @@
 //! The list of algorithms: one line each, and all that follows from it.
 
 use super::{
-    Arguments, Ask, Asker, Decision, Kind, Micros, Rule, State, adaptive::Adaptive, concurrency::Concurrency,
-    escrow::Escrow, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, reports::Reports, shares::Shares,
-    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    AlgorithmKind, Arguments, Decision, Limiter, Micros, Operation, RequestContext, State, adaptive::Adaptive,
+    concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
+    leased_bucket::LeasedBucket, reports::UtilizationReports, shares::Shares, sliding_log::SlidingLog,
+    sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -32,8 +33,8 @@ macro_rules! algorithms {
                 &[$(($rule::ARGUMENTS, $rule::SCRIPT)),+];
 
             /// What is known of each algorithm before there is one, in the same order.
-            pub const KINDS: &'static [Kind] =
-                &[$(Kind { name: $rule::NAME, words: $rule::WORDS, build: $rule::build }),+];
+            pub const KINDS: &'static [AlgorithmKind] =
+                &[$(AlgorithmKind { name: $rule::NAME, keywords: $rule::KEYWORDS, build: $rule::build }),+];
 
             /// The place in the list, by which a script is called.
             #[must_use]
@@ -41,90 +42,90 @@ macro_rules! algorithms {
                 [$(matches!(self, Self::$rule(_))),+].iter().position(|is| *is).unwrap_or_default()
             }
 
-            /// See [`Rule::TAG`].
+            /// See [`Limiter::TAG`].
             #[must_use]
             pub fn tag(&self) -> &'static str {
                 match self { $(Self::$rule(_) => $rule::TAG),+ }
             }
 
-            /// See [`Rule::NAME`].
+            /// See [`Limiter::NAME`].
             #[must_use]
             pub fn name(&self) -> &'static str {
                 match self { $(Self::$rule(_) => $rule::NAME),+ }
             }
 
-            /// See [`Rule::arguments`].
+            /// See [`Limiter::arguments`].
             #[must_use]
-            pub fn arguments(&self, ask: Ask) -> Arguments {
+            pub fn arguments(&self, ask: Operation) -> Arguments {
                 match self { $(Self::$rule(rule) => rule.arguments(ask)),+ }
             }
 
-            /// See [`Rule::scope`].
+            /// See [`Limiter::scope`].
             #[must_use]
             pub fn scope(&self) -> Option<u64> {
                 match self { $(Self::$rule(rule) => rule.scope()),+ }
             }
 
-            /// See [`Rule::asked_by`].
+            /// See [`Limiter::with_context`].
             #[must_use]
-            pub fn asked_by(self, asker: Asker) -> Self {
-                match self { $(Self::$rule(rule) => rule.asked_by(asker).into()),+ }
+            pub fn with_context(self, asker: RequestContext) -> Self {
+                match self { $(Self::$rule(rule) => rule.with_context(asker).into()),+ }
             }
 
-            /// See [`Rule::step`].
-            pub fn step(&self, state: &mut State, ask: Ask) -> bool {
+            /// See [`Limiter::step`].
+            pub fn step(&self, state: &mut State, ask: Operation) -> bool {
                 match self { $(Self::$rule(rule) => rule.step(state, ask)),+ }
             }
 
-            /// See [`Rule::explain`].
+            /// See [`Limiter::explain`].
             #[must_use]
-            pub fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+            pub fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
                 match self { $(Self::$rule(rule) => rule.explain(state, ask, allowed)),+ }
             }
 
-            /// See [`Rule::counts_denied`].
+            /// See [`Limiter::counts_denied`].
             #[must_use]
             pub fn counts_denied(&self) -> bool {
                 match self { $(Self::$rule(rule) => rule.counts_denied()),+ }
             }
 
-            /// See [`Rule::refusal_counts`].
+            /// See [`Limiter::denial_counts`].
             #[must_use]
-            pub fn refusal_counts(&self, state: &State, now: Micros) -> bool {
-                match self { $(Self::$rule(rule) => rule.refusal_counts(state, now)),+ }
+            pub fn denial_counts(&self, state: &State, now: Micros) -> bool {
+                match self { $(Self::$rule(rule) => rule.denial_counts(state, now)),+ }
             }
 
-            /// See [`Rule::leasing`].
+            /// See [`Limiter::leasing`].
             #[must_use]
             pub fn leasing(&self) -> Option<Algorithm> {
                 match self { $(Self::$rule(rule) => rule.leasing()),+ }
             }
 
-            /// See [`Rule::lease_ends`].
+            /// See [`Limiter::lease_ends`].
             #[must_use]
             pub fn lease_ends(&self, counted: Micros) -> Micros {
                 match self { $(Self::$rule(rule) => rule.lease_ends(counted)),+ }
             }
 
-            /// See [`Rule::lease_life`].
+            /// See [`Limiter::lease_lifetime`].
             #[must_use]
-            pub fn lease_life(&self) -> Micros {
-                match self { $(Self::$rule(rule) => rule.lease_life()),+ }
+            pub fn lease_lifetime(&self) -> Micros {
+                match self { $(Self::$rule(rule) => rule.lease_lifetime()),+ }
             }
 
-            /// See [`Rule::counting`].
+            /// See [`Limiter::counting`].
             #[must_use]
             pub fn counting(&self) -> Algorithm {
                 match self { $(Self::$rule(rule) => rule.counting()),+ }
             }
 
-            /// See [`Rule::is_over`].
+            /// See [`Limiter::is_over`].
             #[must_use]
             pub fn is_over(&self, counted: Micros, now: Micros) -> bool {
                 match self { $(Self::$rule(rule) => rule.is_over(counted, now)),+ }
             }
 
-            /// See [`Rule::expires`].
+            /// See [`Limiter::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
                 match self { $(Self::$rule(rule) => rule.expires(state, now)),+ }
@@ -141,30 +142,30 @@ algorithms![
     WarmUp,
     LeakyBucket,
     Gcra,
-    Escrow,
+    LeasedBucket,
     Concurrency,
     Shares,
-    Reports,
+    UtilizationReports,
     Adaptive,
 ];
 
 impl Algorithm {
     /// What counts where a rule does not say.
-    pub const DEFAULT: Kind = Self::KINDS[0];
+    pub const DEFAULT: AlgorithmKind = Self::KINDS[0];
 
     /// Those that a rule can name. What another becomes by a word of its own, or on lease, has a name of several words.
-    pub fn named() -> impl Iterator<Item = Kind> {
+    pub fn named() -> impl Iterator<Item = AlgorithmKind> {
         Self::KINDS.iter().copied().filter(|kind| !kind.name.contains(' '))
     }
 
     /// The one of this name.
     #[must_use]
-    pub fn kind(name: &str) -> Option<Kind> {
+    pub fn kind(name: &str) -> Option<AlgorithmKind> {
         Self::named().find(|kind| kind.name == name)
     }
 
     /// One whole turn: [`Algorithm::step`], then [`Algorithm::explain`].
-    pub fn apply(&self, state: &mut State, ask: Ask) -> Decision {
+    pub fn apply(&self, state: &mut State, ask: Operation) -> Decision {
         let allowed = self.step(state, ask);
         self.explain(state, ask, allowed)
     }

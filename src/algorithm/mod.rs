@@ -13,34 +13,34 @@ mod bucket;
 mod classes;
 pub mod concurrency;
 mod consistency;
-mod drain;
-pub mod escrow;
+mod drain_state;
+mod drain_time;
 pub mod fixed_window;
 pub mod gcra;
 #[cfg(test)]
 mod laws;
 pub mod leaky_bucket;
+pub mod leased_bucket;
+mod limit_spec;
 mod list;
+mod max_hits;
 mod micros;
-mod pace;
-mod quota;
+mod proportion;
+mod rate;
 pub mod reports;
-mod shape;
-mod share;
 pub mod shares;
 pub mod sliding_log;
 pub mod sliding_window;
 mod state;
-mod tempo;
 pub mod token_bucket;
 pub mod warm_up;
 
-pub use classes::{Classes, NotClasses};
+pub use classes::{Classes, InvalidClasses};
 pub use consistency::Consistency;
+pub use limit_spec::{AlgorithmKind, InvalidLimit, LimitSpec};
 pub use list::Algorithm;
+pub use max_hits::MaxHits;
 pub use micros::Micros;
-pub use quota::Quota;
-pub use shape::{Kind, Shape, Unfit};
 pub use state::State;
 
 use smallvec::SmallVec;
@@ -53,7 +53,7 @@ pub const MAX: u64 = (1 << 53) - 1;
 pub const CLOCK_SLACK: Micros = Micros::from_secs(60);
 
 /// No fixed window is longer, in seconds: 100 years of 365 days. Nor does a bucket take longer to drain.
-pub const LONGEST: Micros = Micros::from_secs(100 * 31_536_000);
+pub const MAX_PERIOD: Micros = Micros::from_secs(100 * 31_536_000);
 
 /// What begins every program of scripts: helpers that several of them call.
 pub const PRELUDE: &str = include_str!("prelude.lua");
@@ -66,25 +66,25 @@ pub enum Action {
     /// Say what taking the cost would do; take nothing.
     Peek,
     /// Give the cost back, never above full.
-    Return,
+    Refund,
     /// Take back what this cost took at that instant, of this same counter and limit: as if it had never come, or a
     /// little less, never more. Where a window has ended since, there is nothing to take back from it; of a bucket it
     /// is what the time since has not brought back anyway. Meant for right afterwards: a warm-up holds to this for as
     /// long as a hit takes, and is a little warmer later on.
-    Undo(Micros),
+    RollBack(Micros),
 }
 
 impl Action {
     /// Whether the counter has more afterwards, if anything.
     #[must_use]
-    pub const fn gives(self) -> bool {
-        matches!(self, Self::Return | Self::Undo(_))
+    pub const fn releases(self) -> bool {
+        matches!(self, Self::Refund | Self::RollBack(_))
     }
 }
 
 /// One question to one counter.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask {
+pub struct Operation {
     /// What to do.
     pub action: Action,
     /// How many hits; above [`MAX`] it counts as [`MAX`].
@@ -93,20 +93,20 @@ pub struct Ask {
     pub now: Micros,
 }
 
-impl Ask {
+impl Operation {
     /// Whether a cost that passes does so only because the limit is soft; `used` is what counts after the step.
-    fn is_soft(self, used: u64, quota: Quota) -> bool {
+    fn is_soft(self, used: u64, quota: MaxHits) -> bool {
         match self.action {
             Action::Take => used > quota.limit(),
             Action::Peek => used.saturating_add(self.cost) > quota.limit(),
-            Action::Return | Action::Undo(_) => false,
+            Action::Refund | Action::RollBack(_) => false,
         }
     }
 }
 
 /// Who asks, for counters to which that matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asker {
+pub struct RequestContext {
     /// Whose the slots are that are taken and given back; 0 is nobody in particular.
     pub holder: u64,
     /// The place of its class among those that share the counter.
@@ -153,12 +153,12 @@ pub struct Decision {
 pub type Arguments = SmallVec<[u64; 12]>;
 
 /// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
-pub trait Rule: Copy + Into<Algorithm> {
+pub trait Limiter: Copy + Into<Algorithm> {
     /// The algorithm's word in rule files; several words for what another algorithm becomes by one of its `WORDS`.
     const NAME: &'static str;
 
     /// The words that a rule may add for it, beside those that belong to all.
-    const WORDS: &'static [&'static str];
+    const KEYWORDS: &'static [&'static str];
 
     /// A few letters that stand for the algorithm in a key: counters of different algorithms never meet.
     const TAG: &'static str;
@@ -175,10 +175,10 @@ pub trait Rule: Copy + Into<Algorithm> {
     const ARGUMENTS: &'static [&'static str];
 
     /// The algorithm with the numbers of a limit, which has at least one hit per window.
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit>;
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit>;
 
     /// The numbers for one question.
-    fn arguments(&self, ask: Ask) -> Arguments;
+    fn arguments(&self, ask: Operation) -> Arguments;
 
     /// A part of the key that separates counters of one descriptor, where the state cannot tell them apart.
     fn scope(&self) -> Option<u64> {
@@ -187,15 +187,15 @@ pub trait Rule: Copy + Into<Algorithm> {
 
     /// The same for one caller, where it matters who asks.
     #[must_use]
-    fn asked_by(self, _asker: Asker) -> Self {
+    fn with_context(self, _asker: RequestContext) -> Self {
         self
     }
 
     /// Moves the state and says whether the cost passes. A peek takes nothing.
-    fn step(&self, state: &mut State, ask: Ask) -> bool;
+    fn step(&self, state: &mut State, ask: Operation) -> bool;
 
     /// Reads the state that a step left.
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision;
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision;
 
     /// Whether a take that is refused counts all the same.
     fn counts_denied(&self) -> bool {
@@ -203,7 +203,7 @@ pub trait Rule: Copy + Into<Algorithm> {
     }
 
     /// Whether a refusal by this state is not to be remembered: it changes what later hits get, or may be over at any moment.
-    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         self.counts_denied()
     }
 
@@ -219,8 +219,8 @@ pub trait Rule: Copy + Into<Algorithm> {
     }
 
     /// The least time from one to the other, if that is always the same.
-    fn lease_life(&self) -> Micros {
-        LONGEST
+    fn lease_lifetime(&self) -> Micros {
+        MAX_PERIOD
     }
 
     /// The same counter for hits that have passed elsewhere: a take counts, whatever it says. A bucket goes into debt.

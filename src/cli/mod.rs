@@ -23,7 +23,7 @@ use crate::{
     app,
     rules::{self, Entry, Options},
     service::reload::{LoadError, Source},
-    settings::{self, Overrides, Settings, peer::Peer},
+    settings::{self, Flags, Settings, envoyproxy::EnvoyproxySettings},
 };
 
 /// The name under which this program is another.
@@ -167,7 +167,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
         None => serve(cli.serve),
         Some(Command::Serve(args)) => serve(args),
         Some(Command::Health(HealthArgs { http_addr, config, compat })) => {
-            let overrides = Overrides { http_addr, peer: peer(compat)?, ..Overrides::default() };
+            let overrides = Flags { http_addr, envoyproxy: peer(compat)?, ..Flags::default() };
             health::run(Settings::load(config.as_deref(), None, overrides)?.http.addr)
         }
         Some(Command::Migrate(_)) => migrate(),
@@ -205,7 +205,7 @@ fn manual(word: Option<&str>) -> anyhow::Result<ExitCode> {
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let peer = peer(args.compat)?;
     let ServeArgs { rules, store, grpc_addr, http_addr, config, print_settings, .. } = args;
-    let overrides = Overrides { rules, store, grpc_addr, http_addr, peer };
+    let overrides = Flags { rules, store, grpc_addr, http_addr, envoyproxy: peer };
     let settings = Settings::load(config.as_deref(), None, overrides)?;
     if print_settings {
         print!("{}", settings.masked());
@@ -216,14 +216,14 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// What the environment of another service says, where that is asked for or this program has its name.
-fn peer(compat: Option<Compat>) -> anyhow::Result<Option<Peer>> {
+fn peer(compat: Option<Compat>) -> anyhow::Result<Option<EnvoyproxySettings>> {
     let name = std::env::args_os().next().and_then(|path| Some(Path::new(&path).file_stem()?.to_owned()));
     let is_peer = compat.is_some() || name.is_some_and(|name| name == PEER);
-    Ok(if is_peer { Some(Peer::read(&environment())?) } else { None })
+    Ok(if is_peer { Some(EnvoyproxySettings::read(&environment())?) } else { None })
 }
 
 fn migrate() -> anyhow::Result<ExitCode> {
-    let peer = Peer::read(&environment())?;
+    let peer = EnvoyproxySettings::read(&environment())?;
     for (name, reason) in peer.without_effect() {
         println!("# {name} has no effect: {reason}");
     }

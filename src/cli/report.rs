@@ -2,11 +2,11 @@
 
 use serde_json::{Value, json};
 
-use crate::rules::{Place, Problem, Severity};
+use crate::rules::{Diagnostic, Location, Severity};
 
 /// A list of what is wrong, empty if nothing is.
-pub(super) fn json(problems: &[Problem]) -> Value {
-    let problem = |Problem { file, place, severity, message }: &Problem| {
+pub(super) fn json(problems: &[Diagnostic]) -> Value {
+    let problem = |Diagnostic { file, place, severity, message }: &Diagnostic| {
         let place = Some(place).filter(|place| place.line > 0);
         json!({
             "file": file,
@@ -20,10 +20,10 @@ pub(super) fn json(problems: &[Problem]) -> Value {
 }
 
 /// The same in the Static Analysis Results Interchange Format (OASIS SARIF 2.1.0), as code hosts show it beside the lines.
-pub(super) fn sarif(problems: &[Problem]) -> Value {
-    let result = |Problem { file, place, severity, message }: &Problem| {
+pub(super) fn sarif(problems: &[Diagnostic]) -> Value {
+    let result = |Diagnostic { file, place, severity, message }: &Diagnostic| {
         let mut location = json!({ "artifactLocation": { "uri": uri(file) } });
-        if let Place { line: 1.., column } = place {
+        if let Location { line: 1.., column } = place {
             location["region"] = json!({ "startLine": place.line, "startColumn": column });
         }
         json!({

@@ -12,8 +12,8 @@ use crate::{
     app, engine,
     rules::{self, Options},
     service::reload::LoadError,
-    settings::{Overrides, Settings},
-    store::redis::topology::{self, Place},
+    settings::{Flags, Settings},
+    store::redis::topology::{self, KeyLocation},
 };
 
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ pub(super) struct ShardArgs {
 const SAMPLE: usize = 100_000;
 
 pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
-    let overrides = Overrides { rules: args.rules, store: args.store, ..Overrides::default() };
+    let overrides = Flags { rules: args.rules, store: args.store, ..Flags::default() };
     let settings = Settings::load(args.config.as_deref(), None, overrides)?;
     let options = Options { merge_domains: settings.rules.merge_domains, ..Options::default() };
     let (set, _) = rules::compile(&app::source(&settings).read()?, options).map_err(LoadError::Invalid)?;
@@ -61,9 +61,9 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     let shard = name.trim_start_matches('{').split('}').next().unwrap_or_default();
     println!("shard {shard}");
     match topology::place(store, redis, &key)? {
-        Place::Server(name) => println!("node  {name}"),
-        Place::Slot(slot) => println!("slot  {slot}"),
-        Place::Master(name) => println!("node  the master {name:?} of the sentinels"),
+        KeyLocation::Server(name) => println!("node  {name}"),
+        KeyLocation::Slot(slot) => println!("slot  {slot}"),
+        KeyLocation::Master(name) => println!("node  the master {name:?} of the sentinels"),
     }
     let Some(nodes) = args.nodes else {
         return Ok(ExitCode::SUCCESS);

@@ -15,7 +15,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::{
-    replay::{Hits, OfRule, Replay, Suggestions, page},
+    replay::{Hits, Replay, RuleHits, Suggestions, page},
     rules::{self, Options, RuleSet},
     service::reload::{LoadError, Source},
     traffic::{self, Reader, access_log::Mapping},
@@ -218,7 +218,7 @@ fn bar(progress: f64) {
 }
 
 /// The rules that were asked, those that change most first, with their names and limits.
-fn asked(replay: &Replay) -> Vec<(String, &OfRule)> {
+fn asked(replay: &Replay) -> Vec<(String, &RuleHits)> {
     let snapshot = replay.rules();
     let name = |id: usize| match snapshot.rules().rules().get(id) {
         Some(rule) => {
@@ -228,7 +228,7 @@ fn asked(replay: &Replay) -> Vec<(String, &OfRule)> {
         None => "(no rule)".to_owned(),
     };
     let mut asked: Vec<_> = replay.of_rules.iter().enumerate().filter(|(_, it)| it.asked > 0).collect();
-    asked.sort_by_key(|(_, it)| std::cmp::Reverse((it.hits.newly_refused + it.hits.newly_passed, it.hits.refused)));
+    asked.sort_by_key(|(_, it)| std::cmp::Reverse((it.hits.newly_denied + it.hits.newly_allowed, it.hits.denied)));
     asked.into_iter().map(|(id, it)| (name(id), it)).collect()
 }
 
@@ -242,18 +242,19 @@ fn print(replay: &Replay) {
         println!("{} without a domain or descriptors were left out", replay.skipped);
     }
     for (name, of_rule) in asked(replay) {
-        let Hits { asked, refused, newly_refused, newly_passed } = of_rule.hits;
+        let Hits { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
+            of_rule.hits;
         println!("\n{name}");
         println!("  {asked} hits, {refused} refused ({newly_refused} newly), {newly_passed} pass newly");
         println!("  {} entities, {} refused", of_rule.entities.len(), of_rule.touched());
         for entity in of_rule.harmed(ENTITIES) {
-            println!("    {}: {} of {}", entity.name, entity.hits.refused, entity.hits.asked);
+            println!("    {}: {} of {}", entity.name, entity.hits.denied, entity.hits.requested);
         }
     }
 }
 
 fn as_json(replay: &Replay) -> serde_json::Value {
-    let hits = |it: Hits| json!({ "asked": it.asked, "refused": it.refused, "newly_refused": it.newly_refused, "newly_passed": it.newly_passed });
+    let hits = |it: Hits| json!({ "asked": it.requested, "refused": it.denied, "newly_refused": it.newly_denied, "newly_passed": it.newly_allowed });
     let rules: Vec<_> = asked(replay)
         .into_iter()
         .map(|(name, of_rule)| {

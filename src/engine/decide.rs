@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    DecideError, Descriptor, Directed, Request, Snapshot,
-    directives::{Mode, Sought},
+    DecideError, Descriptor, OverrideKind, Request, Snapshot,
+    applied_limit::{AppliedLimit, Match},
     key,
-    matched::{Applied, Match},
+    overrides::{Mode, OverrideLookup},
     statistics::{Outcome, Statistics, Threshold},
-    top::Top,
+    top_entities::TopEntities,
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Decision, MAX, Micros, Shape, State},
+    algorithm::{Action, Algorithm, Decision, LimitSpec, MAX, Micros, Operation, State},
     metrics::WorkerId,
     rules::{FailurePolicy, Limit, Metadata, Rule},
-    store::{Answer, Answers, AnyStore, Charge, Decider, Hit, Memory, Store, StoreError},
+    store::{AnyStore, Charge, Decider, Hit, HitDecision, HitDecisions, Memory, Store, StoreError},
 };
 
 /// What holds for all rules.
@@ -65,7 +65,7 @@ impl Default for Settings {
 }
 
 /// What the hits of a request refer to.
-struct Names {
+struct CounterNames {
     /// The counters' names, one after the other.
     text: Vec<u8>,
     ends: SmallVec<[usize; 4]>,
@@ -77,7 +77,7 @@ struct Names {
 fn limited<'r, 'd, 'm, 's>(
     request: &'r Request<'d>,
     matches: &'m [Match<'s>],
-) -> impl Iterator<Item = (&'r Descriptor<'d>, &'m Applied<'s>)> {
+) -> impl Iterator<Item = (&'r Descriptor<'d>, &'m AppliedLimit<'s>)> {
     let all = request.descriptors.iter().zip(matches);
     all.filter_map(|(descriptor, found)| Some((descriptor, found.limited()?)))
 }
@@ -98,40 +98,40 @@ pub struct Engine {
     /// What is counted of them.
     pub statistics: Arc<Statistics>,
     /// Who is refused most, and asks most; `None` where nobody asks for it: of rules on trial, in a replay.
-    pub top: Option<Arc<Top>>,
+    pub top: Option<Arc<TopEntities>>,
     /// What holds for all of them.
     pub settings: Arc<Settings>,
 }
 
 /// A decision that has begun.
-pub struct Begun<'r, 'm> {
+pub struct PreparedDecision<'r, 'm> {
     request: &'r Request<'m>,
     /// The rules that were in force then.
     snapshot: Guard<Arc<Snapshot>>,
     /// By descriptor.
-    sought: SmallVec<[Sought; 1]>,
+    sought: SmallVec<[OverrideLookup; 1]>,
 }
 
 impl Engine {
     /// Decides one request. All its descriptors are counted, also when the first is refused already.
     pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
-        self.decide_begun(&self.begin(request), now).await
+        self.decide_prepared(&self.prepare(request), now).await
     }
 
     /// Begins a decision. What operators have said of the descriptors is on its way to the processor from here on: whoever has
     /// something else to do, such as to look what time it is, does it meanwhile.
     #[must_use]
-    pub fn begin<'r, 'm>(&self, request: &'r Request<'m>) -> Begun<'r, 'm> {
+    pub fn prepare<'r, 'm>(&self, request: &'r Request<'m>) -> PreparedDecision<'r, 'm> {
         let snapshot = self.rules.load();
-        let seek = |descriptor: &Descriptor<'_>| snapshot.directives.seek(request.domain, &descriptor.entries);
+        let seek = |descriptor: &Descriptor<'_>| snapshot.overrides.prepare_lookup(request.domain, &descriptor.entries);
         let sought = request.descriptors.iter().map(seek).collect();
-        Begun { request, snapshot, sought }
+        PreparedDecision { request, snapshot, sought }
     }
 
     /// Decides a request as [`Engine::decide`] does, whose decision has begun.
-    pub async fn decide_begun(&self, begun: &Begun<'_, '_>, now: Micros) -> Result<Verdict, DecideError> {
-        let Begun { request, snapshot, sought } = begun;
-        if snapshot.compiled.awaited {
+    pub async fn decide_prepared(&self, begun: &PreparedDecision<'_, '_>, now: Micros) -> Result<Verdict, DecideError> {
+        let PreparedDecision { request, snapshot, sought } = begun;
+        if snapshot.compiled.awaiting_rules {
             return Err(DecideError::NoRules);
         }
         let domain = snapshot.rules().settings_of(request.domain);
@@ -139,24 +139,24 @@ impl Engine {
         let matches = self.matches(snapshot, request, sought, now);
         let names = self.names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
         let mut hits = self.hits(request, &matches, &names);
-        if !request.holds.is_empty() {
-            self.hold(request, &matches, &mut hits, now);
+        if !request.feedback.is_empty() {
+            self.apply_feedback(request, &matches, &mut hits, now);
         }
-        let denied_together = self.deny(request, &matches, now) && charge == Charge::All;
+        let denied_together = self.count_denied_by_switch(request, &matches, now) && charge == Charge::All;
         if denied_together {
             // Nothing is taken, whatever the others would say.
-            hits.iter_mut().for_each(|hit| *hit = hit.look());
+            hits.iter_mut().for_each(|hit| *hit = hit.peek());
             charge = Charge::Each;
         }
         // A block: what is not needed any more when the next wait begins takes no room in either.
         let verdict = {
             let answers = match charge {
-                _ if hits.is_empty() => Answers::new(),
+                _ if hits.is_empty() => HitDecisions::new(),
                 Charge::Each => self.store.apply(&hits, charge, now).await,
                 // Boxed, as all that is rare: a decision that waits for Redis is to be small.
-                Charge::All => Box::pin(self.ask_together(&hits, now)).await,
+                Charge::All => Box::pin(self.apply_together(&hits, now)).await,
             };
-            let refused = |(hit, answer): (&Hit<'_>, &Result<Answer, StoreError>)| hit.is_refused_by(answer);
+            let refused = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
             let together = charge == Charge::All && hits.len() > 1;
             let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
             for ((descriptor, applied), answer) in limited(request, &matches).zip(&answers) {
@@ -164,19 +164,18 @@ impl Engine {
                     continue;
                 };
                 let allowed = answer.decision.allowed;
-                self.note(request.domain, descriptor, applied, allowed, now);
+                self.record_top(request.domain, descriptor, applied, allowed, now);
                 if !(nothing_taken && allowed) {
                     self.count(descriptor, applied, applied.base(), answer, !together, now);
                 }
             }
-            let mut decided = SmallVec::<[Answer; 1]>::new();
+            let mut decided = SmallVec::<[HitDecision; 1]>::new();
             for (((descriptor, applied), hit), answer) in limited(request, &matches).zip(&hits).zip(answers) {
                 decided.push(match answer {
                     Ok(answer) => answer,
                     Err(error) => {
-                        let decision =
-                            self.without_store(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
-                        Answer { decision, decider: Decider::Fallback, grant: None }
+                        let decision = self.fallback(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
+                        HitDecision { decision, decider: Decider::Fallback, grant: None }
                     }
                 });
             }
@@ -189,26 +188,31 @@ impl Engine {
     }
 
     /// The names of the counters; the hits are counted as asked for.
-    fn names(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> Names {
-        let holds = request.holds.iter().zip(matches);
+    fn names(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> CounterNames {
+        let holds = request.feedback.iter().zip(matches);
         let mut samples = holds.filter_map(|(hold, found)| found.limited().map(|_| hold.sample));
-        let mut names = Names { text: Vec::with_capacity(128), ends: SmallVec::new(), askers: Vec::new() };
+        let mut names = CounterNames { text: Vec::with_capacity(128), ends: SmallVec::new(), askers: Vec::new() };
         for (descriptor, applied) in limited(request, matches) {
             let algorithm = applied.limit.algorithm();
-            let asker = applied.asker(descriptor, samples.next().flatten());
-            names.askers.extend(asker.map(|asker| algorithm.asked_by(asker)));
-            let entries = &descriptor.entries[..descriptor.entries.len() - Rule::asides(&applied.path)];
+            let asker = applied.context(descriptor, samples.next().flatten());
+            names.askers.extend(asker.map(|asker| algorithm.with_context(asker)));
+            let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
             key::write(&mut names.text, self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
             names.ends.push(names.text.len());
-            if !descriptor.give_back {
-                applied.series.asked(self.worker, descriptor.hits.min(MAX));
+            if !descriptor.refund {
+                applied.series.count_requested(self.worker, descriptor.hits.min(MAX));
             }
         }
         names
     }
 
     /// What is asked of the store.
-    fn hits<'h>(&self, request: &Request<'_>, matches: &'h [Match<'_>], names: &'h Names) -> SmallVec<[Hit<'h>; 1]> {
+    fn hits<'h>(
+        &self,
+        request: &Request<'_>,
+        matches: &'h [Match<'_>],
+        names: &'h CounterNames,
+    ) -> SmallVec<[Hit<'h>; 1]> {
         let mut start = 0;
         let mut askers = names.askers.iter();
         limited(request, matches)
@@ -217,50 +221,57 @@ impl Engine {
                 let key = &names.text[start..end];
                 start = end;
                 let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
-                let binding = !descriptor.give_back && self.is_binding(applied);
+                let binding = !descriptor.refund && self.is_binding(applied);
                 let algorithm = applied.limit.algorithm();
-                let algorithm = if applied.has_askers() { askers.next().unwrap_or(algorithm) } else { algorithm };
+                let algorithm = if applied.needs_context() { askers.next().unwrap_or(algorithm) } else { algorithm };
                 Hit {
                     key,
                     algorithm,
                     action,
                     cost,
                     binding,
-                    needed: binding && self.on_error(applied).refuses(),
+                    needed: binding && self.on_error(applied).denies(),
                     per_second: applied.limit.is_per_second(),
                     consistency: applied.consistency(),
-                    wants: 0,
+                    demand: 0,
                 }
             })
             .collect()
     }
 
     /// Counts what an operator lets nothing pass of; whether that refuses the request.
-    fn deny(&self, request: &Request<'_>, matches: &[Match<'_>], now: Micros) -> bool {
+    fn count_denied_by_switch(&self, request: &Request<'_>, matches: &[Match<'_>], now: Micros) -> bool {
         let mut refuses = false;
         for (descriptor, found) in request.descriptors.iter().zip(matches) {
             let Some(applied) = found.denied() else {
                 continue;
             };
             refuses |= self.is_binding(applied);
-            self.note(request.domain, descriptor, applied, false, now);
+            self.record_top(request.domain, descriptor, applied, false, now);
             let hits = descriptor.hits.min(MAX);
             let (limit, known) = (0, false);
             let threshold = Threshold { limit, near: limit, splits: false, shadow: applied.is_shadow(), known };
-            applied.series.asked(self.worker, hits);
-            applied.series.decided(self.worker, hits, &Decision::default(), threshold);
+            applied.series.count_requested(self.worker, hits);
+            applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
         }
         refuses
     }
 
-    fn note(&self, domain: &str, descriptor: &Descriptor<'_>, applied: &Applied<'_>, allowed: bool, now: Micros) {
+    fn record_top(
+        &self,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        applied: &AppliedLimit<'_>,
+        allowed: bool,
+        now: Micros,
+    ) {
         if let Some(top) = &self.top {
-            top.note(self.worker, domain, descriptor, applied.rule.map(Rule::policy), allowed, now);
+            top.record(self.worker, domain, descriptor, applied.rule.map(Rule::policy), allowed, now);
         }
     }
 
     /// The store's decisions under [`Charge::All`]: a counter that several descriptors name is asked once for the sum.
-    async fn ask_together(&self, hits: &[Hit<'_>], now: Micros) -> Answers {
+    async fn apply_together(&self, hits: &[Hit<'_>], now: Micros) -> HitDecisions {
         let mut merged = SmallVec::<[Hit<'_>; 4]>::new();
         let mut places = SmallVec::<[usize; 4]>::new();
         for hit in hits {
@@ -277,22 +288,22 @@ impl Engine {
         let answers = self.store.apply(&merged, charge, now).await;
         let mut granted = SmallVec::<[usize; 4]>::new();
         let answer = |place: usize| {
-            let answer = answers.get(place).copied().unwrap_or(Err(StoreError::Refused))?;
+            let answer = answers.get(place).copied().unwrap_or(Err(StoreError::Rejected))?;
             // What is granted is granted once.
             let first = !granted.contains(&place);
             granted.push(place);
-            Ok(Answer { grant: answer.grant.filter(|_| first), ..answer })
+            Ok(HitDecision { grant: answer.grant.filter(|_| first), ..answer })
         };
         places.into_iter().map(answer).collect()
     }
 
-    fn on_error(&self, applied: &Applied<'_>) -> FailurePolicy {
-        let terms = applied.terms.and_then(|terms| terms.on_error);
+    fn on_error(&self, applied: &AppliedLimit<'_>) -> FailurePolicy {
+        let terms = applied.custom_limit.and_then(|terms| terms.on_error);
         terms.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
     }
 
     /// Whether a refusal of this limit refuses the request.
-    fn is_binding(&self, applied: &Applied<'_>) -> bool {
+    fn is_binding(&self, applied: &AppliedLimit<'_>) -> bool {
         let lenient = applied.is_shadow() || applied.rule.is_some_and(|rule| rule.quota_mode);
         !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
     }
@@ -302,38 +313,43 @@ impl Engine {
     fn count(
         &self,
         descriptor: &Descriptor<'_>,
-        applied: &Applied<'_>,
+        applied: &AppliedLimit<'_>,
         limit: &Limit,
-        answer: &Answer,
+        answer: &HitDecision,
         alone: bool,
         now: Micros,
     ) {
-        if descriptor.give_back {
+        if descriptor.refund {
             return;
         }
         if let Some(shedding) = applied.shedding {
-            let class = applied.asker(descriptor, None).map_or(0, |asker| asker.class.into());
+            let class = applied.context(descriptor, None).map_or(0, |asker| asker.class.into());
             let outcome = match answer.decision.allowed {
-                true => Outcome::Passed,
+                true => Outcome::Allowed,
                 false if applied.sheds(&answer.decision) => Outcome::Shed,
-                false => Outcome::Refused,
+                false => Outcome::Denied,
             };
             shedding.decided(self.worker, class, outcome, descriptor.hits.min(MAX), now);
         }
-        let splits = alone && answer.decider != Decider::DenyCache && limit.splits_refused();
+        let splits = alone && answer.decider != Decider::DenyCache && limit.splits_denied();
         let (limit, _) = limit.policy();
         let shadow = applied.is_shadow();
         let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
         let known = answer.decider == Decider::DenyCache;
-        applied.series.decided(self.worker, hits, &answer.decision, Threshold { limit, near, splits, shadow, known });
+        applied.series.count_decision(
+            self.worker,
+            hits,
+            &answer.decision,
+            Threshold { limit, near, splits, shadow, known },
+        );
     }
 
     /// Adds to the hits what their caller could admit by himself; what he has admitted so far counts from now on.
-    fn hold(&self, request: &Request<'_>, matches: &[Match<'_>], hits: &mut [Hit<'_>], now: Micros) {
-        let holds = request.holds.iter().zip(matches);
+    fn apply_feedback(&self, request: &Request<'_>, matches: &[Match<'_>], hits: &mut [Hit<'_>], now: Micros) {
+        let holds = request.feedback.iter().zip(matches);
         let holds = holds.filter_map(|(hold, found)| Some((hold, found.limited()?)));
         for (hit, (hold, applied)) in hits.iter_mut().zip(holds) {
-            hit.wants = hold.wants;
+            hit.demand = hold.demand;
             let Some((id, spent)) = hold.reports else {
                 continue;
             };
@@ -342,17 +358,17 @@ impl Engine {
             let passed = Decision { allowed: true, ..Decision::default() };
             let near = self.statistics.near(limit);
             let threshold = Threshold { limit, near, splits: false, shadow: false, known: false };
-            applied.series.asked(self.worker, spent);
-            applied.series.decided(self.worker, spent, &passed, threshold);
+            applied.series.count_requested(self.worker, spent);
+            applied.series.count_decision(self.worker, spent, &passed, threshold);
         }
     }
 
     /// What is decided when the store cannot; `None` when the rule wants the caller to have the error. What is let
     /// through or refused without being counted has the numbers of a counter never used.
-    fn without_store(
+    fn fallback(
         &self,
         descriptor: &Descriptor<'_>,
-        applied: &Applied<'_>,
+        applied: &AppliedLimit<'_>,
         hit: &Hit<'_>,
         now: Micros,
     ) -> Option<Decision> {
@@ -365,42 +381,44 @@ impl Engine {
             FailurePolicy::Local => {
                 let part = self.part(applied);
                 let algorithm =
-                    applied.asker(descriptor, None).map_or(*part.algorithm(), |it| part.algorithm().asked_by(it));
+                    applied.context(descriptor, None).map_or(*part.algorithm(), |it| part.algorithm().with_context(it));
                 let hit = Hit { algorithm: &algorithm, ..*hit };
                 let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
                 self.count(descriptor, applied, &part, &answer, true, now);
                 return Some(answer.decision);
             }
         };
-        let ask = Ask { action: action(descriptor), cost: descriptor.hits, now };
+        let ask = Operation { action: action(descriptor), cost: descriptor.hits, now };
         let decision = applied.limit.algorithm().apply(&mut State::default(), ask);
         let remaining = if allowed { decision.remaining } else { 0 };
         Some(Decision { allowed, remaining, ..decision })
     }
 
     /// What of a limit is this instance's, when each has to decide by itself.
-    fn part(&self, applied: &Applied<'_>) -> Limit {
+    fn part(&self, applied: &AppliedLimit<'_>) -> Limit {
         let (limit, instances) = (applied.limit, self.settings.instances.get());
-        match (applied.terms, applied.rule) {
+        match (applied.custom_limit, applied.rule) {
             (Some(terms), _) => terms.part.as_deref().copied().unwrap_or(*limit),
-            (None, Some(rule)) => rule.part.as_deref().copied().unwrap_or(*limit),
+            (None, Some(rule)) => rule.divided_limit.as_deref().copied().unwrap_or(*limit),
             (None, None) => {
                 let kind = Algorithm::DEFAULT;
-                Limit::part(limit.requests(), limit.measure(), kind, Shape::default(), instances).unwrap_or(*limit)
+                Limit::divided(limit.requests(), limit.measure(), kind, LimitSpec::default(), instances)
+                    .unwrap_or(*limit)
             }
         }
     }
 
     /// `decided`: what was decided of each limit, in their order.
-    fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[Answer]) -> Verdict {
+    fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[HitDecision]) -> Verdict {
         let mut decided = decided.iter();
-        let no_limit = |directed| Status { quota: self.settings.quota_mode, directed, ..Status::NO_LIMIT };
+        let no_limit =
+            |directed| Status { quota: self.settings.quota_mode, override_kind: directed, ..Status::NO_LIMIT };
         let statuses: SmallVec<[Status; 1]> = matches
             .iter()
             .map(|found| match found {
                 Match::None => no_limit(None),
-                Match::Off => no_limit(Some(Directed::Switch(Mode::Off))),
-                Match::Unlimited(_, directed) => Status { directed: *directed, ..Status::UNLIMITED },
+                Match::Off => no_limit(Some(OverrideKind::Switch(Mode::Off))),
+                Match::Unlimited(_, directed) => Status { override_kind: *directed, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),
                 Match::Limited(applied) => self.status(applied, decided.next().copied().unwrap_or_default()),
             })
@@ -417,12 +435,12 @@ impl Engine {
     }
 
     /// Nobody knows for how long.
-    fn denial(&self, applied: &Applied<'_>) -> Status {
-        let status = self.status(applied, Answer::default());
-        Status { reset: None, refusal_counts: true, ..status }
+    fn denial(&self, applied: &AppliedLimit<'_>) -> Status {
+        let status = self.status(applied, HitDecision::default());
+        Status { reset: None, denial_counts: true, ..status }
     }
 
-    fn status(&self, applied: &Applied<'_>, Answer { decision, decider, grant }: Answer) -> Status {
+    fn status(&self, applied: &AppliedLimit<'_>, HitDecision { decision, decider, grant }: HitDecision) -> Status {
         let shadow = applied.is_shadow();
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(rule.policy()));
@@ -445,9 +463,9 @@ impl Engine {
             delay: decision.delay,
             soft: decision.soft,
             decider,
-            directed: applied.directed(),
+            override_kind: applied.override_kind(),
             grant,
-            refusal_counts: applied.limit.refusal_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
+            denial_counts: applied.limit.denial_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
         }
@@ -457,7 +475,7 @@ impl Engine {
 fn action(descriptor: &Descriptor<'_>) -> Action {
     match descriptor {
         Descriptor { hits: 0, .. } => Action::Peek,
-        Descriptor { give_back: true, .. } => Action::Return,
+        Descriptor { refund: true, .. } => Action::Refund,
         Descriptor { .. } => Action::Take,
     }
 }

@@ -3,10 +3,10 @@
 use smallvec::smallvec;
 
 use super::{
-    DecideError, Descriptor, Directed, Directive, Engine, Request,
-    directives::Origin,
+    DecideError, Descriptor, Engine, Override, OverrideKind, Request,
+    applied_limit::{AppliedLimit, Match},
     key,
-    matched::{Applied, Match},
+    overrides::Origin,
 };
 use crate::{
     algorithm::{Decision, Micros},
@@ -18,33 +18,33 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct Inspection {
     /// How the rules were walked, a line for each step.
-    pub walk: Vec<String>,
+    pub match_steps: Vec<String>,
     /// The id of the rule that it ends on.
     pub rule: Option<usize>,
     /// What operators have said over it, and where; the first decides.
-    pub directives: Vec<(Origin, Directive)>,
+    pub overrides: Vec<(Origin, Override)>,
     /// What of that is in force.
-    pub directed: Option<Directed>,
+    pub override_kind: Option<OverrideKind>,
     /// Where its counter stands; `None` where nothing is counted.
-    pub standing: Option<Standing>,
+    pub counter: Option<CounterState>,
     /// Whether one hit would pass.
     pub allowed: bool,
 }
 
 /// Where a counter stands.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct CounterState {
     /// The limit that it is held against.
     pub limit: Limit,
     /// Its name.
-    pub counter: Counter,
+    pub counter: CounterLocation,
     /// What it would say to one hit.
     pub decision: Decision,
 }
 
 /// A counter's name.
 #[derive(Clone, Debug)]
-pub struct Counter {
+pub struct CounterLocation {
     /// As the store has it.
     pub key: String,
     /// Whether it is one of a limit of unit second.
@@ -57,34 +57,34 @@ impl Engine {
         let snapshot = self.rules.load_full();
         let request = look(domain, entries);
         let descriptor = &request.descriptors[0];
-        let found = self.find(&snapshot, domain, descriptor, &snapshot.directives.seek(domain, entries), now);
+        let found = self.find(&snapshot, domain, descriptor, &snapshot.overrides.prepare_lookup(domain, entries), now);
         let rule = found.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
         let inspection = Inspection {
-            walk: snapshot.rules().explain(domain, entries),
+            match_steps: snapshot.rules().explain(domain, entries),
             rule: rule.map(|rule| rule.id),
-            directives: snapshot.directives.over_rule((domain, entries), rule, now),
-            directed: match &found {
+            overrides: snapshot.overrides.over_rule((domain, entries), rule, now),
+            override_kind: match &found {
                 Match::None => None,
-                Match::Off => Some(Directed::Switch(super::directives::Mode::Off)),
+                Match::Off => Some(OverrideKind::Switch(super::overrides::Mode::Off)),
                 Match::Unlimited(_, directed) => *directed,
-                Match::Limited(applied) | Match::Denied(applied) => applied.directed(),
+                Match::Limited(applied) | Match::Denied(applied) => applied.override_kind(),
             },
-            standing: None,
+            counter: None,
             allowed: !matches!(&found, Match::Denied(denied) if !denied.is_shadow()),
         };
         let Match::Limited(applied) = &found else {
             return Ok(inspection);
         };
         let counter = self.counter_of(&request, applied, &snapshot);
-        let asker = applied.asker(descriptor, None);
+        let asker = applied.context(descriptor, None);
         let algorithm = *applied.limit.algorithm();
-        let algorithm = asker.map_or(algorithm, |asker| algorithm.asked_by(asker));
+        let algorithm = asker.map_or(algorithm, |asker| algorithm.with_context(asker));
         // The counter itself is asked, and not what this instance has of it.
-        let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1).look() };
-        let answer = self.store.apply(&[hit], Charge::Each, now).await.pop().unwrap_or(Err(StoreError::Refused))?;
+        let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1).peek() };
+        let answer = self.store.apply(&[hit], Charge::Each, now).await.pop().unwrap_or(Err(StoreError::Rejected))?;
         let allowed = answer.decision.allowed || applied.is_shadow();
-        let standing = Standing { limit: *applied.limit, counter, decision: answer.decision };
-        Ok(Inspection { standing: Some(standing), allowed, ..inspection })
+        let standing = CounterState { limit: *applied.limit, counter, decision: answer.decision };
+        Ok(Inspection { counter: Some(standing), allowed, ..inspection })
     }
 
     /// Forgets the counter of a descriptor: its name, and whether there was one. `None` where nothing is counted.
@@ -93,10 +93,10 @@ impl Engine {
         domain: &str,
         entries: &[Entry<'_>],
         now: Micros,
-    ) -> Result<Option<(Counter, bool)>, StoreError> {
+    ) -> Result<Option<(CounterLocation, bool)>, StoreError> {
         let snapshot = self.rules.load_full();
         let request = look(domain, entries);
-        let sought = snapshot.directives.seek(domain, entries);
+        let sought = snapshot.overrides.prepare_lookup(domain, entries);
         let Match::Limited(applied) = self.find(&snapshot, domain, &request.descriptors[0], &sought, now) else {
             return Ok(None);
         };
@@ -106,30 +106,29 @@ impl Engine {
     }
 
     /// Gives hits back to the counter of a descriptor, never above full.
-    pub async fn give_back(
-        &self,
-        domain: &str,
-        entries: &[Entry<'_>],
-        hits: u64,
-        now: Micros,
-    ) -> Result<(), DecideError> {
+    pub async fn refund(&self, domain: &str, entries: &[Entry<'_>], hits: u64, now: Micros) -> Result<(), DecideError> {
         let mut request = look(domain, entries);
-        (request.descriptors[0].hits, request.descriptors[0].give_back) = (hits, true);
+        (request.descriptors[0].hits, request.descriptors[0].refund) = (hits, true);
         Box::pin(self.decide(&request, now)).await.map(drop)
     }
 
-    fn counter_of(&self, request: &Request<'_>, applied: &Applied<'_>, snapshot: &super::Snapshot) -> Counter {
+    fn counter_of(
+        &self,
+        request: &Request<'_>,
+        applied: &AppliedLimit<'_>,
+        snapshot: &super::Snapshot,
+    ) -> CounterLocation {
         let shard_by = snapshot.rules().settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
         let entries = &request.descriptors[0].entries;
-        let entries = &entries[..entries.len() - Rule::asides(&applied.path)];
+        let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let mut name = Vec::new();
         key::write(&mut name, self.scope, request.domain, shard_by, entries, &applied.path, applied.limit.algorithm());
-        Counter { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
+        CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 }
 
 /// A request that asks for nothing.
 fn look<'a>(domain: &'a str, entries: &[Entry<'a>]) -> Request<'a> {
-    let descriptor = Descriptor { entries: entries.into(), hits: 0, give_back: false, limit: None };
-    Request { domain, descriptors: smallvec![descriptor], holds: Vec::new() }
+    let descriptor = Descriptor { entries: entries.into(), hits: 0, refund: false, requested_limit: None };
+    Request { domain, descriptors: smallvec![descriptor], feedback: Vec::new() }
 }

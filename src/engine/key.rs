@@ -112,10 +112,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::{Micros, Quota, fixed_window::FixedWindow};
+    use crate::algorithm::{MaxHits, Micros, fixed_window::FixedWindow};
 
     fn name(domain: &str, shard_by: &[&str], entries: &[(String, String)]) -> String {
-        let algorithm = FixedWindow::new(Quota::hard(1), Micros::from_secs(60), true).unwrap().into();
+        let algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
         // The names of a request share a buffer.
         let mut name = b"before".to_vec();
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();

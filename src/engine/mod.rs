@@ -2,46 +2,46 @@
 //!
 //! The only place that knows both the rule and the store's failure, so what an outage means is decided here.
 
+mod applied_limit;
+mod candidate;
 mod decide;
-pub mod directives;
 mod inspect;
 mod key;
-mod matched;
+pub mod overrides;
 mod resources;
 mod snapshot;
 mod statistics;
-mod top;
-mod trial;
+mod top_entities;
 mod verdict;
 
 pub use crate::{
     algorithm::{Micros, Sample, reports::Utilization},
     store::{Decider, Grant, StoreError},
 };
-pub use decide::{Begun, Engine, Settings};
-pub use directives::{Directive, Directives};
-pub use inspect::{Counter, Inspection, Standing};
+pub use candidate::{Candidate, NewlyDenied, Outcomes};
+pub use decide::{Engine, PreparedDecision, Settings};
+pub use inspect::{CounterLocation, CounterState, Inspection};
+pub use overrides::{Override, Overrides};
 pub use resources::{Report, ReportError, Resource, Resources};
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
-pub use top::{By, Ranked, Ranking, Top};
-pub use trial::{Harmed, Outcomes, Trial};
-pub use verdict::{Binding, Code, CurrentLimit, Directed, Status, Verdict};
+pub use top_entities::{RankBy, Ranking, TopEntities, TopEntity};
+pub use verdict::{Binding, Code, CurrentLimit, OverrideKind, Status, Verdict};
 
 use smallvec::SmallVec;
 
-use crate::rules::{Entry, Found, Limit, Rule, RuleSet};
+use crate::rules::{Entry, Limit, Lookup, Rule, RuleSet};
 
 /// The name of the counter that a descriptor has by its rule, and whether it is one of a limit per second; `None` when
 /// nothing is counted.
 #[must_use]
 pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(String, bool)> {
-    let Found::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
+    let Lookup::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
         return None;
     };
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
     let (limit, mut name) = (rule.limit.as_ref()?, Vec::new());
-    let entries = &entries[..entries.len() - Rule::asides(&path)];
+    let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
     key::write(&mut name, "", domain, shard_by, entries, &path, limit.algorithm());
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
@@ -55,14 +55,14 @@ pub struct Request<'a> {
     /// its answer is to be small.
     pub descriptors: SmallVec<[Descriptor<'a>; 1]>,
     /// What the caller says of the hits of each that he admits by himself; nothing, if he does not.
-    pub holds: Vec<Hold>,
+    pub feedback: Vec<Feedback>,
 }
 
 /// What a caller says of what he holds of a descriptor: hits that he admits by himself, or a slot that he gives back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hold {
+pub struct Feedback {
     /// So many he could use.
-    pub wants: u64,
+    pub demand: u64,
     /// A grant that he has done with, and how many of its hits were admitted.
     pub reports: Option<(u64, u64)>,
     /// How long it took what held the slot.
@@ -77,9 +77,9 @@ pub struct Descriptor<'a> {
     /// What it costs; 0 is a look that takes nothing.
     pub hits: u64,
     /// The hits are given back instead.
-    pub give_back: bool,
+    pub refund: bool,
     /// A limit of the caller's own. Boxed, as all that is rare: a request is moved several times.
-    pub limit: Option<Box<Limit>>,
+    pub requested_limit: Option<Box<Limit>>,
 }
 
 /// Why there is no verdict.

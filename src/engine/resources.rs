@@ -10,11 +10,11 @@ use std::{
 
 use sluicegate_common::{ESCAPED, escape};
 
-use super::{Engine, matched::holder};
+use super::{Engine, applied_limit::holder};
 use crate::{
     algorithm::{
-        Algorithm, Asker, Micros,
-        reports::{Reports, Utilization},
+        Algorithm, Micros, RequestContext,
+        reports::{Utilization, UtilizationReports},
     },
     store::{Charge, Hit, Store, StoreError},
 };
@@ -70,7 +70,7 @@ pub struct Report<'a> {
     /// How much of it is in use; from 1 on, all.
     pub utilization: f64,
     /// For how long he says so.
-    pub life: Micros,
+    pub ttl: Micros,
 }
 
 /// Nobody says anything more of it.
@@ -80,7 +80,7 @@ pub enum ReportError {
     #[error("the report cannot be kept")]
     Store(#[from] StoreError),
     /// Too many say something of it.
-    #[error("{} others report on this resource already", Reports::MOST)]
+    #[error("{} others report on this resource already", UtilizationReports::MAX_REPORTERS)]
     Full,
 }
 
@@ -95,25 +95,25 @@ fn key(resource: &str) -> Vec<u8> {
 impl Engine {
     /// Keeps a report, and says what all say.
     pub async fn report(&self, report: &Report<'_>, now: Micros) -> Result<Option<Utilization>, ReportError> {
-        let asker = Asker { holder: holder(report.reporter), ..Asker::default() };
-        let algorithm = Algorithm::from(Reports::new(report.life)).asked_by(asker);
-        let part = (report.utilization.clamp(0.0, 1.0) * Reports::WHOLE as f64).round() as u64;
+        let asker = RequestContext { holder: holder(report.reporter), ..RequestContext::default() };
+        let algorithm = Algorithm::from(UtilizationReports::new(report.ttl)).with_context(asker);
+        let part = (report.utilization.clamp(0.0, 1.0) * UtilizationReports::WHOLE as f64).round() as u64;
         let key = key(report.resource);
         let answer = self.store.apply(&[Hit::take(&key, &algorithm, part)], Charge::Each, now).await.pop();
-        let decision = answer.unwrap_or(Err(StoreError::Refused))?.decision;
+        let decision = answer.unwrap_or(Err(StoreError::Rejected))?.decision;
         if !decision.allowed {
             return Err(ReportError::Full);
         }
-        Ok(Reports::read(&decision))
+        Ok(UtilizationReports::read(&decision))
     }
 
     /// What all say of these resources.
     pub async fn utilization(&self, resources: &[&str], now: Micros) -> Vec<Result<Option<Utilization>, StoreError>> {
-        let algorithm = Algorithm::from(Reports::new(Micros::ZERO));
+        let algorithm = Algorithm::from(UtilizationReports::new(Micros::ZERO));
         let keys: Vec<_> = resources.iter().map(|resource| key(resource)).collect();
-        let hits: Vec<_> = keys.iter().map(|key| Hit::take(key, &algorithm, 0).look()).collect();
+        let hits: Vec<_> = keys.iter().map(|key| Hit::take(key, &algorithm, 0).peek()).collect();
         let answers = self.store.apply(&hits, Charge::Each, now).await;
-        answers.into_iter().map(|answer| Ok(Reports::read(&answer?.decision))).collect()
+        answers.into_iter().map(|answer| Ok(UtilizationReports::read(&answer?.decision))).collect()
     }
 }
 

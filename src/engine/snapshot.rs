@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Resource, Resources, Trial,
-    directives::{Directives, Modes},
+    Candidate, Resource, Resources,
+    overrides::{Modes, Overrides},
     statistics::{Series, Shedding, Statistics},
 };
 use crate::{
@@ -15,23 +15,23 @@ use crate::{
 /// A set of rules in force, and what operators have said over it.
 pub struct Snapshot {
     pub(super) compiled: Arc<Compiled>,
-    pub(super) directives: Directives,
+    pub(super) overrides: Overrides,
     pub(super) modes: Modes,
     /// Rules that are tried out beside these.
-    pub(super) trial: Option<Arc<Trial>>,
+    pub(super) trial: Option<Arc<Candidate>>,
 }
 
 /// What only a reload changes.
 pub(super) struct Compiled {
     pub(super) rules: RuleSet,
     /// By the rule's id.
-    pub(super) rules_in_force: Vec<InForce>,
+    pub(super) rules_in_force: Vec<RuleState>,
     /// No rules have come yet: nothing can be decided.
-    pub(super) awaited: bool,
+    pub(super) awaiting_rules: bool,
 }
 
 /// What belongs to a rule and is not its own.
-pub(super) struct InForce {
+pub(super) struct RuleState {
     pub(super) series: Arc<Series>,
     /// Of rules that refuse for overload.
     pub(super) shedding: Option<Arc<Shedding>>,
@@ -46,31 +46,31 @@ impl Snapshot {
         let series = statistics.enter(rules.rules_mut());
         let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
         let joined = rules.rules().iter().zip(series);
-        let joined = joined.map(|(rule, (series, shedding))| InForce { series, shedding, resource: resource(rule) });
-        Self::of(Compiled { rules_in_force: joined.collect(), rules, awaited: false })
+        let joined = joined.map(|(rule, (series, shedding))| RuleState { series, shedding, resource: resource(rule) });
+        Self::of(Compiled { rules_in_force: joined.collect(), rules, awaiting_rules: false })
     }
 
     /// Before any rules have come: no request can be decided.
     #[must_use]
     pub fn awaiting() -> Self {
-        Self::of(Compiled { rules_in_force: Vec::new(), rules: RuleSet::default(), awaited: true })
+        Self::of(Compiled { rules_in_force: Vec::new(), rules: RuleSet::default(), awaiting_rules: true })
     }
 
     fn of(compiled: Compiled) -> Self {
-        let (directives, modes) = (Directives::default(), Modes::default());
-        Self { compiled: Arc::new(compiled), directives, modes, trial: None }
+        let (overrides, modes) = (Overrides::default(), Modes::default());
+        Self { compiled: Arc::new(compiled), overrides, modes, trial: None }
     }
 
     /// The same rules with what operators say now, and with rules beside them that are tried out.
     #[must_use]
-    pub fn with(&self, directives: Directives, trial: Option<Arc<Trial>>, now: Micros) -> Self {
-        let modes = directives.modes(&self.compiled.rules, now);
-        Self { compiled: Arc::clone(&self.compiled), directives, modes, trial }
+    pub fn with(&self, overrides: Overrides, trial: Option<Arc<Candidate>>, now: Micros) -> Self {
+        let modes = overrides.modes(&self.compiled.rules, now);
+        Self { compiled: Arc::clone(&self.compiled), overrides, modes, trial }
     }
 
     /// The same rules with limits and plans of entities, and nothing switched.
-    pub(super) fn with_limits(&self, directives: Directives) -> Self {
-        Self { compiled: Arc::clone(&self.compiled), directives, modes: Modes::default(), trial: None }
+    pub(super) fn with_limits(&self, overrides: Overrides) -> Self {
+        Self { compiled: Arc::clone(&self.compiled), overrides, modes: Modes::default(), trial: None }
     }
 
     /// Whether another snapshot has the same rules.
@@ -81,7 +81,7 @@ impl Snapshot {
 
     /// The rules that are tried out beside these.
     #[must_use]
-    pub fn trial(&self) -> Option<&Arc<Trial>> {
+    pub fn candidate(&self) -> Option<&Arc<Candidate>> {
         self.trial.as_ref()
     }
 
@@ -93,8 +93,8 @@ impl Snapshot {
 
     /// What operators have said.
     #[must_use]
-    pub fn directives(&self) -> &Directives {
-        &self.directives
+    pub fn overrides(&self) -> &Overrides {
+        &self.overrides
     }
 
     /// What their switches make of the rules.

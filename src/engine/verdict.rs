@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::directives::Mode;
+use super::overrides::Mode;
 use crate::{
     algorithm::Micros,
     rules::{Limit, Measure, Metadata},
@@ -22,14 +22,14 @@ pub enum Code {
 
 /// What an operator has said of a descriptor, over what its rule says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Directed {
+pub enum OverrideKind {
     /// It has terms of its own.
     Limit,
     /// Its rule has been switched.
     Switch(Mode),
 }
 
-impl Directed {
+impl OverrideKind {
     /// The word for it.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -90,11 +90,11 @@ pub struct Status {
     /// Who says so.
     pub decider: Decider,
     /// An operator's word that stood over the rule.
-    pub directed: Option<Directed>,
+    pub override_kind: Option<OverrideKind>,
     /// Hits that the caller may admit by himself.
     pub grant: Option<Grant>,
     /// Asking again while it is refused makes the wait longer.
-    pub refusal_counts: bool,
+    pub denial_counts: bool,
     /// Refuses only together with every other quota descriptor.
     pub quota: bool,
     /// An unlimited rule: it has no say in the overall code.
@@ -115,9 +115,9 @@ impl Status {
         elastic: false,
         shed: false,
         decider: Decider::Store,
-        directed: None,
+        override_kind: None,
         grant: None,
-        refusal_counts: false,
+        denial_counts: false,
         quota: false,
         unlimited: false,
     };
@@ -194,7 +194,7 @@ impl Verdict {
 
     /// Whether the request is refused.
     #[must_use]
-    pub fn is_refused(&self) -> bool {
+    pub fn is_denied(&self) -> bool {
         self.overall == Code::OverLimit
     }
 

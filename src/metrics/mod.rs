@@ -1,11 +1,11 @@
 //! Numbers that the hot path may touch: plain relaxed atomics, one stripe for each worker, so that two workers never
 //! write to one cache line. Whoever collects adds the stripes up, through OpenTelemetry's observable instruments.
 
-mod episode;
 mod histogram;
+mod log_throttle;
 
-pub use episode::Episode;
 pub use histogram::{Distribution, Exemplar, Histogram, Native, SCHEMA, TraceId, ZERO};
+pub use log_throttle::LogThrottle;
 
 use std::{
     collections::BTreeMap,
@@ -22,17 +22,17 @@ pub type Totals = BTreeMap<String, u64>;
 pub struct WorkerId(pub usize);
 
 /// A value per worker, each on cache lines of its own.
-pub struct Striped<T>(Box<[Line<T>]>);
+pub struct Striped<T>(Box<[CacheLine<T>]>);
 
 #[repr(align(64))]
 #[derive(Default)]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
 impl<T: Default> Striped<T> {
     /// One stripe for each of so many workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
-        Self((0..workers.max(1)).map(|_| Line::default()).collect())
+        Self((0..workers.max(1)).map(|_| CacheLine::default()).collect())
     }
 
     /// The worker's own.

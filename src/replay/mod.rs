@@ -20,20 +20,20 @@ use crate::{
     metrics::WorkerId,
     rules::{Entry, RuleSet},
     store::{AnyStore, Memory, memory},
-    traffic::Recorded,
+    traffic::RecordedRequest,
 };
 
 /// What became of hits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
     /// All of them.
-    pub asked: u64,
+    pub requested: u64,
     /// Those that the rules refuse.
-    pub refused: u64,
+    pub denied: u64,
     /// Of these, those that passed before.
-    pub newly_refused: u64,
+    pub newly_denied: u64,
     /// Those that were refused before, and pass.
-    pub newly_passed: u64,
+    pub newly_allowed: u64,
 }
 
 /// What became of one entity.
@@ -47,7 +47,7 @@ pub struct Entity {
 
 /// What one rule did.
 #[derive(Default)]
-pub struct OfRule {
+pub struct RuleHits {
     /// Of all hits.
     pub hits: Hits,
     /// Descriptors that were asked.
@@ -58,18 +58,18 @@ pub struct OfRule {
     series: Series,
 }
 
-impl OfRule {
+impl RuleHits {
     /// Entities of which anything was refused.
     #[must_use]
     pub fn touched(&self) -> usize {
-        self.entities.values().filter(|entity| entity.hits.refused > 0).count()
+        self.entities.values().filter(|entity| entity.hits.denied > 0).count()
     }
 
     /// The first so many by what is refused of them.
     #[must_use]
     pub fn harmed(&self, most: usize) -> Vec<&Entity> {
-        let mut harmed: Vec<_> = self.entities.values().filter(|entity| entity.hits.refused > 0).collect();
-        harmed.sort_by(|one, other| other.hits.refused.cmp(&one.hits.refused).then_with(|| one.name.cmp(&other.name)));
+        let mut harmed: Vec<_> = self.entities.values().filter(|entity| entity.hits.denied > 0).collect();
+        harmed.sort_by(|one, other| other.hits.denied.cmp(&one.hits.denied).then_with(|| one.name.cmp(&other.name)));
         harmed.truncate(most);
         harmed
     }
@@ -85,7 +85,7 @@ impl Side {
         let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
         let statistics = Statistics::new(1, settings);
         let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
-        let memory = || Arc::new(Memory::new(&memory::Settings { max_entities: 100_000_000 }));
+        let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 100_000_000 }));
         let engine = Engine {
             worker: WorkerId(0),
             scope: "",
@@ -100,31 +100,31 @@ impl Side {
     }
 
     /// `None` for what cannot be asked. In memory nothing waits.
-    fn decide(&self, Recorded { at, request, .. }: &Recorded<'_>) -> Option<Verdict> {
+    fn decide(&self, RecordedRequest { at, request, .. }: &RecordedRequest<'_>) -> Option<Verdict> {
         if request.domain.is_empty() || request.descriptors.is_empty() {
             return None;
         }
         self.engine.decide(request, *at).now_or_never()?.ok()
     }
 
-    fn decide_all(&self, requests: &[Recorded<'_>]) -> Vec<Option<Verdict>> {
+    fn decide_all(&self, requests: &[RecordedRequest<'_>]) -> Vec<Option<Verdict>> {
         requests.iter().map(|recorded| self.decide(recorded)).collect()
     }
 }
 
 /// What was said before.
-struct Before {
+struct Baseline {
     refused: bool,
     /// By descriptor.
     over: SmallVec<[bool; 2]>,
 }
 
-impl Before {
+impl Baseline {
     fn of_verdict(verdict: &Verdict) -> Self {
-        Self { refused: verdict.is_refused(), over: verdict.statuses.iter().map(Status::is_over).collect() }
+        Self { refused: verdict.is_denied(), over: verdict.statuses.iter().map(Status::is_over).collect() }
     }
 
-    fn recorded(recorded: &Recorded<'_>) -> Option<Self> {
+    fn recorded(recorded: &RecordedRequest<'_>) -> Option<Self> {
         Some(Self { refused: !recorded.allowed?, over: recorded.over.clone() })
     }
 }
@@ -134,7 +134,7 @@ pub struct Replay {
     rules: Side,
     against: Option<Side>,
     /// By the id of the rule; the last is of descriptors without one.
-    pub of_rules: Vec<OfRule>,
+    pub of_rules: Vec<RuleHits>,
     /// Requests.
     pub requests: u64,
     /// Those that are refused, by the rules and before.
@@ -150,14 +150,14 @@ impl Replay {
     /// `against`: what is before; else what was said when the requests were recorded.
     #[must_use]
     pub fn new(rules: RuleSet, against: Option<RuleSet>) -> Self {
-        let of_rules = (0..=rules.rules().len()).map(|_| OfRule::default()).collect();
+        let of_rules = (0..=rules.rules().len()).map(|_| RuleHits::default()).collect();
         let (rules, against) = (Side::new(rules), against.map(Side::new));
         let (requests, refused, unknown, skipped, series) = (0, [0; 2], 0, 0, Series::default());
         Self { rules, against, of_rules, requests, refused, unknown, skipped, series }
     }
 
     /// Asks some again. They come in the order of time.
-    pub fn ask(&mut self, requests: &[Recorded<'_>]) {
+    pub fn ask(&mut self, requests: &[RecordedRequest<'_>]) {
         let (rules, against) = (&self.rules, &self.against);
         let (verdicts, before) = thread::scope(|scope| {
             // The two know nothing of each other, and a machine has more than one core.
@@ -166,8 +166,8 @@ impl Replay {
         });
         for (place, (recorded, verdict)) in requests.iter().zip(&verdicts).enumerate() {
             let before = match &before {
-                Some(before) => before.get(place).and_then(Option::as_ref).map(Before::of_verdict),
-                None => Before::recorded(recorded),
+                Some(before) => before.get(place).and_then(Option::as_ref).map(Baseline::of_verdict),
+                None => Baseline::recorded(recorded),
             };
             match verdict {
                 Some(verdict) => self.take(recorded, verdict, before.as_ref()),
@@ -176,22 +176,22 @@ impl Replay {
         }
     }
 
-    fn take(&mut self, recorded: &Recorded<'_>, verdict: &Verdict, before: Option<&Before>) {
+    fn take(&mut self, recorded: &RecordedRequest<'_>, verdict: &Verdict, before: Option<&Baseline>) {
         self.requests += 1;
-        self.refused[0] += u64::from(verdict.is_refused());
+        self.refused[0] += u64::from(verdict.is_denied());
         match before {
             Some(before) => self.refused[1] += u64::from(before.refused),
             None => self.unknown += 1,
         }
-        self.series.add(recorded.at, 1, verdict.is_refused());
+        self.series.add(recorded.at, 1, verdict.is_denied());
         self.count(recorded, verdict, before.map(|before| before.over.as_slice()));
     }
 
-    fn count(&mut self, recorded: &Recorded<'_>, verdict: &Verdict, before: Option<&[bool]>) {
-        let Recorded { at, request, .. } = recorded;
+    fn count(&mut self, recorded: &RecordedRequest<'_>, verdict: &Verdict, before: Option<&[bool]>) {
+        let RecordedRequest { at, request, .. } = recorded;
         let snapshot = self.rules.engine.rules.load();
         for (place, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
-            if descriptor.give_back || descriptor.hits == 0 {
+            if descriptor.refund || descriptor.hits == 0 {
                 continue;
             }
             let rule = snapshot.rules().rule_for(request.domain, &descriptor.entries);
@@ -208,10 +208,10 @@ impl Replay {
                 entity.name = name(&descriptor.entries);
             }
             for sum in [&mut of_rule.hits, &mut entity.hits] {
-                sum.asked += hits;
-                sum.refused += when(refused);
-                sum.newly_refused += when(refused && !was_refused);
-                sum.newly_passed += when(!refused && was_refused);
+                sum.requested += hits;
+                sum.denied += when(refused);
+                sum.newly_denied += when(refused && !was_refused);
+                sum.newly_allowed += when(!refused && was_refused);
             }
             of_rule.series.add(*at, hits, refused);
         }

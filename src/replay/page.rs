@@ -5,7 +5,7 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use super::{Hits, OfRule, Replay, series::Series};
+use super::{Hits, Replay, RuleHits, series::Series};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}\
 h1,h2{font-weight:600}table{border-collapse:collapse;margin:1rem 0}th,td{padding:.3rem .8rem;text-align:right;\
@@ -43,10 +43,12 @@ pub fn page(replay: &Replay, title: &str) -> String {
         }
         None => "(no rule)".to_owned(),
     };
-    let mut asked: Vec<(usize, &OfRule)> = replay.of_rules.iter().enumerate().filter(|(_, it)| it.asked > 0).collect();
-    asked.sort_by_key(|(_, it)| std::cmp::Reverse((it.hits.newly_refused + it.hits.newly_passed, it.hits.refused)));
+    let mut asked: Vec<(usize, &RuleHits)> =
+        replay.of_rules.iter().enumerate().filter(|(_, it)| it.asked > 0).collect();
+    asked.sort_by_key(|(_, it)| std::cmp::Reverse((it.hits.newly_denied + it.hits.newly_allowed, it.hits.denied)));
     for (id, it) in &asked {
-        let Hits { asked, refused, newly_refused, newly_passed } = it.hits;
+        let Hits { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
+            it.hits;
         html += &format!(
             "<tr><td>{}<td>{asked}<td>{refused}<td>{newly_refused}<td>{newly_passed}<td>{}<td>{}",
             escaped(&name(*id)),
@@ -65,7 +67,7 @@ pub fn page(replay: &Replay, title: &str) -> String {
         html += &bars(&harmed.iter().map(|entity| (&*entity.name, entity.hits)).collect::<Vec<_>>());
         html += "<table><tr><th>entity<th>hits<th>refused<th>newly refused";
         for entity in harmed {
-            let Hits { asked, refused, newly_refused, .. } = entity.hits;
+            let Hits { requested: asked, denied: refused, newly_denied: newly_refused, .. } = entity.hits;
             html += &format!("<tr><td>{}<td>{asked}<td>{refused}<td>{newly_refused}", escaped(&entity.name));
         }
         html += "</table>";
@@ -118,7 +120,7 @@ fn picture(title: &str, series: &Series) -> String {
 
 /// Of each entity what was admitted, and what was refused.
 fn bars(entities: &[(&str, Hits)]) -> String {
-    let top = entities.iter().map(|(_, hits)| hits.asked).max().unwrap_or(1).max(1) as f64;
+    let top = entities.iter().map(|(_, hits)| hits.requested).max().unwrap_or(1).max(1) as f64;
     let rows = entities.len();
     let mut svg = String::new();
     let mut drawn = || -> Result<(), Box<dyn std::error::Error>> {
@@ -135,11 +137,11 @@ fn bars(entities: &[(&str, Hits)]) -> String {
             let name: String = name.chars().take(LONGEST_NAME).collect();
             let name = EmptyElement::at((0.0, row + 0.5)) + Text::new(name, (-8, 0), style.clone());
             chart.draw_series([name])?;
-            let admitted = (hits.asked - hits.refused) as f64;
+            let admitted = (hits.requested - hits.denied) as f64;
             let bar = |from: f64, to: f64, color: RGBColor| {
                 Rectangle::new([(from, row + 0.15), (to, row + 0.85)], color.filled())
             };
-            chart.draw_series([bar(0.0, admitted, ADMITTED), bar(admitted, hits.asked as f64, REFUSED)])?;
+            chart.draw_series([bar(0.0, admitted, ADMITTED), bar(admitted, hits.requested as f64, REFUSED)])?;
         }
         root.present()?;
         Ok(())

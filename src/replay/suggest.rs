@@ -6,7 +6,7 @@ use foldhash::fast::FixedState;
 
 use crate::{
     rules::{Entry, Unit},
-    traffic::Recorded,
+    traffic::RecordedRequest,
 };
 
 /// The windows that are looked at.
@@ -63,9 +63,9 @@ pub struct Suggestion {
 
 impl Suggestions {
     /// A request was asked. They come in the order of time, about.
-    pub fn add(&mut self, recorded: &Recorded<'_>) {
+    pub fn add(&mut self, recorded: &RecordedRequest<'_>) {
         for descriptor in &recorded.request.descriptors {
-            if descriptor.give_back || descriptor.hits == 0 || descriptor.entries.is_empty() {
+            if descriptor.refund || descriptor.hits == 0 || descriptor.entries.is_empty() {
                 continue;
             }
             let keys = descriptor.entries.iter().map(|entry| entry.key.into()).collect();
@@ -165,10 +165,10 @@ mod tests {
         let mut suggestions = Suggestions::default();
         let mut add = |user: &str, hits: u64, second: u64| {
             let entries = smallvec![Entry { key: "user", value: user }];
-            let descriptor = Descriptor { entries, hits, give_back: false, limit: None };
-            let request = Request { domain: "api", descriptors: smallvec![descriptor], holds: Vec::new() };
+            let descriptor = Descriptor { entries, hits, refund: false, requested_limit: None };
+            let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: Vec::new() };
             let at = Micros::from_secs(second);
-            suggestions.add(&Recorded { at, request, allowed: None, over: smallvec![] });
+            suggestions.add(&RecordedRequest { at, request, allowed: None, over: smallvec![] });
         };
         // A thousand ask 1 to 10 hits in each of two minutes, and one 500 in one second.
         for user in 0..1_000 {

@@ -7,9 +7,9 @@ use std::{
 };
 
 use super::{
+    diagnostic::{Diagnostic, Diagnostics, Location, Severity},
     limit::Limit,
-    matcher::{self, Aside, Entities, Plan, Rule, RuleSet, Segment},
-    problem::{Place, Problem, Problems, Severity},
+    matcher::{self, Entities, ModifierEntry, Plan, Rule, RuleSet, Segment},
     spec::{self, Descriptor, File, Plans, RateLimit},
 };
 use crate::algorithm::Micros;
@@ -44,7 +44,7 @@ impl Default for Options {
 }
 
 /// Compiles a set of files. `Ok` brings the warnings along; `Err` has every error, and the warnings.
-pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<Problem>), Vec<Problem>> {
+pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<Diagnostic>), Vec<Diagnostic>> {
     let mut list = Vec::new();
     let mut compiler = Compiler {
         set: RuleSet::default(),
@@ -54,7 +54,7 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<P
         options,
     };
     for file in files {
-        let mut problems = Problems::new(&file.name, &mut list);
+        let mut problems = Diagnostics::new(&file.name, &mut list);
         if let Some(spec) = spec::read(&file.text, options, &mut problems) {
             compiler.file(&file.name, &spec, &mut problems);
         }
@@ -79,7 +79,7 @@ struct Compiler {
 }
 
 /// What the levels above say of a descriptor.
-struct Above<'a> {
+struct Parent<'a> {
     file: &'a Arc<str>,
     plans: &'a Plans,
     entities: Arc<Entities>,
@@ -90,7 +90,7 @@ struct Above<'a> {
 }
 
 impl Compiler {
-    fn file(&mut self, name: &str, spec: &File, problems: &mut Problems<'_>) {
+    fn file(&mut self, name: &str, spec: &File, problems: &mut Diagnostics<'_>) {
         let file: Arc<str> = name.into();
         let first = self.first_file.entry(spec.domain.clone()).or_insert_with(|| Arc::clone(&file));
         if !Arc::ptr_eq(first, &file) && !self.options.merge_domains {
@@ -111,11 +111,11 @@ impl Compiler {
         }
         let (plans, entities) = (&spec.plans, Arc::new(entities));
         let above =
-            Above { file: &file, plans, entities, parent, labels: vec![spec.domain.as_str().into()], dynamic: false };
+            Parent { file: &file, plans, entities, parent, labels: vec![spec.domain.as_str().into()], dynamic: false };
         self.descriptors(&spec.descriptors, &above, problems);
     }
 
-    fn descriptors(&mut self, list: &[Descriptor], above: &Above<'_>, problems: &mut Problems<'_>) {
+    fn descriptors(&mut self, list: &[Descriptor], above: &Parent<'_>, problems: &mut Diagnostics<'_>) {
         for descriptor in list {
             let segment = match &descriptor.value {
                 None => Segment::Any,
@@ -140,7 +140,7 @@ impl Compiler {
         }
     }
 
-    fn level(&mut self, id: u32, descriptor: &Descriptor, above: &Above<'_>, problems: &mut Problems<'_>) {
+    fn level(&mut self, id: u32, descriptor: &Descriptor, above: &Parent<'_>, problems: &mut Diagnostics<'_>) {
         let node = self.set.node_mut(id);
         node.value_to_metric = descriptor.value_to_metric;
         node.ip_prefix = descriptor.ip_prefix;
@@ -160,7 +160,7 @@ impl Compiler {
                 Some((name, place)) => self.by_plan(id, &at, name, *place, problems),
             }
         }
-        let below = Above { parent: id, labels, dynamic, entities: Arc::clone(&above.entities), ..*above };
+        let below = Parent { parent: id, labels, dynamic, entities: Arc::clone(&above.entities), ..*above };
         self.descriptors(&descriptor.children, &below, problems);
     }
 
@@ -190,16 +190,16 @@ impl Compiler {
     fn levels(
         &mut self,
         mut levels: Vec<u32>,
-        asides: &[(Aside, String)],
-        place: Place,
-        problems: &mut Problems<'_>,
+        asides: &[(ModifierEntry, String)],
+        place: Location,
+        problems: &mut Diagnostics<'_>,
     ) -> Vec<u32> {
         for (aside, key) in asides {
             for level in &mut levels {
                 let key = self.text(key);
                 match self.set.add_child(*level, &key, Segment::Any, place) {
                     Ok(below) => {
-                        self.set.node_mut(below).aside = Some(*aside);
+                        self.set.node_mut(below).modifier = Some(*aside);
                         *level = below;
                     }
                     Err(_) => {
@@ -212,7 +212,7 @@ impl Compiler {
     }
 
     /// A rule for each plan; requests that name none end on the same level as those that do, less their last entry.
-    fn by_plan(&mut self, id: u32, at: &Level<'_>, name: &str, place: Place, problems: &mut Problems<'_>) {
+    fn by_plan(&mut self, id: u32, at: &Level<'_>, name: &str, place: Location, problems: &mut Diagnostics<'_>) {
         let plans = at.above.plans;
         let mut limits = Vec::new();
         for (plan, of) in &plans.plans {
@@ -232,7 +232,7 @@ impl Compiler {
             problems.error(place, format!("the limits {name:?} of all plans need the same class and holder"));
             return;
         }
-        let named = self.levels(vec![id], &[(Aside::Plan, plans.key.clone())], place, problems);
+        let named = self.levels(vec![id], &[(ModifierEntry::Plan, plans.key.clone())], place, problems);
         let levels = self.levels([vec![id], named].concat(), &first.asides, place, problems);
         // The default plan's comes last: the levels lead to it.
         limits.sort_by_key(|(plan, _)| **plan == plans.default);
@@ -252,7 +252,7 @@ impl Compiler {
 /// A descriptor that has a limit.
 struct Level<'a> {
     descriptor: &'a Descriptor,
-    above: &'a Above<'a>,
+    above: &'a Parent<'a>,
     labels: &'a [Arc<str>],
     dynamic: bool,
 }
@@ -271,12 +271,12 @@ impl Level<'_> {
             detailed_metric: descriptor.detailed_metric,
             on_error: written.on_error,
             consistency: written.consistency,
-            has_askers: !written.asides.is_empty(),
+            needs_context: !written.asides.is_empty(),
             classes: written.classes.clone().into(),
             sheds: written.sheds,
             elastic: written.elastic.clone().map(Box::new),
             plan: None,
-            part: compiler.shared(written.part.as_ref().filter(|part| Some(**part) != written.limit)),
+            divided_limit: compiler.shared(written.part.as_ref().filter(|part| Some(**part) != written.limit)),
             metadata: descriptor.metadata.clone(),
             labels: (*labels).into(),
             dynamic_labels: *dynamic || descriptor.detailed_metric,

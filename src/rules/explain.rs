@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{
     limit::{Limit, Measure},
-    matcher::{Aside, Entry, Path, Rule, RuleSet, Segment},
+    matcher::{Entry, ModifierEntry, Path, Rule, RuleSet, Segment},
 };
 
 impl RuleSet {
@@ -40,10 +40,10 @@ impl RuleSet {
             };
             let network = node.ip_prefix.and_then(|prefix| prefix.network(entry.value));
             let counted = network.map_or_else(String::new, |network| format!(", counted as {network}"));
-            let aside = match node.aside {
-                Some(Aside::Plan) => ", the request's plan",
-                Some(Aside::Class) => ", the request's class",
-                Some(Aside::Holder) => ", who holds what it takes",
+            let aside = match node.modifier {
+                Some(ModifierEntry::Plan) => ", the request's plan",
+                Some(ModifierEntry::Class) => ", the request's class",
+                Some(ModifierEntry::Holder) => ", who holds what it takes",
                 None => "",
             };
             lines.push(match aside {

@@ -1,6 +1,8 @@
 //! A limit as a rule or a caller states it: so many requests in so many units.
 
-use crate::algorithm::{Algorithm, Kind, LONGEST, Micros, Shape, State, Unfit, fixed_window::FixedWindow};
+use crate::algorithm::{
+    Algorithm, AlgorithmKind, InvalidLimit, LimitSpec, MAX_PERIOD, Micros, State, fixed_window::FixedWindow,
+};
 
 /// The units of the protocol. Months have 30 days and years 365: windows are aligned to the epoch, not to a calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -81,7 +83,7 @@ impl FailurePolicy {
 
     /// Whether it lets nothing pass, as far as this service is asked.
     #[must_use]
-    pub const fn refuses(self) -> bool {
+    pub const fn denies(self) -> bool {
         matches!(self, Self::Error | Self::Deny)
     }
 
@@ -151,16 +153,16 @@ pub enum LimitError {
     NoLength,
     /// The algorithm cannot count with these numbers.
     #[error(transparent)]
-    Unfit(#[from] Unfit),
+    Invalid(#[from] InvalidLimit),
 }
 
 impl LimitError {
     /// The word of the rule that is to blame.
     #[must_use]
-    pub const fn word(self) -> &'static str {
+    pub const fn keyword(self) -> &'static str {
         match self {
             Self::TooLong | Self::NoLength => "unit_multiplier",
-            Self::Unfit(unfit) => unfit.word,
+            Self::Invalid(unfit) => unfit.keyword,
         }
     }
 }
@@ -179,21 +181,21 @@ impl Limit {
     /// Fixed windows, as callers' own limits are counted: `requests_per_unit` in each window of `unit_multiplier` units.
     pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
         let measure = Measure::Rate { unit, multiplier: unit_multiplier };
-        Self::shaped(requests_per_unit, measure, Algorithm::DEFAULT, Shape::default())
+        Self::shaped(requests_per_unit, measure, Algorithm::DEFAULT, LimitSpec::default())
     }
 
     /// Counted by this algorithm, as the shape says; its requests and its window are what the other numbers make them.
-    pub fn shaped(requests: u32, measure: Measure, kind: Kind, shape: Shape) -> Result<Self, LimitError> {
+    pub fn shaped(requests: u32, measure: Measure, kind: AlgorithmKind, shape: LimitSpec) -> Result<Self, LimitError> {
         let window = measure.window();
         if let Measure::Rate { .. } = measure {
-            if window > LONGEST {
+            if window > MAX_PERIOD {
                 return Err(LimitError::TooLong);
             }
             if window == Micros::ZERO {
                 return Err(LimitError::NoLength);
             }
         }
-        let shape = Shape { requests, window, ..shape };
+        let shape = LimitSpec { requests, window, ..shape };
         // A limit of nothing refuses everything, however it counts.
         let kind = if requests == 0 { Algorithm::DEFAULT } else { kind };
         let algorithm = (kind.build)(&shape)?;
@@ -205,13 +207,19 @@ impl Limit {
             None => (requests.into(), window),
         };
         let splits_refused = kind == Algorithm::DEFAULT && shape.count_denied != Some(false);
-        let refusal_counts = kind != Algorithm::DEFAULT && algorithm.refusal_counts(&State::default(), Micros::ZERO);
+        let refusal_counts = kind != Algorithm::DEFAULT && algorithm.denial_counts(&State::default(), Micros::ZERO);
         Ok(Self { requests, measure, algorithm, policy, splits_refused, refusal_counts })
     }
 
     /// One of so many instances' part of the same, rounded up.
-    pub fn part(requests: u32, measure: Measure, kind: Kind, shape: Shape, instances: u32) -> Result<Self, LimitError> {
-        let shape = Shape { requests, ..shape }.divided(instances);
+    pub fn divided(
+        requests: u32,
+        measure: Measure,
+        kind: AlgorithmKind,
+        shape: LimitSpec,
+        instances: u32,
+    ) -> Result<Self, LimitError> {
+        let shape = LimitSpec { requests, ..shape }.divided(instances);
         Self::shaped(shape.requests, measure, kind, shape)
     }
 
@@ -253,13 +261,13 @@ impl Limit {
 
     /// Whether a refusal is not to be remembered: it makes the next ones wait longer, or may be over at any moment.
     #[must_use]
-    pub const fn refusal_counts(&self) -> bool {
+    pub const fn denial_counts(&self) -> bool {
         self.refusal_counts
     }
 
     /// Whether the part of a refused request that was below the limit counts as within it, as the peer has it.
     #[must_use]
-    pub const fn splits_refused(&self) -> bool {
+    pub const fn splits_denied(&self) -> bool {
         self.splits_refused
     }
 }
@@ -285,7 +293,7 @@ mod tests {
             (bucket, Some(20), (20, 12)),
             (bucket, Some(500), (500, 300)),
         ] {
-            let shape = Shape { burst, ..Shape::default() };
+            let shape = LimitSpec { burst, ..LimitSpec::default() };
             let minute = Measure::Rate { unit: Unit::Minute, multiplier: 1 };
             let (hits, window) = Limit::shaped(100, minute, kind, shape).unwrap().policy();
             assert_eq!((hits, window.get()), (expected.0, expected.1 * 1_000_000), "{shape:?}");

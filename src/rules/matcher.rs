@@ -13,10 +13,10 @@ use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 use super::{
+    diagnostic::Location,
     ip_prefix::IpPrefix,
     limit::{FailurePolicy, Limit},
     metadata::Metadata,
-    problem::Place,
     wildcard::Wildcards,
 };
 use crate::algorithm::Consistency;
@@ -57,7 +57,7 @@ pub struct Rule {
     /// What its answers may owe to what the shared counter has not been asked.
     pub consistency: Consistency,
     /// The limit as it stands depends on who asks: it has holders, or classes.
-    pub has_askers: bool,
+    pub needs_context: bool,
     /// The classes that share the limit, in the order in which it has them; the others are one more.
     pub classes: Box<[Box<str>]>,
     /// A refusal is overload, whoever caused it.
@@ -67,7 +67,7 @@ pub struct Rule {
     /// Whose plan the limit belongs to, and the rules of the other plans.
     pub plan: Option<Box<Plan>>,
     /// One instance's part of the limit, where that is less.
-    pub part: Option<Arc<Limit>>,
+    pub divided_limit: Option<Arc<Limit>>,
     /// Free-form data for the response.
     pub metadata: Option<Metadata>,
     /// Its domain and levels.
@@ -77,7 +77,7 @@ pub struct Rule {
     /// The file it stands in.
     pub file: Arc<str>,
     /// Where in the file.
-    pub place: Place,
+    pub place: Location,
 }
 
 /// One level of a descriptor in the rules.
@@ -92,11 +92,11 @@ pub struct Node {
     /// The value is an address, and counted by its prefix.
     pub ip_prefix: Option<IpPrefix>,
     /// The value says something of the request, and is no part of the counter's name.
-    pub aside: Option<Aside>,
+    pub modifier: Option<ModifierEntry>,
     pub(super) rule: Option<u32>,
     pub(super) has_children: bool,
     /// Where it was written.
-    pub place: Place,
+    pub place: Location,
 }
 
 /// A limit that is higher while a resource has capacity to spare.
@@ -146,7 +146,7 @@ pub(super) type Entities = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
 
 /// What the value of a level says of a request, where it does not choose the counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Aside {
+pub enum ModifierEntry {
     /// The plan that it belongs to.
     Plan,
     /// The class that it belongs to.
@@ -173,7 +173,7 @@ pub type Path<'r> = SmallVec<[&'r Node; 6]>;
 
 /// What the rules say of a descriptor.
 #[derive(Debug)]
-pub enum Found<'r> {
+pub enum Lookup<'r> {
     /// No file names the domain.
     UnknownDomain,
     /// No rule matches, or the one that does has no limit.
@@ -252,22 +252,22 @@ impl RuleSet {
     /// Walks the entries: at each level the exact value, else the first pattern that fits, else the bare key; never
     /// back to try another branch. A rule applies only where the last entry ends on it.
     #[must_use]
-    pub fn find<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>> + Clone) -> Found<'_> {
+    pub fn find<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>> + Clone) -> Lookup<'_> {
         let Some(mut at) = self.domain(domain) else {
-            return Found::UnknownDomain;
+            return Lookup::UnknownDomain;
         };
         let mut path = Path::new();
         for entry in entries.clone() {
             let Some(next) = self.child(at, entry) else {
-                return Found::NoLimit;
+                return Lookup::NoLimit;
             };
             path.push(self.node(next));
             at = next;
         }
         match self.rule_of(self.node(at)) {
-            Some(rule @ Rule { plan: None, .. }) => Found::Rule(rule, path),
-            Some(rule) => Found::Rule(self.of_plan(rule, entries, &path), path),
-            None => Found::NoLimit,
+            Some(rule @ Rule { plan: None, .. }) => Lookup::Rule(rule, path),
+            Some(rule) => Lookup::Rule(self.of_plan(rule, entries, &path), path),
+            None => Lookup::NoLimit,
         }
     }
 
@@ -283,7 +283,7 @@ impl RuleSet {
         };
         let (mut named, mut mapped) = (None, None);
         for (entry, node) in entries.zip(path) {
-            if node.aside == Some(Aside::Plan) {
+            if node.modifier == Some(ModifierEntry::Plan) {
                 named = Some(entry.value);
             } else if let Some(entities) = all.entities.get(entry.key) {
                 mapped = entities.get(entry.value).map(|plan| &**plan).or(mapped);
@@ -296,7 +296,7 @@ impl RuleSet {
     /// The rule that a descriptor ends on.
     #[must_use]
     pub fn rule_for(&self, domain: &str, entries: &[Entry<'_>]) -> Option<&Rule> {
-        if let Found::Rule(rule, _) = self.find(domain, entries.iter().copied()) { Some(rule) } else { None }
+        if let Lookup::Rule(rule, _) = self.find(domain, entries.iter().copied()) { Some(rule) } else { None }
     }
 
     /// The rule of the plan of this name, where there is one for the same descriptor.
@@ -351,8 +351,8 @@ impl Plan {
 
     /// Whether the request names another.
     #[must_use]
-    pub fn is_not_asked_for(&self, entries: &[Entry<'_>], path: &[&Node]) -> bool {
-        let mut named = entries.iter().zip(path).filter(|(_, node)| node.aside == Some(Aside::Plan));
+    pub fn is_assigned_only(&self, entries: &[Entry<'_>], path: &[&Node]) -> bool {
+        let mut named = entries.iter().zip(path).filter(|(_, node)| node.modifier == Some(ModifierEntry::Plan));
         named.next().is_some_and(|(entry, _)| *entry.value != *self.name)
     }
 }
@@ -370,8 +370,8 @@ impl Rule {
 
     /// How many entries at the end say who asks, and do not choose the counter.
     #[must_use]
-    pub fn asides(path: &[&Node]) -> usize {
-        path.iter().rev().take_while(|node| node.aside.is_some()).count()
+    pub fn modifier_count(path: &[&Node]) -> usize {
+        path.iter().rev().take_while(|node| node.modifier.is_some()).count()
     }
 
     /// The place of a class among those that share the limit: of those that are not listed, the last.
@@ -408,7 +408,7 @@ impl RuleSet {
             return root;
         }
         let domain = Arc::from(domain);
-        let root = self.add_node(&domain, Segment::Any, Place::default());
+        let root = self.add_node(&domain, Segment::Any, Location::default());
         let group = self.add_group(NO_PARENT, &domain);
         self.groups[group as usize].any = Some(root);
         root
@@ -438,8 +438,8 @@ impl RuleSet {
         parent: u32,
         key: &Arc<str>,
         segment: Segment,
-        place: Place,
-    ) -> Result<u32, Place> {
+        place: Location,
+    ) -> Result<u32, Location> {
         let group = self.group(parent, key).map(|(id, _)| id);
         let group = group.unwrap_or_else(|| self.add_group(parent, key));
         let taken = match &segment {
@@ -490,13 +490,13 @@ impl RuleSet {
         &mut self.nodes[id as usize]
     }
 
-    fn add_node(&mut self, key: &Arc<str>, segment: Segment, place: Place) -> u32 {
+    fn add_node(&mut self, key: &Arc<str>, segment: Segment, place: Location) -> u32 {
         let node = Node {
             key: Arc::clone(key),
             segment,
             value_to_metric: false,
             ip_prefix: None,
-            aside: None,
+            modifier: None,
             rule: None,
             has_children: false,
             place,

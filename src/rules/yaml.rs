@@ -5,7 +5,7 @@ use std::{collections::HashMap, rc::Rc};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-use super::problem::Place;
+use super::diagnostic::Location;
 
 /// Deeper nesting than this is refused.
 const MAX_DEPTH: usize = 128;
@@ -14,7 +14,7 @@ const MAX_NODES: usize = 20_000_000;
 
 #[derive(Clone, Debug)]
 pub(super) struct Yaml {
-    pub(super) place: Place,
+    pub(super) place: Location,
     pub(super) kind: Kind,
     /// Nodes in this subtree: what an alias to it costs.
     size: usize,
@@ -52,17 +52,17 @@ impl Yaml {
 }
 
 /// What stopped the parser.
-pub(super) struct Failure {
-    pub(super) place: Place,
+pub(super) struct YamlError {
+    pub(super) place: Location,
     pub(super) message: String,
 }
 
 /// The first document of the text; `None` where there is nothing but comments.
-pub(super) fn parse(text: &str) -> Result<Option<Yaml>, Failure> {
-    let mut tree = Tree::default();
+pub(super) fn parse(text: &str) -> Result<Option<Yaml>, YamlError> {
+    let mut tree = TreeBuilder::default();
     for event in Parser::new_from_str(text) {
-        let (event, span) = event.map_err(|error| Failure {
-            place: Place { line: error.marker().line(), column: error.marker().col() + 1 },
+        let (event, span) = event.map_err(|error| YamlError {
+            place: Location { line: error.marker().line(), column: error.marker().col() + 1 },
             message: format!("this is not YAML: {}", error.info()),
         })?;
         let place = place(&span);
@@ -84,37 +84,37 @@ pub(super) fn parse(text: &str) -> Result<Option<Yaml>, Failure> {
     Ok(tree.root)
 }
 
-fn place(span: &Span) -> Place {
-    Place { line: span.start.line(), column: span.start.col() + 1 }
+fn place(span: &Span) -> Location {
+    Location { line: span.start.line(), column: span.start.col() + 1 }
 }
 
 /// A list or map whose end has not come yet.
-struct Open {
-    place: Place,
+struct OpenNode {
+    place: Location,
     anchor: usize,
     map: bool,
     items: Vec<Yaml>,
 }
 
 #[derive(Default)]
-struct Tree {
-    open: Vec<Open>,
+struct TreeBuilder {
+    open: Vec<OpenNode>,
     anchors: HashMap<usize, Yaml>,
     nodes: usize,
     root: Option<Yaml>,
 }
 
-impl Tree {
-    fn open(&mut self, place: Place, anchor: usize, map: bool) -> Result<(), Failure> {
+impl TreeBuilder {
+    fn open(&mut self, place: Location, anchor: usize, map: bool) -> Result<(), YamlError> {
         if self.open.len() == MAX_DEPTH {
-            return Err(Failure { place, message: format!("nested deeper than {MAX_DEPTH} levels") });
+            return Err(YamlError { place, message: format!("nested deeper than {MAX_DEPTH} levels") });
         }
-        self.open.push(Open { place, anchor, map, items: Vec::new() });
+        self.open.push(OpenNode { place, anchor, map, items: Vec::new() });
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), Failure> {
-        let Some(Open { place, anchor, map, items }) = self.open.pop() else {
+    fn close(&mut self) -> Result<(), YamlError> {
+        let Some(OpenNode { place, anchor, map, items }) = self.open.pop() else {
             return Ok(());
         };
         let size = items.iter().fold(1, |sum: usize, item| sum.saturating_add(item.size));
@@ -122,19 +122,19 @@ impl Tree {
         self.add(Yaml { place, kind, size }, anchor)
     }
 
-    fn alias(&mut self, place: Place, anchor: usize) -> Result<(), Failure> {
+    fn alias(&mut self, place: Location, anchor: usize) -> Result<(), YamlError> {
         let Some(target) = self.anchors.get(&anchor).cloned() else {
-            return Err(Failure { place, message: "an alias to something that is not finished yet".into() });
+            return Err(YamlError { place, message: "an alias to something that is not finished yet".into() });
         };
         self.nodes = self.nodes.saturating_add(target.size);
         self.add(target, 0)
     }
 
-    fn add(&mut self, node: Yaml, anchor: usize) -> Result<(), Failure> {
+    fn add(&mut self, node: Yaml, anchor: usize) -> Result<(), YamlError> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
             let message = format!("more than {MAX_NODES} values once aliases are written out");
-            return Err(Failure { place: node.place, message });
+            return Err(YamlError { place: node.place, message });
         }
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
@@ -160,7 +160,7 @@ mod tests {
     fn remembers_places_and_shares_what_an_alias_names() {
         let tree = parse("a: &x [1, two]\nb: *x\nc: 'true'\n").ok().flatten().unwrap();
         let Kind::Map(pairs) = &tree.kind else { panic!("not a map") };
-        assert_eq!(pairs[0].1.place, Place { line: 1, column: 4 });
+        assert_eq!(pairs[0].1.place, Location { line: 1, column: 4 });
         assert!(matches!(&pairs[1].1.kind, Kind::List(items) if items.len() == 2));
         assert!(matches!(&pairs[2].1.kind, Kind::Scalar { plain: false, .. }));
     }

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 
 use super::{
-    Candidates, Clock, Keeper,
-    directives::{Changed, Mandate, PutError, Wish},
+    Candidates, Clock, OverrideSync,
+    overrides::{AppliedChange, ChangeError, ChangeInfo, ChangeRequest},
     reload::Reloader,
 };
 use crate::{
-    engine::{By, Counter, DecideError, Engine, Inspection, Ranking, StoreError, directives::Target},
+    engine::{CounterLocation, DecideError, Engine, Inspection, RankBy, Ranking, StoreError, overrides::Target},
     rules::Entry,
 };
 
 /// Why something has not been done.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// A directive.
+    /// A override.
     #[error(transparent)]
-    Put(#[from] PutError),
+    Change(#[from] ChangeError),
     /// The counter's store.
     #[error("the counter cannot be asked now")]
     Store(#[from] StoreError),
@@ -35,7 +35,7 @@ pub struct Admin {
     /// Which asks the store.
     pub engine: Engine,
     /// Which keeps what they say.
-    pub keeper: Arc<Keeper>,
+    pub overrides: Arc<OverrideSync>,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
     /// Those that are tried out.
@@ -45,32 +45,32 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Says directives. `additive`: what a new limit has more than the one before is given back to the counter, as far as it
+    /// Says overrides. `additive`: what a new limit has more than the one before is given back to the counter, as far as it
     /// is not there by itself. The number of hits given back goes with each.
     pub async fn put(
         &self,
-        wishes: &[Wish],
-        mandate: Mandate,
+        requests: &[ChangeRequest],
+        info: ChangeInfo,
         additive: bool,
-    ) -> Result<(Changed, Vec<u64>), AdminError> {
+    ) -> Result<(AppliedChange, Vec<u64>), AdminError> {
         let mut before = Vec::new();
-        for wish in wishes {
-            before.push(if additive { self.room(&wish.target).await? } else { None });
+        for request in requests {
+            before.push(if additive { self.free_capacity(&request.target).await? } else { None });
         }
-        let changed = self.keeper.put(wishes, mandate).await?;
+        let changed = self.overrides.change(requests, info).await?;
         let mut given_back = Vec::new();
-        for (wish, before) in wishes.iter().zip(before) {
-            given_back.push(self.add(&wish.target, before).await?);
+        for (request, before) in requests.iter().zip(before) {
+            given_back.push(self.add(&request.target, before).await?);
         }
         Ok((changed, given_back))
     }
 
     /// What remains of a descriptor's limit, and what passes at once.
-    async fn room(&self, target: &Target) -> Result<Option<(u64, u64)>, AdminError> {
+    async fn free_capacity(&self, target: &Target) -> Result<Option<(u64, u64)>, AdminError> {
         let Target::Limit { domain, entries } = target else {
             return Ok(None);
         };
-        let standing = self.inspect(domain, &pairs(entries)).await?.standing;
+        let standing = self.inspect(domain, &pairs(entries)).await?.counter;
         Ok(standing.map(|standing| (standing.decision.remaining, standing.limit.policy().0)))
     }
 
@@ -78,12 +78,12 @@ impl Admin {
         let (Some((remained, burst)), Target::Limit { domain, entries }) = (before, target) else {
             return Ok(0);
         };
-        let Some((remains, new_burst)) = self.room(target).await? else {
+        let Some((remains, new_burst)) = self.free_capacity(target).await? else {
             return Ok(0);
         };
         let hits = (remained + new_burst.saturating_sub(burst)).saturating_sub(remains);
         if hits > 0 {
-            self.engine.give_back(domain, &pairs(entries), hits, self.clock.now()).await?;
+            self.engine.refund(domain, &pairs(entries), hits, self.clock.now()).await?;
         }
         Ok(hits)
     }
@@ -98,38 +98,38 @@ impl Admin {
         &self,
         domain: &str,
         entries: &[Entry<'_>],
-        mandate: Mandate,
-    ) -> Result<(Counter, bool), AdminError> {
-        mandate.check()?;
+        info: ChangeInfo,
+    ) -> Result<(CounterLocation, bool), AdminError> {
+        info.check()?;
         let forgotten = self.engine.forget(domain, entries, self.clock.now()).await?;
         let (counter, existed) = forgotten.ok_or(AdminError::NotCounted)?;
-        self.record(&format!("forgot {}", counter.key), mandate).await?;
+        self.record(&format!("forgot {}", counter.key), info).await?;
         Ok((counter, existed))
     }
 
     /// Gives hits back to a descriptor's counter.
-    pub async fn give_back(
+    pub async fn refund(
         &self,
         domain: &str,
         entries: &[Entry<'_>],
         hits: u64,
-        mandate: Mandate,
+        info: ChangeInfo,
     ) -> Result<Inspection, AdminError> {
-        mandate.check()?;
-        let standing = self.inspect(domain, entries).await?.standing.ok_or(AdminError::NotCounted)?;
-        self.engine.give_back(domain, entries, hits, self.clock.now()).await?;
-        self.record(&format!("gave {hits} back to {}", standing.counter.key), mandate).await?;
+        info.check()?;
+        let standing = self.inspect(domain, entries).await?.counter.ok_or(AdminError::NotCounted)?;
+        self.engine.refund(domain, entries, hits, self.clock.now()).await?;
+        self.record(&format!("gave {hits} back to {}", standing.counter.key), info).await?;
         self.inspect(domain, entries).await
     }
 
-    async fn record(&self, what: &str, mandate: Mandate) -> Result<(), AdminError> {
-        let reason = if mandate.reason.is_empty() { what.to_owned() } else { format!("{what}: {}", mandate.reason) };
-        Ok(self.keeper.record(Mandate { reason, ..mandate }).await?)
+    async fn record(&self, what: &str, info: ChangeInfo) -> Result<(), AdminError> {
+        let reason = if info.reason.is_empty() { what.to_owned() } else { format!("{what}: {}", info.reason) };
+        Ok(self.overrides.record_action(ChangeInfo { reason, ..info }).await?)
     }
 
     /// The descriptors that were refused most, or asked most.
     #[must_use]
-    pub fn top(&self, by: By, most: usize, fits: impl Fn(&Target, &str) -> bool) -> Ranking {
+    pub fn top(&self, by: RankBy, most: usize, fits: impl Fn(&Target, &str) -> bool) -> Ranking {
         let top = self.engine.top.as_ref();
         top.map(|top| top.ranking(by, most, self.clock.now(), fits)).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 //! Rules on their way into force: tried out on a share of the traffic, promoted, and rolled back.
 //!
-//! A set of rules is kept in the store under its digest, and directives say what it is for; so all instances try the same rules
+//! A set of rules is kept in the store under its digest, and overrides say what it is for; so all instances try the same rules
 //! and change over within a second. A directory of candidates (`rules.candidate_dir`) is this instance's own, until it is promoted.
 
 use std::{
@@ -14,27 +14,27 @@ use sha2::{Digest, Sha256};
 use tokio::time::interval;
 
 use super::{
-    Clock, Keeper,
-    apart::apart,
-    directives::{Mandate, PutError, Wish},
-    reload::{Fingerprint, LoadError, Reloader, Source, Which, fingerprint},
+    Clock, OverrideSync,
+    compile_thread::run_on_compile_thread,
+    overrides::{ChangeError, ChangeInfo, ChangeRequest},
+    reload::{FileFilter, Fingerprint, LoadError, Reloader, Source, fingerprint},
 };
 use crate::{
+    debounce::Debounce,
     engine::{
-        Resources, Trial,
-        directives::{Slot, Target},
+        Candidate, Resources,
+        overrides::{RuleSetSlot, Target},
     },
-    rules::{self, Problem, SourceFile},
-    settled::Settled,
-    store::directives::KeepError,
+    rules::{self, Diagnostic, SourceFile},
+    store::overrides::OverrideStoreError,
 };
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(250);
-/// Between two looks whether the store still has what the directives name.
-const KEEP: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Between two looks whether the store still has what the overrides name.
+const RETENTION: Duration = Duration::from_secs(5);
 /// The largest set of rules that can be uploaded, in bytes.
-const LARGEST: usize = 512 * 1_024;
+const MAX_BYTES: usize = 512 * 1_024;
 /// What stands in a slot for the rules of each instance's directory.
 const DIRECTORY: &str = "directory";
 
@@ -49,19 +49,19 @@ pub enum CandidateError {
     None,
     /// There were none before.
     #[error("no other rules were in force before")]
-    NothingBefore,
+    NoPrevious,
     /// They are too large, or none.
-    #[error("a set of rules has at least one file, and {LARGEST} bytes at most")]
+    #[error("a set of rules has at least one file, and {MAX_BYTES} bytes at most")]
     Size,
     /// A share of what?
     #[error("the share of the traffic is above 0 and at most 1")]
     Share,
-    /// The directives.
+    /// The overrides.
     #[error(transparent)]
-    Put(#[from] PutError),
+    Change(#[from] ChangeError),
     /// The set.
     #[error("the rules cannot be kept now")]
-    Keep(#[from] KeepError),
+    Store(#[from] OverrideStoreError),
     /// Another instance knows, or knew.
     #[error("the store does not have the rules {0}")]
     Lost(String),
@@ -69,7 +69,7 @@ pub enum CandidateError {
 
 /// Tries and promotes rules.
 pub struct Candidates {
-    keeper: Arc<Keeper>,
+    overrides: Arc<OverrideSync>,
     reloader: Arc<Reloader>,
     resources: Arc<Resources>,
     clock: Clock,
@@ -83,11 +83,11 @@ pub struct Candidates {
 struct State {
     /// The digest of the promoted set in force here.
     in_force: Option<String>,
-    /// What is tried: the directive's word, or the directory.
-    tried: Option<String>,
+    /// What is tried: the override's word, or the directory.
+    active: Option<String>,
     /// Why what should be tried is not, or what should be in force.
     error: Option<String>,
-    /// The sets that directives name, for a store that loses them.
+    /// The sets that overrides name, for a store that loses them.
     sets: Vec<(String, String)>,
 }
 
@@ -95,7 +95,7 @@ impl Candidates {
     /// Nothing is tried yet. `share`: of the traffic, for those of a directory.
     #[must_use]
     pub fn new(
-        keeper: Arc<Keeper>,
+        overrides: Arc<OverrideSync>,
         reloader: Arc<Reloader>,
         resources: Arc<Resources>,
         clock: Clock,
@@ -103,57 +103,57 @@ impl Candidates {
         (directory, share): (Option<PathBuf>, f64),
     ) -> Arc<Self> {
         let state = Mutex::default();
-        Arc::new(Self { keeper, reloader, resources, clock, workers, directory, share, state })
+        Arc::new(Self { overrides: overrides, reloader, resources, clock, workers, directory, share, state })
     }
 
-    /// Follows the directives and the directory, for ever.
+    /// Follows the overrides and the directory, for ever.
     pub async fn follow(self: Arc<Self>) {
-        let look = || self.directory.as_deref().map(|directory| fingerprint(directory, Which::Yaml));
+        let look = || self.directory.as_deref().map(|directory| fingerprint(directory, FileFilter::Yaml));
         // What is there at the start is new.
-        let mut settled: Settled<Option<Fingerprint>> = Settled::new(None);
-        let mut tick = interval(LOOK);
+        let mut settled: Debounce<Option<Fingerprint>> = Debounce::new(None);
+        let mut tick = interval(POLL_INTERVAL);
         let mut kept = Instant::now();
         loop {
             tick.tick().await;
-            let changed = settled.look(look());
-            self.look(changed).await;
-            if kept.elapsed() >= KEEP {
+            let changed = settled.poll(look());
+            self.poll(changed).await;
+            if kept.elapsed() >= RETENTION {
                 kept = Instant::now();
                 self.keep().await;
             }
         }
     }
 
-    /// Puts in force, or on trial, what the directives say now.
-    pub async fn look(&self, directory_changed: bool) {
+    /// Puts in force, or on trial, what the overrides say now.
+    pub async fn poll(&self, directory_changed: bool) {
         let (in_force, candidate) = {
             let snapshot = self.reloader.rules().load();
-            let word = |slot| snapshot.directives().rules(slot).map(|it| it.word.to_string());
-            (word(Slot::InForce).filter(|word| word != DIRECTORY), word(Slot::Candidate))
+            let word = |slot| snapshot.overrides().rules(slot).map(|it| it.value.to_string());
+            (word(RuleSetSlot::InForce).filter(|word| word != DIRECTORY), word(RuleSetSlot::Candidate))
         };
         if self.state().in_force != in_force {
             self.noting(self.put_in_force(in_force).await);
         }
-        let tried = self.state().tried.clone();
+        let tried = self.state().active.clone();
         match candidate {
             Some(word) if tried.as_ref() != Some(&word) => {
-                let result = self.try_uploaded(&word).await;
+                let result = self.start_uploaded(&word).await;
                 if result.is_ok() {
-                    self.state().tried = Some(word);
+                    self.state().active = Some(word);
                 }
                 self.noting(result);
             }
             Some(_) => {}
             None => match &self.directory {
                 Some(directory) if directory_changed || tried.as_deref() != Some(DIRECTORY) => {
-                    let result = self.try_directory(directory.clone()).await;
-                    self.state().tried = Some(DIRECTORY.to_owned());
+                    let result = self.start_directory(directory.clone()).await;
+                    self.state().active = Some(DIRECTORY.to_owned());
                     self.noting(result);
                 }
                 Some(_) => {}
                 None if tried.is_some() => {
-                    self.reloader.try_out(None);
-                    self.state().tried = None;
+                    self.reloader.set_candidate(None);
+                    self.state().active = None;
                 }
                 None => {}
             },
@@ -166,38 +166,38 @@ impl Candidates {
             None => None,
         };
         let reloader = Arc::clone(&self.reloader);
-        let _ = apart(move || reloader.promote(files)).await;
+        let _ = run_on_compile_thread(move || reloader.promote(files)).await;
         self.state().in_force = digest;
         Ok(())
     }
 
-    async fn try_uploaded(&self, word: &str) -> Result<(), CandidateError> {
-        let (digest, share) = read_word(word).ok_or_else(|| CandidateError::Lost(word.to_owned()))?;
+    async fn start_uploaded(&self, word: &str) -> Result<(), CandidateError> {
+        let (digest, share) = read_value(word).ok_or_else(|| CandidateError::Lost(word.to_owned()))?;
         let files = self.fetch(digest).await?;
-        self.try_out(files, share).await
+        self.start(files, share).await
     }
 
-    async fn try_directory(&self, directory: PathBuf) -> Result<(), CandidateError> {
+    async fn start_directory(&self, directory: PathBuf) -> Result<(), CandidateError> {
         if !directory.exists() {
-            self.reloader.try_out(None);
+            self.reloader.set_candidate(None);
             return Ok(());
         }
-        let read = apart(move || Source::directory(directory).read()).await;
+        let read = run_on_compile_thread(move || Source::directory(directory).read()).await;
         let files = read.map_err(|_| CandidateError::None)??;
         if files.is_empty() {
-            self.reloader.try_out(None);
+            self.reloader.set_candidate(None);
             return Ok(());
         }
-        self.try_out(files, self.share).await
+        self.start(files, self.share).await
     }
 
-    async fn try_out(&self, files: Vec<SourceFile>, share: f64) -> Result<(), CandidateError> {
+    async fn start(&self, files: Vec<SourceFile>, share: f64) -> Result<(), CandidateError> {
         let options = self.reloader.options();
-        let compiled = apart(move || rules::compile(&files, options)).await;
+        let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
         let (rules, _) = compiled.map_err(|_| CandidateError::None)?.map_err(LoadError::Invalid)?;
         let count = rules.rules().len();
-        let trial = Trial::new(rules, share, self.clock.now(), self.workers, &self.resources);
-        self.reloader.try_out(Some(trial));
+        let trial = Candidate::new(rules, share, self.clock.now(), self.workers, &self.resources);
+        self.reloader.set_candidate(Some(trial));
         tracing::info!(rules = count, share, "candidate rules are tried out");
         Ok(())
     }
@@ -207,51 +207,55 @@ impl Candidates {
         &self,
         files: Vec<SourceFile>,
         share: f64,
-        mandate: Mandate,
-    ) -> Result<Vec<Problem>, CandidateError> {
+        info: ChangeInfo,
+    ) -> Result<Vec<Diagnostic>, CandidateError> {
         if !(share > 0.0 && share <= 1.0) {
             return Err(CandidateError::Share);
         }
         let (digest, text) = write_set(&files)?;
         let options = self.reloader.options();
-        let compiled = apart(move || rules::compile(&files, options)).await;
+        let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
         let (_, warnings) = compiled.map_err(|_| CandidateError::None)?.map_err(LoadError::Invalid)?;
-        self.keeper.store().put_set(&digest, &text).await?;
-        self.put(&[(Slot::Candidate, Some(format!("{digest} {share}")))], mandate).await?;
+        self.overrides.store().put_rule_set(&digest, &text).await?;
+        self.put(&[(RuleSetSlot::Candidate, Some(format!("{digest} {share}")))], info).await?;
         Ok(warnings)
     }
 
     /// Tries nothing any more, or again what the directory has.
-    pub async fn drop_candidate(&self, mandate: Mandate) -> Result<(), CandidateError> {
-        if self.word(Slot::Candidate).is_none() {
+    pub async fn drop_candidate(&self, info: ChangeInfo) -> Result<(), CandidateError> {
+        if self.value(RuleSetSlot::Candidate).is_none() {
             return Err(CandidateError::None);
         }
-        self.put(&[(Slot::Candidate, None)], mandate).await
+        self.put(&[(RuleSetSlot::Candidate, None)], info).await
     }
 
     /// Puts the candidate in force, on all instances.
-    pub async fn promote(&self, mandate: Mandate) -> Result<(), CandidateError> {
-        let digest = match (self.word(Slot::Candidate), &self.directory) {
-            (Some(word), _) => read_word(&word).ok_or(CandidateError::None)?.0.to_owned(),
+    pub async fn promote(&self, info: ChangeInfo) -> Result<(), CandidateError> {
+        let digest = match (self.value(RuleSetSlot::Candidate), &self.directory) {
+            (Some(word), _) => read_value(&word).ok_or(CandidateError::None)?.0.to_owned(),
             (None, Some(directory)) => {
                 let files = Source::directory(directory.clone()).read()?;
                 rules::compile(&files, self.reloader.options()).map_err(LoadError::Invalid)?;
                 let (digest, text) = write_set(&files)?;
-                self.keeper.store().put_set(&digest, &text).await?;
+                self.overrides.store().put_rule_set(&digest, &text).await?;
                 digest
             }
             (None, None) => return Err(CandidateError::None),
         };
-        let before = self.word(Slot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
-        let changes = [(Slot::InForce, Some(digest)), (Slot::Before, Some(before)), (Slot::Candidate, None)];
-        self.put(&changes, mandate).await
+        let before = self.value(RuleSetSlot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
+        let changes = [
+            (RuleSetSlot::InForce, Some(digest)),
+            (RuleSetSlot::Previous, Some(before)),
+            (RuleSetSlot::Candidate, None),
+        ];
+        self.put(&changes, info).await
     }
 
     /// Puts in force what was before; what is now can be brought back the same way.
-    pub async fn rollback(&self, mandate: Mandate) -> Result<(), CandidateError> {
-        let before = self.word(Slot::Before).ok_or(CandidateError::NothingBefore)?;
-        let now = self.word(Slot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
-        self.put(&[(Slot::InForce, Some(before)), (Slot::Before, Some(now))], mandate).await
+    pub async fn rollback(&self, info: ChangeInfo) -> Result<(), CandidateError> {
+        let before = self.value(RuleSetSlot::Previous).ok_or(CandidateError::NoPrevious)?;
+        let now = self.value(RuleSetSlot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
+        self.put(&[(RuleSetSlot::InForce, Some(before)), (RuleSetSlot::Previous, Some(now))], info).await
     }
 
     /// What should be tried or in force, and cannot be.
@@ -263,41 +267,43 @@ impl Candidates {
     /// Shows what the candidate would do to the meter.
     pub fn observe(&self, meter: &Meter) {
         let reloader = Arc::clone(&self.reloader);
-        Trial::observe_metrics(move || reloader.rules().load().trial().cloned(), meter);
+        Candidate::observe_metrics(move || reloader.rules().load().candidate().cloned(), meter);
     }
 
-    async fn put(&self, changes: &[(Slot, Option<String>)], mandate: Mandate) -> Result<(), CandidateError> {
+    async fn put(&self, changes: &[(RuleSetSlot, Option<String>)], info: ChangeInfo) -> Result<(), CandidateError> {
         let before = self.digests();
-        let wish = |(slot, word): &(Slot, Option<String>)| Wish {
+        let request = |(slot, word): &(RuleSetSlot, Option<String>)| ChangeRequest {
             target: Target::Rules(*slot),
-            word: word.clone(),
+            value: word.clone(),
             until: None,
             expected: None,
         };
-        let wishes: Vec<Wish> = changes.iter().map(wish).collect();
-        self.keeper.put(&wishes, mandate).await?;
+        let requests: Vec<ChangeRequest> = changes.iter().map(request).collect();
+        self.overrides.change(&requests, info).await?;
         let after = self.digests();
         for digest in before.iter().filter(|digest| !after.contains(digest)) {
             // What nobody names any more is of no use; if it stays, nothing is lost.
-            let _ = self.keeper.store().drop_set(digest).await;
+            let _ = self.overrides.store().delete_rule_set(digest).await;
             self.state().sets.retain(|(kept, _)| kept != digest);
         }
-        self.look(false).await;
+        self.poll(false).await;
         Ok(())
     }
 
-    fn word(&self, slot: Slot) -> Option<String> {
-        self.reloader.rules().load().directives().rules(slot).map(|it| it.word.to_string())
+    fn value(&self, slot: RuleSetSlot) -> Option<String> {
+        self.reloader.rules().load().overrides().rules(slot).map(|it| it.value.to_string())
     }
 
     fn digests(&self) -> Vec<String> {
-        let words = [Slot::Candidate, Slot::InForce, Slot::Before].into_iter().filter_map(|slot| self.word(slot));
+        let words = [RuleSetSlot::Candidate, RuleSetSlot::InForce, RuleSetSlot::Previous]
+            .into_iter()
+            .filter_map(|slot| self.value(slot));
         let digest = |word: String| word.split(' ').next().map(str::to_owned);
         words.filter_map(digest).filter(|digest| digest != DIRECTORY).collect()
     }
 
     async fn fetch(&self, digest: &str) -> Result<Vec<SourceFile>, CandidateError> {
-        let text = self.keeper.store().get_set(digest).await?;
+        let text = self.overrides.store().get_rule_set(digest).await?;
         let text = text.ok_or_else(|| CandidateError::Lost(digest.to_owned()))?;
         let files = read_set(&text).ok_or_else(|| CandidateError::Lost(digest.to_owned()))?;
         let mut state = self.state();
@@ -316,8 +322,8 @@ impl Candidates {
             state.sets.clone()
         };
         for (digest, text) in sets {
-            if let Ok(None) = self.keeper.store().get_set(&digest).await
-                && self.keeper.store().put_set(&digest, &text).await.is_ok()
+            if let Ok(None) = self.overrides.store().get_rule_set(&digest).await
+                && self.overrides.store().put_rule_set(&digest, &text).await.is_ok()
             {
                 tracing::warn!(digest, "the store had lost a set of rules, and has it again");
             }
@@ -339,7 +345,7 @@ impl Candidates {
 }
 
 /// The digest, and the share.
-fn read_word(word: &str) -> Option<(&str, f64)> {
+fn read_value(word: &str) -> Option<(&str, f64)> {
     let (digest, share) = word.split_once(' ')?;
     Some((digest, share.parse().ok()?))
 }
@@ -347,7 +353,7 @@ fn read_word(word: &str) -> Option<(&str, f64)> {
 fn write_set(files: &[SourceFile]) -> Result<(String, String), CandidateError> {
     let pairs: Vec<(&str, &str)> = files.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
     let text = serde_json::to_string(&pairs).unwrap_or_default();
-    if files.is_empty() || text.len() > LARGEST {
+    if files.is_empty() || text.len() > MAX_BYTES {
         return Err(CandidateError::Size);
     }
     let digest = Sha256::digest(text.as_bytes());

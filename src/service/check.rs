@@ -117,9 +117,9 @@ impl Check {
             return Err(error);
         }
         // First: the clock is read while what it looks for is fetched.
-        let begun = self.engine.begin(request);
+        let begun = self.engine.prepare(request);
         let (asked, now) = (Instant::now(), self.clock.now());
-        let verdict = self.engine.decide_begun(&begun, now).await;
+        let verdict = self.engine.decide_prepared(&begun, now).await;
         self.metrics.latency.record(self.engine.worker, asked.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);

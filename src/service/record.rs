@@ -1,7 +1,7 @@
 //! A sample of the requests, kept in files for `sluicegate simulate`.
 //!
 //! Whole entities are kept or left out, never single requests: who is kept follows from the first descriptor, or from the
-//! entries that `record.by` names. A thread compresses and writes; a worker hands a request over, and leaves it out
+//! entries that `record.entity_keys` names. A thread compresses and writes; a worker hands a request over, and leaves it out
 //! when the thread does not keep up.
 
 use std::{
@@ -43,11 +43,11 @@ pub struct Settings {
     /// Of all entities, so many are kept; from 0 to 1.
     pub share: f64,
     /// Keys of the entries that tell entities apart; empty: all of the first descriptor does.
-    pub by: Vec<String>,
+    pub entity_keys: Vec<String>,
     /// A file of this size is followed by another.
-    pub file_bytes: u64,
+    pub max_file_bytes: u64,
     /// The oldest files are removed when all are larger than this.
-    pub max_bytes: u64,
+    pub max_total_bytes: u64,
     /// A file with a secret: values are replaced by 64 bits of a hash under it.
     pub hash_key_file: Option<PathBuf>,
 }
@@ -55,7 +55,14 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         let (file_bytes, max_bytes) = (64 << 20, 1 << 30);
-        Self { dir: None, share: 0.01, by: Vec::new(), file_bytes, max_bytes, hash_key_file: None }
+        Self {
+            dir: None,
+            share: 0.01,
+            entity_keys: Vec::new(),
+            max_file_bytes: file_bytes,
+            max_total_bytes: max_bytes,
+            hash_key_file: None,
+        }
     }
 }
 
@@ -73,7 +80,7 @@ pub struct Recorder {
     key: Option<Vec<u8>>,
     sender: SyncSender<Message>,
     kept: Counter,
-    left_out: Counter,
+    skipped: Counter,
 }
 
 impl Recorder {
@@ -85,15 +92,15 @@ impl Recorder {
         fs::create_dir_all(&directory)?;
         let key = settings.hash_key_file.as_ref().map(fs::read).transpose()?;
         let (sender, receiver) = sync_channel(WAITING);
-        let writer = Writer::new(directory, settings.file_bytes, settings.max_bytes, now.get());
+        let writer = Writer::new(directory, settings.max_file_bytes, settings.max_total_bytes, now.get());
         thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver))?;
         Ok(Some(Arc::new(Self {
             share: (settings.share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
-            by: settings.by.clone(),
+            by: settings.entity_keys.clone(),
             key,
             sender,
             kept: Counter::new(workers),
-            left_out: Counter::new(workers),
+            skipped: Counter::new(workers),
         })))
     }
 
@@ -106,7 +113,7 @@ impl Recorder {
         encode(at, request, verdict, |value| self.masked(value), &mut message);
         match self.sender.try_send(Message::Request(message)) {
             Ok(()) => self.kept.add(worker, 1),
-            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.left_out.add(worker, 1),
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.skipped.add(worker, 1),
         }
     }
 
@@ -148,13 +155,15 @@ impl Recorder {
     /// Shows everything to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
-        observe_counter(meter, "sluicegate_recorded_requests", "Requests that were recorded", move || this.kept.get());
+        observe_counter(meter, "sluicegate_recorded_requests_total", "Requests that were recorded", move || {
+            this.kept.get()
+        });
         let this = Arc::clone(self);
         observe_counter(
             meter,
-            "sluicegate_recorded_requests_left_out",
+            "sluicegate_recording_skipped_requests_total",
             "Requests that should have been recorded, and were not: the disk did not keep up",
-            move || this.left_out.get(),
+            move || this.skipped.get(),
         );
     }
 }
@@ -200,8 +209,8 @@ mod tests {
         let settings = Settings { dir: Some(folder.path().to_owned()), share: 1.0, ..Settings::default() };
         let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
         let entries = smallvec![Entry { key: "user", value: "bob" }];
-        let descriptors = smallvec![Descriptor { entries, hits: 1, give_back: false, limit: None }];
-        recorder.record(WorkerId(0), &Request { domain: "api", descriptors, holds: Vec::new() }, None, Micros::ZERO);
+        let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
+        recorder.record(WorkerId(0), &Request { domain: "api", descriptors, feedback: Vec::new() }, None, Micros::ZERO);
         recorder.finish();
         let file = fs::read_dir(folder.path()).unwrap().next().expect("a file").unwrap();
         assert!(file.metadata().unwrap().len() > 0);
@@ -211,16 +220,16 @@ mod tests {
     fn an_entity_is_what_the_named_keys_say() {
         let folder = tempfile::tempdir().unwrap();
         let by = vec!["org".to_owned(), "user".to_owned()];
-        let settings = Settings { dir: Some(folder.path().to_owned()), by, ..Settings::default() };
+        let settings = Settings { dir: Some(folder.path().to_owned()), entity_keys: by, ..Settings::default() };
         let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
         let entity = |entries: &[(&str, &str)]| {
             let descriptors = entries.iter().map(|(key, value)| Descriptor {
                 entries: smallvec![Entry { key, value }],
                 hits: 1,
-                give_back: false,
-                limit: None,
+                refund: false,
+                requested_limit: None,
             });
-            recorder.entity(&Request { domain: "api", descriptors: descriptors.collect(), holds: Vec::new() })
+            recorder.entity(&Request { domain: "api", descriptors: descriptors.collect(), feedback: Vec::new() })
         };
         let bob = entity(&[("org", "a"), ("user", "bob")]);
         assert_eq!(bob, entity(&[("path", "/x"), ("user", "bob"), ("org", "a")]));

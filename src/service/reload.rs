@@ -15,17 +15,17 @@ use arc_swap::ArcSwap;
 use opentelemetry::metrics::Meter;
 use tokio::sync::watch;
 
-use super::{Clock, apart::apart};
+use super::{Clock, compile_thread::run_on_compile_thread};
 use crate::{
     algorithm::Micros,
-    engine::{Directives, Resources, Snapshot, Statistics, Trial},
+    debounce::Debounce,
+    engine::{Candidate, Overrides, Resources, Snapshot, Statistics},
     metrics::{Counter, Totals, WorkerId, observe_counter, observe_gauge},
-    rules::{self, Options, Problem, RuleSet, SourceFile},
-    settled::Settled,
+    rules::{self, Diagnostic, Options, RuleSet, SourceFile},
 };
 
 /// Between two looks at the directory.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The old rules are dropped after this: no worker still reads them, so none has to take a large set apart.
 const RETIRE: Duration = Duration::from_secs(2);
 
@@ -42,10 +42,10 @@ pub enum LoadError {
     },
     /// What the files say; every mistake, and the warnings.
     #[error("{}", list(.0))]
-    Invalid(Vec<Problem>),
+    Invalid(Vec<Diagnostic>),
 }
 
-fn list(problems: &[Problem]) -> String {
+fn list(problems: &[Diagnostic]) -> String {
     problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
@@ -53,16 +53,16 @@ fn list(problems: &[Problem]) -> String {
 #[derive(Clone, Debug)]
 pub enum Source {
     /// Files of a directory.
-    Directory(PathBuf, Which),
+    Directory(PathBuf, FileFilter),
     /// Files that are part of the program.
     BuiltIn(Vec<SourceFile>),
     /// Whatever [`Reloader::feed`] brings; nothing until then.
-    Fed,
+    Pushed,
 }
 
 /// Of a directory's files; those whose names begin with a dot are never looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
+pub enum FileFilter {
     /// `*.yaml` and `*.yml`.
     Yaml,
     /// Whatever their names end with, as the peer reads them.
@@ -73,14 +73,14 @@ impl Source {
     /// The rule files of a directory, by their usual names.
     #[must_use]
     pub const fn directory(path: PathBuf) -> Self {
-        Self::Directory(path, Which::Yaml)
+        Self::Directory(path, FileFilter::Yaml)
     }
 
     /// The files, in the order of their names.
     pub fn read(&self) -> Result<Vec<SourceFile>, LoadError> {
         match self {
             Self::BuiltIn(files) => Ok(files.clone()),
-            Self::Fed => Ok(Vec::new()),
+            Self::Pushed => Ok(Vec::new()),
             Self::Directory(directory, which) => {
                 let read = |path: PathBuf| match fs::read_to_string(&path) {
                     Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
@@ -94,13 +94,13 @@ impl Source {
 }
 
 /// The rule files of a directory, by name.
-fn files(directory: &Path, which: Which) -> io::Result<Vec<PathBuf>> {
+fn files(directory: &Path, which: FileFilter) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         let path = entry.path();
-        let is_one = which == Which::All || path.extension().is_some_and(|end| end == "yaml" || end == "yml");
+        let is_one = which == FileFilter::All || path.extension().is_some_and(|end| end == "yaml" || end == "yml");
         if is_one && !hidden && path.is_file() {
             paths.push(path);
         }
@@ -113,7 +113,7 @@ fn files(directory: &Path, which: Which) -> io::Result<Vec<PathBuf>> {
 /// An error is a state too: a directory that is gone is a change, and so is its return.
 pub(super) type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
 
-pub(super) fn fingerprint(directory: &Path, which: Which) -> Fingerprint {
+pub(super) fn fingerprint(directory: &Path, which: FileFilter) -> Fingerprint {
     let look = |path: PathBuf| {
         let metadata = fs::metadata(&path)?;
         let real = fs::canonicalize(&path)?;
@@ -134,9 +134,9 @@ pub struct Status {
 
 /// Files that are there to be compared, and in case they are wanted again: a tenth of their size.
 #[derive(PartialEq, Eq)]
-struct Packed(Vec<u8>);
+struct CompressedFiles(Vec<u8>);
 
-impl Packed {
+impl CompressedFiles {
     /// `None` should never be; then they are not there.
     fn new(files: &[SourceFile]) -> Option<Self> {
         let files: Vec<_> = files.iter().map(|file| (&file.name, &file.text)).collect();
@@ -151,13 +151,13 @@ impl Packed {
 
 /// What stands over the rules, or beside them, whichever they are.
 #[derive(Default)]
-struct Over {
-    directives: Directives,
-    trial: Option<Arc<Trial>>,
+struct ActiveLayers {
+    overrides: Overrides,
+    trial: Option<Arc<Candidate>>,
     /// In place of the source.
     promoted: Option<Vec<SourceFile>>,
     /// The last that were fed and could be used.
-    fed: Option<Packed>,
+    fed: Option<CompressedFiles>,
 }
 
 /// Keeps the rules current.
@@ -171,7 +171,7 @@ pub struct Reloader {
     resources: Arc<Resources>,
     rules: Arc<ArcSwap<Snapshot>>,
     /// For the next set as well. Held while a set is swapped.
-    over: Mutex<Over>,
+    over: Mutex<ActiveLayers>,
     status: Mutex<Status>,
     /// Whether there have been rules.
     loaded: watch::Sender<bool>,
@@ -190,11 +190,11 @@ impl Reloader {
     ) -> Result<Arc<Self>, LoadError> {
         let first = match &source {
             Source::Directory(directory, which) => Some(fingerprint(directory, *which)),
-            Source::BuiltIn(_) | Source::Fed => None,
+            Source::BuiltIn(_) | Source::Pushed => None,
         };
         let (successes, failures) = (Counter::new(1), Counter::new(1));
         let (loaded_at, snapshot) = match source {
-            Source::Fed => (None, Snapshot::awaiting()),
+            Source::Pushed => (None, Snapshot::awaiting()),
             Source::Directory(..) | Source::BuiltIn(_) => {
                 let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
                 warn(&warnings);
@@ -228,26 +228,26 @@ impl Reloader {
     }
 
     /// Puts what operators say over them in force.
-    pub fn direct(&self, directives: Directives) {
+    pub fn set_overrides(&self, overrides: Overrides) {
         self.change(|over| {
             if let Some(trial) = &over.trial {
-                trial.direct(&directives);
+                trial.set_overrides(&overrides);
             }
-            over.directives = directives;
+            over.overrides = overrides;
         });
     }
 
     /// Tries rules out beside them; no others from now on.
-    pub fn try_out(&self, trial: Option<Arc<Trial>>) {
+    pub fn set_candidate(&self, trial: Option<Arc<Candidate>>) {
         self.change(|over| {
             if let Some(trial) = &trial {
-                trial.direct(&over.directives);
+                trial.set_overrides(&over.overrides);
             }
             over.trial = trial;
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut Over)) {
+    fn change(&self, change: impl FnOnce(&mut ActiveLayers)) {
         let mut over = self.over();
         change(&mut over);
         let snapshot = over.above(&self.rules.load(), self.clock.now());
@@ -265,8 +265,8 @@ impl Reloader {
     /// Puts these files in force, for a source that is fed; but for files that are promoted, which go first. An error: they
     /// cannot be used, and those before stay. `locate` says of problems where they are, for who wrote them.
     /// Takes a while: to be done apart.
-    pub fn feed(&self, files: &[SourceFile], locate: impl FnOnce(&mut Vec<Problem>)) -> Result<(), LoadError> {
-        let packed = Packed::new(files);
+    pub fn push(&self, files: &[SourceFile], locate: impl FnOnce(&mut Vec<Diagnostic>)) -> Result<(), LoadError> {
+        let packed = CompressedFiles::new(files);
         let is_known = packed.is_some() && self.over().fed == packed;
         if is_known && self.status().last_error.is_none() {
             return Ok(());
@@ -299,7 +299,7 @@ impl Reloader {
     }
 
     /// The files in force, or to be.
-    fn files(&self) -> Result<Vec<SourceFile>, LoadError> {
+    fn source_files(&self) -> Result<Vec<SourceFile>, LoadError> {
         let over = self.over();
         let files = over.promoted.clone().or_else(|| over.fed.as_ref()?.files());
         drop(over);
@@ -312,7 +312,7 @@ impl Reloader {
         self.options
     }
 
-    fn over(&self) -> MutexGuard<'_, Over> {
+    fn over(&self) -> MutexGuard<'_, ActiveLayers> {
         self.over.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -327,24 +327,25 @@ impl Reloader {
         let (Source::Directory(directory, which), Some(first)) = (&self.source, &self.first) else {
             return;
         };
-        let mut settled = Settled::new(first.clone());
+        let mut settled = Debounce::new(first.clone());
         loop {
-            tokio::time::sleep(LOOK).await;
-            if settled.look(fingerprint(directory, *which)) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if settled.poll(fingerprint(directory, *which)) {
                 let this = Arc::clone(&self);
-                let _ = apart(move || this.reload()).await;
+                let _ = run_on_compile_thread(move || this.reload()).await;
             }
         }
     }
 
     fn reload(&self) {
-        let compiled = self.files().and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid));
+        let compiled =
+            self.source_files().and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid));
         // It is told and kept in the status.
         let _ = self.take(compiled);
     }
 
     /// Puts a set in force, or says why not.
-    fn take(&self, compiled: Result<(RuleSet, Vec<Problem>), LoadError>) -> Result<(), LoadError> {
+    fn take(&self, compiled: Result<(RuleSet, Vec<Diagnostic>), LoadError>) -> Result<(), LoadError> {
         let compiled =
             compiled.map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
@@ -400,13 +401,13 @@ impl Reloader {
     }
 }
 
-impl Over {
+impl ActiveLayers {
     fn above(&self, rules: &Snapshot, now: Micros) -> Snapshot {
-        rules.with(self.directives.clone(), self.trial.clone(), now)
+        rules.with(self.overrides.clone(), self.trial.clone(), now)
     }
 }
 
-fn warn(warnings: &[Problem]) {
+fn warn(warnings: &[Diagnostic]) {
     for warning in warnings {
         tracing::warn!("{warning}");
     }
@@ -419,10 +420,10 @@ fn retire(old: Arc<Snapshot>) {
     };
     runtime.spawn(async move {
         tokio::time::sleep(RETIRE).await;
-        // A change of directives leaves the rules to the next one.
+        // A change of overrides leaves the rules to the next one.
         let _ = match old.shares_rules() {
             true => tokio::task::spawn_blocking(move || drop(old)).await.map_err(io::Error::other),
-            false => apart(move || drop(old)).await,
+            false => run_on_compile_thread(move || drop(old)).await,
         };
     });
 }

@@ -9,17 +9,17 @@ use super::Clock;
 use crate::engine::{Engine, Micros, Report, ReportError, Resources, StoreError, Utilization};
 
 /// Between two looks at what is said: all instances know within a second.
-const LOOK: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest name of a resource or a reporter.
-const LONGEST_NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// The longest life of a report.
-const LONGEST_LIFE: Micros = Micros::from_secs(3_600);
+const MAX_TTL: Micros = Micros::from_secs(3_600);
 
 /// Why a report has not been kept, or nothing can be said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceError {
     /// It has no name, or too long a one.
-    #[error("a resource and a reporter have names of 1 to {LONGEST_NAME} bytes")]
+    #[error("a resource and a reporter have names of 1 to {MAX_NAME_BYTES} bytes")]
     Name,
     /// No share of anything.
     #[error("a utilization is a number from 0 to 1")]
@@ -37,7 +37,7 @@ pub enum ResourceError {
 
 /// The way to what resources say.
 #[derive(Clone)]
-pub struct Reports {
+pub struct ResourceReports {
     /// Which asks the store.
     pub engine: Engine,
     /// What time it is.
@@ -46,7 +46,7 @@ pub struct Reports {
     pub resources: Arc<Resources>,
 }
 
-impl Reports {
+impl ResourceReports {
     /// Keeps a report, and says what all say.
     pub async fn report(&self, report: &Report<'_>) -> Result<Option<Utilization>, ResourceError> {
         check(report.resource)?;
@@ -54,7 +54,7 @@ impl Reports {
         if !(0.0..=f64::MAX).contains(&report.utilization) {
             return Err(ResourceError::Utilization);
         }
-        if report.life == Micros::ZERO || report.life > LONGEST_LIFE {
+        if report.ttl == Micros::ZERO || report.ttl > MAX_TTL {
             return Err(ResourceError::Life);
         }
         Ok(self.engine.report(report, self.clock.now()).await?)
@@ -64,12 +64,12 @@ impl Reports {
     pub async fn get(&self, resource: &str) -> Result<Option<Utilization>, ResourceError> {
         check(resource)?;
         let said = self.engine.utilization(&[resource], self.clock.now()).await.pop();
-        Ok(said.unwrap_or(Err(StoreError::Refused))?)
+        Ok(said.unwrap_or(Err(StoreError::Rejected))?)
     }
 
     /// Looks at what is said of the resources that rules name, for ever. Whatever cannot be asked has nothing to spare.
     pub async fn follow(self) {
-        let mut tick = interval(LOOK);
+        let mut tick = interval(POLL_INTERVAL);
         loop {
             tick.tick().await;
             let named = self.resources.in_force();
@@ -100,5 +100,5 @@ impl Reports {
 }
 
 fn check(name: &str) -> Result<(), ResourceError> {
-    if (1..=LONGEST_NAME).contains(&name.len()) { Ok(()) } else { Err(ResourceError::Name) }
+    if (1..=MAX_NAME_BYTES).contains(&name.len()) { Ok(()) } else { Err(ResourceError::Name) }
 }

@@ -1,7 +1,7 @@
 //! All settings as one typed struct: defaults, then a file, then the environment, then flags. Only this module knows
 //! of files and variables; each part of the service has its own `Settings` beside it.
 
-pub mod peer;
+pub mod envoyproxy;
 mod schema;
 
 use std::{
@@ -16,7 +16,7 @@ use config::{Config, Environment, File, FileFormat, Map, Source, Value, ValueKin
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::peer::Peer;
+use self::envoyproxy::EnvoyproxySettings;
 pub use self::schema::schema;
 use crate::{engine, service, store, telemetry, transport};
 
@@ -27,12 +27,12 @@ const SEPARATOR: &str = "__";
 const LISTS: [&str; 9] = [
     "admin.operate",
     "admin.read",
-    "record.by",
+    "record.entity_keys",
     "redis.ring",
     "rules.xds.headers",
     "rules.xds.node_metadata",
     "per_second.redis.ring",
-    "telemetry.statsd.mogrifiers",
+    "telemetry.statsd.name_mappings",
     "telemetry.statsd.tags",
 ];
 
@@ -72,7 +72,7 @@ pub struct Settings {
     /// Counting in arrears, for rules that want it.
     pub eventual: store::local::EventualSettings,
     /// What operators say while the service runs.
-    pub directives: service::directives::Settings,
+    pub overrides: service::overrides::Settings,
     /// A sample of the requests, in files.
     pub record: service::record::Settings,
     /// Logs, metrics, traces.
@@ -81,7 +81,7 @@ pub struct Settings {
     pub shutdown: ShutdownSettings,
     /// What is to be said of them at the start.
     #[serde(skip)]
-    pub remarks: Vec<String>,
+    pub warnings: Vec<String>,
 }
 
 impl Default for Settings {
@@ -102,11 +102,11 @@ impl Default for Settings {
             deny_cache: store::local::DenyCacheSettings::default(),
             lease: store::local::LeaseSettings::default(),
             eventual: store::local::EventualSettings::default(),
-            directives: service::directives::Settings::default(),
+            overrides: service::overrides::Settings::default(),
             record: service::record::Settings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
-            remarks: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 }
@@ -152,7 +152,7 @@ pub struct RulesSettings {
     /// Of the counters that such rules would have, so many are counted; from 0 to 1.
     pub candidate_share: f64,
     /// Health says no while there is no domain.
-    pub needed_for_health: bool,
+    pub required_for_health: bool,
     /// A control plane that sends them, in place of a directory.
     pub xds: transport::xds::Settings,
 }
@@ -166,7 +166,7 @@ impl Default for RulesSettings {
             charge_all: false,
             candidate_dir: None,
             candidate_share: 0.1,
-            needed_for_health: false,
+            required_for_health: false,
             xds: transport::xds::Settings::default(),
         }
     }
@@ -194,7 +194,7 @@ impl Default for ShutdownSettings {
 
 /// What flags may say over all else.
 #[derive(Clone, Debug, Default)]
-pub struct Overrides {
+pub struct Flags {
     /// `--rules`.
     pub rules: Option<PathBuf>,
     /// `--store`.
@@ -204,7 +204,7 @@ pub struct Overrides {
     /// `--http-addr`.
     pub http_addr: Option<SocketAddr>,
     /// `--compat`: what the environment of another service says, under the file.
-    pub peer: Option<Peer>,
+    pub envoyproxy: Option<EnvoyproxySettings>,
 }
 
 /// Settings that cannot be used.
@@ -233,7 +233,7 @@ impl Settings {
     pub fn load(
         file: Option<&Path>,
         environment: Option<Map<String, String>>,
-        overrides: Overrides,
+        overrides: Flags,
     ) -> Result<Self, SettingsError> {
         let defaults = Config::try_from(&Self::default())?;
         let mut known = keys(&defaults.collect()?);
@@ -242,7 +242,7 @@ impl Settings {
             Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
         reject_unknown(&known, &environment.collect()?, "the environment")?;
         let mut builder = Config::builder().add_source(defaults);
-        if let Some(peer) = &overrides.peer {
+        if let Some(peer) = &overrides.envoyproxy {
             builder = builder.add_source(File::from_str(&peer.toml(), FileFormat::Toml));
         }
         if let Some(path) = file {
@@ -258,7 +258,7 @@ impl Settings {
             .set_override_option("http.addr", overrides.http_addr.map(|addr| addr.to_string()))?;
         let mut settings: Self = builder.build()?.try_deserialize()?;
         settings.validate()?;
-        settings.remarks.extend(overrides.peer.iter().filter_map(Peer::remark));
+        settings.warnings.extend(overrides.envoyproxy.iter().filter_map(EnvoyproxySettings::remark));
         Ok(settings)
     }
 
@@ -317,7 +317,7 @@ impl Settings {
                 self.http.max_connections > 0 && self.admin.max_connections > 0,
                 "http.max_connections and admin.max_connections must be above 0",
             ),
-            (self.memory.max_entities > 0, "memory.max_entities must be above 0"),
+            (self.memory.max_counters > 0, "memory.max_counters must be above 0"),
         ] {
             if !fine {
                 return Err(SettingsError::Invalid(complaint.to_owned()));
@@ -376,7 +376,7 @@ mod tests {
         let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
         file.write_all(toml.as_bytes()).unwrap();
         let environment = environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Settings::load(Some(file.path()), Some(environment), Overrides::default())
+        Settings::load(Some(file.path()), Some(environment), Flags::default())
     }
 
     #[test]
@@ -387,7 +387,7 @@ mod tests {
         assert_eq!(settings.grpc.addr.port(), 2);
         assert_eq!(settings.redis.timeout, Duration::from_millis(5));
         assert_eq!(settings.http.addr.port(), 8080);
-        let overrides = Overrides { store: Some("redis://x".into()), ..Overrides::default() };
+        let overrides = Flags { store: Some("redis://x".into()), ..Flags::default() };
         assert_eq!(Settings::load(None, Some(Map::new()), overrides).unwrap().store, "redis://x");
     }
 

@@ -87,7 +87,7 @@ mod tests {
         for text in [
             "store = 'redis://host'\nworkers = 2\n[redis]\ntimeout = '1m 30s'\n[[redis.ring]]\nname = 'a'\nurl = 'redis://x'\n",
             "[telemetry.log]\nformat = 'logstash'\n[decisions]\non_error = 'local'\n[rules.xds]\nserver = 'http://x'\n",
-            "[[telemetry.statsd.mogrifiers]]\npattern = 'a'\nname = 'b'\n",
+            "[[telemetry.statsd.name_mappings]]\npattern = 'a'\nname = 'b'\n",
             "[admin]\naddr = '127.0.0.1:1'\n[grpc]\nmax_connections = 7\n",
         ] {
             assert!(is_valid(text), "{text}");

@@ -55,7 +55,7 @@ impl Metrics {
         self.local.observe(meter);
         let this = Arc::clone(self);
         let errors =
-            meter.u64_observable_counter("sluicegate_store_errors").with_description("Store calls that failed");
+            meter.u64_observable_counter("sluicegate_store_errors_total").with_description("Store calls that failed");
         errors
             .with_callback(move |observer| {
                 for error in StoreError::ALL {

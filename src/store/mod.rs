@@ -3,11 +3,11 @@
 //!
 //! A store runs the algorithm's step where the counter is locked. It never asks which algorithm it is.
 
-pub mod directives;
 mod identity;
 pub mod local;
 pub mod memory;
 mod metrics;
+pub mod overrides;
 pub mod redis;
 
 pub use local::Local;
@@ -19,7 +19,7 @@ use std::num::NonZeroU32;
 
 use smallvec::SmallVec;
 
-use crate::algorithm::{Action, Algorithm, Ask, Consistency, Decision, Micros, State};
+use crate::algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
 
 /// One question to one counter, under its name.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ pub struct Hit<'a> {
     /// What may be decided without asking.
     pub consistency: Consistency,
     /// So many hits the caller could admit by itself.
-    pub wants: u64,
+    pub demand: u64,
 }
 
 /// Who pays when the hits of one call do not all pass.
@@ -67,37 +67,37 @@ impl<'a> Hit<'a> {
             needed: true,
             per_second: false,
             consistency: Consistency::Exact,
-            wants: 0,
+            demand: 0,
         }
     }
 
     /// The same without taking anything.
     #[must_use]
-    pub fn look(&self) -> Self {
+    pub fn peek(&self) -> Self {
         let action = if self.action == Action::Take { Action::Peek } else { self.action };
         Self { action, ..*self }
     }
 
     /// Whether nothing may be taken when this is the answer, if all are charged together.
     #[must_use]
-    pub fn is_refused_by(&self, answer: &Result<Answer, StoreError>) -> bool {
+    pub fn is_denied_by(&self, answer: &Result<HitDecision, StoreError>) -> bool {
         match answer {
             Ok(answer) => self.binding && !answer.decision.allowed,
             Err(_) => self.needed,
         }
     }
 
-    fn ask(&self, now: Micros) -> Ask {
-        Ask { action: self.action, cost: self.cost, now }
+    fn operation(&self, now: Micros) -> Operation {
+        Operation { action: self.action, cost: self.cost, now }
     }
 }
 
 /// The answers, in the order of the hits. Hits that live on several servers can have different fates.
-pub type Answers = SmallVec<[Result<Answer, StoreError>; 1]>;
+pub type HitDecisions = SmallVec<[Result<HitDecision, StoreError>; 1]>;
 
 /// The answer to one hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct HitDecision {
     /// What it says.
     pub decision: Decision,
     /// Whose it is.
@@ -112,7 +112,7 @@ pub struct Grant {
     /// How many.
     pub hits: NonZeroU32,
     /// For how long, from the moment at which the caller asked.
-    pub life: Micros,
+    pub ttl: Micros,
     /// By which the caller says what has become of it.
     pub id: u64,
 }
@@ -128,23 +128,23 @@ pub enum Decider {
     /// What this instance has taken of the counter in advance.
     Lease,
     /// What this instance has heard of the counter, and counted since.
-    Replica,
+    Eventual,
     /// The rule's `on_error`: the counter was out of reach.
     Fallback,
 }
 
-impl From<Decision> for Answer {
+impl From<Decision> for HitDecision {
     fn from(decision: Decision) -> Self {
         Self { decision, decider: Decider::Store, grant: None }
     }
 }
 
 /// What counters have become, in the order of the hits.
-pub type Counts = SmallVec<[Result<Counted, StoreError>; 1]>;
+pub type StepOutcomes = SmallVec<[Result<StepOutcome, StoreError>; 1]>;
 
 /// What a step did to one counter, and what it left.
 #[derive(Clone, Debug)]
-pub struct Counted {
+pub struct StepOutcome {
     /// Whether the hit passes.
     pub allowed: bool,
     /// What was done: under [`Charge::All`] not always what was asked.
@@ -155,11 +155,11 @@ pub struct Counted {
     pub state: State,
 }
 
-impl Counted {
+impl StepOutcome {
     /// What to tell the caller.
     #[must_use]
     pub fn explain(&self, hit: &Hit<'_>) -> Decision {
-        let ask = Ask { action: self.action, ..hit.ask(self.at) };
+        let ask = Operation { action: self.action, ..hit.operation(self.at) };
         hit.algorithm.explain(&self.state, ask, self.allowed)
     }
 }
@@ -175,7 +175,7 @@ pub enum StoreError {
     Timeout,
     /// The store answered something else than decisions.
     #[error("the store refused the call")]
-    Refused,
+    Rejected,
     /// The connection broke. The hits may or may not have been counted.
     #[error("the connection to the store broke")]
     Broken,
@@ -183,7 +183,7 @@ pub enum StoreError {
 
 impl StoreError {
     /// Every error.
-    pub const ALL: [Self; 4] = [Self::Unavailable, Self::Timeout, Self::Refused, Self::Broken];
+    pub const ALL: [Self; 4] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken];
 
     /// A word for metrics.
     #[must_use]
@@ -191,7 +191,7 @@ impl StoreError {
         match self {
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",
-            Self::Refused => "refused",
+            Self::Rejected => "refused",
             Self::Broken => "broken",
         }
     }
@@ -205,13 +205,13 @@ impl StoreError {
 /// means for others is in docs/operations.md.
 pub trait Store {
     /// Decides all hits of one request. `now` is the service's clock; a store with a clock of its own may use that.
-    fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = Answers> + Send;
+    fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = HitDecisions> + Send;
 }
 
 /// A store that says what its counters have become, so that others can go on from there.
-pub trait Counters {
+pub trait CounterStore {
     /// As [`Store::apply`].
-    fn count(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = Counts> + Send;
+    fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = StepOutcomes> + Send;
 }
 
 /// The stores there are, as one type.
@@ -277,15 +277,15 @@ impl AnyStore {
     }
 
     /// Gives back all that was taken in advance, and tells all that was counted here, at the end.
-    pub async fn settle(&self, now: Micros) {
+    pub async fn return_all(&self, now: Micros) {
         if let Self::Redis(local) = self {
-            local.settle(now).await;
+            local.return_all(now).await;
         }
     }
 }
 
 impl Store for AnyStore {
-    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Answers {
+    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> HitDecisions {
         match self {
             Self::Memory(memory) => memory.apply(hits, charge, now),
             Self::Redis(redis) => redis.apply(hits, charge, now).await,
@@ -310,15 +310,15 @@ pub fn redact(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Quota, leaky_bucket::LeakyBucket};
+    use crate::algorithm::{MaxHits, leaky_bucket::LeakyBucket};
 
     /// Charged together with one that was refused, a hit was not taken, whatever was asked.
     #[test]
     fn what_was_only_looked_at_is_told_as_a_look() {
-        let rule: Algorithm = LeakyBucket::new(1, Micros::from_secs(1), Quota::hard(3), 1, false).unwrap().into();
+        let rule: Algorithm = LeakyBucket::new(1, Micros::from_secs(1), MaxHits::hard(3), 1, false).unwrap().into();
         let (hit, at, mut state) = (Hit::take(b"k", &rule, 1), Micros::from_secs(9), State::default());
-        assert!(rule.step(&mut state, Ask { action: Action::Take, cost: 1, now: at }));
-        let delay = |action| Counted { allowed: true, action, at, state: state.clone() }.explain(&hit).delay;
+        assert!(rule.step(&mut state, Operation { action: Action::Take, cost: 1, now: at }));
+        let delay = |action| StepOutcome { allowed: true, action, at, state: state.clone() }.explain(&hit).delay;
         assert_eq!((delay(Action::Take), delay(Action::Peek)), (Micros::ZERO, Micros::from_secs(1)));
     }
 

@@ -74,7 +74,7 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> std::fmt::Result {
-        let mut line = Line(Map::new());
+        let mut line = JsonLine(Map::new());
         event.record(&mut line);
         let level = match *event.metadata().level() {
             Level::ERROR => "error",
@@ -95,15 +95,15 @@ where
     }
 }
 
-struct Line(Map<String, Value>);
+struct JsonLine(Map<String, Value>);
 
-impl Line {
+impl JsonLine {
     fn add(&mut self, field: &Field, value: impl Into<Value>) {
         self.0.insert(field.name().to_owned(), value.into());
     }
 }
 
-impl Visit for Line {
+impl Visit for JsonLine {
     fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
         self.add(field, format!("{value:?}"));
     }

@@ -6,7 +6,7 @@ use opentelemetry::metrics::{Meter, MeterProvider};
 use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
 use prometheus::{IntGauge, Opts, Registry, process_collector::ProcessCollector};
 
-use super::{OtlpSettings, Page, PrometheusSettings, TelemetryError, otlp::Exporter};
+use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::Exporter};
 use crate::metrics::{Histogram, Totals};
 
 /// OpenTelemetry folds what is above 2,000 series of an instrument into one; statistics per rule may have more. Not
@@ -66,8 +66,8 @@ impl Meters {
         &self,
         settings: &PrometheusSettings,
         totals: impl Fn() -> Totals + Send + Sync + 'static,
-    ) -> Result<Page, TelemetryError> {
-        Page::new(self.registry.clone(), self.histograms.clone(), settings, totals)
+    ) -> Result<MetricsPage, TelemetryError> {
+        MetricsPage::new(self.registry.clone(), self.histograms.clone(), settings, totals)
     }
 
     /// Sends what was not sent yet.

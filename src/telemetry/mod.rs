@@ -12,8 +12,8 @@ mod traces;
 pub use exposition::Exposition;
 pub use logs::{LogFormat, LogSettings};
 pub use meters::Meters;
-pub use prometheus::{Page, PrometheusSettings};
-pub use statsd::{Mogrifier, Statsd, StatsdProtocol, StatsdSettings};
+pub use prometheus::{MetricsPage, PrometheusSettings};
+pub use statsd::{NameMapping, Statsd, StatsdProtocol, StatsdSettings};
 pub use traces::{Span, Traces};
 
 use std::time::{Duration, SystemTime};

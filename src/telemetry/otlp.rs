@@ -28,7 +28,7 @@ use tonic::{
 };
 
 use super::{OtlpProtocol, OtlpSettings, TelemetryError, wall_clock};
-use crate::metrics::{Distribution, Episode, Exemplar, Histogram};
+use crate::metrics::{Distribution, Exemplar, Histogram, LogThrottle};
 
 /// For one sending.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(super) struct Exporter {
     started: SystemTime,
     /// Where the connection lives; whoever collects has a thread of his own.
     runtime: Handle,
-    away: Episode,
+    away: LogThrottle,
 }
 
 #[derive(Clone)]
@@ -75,7 +75,7 @@ impl Exporter {
             histograms,
             started: wall_clock(),
             runtime: Handle::current(),
-            away: Episode::default(),
+            away: LogThrottle::default(),
         })
     }
 
@@ -110,7 +110,7 @@ impl PushMetricExporter for Exporter {
             Err(error) => error.to_string(),
         };
         // OpenTelemetry says nothing of it; and what is counted goes with the next, since it is all there is.
-        if self.away.begins() {
+        if self.away.should_log() {
             tracing::warn!(error, "the collector cannot be told of metrics; it will be later");
         }
         Err(OTelSdkError::InternalFailure(error))

@@ -27,7 +27,7 @@ pub struct PrometheusSettings {
 }
 
 /// Everything that Prometheus can read.
-pub struct Page {
+pub struct MetricsPage {
     registry: Registry,
     histograms: Vec<Arc<Histogram>>,
     milliseconds: bool,
@@ -35,7 +35,7 @@ pub struct Page {
     totals: Box<dyn Fn() -> Totals + Send + Sync>,
 }
 
-impl Page {
+impl MetricsPage {
     pub(super) fn new(
         registry: Registry,
         histograms: Vec<Arc<Histogram>>,

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{RESPONSE_TIME, TelemetryError};
-use crate::metrics::{Episode, Histogram, Totals};
+use crate::metrics::{Histogram, LogThrottle, Totals};
 
 /// To connect, and to send all there is.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,7 +39,7 @@ pub struct StatsdSettings {
     /// `name:value`, for all.
     pub tags: Vec<String>,
     /// Names that become others with tags, over UDP.
-    pub mogrifiers: Vec<Mogrifier>,
+    pub name_mappings: Vec<NameMapping>,
 }
 
 impl Default for StatsdSettings {
@@ -49,7 +49,7 @@ impl Default for StatsdSettings {
             protocol: StatsdProtocol::default(),
             interval: Duration::from_secs(10),
             tags: Vec::new(),
-            mogrifiers: Vec::new(),
+            name_mappings: Vec::new(),
         }
     }
 }
@@ -68,7 +68,7 @@ pub enum StatsdProtocol {
 /// A name that becomes another one, and parts of it tags; the first that fits has the say.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Mogrifier {
+pub struct NameMapping {
     /// A regular expression.
     pub pattern: String,
     /// The name then; `$1` is the first group.
@@ -84,11 +84,11 @@ pub struct Statsd {
     protocol: StatsdProtocol,
     interval: Duration,
     tags: Vec<String>,
-    mogrifiers: Vec<(Regex, Mogrifier)>,
+    name_mappings: Vec<(Regex, NameMapping)>,
     /// What was sent.
     before: Totals,
     times_before: BTreeMap<Duration, u64>,
-    away: Episode,
+    away: LogThrottle,
 }
 
 impl Statsd {
@@ -97,19 +97,19 @@ impl Statsd {
         let Some(addr) = settings.addr.clone() else {
             return Ok(None);
         };
-        let mogrifiers = settings.mogrifiers.iter().map(|mogrifier| {
-            let pattern = Regex::new(&mogrifier.pattern).map_err(|error| TelemetryError(error.to_string()))?;
-            Ok((pattern, mogrifier.clone()))
+        let name_mappings = settings.name_mappings.iter().map(|mapping| {
+            let pattern = Regex::new(&mapping.pattern).map_err(|error| TelemetryError(error.to_string()))?;
+            Ok((pattern, mapping.clone()))
         });
         Ok(Some(Self {
             addr,
             protocol: settings.protocol,
             interval: settings.interval,
             tags: settings.tags.clone(),
-            mogrifiers: mogrifiers.collect::<Result<_, TelemetryError>>()?,
+            name_mappings: name_mappings.collect::<Result<_, TelemetryError>>()?,
             before: Totals::new(),
             times_before: BTreeMap::new(),
-            away: Episode::default(),
+            away: LogThrottle::default(),
         }))
     }
 
@@ -137,7 +137,7 @@ impl Statsd {
             let lines = self.lines(&totals, &times);
             match timeout(PATIENCE, self.send(&lines)).await {
                 Ok(Ok(())) => (self.before, self.times_before) = (totals, times),
-                failed if self.away.begins() => {
+                failed if self.away.should_log() => {
                     let error = failed.ok().and_then(Result::err).map_or("too slow".into(), |error| error.to_string());
                     tracing::warn!(addr = self.addr, error, "statsd cannot be told; it will be later");
                 }
@@ -176,9 +176,9 @@ impl Statsd {
             self.tags.iter().for_each(|it| tag(&mut line, it));
             return format!("{line}:{value}\n");
         }
-        let found = self.mogrifiers.iter().find_map(|(pattern, to)| Some((pattern.captures(name)?, to)));
+        let found = self.name_mappings.iter().find_map(|(pattern, to)| Some((pattern.captures(name)?, to)));
         let (name, mut tags) = match found {
-            Some((groups, Mogrifier { name, tags, .. })) => {
+            Some((groups, NameMapping { name, tags, .. })) => {
                 let expand = |template: &str| {
                     let mut text = String::new();
                     groups.expand(template, &mut text);
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn a_datagram_has_tags() {
-        let mogrifier = |pattern: &str, name: &str, tags: &[&str]| Mogrifier {
+        let mapping = |pattern: &str, name: &str, tags: &[&str]| NameMapping {
             pattern: pattern.into(),
             name: name.into(),
             tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
@@ -264,9 +264,9 @@ mod tests {
         let statsd = statsd(StatsdSettings {
             protocol: StatsdProtocol::Udp,
             tags: vec!["zone:a".into()],
-            mogrifiers: vec![
-                mogrifier(r"^rate\.([^.]+)\.(.+)\.hits$", "rate.hits", &["domain:$1", "rule:${2}_x"]),
-                mogrifier("^rate", "never", &[]),
+            name_mappings: vec![
+                mapping(r"^rate\.([^.]+)\.(.+)\.hits$", "rate.hits", &["domain:$1", "rule:${2}_x"]),
+                mapping("^rate", "never", &[]),
             ],
             ..Default::default()
         });
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(statsd.line("other", "1|c"), "other:1|c|#zone:a\n");
         let wrong = StatsdSettings {
             addr: Some("x:1".into()),
-            mogrifiers: vec![mogrifier("(", "x", &[])],
+            name_mappings: vec![mapping("(", "x", &[])],
             ..Default::default()
         };
         assert!(Statsd::new(&wrong).is_err());

@@ -58,7 +58,7 @@ pub enum MappingError {
     Read(#[from] config::ConfigError),
     /// It makes no sense.
     #[error("{0}")]
-    Nonsense(String),
+    Invalid(String),
 }
 
 impl Mapping {
@@ -66,13 +66,13 @@ impl Mapping {
     pub fn read(text: &str) -> Result<Self, MappingError> {
         let file = config::File::from_str(text, config::FileFormat::Yaml);
         let mapping: Self = config::Config::builder().add_source(file).build()?.try_deserialize()?;
-        let nonsense = |why: &str| Err(MappingError::Nonsense(why.to_owned()));
+        let nonsense = |why: &str| Err(MappingError::Invalid(why.to_owned()));
         if mapping.domain.is_empty() || mapping.descriptors.is_empty() {
             return nonsense("a mapping needs a domain and descriptors");
         }
         for part in mapping.descriptors.iter().flatten() {
             if part.field.is_some() == part.value.is_some() {
-                return Err(MappingError::Nonsense(format!("{:?} needs a field or a value, and not both", part.key)));
+                return Err(MappingError::Invalid(format!("{:?} needs a field or a value, and not both", part.key)));
             }
         }
         if mapping.descriptors.iter().any(Vec::is_empty) { nonsense("a descriptor has no entry") } else { Ok(mapping) }
@@ -89,10 +89,10 @@ impl Mapping {
         let descriptors = values.iter().flatten().map(|entries| Descriptor {
             entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
             hits,
-            give_back: false,
-            limit: None,
+            refund: false,
+            requested_limit: None,
         });
-        let request = Request { domain: &self.domain, descriptors: descriptors.collect(), holds: Vec::new() };
+        let request = Request { domain: &self.domain, descriptors: descriptors.collect(), feedback: Vec::new() };
         if request.descriptors.is_empty() {
             return Some(false);
         }

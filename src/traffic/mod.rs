@@ -18,7 +18,7 @@ use crate::{
 
 /// A request, when it was asked, and what was said.
 #[derive(Clone, Debug)]
-pub struct Recorded<'m> {
+pub struct RecordedRequest<'m> {
     /// When.
     pub at: Micros,
     /// What.
@@ -52,9 +52,9 @@ pub fn encode(
                 });
             }
             message.optional(2, (descriptor.hits != 1).then_some(descriptor.hits));
-            message.number(3, descriptor.give_back.into());
+            message.number(3, descriptor.refund.into());
             message.number(4, over.into());
-            if let Some(limit) = &descriptor.limit
+            if let Some(limit) = &descriptor.requested_limit
                 && let Measure::Rate { unit, multiplier } = limit.measure()
             {
                 message.optional(5, Some(limit.requests().into()));
@@ -66,7 +66,7 @@ pub fn encode(
 }
 
 /// Reads what [`encode`] wrote.
-pub fn decode(message: &[u8]) -> Result<Recorded<'_>, Malformed> {
+pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, Malformed> {
     let (mut at, mut allowed, mut domain) = (0, None, "");
     let (mut descriptors, mut over) = (SmallVec::new(), SmallVec::new());
     for field in Fields::of(message) {
@@ -82,12 +82,12 @@ pub fn decode(message: &[u8]) -> Result<Recorded<'_>, Malformed> {
             _ => {}
         }
     }
-    let request = Request { domain, descriptors, holds: Vec::new() };
-    Ok(Recorded { at: Micros::new(at), request, allowed, over })
+    let request = Request { domain, descriptors, feedback: Vec::new() };
+    Ok(RecordedRequest { at: Micros::new(at), request, allowed, over })
 }
 
 fn decode_descriptor(value: Value<'_>) -> Result<(Descriptor<'_>, bool), Malformed> {
-    let mut descriptor = Descriptor { entries: SmallVec::new(), hits: 1, give_back: false, limit: None };
+    let mut descriptor = Descriptor { entries: SmallVec::new(), hits: 1, refund: false, requested_limit: None };
     let (mut over, mut requests, mut unit, mut multiplier) = (false, None, 0, 1);
     for field in value.message()? {
         match field? {
@@ -103,7 +103,7 @@ fn decode_descriptor(value: Value<'_>) -> Result<(Descriptor<'_>, bool), Malform
                 descriptor.entries.push(entry);
             }
             (2, value) => descriptor.hits = value.number()?,
-            (3, value) => descriptor.give_back = value.number()? != 0,
+            (3, value) => descriptor.refund = value.number()? != 0,
             (4, value) => over = value.number()? != 0,
             (5, value) => requests = Some(value.number()? as u32),
             (6, value) => unit = value.number()? as usize,
@@ -112,7 +112,7 @@ fn decode_descriptor(value: Value<'_>) -> Result<(Descriptor<'_>, bool), Malform
         }
     }
     if let (Some(requests), Some(unit)) = (requests, Unit::ALL.get(unit)) {
-        descriptor.limit = Limit::new(requests, *unit, multiplier).ok().map(Box::new);
+        descriptor.requested_limit = Limit::new(requests, *unit, multiplier).ok().map(Box::new);
     }
     Ok((descriptor, over))
 }
@@ -134,7 +134,7 @@ mod tests {
         let limit =
             limit.and_then(|(requests, unit, multiplier)| Limit::new(requests, Unit::ALL[unit], multiplier).ok());
         let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        Descriptor { entries, hits, give_back, limit: limit.map(Box::new) }
+        Descriptor { entries, hits, refund: give_back, requested_limit: limit.map(Box::new) }
     }
 
     proptest! {
@@ -149,7 +149,7 @@ mod tests {
             over in any::<bool>(),
         ) {
             let one = descriptor(&entries, hits, give_back, limit);
-            let request = Request { domain: &domain, descriptors: smallvec![one.clone(), one], holds: Vec::new() };
+            let request = Request { domain: &domain, descriptors: smallvec![one.clone(), one], feedback: Vec::new() };
             let code = if over { Code::OverLimit } else { Code::Ok };
             let statuses = smallvec![Status { code, ..Status::NO_LIMIT }, Status::NO_LIMIT];
             let verdict = Verdict { overall: code, statuses, metadata: None };

@@ -39,7 +39,7 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 
 use super::{grpc::told_to_stop, tls::Tls};
-use crate::metrics::Episode;
+use crate::metrics::LogThrottle;
 
 /// For a TLS handshake, and for the head of a request.
 const HEAD: Duration = Duration::from_secs(10);
@@ -87,18 +87,18 @@ impl HttpServer {
         if let Some(tls) = &self.tls {
             tokio::spawn(Arc::clone(tls).follow());
         }
-        let (line, mut connections) = (Arc::new(Mutex::new(Line::default())), JoinSet::new());
-        let (full, refused) = (Episode::default(), Episode::default());
+        let (line, mut connections) = (Arc::new(Mutex::new(ConnectionQueue::default())), JoinSet::new());
+        let (full, refused) = (LogThrottle::default(), LogThrottle::default());
         loop {
             let stream = tokio::select! {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        if refused.begins() {
+                        if refused.should_log() {
                             tracing::warn!(listener = self.name, %error, "connections cannot be accepted; trying on");
                         }
                         // Most likely there are no descriptors left.
-                        lock(&line).give_way();
+                        lock(&line).evict_oldest();
                         sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
@@ -110,8 +110,8 @@ impl HttpServer {
             let _ = stream.set_nodelay(true);
             let mut queue = lock(&line);
             if queue.open.len() >= self.most {
-                queue.give_way();
-                if full.begins() {
+                queue.evict_oldest();
+                if full.should_log() {
                     tracing::warn!(
                         listener = self.name,
                         most = self.most,
@@ -120,7 +120,7 @@ impl HttpServer {
                 }
             }
             queue.last += 1;
-            let place = Arc::new(Place { line: Arc::clone(&line), at: AtomicU64::new(queue.last) });
+            let place = Arc::new(ConnectionSlot { line: Arc::clone(&line), at: AtomicU64::new(queue.last) });
             let (tls, router, stopping) = (self.tls.clone(), router.clone(), stopping.clone());
             let handle = connections.spawn(serve(stream, tls, router, place, stopping));
             let last = queue.last;
@@ -133,13 +133,13 @@ impl HttpServer {
 
 /// Connections that are open, the one that was answered least lately first.
 #[derive(Default)]
-struct Line {
+struct ConnectionQueue {
     last: u64,
     open: BTreeMap<u64, AbortHandle>,
 }
 
-impl Line {
-    fn give_way(&mut self) {
+impl ConnectionQueue {
+    fn evict_oldest(&mut self) {
         if let Some((_, first)) = self.open.pop_first() {
             first.abort();
         }
@@ -147,12 +147,12 @@ impl Line {
 }
 
 /// A connection's place in the line. Gone with it.
-struct Place {
-    line: Arc<Mutex<Line>>,
+struct ConnectionSlot {
+    line: Arc<Mutex<ConnectionQueue>>,
     at: AtomicU64,
 }
 
-impl Place {
+impl ConnectionSlot {
     /// It has an answer, and goes to the end.
     fn answered(&self) {
         let mut line = lock(&self.line);
@@ -165,13 +165,13 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         lock(&self.line).open.remove(&self.at.load(Relaxed));
     }
 }
 
-fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
+fn lock(line: &Mutex<ConnectionQueue>) -> MutexGuard<'_, ConnectionQueue> {
     line.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -179,7 +179,7 @@ async fn serve(
     stream: TcpStream,
     tls: Option<Arc<Tls>>,
     router: impl Fn(Option<&CertificateDer<'_>>) -> Router,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
     stopping: watch::Receiver<bool>,
 ) {
     let Some(tls) = tls else {
@@ -199,7 +199,7 @@ async fn serve(
 async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
     router: Router,
-    place: Arc<Place>,
+    place: Arc<ConnectionSlot>,
     mut stopping: watch::Receiver<bool>,
 ) {
     let mut stream = Box::pin(TimeoutStream::new(stream));
@@ -228,7 +228,7 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     }
 }
 
-async fn in_time(State(place): State<Arc<Place>>, request: Request, next: Next) -> Response {
+async fn in_time(State(place): State<Arc<ConnectionSlot>>, request: Request, next: Next) -> Response {
     let answer = timeout(REQUEST, next.run(request)).await;
     place.answered();
     answer.unwrap_or_else(|_| (StatusCode::REQUEST_TIMEOUT, "the request took too long\n").into_response())

@@ -18,10 +18,10 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use webpki::EndEntityCert;
 
 use super::grpc::TlsSettings;
-use crate::settled::Settled;
+use crate::debounce::Debounce;
 
 /// Between two looks at the files.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why there is no TLS.
 #[derive(Debug, thiserror::Error)]
@@ -86,10 +86,10 @@ impl Tls {
 
     /// Follows the files for ever.
     pub(super) async fn follow(self: Arc<Self>) {
-        let mut settled = Settled::new(fingerprint(&self.settings));
+        let mut settled = Debounce::new(fingerprint(&self.settings));
         loop {
-            tokio::time::sleep(LOOK).await;
-            if !settled.look(fingerprint(&self.settings)) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if !settled.poll(fingerprint(&self.settings)) {
                 continue;
             }
             match load(&self.settings, self.protocols) {

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use sluicegate::{algorithm::Decision, store::Answers};
+use sluicegate::{algorithm::Decision, store::HitDecisions};
 
 use self::plain::{Descriptor, Request};
 pub(crate) use self::{
@@ -75,7 +75,7 @@ pub(crate) fn rules(files: &[(&str, &str)]) -> tempfile::TempDir {
 }
 
 /// Decisions on all hits, from a store that can decide.
-pub(crate) fn all(answers: Answers) -> Vec<Decision> {
+pub(crate) fn all(answers: HitDecisions) -> Vec<Decision> {
     answers.into_iter().map(|answer| answer.unwrap().decision).collect()
 }
 

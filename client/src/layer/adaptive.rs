@@ -38,21 +38,21 @@ impl AdaptiveLayer {
 }
 
 impl<S> Layer<S> for AdaptiveLayer {
-    type Service = Adapt<S>;
+    type Service = AdaptiveService<S>;
 
-    fn layer(&self, inner: S) -> Adapt<S> {
-        Adapt { inner, limit: self.limit.clone() }
+    fn layer(&self, inner: S) -> AdaptiveService<S> {
+        AdaptiveService { inner, limit: self.limit.clone() }
     }
 }
 
 /// What [`AdaptiveLayer`] makes of a service.
 #[derive(Clone, Debug)]
-pub struct Adapt<S> {
+pub struct AdaptiveService<S> {
     inner: S,
     limit: AdaptiveLimit,
 }
 
-impl<S, B, R> Service<Request<B>> for Adapt<S>
+impl<S, B, R> Service<Request<B>> for AdaptiveService<S>
 where
     S: Service<Request<B>, Response = Response<R>>,
     S::Future: Send + 'static,

@@ -13,7 +13,7 @@ use http_body::{Body, Frame, SizeHint};
 use prost::Message;
 use tonic::Code;
 
-use crate::{By, Verdict};
+use crate::{DecidedBy, Verdict};
 
 /// The body of a limited service's response: its own, or why it was not asked. Slots that were taken for the request are held
 /// until it ends.
@@ -136,8 +136,8 @@ impl Reason {
 }
 
 pub(super) fn refuse<R>(verdict: &Verdict, grpc: bool) -> Response<LimitedBody<R>> {
-    let (reason, wait) = match verdict.by() {
-        By::Fallback => (Reason::NO_LIMITER, Some(LIMITER_BACK)),
+    let (reason, wait) = match verdict.decided_by() {
+        DecidedBy::Fallback => (Reason::NO_LIMITER, Some(LIMITER_BACK)),
         _ if verdict.shed() => (Reason::SHED, verdict.retry_after()),
         _ => (Reason::QUOTA, verdict.retry_after()),
     };

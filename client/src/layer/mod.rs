@@ -42,11 +42,11 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 pub use self::{
-    adaptive::{Adapt, AdaptiveLayer},
+    adaptive::{AdaptiveLayer, AdaptiveService},
     answer::LimitedBody,
     class::ClassRules,
-    permit::{Hold, PermitLayer},
-    shed::{Shed, ShedLayer},
+    permit::{PermitLayer, PermitService},
+    shed::{ShedLayer, ShedService},
 };
 use crate::{Client, Descriptor, Outcome, Verdict};
 
@@ -109,26 +109,26 @@ where
 }
 
 impl<S, F> Layer<S> for RateLimitLayer<F> {
-    type Service = RateLimit<S, F>;
+    type Service = RateLimitService<S, F>;
 
-    fn layer(&self, inner: S) -> RateLimit<S, F> {
-        RateLimit { inner, shared: Arc::clone(&self.shared) }
+    fn layer(&self, inner: S) -> RateLimitService<S, F> {
+        RateLimitService { inner, shared: Arc::clone(&self.shared) }
     }
 }
 
 /// What [`RateLimitLayer`] makes of a service.
-pub struct RateLimit<S, F> {
+pub struct RateLimitService<S, F> {
     inner: S,
     shared: Arc<Shared<F>>,
 }
 
-impl<S: Clone, F> Clone for RateLimit<S, F> {
+impl<S: Clone, F> Clone for RateLimitService<S, F> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<S, F, B, R> Service<Request<B>> for RateLimit<S, F>
+impl<S, F, B, R> Service<Request<B>> for RateLimitService<S, F>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
@@ -237,7 +237,7 @@ impl Reservation {
         }
         let settled = self.descriptors.iter().map(Descriptor::borrowed).map(|descriptor| match less {
             0 => descriptor.hits(more),
-            less => descriptor.hits(less).give_back(),
+            less => descriptor.hits(less).refund(),
         });
         let _ = self.client.check(settled).await;
     }

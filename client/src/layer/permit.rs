@@ -49,26 +49,26 @@ where
 }
 
 impl<S, F> Layer<S> for PermitLayer<F> {
-    type Service = Hold<S, F>;
+    type Service = PermitService<S, F>;
 
-    fn layer(&self, inner: S) -> Hold<S, F> {
-        Hold { inner, shared: Arc::clone(&self.shared) }
+    fn layer(&self, inner: S) -> PermitService<S, F> {
+        PermitService { inner, shared: Arc::clone(&self.shared) }
     }
 }
 
 /// What [`PermitLayer`] makes of a service.
-pub struct Hold<S, F> {
+pub struct PermitService<S, F> {
     inner: S,
     shared: Arc<Shared<F>>,
 }
 
-impl<S: Clone, F> Clone for Hold<S, F> {
+impl<S: Clone, F> Clone for PermitService<S, F> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<S, F, B, R> Service<Request<B>> for Hold<S, F>
+impl<S, F, B, R> Service<Request<B>> for PermitService<S, F>
 where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,

@@ -18,7 +18,7 @@ use super::{
     ClassRules, LimitedBody,
     answer::{Reason, is_grpc},
 };
-use crate::shed::Shedding;
+use crate::shed::LoadShedder;
 
 /// Soon, but not at once: what is shed comes back slowly.
 const WAIT: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ pub struct ShedLayer {
 }
 
 struct Shared {
-    shedding: Shedding,
+    shedding: LoadShedder,
     classes: ClassRules,
     key: Option<&'static str>,
     hasher: RandomState,
@@ -48,7 +48,7 @@ struct Shared {
 impl ShedLayer {
     /// A class that the law has not is its last.
     #[must_use]
-    pub fn new(shedding: Shedding, classes: ClassRules) -> Self {
+    pub fn new(shedding: LoadShedder, classes: ClassRules) -> Self {
         Self { shared: Arc::new(Shared { shedding, classes, key: None, hasher: RandomState::new() }) }
     }
 
@@ -72,21 +72,21 @@ impl Shared {
 }
 
 impl<S> Layer<S> for ShedLayer {
-    type Service = Shed<S>;
+    type Service = ShedService<S>;
 
-    fn layer(&self, inner: S) -> Shed<S> {
-        Shed { inner, shared: Arc::clone(&self.shared) }
+    fn layer(&self, inner: S) -> ShedService<S> {
+        ShedService { inner, shared: Arc::clone(&self.shared) }
     }
 }
 
 /// What [`ShedLayer`] makes of a service.
 #[derive(Clone)]
-pub struct Shed<S> {
+pub struct ShedService<S> {
     inner: S,
     shared: Arc<Shared>,
 }
 
-impl<S, B, R> Service<Request<B>> for Shed<S>
+impl<S, B, R> Service<Request<B>> for ShedService<S>
 where
     S: Service<Request<B>, Response = Response<R>>,
     S::Future: Send + 'static,

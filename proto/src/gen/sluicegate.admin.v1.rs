@@ -13,9 +13,9 @@ pub struct Descriptor {
     #[prost(message, repeated, tag = "2")]
     pub entries: ::prost::alloc::vec::Vec<Entry>,
 }
-/// The plan of every request with this entry.
+/// An entry whose requests are all assigned to one plan.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PlanOf {
+pub struct PlanTarget {
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
     #[prost(string, tag = "2")]
@@ -23,7 +23,8 @@ pub struct PlanOf {
     #[prost(string, tag = "3")]
     pub value: ::prost::alloc::string::String,
 }
-/// Of several that fit a rule, the nearest decides: rule, kind, domain, everything.
+/// The rules that a switch applies to. If several switches apply to a rule, the most specific one decides: rule, algorithm,
+/// domain, everything.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Scope {
     #[prost(oneof = "scope::Scope", tags = "1, 2, 3, 4")]
@@ -35,9 +36,9 @@ pub mod scope {
     pub enum Scope {
         #[prost(message, tag = "1")]
         Rule(super::RuleScope),
-        /// An algorithm, or `shedding` for all rules that refuse for overload.
+        /// The name of an algorithm, or `shedding` for all rules that deny because of overload.
         #[prost(string, tag = "2")]
-        Kind(::prost::alloc::string::String),
+        Algorithm(::prost::alloc::string::String),
         #[prost(string, tag = "3")]
         Domain(::prost::alloc::string::String),
         #[prost(bool, tag = "4")]
@@ -48,10 +49,11 @@ pub mod scope {
 pub struct RuleScope {
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
-    /// The name of its limit, or its levels as /rlconfig has them without the domain: `user.path_/v1`.
+    /// The rule's name, or its path as /rlconfig prints it without the domain: `user.path_/v1`.
     #[prost(string, tag = "2")]
     pub rule: ::prost::alloc::string::String,
 }
+/// What an override applies to.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Target {
     #[prost(oneof = "target::Target", tags = "1, 2, 3, 4")]
@@ -61,27 +63,27 @@ pub struct Target {
 pub mod target {
     #[derive(Clone, PartialEq, ::prost::Oneof)]
     pub enum Target {
-        /// The limit of every descriptor that begins with these entries.
+        /// The limit of every descriptor that starts with these entries.
         #[prost(message, tag = "1")]
         Limit(super::Descriptor),
         #[prost(message, tag = "2")]
-        Plan(super::PlanOf),
+        Plan(super::PlanTarget),
         #[prost(message, tag = "3")]
         Switch(super::Scope),
-        /// Changed by the methods about candidates only.
-        #[prost(enumeration = "super::RuleSlot", tag = "4")]
+        /// Changed only by the methods for candidate rules.
+        #[prost(enumeration = "super::RuleSetSlot", tag = "4")]
         Rules(i32),
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Directive {
+pub struct Override {
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
-    /// Of a limit `500/minute`, `unlimited`, `blocked`, or the words of `rate_limit` in YAML; of a plan its name; of a switch
-    /// `off`, `shadow`, `enforce` or `deny`.
+    /// For a limit: `500/minute`, `unlimited`, `blocked`, or the keywords of `rate_limit` as YAML. For a plan: its name. For a
+    /// switch: `off`, `shadow`, `enforce` or `deny`.
     #[prost(string, tag = "2")]
-    pub word: ::prost::alloc::string::String,
-    /// Absent: for ever.
+    pub value: ::prost::alloc::string::String,
+    /// When the override expires. Absent: never.
     #[prost(message, optional, tag = "3")]
     pub until: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(string, tag = "4")]
@@ -90,84 +92,85 @@ pub struct Directive {
     pub reason: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "6")]
     pub at: ::core::option::Option<::prost_types::Timestamp>,
-    /// The change that made it so.
+    /// The version of the change that set it.
     #[prost(uint64, tag = "7")]
     pub version: u64,
     #[prost(enumeration = "Origin", tag = "8")]
     pub origin: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Wish {
+pub struct ChangeRequest {
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
-    /// Empty: what was said is taken back.
+    /// The new value. Empty: the override is removed.
     #[prost(string, tag = "2")]
-    pub word: ::prost::alloc::string::String,
+    pub value: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "3")]
     pub until: ::core::option::Option<::prost_types::Timestamp>,
-    /// The version that the directive must have now, 0 for none at all; otherwise nothing changes (ABORTED). Absent: whatever
-    /// there is.
+    /// The version that the override must have now, or 0 if it must not exist; otherwise the request fails with ABORTED and
+    /// changes nothing. Absent: the current version does not matter.
     #[prost(uint64, optional, tag = "4")]
     pub expected_version: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct PutDirectivesRequest {
+pub struct PutOverridesRequest {
     /// At most 100.
     #[prost(message, repeated, tag = "1")]
-    pub wishes: ::prost::alloc::vec::Vec<Wish>,
+    pub changes: ::prost::alloc::vec::Vec<ChangeRequest>,
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
-    /// Whatever a new limit has more than the one before is there at once, also in a bucket that is empty.
+    /// If a new limit is higher than the previous one, the difference is available immediately, even if the counter is
+    /// exhausted.
     #[prost(bool, tag = "3")]
     pub additive: bool,
-    /// Switches of this instance alone, which end with its process.
+    /// Set the switches on this instance only, until its process ends.
     #[prost(bool, tag = "4")]
     pub this_instance: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct PutDirectivesResponse {
+pub struct PutOverridesResponse {
     #[prost(uint64, tag = "1")]
     pub version: u64,
     #[prost(message, repeated, tag = "2")]
-    pub parts: ::prost::alloc::vec::Vec<Part>,
+    pub changes: ::prost::alloc::vec::Vec<OverrideChange>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Part {
+pub struct OverrideChange {
     #[prost(message, optional, tag = "1")]
     pub target: ::core::option::Option<Target>,
-    /// Absent: nothing had been said.
+    /// Absent: the override did not exist before.
     #[prost(message, optional, tag = "2")]
-    pub before: ::core::option::Option<Directive>,
-    /// Absent: it was taken back.
+    pub before: ::core::option::Option<Override>,
+    /// Absent: the override was removed.
     #[prost(message, optional, tag = "3")]
-    pub after: ::core::option::Option<Directive>,
-    /// With `additive`: so many hits were given back.
+    pub after: ::core::option::Option<Override>,
+    /// With `additive`: the number of hits that were refunded to the counter.
     #[prost(uint64, tag = "4")]
-    pub given_back: u64,
+    pub refunded_hits: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListDirectivesRequest {
-    /// Only those whose name begins so: `limit|api|user=`.
+pub struct ListOverridesRequest {
+    /// Return only overrides whose target starts with this text, such as `limit|api|user=`.
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,
-    /// 1,000 at most, and by default 100.
+    /// At most 1,000; 0 means 100.
     #[prost(uint32, tag = "2")]
     pub page_size: u32,
-    /// Of the answer before.
+    /// `next_page_token` of the previous response.
     #[prost(string, tag = "3")]
     pub page_token: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ListDirectivesResponse {
+pub struct ListOverridesResponse {
     #[prost(message, repeated, tag = "1")]
-    pub directives: ::prost::alloc::vec::Vec<Directive>,
-    /// Empty at the end.
+    pub overrides: ::prost::alloc::vec::Vec<Override>,
+    /// Empty on the last page.
     #[prost(string, tag = "2")]
     pub next_page_token: ::prost::alloc::string::String,
-    /// The last change that is in force here.
+    /// The version of the last change that this instance has applied.
     #[prost(uint64, tag = "3")]
     pub version: u64,
-    /// How many there are.
+    /// The total number of overrides of each type.
     #[prost(uint64, tag = "4")]
     pub limits: u64,
     #[prost(uint64, tag = "5")]
@@ -176,21 +179,21 @@ pub struct ListDirectivesResponse {
     pub switches: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListChangesRequest {
-    /// Older than this version; 0: the latest.
+pub struct ListAuditLogRequest {
+    /// Return only changes older than this version; 0: start with the most recent.
     #[prost(uint64, tag = "1")]
-    pub before: u64,
-    /// 1,000 at most, and by default 50.
+    pub before_version: u64,
+    /// At most 1,000; 0 means 50.
     #[prost(uint32, tag = "2")]
-    pub most: u32,
+    pub page_size: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ListChangesResponse {
+pub struct ListAuditLogResponse {
     #[prost(message, repeated, tag = "1")]
-    pub changes: ::prost::alloc::vec::Vec<Change>,
+    pub entries: ::prost::alloc::vec::Vec<AuditEntry>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Change {
+pub struct AuditEntry {
     #[prost(uint64, tag = "1")]
     pub version: u64,
     #[prost(string, tag = "2")]
@@ -200,7 +203,7 @@ pub struct Change {
     #[prost(message, optional, tag = "4")]
     pub at: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, repeated, tag = "5")]
-    pub parts: ::prost::alloc::vec::Vec<Part>,
+    pub changes: ::prost::alloc::vec::Vec<OverrideChange>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InspectRequest {
@@ -209,67 +212,67 @@ pub struct InspectRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InspectResponse {
-    /// How the rules were walked, a line for each step.
+    /// How the descriptor was matched against the rules, one line per step.
     #[prost(string, repeated, tag = "1")]
-    pub walk: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// The rule that the descriptor ends on, if any.
+    pub match_steps: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The rule that applies, if any.
     #[prost(message, optional, tag = "2")]
     pub rule: ::core::option::Option<Rule>,
-    /// The directives that stand over it: of the descriptor, of its plan, and the switch.
+    /// The overrides that apply: a switch, the descriptor's own limit, its plan.
     #[prost(message, repeated, tag = "3")]
-    pub directives: ::prost::alloc::vec::Vec<Directive>,
-    /// Absent where nothing is counted.
+    pub overrides: ::prost::alloc::vec::Vec<Override>,
+    /// Absent if no counter is used.
     #[prost(message, optional, tag = "4")]
     pub counter: ::core::option::Option<Counter>,
-    /// Whether a request would pass now.
+    /// Whether a request would be allowed now.
     #[prost(bool, tag = "5")]
     pub allowed: bool,
     /// What decides: `rule`, `limit`, or the mode of a switch.
     #[prost(string, tag = "6")]
     pub decided_by: ::prost::alloc::string::String,
-    /// Since when the descriptor has been refused on this instance, if it was in the last minutes.
+    /// Since when this instance has been denying the descriptor, if it did during the last minutes.
     #[prost(message, optional, tag = "7")]
-    pub refused_since: ::core::option::Option<::prost_types::Timestamp>,
+    pub denied_since: ::core::option::Option<::prost_types::Timestamp>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Counter {
-    /// The limit in words.
+    /// The limit as text, such as `5000 per minute`.
     #[prost(string, tag = "1")]
     pub limit: ::prost::alloc::string::String,
     /// The counter's name in the store.
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
-    /// The server that has it; empty in memory.
+    /// The Redis server that holds the counter; empty for counters in memory.
     #[prost(string, tag = "3")]
     pub node: ::prost::alloc::string::String,
     #[prost(uint64, tag = "4")]
     pub used: u64,
     #[prost(uint64, tag = "5")]
     pub remaining: u64,
-    /// Until everything is restored.
+    /// Microseconds until the full limit is available again.
     #[prost(uint64, tag = "6")]
     pub reset_us: u64,
-    /// Until one hit passes; absent when one would pass now, or never will.
+    /// Microseconds until one hit is allowed. Absent if one is allowed now, or never will be.
     #[prost(uint64, optional, tag = "7")]
     pub retry_after_us: ::core::option::Option<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ForgetRequest {
+pub struct ResetCounterRequest {
     #[prost(message, optional, tag = "1")]
     pub descriptor: ::core::option::Option<Descriptor>,
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ForgetResponse {
+pub struct ResetCounterResponse {
     #[prost(string, tag = "1")]
     pub key: ::prost::alloc::string::String,
-    /// Whether there was anything to forget.
+    /// Whether the counter had any state.
     #[prost(bool, tag = "2")]
     pub existed: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct GiveBackRequest {
+pub struct RefundRequest {
     #[prost(message, optional, tag = "1")]
     pub descriptor: ::core::option::Option<Descriptor>,
     #[prost(uint64, tag = "2")]
@@ -278,13 +281,13 @@ pub struct GiveBackRequest {
     pub reason: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct GiveBackResponse {
+pub struct RefundResponse {
     #[prost(message, optional, tag = "1")]
     pub counter: ::core::option::Option<Counter>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRulesRequest {
-    /// Only those of this domain.
+    /// Return only rules of this domain. Empty: of all domains.
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
 }
@@ -292,7 +295,7 @@ pub struct ListRulesRequest {
 pub struct ListRulesResponse {
     #[prost(message, optional, tag = "1")]
     pub loaded_at: ::core::option::Option<::prost_types::Timestamp>,
-    /// Why a later set was refused.
+    /// Why the most recent set of rules was rejected; empty if it was not.
     #[prost(string, tag = "2")]
     pub last_error: ::prost::alloc::string::String,
     #[prost(message, repeated, tag = "3")]
@@ -302,59 +305,59 @@ pub struct ListRulesResponse {
 pub struct Rule {
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
-    /// The name of its limit, or its levels.
+    /// The rule's name, or its path.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// The limit in words.
+    /// The limit as text, such as `5000 per minute`.
     #[prost(string, tag = "3")]
     pub limit: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]
     pub file: ::prost::alloc::string::String,
     #[prost(uint32, tag = "5")]
     pub line: u32,
-    /// What a switch has made of it, if one has.
+    /// The mode of the switch that applies; empty if none does.
     #[prost(string, tag = "6")]
     pub switch: ::prost::alloc::string::String,
     #[prost(bool, tag = "7")]
     pub shadow_mode: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ListTopRequest {
-    #[prost(enumeration = "By", tag = "1")]
-    pub by: i32,
-    /// Only those of this domain.
+pub struct ListTopEntitiesRequest {
+    #[prost(enumeration = "RankBy", tag = "1")]
+    pub rank_by: i32,
+    /// Return only entities of this domain. Empty: of all domains.
     #[prost(string, tag = "2")]
     pub domain: ::prost::alloc::string::String,
-    /// Only those of this rule.
+    /// Return only entities of this rule. Empty: of all rules.
     #[prost(string, tag = "3")]
     pub rule: ::prost::alloc::string::String,
-    /// 1,000 at most, and by default 20.
+    /// At most 1,000; 0 means 20.
     #[prost(uint32, tag = "4")]
-    pub most: u32,
+    pub max_results: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ListTopResponse {
+pub struct ListTopEntitiesResponse {
     #[prost(message, repeated, tag = "1")]
-    pub top: ::prost::alloc::vec::Vec<Top>,
-    /// So many seconds are counted.
+    pub entities: ::prost::alloc::vec::Vec<TopEntity>,
+    /// The period that was counted, in seconds.
     #[prost(uint64, tag = "2")]
-    pub seconds: u64,
-    /// All hits of that kind, whoever's.
+    pub period_seconds: u64,
+    /// The hits of all entities in that period.
     #[prost(uint64, tag = "3")]
-    pub all: u64,
+    pub total_hits: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
-pub struct Top {
+pub struct TopEntity {
     #[prost(message, optional, tag = "1")]
     pub descriptor: ::core::option::Option<Descriptor>,
     #[prost(string, tag = "2")]
     pub rule: ::prost::alloc::string::String,
-    /// At least `hits - over`, at most `hits`.
+    /// An estimate: the true number is between `hits - max_error` and `hits`.
     #[prost(uint64, tag = "3")]
     pub hits: u64,
     #[prost(uint64, tag = "4")]
-    pub over: u64,
-    /// When it was first among them.
+    pub max_error: u64,
+    /// When the entity entered the ranking.
     #[prost(message, optional, tag = "5")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
 }
@@ -368,16 +371,18 @@ pub struct GetHealthResponse {
     pub uptime_seconds: u64,
     #[prost(message, repeated, tag = "3")]
     pub servers: ::prost::alloc::vec::Vec<StoreServer>,
+    /// The version of the last override change that this instance has applied.
     #[prost(uint64, tag = "4")]
-    pub directives_version: u64,
-    /// Since the store was last heard of; absent: never.
+    pub overrides_version: u64,
+    /// Milliseconds since the overrides were last synchronised with the store. Absent: never.
     #[prost(uint64, optional, tag = "5")]
-    pub directives_age_ms: ::core::option::Option<u64>,
+    pub overrides_age_ms: ::core::option::Option<u64>,
+    /// Why the last synchronisation failed; empty if it did not.
     #[prost(string, tag = "6")]
-    pub directives_error: ::prost::alloc::string::String,
-    /// All that were thrown, also those that another one covers.
+    pub overrides_error: ::prost::alloc::string::String,
+    /// All switches that are set, including those that a more specific switch hides.
     #[prost(message, repeated, tag = "7")]
-    pub switches: ::prost::alloc::vec::Vec<Directive>,
+    pub switches: ::prost::alloc::vec::Vec<Override>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RuleFile {
@@ -390,7 +395,7 @@ pub struct RuleFile {
 pub struct UploadCandidateRequest {
     #[prost(message, repeated, tag = "1")]
     pub files: ::prost::alloc::vec::Vec<RuleFile>,
-    /// Of the counters that the rules would have; 0 is 0.1.
+    /// The share of counters that is evaluated, from 0 to 1; 0 means 0.1.
     #[prost(double, tag = "2")]
     pub share: f64,
     #[prost(string, tag = "3")]
@@ -398,7 +403,7 @@ pub struct UploadCandidateRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UploadCandidateResponse {
-    /// What should be looked at.
+    /// Warnings about rules that are valid but probably not intended.
     #[prost(string, repeated, tag = "1")]
     pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
@@ -427,48 +432,48 @@ pub struct RollbackRulesResponse {}
 pub struct GetCandidateRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GetCandidateResponse {
-    /// Whether any rules are tried out.
+    /// Whether candidate rules are being evaluated.
     #[prost(bool, tag = "1")]
-    pub tried: bool,
+    pub active: bool,
     #[prost(message, optional, tag = "2")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(double, tag = "3")]
     pub share: f64,
-    /// Of each rule that has been asked, those that change most first.
+    /// The outcomes of each rule that was requested, largest changes first.
     #[prost(message, repeated, tag = "4")]
     pub rules: ::prost::alloc::vec::Vec<RuleOutcomes>,
     #[prost(message, repeated, tag = "5")]
     pub minutes: ::prost::alloc::vec::Vec<MinuteOutcomes>,
-    /// Those that would be refused and are not: the first, and those with the most hits.
+    /// Entities that are allowed now and would be denied: the first ones, and those with the most hits.
     #[prost(message, repeated, tag = "6")]
-    pub first: ::prost::alloc::vec::Vec<Top>,
+    pub first_newly_denied: ::prost::alloc::vec::Vec<TopEntity>,
     #[prost(message, repeated, tag = "7")]
-    pub most: ::prost::alloc::vec::Vec<Top>,
-    /// Requests that were left out, since too many waited for the store.
+    pub most_newly_denied: ::prost::alloc::vec::Vec<TopEntity>,
+    /// Requests that were not evaluated because too many were waiting for the store.
     #[prost(uint64, tag = "8")]
-    pub left_out: u64,
-    /// Why what should be tried, or in force, is not.
+    pub skipped_requests: u64,
+    /// Why the candidate or promoted rules are not in use; empty if they are.
     #[prost(string, tag = "9")]
     pub error: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Outcomes {
-    /// Hits.
+    /// Hits that were requested.
     #[prost(uint64, tag = "1")]
-    pub asked: u64,
-    /// Those that the candidate would refuse.
+    pub requested: u64,
+    /// Hits that the candidate rules would deny.
     #[prost(uint64, tag = "2")]
-    pub refused: u64,
-    /// Of these: those that pass now.
+    pub denied: u64,
+    /// Of those, the hits that the rules in force allow.
     #[prost(uint64, tag = "3")]
-    pub newly_refused: u64,
-    /// Those that are refused now, and would pass.
+    pub newly_denied: u64,
+    /// Hits that the rules in force deny and the candidate rules would allow.
     #[prost(uint64, tag = "4")]
-    pub newly_passed: u64,
+    pub newly_allowed: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RuleOutcomes {
-    /// Absent for descriptors that no rule of the candidate has.
+    /// Absent for descriptors that match no candidate rule.
     #[prost(message, optional, tag = "1")]
     pub rule: ::core::option::Option<Rule>,
     #[prost(message, optional, tag = "2")]
@@ -488,50 +493,51 @@ pub struct StoreServer {
     #[prost(bool, tag = "2")]
     pub up: bool,
 }
-/// What a set of rules is for.
+/// The purpose of a stored set of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
-pub enum RuleSlot {
+pub enum RuleSetSlot {
     Unspecified = 0,
-    /// It is tried out.
+    /// The candidate rules.
     Candidate = 1,
-    /// It is in force, in place of the instances' directories.
+    /// The rules in force, in place of the instances' own rule directories.
     InForce = 2,
-    /// It was in force before.
-    Before = 3,
+    /// The rules that the last promotion replaced.
+    Previous = 3,
 }
-impl RuleSlot {
+impl RuleSetSlot {
     /// String value of the enum field names used in the ProtoBuf definition.
     ///
     /// The values are not transformed in any way and thus are considered stable
     /// (if the ProtoBuf definition does not change) and safe for programmatic use.
     pub fn as_str_name(&self) -> &'static str {
         match self {
-            Self::Unspecified => "RULE_SLOT_UNSPECIFIED",
-            Self::Candidate => "RULE_SLOT_CANDIDATE",
-            Self::InForce => "RULE_SLOT_IN_FORCE",
-            Self::Before => "RULE_SLOT_BEFORE",
+            Self::Unspecified => "RULE_SET_SLOT_UNSPECIFIED",
+            Self::Candidate => "RULE_SET_SLOT_CANDIDATE",
+            Self::InForce => "RULE_SET_SLOT_IN_FORCE",
+            Self::Previous => "RULE_SET_SLOT_PREVIOUS",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
-            "RULE_SLOT_UNSPECIFIED" => Some(Self::Unspecified),
-            "RULE_SLOT_CANDIDATE" => Some(Self::Candidate),
-            "RULE_SLOT_IN_FORCE" => Some(Self::InForce),
-            "RULE_SLOT_BEFORE" => Some(Self::Before),
+            "RULE_SET_SLOT_UNSPECIFIED" => Some(Self::Unspecified),
+            "RULE_SET_SLOT_CANDIDATE" => Some(Self::Candidate),
+            "RULE_SET_SLOT_IN_FORCE" => Some(Self::InForce),
+            "RULE_SET_SLOT_PREVIOUS" => Some(Self::Previous),
             _ => None,
         }
     }
 }
+/// Where an override comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Origin {
-    /// The store, for all instances.
+    /// The store: it applies to all instances.
     Store = 0,
-    /// A file of this instance.
+    /// The switch file of this instance.
     File = 1,
-    /// Somebody told this instance alone.
+    /// A call to this instance that applies to no other.
     Instance = 2,
 }
 impl Origin {
@@ -556,28 +562,29 @@ impl Origin {
         }
     }
 }
+/// How entities are ranked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
-pub enum By {
-    Refused = 0,
-    Asked = 1,
+pub enum RankBy {
+    Denied = 0,
+    Requested = 1,
 }
-impl By {
+impl RankBy {
     /// String value of the enum field names used in the ProtoBuf definition.
     ///
     /// The values are not transformed in any way and thus are considered stable
     /// (if the ProtoBuf definition does not change) and safe for programmatic use.
     pub fn as_str_name(&self) -> &'static str {
         match self {
-            Self::Refused => "BY_REFUSED",
-            Self::Asked => "BY_ASKED",
+            Self::Denied => "RANK_BY_DENIED",
+            Self::Requested => "RANK_BY_REQUESTED",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
     pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
         match value {
-            "BY_REFUSED" => Some(Self::Refused),
-            "BY_ASKED" => Some(Self::Asked),
+            "RANK_BY_DENIED" => Some(Self::Denied),
+            "RANK_BY_REQUESTED" => Some(Self::Requested),
             _ => None,
         }
     }
@@ -673,12 +680,12 @@ pub mod admin_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Says directives, or takes them back: all of a request, or nothing. Role `operate`.
-        pub async fn put_directives(
+        /// Sets or removes overrides, atomically: all of a request or none of it. Requires the role `operate`.
+        pub async fn put_overrides(
             &mut self,
-            request: impl tonic::IntoRequest<super::PutDirectivesRequest>,
+            request: impl tonic::IntoRequest<super::PutOverridesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::PutDirectivesResponse>,
+            tonic::Response<super::PutOverridesResponse>,
             tonic::Status,
         > {
             self.inner
@@ -691,21 +698,21 @@ pub mod admin_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/sluicegate.admin.v1.AdminService/PutDirectives",
+                "/sluicegate.admin.v1.AdminService/PutOverrides",
             );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(
-                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "PutDirectives"),
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "PutOverrides"),
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// The directives in force, in the order of their names, a page at a time.
-        pub async fn list_directives(
+        /// Lists the overrides in force, ordered by target, one page at a time.
+        pub async fn list_overrides(
             &mut self,
-            request: impl tonic::IntoRequest<super::ListDirectivesRequest>,
+            request: impl tonic::IntoRequest<super::ListOverridesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListDirectivesResponse>,
+            tonic::Response<super::ListOverridesResponse>,
             tonic::Status,
         > {
             self.inner
@@ -718,21 +725,21 @@ pub mod admin_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/sluicegate.admin.v1.AdminService/ListDirectives",
+                "/sluicegate.admin.v1.AdminService/ListOverrides",
             );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(
-                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "ListDirectives"),
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "ListOverrides"),
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// What has been changed, when, by whom and why; the latest first.
-        pub async fn list_changes(
+        /// Lists the audit log: what was changed, when, by whom and why, most recent first.
+        pub async fn list_audit_log(
             &mut self,
-            request: impl tonic::IntoRequest<super::ListChangesRequest>,
+            request: impl tonic::IntoRequest<super::ListAuditLogRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListChangesResponse>,
+            tonic::Response<super::ListAuditLogResponse>,
             tonic::Status,
         > {
             self.inner
@@ -745,16 +752,16 @@ pub mod admin_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/sluicegate.admin.v1.AdminService/ListChanges",
+                "/sluicegate.admin.v1.AdminService/ListAuditLog",
             );
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(
-                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "ListChanges"),
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "ListAuditLog"),
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// What a descriptor meets, and where its counter stands.
+        /// Returns the rule and the overrides that apply to a descriptor, and the state of its counter.
         pub async fn inspect(
             &mut self,
             request: impl tonic::IntoRequest<super::InspectRequest>,
@@ -779,34 +786,12 @@ pub mod admin_service_client {
                 .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "Inspect"));
             self.inner.unary(req, path, codec).await
         }
-        /// Forgets a counter: it is as if it had never been asked. Role `operate`.
-        pub async fn forget(
+        /// Deletes a counter's state, as if it had never been used. Requires the role `operate`.
+        pub async fn reset_counter(
             &mut self,
-            request: impl tonic::IntoRequest<super::ForgetRequest>,
-        ) -> std::result::Result<tonic::Response<super::ForgetResponse>, tonic::Status> {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static(
-                "/sluicegate.admin.v1.AdminService/Forget",
-            );
-            let mut req = request.into_request();
-            req.extensions_mut()
-                .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "Forget"));
-            self.inner.unary(req, path, codec).await
-        }
-        /// Gives hits back to a counter, never above full. Role `operate`.
-        pub async fn give_back(
-            &mut self,
-            request: impl tonic::IntoRequest<super::GiveBackRequest>,
+            request: impl tonic::IntoRequest<super::ResetCounterRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::GiveBackResponse>,
+            tonic::Response<super::ResetCounterResponse>,
             tonic::Status,
         > {
             self.inner
@@ -819,14 +804,38 @@ pub mod admin_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/sluicegate.admin.v1.AdminService/GiveBack",
+                "/sluicegate.admin.v1.AdminService/ResetCounter",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "GiveBack"));
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "ResetCounter"),
+                );
             self.inner.unary(req, path, codec).await
         }
-        /// The rules in force.
+        /// Returns hits to a counter, at most up to its full capacity. Requires the role `operate`.
+        pub async fn refund(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RefundRequest>,
+        ) -> std::result::Result<tonic::Response<super::RefundResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/Refund",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "Refund"));
+            self.inner.unary(req, path, codec).await
+        }
+        /// Lists the rules in force.
         pub async fn list_rules(
             &mut self,
             request: impl tonic::IntoRequest<super::ListRulesRequest>,
@@ -853,12 +862,12 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// The descriptors of this instance that were refused most, or asked most, over the last minutes.
-        pub async fn list_top(
+        /// Lists the entities with the most denied or requested hits on this instance during the last minutes.
+        pub async fn list_top_entities(
             &mut self,
-            request: impl tonic::IntoRequest<super::ListTopRequest>,
+            request: impl tonic::IntoRequest<super::ListTopEntitiesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListTopResponse>,
+            tonic::Response<super::ListTopEntitiesResponse>,
             tonic::Status,
         > {
             self.inner
@@ -871,14 +880,19 @@ pub mod admin_service_client {
                 })?;
             let codec = tonic_prost::ProstCodec::default();
             let path = http::uri::PathAndQuery::from_static(
-                "/sluicegate.admin.v1.AdminService/ListTop",
+                "/sluicegate.admin.v1.AdminService/ListTopEntities",
             );
             let mut req = request.into_request();
             req.extensions_mut()
-                .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "ListTop"));
+                .insert(
+                    GrpcMethod::new(
+                        "sluicegate.admin.v1.AdminService",
+                        "ListTopEntities",
+                    ),
+                );
             self.inner.unary(req, path, codec).await
         }
-        /// How the instance and its stores are.
+        /// Returns the state of this instance and of its store.
         pub async fn get_health(
             &mut self,
             request: impl tonic::IntoRequest<super::GetHealthRequest>,
@@ -905,7 +919,8 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Tries rules out: what they would say to a share of the traffic is counted, and nobody is told. Role `operate`.
+        /// Uploads candidate rules. They are evaluated on a share of the counters and enforced nowhere. Requires the role
+        /// `operate`.
         pub async fn upload_candidate(
             &mut self,
             request: impl tonic::IntoRequest<super::UploadCandidateRequest>,
@@ -935,7 +950,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Tries them no more, and forgets them. Role `operate`.
+        /// Stops evaluating the candidate rules and deletes them. Requires the role `operate`.
         pub async fn drop_candidate(
             &mut self,
             request: impl tonic::IntoRequest<super::DropCandidateRequest>,
@@ -962,7 +977,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// What the candidate would have done, on this instance.
+        /// Returns what the candidate rules would have decided on this instance.
         pub async fn get_candidate(
             &mut self,
             request: impl tonic::IntoRequest<super::GetCandidateRequest>,
@@ -989,7 +1004,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Puts the candidate in force, on all instances. Role `operate`.
+        /// Puts the candidate rules in force on all instances. Requires the role `operate`.
         pub async fn promote_candidate(
             &mut self,
             request: impl tonic::IntoRequest<super::PromoteCandidateRequest>,
@@ -1019,7 +1034,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Puts in force what was before the last promotion. Role `operate`.
+        /// Puts the rules in force again that the last promotion replaced. Requires the role `operate`.
         pub async fn rollback_rules(
             &mut self,
             request: impl tonic::IntoRequest<super::RollbackRulesRequest>,
@@ -1061,49 +1076,49 @@ pub mod admin_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServiceServer.
     #[async_trait]
     pub trait AdminService: std::marker::Send + std::marker::Sync + 'static {
-        /// Says directives, or takes them back: all of a request, or nothing. Role `operate`.
-        async fn put_directives(
+        /// Sets or removes overrides, atomically: all of a request or none of it. Requires the role `operate`.
+        async fn put_overrides(
             &self,
-            request: tonic::Request<super::PutDirectivesRequest>,
+            request: tonic::Request<super::PutOverridesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::PutDirectivesResponse>,
+            tonic::Response<super::PutOverridesResponse>,
             tonic::Status,
         >;
-        /// The directives in force, in the order of their names, a page at a time.
-        async fn list_directives(
+        /// Lists the overrides in force, ordered by target, one page at a time.
+        async fn list_overrides(
             &self,
-            request: tonic::Request<super::ListDirectivesRequest>,
+            request: tonic::Request<super::ListOverridesRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListDirectivesResponse>,
+            tonic::Response<super::ListOverridesResponse>,
             tonic::Status,
         >;
-        /// What has been changed, when, by whom and why; the latest first.
-        async fn list_changes(
+        /// Lists the audit log: what was changed, when, by whom and why, most recent first.
+        async fn list_audit_log(
             &self,
-            request: tonic::Request<super::ListChangesRequest>,
+            request: tonic::Request<super::ListAuditLogRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::ListChangesResponse>,
+            tonic::Response<super::ListAuditLogResponse>,
             tonic::Status,
         >;
-        /// What a descriptor meets, and where its counter stands.
+        /// Returns the rule and the overrides that apply to a descriptor, and the state of its counter.
         async fn inspect(
             &self,
             request: tonic::Request<super::InspectRequest>,
         ) -> std::result::Result<tonic::Response<super::InspectResponse>, tonic::Status>;
-        /// Forgets a counter: it is as if it had never been asked. Role `operate`.
-        async fn forget(
+        /// Deletes a counter's state, as if it had never been used. Requires the role `operate`.
+        async fn reset_counter(
             &self,
-            request: tonic::Request<super::ForgetRequest>,
-        ) -> std::result::Result<tonic::Response<super::ForgetResponse>, tonic::Status>;
-        /// Gives hits back to a counter, never above full. Role `operate`.
-        async fn give_back(
-            &self,
-            request: tonic::Request<super::GiveBackRequest>,
+            request: tonic::Request<super::ResetCounterRequest>,
         ) -> std::result::Result<
-            tonic::Response<super::GiveBackResponse>,
+            tonic::Response<super::ResetCounterResponse>,
             tonic::Status,
         >;
-        /// The rules in force.
+        /// Returns hits to a counter, at most up to its full capacity. Requires the role `operate`.
+        async fn refund(
+            &self,
+            request: tonic::Request<super::RefundRequest>,
+        ) -> std::result::Result<tonic::Response<super::RefundResponse>, tonic::Status>;
+        /// Lists the rules in force.
         async fn list_rules(
             &self,
             request: tonic::Request<super::ListRulesRequest>,
@@ -1111,12 +1126,15 @@ pub mod admin_service_server {
             tonic::Response<super::ListRulesResponse>,
             tonic::Status,
         >;
-        /// The descriptors of this instance that were refused most, or asked most, over the last minutes.
-        async fn list_top(
+        /// Lists the entities with the most denied or requested hits on this instance during the last minutes.
+        async fn list_top_entities(
             &self,
-            request: tonic::Request<super::ListTopRequest>,
-        ) -> std::result::Result<tonic::Response<super::ListTopResponse>, tonic::Status>;
-        /// How the instance and its stores are.
+            request: tonic::Request<super::ListTopEntitiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListTopEntitiesResponse>,
+            tonic::Status,
+        >;
+        /// Returns the state of this instance and of its store.
         async fn get_health(
             &self,
             request: tonic::Request<super::GetHealthRequest>,
@@ -1124,7 +1142,8 @@ pub mod admin_service_server {
             tonic::Response<super::GetHealthResponse>,
             tonic::Status,
         >;
-        /// Tries rules out: what they would say to a share of the traffic is counted, and nobody is told. Role `operate`.
+        /// Uploads candidate rules. They are evaluated on a share of the counters and enforced nowhere. Requires the role
+        /// `operate`.
         async fn upload_candidate(
             &self,
             request: tonic::Request<super::UploadCandidateRequest>,
@@ -1132,7 +1151,7 @@ pub mod admin_service_server {
             tonic::Response<super::UploadCandidateResponse>,
             tonic::Status,
         >;
-        /// Tries them no more, and forgets them. Role `operate`.
+        /// Stops evaluating the candidate rules and deletes them. Requires the role `operate`.
         async fn drop_candidate(
             &self,
             request: tonic::Request<super::DropCandidateRequest>,
@@ -1140,7 +1159,7 @@ pub mod admin_service_server {
             tonic::Response<super::DropCandidateResponse>,
             tonic::Status,
         >;
-        /// What the candidate would have done, on this instance.
+        /// Returns what the candidate rules would have decided on this instance.
         async fn get_candidate(
             &self,
             request: tonic::Request<super::GetCandidateRequest>,
@@ -1148,7 +1167,7 @@ pub mod admin_service_server {
             tonic::Response<super::GetCandidateResponse>,
             tonic::Status,
         >;
-        /// Puts the candidate in force, on all instances. Role `operate`.
+        /// Puts the candidate rules in force on all instances. Requires the role `operate`.
         async fn promote_candidate(
             &self,
             request: tonic::Request<super::PromoteCandidateRequest>,
@@ -1156,7 +1175,7 @@ pub mod admin_service_server {
             tonic::Response<super::PromoteCandidateResponse>,
             tonic::Status,
         >;
-        /// Puts in force what was before the last promotion. Role `operate`.
+        /// Puts the rules in force again that the last promotion replaced. Requires the role `operate`.
         async fn rollback_rules(
             &self,
             request: tonic::Request<super::RollbackRulesRequest>,
@@ -1241,25 +1260,25 @@ pub mod admin_service_server {
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
             match req.uri().path() {
-                "/sluicegate.admin.v1.AdminService/PutDirectives" => {
+                "/sluicegate.admin.v1.AdminService/PutOverrides" => {
                     #[allow(non_camel_case_types)]
-                    struct PutDirectivesSvc<T: AdminService>(pub Arc<T>);
+                    struct PutOverridesSvc<T: AdminService>(pub Arc<T>);
                     impl<
                         T: AdminService,
-                    > tonic::server::UnaryService<super::PutDirectivesRequest>
-                    for PutDirectivesSvc<T> {
-                        type Response = super::PutDirectivesResponse;
+                    > tonic::server::UnaryService<super::PutOverridesRequest>
+                    for PutOverridesSvc<T> {
+                        type Response = super::PutOverridesResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::PutDirectivesRequest>,
+                            request: tonic::Request<super::PutOverridesRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as AdminService>::put_directives(&inner, request).await
+                                <T as AdminService>::put_overrides(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1270,7 +1289,7 @@ pub mod admin_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = PutDirectivesSvc(inner);
+                        let method = PutOverridesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1286,25 +1305,25 @@ pub mod admin_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/sluicegate.admin.v1.AdminService/ListDirectives" => {
+                "/sluicegate.admin.v1.AdminService/ListOverrides" => {
                     #[allow(non_camel_case_types)]
-                    struct ListDirectivesSvc<T: AdminService>(pub Arc<T>);
+                    struct ListOverridesSvc<T: AdminService>(pub Arc<T>);
                     impl<
                         T: AdminService,
-                    > tonic::server::UnaryService<super::ListDirectivesRequest>
-                    for ListDirectivesSvc<T> {
-                        type Response = super::ListDirectivesResponse;
+                    > tonic::server::UnaryService<super::ListOverridesRequest>
+                    for ListOverridesSvc<T> {
+                        type Response = super::ListOverridesResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ListDirectivesRequest>,
+                            request: tonic::Request<super::ListOverridesRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as AdminService>::list_directives(&inner, request).await
+                                <T as AdminService>::list_overrides(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1315,7 +1334,7 @@ pub mod admin_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ListDirectivesSvc(inner);
+                        let method = ListOverridesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1331,25 +1350,25 @@ pub mod admin_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/sluicegate.admin.v1.AdminService/ListChanges" => {
+                "/sluicegate.admin.v1.AdminService/ListAuditLog" => {
                     #[allow(non_camel_case_types)]
-                    struct ListChangesSvc<T: AdminService>(pub Arc<T>);
+                    struct ListAuditLogSvc<T: AdminService>(pub Arc<T>);
                     impl<
                         T: AdminService,
-                    > tonic::server::UnaryService<super::ListChangesRequest>
-                    for ListChangesSvc<T> {
-                        type Response = super::ListChangesResponse;
+                    > tonic::server::UnaryService<super::ListAuditLogRequest>
+                    for ListAuditLogSvc<T> {
+                        type Response = super::ListAuditLogResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ListChangesRequest>,
+                            request: tonic::Request<super::ListAuditLogRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as AdminService>::list_changes(&inner, request).await
+                                <T as AdminService>::list_audit_log(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1360,7 +1379,7 @@ pub mod admin_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ListChangesSvc(inner);
+                        let method = ListAuditLogSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1421,25 +1440,25 @@ pub mod admin_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/sluicegate.admin.v1.AdminService/Forget" => {
+                "/sluicegate.admin.v1.AdminService/ResetCounter" => {
                     #[allow(non_camel_case_types)]
-                    struct ForgetSvc<T: AdminService>(pub Arc<T>);
+                    struct ResetCounterSvc<T: AdminService>(pub Arc<T>);
                     impl<
                         T: AdminService,
-                    > tonic::server::UnaryService<super::ForgetRequest>
-                    for ForgetSvc<T> {
-                        type Response = super::ForgetResponse;
+                    > tonic::server::UnaryService<super::ResetCounterRequest>
+                    for ResetCounterSvc<T> {
+                        type Response = super::ResetCounterResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ForgetRequest>,
+                            request: tonic::Request<super::ResetCounterRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as AdminService>::forget(&inner, request).await
+                                <T as AdminService>::reset_counter(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1450,7 +1469,7 @@ pub mod admin_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ForgetSvc(inner);
+                        let method = ResetCounterSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1466,25 +1485,25 @@ pub mod admin_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/sluicegate.admin.v1.AdminService/GiveBack" => {
+                "/sluicegate.admin.v1.AdminService/Refund" => {
                     #[allow(non_camel_case_types)]
-                    struct GiveBackSvc<T: AdminService>(pub Arc<T>);
+                    struct RefundSvc<T: AdminService>(pub Arc<T>);
                     impl<
                         T: AdminService,
-                    > tonic::server::UnaryService<super::GiveBackRequest>
-                    for GiveBackSvc<T> {
-                        type Response = super::GiveBackResponse;
+                    > tonic::server::UnaryService<super::RefundRequest>
+                    for RefundSvc<T> {
+                        type Response = super::RefundResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::GiveBackRequest>,
+                            request: tonic::Request<super::RefundRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as AdminService>::give_back(&inner, request).await
+                                <T as AdminService>::refund(&inner, request).await
                             };
                             Box::pin(fut)
                         }
@@ -1495,7 +1514,7 @@ pub mod admin_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = GiveBackSvc(inner);
+                        let method = RefundSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -1556,25 +1575,26 @@ pub mod admin_service_server {
                     };
                     Box::pin(fut)
                 }
-                "/sluicegate.admin.v1.AdminService/ListTop" => {
+                "/sluicegate.admin.v1.AdminService/ListTopEntities" => {
                     #[allow(non_camel_case_types)]
-                    struct ListTopSvc<T: AdminService>(pub Arc<T>);
+                    struct ListTopEntitiesSvc<T: AdminService>(pub Arc<T>);
                     impl<
                         T: AdminService,
-                    > tonic::server::UnaryService<super::ListTopRequest>
-                    for ListTopSvc<T> {
-                        type Response = super::ListTopResponse;
+                    > tonic::server::UnaryService<super::ListTopEntitiesRequest>
+                    for ListTopEntitiesSvc<T> {
+                        type Response = super::ListTopEntitiesResponse;
                         type Future = BoxFuture<
                             tonic::Response<Self::Response>,
                             tonic::Status,
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::ListTopRequest>,
+                            request: tonic::Request<super::ListTopEntitiesRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {
-                                <T as AdminService>::list_top(&inner, request).await
+                                <T as AdminService>::list_top_entities(&inner, request)
+                                    .await
                             };
                             Box::pin(fut)
                         }
@@ -1585,7 +1605,7 @@ pub mod admin_service_server {
                     let max_encoding_message_size = self.max_encoding_message_size;
                     let inner = self.inner.clone();
                     let fut = async move {
-                        let method = ListTopSvc(inner);
+                        let method = ListTopEntitiesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

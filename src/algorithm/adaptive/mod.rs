@@ -7,8 +7,8 @@
 use sluicegate_common::adaptive::{self, Bounds, Estimate, Method, Window};
 
 use super::{
-    Action, Algorithm, Arguments, Ask, Asker, Decision, Micros, Quota, Rule, Sample, Shape, State, Unfit,
-    concurrency::Concurrency,
+    Action, Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    RequestContext, Sample, State, concurrency::Concurrency,
 };
 
 /// A limit that learns.
@@ -90,7 +90,7 @@ impl Adaptive {
     pub fn new(method: Method, bounds: Bounds, hold: Micros) -> Option<Self> {
         let Bounds { floor, ceiling, initial, timeout } = bounds;
         let fits = floor >= 1 && floor <= initial && initial <= ceiling && timeout > 0 && timeout <= LONGEST;
-        let slots = Concurrency::new(Quota::hard(ceiling.into()), hold)?;
+        let slots = Concurrency::new(MaxHits::hard(ceiling.into()), hold)?;
         fits.then_some(Self { slots, method, bounds, sample: None })
     }
 
@@ -112,16 +112,16 @@ impl Adaptive {
     }
 }
 
-impl Rule for Adaptive {
+impl Limiter for Adaptive {
     const NAME: &'static str = "adaptive";
-    const WORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
+    const KEYWORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
     const TAG: &'static str = "ad";
     /// One script for all slots.
     const SCRIPT: &'static str = Concurrency::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Concurrency::ARGUMENTS;
 
     /// The limit is the ceiling, the window the hold.
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let defaults = Bounds::default();
         let ceiling = shape.requests;
         let floor = shape.floor.unwrap_or(defaults.floor);
@@ -129,30 +129,36 @@ impl Rule for Adaptive {
         let timeout = shape.timeout.map_or(defaults.timeout, Micros::get);
         if shape.soft.is_some() || shape.counts_denied() {
             let word = if shape.soft.is_some() { "soft" } else { "count_denied" };
-            return Err(Unfit {
-                word,
-                why: "a limit that follows latency is neither soft, nor counts what it refuses",
+            return Err(InvalidLimit {
+                keyword: word,
+                reason: "a limit that follows latency is neither soft, nor counts what it refuses",
             });
         }
-        if u64::from(ceiling) > Concurrency::MOST {
-            return Err(Unfit { word: "ceiling", why: "adaptive keeps every slot and takes 1000 at most" });
+        if u64::from(ceiling) > Concurrency::MAX_SLOTS {
+            return Err(InvalidLimit {
+                keyword: "ceiling",
+                reason: "adaptive keeps every slot and takes 1000 at most",
+            });
         }
         if timeout == 0 || timeout > LONGEST {
-            return Err(Unfit { word: "timeout", why: "timeout must be longer than nothing, and an hour at most" });
+            return Err(InvalidLimit {
+                keyword: "timeout",
+                reason: "timeout must be longer than nothing, and an hour at most",
+            });
         }
         let bounds = Bounds { floor, ceiling, initial, timeout };
         if floor == 0 || floor > initial || initial > ceiling {
-            return Err(Unfit {
-                word: "floor",
-                why: "floor, initial and ceiling must be in this order, and 1 at least",
+            return Err(InvalidLimit {
+                keyword: "floor",
+                reason: "floor, initial and ceiling must be in this order, and 1 at least",
             });
         }
         let why = "hold must be longer than nothing, and a day at most";
         let method = shape.method.unwrap_or_default();
-        Ok(Self::new(method, bounds, shape.window).ok_or(Unfit { word: "hold", why })?.into())
+        Ok(Self::new(method, bounds, shape.window).ok_or(InvalidLimit { keyword: "hold", reason: why })?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
+    fn arguments(&self, ask: Operation) -> Arguments {
         let mut arguments = self.slots.arguments(ask);
         if let Some(method) = arguments.last_mut() {
             *method = 1 + self.method as u64;
@@ -165,18 +171,18 @@ impl Rule for Adaptive {
         arguments
     }
 
-    fn asked_by(self, asker: Asker) -> Self {
-        Self { slots: self.slots.asked_by(asker), sample: asker.sample, ..self }
+    fn with_context(self, asker: RequestContext) -> Self {
+        Self { slots: self.slots.with_context(asker), sample: asker.sample, ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         let (mut learned, slots) = self.learned(state);
         let tail = state.as_bytes().len() - slots;
         state.cut_back(tail);
         let before = Concurrency::in_flight(state, ask.now);
         let allowed = self.slots(&learned).step(state, ask);
         // Only of what was held: who gives back twice teaches nothing.
-        if let Some(sample) = self.sample.filter(|_| ask.action == Action::Return)
+        if let Some(sample) = self.sample.filter(|_| ask.action == Action::Refund)
             && Concurrency::in_flight(state, ask.now) < before
         {
             self.learn(&mut learned, sample, before, ask.now);
@@ -187,7 +193,7 @@ impl Rule for Adaptive {
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         let (learned, slots) = self.learned(state);
         let limit = learned.estimate.limit(&self.bounds);
         let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], ask, allowed);
@@ -195,7 +201,7 @@ impl Rule for Adaptive {
     }
 
     /// A slot may come back at any moment.
-    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 

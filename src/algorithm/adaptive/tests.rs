@@ -11,8 +11,8 @@ fn rule() -> Adaptive {
 
 fn ask(state: &mut State, holder: u64, action: Action, sample: Option<(u64, bool)>, millis: u64) -> Decision {
     let sample = sample.map(|(latency, dropped)| Sample { latency: Micros::new(latency), dropped });
-    let rule = rule().asked_by(Asker { holder, sample, ..Asker::default() });
-    let ask = Ask { action, cost: 1, now: Micros::new(START + millis * 1_000) };
+    let rule = rule().with_context(RequestContext { holder, sample, ..RequestContext::default() });
+    let ask = Operation { action, cost: 1, now: Micros::new(START + millis * 1_000) };
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }
@@ -23,7 +23,7 @@ fn round(state: &mut State, latency: u64, dropped: bool, millis: u64) -> Option<
         ask(state, holder, Action::Take, None, millis);
     }
     // The first sample begins a window, and the tenth is after its end.
-    let back = |holder| ask(state, holder, Action::Return, Some((latency, dropped)), millis + 60 * holder).limit;
+    let back = |holder| ask(state, holder, Action::Refund, Some((latency, dropped)), millis + 60 * holder).limit;
     (1..=10).filter_map(back).last()
 }
 
@@ -44,9 +44,9 @@ fn the_limit_moves_with_what_those_say_who_give_back() {
     assert_eq!(round(&mut state, 1_000_001, false, 6_000), Some(14), "too long is dropped");
     // Who gives back what he has not, or says nothing, teaches nothing.
     for _ in 0..100 {
-        ask(&mut state, 99, Action::Return, Some((1, true)), 7_000);
+        ask(&mut state, 99, Action::Refund, Some((1, true)), 7_000);
         ask(&mut state, 1, Action::Take, None, 7_000);
-        ask(&mut state, 1, Action::Return, None, 7_000);
+        ask(&mut state, 1, Action::Refund, None, 7_000);
     }
     let look = ask(&mut state, 0, Action::Peek, None, 8_000);
     assert_eq!((look.limit, look.remaining, look.used), (Some(14), 14, 0));
@@ -58,7 +58,7 @@ fn what_makes_no_sense_begins_anew() {
         let mut state = State::from_bytes(&bytes);
         for number in 0..100 {
             let decision = ask(&mut state, number, Action::Take, None, number);
-            let back = ask(&mut state, number, Action::Return, Some((u64::MAX, false)), 500 + number);
+            let back = ask(&mut state, number, Action::Refund, Some((u64::MAX, false)), 500 + number);
             let limits = [decision.limit, back.limit].map(Option::unwrap);
             assert!(limits.iter().all(|limit| (2..=100).contains(limit)), "{limits:?}");
         }

@@ -13,17 +13,18 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, Ask, Asker, CLOCK_SLACK, Classes, Decision, Micros, Quota, Rule, Shape, State, Unfit,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros,
+    Operation, RequestContext, State,
 };
 
 /// At most `limit` slots, each for `hold` at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
-    quota: Quota,
+    max_hits: MaxHits,
     hold: Micros,
     classes: Option<Classes>,
     /// Whose slots are asked for.
-    asker: Asker,
+    context: RequestContext,
 }
 
 /// Bytes of an instant, of a name, of a class, and of all.
@@ -33,26 +34,26 @@ const CLASS: usize = 1;
 const ENTRY: usize = END + NAME + CLASS;
 
 /// How many slots each class has.
-type Held = [u64; Classes::MOST];
+type Held = [u64; Classes::MAX_CLASSES];
 
 impl Concurrency {
     /// The largest limit, soft part included: 14 kB for each counter.
-    pub const MOST: u64 = 1_000;
+    pub const MAX_SLOTS: u64 = 1_000;
     /// The longest hold: a day.
-    pub const LONGEST: Micros = Micros::from_secs(86_400);
+    pub const MAX_HOLD: Micros = Micros::from_secs(86_400);
     /// Names are numbers up to this one.
     pub const LAST_HOLDER: u64 = (1 << 48) - 1;
 
     /// `None` for a quota above [`Self::MOST`], and a hold of no length or longer than [`Self::LONGEST`].
     #[must_use]
-    pub fn new(quota: Quota, hold: Micros) -> Option<Self> {
-        let fits = hold > Micros::ZERO && hold <= Self::LONGEST && quota.ceiling() <= Self::MOST;
-        fits.then_some(Self { quota, hold, classes: None, asker: Asker::default() })
+    pub fn new(quota: MaxHits, hold: Micros) -> Option<Self> {
+        let fits = hold > Micros::ZERO && hold <= Self::MAX_HOLD && quota.ceiling() <= Self::MAX_SLOTS;
+        fits.then_some(Self { max_hits: quota, hold, classes: None, context: RequestContext::default() })
     }
 
     /// The same with another limit.
     pub(super) fn limited(self, limit: u64) -> Self {
-        Self { quota: Quota::hard(limit), ..self }
+        Self { max_hits: MaxHits::hard(limit), ..self }
     }
 
     fn slots(state: &State) -> &[[u8; ENTRY]] {
@@ -69,7 +70,7 @@ impl Concurrency {
     }
 
     fn class([.., class]: &[u8; ENTRY]) -> usize {
-        usize::from(*class) % Classes::MOST
+        usize::from(*class) % Classes::MAX_CLASSES
     }
 
     /// When the last of these ends.
@@ -87,8 +88,8 @@ impl Concurrency {
     fn push(&self, state: &mut State, end: u64, slots: u64) {
         let mut slot = [0; ENTRY];
         slot[..8].copy_from_slice(&end.to_le_bytes());
-        slot[END..END + NAME].copy_from_slice(&self.asker.holder.to_le_bytes()[..NAME]);
-        slot[ENTRY - CLASS] = self.asker.class;
+        slot[END..END + NAME].copy_from_slice(&self.context.holder.to_le_bytes()[..NAME]);
+        slot[ENTRY - CLASS] = self.context.class;
         (0..slots).for_each(|_| state.append(&slot));
     }
 
@@ -119,7 +120,7 @@ impl Concurrency {
 
     /// Whether a slot is of whoever asks; of nobody in particular, if it is of the class.
     fn is_mine(&self) -> impl Fn(&[u8; ENTRY]) -> bool + use<> {
-        let Asker { holder, class, .. } = self.asker;
+        let RequestContext { holder, class, .. } = self.context;
         // The last eight bytes are one number: a byte of the end, the name, the class.
         let (mask, wanted) = match holder {
             0 => (!0xFF, u64::from(class) << (8 * (1 + NAME))),
@@ -143,7 +144,7 @@ impl Concurrency {
         let fits = |slot: &[u8; ENTRY]| is_mine(slot) && end.is_none_or(|end| end == Self::end(slot));
         let slots = &Self::slots(state)[gone..];
         // Whoever gives back has mostly come lately.
-        let place = match self.asker.holder {
+        let place = match self.context.holder {
             0 => slots.iter().position(fits),
             _ => slots.iter().rposition(fits).map(|last| {
                 let others = slots[..last].iter().rposition(|slot| !fits(slot));
@@ -156,7 +157,7 @@ impl Concurrency {
         let mut freed = slots[place..].iter().take_while(|slot| fits(slot)).count().min(most as usize);
         state.cut(ENTRY * (gone + place), ENTRY * freed);
         // Of nobody in particular there may be more behind others'.
-        while self.asker.holder == 0
+        while self.context.holder == 0
             && (freed as u64) < most
             && let Some(place) = Self::slots(state)[gone..].iter().position(fits)
         {
@@ -170,7 +171,7 @@ impl Concurrency {
     /// How many slots are free for whoever asks.
     fn room(&self, slots: &[[u8; ENTRY]], gone: usize) -> u64 {
         match &self.classes {
-            None => self.quota.ceiling().saturating_sub((slots.len() - gone) as u64),
+            None => self.max_hits.ceiling().saturating_sub((slots.len() - gone) as u64),
             Some(classes) => self.room_of_class(classes, &Self::held(&slots[gone..])),
         }
     }
@@ -184,16 +185,16 @@ impl Concurrency {
 
     /// What is not promised to others, up to the ceiling of the class.
     fn room_of_class(&self, classes: &Classes, held: &Held) -> u64 {
-        let (class, ceiling) = (usize::from(self.asker.class), self.quota.ceiling());
+        let (class, ceiling) = (usize::from(self.context.class), self.max_hits.ceiling());
         let taken = held.iter().enumerate().map(|(other, held)| match other == class {
             true => *held,
-            false => classes.least(other).max(*held),
+            false => classes.min(other).max(*held),
         });
-        ceiling.saturating_sub(taken.sum()).min(classes.most(class).saturating_sub(held[class]))
+        ceiling.saturating_sub(taken.sum()).min(classes.max(class).saturating_sub(held[class]))
     }
 
-    fn explain_class(&self, classes: &Classes, slots: &[[u8; ENTRY]], ask: Ask, allowed: bool) -> Decision {
-        let class = usize::from(self.asker.class);
+    fn explain_class(&self, classes: &Classes, slots: &[[u8; ENTRY]], ask: Operation, allowed: bool) -> Decision {
+        let class = usize::from(self.context.class);
         let mut held = Self::held(slots);
         let (room, used) = (self.room_of_class(classes, &held), held[class]);
         let full = self.room_of_class(classes, &Held::default());
@@ -213,8 +214,8 @@ impl Concurrency {
         }
         Decision {
             allowed,
-            shed: !allowed && ask.cost <= classes.most(class).saturating_sub(used),
-            limit: Some(classes.most(class) as u32),
+            shed: !allowed && ask.cost <= classes.max(class).saturating_sub(used),
+            limit: Some(classes.max(class) as u32),
             remaining: room,
             used,
             reset,
@@ -225,7 +226,7 @@ impl Concurrency {
     }
 
     /// What to tell, by slots that need not be all of a state.
-    pub(super) fn explain_slots(&self, bytes: &[u8], ask: Ask, allowed: bool) -> Decision {
+    pub(super) fn explain_slots(&self, bytes: &[u8], ask: Operation, allowed: bool) -> Decision {
         let slots = Self::slots_of(bytes);
         let slots = &slots[Self::gone(slots, ask.now)..];
         if let Some(classes) = &self.classes {
@@ -237,15 +238,15 @@ impl Concurrency {
             0 => Micros::ZERO,
             many => slots.get(many as usize - 1).map(|slot| Micros::new(Self::end(slot)) - ask.now).unwrap_or_default(),
         };
-        let limit = self.quota.limit();
+        let limit = self.max_hits.limit();
         let retry = || {
-            let room = self.quota.ceiling().checked_sub(ask.cost)?;
+            let room = self.max_hits.ceiling().checked_sub(ask.cost)?;
             Some(until_free(used.saturating_sub(room)))
         };
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.quota),
-            remaining: self.quota.remaining(used),
+            soft: allowed && ask.is_soft(used, self.max_hits),
+            remaining: self.max_hits.remaining(used),
             used,
             reset: until_free(used),
             next: if limit > 0 { until_free(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
@@ -254,17 +255,17 @@ impl Concurrency {
         }
     }
 
-    fn give(&self, state: &mut State, ask: Ask, gone: usize) {
+    fn give(&self, state: &mut State, ask: Operation, gone: usize) {
         let held = (Self::slots(state).len() - gone) as u64;
         match ask.action {
-            Action::Undo(taken) => {
+            Action::RollBack(taken) => {
                 self.free(state, gone, ask.cost, Some((taken + self.hold).get()));
             }
             // Of those without a name the one that ends first goes: none comes back before its end.
-            _ if self.asker.holder == 0 && self.classes.is_some() => {
+            _ if self.context.holder == 0 && self.classes.is_some() => {
                 self.free(state, gone, ask.cost, None);
             }
-            _ if self.asker.holder == 0 => state.cut_front(ENTRY * (gone as u64 + ask.cost.min(held)) as usize),
+            _ if self.context.holder == 0 => state.cut_front(ENTRY * (gone as u64 + ask.cost.min(held)) as usize),
             _ => {
                 self.free(state, gone, held, None);
             }
@@ -272,9 +273,9 @@ impl Concurrency {
     }
 }
 
-impl Rule for Concurrency {
+impl Limiter for Concurrency {
     const NAME: &'static str = "concurrency";
-    const WORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
+    const KEYWORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "cc";
     /// [`super::adaptive`]'s, too.
     const SCRIPT: &'static str = concat!(include_str!("../adaptive/learn.lua"), include_str!("script.lua"));
@@ -282,49 +283,61 @@ impl Rule for Concurrency {
         &["cost", "ceiling", "hold", "slack", "holder", "class", "count", "method"];
 
     /// The window is the hold.
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
-        let quota = shape.quota(shape.requests.into());
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let quota = shape.max_hits(shape.requests.into());
         if shape.counts_denied() {
-            return Err(Unfit { word: "count_denied", why: "whoever is refused holds nothing that could count" });
+            return Err(InvalidLimit {
+                keyword: "count_denied",
+                reason: "whoever is refused holds nothing that could count",
+            });
         }
-        if quota.ceiling() > Self::MOST {
+        if quota.ceiling() > Self::MAX_SLOTS {
             let why = "concurrency keeps every slot and takes 1000 at most, its soft part included";
-            return Err(Unfit { word: "limit", why });
+            return Err(InvalidLimit { keyword: "limit", reason: why });
         }
         if shape.classes.is_some() && shape.soft.is_some() {
-            return Err(Unfit { word: "soft", why: "a shared capacity has ceilings, and is not soft" });
+            return Err(InvalidLimit { keyword: "soft", reason: "a shared capacity has ceilings, and is not soft" });
         }
         let why = "hold must be longer than nothing, and a day at most";
-        let this = Self::new(quota, shape.window).ok_or(Unfit { word: "hold", why })?;
+        let this = Self::new(quota, shape.window).ok_or(InvalidLimit { keyword: "hold", reason: why })?;
         Ok(Self { classes: shape.classes, ..this }.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
-        let cost = ask.cost.min(Self::MOST + 1);
-        let Asker { holder, class, .. } = self.asker;
+    fn arguments(&self, ask: Operation) -> Arguments {
+        let cost = ask.cost.min(Self::MAX_SLOTS + 1);
+        let RequestContext { holder, class, .. } = self.context;
         let count = self.classes.map_or(0, |classes| classes.count() as u64);
-        let mut arguments: Arguments =
-            smallvec![cost, self.quota.ceiling(), self.hold.get(), CLOCK_SLACK.get(), holder, class.into(), count, 0];
+        let mut arguments: Arguments = smallvec![
+            cost,
+            self.max_hits.ceiling(),
+            self.hold.get(),
+            CLOCK_SLACK.get(),
+            holder,
+            class.into(),
+            count,
+            0
+        ];
         arguments.extend(self.classes.iter().flat_map(Classes::numbers));
         arguments
     }
 
-    fn asked_by(self, asker: Asker) -> Self {
+    fn with_context(self, asker: RequestContext) -> Self {
         let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
-        let asker = Asker { holder: asker.holder.min(Self::LAST_HOLDER), class: asker.class.min(last), ..asker };
-        Self { asker, ..self }
+        let asker =
+            RequestContext { holder: asker.holder.min(Self::LAST_HOLDER), class: asker.class.min(last), ..asker };
+        Self { context: asker, ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         self.believe(state, ask.now);
-        let ask = Ask { cost: ask.cost.min(Self::MOST + 1), ..ask };
+        let ask = Operation { cost: ask.cost.min(Self::MAX_SLOTS + 1), ..ask };
         let gone = Self::gone(Self::slots(state), ask.now);
-        if ask.action.gives() {
+        if ask.action.releases() {
             self.give(state, ask, gone);
             return true;
         }
         let slots = Self::slots(state);
-        let is_held = self.asker.holder > 0 && self.has_slot(&slots[gone..]);
+        let is_held = self.context.holder > 0 && self.has_slot(&slots[gone..]);
         let held = (slots.len() - gone) as u64;
         let allowed = is_held || ask.cost <= self.room(slots, gone);
         if ask.action == Action::Take && allowed {
@@ -340,12 +353,12 @@ impl Rule for Concurrency {
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         self.explain_slots(state.as_bytes(), ask, allowed)
     }
 
     /// A slot may come back at any moment.
-    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 

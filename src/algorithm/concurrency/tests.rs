@@ -8,12 +8,12 @@ const START: u64 = 1_763_672_400_000_000;
 const MINUTE: Micros = Micros::from_secs(60);
 
 fn rule(limit: u64) -> Concurrency {
-    Concurrency::new(Quota::hard(limit), MINUTE).unwrap()
+    Concurrency::new(MaxHits::hard(limit), MINUTE).unwrap()
 }
 
 fn ask(rule: Concurrency, state: &mut State, holder: u64, action: Action, cost: u64, second: u64) -> Decision {
-    let rule = rule.asked_by(Asker { holder, ..Asker::default() });
-    let ask = Ask { action, cost, now: Micros::new(START + second * 1_000_000) };
+    let rule = rule.with_context(RequestContext { holder, ..RequestContext::default() });
+    let ask = Operation { action, cost, now: Micros::new(START + second * 1_000_000) };
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }
@@ -29,14 +29,14 @@ fn a_slot_is_freed_by_its_holder_or_by_time() {
     assert_eq!((refused.reset, refused.next), (Micros::from_secs(50), Micros::from_secs(40)));
     // Whoever was refused, or never came, frees nothing.
     for stranger in [3, 4] {
-        assert_eq!(ask(rule(2), &mut state, stranger, Action::Return, 1, 21).used, 2);
+        assert_eq!(ask(rule(2), &mut state, stranger, Action::Refund, 1, 21).used, 2);
     }
-    assert_eq!(ask(rule(2), &mut state, 1, Action::Return, 1, 22).used, 1);
+    assert_eq!(ask(rule(2), &mut state, 1, Action::Refund, 1, 22).used, 1);
     assert!(take(&mut state, 3, 23).allowed);
-    assert_eq!(ask(rule(2), &mut state, 1, Action::Return, 1, 24).used, 2, "twice");
+    assert_eq!(ask(rule(2), &mut state, 1, Action::Refund, 1, 24).used, 2, "twice");
     assert!(!take(&mut state, 1, 69).allowed);
     assert!(take(&mut state, 1, 70).allowed, "the second's has ended");
-    assert_eq!(ask(rule(2), &mut state, 2, Action::Return, 1, 71).used, 2, "too late");
+    assert_eq!(ask(rule(2), &mut state, 2, Action::Refund, 1, 71).used, 2, "too late");
 }
 
 #[test]
@@ -57,15 +57,15 @@ fn of_slots_without_a_name_the_one_that_ends_first_is_freed() {
     for second in [0, 30] {
         assert!(ask(rule(2), &mut state, 0, Action::Take, 1, second).allowed);
     }
-    assert_eq!(ask(rule(2), &mut state, 0, Action::Return, 1, 31).reset, Micros::from_secs(59));
+    assert_eq!(ask(rule(2), &mut state, 0, Action::Refund, 1, 31).reset, Micros::from_secs(59));
 }
 
 #[test]
 fn refuses_to_be_built_from_numbers_that_make_no_sense() {
-    assert_eq!(Concurrency::new(Quota::hard(1_001), MINUTE), None);
-    assert_eq!(Concurrency::new(Quota::soft(1_000, 1), MINUTE), None);
-    assert_eq!(Concurrency::new(Quota::hard(1), Micros::ZERO), None);
-    assert_eq!(Concurrency::new(Quota::hard(1), Concurrency::LONGEST + Micros::new(1)), None);
+    assert_eq!(Concurrency::new(MaxHits::hard(1_001), MINUTE), None);
+    assert_eq!(Concurrency::new(MaxHits::soft(1_000, 1), MINUTE), None);
+    assert_eq!(Concurrency::new(MaxHits::hard(1), Micros::ZERO), None);
+    assert_eq!(Concurrency::new(MaxHits::hard(1), Concurrency::MAX_HOLD + Micros::new(1)), None);
 }
 
 proptest! {
@@ -73,7 +73,7 @@ proptest! {
     #[test]
     fn is_exact(
         limit in 1_u64..8,
-        steps in prop::collection::vec((0_u64..5, select(vec![Action::Take, Action::Take, Action::Return]), 1_u64..4, 0_u64..30), 1..80),
+        steps in prop::collection::vec((0_u64..5, select(vec![Action::Take, Action::Take, Action::Refund]), 1_u64..4, 0_u64..30), 1..80),
     ) {
         let (mut state, mut second, mut slots) = (State::default(), 0, Vec::<(u64, u64)>::new());
         for (holder, action, cost, later) in steps {
@@ -81,11 +81,11 @@ proptest! {
             slots.retain(|(_, end)| *end > second);
             let decision = ask(rule(limit), &mut state, holder, action, cost, second);
             let mine = slots.iter().filter(|(other, _)| holder > 0 && *other == holder).count() as u64;
-            let passes = action == Action::Return || mine > 0 || slots.len() as u64 + cost <= limit;
+            let passes = action == Action::Refund || mine > 0 || slots.len() as u64 + cost <= limit;
             prop_assert_eq!(decision.allowed, passes);
             match action {
-                Action::Return if holder == 0 => drop(slots.drain(..slots.len().min(cost as usize))),
-                Action::Return => slots.retain(|(other, _)| *other != holder),
+                Action::Refund if holder == 0 => drop(slots.drain(..slots.len().min(cost as usize))),
+                Action::Refund => slots.retain(|(other, _)| *other != holder),
                 _ if passes => {
                     slots.retain(|(other, _)| holder == 0 || *other != holder);
                     let count = if mine > 0 { mine } else { cost };
@@ -107,9 +107,11 @@ fn classes_find_what_is_kept_for_them() {
     let mut holder = 0;
     let mut take = |class, cost, second: u64| {
         holder += 1;
-        let (rule, now) =
-            (rule.asked_by(Asker { holder, class, sample: None }), Micros::new(START + second * 1_000_000));
-        rule_decision(rule, &mut state, Ask { action: Action::Take, cost, now })
+        let (rule, now) = (
+            rule.with_context(RequestContext { holder, class, sample: None }),
+            Micros::new(START + second * 1_000_000),
+        );
+        rule_decision(rule, &mut state, Operation { action: Action::Take, cost, now })
     };
     let third = take(2, 5, 0);
     assert_eq!((third.allowed, third.remaining, third.limit, third.used), (true, 0, Some(6), 5));
@@ -125,7 +127,7 @@ fn classes_find_what_is_kept_for_them() {
     assert_eq!((take(0, 4, 61).allowed, take(0, 1, 61).remaining), (true, 0));
 }
 
-fn rule_decision(rule: Concurrency, state: &mut State, ask: Ask) -> Decision {
+fn rule_decision(rule: Concurrency, state: &mut State, ask: Operation) -> Decision {
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }

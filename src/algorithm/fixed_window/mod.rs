@@ -11,13 +11,14 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Quota, Rule, Shape, State, Unfit,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, MaxHits, Micros,
+    Operation, State,
 };
 
 /// `limit` hits in each window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
-    quota: Quota,
+    max_hits: MaxHits,
     window: Micros,
     count_denied: bool,
 }
@@ -31,12 +32,12 @@ const TAGS: u64 = 900_000;
 
 impl FixedWindow {
     /// Nothing in any second.
-    pub const NOTHING: Self = Self { quota: Quota::hard(0), window: Micros::from_secs(1), count_denied: true };
+    pub const NOTHING: Self = Self { max_hits: MaxHits::hard(0), window: Micros::from_secs(1), count_denied: true };
 
     /// `None` for a window of no length, or a longer one than [`LONGEST`].
     #[must_use]
-    pub fn new(quota: Quota, window: Micros, count_denied: bool) -> Option<Self> {
-        (window > Micros::ZERO && window <= LONGEST).then_some(Self { quota, window, count_denied })
+    pub fn new(quota: MaxHits, window: Micros, count_denied: bool) -> Option<Self> {
+        (window > Micros::ZERO && window <= MAX_PERIOD).then_some(Self { max_hits: quota, window, count_denied })
     }
 
     /// The number of the window that is counted, and the count.
@@ -60,23 +61,23 @@ impl FixedWindow {
     }
 }
 
-impl Rule for FixedWindow {
+impl Limiter for FixedWindow {
     const NAME: &'static str = "fixed_window";
-    const WORDS: &'static [&'static str] = &[];
+    const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "fw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "believed", "count_denied"];
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         // As the peer does it, unless the rule says otherwise.
         let count_denied = shape.count_denied.unwrap_or(true);
-        let rule = Self::new(shape.quota(shape.requests.into()), shape.window, count_denied);
+        let rule = Self::new(shape.max_hits(shape.requests.into()), shape.window, count_denied);
         let why = "a window must have a length, of at most 100 years";
-        Ok(rule.ok_or(Unfit { word: "unit_multiplier", why })?.into())
+        Ok(rule.ok_or(InvalidLimit { keyword: "unit_multiplier", reason: why })?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
-        let (ceiling, denied) = (self.quota.ceiling(), self.count_denied.into());
+    fn arguments(&self, ask: Operation) -> Arguments {
+        let (ceiling, denied) = (self.max_hits.ceiling(), self.count_denied.into());
         smallvec![ask.cost.min(MOST), ceiling, self.window.get(), self.believed(), denied]
     }
 
@@ -85,33 +86,33 @@ impl Rule for FixedWindow {
         Some(self.window.floor_secs())
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         let (number, count) = self.current(state, ask.now);
         let cost = ask.cost.min(MOST);
-        let fits = count + cost <= self.quota.ceiling();
+        let fits = count + cost <= self.max_hits.ceiling();
         let after = match ask.action {
             Action::Take if fits || self.count_denied => (count + cost).min(MOST),
-            Action::Return => count.saturating_sub(cost),
+            Action::Refund => count.saturating_sub(cost),
             // Of another window than the one that took it nothing is given back.
-            Action::Undo(taken) if taken.get() / self.window.get() == number => count.saturating_sub(cost),
-            Action::Undo(_) => count,
+            Action::RollBack(taken) if taken.get() / self.window.get() == number => count.saturating_sub(cost),
+            Action::RollBack(_) => count,
             Action::Take | Action::Peek => return fits,
         };
         if ask.action == Action::Take || after != count {
             state.clear();
             state.push::<8>((number % TAGS + 1) * COUNTS + after);
         }
-        fits || ask.action.gives()
+        fits || ask.action.releases()
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         let (number, used) = self.current(state, ask.now);
         let reset = Micros::new((number + 1) * self.window.get()) - ask.now;
-        let possible = ask.cost <= self.quota.ceiling();
+        let possible = ask.cost <= self.max_hits.ceiling();
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.quota),
-            remaining: self.quota.remaining(used),
+            soft: allowed && ask.is_soft(used, self.max_hits),
+            remaining: self.max_hits.remaining(used),
             used,
             reset,
             next: if used > 0 { reset } else { Micros::ZERO },
@@ -125,12 +126,12 @@ impl Rule for FixedWindow {
     }
 
     /// Once the count is above the limit nothing passes until the window ends, however far above it is.
-    fn refusal_counts(&self, state: &State, now: Micros) -> bool {
-        self.count_denied && self.current(state, now).1 <= self.quota.ceiling()
+    fn denial_counts(&self, state: &State, now: Micros) -> bool {
+        self.count_denied && self.current(state, now).1 <= self.max_hits.ceiling()
     }
 
     fn leasing(&self) -> Option<Algorithm> {
-        Some(Self { quota: Quota::hard(self.quota.limit()), count_denied: false, ..*self }.into())
+        Some(Self { max_hits: MaxHits::hard(self.max_hits.limit()), count_denied: false, ..*self }.into())
     }
 
     fn lease_ends(&self, counted: Micros) -> Micros {

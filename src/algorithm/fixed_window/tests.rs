@@ -5,21 +5,21 @@ use proptest::prelude::*;
 use super::*;
 
 fn minute(limit: u64) -> FixedWindow {
-    FixedWindow::new(Quota::hard(limit), Micros::from_secs(60), true).unwrap()
+    FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(60), true).unwrap()
 }
 
-fn ask(action: Action, cost: u64, seconds: u64) -> Ask {
-    Ask { action, cost, now: Micros::from_secs(seconds) }
+fn ask(action: Action, cost: u64, seconds: u64) -> Operation {
+    Operation { action, cost, now: Micros::from_secs(seconds) }
 }
 
-fn apply(rule: FixedWindow, state: &mut State, ask: Ask) -> Decision {
+fn apply(rule: FixedWindow, state: &mut State, ask: Operation) -> Decision {
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }
 
 #[test]
 fn counts_as_the_peer_does() {
-    use Action::{Peek, Return, Take};
+    use Action::{Peek, Refund, Take};
     let rule = minute(10);
     let mut state = State::default();
     // (action, cost, at) → (allowed, remaining, used, reset in seconds)
@@ -28,9 +28,9 @@ fn counts_as_the_peer_does() {
         (Take, 8, 601, (true, 2, 8, 59)),
         (Take, 5, 602, (false, 0, 13, 58)), // a refused cost stays counted
         (Take, 1, 603, (false, 0, 14, 57)),
-        (Return, 4, 604, (true, 0, 10, 56)),
+        (Refund, 4, 604, (true, 0, 10, 56)),
         (Peek, 0, 605, (true, 0, 10, 55)),    // exactly at the limit a look is allowed
-        (Return, 99, 606, (true, 10, 0, 54)), // never above full
+        (Refund, 99, 606, (true, 10, 0, 54)), // never above full
         (Take, 10, 659, (true, 0, 10, 1)),
         (Take, 1, 660, (true, 9, 1, 60)), // a new window
         (Take, u64::MAX, 661, (false, 0, MOST, 59)),
@@ -56,8 +56,8 @@ fn a_clock_that_steps_back_grants_nothing_and_locks_nobody_out() {
 
 #[test]
 fn refuses_to_be_built_from_numbers_that_make_no_sense() {
-    assert_eq!(FixedWindow::new(Quota::hard(1), Micros::ZERO, true), None);
-    assert_eq!(FixedWindow::new(Quota::hard(1), LONGEST + Micros::new(1), true), None);
+    assert_eq!(FixedWindow::new(MaxHits::hard(1), Micros::ZERO, true), None);
+    assert_eq!(FixedWindow::new(MaxHits::hard(1), MAX_PERIOD + Micros::new(1), true), None);
 }
 
 proptest! {

@@ -3,7 +3,8 @@
 //! `burst` is the most that passes at once, as governor and throttlecrab count it; redis-cell's `max_burst` is one less.
 
 use super::{
-    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, escrow::Escrow,
+    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
+    bucket::Bucket, leased_bucket::LeasedBucket,
 };
 
 /// Cells that conform.
@@ -14,32 +15,33 @@ impl Gcra {
     /// `requests` per window in the long run, and `burst` at once. `None` when either is 0 or a window, or the time to
     /// regain a burst, is longer than [`super::LONGEST`].
     #[must_use]
-    pub fn new(requests: u32, window: Micros, burst: Quota, count_denied: bool) -> Option<Self> {
+    pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
     }
 }
 
-impl Rule for Gcra {
+impl Limiter for Gcra {
     const NAME: &'static str = "gcra";
-    const WORDS: &'static [&'static str] = &["burst"];
+    const KEYWORDS: &'static [&'static str] = &["burst"];
     const TAG: &'static str = "gcra";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
-        let rule = Self::new(shape.requests, shape.window, shape.quota(shape.burst()?.into()), shape.counts_denied());
-        Ok(rule.ok_or(Unfit::BURST)?.into())
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let rule =
+            Self::new(shape.requests, shape.window, shape.max_hits(shape.burst()?.into()), shape.counts_denied());
+        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
+    fn arguments(&self, ask: Operation) -> Arguments {
         self.0.arguments(ask)
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         self.0.step(state, ask)
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         self.0.explain(state, ask, allowed)
     }
 
@@ -48,7 +50,7 @@ impl Rule for Gcra {
     }
 
     fn leasing(&self) -> Option<Algorithm> {
-        self.0.leasing().map(|bucket| Escrow(bucket).into())
+        self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
     fn counting(&self) -> Algorithm {

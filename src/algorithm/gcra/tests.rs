@@ -10,7 +10,7 @@ proptest! {
     /// conforms when it comes no earlier than TAT − τ.
     #[test]
     fn is_virtual_scheduling(burst in 1_u64..8, hits in prop::collection::vec(0_u64..3, 1..60)) {
-        let rule = Gcra::new(1, Micros::from_secs(1), Quota::hard(burst), false).unwrap();
+        let rule = Gcra::new(1, Micros::from_secs(1), MaxHits::hard(burst), false).unwrap();
         let (mut state, mut now, mut tat) = (State::default(), 1_000_000, 0);
         for later in hits {
             now += later;
@@ -18,7 +18,7 @@ proptest! {
             if conforms {
                 tat = tat.max(now) + 1;
             }
-            let ask = Ask { action: Action::Take, cost: 1, now: Micros::from_secs(now) };
+            let ask = Operation { action: Action::Take, cost: 1, now: Micros::from_secs(now) };
             prop_assert_eq!(rule.step(&mut state, ask), conforms);
         }
     }

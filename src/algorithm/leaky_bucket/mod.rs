@@ -4,7 +4,8 @@
 //! what leaves conforms to the limit's pace. With `burst: 1` hits leave one by one, `window / requests` apart.
 
 use super::{
-    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, escrow::Escrow,
+    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
+    bucket::Bucket, leased_bucket::LeasedBucket,
 };
 
 /// A bucket that leaks.
@@ -16,36 +17,36 @@ impl LeakyBucket {
     /// `None` when there are no requests or no room, or a window, or the time to drain, is longer than
     /// [`super::LONGEST`].
     #[must_use]
-    pub fn new(requests: u32, window: Micros, room: Quota, at_once: u64, count_denied: bool) -> Option<Self> {
+    pub fn new(requests: u32, window: Micros, room: MaxHits, at_once: u64, count_denied: bool) -> Option<Self> {
         Bucket::new(requests, window, room, at_once, count_denied).map(Self)
     }
 }
 
-impl Rule for LeakyBucket {
+impl Limiter for LeakyBucket {
     const NAME: &'static str = "leaky_bucket";
-    const WORDS: &'static [&'static str] = &["burst", "queue"];
+    const KEYWORDS: &'static [&'static str] = &["burst", "queue"];
     const TAG: &'static str = "lb";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let (burst, queue) = (u64::from(shape.burst()?), u64::from(shape.queue.unwrap_or_default()));
-        let room = shape.quota(burst + queue);
+        let room = shape.max_hits(burst + queue);
         // Without a queue nobody waits, not even above a soft limit.
         let at_once = if queue > 0 { burst } else { room.ceiling() };
         let rule = Self::new(shape.requests, shape.window, room, at_once, shape.counts_denied());
-        Ok(rule.ok_or(Unfit::BURST)?.into())
+        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
+    fn arguments(&self, ask: Operation) -> Arguments {
         self.0.arguments(ask)
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         self.0.step(state, ask)
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         self.0.explain(state, ask, allowed)
     }
 
@@ -54,7 +55,7 @@ impl Rule for LeakyBucket {
     }
 
     fn leasing(&self) -> Option<Algorithm> {
-        self.0.leasing().map(|bucket| Escrow(bucket).into())
+        self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
     fn counting(&self) -> Algorithm {

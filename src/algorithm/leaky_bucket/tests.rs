@@ -12,11 +12,11 @@ proptest! {
         requests in 1_u32..20, at_once in 1_u64..5, queue in 0_u64..20,
         hits in prop::collection::vec(0_u64..300_000, 1..60),
     ) {
-        let rule = LeakyBucket::new(requests, Micros::from_secs(1), Quota::hard(at_once + queue), at_once, false).unwrap();
+        let rule = LeakyBucket::new(requests, Micros::from_secs(1), MaxHits::hard(at_once + queue), at_once, false).unwrap();
         let (mut state, mut now, mut left) = (State::default(), 1_763_672_400_000_000, Vec::new());
         for later in hits {
             now += later;
-            let ask = Ask { action: Action::Take, cost: 1, now: Micros::new(now) };
+            let ask = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
             let allowed = rule.step(&mut state, ask);
             let decision = rule.explain(&state, ask, allowed);
             if allowed {
@@ -38,11 +38,11 @@ proptest! {
 
 #[test]
 fn without_a_queue_nobody_waits() {
-    let rule = LeakyBucket::new(1, Micros::from_secs(1), Quota::soft(2, 50), 3, false).unwrap();
+    let rule = LeakyBucket::new(1, Micros::from_secs(1), MaxHits::soft(2, 50), 3, false).unwrap();
     let (mut state, now) = (State::default(), Micros::from_secs(1_000));
     let answers: Vec<_> = (0..4)
         .map(|_| {
-            let ask = Ask { action: Action::Take, cost: 1, now };
+            let ask = Operation { action: Action::Take, cost: 1, now };
             let allowed = rule.step(&mut state, ask);
             let decision = rule.explain(&state, ask, allowed);
             (decision.allowed, decision.soft, decision.delay.get())

@@ -5,12 +5,15 @@
 
 use smallvec::smallvec;
 
-use super::{Action, Algorithm, Arguments, Ask, Asker, CLOCK_SLACK, Decision, Micros, Rule, Shape, State, Unfit};
+use super::{
+    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
+    RequestContext, State,
+};
 
 /// A report that holds for so long; it replaces what the same reporter said before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reports {
-    life: Micros,
+pub struct UtilizationReports {
+    ttl: Micros,
     reporter: u64,
 }
 
@@ -30,18 +33,18 @@ const NAME: usize = 6;
 const PART: usize = 2;
 const ENTRY: usize = END + NAME + PART;
 
-impl Reports {
+impl UtilizationReports {
     /// All of a resource, as costs say it.
     pub const WHOLE: u64 = 10_000;
     /// The longest life of a report: an hour.
-    pub const LONGEST: Micros = Micros::from_secs(3_600);
+    pub const MAX_TTL: Micros = Micros::from_secs(3_600);
     /// So many reporters at most; further ones are refused.
-    pub const MOST: usize = 1_000;
+    pub const MAX_REPORTERS: usize = 1_000;
 
     /// Of nobody in particular; a life that is longer than [`Self::LONGEST`] is as long.
     #[must_use]
     pub fn new(life: Micros) -> Self {
-        Self { life: life.min(Self::LONGEST), reporter: 0 }
+        Self { ttl: life.min(Self::MAX_TTL), reporter: 0 }
     }
 
     /// What a decision of this algorithm says.
@@ -58,42 +61,42 @@ impl Reports {
             let at = ENTRY * place;
             Some((state.number::<END>(at)?, state.number::<NAME>(at + END)?, state.number::<PART>(at + END + NAME)?))
         };
-        let latest = (now + Self::LONGEST + CLOCK_SLACK).get();
+        let latest = (now + Self::MAX_TTL + CLOCK_SLACK).get();
         let entries = (0..state.as_bytes().len() / ENTRY).filter_map(entry);
         entries.filter(move |(end, ..)| *end > now.get() && *end <= latest)
     }
 }
 
-impl Rule for Reports {
+impl Limiter for UtilizationReports {
     const NAME: &'static str = "reports of a resource";
-    const WORDS: &'static [&'static str] = &[];
+    const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "rp";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["part", "life", "longest", "most", "reporter"];
 
-    fn build(_shape: &Shape) -> Result<Algorithm, Unfit> {
-        Err(Unfit { word: "algorithm", why: "reports are no limit" })
+    fn build(_shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        Err(InvalidLimit { keyword: "algorithm", reason: "reports are no limit" })
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
-        let longest = (Self::LONGEST + CLOCK_SLACK).get();
-        smallvec![ask.cost.min(Self::WHOLE), self.life.get(), longest, Self::MOST as u64, self.reporter]
+    fn arguments(&self, ask: Operation) -> Arguments {
+        let longest = (Self::MAX_TTL + CLOCK_SLACK).get();
+        smallvec![ask.cost.min(Self::WHOLE), self.ttl.get(), longest, Self::MAX_REPORTERS as u64, self.reporter]
     }
 
     /// The reporter is the holder of what he says.
-    fn asked_by(self, asker: Asker) -> Self {
+    fn with_context(self, asker: RequestContext) -> Self {
         Self { reporter: asker.holder & ((1 << (8 * NAME)) - 1), ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         if ask.action == Action::Peek {
             return true;
         }
         let mut held: Vec<_> = Self::held(state, ask.now).collect();
         held.retain(|(_, reporter, _)| *reporter != self.reporter);
-        let allowed = ask.action.gives() || held.len() < Self::MOST;
-        if allowed && !ask.action.gives() {
-            held.push(((ask.now + self.life).get(), self.reporter, ask.cost.min(Self::WHOLE)));
+        let allowed = ask.action.releases() || held.len() < Self::MAX_REPORTERS;
+        if allowed && !ask.action.releases() {
+            held.push(((ask.now + self.ttl).get(), self.reporter, ask.cost.min(Self::WHOLE)));
         }
         state.clear();
         for (end, reporter, part) in held {
@@ -106,7 +109,7 @@ impl Rule for Reports {
 
     /// Its `used` is the highest report, its `remaining` the mean, and its `limit` the number of reporters: see
     /// [`Reports::read`].
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         let (mut worst, mut sum, mut reporters, mut last) = (0, 0, 0, 0);
         for (end, _, part) in Self::held(state, ask.now) {
             (worst, sum, reporters, last) = (part.max(worst), sum + part, reporters + 1, end.max(last));
@@ -122,7 +125,7 @@ impl Rule for Reports {
     }
 
     /// Others come and go.
-    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 

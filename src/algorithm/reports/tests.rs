@@ -5,10 +5,11 @@ use super::*;
 const START: u64 = 1_763_672_400_000_000;
 
 fn ask(state: &mut State, reporter: u64, action: Action, cost: u64, second: u64) -> Option<Utilization> {
-    let rule = Reports::new(Micros::from_secs(10)).asked_by(Asker { holder: reporter, ..Asker::default() });
-    let ask = Ask { action, cost, now: Micros::new(START) + Micros::from_secs(second) };
+    let rule = UtilizationReports::new(Micros::from_secs(10))
+        .with_context(RequestContext { holder: reporter, ..RequestContext::default() });
+    let ask = Operation { action, cost, now: Micros::new(START) + Micros::from_secs(second) };
     let allowed = rule.step(state, ask);
-    Reports::read(&rule.explain(state, ask, allowed))
+    UtilizationReports::read(&rule.explain(state, ask, allowed))
 }
 
 #[test]
@@ -21,19 +22,22 @@ fn the_worst_report_that_still_holds_counts() {
     assert_eq!(ask(&mut state, 2, Action::Take, 1_000, 5), said(0.5, 0.3, 2), "a later one replaces it");
     assert_eq!(ask(&mut state, 0, Action::Peek, 0, 10), said(0.1, 0.1, 1), "the first's has ended");
     assert_eq!(ask(&mut state, 3, Action::Take, 20_000, 11), said(1.0, 0.55, 2));
-    assert_eq!(ask(&mut state, 3, Action::Return, 0, 12), said(0.1, 0.1, 1));
+    assert_eq!(ask(&mut state, 3, Action::Refund, 0, 12), said(0.1, 0.1, 1));
     assert_eq!(ask(&mut state, 0, Action::Peek, 0, 15), None);
 }
 
 #[test]
 fn reporters_are_bounded_and_a_wrong_clock_is_not_believed() {
     let mut state = State::default();
-    for reporter in 0..=Reports::MOST as u64 + 5 {
+    for reporter in 0..=UtilizationReports::MAX_REPORTERS as u64 + 5 {
         ask(&mut state, reporter, Action::Take, reporter, 0);
     }
     let most = ask(&mut state, 0, Action::Peek, 0, 0).unwrap();
-    assert_eq!(most.reporters, Reports::MOST as u32);
-    assert!(ask(&mut state, 3, Action::Take, 0, 0).is_some_and(|it| it.reporters == Reports::MOST as u32));
-    let years_before = Reports::held(&state, Micros::new(START / 2)).count();
+    assert_eq!(most.reporters, UtilizationReports::MAX_REPORTERS as u32);
+    assert!(
+        ask(&mut state, 3, Action::Take, 0, 0)
+            .is_some_and(|it| it.reporters == UtilizationReports::MAX_REPORTERS as u32)
+    );
+    let years_before = UtilizationReports::held(&state, Micros::new(START / 2)).count();
     assert_eq!(years_before, 0);
 }

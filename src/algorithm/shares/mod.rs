@@ -14,7 +14,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, Ask, Asker, CLOCK_SLACK, Classes, Decision, Micros, Rule, Shape, State, Unfit,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
+    RequestContext, State,
 };
 
 /// A capacity per window, and who has what of it.
@@ -32,17 +33,17 @@ const NUMBER: usize = 7;
 
 /// What is used, in hits × microseconds of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Used {
+struct Usage {
     /// As of when.
     at: u64,
     /// Of the bucket for all.
     common: u64,
-    each: [Class; Classes::MOST],
+    each: [ClassUsage; Classes::MAX_CLASSES],
 }
 
 /// What a class uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Class {
+struct ClassUsage {
     /// Of what is always there for it.
     own: u64,
     /// Of the bucket for all, at most.
@@ -57,23 +58,23 @@ impl Shares {
     pub fn new(capacity: u32, window: Micros, classes: Classes) -> Option<Self> {
         let this = Self { capacity: capacity.into(), window: window.get(), classes, class: 0 };
         let fits = (this.capacity + 1).checked_mul(this.window).is_some_and(|units| units <= super::MAX / 2);
-        (fits && this.window > 0 && classes.promised() <= this.capacity).then_some(this)
+        (fits && this.window > 0 && classes.guaranteed() <= this.capacity).then_some(this)
     }
 
     /// What the bucket for all holds.
     fn common(&self) -> u64 {
-        (self.capacity - self.classes.promised()) * self.window
+        (self.capacity - self.classes.guaranteed()) * self.window
     }
 
     /// What the class' own bucket holds, and what its ceiling does.
     fn holds(&self, class: usize) -> (u64, u64) {
-        (self.classes.least(class) * self.window, self.classes.most(class) * self.window)
+        (self.classes.min(class) * self.window, self.classes.max(class) * self.window)
     }
 
     /// What is used at an instant, if nobody asks until then.
-    fn used(&self, state: &State, now: Micros) -> Used {
+    fn used(&self, state: &State, now: Micros) -> Usage {
         let len = self.classes.count();
-        let mut used = Used { at: now.get(), common: 0, each: [Class::default(); Classes::MOST] };
+        let mut used = Usage { at: now.get(), common: 0, each: [ClassUsage::default(); Classes::MAX_CLASSES] };
         // With classes added or taken away it is another counter.
         if state.as_bytes().len() != NUMBER * (3 + 3 * len) {
             return used;
@@ -84,7 +85,11 @@ impl Shares {
         for (class, it) in used.each.iter_mut().enumerate().take(len) {
             let (own, all) = self.holds(class);
             let place = 3 + 3 * class;
-            *it = Class { own: number(place).min(own), borrowed: number(place + 1), all: number(place + 2).min(all) };
+            *it = ClassUsage {
+                own: number(place).min(own),
+                borrowed: number(place + 1),
+                all: number(place + 2).min(all),
+            };
         }
         // A clock that stepped back brings nothing; one that was wrong is not believed.
         let (past, ahead) = (now.get().saturating_sub(at), at.saturating_sub(now.get()));
@@ -97,23 +102,23 @@ impl Shares {
     }
 
     /// So much later.
-    fn drain(&self, used: &mut Used, past: u64) {
+    fn drain(&self, used: &mut Usage, past: u64) {
         let mut inflow = self.capacity * past;
         let each = &mut used.each[..self.classes.count()];
         for (class, it) in each.iter_mut().enumerate() {
-            let refilled = it.own.min(self.classes.least(class) * past);
+            let refilled = it.own.min(self.classes.min(class) * past);
             it.own -= refilled;
             inflow -= refilled;
-            it.all = it.all.saturating_sub(self.classes.most(class) * past);
+            it.all = it.all.saturating_sub(self.classes.max(class) * past);
         }
         used.common = used.common.saturating_sub(inflow);
         each.iter_mut().for_each(|it| it.borrowed = it.borrowed.min(used.common));
     }
 
-    fn write(&self, used: &Used, state: &mut State) {
+    fn write(&self, used: &Usage, state: &mut State) {
         state.clear();
         let classes = &used.each[..self.classes.count()];
-        if used.common == 0 && classes.iter().all(|it| *it == Class::default()) {
+        if used.common == 0 && classes.iter().all(|it| *it == ClassUsage::default()) {
             return;
         }
         for number in [used.at, self.capacity, used.common] {
@@ -125,13 +130,13 @@ impl Shares {
     }
 
     /// What the class may take of its own, of the bucket for all, and below its ceiling.
-    fn left(&self, used: &Used) -> (u64, u64, u64) {
+    fn left(&self, used: &Usage) -> (u64, u64, u64) {
         let ((own, all), it) = (self.holds(self.class), &used.each[self.class]);
         (own - it.own, self.common() - used.common, all - it.all)
     }
 
     /// What the class may take.
-    fn available(&self, used: &Used) -> u64 {
+    fn available(&self, used: &Usage) -> u64 {
         let (own, common, ceiling) = self.left(used);
         (own + common).min(ceiling)
     }
@@ -148,18 +153,18 @@ impl Shares {
     }
 
     /// What the class may take so much later, if nobody asks until then.
-    fn available_after(&self, used: &Used, past: u64) -> u64 {
-        let refills = |(class, it): (usize, &Class)| it.own.min(self.classes.least(class) * past);
+    fn available_after(&self, used: &Usage, past: u64) -> u64 {
+        let refills = |(class, it): (usize, &ClassUsage)| it.own.min(self.classes.min(class) * past);
         let refilled: u64 = used.each[..self.classes.count()].iter().enumerate().map(refills).sum();
         let it = &used.each[self.class];
         let (own, all) = self.holds(self.class);
         let own = own - it.own + refills((self.class, it));
         let common = self.common() - used.common.saturating_sub(self.capacity * past - refilled);
-        (own + common).min(all - it.all.saturating_sub(self.classes.most(self.class) * past))
+        (own + common).min(all - it.all.saturating_sub(self.classes.max(self.class) * past))
     }
 
     /// Until so much is available, if nobody else asks; it has to be there some time.
-    fn until(&self, used: &Used, now: Micros, units: u64) -> Micros {
+    fn until(&self, used: &Usage, now: Micros, units: u64) -> Micros {
         let missing = units.saturating_sub(self.available(used));
         if missing == 0 {
             return Micros::ZERO;
@@ -178,29 +183,34 @@ impl Shares {
     }
 }
 
-impl Rule for Shares {
+impl Limiter for Shares {
     const NAME: &'static str = "shares";
-    const WORDS: &'static [&'static str] = &["capacity", "class", "shares", "reserve"];
+    const KEYWORDS: &'static [&'static str] = &["capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "sh";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "capacity", "window", "slack", "class", "count"];
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let Some(classes) = shape.classes else {
-            return Err(Unfit { word: "capacity", why: "a capacity per time needs shares, or a reserve" });
+            return Err(InvalidLimit { keyword: "capacity", reason: "a capacity per time needs shares, or a reserve" });
         };
         if shape.counts_denied() {
-            return Err(Unfit { word: "count_denied", why: "what a class was refused takes nothing of the capacity" });
+            return Err(InvalidLimit {
+                keyword: "count_denied",
+                reason: "what a class was refused takes nothing of the capacity",
+            });
         }
         if shape.soft.is_some() {
-            return Err(Unfit { word: "soft", why: "a shared capacity has ceilings, and is not soft" });
+            return Err(InvalidLimit { keyword: "soft", reason: "a shared capacity has ceilings, and is not soft" });
         }
         let why =
             "capacity times the microseconds of its time must stay below 2^52: 1.2 million an hour, 52 thousand a day";
-        Ok(Self::new(shape.requests, shape.window, classes).ok_or(Unfit { word: "capacity", why })?.into())
+        Ok(Self::new(shape.requests, shape.window, classes)
+            .ok_or(InvalidLimit { keyword: "capacity", reason: why })?
+            .into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
+    fn arguments(&self, ask: Operation) -> Arguments {
         let cost = ask.cost.min(self.capacity + 1);
         let (class, count) = (self.class as u64, self.classes.count() as u64);
         let mut arguments: Arguments = smallvec![cost, self.capacity, self.window, CLOCK_SLACK.get(), class, count];
@@ -213,14 +223,14 @@ impl Rule for Shares {
         Some(self.window / 1_000_000)
     }
 
-    fn asked_by(self, asker: Asker) -> Self {
+    fn with_context(self, asker: RequestContext) -> Self {
         Self { class: usize::from(asker.class).min(self.classes.count() - 1), ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         let mut used = self.used(state, ask.now);
         let units = self.units(ask.cost);
-        let allowed = ask.action.gives() || units <= self.available(&used);
+        let allowed = ask.action.releases() || units <= self.available(&used);
         let (own_left, ..) = self.left(&used);
         let it = &mut used.each[self.class];
         match ask.action {
@@ -231,17 +241,17 @@ impl Rule for Shares {
                 it.all += units;
                 used.common += units - own;
             }
-            Action::Return | Action::Undo(_) => {
+            Action::Refund | Action::RollBack(_) => {
                 // Of what was taken then, some has come back by itself.
                 let past = match ask.action {
-                    Action::Undo(taken) => (ask.now - taken).get().min(self.window),
-                    Action::Return | Action::Take | Action::Peek => 0,
+                    Action::RollBack(taken) => (ask.now - taken).get().min(self.window),
+                    Action::Refund | Action::Take | Action::Peek => 0,
                 };
                 let back = units.saturating_sub(self.capacity * past);
                 let borrowed = back.min(it.borrowed);
                 it.borrowed -= borrowed;
                 it.own = it.own.saturating_sub(back - borrowed);
-                it.all = it.all.saturating_sub(units.saturating_sub(self.classes.most(self.class) * past));
+                it.all = it.all.saturating_sub(units.saturating_sub(self.classes.max(self.class) * past));
                 used.common -= borrowed;
             }
             Action::Take | Action::Peek => return allowed,
@@ -250,7 +260,7 @@ impl Rule for Shares {
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         let used = self.used(state, ask.now);
         let (units, full) = (self.units(ask.cost), self.full());
         let (_, _, ceiling) = self.left(&used);
@@ -261,7 +271,7 @@ impl Rule for Shares {
         Decision {
             allowed,
             shed: !allowed && units <= ceiling,
-            limit: Some(self.classes.most(self.class) as u32),
+            limit: Some(self.classes.max(self.class) as u32),
             remaining,
             used: (full - available).div_ceil(self.window),
             reset: until(full).unwrap_or_default(),
@@ -272,7 +282,7 @@ impl Rule for Shares {
     }
 
     /// Another class may leave something at any moment.
-    fn refusal_counts(&self, _state: &State, _now: Micros) -> bool {
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 

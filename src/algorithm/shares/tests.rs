@@ -12,8 +12,8 @@ fn shares(capacity: u32, shares: &[(u32, u32)]) -> Shares {
 }
 
 fn ask(rule: Shares, state: &mut State, class: u8, cost: u64, at: u64) -> Decision {
-    let rule = rule.asked_by(Asker { class, ..Asker::default() });
-    let ask = Ask { action: Action::Take, cost, now: Micros::new(START + at) };
+    let rule = rule.with_context(RequestContext { class, ..RequestContext::default() });
+    let ask = Operation { action: Action::Take, cost, now: Micros::new(START + at) };
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }

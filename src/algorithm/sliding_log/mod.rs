@@ -10,46 +10,46 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit,
-    escrow::LONGEST_LIFE,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    State, leased_bucket::MAX_LEASE_LIFETIME,
 };
 
 /// At most `limit` hits in any window, exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingLog {
-    quota: Quota,
+    max_hits: MaxHits,
     window: Micros,
     min_interval: Micros,
     count_denied: bool,
     /// For those who take in advance: the grid of time on which leases end, after two steps at most.
-    grid: Micros,
+    lease_grid: Micros,
 }
 
 /// Of a window: hits count two of them longer at most, and those that come meanwhile do, too.
 const STEPS_OF_WINDOW: u64 = 20;
 /// An instant further ahead was written by a clock that was wrong.
-const LATEST: Micros = Micros::new(CLOCK_SLACK.get() + LONGEST_LIFE.get());
+const LATEST: Micros = Micros::new(CLOCK_SLACK.get() + MAX_LEASE_LIFETIME.get());
 
 /// Bytes of an instant.
 const ENTRY: usize = 7;
 
 impl SlidingLog {
     /// The largest limit, soft part included: 7 kB for each counter.
-    pub const MOST: u64 = 1_000;
+    pub const MAX_ENTRIES: u64 = 1_000;
     /// The longest window: ten years.
-    pub const LONGEST: Micros = Micros::from_secs(10 * 31_536_000);
+    pub const MAX_WINDOW: Micros = Micros::from_secs(10 * 31_536_000);
 
     /// `None` for a quota above [`Self::MOST`], a window of no length or longer than [`Self::LONGEST`], or an interval
     /// longer than the window.
     #[must_use]
-    pub fn new(quota: Quota, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
-        let fits = window > Micros::ZERO && window <= Self::LONGEST && min_interval <= window;
-        (fits && quota.ceiling() <= Self::MOST).then_some(Self {
-            quota,
+    pub fn new(quota: MaxHits, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
+        let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && min_interval <= window;
+        (fits && quota.ceiling() <= Self::MAX_ENTRIES).then_some(Self {
+            max_hits: quota,
             window,
             min_interval,
             count_denied,
-            grid: Micros::ZERO,
+            lease_grid: Micros::ZERO,
         })
     }
 
@@ -104,50 +104,53 @@ impl SlidingLog {
         }
     }
 
-    fn is_spaced(&self, state: &State, ask: Ask) -> bool {
+    fn is_spaced(&self, state: &State, ask: Operation) -> bool {
         let newest = Self::newest(state).filter(|_| ask.cost > 0 && self.min_interval > Micros::ZERO);
         newest.is_none_or(|newest| newest + self.min_interval.get() <= ask.now.get())
     }
 }
 
-impl Rule for SlidingLog {
+impl Limiter for SlidingLog {
     const NAME: &'static str = "sliding_log";
-    const WORDS: &'static [&'static str] = &["min_interval"];
+    const KEYWORDS: &'static [&'static str] = &["min_interval"];
     const TAG: &'static str = "sl";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "window", "interval", "slack", "count_denied", "grid"];
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
-        let (quota, interval) = (shape.quota(shape.requests.into()), shape.min_interval.unwrap_or_default());
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let (quota, interval) = (shape.max_hits(shape.requests.into()), shape.min_interval.unwrap_or_default());
         if interval > shape.window {
-            return Err(Unfit { word: "min_interval", why: "min_interval must not be longer than the window" });
+            return Err(InvalidLimit {
+                keyword: "min_interval",
+                reason: "min_interval must not be longer than the window",
+            });
         }
-        if quota.ceiling() > Self::MOST {
+        if quota.ceiling() > Self::MAX_ENTRIES {
             let why = "a sliding_log keeps every hit and takes 1000 at most, its soft part included; sliding_window has \
                        no such bound";
-            return Err(Unfit { word: "requests_per_unit", why });
+            return Err(InvalidLimit { keyword: "requests_per_unit", reason: why });
         }
         let rule = Self::new(quota, shape.window, interval, shape.counts_denied());
-        Ok(rule.ok_or(Unfit::WINDOW)?.into())
+        Ok(rule.ok_or(InvalidLimit::WINDOW)?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
-        let (cost, ceiling) = (ask.cost.min(Self::MOST + 1), self.quota.ceiling());
+    fn arguments(&self, ask: Operation) -> Arguments {
+        let (cost, ceiling) = (ask.cost.min(Self::MAX_ENTRIES + 1), self.max_hits.ceiling());
         let (window, interval) = (self.window.get(), self.min_interval.get());
-        smallvec![cost, ceiling, window, interval, LATEST.get(), self.count_denied.into(), self.grid.get()]
+        smallvec![cost, ceiling, window, interval, LATEST.get(), self.count_denied.into(), self.lease_grid.get()]
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         Self::believe(state, ask.now);
-        let cost = ask.cost.min(Self::MOST + 1);
+        let cost = ask.cost.min(Self::MAX_ENTRIES + 1);
         let gone = self.gone(state, ask.now);
         let held = (Self::len(state) - gone) as u64;
-        if let Action::Undo(taken) = ask.action {
+        if let Action::RollBack(taken) = ask.action {
             Self::forget(state, gone, self.lease_ends(taken).get(), cost);
             return true;
         }
-        if ask.action == Action::Return {
+        if ask.action == Action::Refund {
             let given = cost.min(held) as usize;
             if given > 0 {
                 state.cut_back(ENTRY * given);
@@ -155,20 +158,20 @@ impl Rule for SlidingLog {
             }
             return true;
         }
-        let allowed = held + cost <= self.quota.ceiling() && self.is_spaced(state, ask);
+        let allowed = held + cost <= self.max_hits.ceiling() && self.is_spaced(state, ask);
         if ask.action == Action::Take && (allowed || self.count_denied) {
             let at = Self::newest(state).unwrap_or_default().max(self.lease_ends(ask.now).get());
             // Refused hits push the oldest out: only the newest that fill the limit can matter. No more of them than come,
             // whatever the limit is: it may have been a larger one a moment ago, and be again.
-            let added = cost.min(self.quota.ceiling());
-            let pushed_out = (held + added).saturating_sub(self.quota.ceiling()).min(added) as usize;
+            let added = cost.min(self.max_hits.ceiling());
+            let pushed_out = (held + added).saturating_sub(self.max_hits.ceiling()).min(added) as usize;
             state.cut_front(ENTRY * (gone + pushed_out));
             (0..added).for_each(|_| state.push::<ENTRY>(at));
         }
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         let gone = self.gone(state, ask.now);
         let used = (Self::len(state) - gone) as u64;
         // Until so many of the hits in the window have left it.
@@ -176,16 +179,16 @@ impl Rule for SlidingLog {
             0 => Micros::ZERO,
             hits => Micros::new(Self::entry(state, gone + hits as usize - 1)) + self.window - ask.now,
         };
-        let limit = self.quota.limit();
+        let limit = self.max_hits.limit();
         let retry = || {
-            let room = self.quota.ceiling().checked_sub(ask.cost)?;
+            let room = self.max_hits.ceiling().checked_sub(ask.cost)?;
             let spaced = Self::newest(state).filter(|_| ask.cost > 0).unwrap_or_default();
             Some(until_left(used.saturating_sub(room)).max(Micros::new(spaced) + self.min_interval - ask.now))
         };
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.quota),
-            remaining: self.quota.remaining(used),
+            soft: allowed && ask.is_soft(used, self.max_hits),
+            remaining: self.max_hits.remaining(used),
             used,
             reset: until_left(used),
             next: if limit > 0 { until_left(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
@@ -200,19 +203,23 @@ impl Rule for SlidingLog {
 
     /// Where hits keep a distance, nobody knows when those of a lease come.
     fn leasing(&self) -> Option<Algorithm> {
-        let grid = Micros::new((self.window.get() / STEPS_OF_WINDOW).min(LONGEST_LIFE.get() / 2));
-        let quota = Quota::hard(self.quota.limit());
-        let leasing = Self { quota, count_denied: false, grid, ..*self };
+        let grid = Micros::new((self.window.get() / STEPS_OF_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
+        let quota = MaxHits::hard(self.max_hits.limit());
+        let leasing = Self { max_hits: quota, count_denied: false, lease_grid: grid, ..*self };
         (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
     }
 
     /// And when a hit is logged that is taken at this instant.
     fn lease_ends(&self, counted: Micros) -> Micros {
-        if self.grid == Micros::ZERO { counted } else { counted - counted % self.grid + self.grid + self.grid }
+        if self.lease_grid == Micros::ZERO {
+            counted
+        } else {
+            counted - counted % self.lease_grid + self.lease_grid + self.lease_grid
+        }
     }
 
-    fn lease_life(&self) -> Micros {
-        self.grid
+    fn lease_lifetime(&self) -> Micros {
+        self.lease_grid
     }
 
     fn counting(&self) -> Algorithm {

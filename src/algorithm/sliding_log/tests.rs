@@ -7,7 +7,7 @@ use super::*;
 const START: u64 = 1_763_672_400_000_000;
 
 fn ask(rule: &SlidingLog, state: &mut State, cost: u64, now: u64) -> Decision {
-    let ask = Ask { action: Action::Take, cost, now: Micros::new(now) };
+    let ask = Operation { action: Action::Take, cost, now: Micros::new(now) };
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }
@@ -16,7 +16,7 @@ fn ask(rule: &SlidingLog, state: &mut State, cost: u64, now: u64) -> Decision {
 #[test]
 fn both_the_window_and_the_interval_have_to_be_waited_for() {
     let (window, interval) = (Micros::from_secs(60), Micros::from_secs(5));
-    let rule = SlidingLog::new(Quota::hard(2), window, interval, false).unwrap();
+    let rule = SlidingLog::new(MaxHits::hard(2), window, interval, false).unwrap();
     let mut state = State::default();
     assert!(ask(&rule, &mut state, 1, START).allowed);
     let wait = |decision: Decision| decision.retry_after.map(Micros::floor_secs);
@@ -28,7 +28,7 @@ fn both_the_window_and_the_interval_have_to_be_waited_for() {
 
 #[test]
 fn whoever_keeps_asking_stays_out_when_denied_hits_count() {
-    let rule = SlidingLog::new(Quota::hard(3), Micros::from_secs(60), Micros::ZERO, true).unwrap();
+    let rule = SlidingLog::new(MaxHits::hard(3), Micros::from_secs(60), Micros::ZERO, true).unwrap();
     let mut state = State::default();
     for second in 0..200 {
         let decision = ask(&rule, &mut state, 1, START + second * 1_000_000);
@@ -42,16 +42,16 @@ fn whoever_keeps_asking_stays_out_when_denied_hits_count() {
 #[test]
 fn refuses_to_be_built_from_numbers_that_make_no_sense() {
     let (minute, nothing) = (Micros::from_secs(60), Micros::ZERO);
-    assert_eq!(SlidingLog::new(Quota::hard(1_001), minute, nothing, false), None);
-    assert_eq!(SlidingLog::new(Quota::soft(1_000, 1), minute, nothing, false), None);
-    assert_eq!(SlidingLog::new(Quota::hard(1), nothing, nothing, false), None);
-    assert_eq!(SlidingLog::new(Quota::hard(1), minute, minute + Micros::new(1), false), None);
+    assert_eq!(SlidingLog::new(MaxHits::hard(1_001), minute, nothing, false), None);
+    assert_eq!(SlidingLog::new(MaxHits::soft(1_000, 1), minute, nothing, false), None);
+    assert_eq!(SlidingLog::new(MaxHits::hard(1), nothing, nothing, false), None);
+    assert_eq!(SlidingLog::new(MaxHits::hard(1), minute, minute + Micros::new(1), false), None);
 }
 
 proptest! {
     #[test]
     fn is_exact(limit in 1_u64..12, hits in prop::collection::vec((1_u64..5, 0_u64..20_000_000), 1..80)) {
-        let rule = SlidingLog::new(Quota::hard(limit), Micros::from_secs(60), Micros::ZERO, false).unwrap();
+        let rule = SlidingLog::new(MaxHits::hard(limit), Micros::from_secs(60), Micros::ZERO, false).unwrap();
         let (mut state, mut now, mut passed) = (State::default(), START, Vec::new());
         for (cost, later) in hits {
             now += later;

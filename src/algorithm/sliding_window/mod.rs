@@ -9,13 +9,13 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, Micros, Quota, Rule, Shape, State, Unfit, share,
-    tempo::Tempo,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    State, drain_time::DrainTime, proportion,
 };
 
 /// How the oldest counter, which the window covers in part, counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Edge {
+pub enum WindowEdge {
     /// By the part that the window covers, rounded up.
     #[default]
     Weighted,
@@ -26,14 +26,14 @@ pub enum Edge {
 /// At most `limit` hits in any window, by estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
-    quota: Quota,
+    max_hits: MaxHits,
     /// Of one counter.
-    width: Micros,
+    bucket_width: Micros,
     buckets: u32,
-    edge: Edge,
+    edge: WindowEdge,
     count_denied: bool,
     /// The width as it stands in the state.
-    tempo: Tempo,
+    drain_time: DrainTime,
 }
 
 /// A counter stops here, above every limit.
@@ -41,7 +41,7 @@ const MOST: u64 = u32::MAX as u64;
 
 /// The counters as of an instant.
 #[derive(Clone, Debug)]
-struct Counters {
+struct WindowCounters {
     /// When the current one began.
     start: u64,
     /// The current one first; `buckets + 1` of them.
@@ -51,120 +51,127 @@ struct Counters {
 
 impl SlidingWindow {
     /// Counters per window at most.
-    pub const MOST_BUCKETS: u32 = 256;
+    pub const MAX_BUCKETS: u32 = 256;
     /// The longest window: ten years, so that a count times a part of it can be divided exactly in Lua.
-    pub const LONGEST: Micros = Micros::from_secs(10 * 31_536_000);
+    pub const MAX_WINDOW: Micros = Micros::from_secs(10 * 31_536_000);
 
     /// `None` for a window of no length or a longer one than [`Self::LONGEST`], and for no counters or more than
     /// [`Self::MOST_BUCKETS`].
     #[must_use]
-    pub fn new(quota: Quota, window: Micros, buckets: u32, edge: Edge, count_denied: bool) -> Option<Self> {
-        let fits = window > Micros::ZERO && window <= Self::LONGEST && (1..=Self::MOST_BUCKETS).contains(&buckets);
+    pub fn new(quota: MaxHits, window: Micros, buckets: u32, edge: WindowEdge, count_denied: bool) -> Option<Self> {
+        let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && (1..=Self::MAX_BUCKETS).contains(&buckets);
         fits.then(|| {
             // A window that cannot be divided evenly becomes longer, by less than a microsecond per counter.
             let width = Micros::new(window.get().div_ceil(buckets.into()));
-            Self { quota, width, buckets, edge, count_denied, tempo: Tempo::new(width) }
+            Self {
+                max_hits: quota,
+                bucket_width: width,
+                buckets,
+                edge,
+                count_denied,
+                drain_time: DrainTime::new(width),
+            }
         })
     }
 
-    fn counters(&self, state: &State, now: Micros) -> Counters {
+    fn counters(&self, state: &State, now: Micros) -> WindowCounters {
         let buckets = self.buckets as usize;
-        let start = (now - now % self.width).get();
+        let start = (now - now % self.bucket_width).get();
         let empty = || smallvec![0; buckets + 1];
         let (Some(stored), Some(mantissa), Some(exponent)) =
             (state.number::<7>(0), state.number::<4>(7), state.number::<1>(11))
         else {
-            return Counters { start, counts: empty(), changed: false };
+            return WindowCounters { start, counts: empty(), changed: false };
         };
-        let tempo = Tempo { mantissa: mantissa as u32, exponent: exponent as u8 };
+        let tempo = DrainTime { mantissa: mantissa as u32, exponent: exponent as u8 };
         let counts = (0..).map_while(|place| state.number::<4>(12 + 4 * place));
-        if tempo != self.tempo || state.as_bytes().len() != 12 + 4 * (buckets + 1) {
+        if tempo != self.drain_time || state.as_bytes().len() != 12 + 4 * (buckets + 1) {
             // The window was changed: all that still counted counts as if it had come just now.
             let age = now.get().saturating_sub(stored) / tempo.micros().max(1);
             let known = (state.as_bytes().len() as u64).saturating_sub(12) / 4;
             let alive = counts.take(known.saturating_sub(age) as usize);
             let mut moved: SmallVec<_> = empty();
-            moved[0] = alive.sum::<u64>().min(self.quota.ceiling()).min(MOST);
-            return Counters { start, counts: moved, changed: true };
+            moved[0] = alive.sum::<u64>().min(self.max_hits.ceiling()).min(MOST);
+            return WindowCounters { start, counts: moved, changed: true };
         }
         if stored > start {
             // The clock stepped back: the counters stay what they are until it has caught up. One that was far ahead
             // is not believed, and they become those of now.
             let ahead = stored.saturating_sub(now.get());
-            let believed = ahead <= CLOCK_SLACK.get().max(self.width.get());
+            let believed = ahead <= CLOCK_SLACK.get().max(self.bucket_width.get());
             let start = if believed { stored } else { start };
-            return Counters { start, counts: counts.collect(), changed: !believed };
+            return WindowCounters { start, counts: counts.collect(), changed: !believed };
         }
-        let passed = ((start - stored) / self.width.get()).min(buckets as u64 + 1) as usize;
+        let passed = ((start - stored) / self.bucket_width.get()).min(buckets as u64 + 1) as usize;
         let counts = std::iter::repeat_n(0, passed).chain(counts).take(buckets + 1).collect();
-        Counters { start, counts, changed: false }
+        WindowCounters { start, counts, changed: false }
     }
 
     /// The counter that an instant was counted in, if it is still there.
-    fn counter_of<'c>(&self, counters: &'c mut Counters, instant: Micros) -> &'c mut [u64] {
-        let passed = counters.start.checked_sub((instant - instant % self.width).get());
-        let place = passed.map_or(usize::MAX, |passed| (passed / self.width.get()) as usize);
+    fn counter_of<'c>(&self, counters: &'c mut WindowCounters, instant: Micros) -> &'c mut [u64] {
+        let passed = counters.start.checked_sub((instant - instant % self.bucket_width).get());
+        let place = passed.map_or(usize::MAX, |passed| (passed / self.bucket_width.get()) as usize);
         counters.counts.get_mut(place..).and_then(|counts| counts.get_mut(..1)).unwrap_or_default()
     }
 
     /// What counts at an instant, which is not before the current counter's start.
-    fn used(&self, counters: &Counters, at: u64) -> u64 {
+    fn used(&self, counters: &WindowCounters, at: u64) -> u64 {
         let (oldest, whole) = counters.counts.split_last().map_or((0, [].as_slice()), |(last, rest)| (*last, rest));
         let whole: u64 = whole.iter().sum();
-        let width = self.width.get();
+        let width = self.bucket_width.get();
         match self.edge {
-            Edge::Strict => whole + oldest,
-            Edge::Weighted => whole + share::ceil(oldest, width - (at - counters.start), width),
+            WindowEdge::Strict => whole + oldest,
+            WindowEdge::Weighted => whole + proportion::ceil(oldest, width - (at - counters.start), width),
         }
     }
 
     /// How long until no more than `room` counts.
-    fn wait(&self, counters: &Counters, at: u64, room: u64) -> u64 {
-        let (width, into) = (self.width.get(), at - counters.start);
+    fn wait(&self, counters: &WindowCounters, at: u64, room: u64) -> u64 {
+        let (width, into) = (self.bucket_width.get(), at - counters.start);
         let mut whole: u64 = counters.counts.iter().sum();
         // After so many more counters the oldest is the next one towards the current.
         for (passed, oldest) in counters.counts.iter().rev().enumerate() {
             whole -= oldest;
             let begins = passed as u64 * width;
             match self.edge {
-                Edge::Strict if whole + oldest <= room => return begins.saturating_sub(into),
-                Edge::Weighted if whole <= room => {
-                    let covered = share::floor(room - whole, width, *oldest);
+                WindowEdge::Strict if whole + oldest <= room => return begins.saturating_sub(into),
+                WindowEdge::Weighted if whole <= room => {
+                    let covered = proportion::floor(room - whole, width, *oldest);
                     let covered = if *oldest == 0 { width } else { covered.min(width) };
                     return (begins + width - covered).saturating_sub(into);
                 }
-                Edge::Strict | Edge::Weighted => {}
+                WindowEdge::Strict | WindowEdge::Weighted => {}
             }
         }
         counters.counts.len() as u64 * width - into
     }
 }
 
-impl Rule for SlidingWindow {
+impl Limiter for SlidingWindow {
     const NAME: &'static str = "sliding_window";
-    const WORDS: &'static [&'static str] = &["buckets", "edge"];
+    const KEYWORDS: &'static [&'static str] = &["buckets", "edge"];
     const TAG: &'static str = "sw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "width", "buckets", "strict", "slack", "mantissa", "exponent", "count_denied"];
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let buckets = shape.buckets.unwrap_or(1);
-        if !(1..=Self::MOST_BUCKETS).contains(&buckets) {
-            return Err(Unfit { word: "buckets", why: "buckets must be from 1 to 256" });
+        if !(1..=Self::MAX_BUCKETS).contains(&buckets) {
+            return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
         }
-        let (quota, edge) = (shape.quota(shape.requests.into()), shape.edge.unwrap_or_default());
+        let (quota, edge) = (shape.max_hits(shape.requests.into()), shape.edge.unwrap_or_default());
         let rule = Self::new(quota, shape.window, buckets, edge, shape.counts_denied());
-        Ok(rule.ok_or(Unfit::WINDOW)?.into())
+        Ok(rule.ok_or(InvalidLimit::WINDOW)?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
-        let (ceiling, width, buckets) = (self.quota.ceiling(), self.width.get(), self.buckets.into());
-        let (strict, slack) = (u64::from(self.edge == Edge::Strict), CLOCK_SLACK.get().max(width));
-        let Tempo { mantissa, exponent } = self.tempo;
+    fn arguments(&self, ask: Operation) -> Arguments {
+        let (ceiling, width, buckets) = (self.max_hits.ceiling(), self.bucket_width.get(), self.buckets.into());
+        let (strict, slack) = (u64::from(self.edge == WindowEdge::Strict), CLOCK_SLACK.get().max(width));
+        let DrainTime { mantissa, exponent } = self.drain_time;
         let denied = self.count_denied.into();
         smallvec![
-            ask.cost.min(Quota::MAX + 1),
+            ask.cost.min(MaxHits::MAX + 1),
             ceiling,
             width,
             buckets,
@@ -176,14 +183,14 @@ impl Rule for SlidingWindow {
         ]
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         let mut counters = self.counters(state, ask.now);
-        let cost = ask.cost.min(Quota::MAX + 1);
+        let cost = ask.cost.min(MaxHits::MAX + 1);
         let mut allowed = true;
-        if ask.action.gives() {
+        if ask.action.releases() {
             let mut left = cost;
             let counts = match ask.action {
-                Action::Undo(taken) => self.counter_of(&mut counters, taken),
+                Action::RollBack(taken) => self.counter_of(&mut counters, taken),
                 _ => &mut counters.counts,
             };
             for count in counts {
@@ -192,7 +199,7 @@ impl Rule for SlidingWindow {
             }
             counters.changed |= left < cost;
         } else {
-            allowed = self.used(&counters, ask.now.get().max(counters.start)) + cost <= self.quota.ceiling();
+            allowed = self.used(&counters, ask.now.get().max(counters.start)) + cost <= self.max_hits.ceiling();
             if ask.action == Action::Take && (allowed || self.count_denied) {
                 counters.counts[0] = (counters.counts[0] + cost).min(MOST);
                 counters.changed = true;
@@ -203,24 +210,24 @@ impl Rule for SlidingWindow {
         }
         if counters.changed && counters.counts.iter().any(|count| *count > 0) {
             state.push::<7>(counters.start);
-            state.push::<4>(self.tempo.mantissa.into());
-            state.push::<1>(self.tempo.exponent.into());
+            state.push::<4>(self.drain_time.mantissa.into());
+            state.push::<1>(self.drain_time.exponent.into());
             counters.counts.iter().for_each(|count| state.push::<4>(*count));
         }
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         let counters = self.counters(state, ask.now);
         let at = ask.now.get().max(counters.start);
         let until = |room| Micros::new(at - ask.now.get() + self.wait(&counters, at, room));
         let used = self.used(&counters, at);
-        let limit = self.quota.limit();
-        let room = self.quota.ceiling().checked_sub(ask.cost);
+        let limit = self.max_hits.limit();
+        let room = self.max_hits.ceiling().checked_sub(ask.cost);
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.quota),
-            remaining: self.quota.remaining(used),
+            soft: allowed && ask.is_soft(used, self.max_hits),
+            remaining: self.max_hits.remaining(used),
             used,
             reset: if used > 0 { until(0) } else { Micros::ZERO },
             next: if used > 0 && limit > 0 { until(used.min(limit) - 1) } else { Micros::ZERO },
@@ -234,11 +241,11 @@ impl Rule for SlidingWindow {
     }
 
     fn leasing(&self) -> Option<Algorithm> {
-        Some(Self { quota: Quota::hard(self.quota.limit()), count_denied: false, ..*self }.into())
+        Some(Self { max_hits: MaxHits::hard(self.max_hits.limit()), count_denied: false, ..*self }.into())
     }
 
     fn lease_ends(&self, counted: Micros) -> Micros {
-        counted - counted % self.width + self.width
+        counted - counted % self.bucket_width + self.bucket_width
     }
 
     fn counting(&self) -> Algorithm {
@@ -247,7 +254,7 @@ impl Rule for SlidingWindow {
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let counters = self.counters(state, now);
-        Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.width.get())
+        Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.bucket_width.get())
     }
 }
 

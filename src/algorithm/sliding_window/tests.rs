@@ -6,12 +6,12 @@ use super::*;
 
 const START: u64 = 1_763_672_400_000_000;
 
-fn minute(limit: u64, buckets: u32, edge: Edge) -> SlidingWindow {
-    SlidingWindow::new(Quota::hard(limit), Micros::from_secs(60), buckets, edge, false).unwrap()
+fn minute(limit: u64, buckets: u32, edge: WindowEdge) -> SlidingWindow {
+    SlidingWindow::new(MaxHits::hard(limit), Micros::from_secs(60), buckets, edge, false).unwrap()
 }
 
 fn ask(rule: &SlidingWindow, state: &mut State, action: Action, cost: u64, now: u64) -> Decision {
-    let ask = Ask { action, cost, now: Micros::new(now) };
+    let ask = Operation { action, cost, now: Micros::new(now) };
     let allowed = rule.step(state, ask);
     rule.explain(state, ask, allowed)
 }
@@ -19,7 +19,7 @@ fn ask(rule: &SlidingWindow, state: &mut State, action: Action, cost: u64, now: 
 /// Cloudflare's example: 42 in the minute before, 18 in this one, and 15 s into it make 49.5.
 #[test]
 fn the_oldest_counter_counts_by_its_overlap() {
-    let rule = minute(50, 1, Edge::Weighted);
+    let rule = minute(50, 1, WindowEdge::Weighted);
     let mut state = State::default();
     assert!(ask(&rule, &mut state, Action::Take, 42, START).allowed);
     // Taken when 42 · 45/60 = 31.5 are left of them.
@@ -32,8 +32,8 @@ fn the_oldest_counter_counts_by_its_overlap() {
 
 #[test]
 fn a_changed_window_keeps_what_was_counted() {
-    let (minute, hour) = (minute(10, 1, Edge::Weighted), Micros::from_secs(3_600));
-    let hour = SlidingWindow::new(Quota::hard(100), hour, 6, Edge::Weighted, false).unwrap();
+    let (minute, hour) = (minute(10, 1, WindowEdge::Weighted), Micros::from_secs(3_600));
+    let hour = SlidingWindow::new(MaxHits::hard(100), hour, 6, WindowEdge::Weighted, false).unwrap();
     let mut state = State::default();
     ask(&minute, &mut state, Action::Take, 10, START);
     assert_eq!(ask(&hour, &mut state, Action::Take, 1, START + 1).remaining, 89);
@@ -51,7 +51,7 @@ proptest! {
         limit in 1_u64..12, buckets in 1_u32..8,
         hits in prop::collection::vec((1_u64..5, 0_u64..20_000_000), 1..80),
     ) {
-        let rule = minute(limit, buckets, Edge::Strict);
+        let rule = minute(limit, buckets, WindowEdge::Strict);
         let (mut state, mut now, mut passed) = (State::default(), START, Vec::new());
         for (cost, later) in hits {
             now += later;
@@ -68,7 +68,7 @@ proptest! {
     fn an_estimate_errs_by_the_oldest_counter_at_most(
         buckets in 1_u32..8, hits in prop::collection::vec(0_u64..8_000_000, 1..80),
     ) {
-        let rule = minute(1_000_000, buckets, Edge::Weighted);
+        let rule = minute(1_000_000, buckets, WindowEdge::Weighted);
         let width = 60_000_000_u64.div_ceil(u64::from(buckets));
         let (mut state, mut now, mut passed) = (State::default(), START, Vec::new());
         for later in hits {

@@ -3,8 +3,8 @@
 //! Tokens are not counted; what is missing of a full bucket is, as the time until it is full again (`bucket.rs`).
 
 use super::{
-    Algorithm, Arguments, Ask, Decision, Micros, Quota, Rule, Shape, State, Unfit, bucket::Bucket, escrow::Escrow,
-    warm_up::WarmUp,
+    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
+    bucket::Bucket, leased_bucket::LeasedBucket, warm_up::WarmUp,
 };
 
 /// A bucket of tokens.
@@ -15,35 +15,36 @@ impl TokenBucket {
     /// `requests` per window in the long run, and `burst` at once. `None` when either is 0 or a window, or the time to
     /// regain a burst, is longer than [`super::LONGEST`].
     #[must_use]
-    pub fn new(requests: u32, window: Micros, burst: Quota, count_denied: bool) -> Option<Self> {
+    pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
     }
 }
 
-impl Rule for TokenBucket {
+impl Limiter for TokenBucket {
     const NAME: &'static str = "token_bucket";
-    const WORDS: &'static [&'static str] = &["burst", "warm_up"];
+    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
     const TAG: &'static str = "tb";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         if shape.warm_up.is_some() {
             return WarmUp::build(shape);
         }
-        let rule = Self::new(shape.requests, shape.window, shape.quota(shape.burst()?.into()), shape.counts_denied());
-        Ok(rule.ok_or(Unfit::BURST)?.into())
+        let rule =
+            Self::new(shape.requests, shape.window, shape.max_hits(shape.burst()?.into()), shape.counts_denied());
+        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
+    fn arguments(&self, ask: Operation) -> Arguments {
         self.0.arguments(ask)
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
         self.0.step(state, ask)
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
         self.0.explain(state, ask, allowed)
     }
 
@@ -52,7 +53,7 @@ impl Rule for TokenBucket {
     }
 
     fn leasing(&self) -> Option<Algorithm> {
-        self.0.leasing().map(|bucket| Escrow(bucket).into())
+        self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
     fn counting(&self) -> Algorithm {

@@ -6,11 +6,11 @@ use super::*;
 use crate::algorithm::Action;
 
 fn take(rule: &TokenBucket, state: &mut State, cost: u64, now: u64) -> bool {
-    rule.step(state, Ask { action: Action::Take, cost, now: Micros::new(now) })
+    rule.step(state, Operation { action: Action::Take, cost, now: Micros::new(now) })
 }
 
 fn per_second(requests: u32, burst: u64) -> TokenBucket {
-    TokenBucket::new(requests, Micros::from_secs(1), Quota::hard(burst), false).unwrap()
+    TokenBucket::new(requests, Micros::from_secs(1), MaxHits::hard(burst), false).unwrap()
 }
 
 /// <https://github.com/lazureykis/throttlecrab> admits 17 of 10: it lets an idle key's instant lie in the past.
@@ -39,7 +39,7 @@ fn nothing_drifts() {
             assert!(!take(&rule, &mut state, 1, due - 1), "hit {hit} before its time in the second at {start}");
             assert!(take(&rule, &mut state, 1, due), "hit {hit} of the second at {start}");
         }
-        let look = Ask { action: Action::Peek, cost: 0, now: Micros::new(start + 1_000_000) };
+        let look = Operation { action: Action::Peek, cost: 0, now: Micros::new(start + 1_000_000) };
         rule.explain(&state, look, true).reset
     };
     assert!((60..200_000).all(|number| second(number * 1_000_000) == Micros::from_secs(1)));
@@ -50,7 +50,7 @@ fn a_changed_limit_takes_effect_on_what_is_there() {
     let (old, new) = (per_second(10, 10), per_second(100, 100));
     let now = 1_763_672_400_000_000;
     let look = |rule: &TokenBucket, state: &State, now: u64| {
-        let ask = Ask { action: Action::Peek, cost: 1, now: Micros::new(now) };
+        let ask = Operation { action: Action::Peek, cost: 1, now: Micros::new(now) };
         let mut state = state.clone();
         let allowed = rule.step(&mut state, ask);
         rule.explain(&state, ask, allowed)
@@ -67,8 +67,8 @@ fn a_changed_limit_takes_effect_on_what_is_there() {
         (0, Some(Micros::new(10_000)))
     );
     // The same when the time to fill changes with it.
-    let slow = TokenBucket::new(1_000, Micros::from_secs(3_600), Quota::hard(100), false).unwrap();
-    let slower = TokenBucket::new(10, Micros::from_secs(3_600), Quota::hard(100), false).unwrap();
+    let slow = TokenBucket::new(1_000, Micros::from_secs(3_600), MaxHits::hard(100), false).unwrap();
+    let slower = TokenBucket::new(10, Micros::from_secs(3_600), MaxHits::hard(100), false).unwrap();
     let mut state = State::default();
     take(&slower, &mut state, 100, now);
     assert_eq!(look(&slower, &state, now).retry_after, Some(Micros::from_secs(360)));
@@ -78,11 +78,11 @@ fn a_changed_limit_takes_effect_on_what_is_there() {
 #[test]
 fn refuses_to_be_built_from_numbers_that_make_no_sense() {
     let (window, year) = (Micros::from_secs(1), Micros::from_secs(31_536_000));
-    assert_eq!(TokenBucket::new(0, window, Quota::hard(1), false), None);
-    assert_eq!(TokenBucket::new(1, Micros::ZERO, Quota::hard(1), false), None);
-    assert_eq!(TokenBucket::new(1, window, Quota::hard(0), false), None);
-    assert_eq!(TokenBucket::new(1, year, Quota::hard(101), false), None, "a burst that takes 101 years to come back");
-    assert!(TokenBucket::new(1, year, Quota::hard(100), false).is_some());
+    assert_eq!(TokenBucket::new(0, window, MaxHits::hard(1), false), None);
+    assert_eq!(TokenBucket::new(1, Micros::ZERO, MaxHits::hard(1), false), None);
+    assert_eq!(TokenBucket::new(1, window, MaxHits::hard(0), false), None);
+    assert_eq!(TokenBucket::new(1, year, MaxHits::hard(101), false), None, "a burst that takes 101 years to come back");
+    assert!(TokenBucket::new(1, year, MaxHits::hard(100), false).is_some());
 }
 
 proptest! {

@@ -13,17 +13,18 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, Ask, CLOCK_SLACK, Decision, LONGEST, Micros, Rule, Shape, State, Unfit,
-    drain::Drain,
-    pace::{Pace, Span},
-    share,
-    tempo::Tempo,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros,
+    Operation, State,
+    drain_state::DrainState,
+    drain_time::DrainTime,
+    proportion,
+    rate::{ExactDuration, Rate},
 };
 
 /// A token bucket whose pace ramps up after idleness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarmUp {
-    pace: Pace,
+    rate: Rate,
     /// Hits that may come before the debt of the first is worked off.
     burst: u64,
     /// The most that one request may cost.
@@ -32,55 +33,66 @@ pub struct WarmUp {
     count_denied: bool,
     /// The deepest debt that a request can leave behind.
     deepest: Micros,
-    tempo: Tempo,
+    drain_time: DrainTime,
 }
 
 /// What is owed, and how cold it is.
 #[derive(Clone, Copy, Debug)]
-struct Heat {
+struct WarmUpState {
     /// When the debt is worked off.
-    at: Span,
+    at: ExactDuration,
     cold: u64,
     changed: bool,
 }
 
 impl WarmUp {
     /// The longest period: one hour.
-    pub const LONGEST_PERIOD: Micros = Micros::from_secs(3_600);
+    pub const MAX_WARM_UP: Micros = Micros::from_secs(3_600);
 
     /// `requests` per window once warm. `None` when there are none, the burst is 0, or a span is too long.
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
-        let pace = Pace::new(requests, window)?;
+        let pace = Rate::new(requests, window)?;
         let (burst, largest) = (u64::from(burst), u64::from(burst.max(requests)));
         // The burst, and one request of the largest cost at the coldest pace.
-        let deepest = pace.span(burst + 3 * largest).ceil();
-        let fits = burst > 0 && period > Micros::ZERO && period <= Self::LONGEST_PERIOD && deepest <= LONGEST;
-        fits.then(|| Self { pace, burst, largest, period, count_denied, deepest, tempo: Tempo::new(deepest) })
+        let deepest = pace.duration_of(burst + 3 * largest).ceil();
+        let fits = burst > 0 && period > Micros::ZERO && period <= Self::MAX_WARM_UP && deepest <= MAX_PERIOD;
+        fits.then(|| Self {
+            rate: pace,
+            burst,
+            largest,
+            period,
+            count_denied,
+            deepest,
+            drain_time: DrainTime::new(deepest),
+        })
     }
 
-    fn charge(&self, cost: u64) -> Span {
-        self.pace.span(cost.min(self.largest + 1))
+    fn charge(&self, cost: u64) -> ExactDuration {
+        self.rate.duration_of(cost.min(self.largest + 1))
     }
 
     /// The debt at which so large a cost still passes.
-    fn room(&self, cost: u64) -> Option<Span> {
-        (cost <= self.largest).then(|| self.pace.span(self.burst.saturating_sub(cost)))
+    fn room(&self, cost: u64) -> Option<ExactDuration> {
+        (cost <= self.largest).then(|| self.rate.duration_of(self.burst.saturating_sub(cost)))
     }
 
-    fn heat(&self, state: &State, now: Micros) -> Heat {
-        let (empty, deepest) = (Span { micros: now.get(), part: 0 }, Span { micros: self.deepest.get(), part: 0 });
-        let debt = Drain::read(state, now, self.pace, deepest, self.tempo);
+    fn state(&self, state: &State, now: Micros) -> WarmUpState {
+        let (empty, deepest) = (
+            ExactDuration { micros: now.get(), fraction: 0 },
+            ExactDuration { micros: self.deepest.get(), fraction: 0 },
+        );
+        let debt = DrainState::read(state, now, self.rate, deepest, self.drain_time);
         let Some((debt, cold)) = debt.zip(state.number::<4>(16)) else {
-            return Heat { at: empty, cold: self.period.get(), changed: false };
+            return WarmUpState { at: empty, cold: self.period.get(), changed: false };
         };
-        Heat { at: debt.at, cold: (cold + debt.idle.get()).min(self.period.get()), changed: debt.changed }
+        WarmUpState { at: debt.at, cold: (cold + debt.idle.get()).min(self.period.get()), changed: debt.changed }
     }
 }
 
-impl Rule for WarmUp {
+impl Limiter for WarmUp {
     const NAME: &'static str = "token_bucket with warm_up";
-    const WORDS: &'static [&'static str] = &["burst", "warm_up"];
+    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
     const TAG: &'static str = "tbw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &[
@@ -98,32 +110,35 @@ impl Rule for WarmUp {
         "count_denied",
     ];
 
-    fn build(shape: &Shape) -> Result<Algorithm, Unfit> {
+    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let period = shape.warm_up.unwrap_or_default();
-        if period == Micros::ZERO || period > Self::LONGEST_PERIOD {
-            return Err(Unfit { word: "warm_up", why: "warm_up must be more than nothing and at most an hour" });
+        if period == Micros::ZERO || period > Self::MAX_WARM_UP {
+            return Err(InvalidLimit {
+                keyword: "warm_up",
+                reason: "warm_up must be more than nothing and at most an hour",
+            });
         }
         if shape.soft.is_some() {
-            return Err(Unfit { word: "soft", why: "soft does not go with warm_up" });
+            return Err(InvalidLimit { keyword: "soft", reason: "soft does not go with warm_up" });
         }
         // By default each hit waits for the one before, as Guava's do.
         let burst = shape.burst.map_or(Ok(1), |_| shape.burst())?;
         let rule = Self::new(shape.requests, shape.window, burst, period, shape.counts_denied());
-        Ok(rule.ok_or(Unfit::BURST)?.into())
+        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Ask) -> Arguments {
+    fn arguments(&self, ask: Operation) -> Arguments {
         let (charge, room) = (self.charge(ask.cost), self.room(ask.cost));
-        let Tempo { mantissa, exponent } = self.tempo;
+        let DrainTime { mantissa, exponent } = self.drain_time;
         let (possible, room) = (room.is_some().into(), room.unwrap_or_default());
         let (period, deepest, slack) = (self.period.get(), self.deepest.get(), CLOCK_SLACK.get());
         smallvec![
             charge.micros,
-            charge.part,
-            self.pace.parts(),
+            charge.fraction,
+            self.rate.parts(),
             possible,
             room.micros,
-            room.part,
+            room.fraction,
             period,
             deepest,
             slack,
@@ -133,37 +148,37 @@ impl Rule for WarmUp {
         ]
     }
 
-    fn step(&self, state: &mut State, ask: Ask) -> bool {
-        let Heat { mut at, mut cold, mut changed } = self.heat(state, ask.now);
-        let now = Span { micros: ask.now.get(), part: 0 };
+    fn step(&self, state: &mut State, ask: Operation) -> bool {
+        let WarmUpState { mut at, mut cold, mut changed } = self.state(state, ask.now);
+        let now = ExactDuration { micros: ask.now.get(), fraction: 0 };
         let charge = self.charge(ask.cost);
         let warmth = charge.ceil().get();
         let mut allowed = true;
-        if ask.action.gives() {
+        if ask.action.releases() {
             if at > now || cold < self.period.get() {
-                let given = self.pace.not_drained(charge, ask);
+                let given = self.rate.not_drained(charge, ask);
                 // What is undone has also kept it from idling: for three times the charge where it was coldest.
-                let warmth = if ask.action == Action::Return { warmth } else { 4 * warmth };
-                (at, cold, changed) = (self.pace.subtract(at, given).max(now), cold + warmth, true);
+                let warmth = if ask.action == Action::Refund { warmth } else { 4 * warmth };
+                (at, cold, changed) = (self.rate.subtract(at, given).max(now), cold + warmth, true);
             }
         } else {
-            let debt = self.pace.subtract(at, now);
+            let debt = self.rate.subtract(at, now);
             allowed = self.room(ask.cost).is_some_and(|room| debt <= room);
             if ask.action == Action::Take && allowed {
                 let half = self.period.get() / 2;
                 let above = cold.saturating_sub(half);
                 let dear = above.min(charge.micros);
-                let extra = share::ceil(2 * dear, 2 * above - dear, self.period.get());
-                at = self.pace.add(at, self.pace.add(charge, Span { micros: extra, part: 0 }));
+                let extra = proportion::ceil(2 * dear, 2 * above - dear, self.period.get());
+                at = self.rate.add(at, self.rate.add(charge, ExactDuration { micros: extra, fraction: 0 }));
                 (cold, changed) = (cold.saturating_sub(warmth), true);
             } else if ask.action == Action::Take && self.count_denied {
-                let deepest = Span { micros: ask.now.get() + self.deepest.get(), part: 0 };
-                (at, changed) = (self.pace.add(at, charge).min(deepest).max(at), true);
+                let deepest = ExactDuration { micros: ask.now.get() + self.deepest.get(), fraction: 0 };
+                (at, changed) = (self.rate.add(at, charge).min(deepest).max(at), true);
             }
         }
         cold = cold.min(self.period.get());
         if changed && (at > now || cold < self.period.get()) {
-            Drain::write(at, self.tempo, state);
+            DrainState::write(at, self.drain_time, state);
             state.push::<4>(cold);
         } else if changed {
             state.clear();
@@ -171,13 +186,13 @@ impl Rule for WarmUp {
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Ask, allowed: bool) -> Decision {
-        let now = Span { micros: ask.now.get(), part: 0 };
-        let debt = self.pace.subtract(self.heat(state, ask.now).at, now);
-        let in_debt = debt > Span::default();
-        let burst = self.pace.span(self.burst);
-        let remaining = if in_debt { self.pace.hits(self.pace.subtract(burst, debt)) } else { self.largest };
-        let until = |room: Span| self.pace.subtract(debt, room).ceil();
+    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
+        let now = ExactDuration { micros: ask.now.get(), fraction: 0 };
+        let debt = self.rate.subtract(self.state(state, ask.now).at, now);
+        let in_debt = debt > ExactDuration::default();
+        let burst = self.rate.duration_of(self.burst);
+        let remaining = if in_debt { self.rate.hits(self.rate.subtract(burst, debt)) } else { self.largest };
+        let until = |room: ExactDuration| self.rate.subtract(debt, room).ceil();
         Decision {
             allowed,
             soft: false,
@@ -199,7 +214,7 @@ impl Rule for WarmUp {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let heat = self.heat(state, now);
+        let heat = self.state(state, now);
         heat.at.ceil() + (self.period - Micros::new(heat.cold))
     }
 }

@@ -9,7 +9,7 @@ fn passes(rule: &WarmUp, state: &mut State, from: u64, seconds: u64) -> Vec<u64>
     let mut passed = Vec::new();
     let mut now = from;
     while now < from + seconds * 1_000_000 {
-        let ask = Ask { action: Action::Take, cost: 1, now: Micros::new(now) };
+        let ask = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
         let allowed = rule.step(state, ask);
         if allowed {
             passed.push(now);
@@ -52,7 +52,7 @@ fn a_large_request_passes_and_the_next_one_waits() {
     let rule = WarmUp::new(10, Micros::from_secs(1), 1, Micros::from_secs(10), false).unwrap();
     let mut state = State::default();
     let mut ask = |cost, now| {
-        let ask = Ask { action: Action::Take, cost, now: Micros::new(now) };
+        let ask = Operation { action: Action::Take, cost, now: Micros::new(now) };
         let allowed = rule.step(&mut state, ask);
         rule.explain(&state, ask, allowed)
     };

@@ -1,4 +1,4 @@
-//! Many directives at once: from CSV, a hundred a call, with progress, and from any line on.
+//! Many overrides at once: from CSV, a hundred a call, with progress, and from any line on.
 
 use std::{
     io::{IsTerminal, Write},
@@ -12,11 +12,11 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
     client::{Client, is_passing},
-    open, words,
+    open, parse,
 };
-use crate::engine::directives::{Scope, Target};
+use crate::engine::overrides::{Scope, Target};
 
-/// Directives of one call.
+/// Overrides of one call.
 const CALL: usize = 100;
 /// After a call that the store could not answer.
 const PAUSES: [Duration; 4] =
@@ -37,7 +37,7 @@ pub(super) struct Bulk {
 /// Says what every line says.
 pub(super) async fn import(
     import: &Bulk,
-    read: impl Fn(&csv::StringRecord) -> anyhow::Result<api::Wish>,
+    read: impl Fn(&csv::StringRecord) -> anyhow::Result<api::ChangeRequest>,
     mut client: Client,
 ) -> anyhow::Result<()> {
     let mut lines = csv::ReaderBuilder::new()
@@ -46,7 +46,7 @@ pub(super) async fn import(
         .comment(Some(b'#'))
         .trim(csv::Trim::All)
         .from_reader(open(&import.file)?);
-    let (mut wishes, mut first, mut done) = (Vec::new(), 0, 0_u64);
+    let (mut requests, mut first, mut done) = (Vec::new(), 0, 0_u64);
     let mut progress = Progress::new();
     let mut record = csv::StringRecord::new();
     loop {
@@ -56,17 +56,17 @@ pub(super) async fn import(
             continue;
         }
         if more {
-            if wishes.is_empty() {
+            if requests.is_empty() {
                 first = line;
             }
             let stopped = || format!("line {line} of {}; go on with --from {first}", import.file.display());
-            wishes.push(read(&record).with_context(stopped)?);
+            requests.push(read(&record).with_context(stopped)?);
         }
-        if wishes.len() == CALL || (!more && !wishes.is_empty()) {
-            let count = wishes.len() as u64;
+        if requests.len() == CALL || (!more && !requests.is_empty()) {
+            let count = requests.len() as u64;
             let reason = import.reason.clone();
             let request =
-                api::PutDirectivesRequest { wishes: std::mem::take(&mut wishes), reason, ..Default::default() };
+                api::PutOverridesRequest { changes: std::mem::take(&mut requests), reason, ..Default::default() };
             let file = import.file.display();
             let stopped =
                 || format!("lines {first} to {line} of {file}; {done} said before, go on with --from {first}");
@@ -76,14 +76,14 @@ pub(super) async fn import(
         }
         if !more {
             progress.end();
-            println!("{done} directives said");
+            println!("{done} overrides said");
             return Ok(());
         }
     }
 }
 
 /// A store that is away for a moment does not end an import: to say the same again changes nothing.
-async fn put(client: &mut Client, request: api::PutDirectivesRequest) -> anyhow::Result<()> {
+async fn put(client: &mut Client, request: api::PutOverridesRequest) -> anyhow::Result<()> {
     for pause in PAUSES {
         match client.put(request.clone()).await {
             Err(error) if is_passing(&error) => tokio::time::sleep(pause).await,
@@ -94,25 +94,33 @@ async fn put(client: &mut Client, request: api::PutDirectivesRequest) -> anyhow:
 }
 
 /// `target,word,until`; without a word it is taken back.
-pub(super) fn read_directives(record: &csv::StringRecord) -> anyhow::Result<api::Wish> {
+pub(super) fn read_overrides(record: &csv::StringRecord) -> anyhow::Result<api::ChangeRequest> {
     let target = record.get(0).unwrap_or_default();
-    let until = record.get(2).filter(|until| !until.is_empty()).map(words::time).transpose()?;
+    let until = record.get(2).filter(|until| !until.is_empty()).map(parse::time).transpose()?;
     let target = Some(read_target(target)?);
     if record.len() > 3 {
         bail!("more than target,word,until");
     }
-    Ok(api::Wish { target, word: record.get(1).unwrap_or_default().to_owned(), until, expected_version: None })
+    Ok(api::ChangeRequest {
+        target,
+        value: record.get(1).unwrap_or_default().to_owned(),
+        until,
+        expected_version: None,
+    })
 }
 
 /// `value,plan`.
-pub(super) fn read_plans(domain: String, key: String) -> impl Fn(&csv::StringRecord) -> anyhow::Result<api::Wish> {
+pub(super) fn read_plans(
+    domain: String,
+    key: String,
+) -> impl Fn(&csv::StringRecord) -> anyhow::Result<api::ChangeRequest> {
     move |record| {
         let [Some(value), Some(plan), None] = [0, 1, 2].map(|place| record.get(place)) else {
             bail!("not value,plan");
         };
-        let of = api::PlanOf { domain: domain.clone(), key: key.clone(), value: value.to_owned() };
+        let of = api::PlanTarget { domain: domain.clone(), key: key.clone(), value: value.to_owned() };
         let target = Some(api::Target { target: Some(api::target::Target::Plan(of)) });
-        Ok(api::Wish { target, word: plan.to_owned(), until: None, expected_version: None })
+        Ok(api::ChangeRequest { target, value: plan.to_owned(), until: None, expected_version: None })
     }
 }
 
@@ -123,11 +131,11 @@ fn read_target(name: &str) -> anyhow::Result<api::Target> {
             let entries = entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect();
             Is::Limit(api::Descriptor { domain, entries })
         }
-        Target::Plan { domain, key, value } => Is::Plan(api::PlanOf { domain, key, value }),
+        Target::Plan { domain, key, value } => Is::Plan(api::PlanTarget { domain, key, value }),
         Target::Switch(scope) => {
             let scope = match scope {
                 Scope::Rule { domain, rule } => Of::Rule(api::RuleScope { domain, rule }),
-                Scope::Kind(kind) => Of::Kind(kind),
+                Scope::Algorithm(kind) => Of::Algorithm(kind),
                 Scope::Domain(domain) => Of::Domain(domain),
                 Scope::Everything => Of::Everything(true),
             };
@@ -138,18 +146,18 @@ fn read_target(name: &str) -> anyhow::Result<api::Target> {
     Ok(api::Target { target: Some(target) })
 }
 
-/// Writes all directives whose names begin so, as `import` reads them.
+/// Writes all overrides whose names begin so, as `import` reads them.
 pub(super) async fn export(prefix: &str, mut client: Client) -> anyhow::Result<()> {
     let mut lines = csv::Writer::from_writer(std::io::stdout().lock());
     let mut page_token = String::new();
     loop {
         let page = client.page(prefix, page_token).await?;
-        let is_rules = |it: &&api::Directive| {
+        let is_rules = |it: &&api::Override| {
             matches!(it.target, Some(api::Target { target: Some(api::target::Target::Rules(_)) }))
         };
-        for directive in page.directives.iter().filter(|it| !is_rules(it)) {
-            let until = directive.until.map(super::print::time).unwrap_or_default();
-            lines.write_record([&words::target_name(directive.target.as_ref()), &directive.word, &until])?;
+        for entry in page.overrides.iter().filter(|it| !is_rules(it)) {
+            let until = entry.until.map(super::print::time).unwrap_or_default();
+            lines.write_record([&parse::target_name(entry.target.as_ref()), &entry.value, &until])?;
         }
         lines.flush()?;
         if page.next_page_token.is_empty() {

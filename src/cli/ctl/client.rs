@@ -105,23 +105,20 @@ impl Client {
         self.instances.first_mut().context("--addr names no instance")
     }
 
-    pub(super) async fn put(
-        &mut self,
-        request: api::PutDirectivesRequest,
-    ) -> anyhow::Result<api::PutDirectivesResponse> {
+    pub(super) async fn put(&mut self, request: api::PutOverridesRequest) -> anyhow::Result<api::PutOverridesResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.put_directives(request).await)
+        said(addr, service.put_overrides(request).await)
     }
 
     /// Tells every instance by itself; an error when one has not heard it.
     pub(super) async fn put_everywhere(
         &mut self,
-        request: api::PutDirectivesRequest,
+        request: api::PutOverridesRequest,
         output: &Output,
     ) -> anyhow::Result<()> {
         let mut failed = 0;
         for (addr, service) in &mut self.instances {
-            match said(addr, service.put_directives(request.clone()).await) {
+            match said(addr, service.put_overrides(request.clone()).await) {
                 Ok(_) => output.told(addr),
                 Err(error) => {
                     failed += 1;
@@ -132,12 +129,12 @@ impl Client {
         if failed > 0 { bail!("{failed} of {} instances have not been told", self.instances.len()) } else { Ok(()) }
     }
 
-    /// All directives whose names begin so.
-    pub(super) async fn list(&mut self, prefix: &str) -> anyhow::Result<Vec<api::Directive>> {
+    /// All overrides whose names begin so.
+    pub(super) async fn list(&mut self, prefix: &str) -> anyhow::Result<Vec<api::Override>> {
         let (mut all, mut page_token) = (Vec::new(), String::new());
         loop {
             let page = self.page(prefix, page_token).await?;
-            all.extend(page.directives);
+            all.extend(page.overrides);
             if page.next_page_token.is_empty() {
                 return Ok(all);
             }
@@ -149,10 +146,10 @@ impl Client {
         &mut self,
         prefix: &str,
         page_token: String,
-    ) -> anyhow::Result<api::ListDirectivesResponse> {
+    ) -> anyhow::Result<api::ListOverridesResponse> {
         let (addr, service) = self.first()?;
-        let request = api::ListDirectivesRequest { prefix: prefix.to_owned(), page_size: 1_000, page_token };
-        said(addr, service.list_directives(request).await)
+        let request = api::ListOverridesRequest { prefix: prefix.to_owned(), page_size: 1_000, page_token };
+        said(addr, service.list_overrides(request).await)
     }
 
     pub(super) async fn inspect(&mut self, request: api::InspectRequest) -> anyhow::Result<api::InspectResponse> {
@@ -160,14 +157,17 @@ impl Client {
         said(addr, service.inspect(request).await)
     }
 
-    pub(super) async fn forget(&mut self, request: api::ForgetRequest) -> anyhow::Result<api::ForgetResponse> {
+    pub(super) async fn forget(
+        &mut self,
+        request: api::ResetCounterRequest,
+    ) -> anyhow::Result<api::ResetCounterResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.forget(request).await)
+        said(addr, service.reset_counter(request).await)
     }
 
-    pub(super) async fn give_back(&mut self, request: api::GiveBackRequest) -> anyhow::Result<api::GiveBackResponse> {
+    pub(super) async fn give_back(&mut self, request: api::RefundRequest) -> anyhow::Result<api::RefundResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.give_back(request).await)
+        said(addr, service.refund(request).await)
     }
 
     pub(super) async fn rules(&mut self, request: api::ListRulesRequest) -> anyhow::Result<api::ListRulesResponse> {
@@ -177,10 +177,10 @@ impl Client {
 
     pub(super) async fn changes(
         &mut self,
-        request: api::ListChangesRequest,
-    ) -> anyhow::Result<api::ListChangesResponse> {
+        request: api::ListAuditLogRequest,
+    ) -> anyhow::Result<api::ListAuditLogResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.list_changes(request).await)
+        said(addr, service.list_audit_log(request).await)
     }
 
     pub(super) async fn health(&mut self) -> All<api::GetHealthResponse> {
@@ -233,20 +233,23 @@ impl Client {
     }
 
     /// The sums over all instances.
-    pub(super) async fn top(&mut self, request: &api::ListTopRequest) -> anyhow::Result<api::ListTopResponse> {
-        let mut merged = api::ListTopResponse::default();
-        let mut sums: BTreeMap<String, api::Top> = BTreeMap::new();
+    pub(super) async fn top(
+        &mut self,
+        request: &api::ListTopEntitiesRequest,
+    ) -> anyhow::Result<api::ListTopEntitiesResponse> {
+        let mut merged = api::ListTopEntitiesResponse::default();
+        let mut sums: BTreeMap<String, api::TopEntity> = BTreeMap::new();
         for (addr, service) in &mut self.instances {
             // Whoever is twentieth everywhere may be first of all.
-            let request = api::ListTopRequest { most: 1_000, ..request.clone() };
-            let answer = said(addr, service.list_top(request).await)?;
-            merged.seconds = merged.seconds.max(answer.seconds);
-            merged.all += answer.all;
-            for top in answer.top {
-                let name = top.descriptor.as_ref().map(super::words::name).unwrap_or_default();
-                let sum = sums.entry(name).or_insert_with(|| api::Top { hits: 0, over: 0, ..top.clone() });
+            let request = api::ListTopEntitiesRequest { max_results: 1_000, ..request.clone() };
+            let answer = said(addr, service.list_top_entities(request).await)?;
+            merged.period_seconds = merged.period_seconds.max(answer.period_seconds);
+            merged.total_hits += answer.total_hits;
+            for top in answer.entities {
+                let name = top.descriptor.as_ref().map(super::parse::name).unwrap_or_default();
+                let sum = sums.entry(name).or_insert_with(|| api::TopEntity { hits: 0, max_error: 0, ..top.clone() });
                 sum.hits += top.hits;
-                sum.over += top.over;
+                sum.max_error += top.max_error;
                 let earlier = |one: &prost_types::Timestamp, other: &prost_types::Timestamp| {
                     (one.seconds, one.nanos) < (other.seconds, other.nanos)
                 };
@@ -257,9 +260,9 @@ impl Client {
                 }
             }
         }
-        merged.top = sums.into_values().collect();
-        merged.top.sort_by_key(|top| std::cmp::Reverse(top.hits));
-        merged.top.truncate(request.most as usize);
+        merged.entities = sums.into_values().collect();
+        merged.entities.sort_by_key(|top| std::cmp::Reverse(top.hits));
+        merged.entities.truncate(request.max_results as usize);
         Ok(merged)
     }
 }
@@ -267,14 +270,14 @@ impl Client {
 /// What is wrong, in a sentence.
 #[derive(Debug, thiserror::Error)]
 #[error("{sentence}")]
-struct Refused {
+struct CallError {
     code: Code,
     sentence: String,
 }
 
 /// Whether it may go better in a moment, and nothing is done twice.
 pub(super) fn is_passing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Refused>().is_some_and(|refused| refused.code == Code::Unavailable)
+    error.downcast_ref::<CallError>().is_some_and(|refused| refused.code == Code::Unavailable)
 }
 
 /// What an instance said, or what is wrong in a sentence.
@@ -289,6 +292,6 @@ fn said<T>(addr: &str, answer: Result<Response<T>, Status>) -> anyhow::Result<T>
             }
             source = cause.source();
         }
-        Refused { code: status.code(), sentence: format!("{addr}: {sentence} ({:?})", status.code()) }.into()
+        CallError { code: status.code(), sentence: format!("{addr}: {sentence} ({:?})", status.code()) }.into()
     })
 }

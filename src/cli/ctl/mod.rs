@@ -2,8 +2,8 @@
 
 mod bulk;
 mod client;
+mod parse;
 mod print;
-mod words;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -13,8 +13,8 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use self::{
     client::{Client, Connection},
+    parse::{Expiry, descriptor, limit_and_entries, scope},
     print::Output,
-    words::{End, descriptor, limit_and_entries, scope},
 };
 
 use crate::{rules::SourceFile, service::reload::Source};
@@ -88,9 +88,9 @@ enum Command {
     Candidate(Candidate),
     /// How the instances and their stores are.
     Health,
-    /// Say all directives of a file: `target,word,until` a line, as `export` writes it.
+    /// Say all overrides of a file: `target,word,until` a line, as `export` writes it.
     Import(bulk::Bulk),
-    /// Write all directives as `target,word,until`.
+    /// Write all overrides as `target,word,until`.
     Export {
         /// Only those whose name begins so: limit|api|user=
         #[arg(default_value = "")]
@@ -114,7 +114,7 @@ struct Change {
     #[arg(long, default_value = "")]
     reason: String,
     #[command(flatten)]
-    end: End,
+    end: Expiry,
     /// Only if this is its version (`get` shows it; 0: only if nothing has been said).
     #[arg(long, value_name = "VERSION")]
     if_version: Option<u64>,
@@ -198,15 +198,15 @@ enum Plan {
 #[derive(Debug, Subcommand)]
 enum Switch {
     /// Everything passes, and nothing is counted.
-    Off(Throw),
+    Off(SetSwitch),
     /// Counted, and never refused.
-    Shadow(Throw),
+    Shadow(SetSwitch),
     /// Enforced, also where a file says shadow_mode.
-    Enforce(Throw),
+    Enforce(SetSwitch),
     /// Everything is refused.
-    Deny(Throw),
+    Deny(SetSwitch),
     /// Take a switch back.
-    Clear(Throw),
+    Clear(SetSwitch),
     /// All of them.
     List,
 }
@@ -218,7 +218,7 @@ enum Candidate {
         /// The directory of rule files.
         dir: PathBuf,
         /// Of the counters that they would have: 10%, or 0.1.
-        #[arg(long, default_value = "10%", value_parser = words::share)]
+        #[arg(long, default_value = "10%", value_parser = parse::share)]
         share: f64,
         /// Why, for the audit log.
         #[arg(long, default_value = "")]
@@ -247,7 +247,7 @@ enum Candidate {
 }
 
 #[derive(Debug, Args)]
-struct Throw {
+struct SetSwitch {
     /// everything, domain NAME, kind NAME (an algorithm, or shedding), or rule DOMAIN NAME.
     #[arg(required = true, num_args = 1..=3)]
     scope: Vec<String>,
@@ -296,11 +296,11 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
         }
         Command::Forget { descriptor, reason } => {
             let descriptor = Some(descriptor.read()?);
-            output.forgotten(&client.forget(api::ForgetRequest { descriptor, reason }).await?)
+            output.forgotten(&client.forget(api::ResetCounterRequest { descriptor, reason }).await?)
         }
         Command::GiveBack { descriptor, hits, reason } => {
             let descriptor = Some(descriptor.read()?);
-            output.given_back(&client.give_back(api::GiveBackRequest { descriptor, hits, reason }).await?)
+            output.given_back(&client.give_back(api::RefundRequest { descriptor, hits, reason }).await?)
         }
         Command::Top(top) => output.top(&client.top(&top.read()).await?),
         Command::Watch(top) => watch(&top, client, output).await,
@@ -311,7 +311,7 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
         Command::Audit { most, follow } => audit(most, follow, client, output).await,
         Command::Candidate(candidate) => execute_candidate(candidate, client, output).await,
         Command::Health => output.health(&client.health().await),
-        Command::Import(import) => bulk::import(&import, bulk::read_directives, client).await,
+        Command::Import(import) => bulk::import(&import, bulk::read_overrides, client).await,
         Command::Export { prefix } => bulk::export(&prefix, client).await,
     }
 }
@@ -321,34 +321,34 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
         Limit::Set { domain, words, change, additive } => {
             let (entries, limit) = limit_and_entries(&words)?;
             let target = api::target::Target::Limit(descriptor(&domain, entries)?);
-            let wish = change.wish(target, limit)?;
-            let request = api::PutDirectivesRequest { additive, ..put(wish, &change) };
+            let request = change.change_request(target, limit)?;
+            let request = api::PutOverridesRequest { additive, ..put(request, &change) };
             output.changed(&client.put(request).await?)
         }
         Limit::Get(descriptor) => {
             let descriptor = descriptor.read()?;
-            let name = words::name(&descriptor);
-            let directives = client.list(&name).await?;
-            let exact = |directive: &&api::Directive| {
-                directive.target.as_ref().and_then(|target| target.target.as_ref())
+            let name = parse::name(&descriptor);
+            let overrides = client.list(&name).await?;
+            let exact = |entry: &&api::Override| {
+                entry.target.as_ref().and_then(|target| target.target.as_ref())
                     == Some(&api::target::Target::Limit(descriptor.clone()))
             };
-            match directives.iter().find(exact) {
-                Some(directive) => output.directives(std::slice::from_ref(directive)),
+            match overrides.iter().find(exact) {
+                Some(entry) => output.overrides(std::slice::from_ref(entry)),
                 None => bail!("nothing has been said of {name}"),
             }
         }
         Limit::Unset { descriptor, change } => {
-            let wish = change.wish(api::target::Target::Limit(descriptor.read()?), "")?;
-            output.changed(&client.put(put(wish, &change)).await?)
+            let request = change.change_request(api::target::Target::Limit(descriptor.read()?), "")?;
+            output.changed(&client.put(put(request, &change)).await?)
         }
         Limit::List { domain, entries } => {
             let prefix = match domain {
-                Some(domain) if entries.is_empty() => format!("limit|{}|", words::escaped(&domain)),
-                Some(domain) => words::name(&descriptor(&domain, &entries)?),
+                Some(domain) if entries.is_empty() => format!("limit|{}|", parse::escaped(&domain)),
+                Some(domain) => parse::name(&descriptor(&domain, &entries)?),
                 None => "limit|".to_owned(),
             };
-            output.directives(&client.list(&prefix).await?)
+            output.overrides(&client.list(&prefix).await?)
         }
     }
 }
@@ -356,17 +356,17 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
 async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow::Result<()> {
     match plan {
         Plan::Assign { domain, entity, plan, change } => {
-            let wish = change.wish(words::plan_of(domain, &entity)?, &plan)?;
-            output.changed(&client.put(put(wish, &change)).await?)
+            let request = change.change_request(parse::plan_of(domain, &entity)?, &plan)?;
+            output.changed(&client.put(put(request, &change)).await?)
         }
         Plan::Unassign { domain, entity, change } => {
-            let wish = change.wish(words::plan_of(domain, &entity)?, "")?;
-            output.changed(&client.put(put(wish, &change)).await?)
+            let request = change.change_request(parse::plan_of(domain, &entity)?, "")?;
+            output.changed(&client.put(put(request, &change)).await?)
         }
         Plan::List { domain } => {
             let prefix =
-                domain.map_or_else(|| "plan|".to_owned(), |domain| format!("plan|{}|", words::escaped(&domain)));
-            output.directives(&client.list(&prefix).await?)
+                domain.map_or_else(|| "plan|".to_owned(), |domain| format!("plan|{}|", parse::escaped(&domain)));
+            output.overrides(&client.list(&prefix).await?)
         }
         Plan::Import { domain, entity, import } => {
             bulk::import(&import, bulk::read_plans(domain, entity), client).await
@@ -386,8 +386,8 @@ async fn execute_switch(switch: Switch, mut client: Client, output: Output) -> a
             return output.switches(&health);
         }
     };
-    let wish = throw.change.wish(api::target::Target::Switch(scope(&throw.scope)?), word)?;
-    let request = api::PutDirectivesRequest { this_instance: throw.here, ..put(wish, &throw.change) };
+    let request = throw.change.change_request(api::target::Target::Switch(scope(&throw.scope)?), word)?;
+    let request = api::PutOverridesRequest { this_instance: throw.here, ..put(request, &throw.change) };
     if throw.here {
         return client.put_everywhere(request, &output).await;
     }
@@ -437,7 +437,7 @@ async fn watch(top: &Top, mut client: Client, output: Output) -> anyhow::Result<
 async fn audit(most: u32, follow: bool, mut client: Client, output: Output) -> anyhow::Result<()> {
     let mut newest = 0;
     loop {
-        let changes = client.changes(api::ListChangesRequest { before: 0, most }).await?.changes;
+        let changes = client.changes(api::ListAuditLogRequest { before_version: 0, page_size: most }).await?.entries;
         let new: Vec<_> = changes.into_iter().filter(|change| change.version > newest).collect();
         newest = new.first().map_or(newest, |change| change.version);
         output.changes(&new)?;
@@ -455,25 +455,30 @@ impl Descriptor {
 }
 
 impl Top {
-    fn read(&self) -> api::ListTopRequest {
-        let by = if self.asked { api::By::Asked } else { api::By::Refused };
-        api::ListTopRequest { by: by.into(), domain: self.domain.clone(), rule: self.rule.clone(), most: self.most }
+    fn read(&self) -> api::ListTopEntitiesRequest {
+        let by = if self.asked { api::RankBy::Requested } else { api::RankBy::Denied };
+        api::ListTopEntitiesRequest {
+            rank_by: by.into(),
+            domain: self.domain.clone(),
+            rule: self.rule.clone(),
+            max_results: self.most,
+        }
     }
 }
 
 impl Change {
-    fn wish(&self, target: api::target::Target, word: &str) -> anyhow::Result<api::Wish> {
-        Ok(api::Wish {
+    fn change_request(&self, target: api::target::Target, word: &str) -> anyhow::Result<api::ChangeRequest> {
+        Ok(api::ChangeRequest {
             target: Some(api::Target { target: Some(target) }),
-            word: word.to_owned(),
+            value: word.to_owned(),
             until: self.end.read().context("this is no end")?,
             expected_version: self.if_version,
         })
     }
 }
 
-fn put(wish: api::Wish, change: &Change) -> api::PutDirectivesRequest {
-    api::PutDirectivesRequest { wishes: vec![wish], reason: change.reason.clone(), ..Default::default() }
+fn put(request: api::ChangeRequest, change: &Change) -> api::PutOverridesRequest {
+    api::PutOverridesRequest { changes: vec![request], reason: change.reason.clone(), ..Default::default() }
 }
 
 /// A file to read from, or standard input for `-`.

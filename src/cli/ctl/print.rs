@@ -8,7 +8,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage};
 use prost_types::Timestamp;
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1 as api};
 
-use super::{client::All, words::target_name};
+use super::{client::All, parse::target_name};
 
 static POOL: LazyLock<Option<DescriptorPool>> = LazyLock::new(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok());
 
@@ -18,14 +18,14 @@ pub(super) struct Output {
 }
 
 impl Output {
-    pub(super) fn changed(self, changed: &api::PutDirectivesResponse) -> anyhow::Result<()> {
+    pub(super) fn changed(self, changed: &api::PutOverridesResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("PutDirectivesResponse", changed);
+            return json("PutOverridesResponse", changed);
         }
-        for part in &changed.parts {
+        for part in &changed.changes {
             println!("{}", line(part));
-            if part.given_back > 0 {
-                println!("  {} hits given back", part.given_back);
+            if part.refunded_hits > 0 {
+                println!("  {} hits given back", part.refunded_hits);
             }
         }
         println!("version {}, in force everywhere within a second", changed.version);
@@ -38,18 +38,18 @@ impl Output {
         }
     }
 
-    pub(super) fn directives(self, directives: &[api::Directive]) -> anyhow::Result<()> {
+    pub(super) fn overrides(self, overrides: &[api::Override]) -> anyhow::Result<()> {
         if self.json {
-            return directives.iter().try_for_each(|directive| json("Directive", directive));
+            return overrides.iter().try_for_each(|entry| json("Directive", entry));
         }
-        let row = |it: &api::Directive| {
+        let row = |it: &api::Override| {
             let until = it.until.map_or_else(|| "for ever".to_owned(), time);
             let said = format!("{} {}", it.at.map(time).unwrap_or_default(), it.author);
-            [target_name(it.target.as_ref()), it.word.clone(), until, it.version.to_string(), said, it.reason.clone()]
+            [target_name(it.target.as_ref()), it.value.clone(), until, it.version.to_string(), said, it.reason.clone()]
         };
         table(
-            ["directive", "word", "until", "version", "said", "reason"],
-            &directives.iter().map(row).collect::<Vec<_>>(),
+            ["override", "word", "until", "version", "said", "reason"],
+            &overrides.iter().map(row).collect::<Vec<_>>(),
         );
         Ok(())
     }
@@ -58,21 +58,21 @@ impl Output {
         if self.json {
             return json("InspectResponse", it);
         }
-        it.walk.iter().for_each(|step| println!("{step}"));
-        for directive in &it.directives {
-            let until = directive.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
-            let why = if directive.reason.is_empty() { String::new() } else { format!(": {}", directive.reason) };
-            let (name, word) = (target_name(directive.target.as_ref()), &directive.word);
-            println!("over it: {name} {word}{until} (by {}{why})", directive.author);
+        it.match_steps.iter().for_each(|step| println!("{step}"));
+        for entry in &it.overrides {
+            let until = entry.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
+            let why = if entry.reason.is_empty() { String::new() } else { format!(": {}", entry.reason) };
+            let (name, word) = (target_name(entry.target.as_ref()), &entry.value);
+            println!("over it: {name} {word}{until} (by {}{why})", entry.author);
         }
         match &it.counter {
             Some(counter) => self.counter(counter),
             None => println!("counter: none"),
         }
         let by =
-            if it.decided_by == "rule" { "its rule".to_owned() } else { format!("the directive ({})", it.decided_by) };
+            if it.decided_by == "rule" { "its rule".to_owned() } else { format!("the override ({})", it.decided_by) };
         println!("now: {}, by {by}", if it.allowed { "one request would pass" } else { "a request would be refused" });
-        if let Some(since) = it.refused_since {
+        if let Some(since) = it.denied_since {
             println!("refused since {} on this instance", time(since));
         }
         Ok(())
@@ -87,17 +87,17 @@ impl Output {
         }
     }
 
-    pub(super) fn forgotten(self, it: &api::ForgetResponse) -> anyhow::Result<()> {
+    pub(super) fn forgotten(self, it: &api::ResetCounterResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("ForgetResponse", it);
+            return json("ResetCounterResponse", it);
         }
         println!("{}: {}", it.key, if it.existed { "forgotten" } else { "there was nothing to forget" });
         Ok(())
     }
 
-    pub(super) fn given_back(self, it: &api::GiveBackResponse) -> anyhow::Result<()> {
+    pub(super) fn given_back(self, it: &api::RefundResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("GiveBackResponse", it);
+            return json("RefundResponse", it);
         }
         if let Some(counter) = &it.counter {
             self.counter(counter);
@@ -105,19 +105,22 @@ impl Output {
         Ok(())
     }
 
-    pub(super) fn top(self, it: &api::ListTopResponse) -> anyhow::Result<()> {
+    pub(super) fn top(self, it: &api::ListTopEntitiesResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("ListTopResponse", it);
+            return json("ListTopEntitiesResponse", it);
         }
-        println!("{} hits in {} s", it.all, it.seconds);
-        let row = |top: &api::Top| {
-            let name = top.descriptor.as_ref().map(super::words::name).unwrap_or_default();
-            let hits =
-                if top.over > 0 { format!("{} to {}", top.hits - top.over, top.hits) } else { top.hits.to_string() };
+        println!("{} hits in {} s", it.total_hits, it.period_seconds);
+        let row = |top: &api::TopEntity| {
+            let name = top.descriptor.as_ref().map(super::parse::name).unwrap_or_default();
+            let hits = if top.max_error > 0 {
+                format!("{} to {}", top.hits - top.max_error, top.hits)
+            } else {
+                top.hits.to_string()
+            };
             let since = top.since.map(time).unwrap_or_default();
             [hits, name.replacen("limit|", "", 1), top.rule.clone(), since]
         };
-        table(["hits", "descriptor", "rule", "since"], &it.top.iter().map(row).collect::<Vec<_>>());
+        table(["hits", "descriptor", "rule", "since"], &it.entities.iter().map(row).collect::<Vec<_>>());
         Ok(())
     }
 
@@ -140,7 +143,7 @@ impl Output {
         Ok(())
     }
 
-    pub(super) fn changes(self, changes: &[api::Change]) -> anyhow::Result<()> {
+    pub(super) fn changes(self, changes: &[api::AuditEntry]) -> anyhow::Result<()> {
         if self.json {
             return changes.iter().rev().try_for_each(|change| json("Change", change));
         }
@@ -148,7 +151,7 @@ impl Output {
             let at = change.at.map(time).unwrap_or_default();
             let reason = if change.reason.is_empty() { String::new() } else { format!(": {}", change.reason) };
             println!("{} {at} {}{reason}", change.version, change.author);
-            change.parts.iter().for_each(|part| println!("  {}", line(part)));
+            change.changes.iter().for_each(|part| println!("  {}", line(part)));
         }
         Ok(())
     }
@@ -167,13 +170,13 @@ impl Output {
                 }
             };
             let uptime = span(health.uptime_seconds * 1_000_000);
-            println!("{addr}: version {}, up for {uptime}, directives {}", health.version, health.directives_version);
+            println!("{addr}: version {}, up for {uptime}, overrides {}", health.version, health.overrides_version);
             for server in &health.servers {
                 println!("  {}: {}", server.name, if server.up { "up" } else { "out of reach" });
             }
-            if !health.directives_error.is_empty() {
-                let age = health.directives_age_ms.map_or_else(|| "ever".to_owned(), |age| span(age * 1_000));
-                println!("  not heard of directives for {age}: {}", health.directives_error);
+            if !health.overrides_error.is_empty() {
+                let age = health.overrides_age_ms.map_or_else(|| "ever".to_owned(), |age| span(age * 1_000));
+                println!("  not heard of overrides for {age}: {}", health.overrides_error);
             }
             for switch in &health.switches {
                 println!("  {}", thrown(switch));
@@ -211,7 +214,7 @@ impl Output {
             if !it.error.is_empty() {
                 println!("{addr}: what should be tried or in force is not: {}", it.error);
             }
-            if !it.tried {
+            if !it.active {
                 println!("{addr}: no rules are tried out");
                 continue;
             }
@@ -224,15 +227,17 @@ impl Output {
                     |rule| format!("{} {}: {}", rule.domain, rule.name, rule.limit),
                 );
                 let [asked, refused, newly_refused, newly_passed] =
-                    [outcomes.asked, outcomes.refused, outcomes.newly_refused, outcomes.newly_passed]
+                    [outcomes.requested, outcomes.denied, outcomes.newly_denied, outcomes.newly_allowed]
                         .map(|hits| hits.to_string());
                 [rule, asked, refused, newly_refused, newly_passed]
             };
             let rows: Vec<_> = it.rules.iter().map(row).collect();
             table(["rule", "hits", "would refuse", "newly", "would pass newly"], &rows);
-            for (word, list) in [("refused most, newly", &it.most), ("refused first, newly", &it.first)] {
-                let name = |top: &api::Top| {
-                    let name = top.descriptor.as_ref().map(super::words::name).unwrap_or_default();
+            for (word, list) in
+                [("refused most, newly", &it.most_newly_denied), ("refused first, newly", &it.first_newly_denied)]
+            {
+                let name = |top: &api::TopEntity| {
+                    let name = top.descriptor.as_ref().map(super::parse::name).unwrap_or_default();
                     let hits = if top.hits > 0 { top.hits.to_string() } else { String::new() };
                     [name.replacen("limit|", "", 1), top.rule.clone(), hits, top.since.map(time).unwrap_or_default()]
                 };
@@ -245,8 +250,8 @@ impl Output {
             let minutes: Vec<_> = it.minutes.iter().rev().take(10).rev().map(minute).collect();
             println!();
             table(["minute", "hits", "would refuse", "newly", "would pass newly"], &minutes);
-            if it.left_out > 0 {
-                println!("{} requests were left out: too many waited for the store", it.left_out);
+            if it.skipped_requests > 0 {
+                println!("{} requests were left out: too many waited for the store", it.skipped_requests);
             }
         }
         Ok(())
@@ -262,7 +267,7 @@ impl Output {
 
 fn minute(it: &api::MinuteOutcomes) -> [String; 5] {
     let outcomes = it.outcomes.unwrap_or_default();
-    let hits = [outcomes.asked, outcomes.refused, outcomes.newly_refused, outcomes.newly_passed];
+    let hits = [outcomes.requested, outcomes.denied, outcomes.newly_denied, outcomes.newly_allowed];
     let [asked, refused, newly_refused, newly_passed] = hits.map(|hits| hits.to_string());
     [it.minute.map(time).unwrap_or_default(), asked, refused, newly_refused, newly_passed]
 }
@@ -272,9 +277,9 @@ fn percent(share: f64) -> String {
 }
 
 /// What became of what.
-fn line(part: &api::Part) -> String {
-    let word = |it: Option<&api::Directive>| {
-        it.map(|it| it.until.map_or_else(|| it.word.clone(), |until| format!("{} until {}", it.word, time(until))))
+fn line(part: &api::OverrideChange) -> String {
+    let word = |it: Option<&api::Override>| {
+        it.map(|it| it.until.map_or_else(|| it.value.clone(), |until| format!("{} until {}", it.value, time(until))))
     };
     let (before, after) = (word(part.before.as_ref()), word(part.after.as_ref()));
     let name = target_name(part.target.as_ref());
@@ -286,7 +291,7 @@ fn line(part: &api::Part) -> String {
     }
 }
 
-fn thrown(switch: &api::Directive) -> String {
+fn thrown(switch: &api::Override) -> String {
     let name = target_name(switch.target.as_ref()).replacen("switch|", "", 1);
     let until = switch.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
     let origin = match switch.origin() {
@@ -295,7 +300,7 @@ fn thrown(switch: &api::Directive) -> String {
         api::Origin::Instance => ", on this instance alone",
     };
     let why = if switch.reason.is_empty() { String::new() } else { format!(": {}", switch.reason) };
-    format!("switch {name} {}{until}{origin} (by {}{why})", switch.word, switch.author)
+    format!("switch {name} {}{until}{origin} (by {}{why})", switch.value, switch.author)
 }
 
 pub(super) fn time(time: Timestamp) -> String {

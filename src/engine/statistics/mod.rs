@@ -209,21 +209,21 @@ impl Statistics {
         let this = Arc::clone(self);
         observe_counter(
             meter,
-            "sluicegate_metric_series_overflow_hits",
+            "sluicegate_metric_series_overflow_hits_total",
             "Hits counted in the series named other, because there were too many series already",
             move || this.overflow.get(),
         );
         let this = Arc::clone(self);
         observe_counter(
             meter,
-            "sluicegate_domain_not_found",
+            "sluicegate_domain_not_found_total",
             "Descriptors of domains that no rule file names",
             move || this.unknown_domain.get(),
         );
         let this = Arc::clone(self);
         observe_counter(
             meter,
-            "sluicegate_plan_not_found",
+            "sluicegate_plan_not_found_total",
             "Descriptors that name a plan that the rules have not: they have the default one",
             move || this.unknown_plan.get(),
         );
@@ -236,7 +236,7 @@ impl Statistics {
             move || this.global_shadow.get(),
         );
         let this = Arc::clone(self);
-        let on_error = meter.u64_observable_counter("sluicegate_on_error");
+        let on_error = meter.u64_observable_counter("sluicegate_on_error_total");
         on_error
             .with_description("Limits that the store could not decide, by the policy that then did")
             .with_callback(move |observer| {
@@ -260,7 +260,7 @@ impl Statistics {
     /// What is shed, by class.
     fn observe_shedding(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         let this = Arc::clone(self);
-        let hits = meter.u64_observable_counter("sluicegate_class_hits");
+        let hits = meter.u64_observable_counter("sluicegate_class_hits_total");
         hits.with_description("Hits by class and what became of them")
             .with_callback(move |observer| {
                 for (labels, (hits, _)) in this.by_class(Micros::ZERO) {
@@ -315,7 +315,7 @@ pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&
         _ => node.label(),
     };
     // Who asks is no level, or there would be as many series as requests; a plan has its label from the rule.
-    let levels = entries.iter().zip(path).filter(|(_, node)| node.aside.is_none()).map(level);
+    let levels = entries.iter().zip(path).filter(|(_, node)| node.modifier.is_none()).map(level);
     let plan = rule.plan.as_ref().and_then(|_| rule.labels.last().map(ToString::to_string));
     std::iter::once(domain.to_owned()).chain(levels).chain(plan).collect()
 }

@@ -101,13 +101,19 @@ impl Series {
     }
 
     /// Hits are asked, whatever comes of it.
-    pub(in crate::engine) fn asked(&self, worker: WorkerId, hits: u64) {
+    pub(in crate::engine) fn count_requested(&self, worker: WorkerId, hits: u64) {
         self.add(worker, Count::Total, hits);
     }
 
     /// Hits were decided. A request that crosses a threshold is split: of 5 hits that come at 8 of 10, 2 are within
     /// the limit and 3 over it.
-    pub(in crate::engine) fn decided(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
+    pub(in crate::engine) fn count_decision(
+        &self,
+        worker: WorkerId,
+        hits: u64,
+        decision: &Decision,
+        threshold: Threshold,
+    ) {
         let Threshold { limit, near, splits, shadow, known } = threshold;
         let after = decision.used;
         let before = after.saturating_sub(hits);

@@ -14,20 +14,20 @@ const PAUSE: Micros = Micros::from_secs(30);
 /// What became of hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Outcome {
-    Passed,
+    Allowed,
     /// For what their caller has had.
-    Refused,
+    Denied,
     /// For overload.
     Shed,
 }
 
 impl Outcome {
-    pub(super) const ALL: [Self; 3] = [Self::Passed, Self::Refused, Self::Shed];
+    pub(super) const ALL: [Self; 3] = [Self::Allowed, Self::Denied, Self::Shed];
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Passed => "passed",
-            Self::Refused => "refused",
+            Self::Allowed => "passed",
+            Self::Denied => "refused",
             Self::Shed => "shed",
         }
     }
@@ -108,7 +108,7 @@ mod tests {
         shed(20);
         shed(50);
         assert_eq!((since(50), since(80), since(81)), (Some(at(0)), Some(at(0)), None));
-        shedding.decided(WorkerId(0), 0, Outcome::Passed, 7, at(90));
+        shedding.decided(WorkerId(0), 0, Outcome::Allowed, 7, at(90));
         assert_eq!(since(90), None);
         shed(100);
         assert_eq!(since(101), Some(at(100)));

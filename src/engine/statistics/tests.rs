@@ -32,7 +32,7 @@ fn a_request_that_crosses_a_threshold_is_split() {
         let series = series(&statistics, &["d", &place.to_string()]);
         let decision = Decision { allowed: used <= 10, used, ..Decision::default() };
         let threshold = Threshold { limit: 10, near: statistics.near(10), splits: true, shadow: true, known: false };
-        series.decided(WorkerId(1), hits, &decision, threshold);
+        series.count_decision(WorkerId(1), hits, &decision, threshold);
         let sum = |count| series.sum(count).unwrap_or_default();
         assert_eq!((sum(Count::Within), sum(Count::Near), sum(Count::Over)), expected, "{hits} hits to {used}");
         assert_eq!(sum(Count::Shadow), sum(Count::Over));
@@ -54,7 +54,7 @@ fn labels_have_the_values_that_rules_ask_for() {
         (&[("user", "")], &["d", "user_"]),
     ] {
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        let rules::Found::Rule(rule, path) = rules.find("d", entries.iter().copied()) else {
+        let rules::Lookup::Rule(rule, path) = rules.find("d", entries.iter().copied()) else {
             panic!("no rule for {entries:?}");
         };
         assert_eq!(labels("d", &entries, rule, &path), expected);
@@ -67,13 +67,13 @@ fn labels_have_the_values_that_rules_ask_for() {
 fn callers_cannot_make_more_series_than_allowed() {
     let statistics = statistics(3);
     for user in 0..100 {
-        series(&statistics, &["d", &format!("user_{user}")]).asked(WorkerId(0), 1);
+        series(&statistics, &["d", &format!("user_{user}")]).count_requested(WorkerId(0), 1);
     }
     let sums = statistics.collect(Count::Total);
     assert_eq!(sums.len(), 4);
     assert_eq!(sums[&["other", "other"].map(Arc::from)[..]], 97);
     assert_eq!(statistics.overflow.get(), 97);
-    series(&statistics, &["d", "user_1"]).asked(WorkerId(0), 1);
+    series(&statistics, &["d", "user_1"]).count_requested(WorkerId(0), 1);
     assert_eq!(statistics.collect(Count::Total)[&["d", "user_1"].map(Arc::from)[..]], 2);
 }
 

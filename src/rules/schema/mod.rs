@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::spec::words::{MAPS, Map, ROOT, Takes, Word};
+use super::spec::keywords::{Keyword, MAPS, MapSchema, ROOT, ValueSchema};
 use crate::algorithm::Algorithm;
 
 /// The schema.
@@ -20,13 +20,13 @@ pub fn schema() -> Value {
     })
 }
 
-fn reference(map: &Map) -> String {
+fn reference(map: &MapSchema) -> String {
     format!("#/$defs/{}", map.name)
 }
 
-fn of_map(map: &Map) -> Value {
+fn of_map(map: &MapSchema) -> Value {
     let words: serde_json::Map<String, Value> =
-        map.words.iter().map(|word| (word.name.to_owned(), of_word(word))).collect();
+        map.keywords.iter().map(|word| (word.name.to_owned(), of_word(word))).collect();
     let algorithms = words.contains_key("algorithm").then(algorithms).unwrap_or_default();
     // YAML's merge key.
     let mut schema = json!({
@@ -49,9 +49,9 @@ fn of_map(map: &Map) -> Value {
 fn algorithms() -> Vec<Value> {
     let all: Vec<_> = Algorithm::named().collect();
     let of =
-        |name: &str| all.iter().filter(|kind| kind.words.contains(&name)).map(|kind| kind.name).collect::<Vec<_>>();
-    let rule = |kind: &crate::algorithm::Kind| {
-        let words = all.iter().flat_map(|other| other.words).filter(|word| !kind.words.contains(word));
+        |name: &str| all.iter().filter(|kind| kind.keywords.contains(&name)).map(|kind| kind.name).collect::<Vec<_>>();
+    let rule = |kind: &crate::algorithm::AlgorithmKind| {
+        let words = all.iter().flat_map(|other| other.keywords).filter(|word| !kind.keywords.contains(word));
         let strays: serde_json::Map<String, Value> = words
             .map(|word| {
                 ((*word).to_owned(), json!({ "not": {}, "description": format!("Of {}.", of(word).join(", ")) }))
@@ -69,48 +69,48 @@ fn algorithms() -> Vec<Value> {
     all.iter().map(rule).collect()
 }
 
-fn of_word(word: &Word) -> Value {
-    let mut schema = of(&word.takes);
-    schema["description"] = word.says.into();
+fn of_word(word: &Keyword) -> Value {
+    let mut schema = of(&word.value);
+    schema["description"] = word.description.into();
     schema
 }
 
-fn of(takes: &Takes) -> Value {
+fn of(takes: &ValueSchema) -> Value {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     match takes {
-        Takes::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
+        ValueSchema::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
         // YAML 1.1 has more words for it than JSON.
-        Takes::Boolean => {
+        ValueSchema::Boolean => {
             json!({ "anyOf": [{ "type": ["boolean", "null"] }, text(&any_case(&["true", "yes", "on", "y", "false", "no", "off", "n"]))] })
         }
-        Takes::Number => number(u32::MAX),
-        Takes::UpTo(most) => {
+        ValueSchema::Number => number(u32::MAX),
+        ValueSchema::UpTo(most) => {
             let mut schema = number(*most);
             schema["anyOf"][0]["minimum"] = 1.into();
             schema
         }
-        Takes::Percent(least, most) => {
+        ValueSchema::Percent(least, most) => {
             let mut schema = text(r"^[0-9]+\s*%$");
             schema["examples"] = json!([format!("{least}%"), format!("{most}%")]);
             schema
         }
-        Takes::Duration => {
+        ValueSchema::Duration => {
             let mut schema = text(r"^\s*([0-9]+\s*[a-zA-Zµ]+\s*)+$");
             schema["examples"] = json!(["200ms", "30s", "5m"]);
             json!({ "anyOf": [schema, { "const": 0 }] })
         }
-        Takes::Amount => json!({ "anyOf": [number(u32::MAX), text(r"^[0-9]+\s*%$")] }),
-        Takes::Capacity => {
+        ValueSchema::Amount => json!({ "anyOf": [number(u32::MAX), text(r"^[0-9]+\s*%$")] }),
+        ValueSchema::Capacity => {
             let mut schema = text(r"^\s*[0-9_]+\s*(/\s*[a-zA-Z]+\s*)?$");
             schema["examples"] = json!(["100", "1000/s"]);
             json!({ "anyOf": [schema, { "type": "integer", "minimum": 0 }] })
         }
-        Takes::Word(words) => json!({ "enum": words() }),
-        Takes::Unit(words) => json!({ "anyOf": [{ "enum": words() }, text(&any_case(&words()))] }),
-        Takes::Anything => json!({ "type": ["object", "null"] }),
-        Takes::List(items) => json!({ "type": ["array", "null"], "items": of(items) }),
-        Takes::Map(map) => json!({ "$ref": reference(map) }),
-        Takes::Named(values) => {
+        ValueSchema::Word(words) => json!({ "enum": words() }),
+        ValueSchema::Unit(words) => json!({ "anyOf": [{ "enum": words() }, text(&any_case(&words()))] }),
+        ValueSchema::Anything => json!({ "type": ["object", "null"] }),
+        ValueSchema::List(items) => json!({ "type": ["array", "null"], "items": of(items) }),
+        ValueSchema::Map(map) => json!({ "$ref": reference(map) }),
+        ValueSchema::Named(values) => {
             json!({ "type": "object", "patternProperties": { "^<<$": true }, "additionalProperties": of(values) })
         }
     }

@@ -211,7 +211,7 @@ fn it_agrees_with_the_reader() {
     let validator = validator();
     let (mut taken, mut refused) = (0, 0);
     for map in MAPS {
-        for word in map.words {
+        for word in map.keywords {
             let mut accepted = 0;
             for value in VALUES.iter().copied().chain(["[[a]]", "{[a]: b}"]).filter(|value| !value.contains("{[")) {
                 for text in files(map.name, word.name, value) {

@@ -1,40 +1,40 @@
 //! What a person wrote, as types: every mistake is noted with its place, and reading goes on.
 
+mod algorithm;
 mod elastic;
+pub(super) mod keywords;
 mod plans;
 mod rate_limit;
-mod shape;
 mod sharing;
-pub(super) mod words;
 
 pub(super) use plans::Plans;
 pub(super) use rate_limit::RateLimit;
 
-use self::words::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, Map, ROOT};
+use self::keywords::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, MapSchema, ROOT};
 use super::{
     compile::Options,
+    custom_limit::{self, Allowance, CustomLimit},
+    diagnostic::{Diagnostics, Location},
     ip_prefix::IpPrefix,
     limit::Limit,
     metadata::Metadata,
-    problem::{Place, Problems},
-    terms::{self, Allowance, Terms},
     yaml::{self, Kind, Yaml},
 };
-use crate::algorithm::{Algorithm, Shape};
+use crate::algorithm::{Algorithm, LimitSpec};
 
 pub(super) struct File {
     pub(super) domain: String,
-    pub(super) place: Place,
+    pub(super) place: Location,
     pub(super) charge_all: bool,
     pub(super) shard_by: Vec<String>,
-    pub(super) shard_by_place: Place,
+    pub(super) shard_by_place: Location,
     pub(super) plans: Plans,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
 #[derive(Default)]
 pub(super) struct Descriptor {
-    pub(super) place: Place,
+    pub(super) place: Location,
     pub(super) key: String,
     pub(super) value: Option<String>,
     /// Boxed: the levels above have none.
@@ -69,7 +69,7 @@ const PEERS: &[&str] = &[
     "replaces",
 ];
 /// Reads one file; `None` when nothing of it can be used.
-pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) -> Option<File> {
+pub(super) fn read(text: &str, options: Options, problems: &mut Diagnostics<'_>) -> Option<File> {
     let root = match yaml::parse(text) {
         Ok(root) => root,
         Err(failure) => {
@@ -77,7 +77,7 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
             return None;
         }
     };
-    let start = Place { line: 1, column: 1 };
+    let start = Location { line: 1, column: 1 };
     let Some(root) = root.filter(|root| !matches!(root.kind, Kind::Null)) else {
         problems.error(start, "the file is empty; it needs a domain");
         return None;
@@ -111,8 +111,8 @@ pub(super) fn read(text: &str, options: Options, problems: &mut Problems<'_>) ->
 const RULES_OWN: &[&str] = &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "elastic", "by_plan"];
 
 /// Reads a limit that has no rule around it.
-pub(super) fn read_terms(text: &str, options: Options, problems: &mut Problems<'_>) -> Option<Terms> {
-    let start = Place { line: 1, column: 1 };
+pub(super) fn read_terms(text: &str, options: Options, problems: &mut Diagnostics<'_>) -> Option<CustomLimit> {
+    let start = Location { line: 1, column: 1 };
     let node = match yaml::parse(text) {
         Ok(Some(node)) if !matches!(node.kind, Kind::Null) => node,
         Ok(_) => {
@@ -139,23 +139,23 @@ pub(super) fn read_terms(text: &str, options: Options, problems: &mut Problems<'
     let RateLimit { limit, part, on_error, consistency, .. } = reader.rate_limit(&node)?;
     let part = part.filter(|part| Some(*part) != limit).map(Box::new);
     let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
-    Some(Terms { allowance, limit: limit.unwrap_or(Limit::NOTHING), part, on_error, consistency })
+    Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::NOTHING), part, on_error, consistency })
 }
 
 struct Reader<'r, 'p> {
-    problems: &'r mut Problems<'p>,
+    problems: &'r mut Diagnostics<'p>,
     /// Among whom a limit is divided when each has to decide by itself.
     instances: u32,
 }
 
 impl Reader<'_, '_> {
     /// The map's known keys with their values; what is not known is noted.
-    fn map<'y>(&mut self, node: &'y Yaml, known: &Map) -> Option<Vec<(&'y str, Place, &'y Yaml)>> {
+    fn map<'y>(&mut self, node: &'y Yaml, known: &MapSchema) -> Option<Vec<(&'y str, Location, &'y Yaml)>> {
         let Kind::Map(pairs) = &node.kind else {
             self.problems.error(node.place, format!("a map was expected here, not {}", node.describe()));
             return None;
         };
-        let mut fields: Vec<(&str, Place, &Yaml)> = Vec::new();
+        let mut fields: Vec<(&str, Location, &Yaml)> = Vec::new();
         for (key, value) in self.merged(pairs) {
             let Kind::Scalar { text, .. } = &key.kind else {
                 self.problems.error(key.place, format!("a key must be a word, not {}", key.describe()));
@@ -203,7 +203,7 @@ impl Reader<'_, '_> {
 
     /// A key that means nothing here: refused, unless it is known elsewhere. That is a warning, since
     /// envoyproxy/ratelimit takes such files and ignores the key.
-    fn stray(&mut self, key: &str, place: Place, known: &Map) {
+    fn stray(&mut self, key: &str, place: Location, known: &MapSchema) {
         let home = MAPS.into_iter().find(|map| map.has(key)).map(|map| map.place);
         if let Some(home) = home.filter(|_| PEERS.contains(&key)) {
             self.problems.warning(place, format!("{key} has no effect here; it belongs {home}"));
@@ -218,22 +218,23 @@ impl Reader<'_, '_> {
     }
 
     /// `500/minute`, or one word.
-    fn short_terms(&mut self, word: &str, place: Place) -> Option<Terms> {
+    fn short_terms(&mut self, word: &str, place: Location) -> Option<CustomLimit> {
         match word {
-            terms::UNLIMITED => return Some(Terms::plain(Allowance::Unlimited)),
-            terms::BLOCKED => return Some(Terms::plain(Allowance::Blocked)),
+            custom_limit::UNLIMITED => return Some(CustomLimit::plain(Allowance::Unlimited)),
+            custom_limit::BLOCKED => return Some(CustomLimit::plain(Allowance::Blocked)),
             _ => {}
         }
-        let Some((requests, unit)) = terms::short(word) else {
+        let Some((requests, unit)) = custom_limit::short(word) else {
             let message = format!("{word:?} is no limit: 500/minute, unlimited, blocked, or the words of rate_limit");
             self.problems.error(place, message);
             return None;
         };
         let limit =
             Limit::new(requests, unit, 1).map_err(|error| self.problems.error(place, error.to_string())).ok()?;
-        let part = Limit::part(requests, limit.measure(), Algorithm::DEFAULT, Shape::default(), self.instances).ok();
+        let part =
+            Limit::divided(requests, limit.measure(), Algorithm::DEFAULT, LimitSpec::default(), self.instances).ok();
         let part = part.filter(|part| *part != limit).map(Box::new);
-        Some(Terms { limit, part, ..Terms::plain(Allowance::Limited) })
+        Some(CustomLimit { limit, part, ..CustomLimit::plain(Allowance::Limited) })
     }
 
     fn list<'y>(&mut self, name: &str, node: &'y Yaml) -> &'y [Yaml] {
@@ -410,7 +411,7 @@ fn found(node: &Yaml) -> String {
 }
 
 /// The known word that was most likely meant.
-fn nearest(word: &str, known: &Map) -> Option<&'static str> {
+fn nearest(word: &str, known: &MapSchema) -> Option<&'static str> {
     let (distance, near) = known.names().map(|near| (strsim::damerau_levenshtein(word, near), near)).min()?;
     (distance <= 3 && distance < word.chars().count()).then_some(near)
 }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{RateLimit, Reader, words::PLANS};
+use super::{RateLimit, Reader, keywords::PLANS};
 use crate::rules::{
-    problem::Place,
+    diagnostic::Location,
     yaml::{Kind, Yaml},
 };
 
@@ -27,7 +27,7 @@ pub(in crate::rules) struct Plans {
 /// One plan.
 #[derive(Default)]
 pub(in crate::rules) struct Plan {
-    pub(in crate::rules) place: Place,
+    pub(in crate::rules) place: Location,
     pub(in crate::rules) limits: HashMap<String, RateLimit>,
 }
 
@@ -88,12 +88,12 @@ impl Reader<'_, '_> {
     }
 
     /// A map whose keys are names that the writer chose.
-    pub(super) fn named<'y>(&mut self, what: &str, node: &'y Yaml) -> Vec<(String, Place, &'y Yaml)> {
+    pub(super) fn named<'y>(&mut self, what: &str, node: &'y Yaml) -> Vec<(String, Location, &'y Yaml)> {
         let Kind::Map(pairs) = &node.kind else {
             self.problems.error(node.place, format!("{what} must be a map, not {}", node.describe()));
             return Vec::new();
         };
-        let mut named: Vec<(String, Place, &Yaml)> = Vec::new();
+        let mut named: Vec<(String, Location, &Yaml)> = Vec::new();
         for (key, value) in self.merged(pairs) {
             match key.scalar() {
                 Some((name, _)) if named.iter().any(|(known, ..)| known == name) => {

@@ -1,15 +1,15 @@
 //! `rate_limit`: which limit, what becomes of it in special cases, and who it tells apart.
 
 use super::{
-    Reader, elastic, shape,
-    words::{RATE_LIMIT, REPLACES},
+    Reader, algorithm, elastic,
+    keywords::{RATE_LIMIT, REPLACES},
 };
 use crate::{
     algorithm::Consistency,
     rules::{
+        diagnostic::Location,
         limit::{FailurePolicy, Limit, LimitError, Measure, Unit},
-        matcher::{Aside, Elastic},
-        problem::Place,
+        matcher::{Elastic, ModifierEntry},
         yaml::{Kind, Yaml},
     },
 };
@@ -25,31 +25,31 @@ pub(in crate::rules) struct RateLimit {
     pub(in crate::rules) on_error: Option<FailurePolicy>,
     pub(in crate::rules) consistency: Consistency,
     /// The keys of the entries that stand behind those that choose the counter, and what they say.
-    pub(in crate::rules) asides: Vec<(Aside, String)>,
+    pub(in crate::rules) asides: Vec<(ModifierEntry, String)>,
     /// Those that share the limit, in the order in which it has them.
     pub(in crate::rules) classes: Vec<Box<str>>,
     pub(in crate::rules) sheds: bool,
     pub(in crate::rules) elastic: Option<Elastic>,
     /// The limit is that of the request's plan which has this name.
-    pub(in crate::rules) by_plan: Option<(String, Place)>,
+    pub(in crate::rules) by_plan: Option<(String, Location)>,
     /// Where `count_denied: true` stands, if it does.
-    pub(super) count_denied: Option<Place>,
+    pub(super) count_denied: Option<Location>,
 }
 
 /// The words of a rate, and where they stand.
 #[derive(Default)]
 struct Rate {
-    unit: Option<(Option<Unit>, Place)>,
-    requests: Option<(Option<u32>, Place)>,
-    multiplier: Option<(Option<u32>, Place)>,
+    unit: Option<(Option<Unit>, Location)>,
+    requests: Option<(Option<u32>, Location)>,
+    multiplier: Option<(Option<u32>, Location)>,
 }
 
 impl Rate {
-    fn places(&self) -> impl Iterator<Item = Place> {
+    fn places(&self) -> impl Iterator<Item = Location> {
         [self.unit.map(|it| it.1), self.requests.map(|it| it.1), self.multiplier.map(|it| it.1)].into_iter().flatten()
     }
 
-    fn measure(&self, reader: &mut Reader<'_, '_>, place: Place) -> Option<(u32, Measure)> {
+    fn measure(&self, reader: &mut Reader<'_, '_>, place: Location) -> Option<(u32, Measure)> {
         let Some((unit, _)) = self.unit else {
             let message = format!("rate_limit needs a unit ({}) or unlimited: true", units());
             reader.problems.error(place, message);
@@ -73,7 +73,7 @@ impl Reader<'_, '_> {
         let mut it = RateLimit::default();
         let (mut rate, mut unlimited) = (Rate::default(), false);
         let (mut replaces, mut consistency, mut elastic) = (Vec::new(), None, None);
-        let mut words = shape::Words::default();
+        let mut words = algorithm::AlgorithmKeywords::default();
         let fields = self.map(node, &RATE_LIMIT)?;
         for (key, place, value) in &fields {
             match *key {
@@ -121,8 +121,8 @@ impl Reader<'_, '_> {
         let shape = words.shape(self);
         let counted = words.counted(self, node.place);
         let (requests, measure) = match counted {
-            shape::Counted::ByUnit => rate.measure(self, node.place)?,
-            shape::Counted::Otherwise(counted) => {
+            algorithm::Counted::ByUnit => rate.measure(self, node.place)?,
+            algorithm::Counted::Otherwise(counted) => {
                 for place in rate.places() {
                     let why = "says how many by itself, and goes with no unit and no requests_per_unit";
                     self.problems.error(place, format!("{} {why}", words.counted_by()));
@@ -130,7 +130,7 @@ impl Reader<'_, '_> {
                 counted?
             }
         };
-        let place_of = |error: LimitError| match error.word() {
+        let place_of = |error: LimitError| match error.keyword() {
             "unit_multiplier" => rate.multiplier.map_or(node.place, |it| it.1),
             word => words.place(word).unwrap_or(node.place),
         };
@@ -145,7 +145,7 @@ impl Reader<'_, '_> {
                 }
                 it.limit = Some(limit);
                 // Fewer of anything fit as well.
-                it.part = Limit::part(requests, measure, words.kind(), shape, self.instances).ok();
+                it.part = Limit::divided(requests, measure, words.kind(), shape, self.instances).ok();
             }
             Err(error) => {
                 self.problems.error(place_of(error), error.to_string());
@@ -162,7 +162,7 @@ impl Reader<'_, '_> {
     }
 
     /// Refuses what could not be promised.
-    fn check_consistency(&mut self, consistency: Consistency, limit: &Limit, elastic: bool, place: Place) {
+    fn check_consistency(&mut self, consistency: Consistency, limit: &Limit, elastic: bool, place: Location) {
         let algorithm = limit.algorithm();
         let why = match consistency {
             Consistency::Exact => return,
@@ -191,7 +191,7 @@ impl Reader<'_, '_> {
         unit
     }
 
-    fn replaces(&mut self, node: &Yaml) -> Vec<(String, Place)> {
+    fn replaces(&mut self, node: &Yaml) -> Vec<(String, Location)> {
         let mut names = Vec::new();
         for item in self.list("replaces", node) {
             let Some(fields) = self.map(item, &REPLACES) else { continue };

@@ -1,9 +1,9 @@
 //! `capacity` and who shares it: `shares`, or `reserve` for short.
 
-use super::{Reader, rate_limit::units, words::SHARE};
+use super::{Reader, keywords::SHARE, rate_limit::units};
 use crate::{
-    algorithm::{Classes, NotClasses},
-    rules::{limit::Unit, problem::Place, yaml::Yaml},
+    algorithm::{Classes, InvalidClasses},
+    rules::{diagnostic::Location, limit::Unit, yaml::Yaml},
 };
 
 /// The class of all that is not listed.
@@ -34,7 +34,7 @@ impl Amount {
 
 /// Of each class what is always there for it, and the most it may have.
 pub(super) struct Sharing {
-    place: Place,
+    place: Location,
     classes: Vec<(String, Amount, Option<Amount>)>,
     /// The others may have all that is free, and not only what is promised to nobody.
     pub(super) reserve: bool,
@@ -42,7 +42,7 @@ pub(super) struct Sharing {
 
 impl Sharing {
     /// The classes' names in the order of the table, and the table, whose last class is the others.
-    pub(super) fn table(&self, capacity: u32) -> (Vec<Box<str>>, Result<Classes, NotClasses>) {
+    pub(super) fn table(&self, capacity: u32) -> (Vec<Box<str>>, Result<Classes, InvalidClasses>) {
         let mut listed: Vec<_> = self.classes.iter().collect();
         listed.sort_by(|one, other| one.0.cmp(&other.0));
         let numbers = |(_, min, max): &(String, Amount, Option<Amount>)| {
@@ -56,7 +56,7 @@ impl Sharing {
         (named.iter().map(|(name, ..)| name.as_str().into()).collect(), Classes::new(&shares, capacity))
     }
 
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> Location {
         self.place
     }
 }

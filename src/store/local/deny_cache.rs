@@ -20,12 +20,12 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluicegate_common::{Ending, Ways};
+use sluicegate_common::{Expiring, SetAssociativeCache};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Consistency, Decision, Micros, State},
-    store::{Counted, Hit},
+    algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State},
+    store::{Hit, StepOutcome},
 };
 
 /// Counters are told apart by so many kinds where something is given back to them.
@@ -39,7 +39,7 @@ const LEASED: Duration = Duration::from_millis(50);
 #[serde(default)]
 pub struct Settings {
     /// Refusals at most, about 250 bytes each; 0: none, every hit asks the store.
-    pub max_entities: usize,
+    pub max_entries: usize,
     /// For so long at most: until then a refund by another instance goes unnoticed.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
@@ -48,24 +48,24 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_entities: 65_536, max_age: Duration::from_secs(1) }
+        Self { max_entries: 65_536, max_age: Duration::from_secs(1) }
     }
 }
 
 /// What is known of the hits of a request.
-pub(super) type Known = SmallVec<[Option<Decision>; 2]>;
+pub(super) type CachedDenials = SmallVec<[Option<Decision>; 2]>;
 
 /// What it takes to learn from their answers.
-pub(super) type Questions = SmallVec<[Question; 2]>;
+pub(super) type Lookups = SmallVec<[Lookup; 2]>;
 
 /// What tells a counter from all others, and how often something was given back to its kind before it was asked.
 #[derive(Clone, Copy)]
-pub(super) struct Question {
+pub(super) struct Lookup {
     identity: u128,
     refunds: u32,
 }
 
-struct Refusal {
+struct Denial {
     algorithm: Algorithm,
     refunds: u32,
     /// When it was asked for, here.
@@ -76,7 +76,7 @@ struct Refusal {
     state: State,
 }
 
-impl Ending for Refusal {
+impl Expiring for Denial {
     fn ends(&self) -> Duration {
         self.ends
     }
@@ -87,7 +87,7 @@ impl Ending for Refusal {
 }
 
 pub(super) struct DenyCache {
-    refusals: Ways<Refusal>,
+    denials: SetAssociativeCache<Denial>,
     refunds: [AtomicU32; REFUNDS],
     max_age: Duration,
 }
@@ -95,20 +95,20 @@ pub(super) struct DenyCache {
 impl DenyCache {
     /// `None` where nothing is to be remembered.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        let remembers = settings.max_entities > 0 && !settings.max_age.is_zero();
+        let remembers = settings.max_entries > 0 && !settings.max_age.is_zero();
         remembers.then(|| Self {
-            refusals: Ways::new(settings.max_entities),
+            denials: SetAssociativeCache::new(settings.max_entries),
             refunds: [const { AtomicU32::new(0) }; REFUNDS],
             max_age: settings.max_age,
         })
     }
 
     /// To be asked before anything is looked up. A hit that gives back ends what is known of its counter, from now on.
-    pub(super) fn question(&self, hit: &Hit<'_>, identity: u128) -> Question {
-        if hit.action.gives() {
+    pub(super) fn lookup(&self, hit: &Hit<'_>, identity: u128) -> Lookup {
+        if hit.action.releases() {
             self.refunded(identity);
         }
-        Question { identity, refunds: self.refunds_of(identity).load(Relaxed) }
+        Lookup { identity, refunds: self.refunds_of(identity).load(Relaxed) }
     }
 
     /// Something has been given back: what was known of the counter does not hold any more.
@@ -117,13 +117,12 @@ impl DenyCache {
     }
 
     /// The refusals that still hold.
-    pub(super) fn known(&self, hits: &[Hit<'_>], questions: &Questions, now: Duration) -> Known {
-        let mut known = Known::new();
+    pub(super) fn cached(&self, hits: &[Hit<'_>], questions: &Lookups, now: Duration) -> CachedDenials {
+        let mut known = CachedDenials::new();
         for (hit, question) in hits.iter().zip(questions) {
             // A hit before it in this request may change the counter.
-            let changes = |(before, known): (&Question, &Option<Decision>)| {
-                before.identity == question.identity && known.is_none()
-            };
+            let changes =
+                |(before, known): (&Lookup, &Option<Decision>)| before.identity == question.identity && known.is_none();
             let may_change = questions.iter().zip(&known).any(changes);
             known.push(self.get(hit, question, now).filter(|_| !may_change));
         }
@@ -131,11 +130,11 @@ impl DenyCache {
     }
 
     /// The refusal of one hit that still holds.
-    pub(super) fn get(&self, hit: &Hit<'_>, question: &Question, now: Duration) -> Option<Decision> {
-        if hit.action.gives() {
+    pub(super) fn get(&self, hit: &Hit<'_>, question: &Lookup, now: Duration) -> Option<Decision> {
+        if hit.action.releases() {
             return None;
         }
-        self.refusals.look(question.identity, |refusal| {
+        self.denials.look(question.identity, |refusal| {
             let holds = now >= refusal.asked && now < refusal.ends && refusal.refunds == question.refunds;
             if !holds || refusal.algorithm != *hit.algorithm {
                 return None;
@@ -143,26 +142,26 @@ impl DenyCache {
             let age = (now - refusal.asked).as_micros();
             let at = refusal.at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
             let state = &mut refusal.state;
-            let passes = hit.algorithm.step(state, Ask { action: Action::Peek, cost: hit.cost, now: at });
-            (!passes).then(|| hit.algorithm.explain(state, hit.ask(at), false))
+            let passes = hit.algorithm.step(state, Operation { action: Action::Peek, cost: hit.cost, now: at });
+            (!passes).then(|| hit.algorithm.explain(state, hit.operation(at), false))
         })
     }
 
     /// Remembers what the store has refused; the answer to the hit. `asked`: when the store was asked.
-    pub(super) fn learn(&self, hit: &Hit<'_>, question: Question, counted: Counted, asked: Duration) -> Decision {
+    pub(super) fn learn(&self, hit: &Hit<'_>, question: Lookup, counted: StepOutcome, asked: Duration) -> Decision {
         let decision = counted.explain(hit);
-        if hit.action.gives() {
+        if hit.action.releases() {
             // A refusal that overtook it does not hold either.
             self.refunded(question.identity);
-        } else if counted.allowed || hit.algorithm.refusal_counts(&counted.state, counted.at) {
+        } else if counted.allowed || hit.algorithm.denial_counts(&counted.state, counted.at) {
             // The counter is not what it was when it refused something else.
-            self.refusals.remove(question.identity);
+            self.denials.remove(question.identity);
         } else {
-            let (Counted { at, state, .. }, Question { identity, refunds }) = (counted, question);
+            let (StepOutcome { at, state, .. }, Lookup { identity, refunds }) = (counted, question);
             // What others have taken in advance may be back soon.
             let age = if hit.consistency == Consistency::Leased { self.max_age.min(LEASED) } else { self.max_age };
             let ends = asked.saturating_add(age);
-            self.refusals.put(identity, Refusal { algorithm: *hit.algorithm, refunds, asked, ends, at, state });
+            self.denials.put(identity, Denial { algorithm: *hit.algorithm, refunds, asked, ends, at, state });
         }
         decision
     }
@@ -175,37 +174,37 @@ impl DenyCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Quota, fixed_window::FixedWindow, gcra::Gcra};
+    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, gcra::Gcra};
 
     const fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)
     }
 
     fn cache(max_age: Duration) -> DenyCache {
-        DenyCache::new(&Settings { max_entities: 8, max_age }).unwrap()
+        DenyCache::new(&Settings { max_entries: 8, max_age }).unwrap()
     }
 
     /// A refusal that was asked for at 0, when the store's clock showed half a minute into its window.
-    fn refused(algorithm: &Algorithm, used: u64) -> Counted {
+    fn refused(algorithm: &Algorithm, used: u64) -> StepOutcome {
         let (mut state, now) = (State::default(), Micros::from_secs(30));
-        let taken = algorithm.step(&mut state, Ask { action: Action::Take, cost: used, now });
+        let taken = algorithm.step(&mut state, Operation { action: Action::Take, cost: used, now });
         assert!(taken);
-        let allowed = algorithm.step(&mut state, Ask { action: Action::Take, cost: 10, now });
-        Counted { allowed, action: Action::Take, at: now, state }
+        let allowed = algorithm.step(&mut state, Operation { action: Action::Take, cost: 10, now });
+        StepOutcome { allowed, action: Action::Take, at: now, state }
     }
 
     fn known(cache: &DenyCache, hits: &[Hit<'_>], now: Duration) -> Vec<Option<u64>> {
-        let questions = hits.iter().map(|hit| cache.question(hit, 7)).collect();
-        cache.known(hits, &questions, now).iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
+        let questions = hits.iter().map(|hit| cache.lookup(hit, 7)).collect();
+        cache.cached(hits, &questions, now).iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
     }
 
-    fn learn(cache: &DenyCache, hit: &Hit<'_>, counted: Counted) {
-        let question = cache.question(hit, 7);
+    fn learn(cache: &DenyCache, hit: &Hit<'_>, counted: StepOutcome) {
+        let question = cache.lookup(hit, 7);
         cache.learn(hit, question, counted, Duration::ZERO);
     }
 
     fn minute(limit: u64, count_denied: bool) -> Algorithm {
-        FixedWindow::new(Quota::hard(limit), Micros::from_secs(60), count_denied).unwrap().into()
+        FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(60), count_denied).unwrap().into()
     }
 
     #[test]
@@ -223,7 +222,7 @@ mod tests {
         // The store's clock is as far on as ours since then, whatever ours shows.
         let cache = cache(at(60_000));
         let (asked, hit) = (at(3_600_000), hit(10));
-        cache.learn(&hit, cache.question(&hit, 7), refused(&rule, 4), asked);
+        cache.learn(&hit, cache.lookup(&hit, 7), refused(&rule, 4), asked);
         let knows = |now| known(&cache, &[hit], now) != [None];
         assert!(knows(asked + at(29_999)) && !knows(asked + at(30_000)), "the next window has begun");
         learn(&cache, &hit, refused(&rule, 4));
@@ -235,9 +234,9 @@ mod tests {
     fn what_gives_back_ends_it_before_it_is_sent_and_when_it_has_arrived() {
         let (rule, cache) = (minute(10, false), cache(at(50)));
         let hit = Hit::take(b"k", &rule, 10);
-        let back = Hit { action: Action::Return, ..hit };
+        let back = Hit { action: Action::Refund, ..hit };
         learn(&cache, &hit, refused(&rule, 4));
-        let question = cache.question(&back, 7);
+        let question = cache.lookup(&back, 7);
         assert_eq!(known(&cache, &[hit], at(1)), [None]);
         learn(&cache, &hit, refused(&rule, 4));
         assert_eq!(known(&cache, &[hit, back], at(1)), [Some(6), None]);
@@ -245,7 +244,7 @@ mod tests {
         cache.learn(&back, question, refused(&rule, 4), at(1));
         assert_eq!(known(&cache, &[hit], at(1)), [None]);
         // One that overtakes a refusal.
-        let question = cache.question(&hit, 7);
+        let question = cache.lookup(&hit, 7);
         cache.refunded(7);
         cache.learn(&hit, question, refused(&rule, 4), at(0));
         assert_eq!(known(&cache, &[hit], at(1)), [None]);
@@ -268,7 +267,7 @@ mod tests {
         // The refused hit was counted: from now on nothing passes.
         learn(&cache, &hit, refused(&window, 4));
         assert_eq!(known(&cache, &[Hit::take(b"k", &window, 1), look], at(1)), [Some(0), Some(0)]);
-        let gcra: Algorithm = Gcra::new(10, Micros::from_secs(60), Quota::hard(10), true).unwrap().into();
+        let gcra: Algorithm = Gcra::new(10, Micros::from_secs(60), MaxHits::hard(10), true).unwrap().into();
         learn(&cache, &Hit::take(b"k", &gcra, 10), refused(&gcra, 4));
         assert_eq!(known(&cache, &[Hit::take(b"k", &gcra, 10)], at(1)), [None]);
         assert_eq!(known(&cache, &[hit], at(1)), [None], "nor is what was known before");
@@ -276,17 +275,17 @@ mod tests {
 
     #[test]
     fn nothing_is_remembered_where_nothing_is_to_be() {
-        let settings = |max_entities, max_age| Settings { max_entities, max_age };
+        let settings = |max_counters, max_age| Settings { max_entries: max_counters, max_age };
         assert!(DenyCache::new(&settings(0, at(50))).is_none() && DenyCache::new(&settings(8, at(0))).is_none());
     }
 
     #[test]
     fn what_is_leased_is_asked_for_again_soon() {
-        let algorithm: Algorithm = FixedWindow::new(Quota::hard(5), Micros::from_secs(60), false).unwrap().into();
+        let algorithm: Algorithm = FixedWindow::new(MaxHits::hard(5), Micros::from_secs(60), false).unwrap().into();
         let cache = cache(at(1_000));
         for (consistency, lasts) in [(Consistency::Exact, 1_000), (Consistency::Leased, 50)] {
             let hit = Hit { consistency, ..Hit::take(b"k", &algorithm, 1) };
-            let question = cache.question(&hit, 1);
+            let question = cache.lookup(&hit, 1);
             cache.learn(&hit, question, refused(&algorithm, 5), at(0));
             assert!(cache.get(&hit, &question, at(lasts - 1)).is_some());
             assert!(cache.get(&hit, &question, at(lasts)).is_none(), "{consistency:?}");

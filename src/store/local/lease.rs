@@ -17,8 +17,8 @@ use std::{num::NonZeroU32, time::Duration};
 use smallvec::SmallVec;
 
 use crate::{
-    algorithm::{Action, Algorithm, Ask, Decision, Micros, State},
-    store::{Counted, Grant, Hit},
+    algorithm::{Action, Algorithm, Decision, Micros, Operation, State},
+    store::{Grant, Hit, StepOutcome},
 };
 
 /// A lease is for so many slices of time, in each of which hits are counted.
@@ -35,17 +35,17 @@ const MOST_GRANTS: usize = 64;
 /// What an entity has in advance, and how often it is asked for.
 #[derive(Default)]
 pub(super) struct Lease {
-    rate: Rate,
-    held: Option<Held>,
+    rate: DemandRate,
+    held: Option<HeldHits>,
     /// A call that may bring more is under way.
     asking: bool,
     asked_for: Duration,
     /// What callers hold.
-    granted: SmallVec<[Granted; 0]>,
+    granted: SmallVec<[ActiveGrant; 0]>,
 }
 
 /// What a caller holds.
-struct Granted {
+struct ActiveGrant {
     id: u64,
     hits: u64,
     ends: Duration,
@@ -54,8 +54,8 @@ struct Granted {
     counts_until: Duration,
 }
 
-struct Held {
-    left: u64,
+struct HeldHits {
+    remaining: u64,
     /// Not spent from here on.
     ends: Duration,
     /// When it was taken: here, by the store's clock, and what it left of the counter.
@@ -66,18 +66,18 @@ struct Held {
 
 /// What has become of a grant.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Reported {
+pub(super) struct GrantReport {
     pub(super) spent: u64,
     /// Of those that were not, what is not lost.
     pub(super) returned: u64,
-    pub(super) back: Option<Back>,
+    pub(super) unused: Option<Return>,
 }
 
 /// To be given back: so much, of what was counted at that instant.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Back {
+pub(super) struct Return {
     pub(super) hits: u64,
-    pub(super) counted: Micros,
+    pub(super) taken_at: Micros,
 }
 
 impl Lease {
@@ -91,37 +91,37 @@ impl Lease {
         longest: Duration,
     ) -> Option<Grant> {
         let held = self.held.as_mut()?;
-        let hits = wants.min(held.left / 2);
+        let hits = wants.min(held.remaining / 2);
         let life = held.ends.saturating_sub(now).min(longest);
         let fits = hits >= LEAST_GRANT && self.granted.len() < MOST_GRANTS && !life.is_zero();
         let hits = NonZeroU32::new(u32::try_from(hits).ok()?).filter(|_| fits)?;
-        held.left -= u64::from(hits.get());
+        held.remaining -= u64::from(hits.get());
         let (counted, counts_until) = (held.at, held.counts_until(algorithm));
-        self.granted.push(Granted { id, hits: hits.get().into(), ends: now + life, counted, counts_until });
-        Some(Grant { hits, life: Micros::new(u64::try_from(life.as_micros()).ok()?), id })
+        self.granted.push(ActiveGrant { id, hits: hits.get().into(), ends: now + life, counted, counts_until });
+        Some(Grant { hits, ttl: Micros::new(u64::try_from(life.as_micros()).ok()?), id })
     }
 
     /// A caller has done with a grant and has admitted so many of its hits. The others are held again, or to be given back.
-    pub(super) fn report(&mut self, algorithm: &Algorithm, id: u64, spent: u64, now: Duration) -> Option<Reported> {
-        let Granted { hits, counted, counts_until, .. } = self.take_grant(id)?;
+    pub(super) fn report(&mut self, algorithm: &Algorithm, id: u64, spent: u64, now: Duration) -> Option<GrantReport> {
+        let ActiveGrant { hits, counted, counts_until, .. } = self.remove_grant(id)?;
         let spent = spent.min(hits);
         let returned = if now < counts_until { hits - spent } else { 0 };
-        let back = if returned > 0 { self.unspend(algorithm, returned, counted) } else { None };
-        Some(Reported { spent, returned, back })
+        let back = if returned > 0 { self.put_back(algorithm, returned, counted) } else { None };
+        Some(GrantReport { spent, returned, unused: back })
     }
 
-    fn take_grant(&mut self, id: u64) -> Option<Granted> {
+    fn remove_grant(&mut self, id: u64) -> Option<ActiveGrant> {
         let place = self.granted.iter().position(|granted| granted.id == id)?;
         Some(self.granted.swap_remove(place))
     }
 
     /// Takes a grant back that nobody has heard of: its hits.
     pub(super) fn revoke(&mut self, id: u64) -> u64 {
-        self.take_grant(id).map_or(0, |granted| granted.hits)
+        self.remove_grant(id).map_or(0, |granted| granted.hits)
     }
 
     /// Hits of grants that are long over, and of which nobody has said what became of them.
-    pub(super) fn unreported(&mut self, before: Duration) -> u64 {
+    pub(super) fn expire_grants(&mut self, before: Duration) -> u64 {
         let mut hits = 0;
         self.granted.retain(|granted| {
             let over = granted.ends < before;
@@ -138,13 +138,13 @@ impl Lease {
             self.rate.add(hit.cost, now, slice);
             self.asked_for = now;
         }
-        let held = self.held.as_mut().filter(|held| now < held.ends && held.left >= hit.cost)?;
+        let held = self.held.as_mut().filter(|held| now < held.ends && held.remaining >= hit.cost)?;
         if takes {
-            held.left -= hit.cost;
+            held.remaining -= hit.cost;
         }
-        let left = held.left;
+        let left = held.remaining;
         let mut decision = held.explain(hit.algorithm, now);
-        let more = if takes { self.more(decision.remaining) } else { 0 };
+        let more = if takes { self.demand(decision.remaining) } else { 0 };
         decision.remaining = decision.remaining.saturating_add(left);
         decision.used = decision.used.saturating_sub(left);
         Some((decision, more))
@@ -152,7 +152,7 @@ impl Lease {
 
     /// Takes all that is held, for a hit that costs more than that.
     pub(super) fn spend_all(&mut self, now: Duration) -> u64 {
-        self.held.as_mut().filter(|held| now < held.ends).map_or(0, |held| std::mem::take(&mut held.left))
+        self.held.as_mut().filter(|held| now < held.ends).map_or(0, |held| std::mem::take(&mut held.remaining))
     }
 
     /// When what is held was counted: which lease a hit was spent from.
@@ -162,19 +162,19 @@ impl Lease {
 
     /// Puts back what was just spent of what was counted then, because the rest of the request could not be had. Where
     /// nothing is held of that counter any more it is to be given back.
-    pub(super) fn unspend(&mut self, algorithm: &Algorithm, hits: u64, counted: Micros) -> Option<Back> {
+    pub(super) fn put_back(&mut self, algorithm: &Algorithm, hits: u64, counted: Micros) -> Option<Return> {
         let end = algorithm.lease_ends(counted);
         match self.held.as_mut().filter(|held| algorithm.lease_ends(held.at) == end) {
             Some(held) => {
-                held.left = held.left.saturating_add(hits);
+                held.remaining = held.remaining.saturating_add(hits);
                 None
             }
-            None => Some(Back { hits, counted }),
+            None => Some(Return { hits, taken_at: counted }),
         }
     }
 
     /// How much to ask for, if anything, when so much remains in the store; then nobody else does until it is answered.
-    pub(super) fn more(&mut self, remaining: u64) -> u64 {
+    pub(super) fn demand(&mut self, remaining: u64) -> u64 {
         let left = self.left();
         // Of all that is free, here and there, a part is held here: however often is asked for more.
         let most = self.wanted().min(remaining.saturating_add(left) / PART);
@@ -188,23 +188,24 @@ impl Lease {
 
     /// The answer to that. What an earlier lease still has counts on, if it was counted in the same counter; else it is
     /// to be given back.
-    pub(super) fn granted(
+    pub(super) fn acquired(
         &mut self,
         algorithm: &Algorithm,
         hits: u64,
-        counted: Counted,
+        counted: StepOutcome,
         asked: Duration,
-    ) -> Option<Back> {
+    ) -> Option<Return> {
         self.asking = false;
         if !counted.allowed {
             return None;
         }
-        let Counted { at, state, .. } = counted;
+        let StepOutcome { at, state, .. } = counted;
         let end = algorithm.lease_ends(at);
-        let mut held = Held { left: hits, ends: asked + Duration::from_micros((end - at).get()), asked, at, state };
+        let mut held =
+            HeldHits { remaining: hits, ends: asked + Duration::from_micros((end - at).get()), asked, at, state };
         match self.held.take() {
             Some(old) if algorithm.lease_ends(old.at) == end => {
-                held.left += old.left;
+                held.remaining += old.remaining;
                 held.ends = held.ends.min(old.ends);
                 self.held = Some(held);
                 None
@@ -217,22 +218,22 @@ impl Lease {
     }
 
     /// There was no answer to it.
-    pub(super) fn not_granted(&mut self) {
+    pub(super) fn acquire_failed(&mut self) {
         self.asking = false;
     }
 
     /// What to give back by now, because it is more than will be asked for soon.
-    pub(super) fn give_excess(&mut self, now: Duration, slice: Duration) -> Option<Back> {
+    pub(super) fn return_excess(&mut self, now: Duration, slice: Duration) -> Option<Return> {
         self.rate.add(0, now, slice);
         let wanted = self.wanted();
-        let held = self.held.as_mut().filter(|held| now < held.ends && held.left > 2 * wanted + LEAST)?;
-        let hits = held.left - wanted;
-        held.left = wanted;
-        Some(Back { hits, counted: held.at })
+        let held = self.held.as_mut().filter(|held| now < held.ends && held.remaining > 2 * wanted + LEAST)?;
+        let hits = held.remaining - wanted;
+        held.remaining = wanted;
+        Some(Return { hits, taken_at: held.at })
     }
 
     /// What to give back by now, because it has ended or nobody has asked since `idle_since`.
-    pub(super) fn give_back(&mut self, algorithm: &Algorithm, now: Duration, idle_since: Duration) -> Option<Back> {
+    pub(super) fn return_idle(&mut self, algorithm: &Algorithm, now: Duration, idle_since: Duration) -> Option<Return> {
         let over = self.held.as_ref().is_some_and(|held| now >= held.ends || self.asked_for < idle_since);
         self.held.take_if(|_| over)?.back(algorithm, now)
     }
@@ -247,15 +248,15 @@ impl Lease {
     }
 
     fn left(&self) -> u64 {
-        self.held.as_ref().map_or(0, |held| held.left)
+        self.held.as_ref().map_or(0, |held| held.remaining)
     }
 }
 
-impl Held {
+impl HeldHits {
     /// What is left, unless the counter that it was taken from says nothing any more.
-    fn back(self, algorithm: &Algorithm, now: Duration) -> Option<Back> {
+    fn back(self, algorithm: &Algorithm, now: Duration) -> Option<Return> {
         let counts = now < self.counts_until(algorithm);
-        (self.left > 0 && counts).then_some(Back { hits: self.left, counted: self.at })
+        (self.remaining > 0 && counts).then_some(Return { hits: self.remaining, taken_at: self.at })
     }
 
     /// When the counter says nothing any more.
@@ -265,7 +266,7 @@ impl Held {
 
     /// The counter as it is now if nobody else has asked, with all of the lease counted.
     fn explain(&self, algorithm: &Algorithm, now: Duration) -> Decision {
-        algorithm.explain(&self.state, Ask { action: Action::Peek, cost: 0, now: self.store_time(now) }, true)
+        algorithm.explain(&self.state, Operation { action: Action::Peek, cost: 0, now: self.store_time(now) }, true)
     }
 
     /// The latest that the store's clock can show.
@@ -277,14 +278,14 @@ impl Held {
 
 /// Hits per slice of time: what the slices before say, smoothed, or this one, if it has more already.
 #[derive(Default)]
-struct Rate {
+struct DemandRate {
     slice: u64,
     hits: u64,
     /// In sixteenths.
     before: u64,
 }
 
-impl Rate {
+impl DemandRate {
     fn add(&mut self, hits: u64, now: Duration, slice: Duration) {
         let number = (now.as_micros() / slice.as_micros().max(1)) as u64;
         let passed = number.saturating_sub(self.slice);
@@ -305,9 +306,9 @@ impl Rate {
 mod tests {
     use super::*;
     use crate::algorithm::{
-        Quota,
+        MaxHits,
         fixed_window::FixedWindow,
-        sliding_window::{Edge, SlidingWindow},
+        sliding_window::{SlidingWindow, WindowEdge},
     };
 
     const SLICE: Duration = Duration::from_millis(125);
@@ -319,23 +320,23 @@ mod tests {
     }
 
     fn fixed() -> Algorithm {
-        FixedWindow::new(Quota::hard(1_000), Micros::from_secs(60), true).unwrap().into()
+        FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into()
     }
 
     fn sliding() -> Algorithm {
-        SlidingWindow::new(Quota::hard(1_000), Micros::from_secs(120), 2, Edge::Strict, false).unwrap().into()
+        SlidingWindow::new(MaxHits::hard(1_000), Micros::from_secs(120), 2, WindowEdge::Strict, false).unwrap().into()
     }
 
     /// What a store answers to a lease of so much, so many milliseconds after the first could be asked for.
-    fn counted(algorithm: &Algorithm, hits: u64, millis: u64) -> Counted {
+    fn counted(algorithm: &Algorithm, hits: u64, millis: u64) -> StepOutcome {
         let (mut state, now) = (State::default(), Micros::new((60_000_000 - BEFORE * 1_000) + millis * 1_000));
-        let allowed = algorithm.step(&mut state, Ask { action: Action::Take, cost: hits, now });
-        Counted { allowed, action: Action::Take, at: now, state }
+        let allowed = algorithm.step(&mut state, Operation { action: Action::Take, cost: hits, now });
+        StepOutcome { allowed, action: Action::Take, at: now, state }
     }
 
     fn held(algorithm: &Algorithm, hits: u64) -> Lease {
         let mut lease = Lease::default();
-        assert_eq!(lease.granted(algorithm, hits, counted(algorithm, hits, 0), Duration::ZERO), None);
+        assert_eq!(lease.acquired(algorithm, hits, counted(algorithm, hits, 0), Duration::ZERO), None);
         lease
     }
 
@@ -366,45 +367,45 @@ mod tests {
         let first = lease.counted().unwrap();
         assert_eq!(lease.spend_all(at(1)), 10);
         // More of the same counter has come meanwhile.
-        assert_eq!(lease.granted(&rule, 7, counted(&rule, 17, 5), at(5)), None);
-        assert_eq!(lease.unspend(&rule, 10, first), None);
+        assert_eq!(lease.acquired(&rule, 7, counted(&rule, 17, 5), at(5)), None);
+        assert_eq!(lease.put_back(&rule, 10, first), None);
         assert_eq!(take(&mut lease, &rule, 17, at(6)).map(|(_, used)| used), Some(17));
         // And of the next window.
-        assert_eq!(lease.granted(&rule, 7, counted(&rule, 7, BEFORE + 1), at(BEFORE + 1)), None);
-        assert_eq!(lease.unspend(&rule, 10, first), Some(Back { hits: 10, counted: first }));
+        assert_eq!(lease.acquired(&rule, 7, counted(&rule, 7, BEFORE + 1), at(BEFORE + 1)), None);
+        assert_eq!(lease.put_back(&rule, 10, first), Some(Return { hits: 10, taken_at: first }));
         assert_eq!(lease.spend_all(at(BEFORE + 1)), 7);
-        assert_eq!(Lease::default().unspend(&rule, 10, first), Some(Back { hits: 10, counted: first }));
+        assert_eq!(Lease::default().put_back(&rule, 10, first), Some(Return { hits: 10, taken_at: first }));
     }
 
     #[test]
     fn it_grows_with_the_rate_and_shrinks_with_what_remains() {
         let rule = fixed();
         let mut lease = Lease::default();
-        assert_eq!(lease.more(1_000), 0, "nobody asks");
+        assert_eq!(lease.demand(1_000), 0, "nobody asks");
         for _ in 0..8 {
             assert_eq!(take(&mut lease, &rule, 1, at(0)), None);
         }
-        assert_eq!(lease.more(4 * LEAST - 1), 0, "too little is left");
-        assert_eq!(lease.more(1_000), 8 * SLICES);
-        assert_eq!(lease.more(1_000), 0, "somebody has asked already");
-        lease.not_granted();
-        assert_eq!(lease.more(130), 32, "a quarter");
-        assert_eq!(lease.granted(&rule, 32, counted(&rule, 2_000, 0), at(0)), None);
+        assert_eq!(lease.demand(4 * LEAST - 1), 0, "too little is left");
+        assert_eq!(lease.demand(1_000), 8 * SLICES);
+        assert_eq!(lease.demand(1_000), 0, "somebody has asked already");
+        lease.acquire_failed();
+        assert_eq!(lease.demand(130), 32, "a quarter");
+        assert_eq!(lease.acquired(&rule, 32, counted(&rule, 2_000, 0), at(0)), None);
         assert_eq!(take(&mut lease, &rule, 1, at(0)), None, "it was refused");
         // The next slices: what was, smoothed.
         take(&mut lease, &rule, 20, at(125));
-        assert_eq!(lease.more(1_000), 20 * SLICES);
-        lease.not_granted();
+        assert_eq!(lease.demand(1_000), 20 * SLICES);
+        lease.acquire_failed();
         take(&mut lease, &rule, 1, at(250));
-        assert_eq!(lease.more(1_000), (20 + 4) / 2 * SLICES);
-        lease.not_granted();
+        assert_eq!(lease.demand(1_000), (20 + 4) / 2 * SLICES);
+        lease.acquire_failed();
         take(&mut lease, &rule, 1, at(2_000));
-        assert_eq!(lease.more(1_000), 0, "it was quiet for long");
+        assert_eq!(lease.demand(1_000), 0, "it was quiet for long");
         // Of what is free, a quarter is held, however often is asked for more.
         let mut lease = held(&rule, 100);
         take(&mut lease, &rule, 60, at(0));
-        lease.not_granted();
-        assert_eq!((lease.more(240), lease.more(320)), (0, (320 + 40) / 4 - 40), "40 are left");
+        lease.acquire_failed();
+        assert_eq!((lease.demand(240), lease.demand(320)), (0, (320 + 40) / 4 - 40), "40 are left");
     }
 
     #[test]
@@ -419,12 +420,12 @@ mod tests {
 
     fn grant(lease: &mut Lease, rule: &Algorithm, wants: u64, id: u64, now: Duration) -> Option<(u32, u64)> {
         let grant = lease.grant(rule, wants, id, now, Duration::from_secs(1))?;
-        Some((grant.hits.get(), grant.life.get() / 1_000))
+        Some((grant.hits.get(), grant.ttl.get() / 1_000))
     }
 
     fn report(lease: &mut Lease, rule: &Algorithm, id: u64, spent: u64, now: Duration) -> Option<(u64, u64)> {
         lease.report(rule, id, spent, now).map(|reported| {
-            assert_eq!(reported.back, None);
+            assert_eq!(reported.unused, None);
             (reported.spent, reported.returned)
         })
     }
@@ -456,7 +457,10 @@ mod tests {
         assert_eq!(grant(&mut lease, &rule, 8, 3, at(BEFORE)), None);
         assert_eq!(report(&mut lease, &rule, 2, 0, at(BEFORE)), Some((0, 0)), "of a window that has ended nothing");
         assert!(!lease.is_idle(Duration::MAX), "the first may be told of");
-        assert_eq!((lease.unreported(at(1_000)), lease.unreported(at(1_001)), lease.unreported(at(2_000))), (0, 8, 0));
+        assert_eq!(
+            (lease.expire_grants(at(1_000)), lease.expire_grants(at(1_001)), lease.expire_grants(at(2_000))),
+            (0, 8, 0)
+        );
     }
 
     /// In a sliding window what has been counted counts on after the lease's end.
@@ -469,10 +473,13 @@ mod tests {
             assert!(grant(&mut lease, &rule, 8, id, at(0)).is_some());
         }
         assert_eq!(report(&mut lease, &rule, 1, 2, at(BEFORE + 1)), Some((2, 6)));
-        let back = lease.give_back(&rule, at(BEFORE + 1), at(0));
-        assert_eq!(back, Some(Back { hits: 76 + 6, counted }));
-        let back = Some(Back { hits: 8, counted });
-        assert_eq!(lease.report(&rule, 2, 0, at(BEFORE + 2)), Some(Reported { spent: 0, returned: 8, back }));
+        let back = lease.return_idle(&rule, at(BEFORE + 1), at(0));
+        assert_eq!(back, Some(Return { hits: 76 + 6, taken_at: counted }));
+        let back = Some(Return { hits: 8, taken_at: counted });
+        assert_eq!(
+            lease.report(&rule, 2, 0, at(BEFORE + 2)),
+            Some(GrantReport { spent: 0, returned: 8, unused: back })
+        );
         assert_eq!(report(&mut lease, &rule, 3, 0, at(BEFORE + 200_000)), Some((0, 0)), "it counts no more");
     }
 
@@ -481,15 +488,15 @@ mod tests {
         let rule = fixed();
         let mut lease = held(&rule, 500);
         take(&mut lease, &rule, 50, at(0));
-        assert_eq!(lease.give_excess(at(1), SLICE), Some(Back { hits: 250, counted: Micros::from_secs(50) }));
-        assert_eq!(lease.give_excess(at(1), SLICE), None, "200 are wanted, and 200 are left");
+        assert_eq!(lease.return_excess(at(1), SLICE), Some(Return { hits: 250, taken_at: Micros::from_secs(50) }));
+        assert_eq!(lease.return_excess(at(1), SLICE), None, "200 are wanted, and 200 are left");
         // From slice to slice half as many.
         take(&mut lease, &rule, 1, at(125));
-        assert_eq!(lease.give_excess(at(126), SLICE), None);
+        assert_eq!(lease.return_excess(at(126), SLICE), None);
         take(&mut lease, &rule, 1, at(250));
         take(&mut lease, &rule, 1, at(375));
-        assert_eq!(lease.give_excess(at(376), SLICE).map(|back| back.hits), Some(197 - 4 * 7), "7 a slice by now");
-        assert_eq!(held(&rule, 500).give_excess(at(BEFORE), SLICE), None, "it has ended");
+        assert_eq!(lease.return_excess(at(376), SLICE).map(|back| back.hits), Some(197 - 4 * 7), "7 a slice by now");
+        assert_eq!(held(&rule, 500).return_excess(at(BEFORE), SLICE), None, "it has ended");
     }
 
     #[test]
@@ -497,14 +504,15 @@ mod tests {
         let rule = fixed();
         let mut lease = held(&rule, 10);
         // Asked for at 5 ms, when the store's clock said 3: it may be so much ahead.
-        assert_eq!(lease.granted(&rule, 10, counted(&rule, 10, 3), at(5)), None);
+        assert_eq!(lease.acquired(&rule, 10, counted(&rule, 10, 3), at(5)), None);
         assert_eq!(take(&mut lease, &rule, 20, at(BEFORE)), None, "the earlier of both ends");
         assert!(take(&mut lease, &rule, 20, at(BEFORE) - Duration::from_micros(1)).is_some());
-        for (rule, expected) in [(fixed(), None), (sliding(), Some(Back { hits: 10, counted: Micros::from_secs(50) }))]
+        for (rule, expected) in
+            [(fixed(), None), (sliding(), Some(Return { hits: 10, taken_at: Micros::from_secs(50) }))]
         {
             let mut lease = held(&rule, 10);
             let next = counted(&rule, 7, BEFORE + 1);
-            assert_eq!(lease.granted(&rule, 7, next, at(BEFORE + 1)), expected, "of a window that has ended nothing");
+            assert_eq!(lease.acquired(&rule, 7, next, at(BEFORE + 1)), expected, "of a window that has ended nothing");
             assert_eq!(take(&mut lease, &rule, 8, at(BEFORE + 1)), None);
             assert!(take(&mut lease, &rule, 7, at(BEFORE + 1)).is_some());
         }
@@ -515,19 +523,19 @@ mod tests {
         let rule = fixed();
         let mut lease = held(&rule, 10);
         take(&mut lease, &rule, 3, at(100));
-        assert_eq!(lease.give_back(&rule, at(150), at(100)), None);
+        assert_eq!(lease.return_idle(&rule, at(150), at(100)), None);
         assert!(!lease.is_idle(at(101)), "something is held");
-        let back = Some(Back { hits: 7, counted: Micros::from_secs(50) });
-        assert_eq!(lease.give_back(&rule, at(151), at(101)), back);
-        assert_eq!((lease.give_back(&rule, at(151), at(101)), take(&mut lease, &rule, 1, at(151))), (None, None));
+        let back = Some(Return { hits: 7, taken_at: Micros::from_secs(50) });
+        assert_eq!(lease.return_idle(&rule, at(151), at(101)), back);
+        assert_eq!((lease.return_idle(&rule, at(151), at(101)), take(&mut lease, &rule, 1, at(151))), (None, None));
         assert!(lease.is_idle(at(152)) && !lease.is_idle(at(151)));
-        assert_eq!(held(&rule, 10).give_back(&rule, at(BEFORE), at(0)), None, "the window has ended");
+        assert_eq!(held(&rule, 10).return_idle(&rule, at(BEFORE), at(0)), None, "the window has ended");
         let mut lease = held(&sliding(), 10);
         take(&mut lease, &sliding(), 10, at(0));
-        assert_eq!(lease.give_back(&sliding(), at(BEFORE), at(0)), None, "all was spent");
-        let back = Some(Back { hits: 10, counted: Micros::from_secs(50) });
-        assert_eq!(held(&sliding(), 10).give_back(&sliding(), at(BEFORE), at(0)), back, "it still counts");
-        lease.more(1_000);
+        assert_eq!(lease.return_idle(&sliding(), at(BEFORE), at(0)), None, "all was spent");
+        let back = Some(Return { hits: 10, taken_at: Micros::from_secs(50) });
+        assert_eq!(held(&sliding(), 10).return_idle(&sliding(), at(BEFORE), at(0)), back, "it still counts");
+        lease.demand(1_000);
         assert!(!lease.is_idle(at(BEFORE)), "an answer may come");
     }
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::errand::Errand;
+use super::store_call::StoreCall;
 use crate::{
     metrics::{Counter, WorkerId, observe_counter},
-    store::Counted,
+    store::StepOutcome,
 };
 
 /// Counts of what this instance knows.
@@ -73,7 +73,7 @@ impl Metrics {
         self.decided_by_replica.add(worker, hits);
     }
 
-    pub(super) fn told(&self, worker: WorkerId, hits: u64, arrived: bool) {
+    pub(super) fn reported_eventually(&self, worker: WorkerId, hits: u64, arrived: bool) {
         self.told.add(worker, if arrived { hits } else { 0 });
     }
 
@@ -81,8 +81,8 @@ impl Metrics {
         self.lost.add(worker, hits);
     }
 
-    pub(super) fn ran(&self, worker: WorkerId, errand: &Errand, counted: Option<&Counted>) {
-        let counter = if errand.action.gives() { &self.given_back } else { &self.leased };
+    pub(super) fn ran(&self, worker: WorkerId, errand: &StoreCall, counted: Option<&StepOutcome>) {
+        let counter = if errand.action.releases() { &self.given_back } else { &self.leased };
         if counted.is_some_and(|counted| counted.allowed) {
             counter.add(worker, errand.hits);
         }
@@ -95,22 +95,30 @@ impl Metrics {
             observe_counter(meter, name, description, move || counter(&this).get());
         };
         let refused = "Questions to counters that were refused without asking the store";
-        show("sluicegate_deny_cache_refusals", refused, |it| &it.refused);
+        show("sluicegate_deny_cache_denials_total", refused, |it| &it.refused);
         let decided = "Questions to counters that were answered from a lease";
-        show("sluicegate_lease_decisions", decided, |it| &it.decided_by_lease);
-        show("sluicegate_lease_hits", "Hits that were taken in advance", |it| &it.leased);
-        show("sluicegate_grant_hits", "Hits of leases that callers were given to admit by themselves", |it| {
+        show("sluicegate_lease_decisions_total", decided, |it| &it.decided_by_lease);
+        show("sluicegate_lease_hits_total", "Hits that were taken in advance", |it| &it.leased);
+        show("sluicegate_grant_hits_total", "Hits of leases that callers were given to admit by themselves", |it| {
             &it.granted
         });
-        show("sluicegate_grant_reported_hits", "Of these, hits that callers said they admitted", |it| &it.reported);
-        show("sluicegate_grant_returned_hits", "Of these, hits that came back unused", |it| &it.ungranted);
+        show("sluicegate_grant_reported_hits_total", "Of these, hits that callers said they admitted", |it| {
+            &it.reported
+        });
+        show("sluicegate_grant_returned_hits_total", "Of these, hits that came back unused", |it| &it.ungranted);
         let unreported = "Of these, hits of which no caller said in time what became of them";
-        show("sluicegate_grant_unreported_hits", unreported, |it| &it.unreported);
+        show("sluicegate_grant_unreported_hits_total", unreported, |it| &it.unreported);
         let decided = "Questions to counters that were answered from what this instance knew of them";
-        show("sluicegate_eventual_decisions", decided, |it| &it.decided_by_replica);
-        show("sluicegate_eventual_told_hits", "Hits that were counted here and told to the store later", |it| &it.told);
+        show("sluicegate_eventual_decisions_total", decided, |it| &it.decided_by_replica);
+        show(
+            "sluicegate_eventual_reported_hits_total",
+            "Hits that were counted here and told to the store later",
+            |it| &it.told,
+        );
         let lost = "Hits that were counted here and of which nobody knows whether the store counted them";
-        show("sluicegate_eventual_lost_hits", lost, |it| &it.lost);
-        show("sluicegate_lease_returned_hits", "Hits that were taken in advance and given back", |it| &it.given_back);
+        show("sluicegate_eventual_lost_hits_total", lost, |it| &it.lost);
+        show("sluicegate_lease_returned_hits_total", "Hits that were taken in advance and given back", |it| {
+            &it.given_back
+        });
     }
 }

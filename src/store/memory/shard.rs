@@ -9,7 +9,7 @@
 use hashbrown::HashTable;
 
 use super::Usage;
-use crate::algorithm::{Action, Algorithm, Ask, CLOCK_SLACK, Decision, Micros, State};
+use crate::algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
 
 /// Counters in a chunk: as many as fit into 8 KiB, which allocators hand out without waste.
 const CHUNK: usize = 8192 / size_of::<Slot>();
@@ -110,7 +110,7 @@ impl Shard {
     }
 
     /// One question of the algorithm; a state that says nothing is not kept.
-    pub(super) fn apply(&mut self, hash: Hash, algorithm: &Algorithm, ask: Ask) -> Decision {
+    pub(super) fn apply(&mut self, hash: Hash, algorithm: &Algorithm, ask: Operation) -> Decision {
         let Some(place) = self.find(hash) else {
             let mut state = State::default();
             let allowed = algorithm.step(&mut state, ask);
@@ -157,7 +157,7 @@ impl Shard {
     }
 
     pub(super) fn usage(&self) -> Usage {
-        Usage { entities: self.index.len() as u64, evicted: self.evicted, expired: self.expired }
+        Usage { counters: self.index.len() as u64, evicted: self.evicted, expired: self.expired }
     }
 
     fn find(&self, hash: Hash) -> Option<u32> {

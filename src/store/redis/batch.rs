@@ -22,9 +22,9 @@ use tokio::{
 
 use super::{
     Shared,
-    gather::{Gather, Groups},
     node::{CallError, Node, Redirect},
     program::{self, Call, Keys, Outcome, Step},
+    response_batching::{CallGroups, ResponseBatching},
     topology::Server,
 };
 use crate::{
@@ -42,7 +42,7 @@ pub(super) type Steps = (Micros, SmallVec<[Step; 1]>);
 /// One worker's calls to one server.
 pub(super) struct Batcher {
     node: Arc<Node>,
-    gather: Gather,
+    gather: ResponseBatching,
     shared: Arc<Shared>,
     next: Mutex<Next>,
     ready: Notify,
@@ -72,9 +72,9 @@ struct Waiting {
 
 impl Batcher {
     /// Sends until it is closed, or the current runtime ends.
-    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId, groups: &Arc<Groups>) -> Arc<Self> {
+    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId, groups: &Arc<CallGroups>) -> Arc<Self> {
         let node = Node::start(server, Arc::clone(&shared), worker);
-        let gather = Gather::new(groups);
+        let gather = ResponseBatching::new(groups);
         let (next, ready, by_slot) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
         let batcher = Arc::new(Self { node, gather, shared, next, ready, by_slot });
         tokio::spawn(Arc::clone(&batcher).send());
@@ -137,8 +137,8 @@ impl Batcher {
         self.shared.program.add(&mut call, hits, charge, now);
         let command = self.shared.program.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
-        let (now, mut steps) = program::read(&reply).ok_or_else(|| self.node.distrust())?;
-        let own = steps.take(hits.len()).filter(|_| steps.is_empty()).ok_or_else(|| self.node.distrust())?;
+        let (now, mut steps) = program::read(&reply).ok_or_else(|| self.node.mark_suspect())?;
+        let own = steps.take(hits.len()).filter(|_| steps.is_empty()).ok_or_else(|| self.node.mark_suspect())?;
         self.note_spoiled(&own);
         Ok((now, own))
     }
@@ -189,7 +189,7 @@ impl Batcher {
                     _ => Keys::Declared,
                 };
                 let (this, command) = (Arc::clone(&self), self.shared.program.command(&batch.call, keys));
-                let call = self.gather.leave();
+                let call = self.gather.sent();
                 tokio::spawn(async move {
                     let reply = this.node.call(&command, false).await;
                     this.gather.answered(call).await;
@@ -215,10 +215,10 @@ impl Batch {
             Err(error) => return self.fail(&error),
         };
         let Some((now, mut steps)) = program::read(&reply) else {
-            return self.fail(&node.distrust());
+            return self.fail(&node.mark_suspect());
         };
         for waiting in self.waiting {
-            let own = steps.take(waiting.hits).ok_or(StoreError::Refused.into());
+            let own = steps.take(waiting.hits).ok_or(StoreError::Rejected.into());
             // Who does not wait any more has gone away; its hits are counted.
             let _ = waiting.answer.send(own.map(|own| (now, own)));
         }

@@ -51,7 +51,7 @@ pub(crate) enum Failure {
 
 /// What follows for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Consequence {
+pub(super) enum HealthEffect {
     /// It is asked on: it answers at once, and may answer better next time.
     None,
     /// It is not asked until a new connection has conversed.
@@ -167,18 +167,18 @@ impl Failure {
         known.into_iter().find(|(words, _)| detail.contains(words)).map_or(Self::Other, |(_, failure)| failure)
     }
 
-    pub(super) const fn consequence(self) -> Consequence {
+    pub(super) const fn health_effect(self) -> HealthEffect {
         match self {
-            Self::Timeout => Consequence::DownIfRepeated,
+            Self::Timeout => HealthEffect::DownIfRepeated,
             Self::Io | Self::Garbage | Self::Loading | Self::ReadOnly | Self::MasterDown | Self::NoAuth => {
-                Consequence::Down
+                HealthEffect::Down
             }
-            _ => Consequence::None,
+            _ => HealthEffect::None,
         }
     }
 
     /// Whether the map of servers may be out of date.
-    pub(super) const fn casts_doubt(self) -> bool {
+    pub(super) const fn suggests_topology_change(self) -> bool {
         !matches!(
             self,
             Self::NoScript
@@ -193,11 +193,11 @@ impl Failure {
 
     /// What the caller of a call that failed is told.
     pub(super) const fn error(self) -> StoreError {
-        match (self, self.consequence()) {
+        match (self, self.health_effect()) {
             (Self::Timeout, _) => StoreError::Timeout,
             (Self::Io | Self::Garbage, _) => StoreError::Broken,
-            (_, Consequence::Down) => StoreError::Unavailable,
-            _ => StoreError::Refused,
+            (_, HealthEffect::Down) => StoreError::Unavailable,
+            _ => StoreError::Rejected,
         }
     }
 }
@@ -275,17 +275,17 @@ mod tests {
     #[test]
     fn a_server_that_answers_is_asked_on_and_one_that_cannot_decide_is_not() {
         for (failure, consequence, error) in [
-            (Failure::Io, Consequence::Down, StoreError::Broken),
-            (Failure::Loading, Consequence::Down, StoreError::Unavailable),
-            (Failure::ReadOnly, Consequence::Down, StoreError::Unavailable),
-            (Failure::Garbage, Consequence::Down, StoreError::Broken),
-            (Failure::Timeout, Consequence::DownIfRepeated, StoreError::Timeout),
-            (Failure::ClusterDown, Consequence::None, StoreError::Refused),
-            (Failure::Oom, Consequence::None, StoreError::Refused),
-            (Failure::Busy, Consequence::None, StoreError::Refused),
-            (Failure::Moved, Consequence::None, StoreError::Refused),
+            (Failure::Io, HealthEffect::Down, StoreError::Broken),
+            (Failure::Loading, HealthEffect::Down, StoreError::Unavailable),
+            (Failure::ReadOnly, HealthEffect::Down, StoreError::Unavailable),
+            (Failure::Garbage, HealthEffect::Down, StoreError::Broken),
+            (Failure::Timeout, HealthEffect::DownIfRepeated, StoreError::Timeout),
+            (Failure::ClusterDown, HealthEffect::None, StoreError::Rejected),
+            (Failure::Oom, HealthEffect::None, StoreError::Rejected),
+            (Failure::Busy, HealthEffect::None, StoreError::Rejected),
+            (Failure::Moved, HealthEffect::None, StoreError::Rejected),
         ] {
-            assert_eq!((failure.consequence(), failure.error()), (consequence, error), "{failure:?}");
+            assert_eq!((failure.health_effect(), failure.error()), (consequence, error), "{failure:?}");
         }
     }
 }

@@ -11,7 +11,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use redis::RedisError;
 
 use super::failure::Failure;
-use crate::metrics::{Counter, Episode, WorkerId};
+use crate::metrics::{Counter, LogThrottle, WorkerId};
 
 /// Outages of one server are told of no more often than this.
 const BETWEEN: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ pub struct Health {
     failures: [Counter; Failure::ALL.len()],
     /// Takes of refused requests that could not be undone.
     lost: Counter,
-    losses: Episode,
+    losses: LogThrottle,
 }
 
 /// One server, with a connection for each worker.
@@ -34,7 +34,7 @@ struct Server {
     told: bool,
     /// When that was told last.
     last_told: Option<Instant>,
-    refusals: [Episode; Failure::ALL.len()],
+    refusals: [LogThrottle; Failure::ALL.len()],
 }
 
 impl Health {
@@ -43,7 +43,7 @@ impl Health {
             servers: Mutex::default(),
             failures: std::array::from_fn(|_| Counter::new(workers)),
             lost: Counter::new(workers),
-            losses: Episode::default(),
+            losses: LogThrottle::default(),
         })
     }
 
@@ -54,12 +54,12 @@ impl Health {
     }
 
     /// A worker wants to be connected.
-    pub(super) fn wanted(&self, name: &Arc<str>) {
+    pub(super) fn add_worker(&self, name: &Arc<str>) {
         self.lock().entry(Arc::clone(name)).or_default().wanted += 1;
     }
 
     /// It does not any more.
-    pub(super) fn unwanted(&self, name: &str, up: bool) {
+    pub(super) fn remove_worker(&self, name: &str, up: bool) {
         let mut servers = self.lock();
         let Some(server) = servers.get_mut(name) else {
             return;
@@ -83,15 +83,15 @@ impl Health {
     }
 
     pub(super) fn went_down(&self, name: &str, error: &RedisError) {
-        self.tell(name, true, error);
+        self.log_change(name, true, error);
     }
 
     /// An attempt to connect did not succeed.
     pub(super) fn stays_down(&self, name: &str, error: &RedisError) {
-        self.tell(name, false, error);
+        self.log_change(name, false, error);
     }
 
-    fn tell(&self, name: &str, was_up: bool, error: &RedisError) {
+    fn log_change(&self, name: &str, was_up: bool, error: &RedisError) {
         let mut servers = self.lock();
         let Some(server) = servers.get_mut(name) else {
             return;
@@ -113,16 +113,16 @@ impl Health {
     /// The server answered, but not with decisions.
     pub(super) fn refused(&self, name: &str, failure: Failure, error: &RedisError) {
         if let Some(server) = self.lock().get(name)
-            && server.refusals[failure as usize].begins()
+            && server.refusals[failure as usize].should_log()
         {
             tracing::warn!(server = name, kind = failure.kind(), %error, "this Redis server refuses calls; on_error decides for them");
         }
     }
 
     /// What was taken for a request that was refused elsewhere could not be given back.
-    pub(super) fn not_given_back(&self, worker: WorkerId) {
+    pub(super) fn rollback_failed(&self, worker: WorkerId) {
         self.lost.add(worker, 1);
-        if self.losses.begins() {
+        if self.losses.should_log() {
             tracing::warn!(
                 "hits that were taken for a refused request could not be given back; they count until their counter ends"
             );
@@ -132,7 +132,7 @@ impl Health {
     /// Shows everything to the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
-        let failures = meter.u64_observable_counter("sluicegate_redis_failures");
+        let failures = meter.u64_observable_counter("sluicegate_redis_failures_total");
         failures
             .with_description("Calls to Redis servers that failed or were redirected, by kind")
             .with_callback(move |observer| {
@@ -151,7 +151,7 @@ impl Health {
             })
             .build();
         let this = Arc::clone(self);
-        let lost = meter.u64_observable_counter("sluicegate_redis_not_given_back");
+        let lost = meter.u64_observable_counter("sluicegate_redis_rollback_failures_total");
         lost.with_description("Takes of refused requests that could not be given back")
             .with_callback(move |observer| observer.observe(this.lost.get(), &[]))
             .build();
@@ -170,8 +170,8 @@ mod tests {
     fn a_server_is_up_when_every_worker_that_wants_it_can_ask_it() {
         let (health, name) = (Health::new(2), Arc::<str>::from("a"));
         let up = || health.servers().into_iter().map(|(_, up)| up).collect::<Vec<_>>();
-        health.wanted(&name);
-        health.wanted(&name);
+        health.add_worker(&name);
+        health.add_worker(&name);
         assert_eq!(up(), [false]);
         health.came_up(&name);
         assert_eq!(up(), [false], "one of two");
@@ -182,13 +182,13 @@ mod tests {
         health.stays_down(&name, &RedisError::from((redis::ErrorKind::Io, "refused")));
         health.came_up(&name);
         assert_eq!(up(), [true]);
-        health.unwanted(&name, true);
+        health.remove_worker(&name, true);
         assert_eq!(up(), [true], "the other worker's");
-        health.unwanted(&name, true);
+        health.remove_worker(&name, true);
         assert!(up().is_empty());
         // Late news of a server that nobody wants any more.
         health.came_up(&name);
-        health.unwanted(&name, true);
+        health.remove_worker(&name, true);
         assert!(up().is_empty());
     }
 }

@@ -14,15 +14,15 @@
 //! The time is the server's, so instances of the service with different clocks agree. Keys expire by themselves.
 
 mod batch;
-mod directives;
 mod failure;
-mod gather;
 mod health;
+mod multi_node;
 mod node;
+mod overrides;
 mod pool;
 mod program;
+mod response_batching;
 mod settings;
-mod spread;
 pub mod topology;
 
 pub use health::Health;
@@ -34,7 +34,7 @@ use std::{
 };
 
 use self::{pool::Pool, program::Program, topology::Topology};
-use super::{Charge, Counters, Counts, Hit, Metrics, StoreError};
+use super::{Charge, CounterStore, Hit, Metrics, StepOutcomes, StoreError};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// Whose clock counts.
@@ -166,7 +166,7 @@ impl Redis {
         let mut delete = ::redis::cmd("DEL");
         delete.arg([pool.key_prefix().as_bytes(), key].concat());
         let reply = pool.command(target.batcher, &delete).await?;
-        ::redis::from_redis_value::<u64>(reply).map(|keys| keys > 0).map_err(|_| StoreError::Refused)
+        ::redis::from_redis_value::<u64>(reply).map(|keys| keys > 0).map_err(|_| StoreError::Rejected)
     }
 
     fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
@@ -182,11 +182,11 @@ impl Redis {
     }
 }
 
-impl Counters for Redis {
+impl CounterStore for Redis {
     /// In one round trip, unless the hits live on servers that have to be asked apart.
-    async fn count(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> Counts {
+    async fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> StepOutcomes {
         let asked = Instant::now();
-        let counts = self.spread(hits, charge, now).await;
+        let counts = self.apply_multi_node(hits, charge, now).await;
         match counts.iter().find_map(|count| count.as_ref().err()) {
             None => self.metrics.answered(self.worker, asked.elapsed()),
             Some(error) => self.metrics.failed(self.worker, *error),

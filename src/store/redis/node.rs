@@ -27,7 +27,7 @@ use tokio::{
 
 use super::{
     Shared,
-    failure::{Consequence, Failure},
+    failure::{Failure, HealthEffect},
     topology::{Server, back_off},
 };
 use crate::{metrics::WorkerId, store::StoreError};
@@ -41,7 +41,7 @@ pub(super) struct Node {
     server: Server,
     shared: Arc<Shared>,
     worker: WorkerId,
-    link: ArcSwapOption<Link>,
+    link: ArcSwapOption<ServerConnection>,
     broken: Notify,
     state: watch::Sender<State>,
 }
@@ -55,7 +55,7 @@ enum State {
 }
 
 /// A connection that answered once, and how many calls in a row it has not answered since.
-struct Link {
+struct ServerConnection {
     connection: MultiplexedConnection,
     timeouts: AtomicU32,
 }
@@ -90,7 +90,7 @@ impl From<StoreError> for CallError {
 impl Node {
     /// Begins to connect, and goes on until it is closed or the current runtime ends.
     pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
-        shared.health.wanted(&server.name);
+        shared.health.add_worker(&server.name);
         let (link, state) = (ArcSwapOption::empty(), watch::Sender::new(State::Down));
         let node = Arc::new(Self { server, shared, worker, link, broken: Notify::new(), state });
         tokio::spawn(Arc::clone(&node).keep_connected());
@@ -105,7 +105,7 @@ impl Node {
     pub(super) fn close(&self) {
         let was = self.state.send_replace(State::Closed);
         if was != State::Closed {
-            self.shared.health.unwanted(&self.server.name, was == State::Up);
+            self.shared.health.remove_worker(&self.server.name, was == State::Up);
         }
         self.link.store(None);
         self.broken.notify_one();
@@ -148,7 +148,7 @@ impl Node {
     }
 
     /// The server's answer was not one of the program: nothing else that it says is to be trusted.
-    pub(super) fn distrust(&self) -> CallError {
+    pub(super) fn mark_suspect(&self) -> CallError {
         let error = RedisError::from((ErrorKind::Parse, "this is no answer of the program"));
         match self.link.load_full() {
             Some(link) => self.failed(&link, &error),
@@ -164,11 +164,11 @@ impl Node {
     }
 
     /// What an error means for this call, and for those to come.
-    fn failed(&self, link: &Arc<Link>, error: &RedisError) -> CallError {
+    fn failed(&self, link: &Arc<ServerConnection>, error: &RedisError) -> CallError {
         let failure = Failure::of(error);
         self.shared.health.failed(self.worker, failure);
-        if failure.casts_doubt() {
-            self.shared.topology.doubt();
+        if failure.suggests_topology_change() {
+            self.shared.topology.request_refresh();
         }
         let redirect = match failure {
             // One server of a cluster was given as if it were alone.
@@ -183,15 +183,15 @@ impl Node {
         if let Some(redirect) = redirect {
             return CallError::Elsewhere(redirect);
         }
-        match failure.consequence() {
-            Consequence::Down => self.take_down(link, error),
-            Consequence::DownIfRepeated => {
+        match failure.health_effect() {
+            HealthEffect::Down => self.take_down(link, error),
+            HealthEffect::DownIfRepeated => {
                 let most = self.shared.settings.timeouts_until_down.max(1);
                 if link.timeouts.fetch_add(1, Relaxed) + 1 >= most {
                     self.take_down(link, error);
                 }
             }
-            Consequence::None => self.shared.health.refused(&self.server.name, failure, error),
+            HealthEffect::None => self.shared.health.refused(&self.server.name, failure, error),
         }
         failure.error().into()
     }
@@ -206,7 +206,7 @@ impl Node {
     }
 
     /// Only the link that failed: a late error of an old one says nothing about its successor.
-    fn take_down(&self, link: &Arc<Link>, error: &RedisError) {
+    fn take_down(&self, link: &Arc<ServerConnection>, error: &RedisError) {
         let current = self.link.compare_and_swap(link, None);
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
             self.set(State::Down);
@@ -239,14 +239,14 @@ impl Node {
                     if !self.set(State::Up) {
                         return;
                     }
-                    self.link.store(Some(Arc::new(Link { connection, timeouts: AtomicU32::new(0) })));
+                    self.link.store(Some(Arc::new(ServerConnection { connection, timeouts: AtomicU32::new(0) })));
                     self.shared.health.came_up(&self.server.name);
                     failures = 0;
                     self.until_broken().await;
                 }
                 Err(error) => {
                     self.shared.health.stays_down(&self.server.name, &error);
-                    self.shared.topology.doubt();
+                    self.shared.topology.request_refresh();
                     failures += 1;
                     back_off(failures).await;
                 }

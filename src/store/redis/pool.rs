@@ -9,8 +9,8 @@ use tokio::{sync::watch, time::timeout};
 use super::{
     Shared,
     batch::Batcher,
-    gather::Groups,
     node::{CallError, Redirect},
+    response_batching::CallGroups,
     topology::{Server, View, hash_tag, slots},
 };
 use crate::{metrics::WorkerId, store::StoreError};
@@ -23,7 +23,7 @@ const MOST_EXTRA: usize = 64;
 pub(super) struct Pool {
     shared: Arc<Shared>,
     worker: WorkerId,
-    groups: Arc<Groups>,
+    groups: Arc<CallGroups>,
     routes: ArcSwap<Routes>,
 }
 
@@ -80,7 +80,7 @@ impl Pool {
     pub(super) fn target(&self, key: &[u8]) -> Option<Target> {
         let routes = self.routes.load();
         let Some(place) = routes.view.place_of(|| self.shard(key)) else {
-            self.shared.topology.doubt();
+            self.shared.topology.request_refresh();
             return None;
         };
         let batcher = Arc::clone(routes.batchers.get(place)?);
@@ -137,7 +137,7 @@ impl Pool {
             let (host, port) = match server.node().call(command, asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(CallError::Failed(error)) => return Err(error),
-                Err(CallError::Elsewhere(Redirect::Declared | Redirect::Apart)) => return Err(StoreError::Refused),
+                Err(CallError::Elsewhere(Redirect::Declared | Redirect::Apart)) => return Err(StoreError::Rejected),
                 Err(CallError::Elsewhere(Redirect::Moved(host, port))) => {
                     asking = false;
                     (host, port)
@@ -191,7 +191,7 @@ impl Routes {
         known: &[Arc<Batcher>],
         shared: &Arc<Shared>,
         worker: WorkerId,
-        groups: &Arc<Groups>,
+        groups: &Arc<CallGroups>,
     ) -> Self {
         let batcher = |server: &Server| {
             let same = known.iter().find(|batcher| *batcher.node().name() == server.name);

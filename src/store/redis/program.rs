@@ -192,16 +192,16 @@ impl Program {
         let action = match hit.action {
             Action::Take => 0,
             Action::Peek => 1,
-            Action::Return => 2,
-            Action::Undo(_) => 3,
+            Action::Refund => 2,
+            Action::RollBack(_) => 3,
         };
         let taken = match hit.action {
-            Action::Undo(taken) => Some(taken.get()),
-            Action::Take | Action::Peek | Action::Return => None,
+            Action::RollBack(taken) => Some(taken.get()),
+            Action::Take | Action::Peek | Action::Refund => None,
         };
         let script = self.script_numbers[hit.algorithm.index()] + if company > 0 { LEADER } else { 0 };
         let action = action + if binding { BINDING } else { 0 };
-        let arguments = hit.algorithm.arguments(hit.ask(now));
+        let arguments = hit.algorithm.arguments(hit.operation(now));
         let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
         records.reserve(length);
         let [low, high] = u16::try_from(company).unwrap_or(u16::MAX).to_le_bytes();

@@ -14,12 +14,12 @@ use subtle::ConstantTimeEq;
 use webpki::EndEntityCert;
 
 use super::{AdminServerError, Settings};
-use crate::settled::Settled;
+use crate::debounce::Debounce;
 
 /// Between two looks at the file.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// A token that is shorter can be guessed.
-const SHORTEST_TOKEN: usize = 16;
+const MIN_TOKEN_BYTES: usize = 16;
 
 /// What somebody may do. The one behind may do all that the one before may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,14 +52,14 @@ struct Token {
 }
 
 /// Who there is.
-pub(super) struct Callers {
+pub(super) struct Authenticator {
     file: Option<PathBuf>,
     tokens: ArcSwap<Vec<Token>>,
     /// Names in certificates.
     certified: Vec<(ServerName<'static>, Caller)>,
 }
 
-impl Callers {
+impl Authenticator {
     pub(super) fn new(settings: &Settings) -> Result<Arc<Self>, AdminServerError> {
         let tokens = settings.token_file.as_deref().map(read).transpose()?.unwrap_or_default();
         let with_role =
@@ -83,10 +83,10 @@ impl Callers {
             let metadata = fs::metadata(file).ok()?;
             Some((metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)))
         };
-        let mut settled = Settled::new(fingerprint());
+        let mut settled = Debounce::new(fingerprint());
         loop {
-            tokio::time::sleep(LOOK).await;
-            if !settled.look(fingerprint()) {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if !settled.poll(fingerprint()) {
                 continue;
             }
             match read(file) {
@@ -135,8 +135,8 @@ fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
             // A token must not be shown, not even a wrong one.
             _ => return Err(unusable(format!("line {} is not `read TOKEN NAME` or `operate TOKEN NAME`", number + 1))),
         };
-        if token.len() < SHORTEST_TOKEN {
-            return Err(unusable(format!("the token of line {} is shorter than {SHORTEST_TOKEN} bytes", number + 1)));
+        if token.len() < MIN_TOKEN_BYTES {
+            return Err(unusable(format!("the token of line {} is shorter than {MIN_TOKEN_BYTES} bytes", number + 1)));
         }
         let caller = Caller { name: (*name).to_owned(), role };
         tokens.push(Token { digest: Sha256::digest(token.as_bytes()).into(), caller });
@@ -148,10 +148,10 @@ fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
 mod tests {
     use super::*;
 
-    fn callers(text: &str) -> Result<Arc<Callers>, AdminServerError> {
+    fn callers(text: &str) -> Result<Arc<Authenticator>, AdminServerError> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
-        Callers::new(&Settings { token_file: Some(file.path().to_owned()), ..Settings::default() })
+        Authenticator::new(&Settings { token_file: Some(file.path().to_owned()), ..Settings::default() })
     }
 
     #[test]
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn a_name_that_no_certificate_can_have_is_refused() {
         let settings = Settings { operate: vec!["ops team".into()], ..Settings::default() };
-        assert!(Callers::new(&settings).err().unwrap().to_string().contains("not \"ops team\""));
+        assert!(Authenticator::new(&settings).err().unwrap().to_string().contains("not \"ops team\""));
     }
 
     #[test]

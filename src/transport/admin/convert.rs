@@ -8,14 +8,14 @@ use tonic::Status;
 
 use crate::{
     engine::{
-        self, Micros, Outcomes, Standing,
-        directives::{Mode, Origin, Scope, Slot, Target},
+        self, CounterState, Micros, Outcomes,
+        overrides::{Mode, Origin, RuleSetSlot, Scope, Target},
     },
     rules,
     service::{
         admin::AdminError,
         candidates::CandidateError,
-        directives::{PutError, Wish},
+        overrides::{ChangeError, ChangeRequest},
     },
     store::AnyStore,
 };
@@ -29,10 +29,10 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
             let entries = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
             Target::Limit { domain, entries }
         }
-        Is::Plan(api::PlanOf { domain, key, value }) => Target::Plan { domain, key, value },
+        Is::Plan(api::PlanTarget { domain, key, value }) => Target::Plan { domain, key, value },
         Is::Switch(scope) => Target::Switch(match scope.scope.ok_or_else(|| missing("a scope for its switch"))? {
             Of::Rule(api::RuleScope { domain, rule }) => Scope::Rule { domain, rule },
-            Of::Kind(kind) => Scope::Kind(kind),
+            Of::Algorithm(kind) => Scope::Algorithm(kind),
             Of::Domain(domain) => Scope::Domain(domain),
             Of::Everything(true) => Scope::Everything,
             Of::Everything(false) => return Err(missing("a scope that is true")),
@@ -45,19 +45,19 @@ pub(super) fn write_target(target: &Target) -> api::Target {
     use api::{scope::Scope as Of, target::Target as Is};
     let target = match target.clone() {
         Target::Limit { domain, entries } => Is::Limit(descriptor(domain, entries)),
-        Target::Plan { domain, key, value } => Is::Plan(api::PlanOf { domain, key, value }),
+        Target::Plan { domain, key, value } => Is::Plan(api::PlanTarget { domain, key, value }),
         Target::Switch(scope) => {
             let scope = match scope {
                 Scope::Rule { domain, rule } => Of::Rule(api::RuleScope { domain, rule }),
-                Scope::Kind(kind) => Of::Kind(kind),
+                Scope::Algorithm(kind) => Of::Algorithm(kind),
                 Scope::Domain(domain) => Of::Domain(domain),
                 Scope::Everything => Of::Everything(true),
             };
             Is::Switch(api::Scope { scope: Some(scope) })
         }
-        Target::Rules(Slot::Candidate) => Is::Rules(api::RuleSlot::Candidate.into()),
-        Target::Rules(Slot::InForce) => Is::Rules(api::RuleSlot::InForce.into()),
-        Target::Rules(Slot::Before) => Is::Rules(api::RuleSlot::Before.into()),
+        Target::Rules(RuleSetSlot::Candidate) => Is::Rules(api::RuleSetSlot::Candidate.into()),
+        Target::Rules(RuleSetSlot::InForce) => Is::Rules(api::RuleSetSlot::InForce.into()),
+        Target::Rules(RuleSetSlot::Previous) => Is::Rules(api::RuleSetSlot::Previous.into()),
     };
     api::Target { target: Some(target) }
 }
@@ -67,12 +67,12 @@ pub(super) fn descriptor(domain: String, entries: Vec<(String, String)>) -> api:
     api::Descriptor { domain, entries }
 }
 
-pub(super) fn read_wish(wish: api::Wish) -> Result<Wish, Status> {
-    Ok(Wish {
-        target: read_target(wish.target)?,
-        word: (!wish.word.is_empty()).then_some(wish.word),
-        until: wish.until.map(|until| read_time(&until)).transpose()?,
-        expected: wish.expected_version,
+pub(super) fn read_change(request: api::ChangeRequest) -> Result<ChangeRequest, Status> {
+    Ok(ChangeRequest {
+        target: read_target(request.target)?,
+        value: (!request.value.is_empty()).then_some(request.value),
+        until: request.until.map(|until| read_time(&until)).transpose()?,
+        expected: request.expected_version,
     })
 }
 
@@ -87,15 +87,15 @@ pub(super) fn time(micros: Micros) -> Timestamp {
     (std::time::UNIX_EPOCH + Duration::from_micros(micros.get())).into()
 }
 
-pub(super) fn directive(directive: &engine::Directive, origin: Origin) -> api::Directive {
-    api::Directive {
-        target: Some(write_target(&directive.target)),
-        word: directive.word.to_string(),
-        until: directive.until.map(time),
-        author: directive.author.to_string(),
-        reason: directive.reason.to_string(),
-        at: (directive.at > Micros::ZERO).then(|| time(directive.at)),
-        version: directive.version,
+pub(super) fn entry(entry: &engine::Override, origin: Origin) -> api::Override {
+    api::Override {
+        target: Some(write_target(&entry.target)),
+        value: entry.value.to_string(),
+        until: entry.until.map(time),
+        author: entry.author.to_string(),
+        reason: entry.reason.to_string(),
+        at: (entry.at > Micros::ZERO).then(|| time(entry.at)),
+        version: entry.version,
         origin: match origin {
             Origin::Store => api::Origin::Store,
             Origin::File => api::Origin::File,
@@ -105,8 +105,8 @@ pub(super) fn directive(directive: &engine::Directive, origin: Origin) -> api::D
     }
 }
 
-pub(super) fn counter(standing: &Standing, store: &AnyStore, prefix: &str) -> api::Counter {
-    let Standing { limit, counter, decision } = standing;
+pub(super) fn counter(standing: &CounterState, store: &AnyStore, prefix: &str) -> api::Counter {
+    let CounterState { limit, counter, decision } = standing;
     let node = store.server_of(counter.key.as_bytes(), counter.per_second);
     api::Counter {
         limit: limit.to_string(),
@@ -133,31 +133,32 @@ pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
 }
 
 pub(super) fn outcomes(outcomes: Outcomes) -> api::Outcomes {
-    let Outcomes { asked, refused, newly_refused, newly_passed } = outcomes;
-    api::Outcomes { asked, refused, newly_refused, newly_passed }
+    let Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
+        outcomes;
+    api::Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed }
 }
 
-pub(super) fn refuse_candidate(error: CandidateError) -> Status {
+pub(super) fn reject_candidate(error: CandidateError) -> Status {
     match error {
-        CandidateError::Put(error) => refuse(&AdminError::Put(error)),
+        CandidateError::Change(error) => reject(&AdminError::Change(error)),
         CandidateError::Load(_) | CandidateError::Size | CandidateError::Share => {
             Status::invalid_argument(crate::errors::chain(&error))
         }
-        CandidateError::None | CandidateError::NothingBefore => Status::failed_precondition(error.to_string()),
-        CandidateError::Keep(_) | CandidateError::Lost(_) => Status::unavailable(crate::errors::chain(&error)),
+        CandidateError::None | CandidateError::NoPrevious => Status::failed_precondition(error.to_string()),
+        CandidateError::Store(_) | CandidateError::Lost(_) => Status::unavailable(crate::errors::chain(&error)),
     }
 }
 
-pub(super) fn refuse(error: &AdminError) -> Status {
+pub(super) fn reject(error: &AdminError) -> Status {
     let message = crate::errors::chain(error);
     match error {
-        AdminError::Put(PutError::Conflict { .. }) => Status::aborted(message),
-        AdminError::Put(PutError::Wish { .. } | PutError::Mandate | PutError::Number) => {
+        AdminError::Change(ChangeError::Conflict { .. }) => Status::aborted(message),
+        AdminError::Change(ChangeError::Invalid { .. } | ChangeError::Info | ChangeError::Count) => {
             Status::invalid_argument(message)
         }
-        AdminError::Put(PutError::Journal(_)) => Status::internal(message),
+        AdminError::Change(ChangeError::Journal(_)) => Status::internal(message),
         AdminError::NotCounted => Status::failed_precondition(message),
-        AdminError::Put(PutError::Store(_)) | AdminError::Store(_) | AdminError::Decide(_) => {
+        AdminError::Change(ChangeError::Store(_)) | AdminError::Store(_) | AdminError::Decide(_) => {
             Status::unavailable(message)
         }
     }

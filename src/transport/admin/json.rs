@@ -46,14 +46,14 @@ async fn answer(service: &Service, caller: Caller, name: &str, body: &[u8]) -> R
     })?;
     let asked = Asked { bytes: message.encode_to_vec(), caller };
     let bytes = match name {
-        "PutDirectives" => write(service.put_directives(asked.read()?).await)?,
-        "ListDirectives" => write(service.list_directives(asked.read()?).await)?,
-        "ListChanges" => write(service.list_changes(asked.read()?).await)?,
+        "PutOverrides" => write(service.put_overrides(asked.read()?).await)?,
+        "ListOverrides" => write(service.list_overrides(asked.read()?).await)?,
+        "ListAuditLog" => write(service.list_audit_log(asked.read()?).await)?,
         "Inspect" => write(service.inspect(asked.read()?).await)?,
-        "Forget" => write(service.forget(asked.read()?).await)?,
-        "GiveBack" => write(service.give_back(asked.read()?).await)?,
+        "Forget" => write(service.reset_counter(asked.read()?).await)?,
+        "GiveBack" => write(service.refund(asked.read()?).await)?,
         "ListRules" => write(service.list_rules(asked.read()?).await)?,
-        "ListTop" => write(service.list_top(asked.read()?).await)?,
+        "ListTopEntities" => write(service.list_top_entities(asked.read()?).await)?,
         "GetHealth" => write(service.get_health(asked.read()?).await)?,
         "UploadCandidate" => write(service.upload_candidate(asked.read()?).await)?,
         "DropCandidate" => write(service.drop_candidate(asked.read()?).await)?,

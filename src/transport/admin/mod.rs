@@ -31,13 +31,13 @@ use tonic::service::Routes;
 
 pub use self::auth::TokenError;
 use self::{
-    auth::{Caller, Callers},
+    auth::{Authenticator, Caller},
     service::Service,
 };
 use super::{TlsError, grpc::TlsSettings, http_server::HttpServer, tls::Tls};
 use crate::service::Admin;
 
-/// No message is longer: a hundred directives with all their words are not.
+/// No message is longer: a hundred overrides with all their words are not.
 const LONGEST_MESSAGE: usize = 1 << 20;
 /// Operators and dashboards are few.
 const MOST_CONNECTIONS: usize = 128;
@@ -101,7 +101,7 @@ pub enum AdminServerError {
 /// The listener, and who may come in.
 pub struct Server {
     http: HttpServer,
-    callers: Arc<Callers>,
+    callers: Arc<Authenticator>,
 }
 
 impl Server {
@@ -115,7 +115,7 @@ impl Server {
         if settings.token_file.is_none() && !certified {
             return Err(AdminServerError::Nobody);
         }
-        let callers = Callers::new(settings)?;
+        let callers = Authenticator::new(settings)?;
         let tls = Tls::new(&settings.tls, &[b"h2", b"http/1.1"])?;
         let http = HttpServer::bind(addr, tls, settings.max_connections, "admin").await;
         Ok(Some(Self { http: http.map_err(|source| AdminServerError::Listen { addr, source })?, callers }))
@@ -143,7 +143,7 @@ impl Server {
 #[derive(Clone)]
 struct Certified(Option<Caller>);
 
-fn router(admin: Admin, callers: &Arc<Callers>) -> Router {
+fn router(admin: Admin, callers: &Arc<Authenticator>) -> Router {
     let service = Arc::new(Service::new(admin));
     let grpc = AdminServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(LONGEST_MESSAGE);
     let mut routes = Routes::new(grpc);
@@ -162,7 +162,7 @@ fn router(admin: Admin, callers: &Arc<Callers>) -> Router {
 }
 
 /// Nobody gets further who is not known. What he may do is asked where it is done.
-async fn authenticate(State(callers): State<Arc<Callers>>, mut request: Request, next: Next) -> Response {
+async fn authenticate(State(callers): State<Arc<Authenticator>>, mut request: Request, next: Next) -> Response {
     let certified = request.extensions().get::<Certified>().and_then(|certified| certified.0.clone());
     let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token =

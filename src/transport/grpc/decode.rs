@@ -5,14 +5,14 @@ use sluicegate_common::wire::{Fields, Malformed, Value};
 use sluicegate_proto::envoy::r#type::v3::RateLimitUnit;
 use smallvec::SmallVec;
 
-use super::{Limits, Refusal};
+use super::{Limits, RequestError};
 use crate::{
     engine::{Descriptor, Request},
     rules::{Entry, Limit, Unit},
 };
 
 /// A request: `domain`, `descriptors`, `hits_addend`.
-pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'m>, Refusal> {
+pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'m>, RequestError> {
     let (mut domain, mut hits) = ("", 0);
     // They are read at the end, when the hits are known for those that do not say.
     let mut descriptors = SmallVec::<[Fields<'m>; 4]>::new();
@@ -26,21 +26,21 @@ pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'
     }
     if descriptors.len() > limits.max_descriptors {
         let (many, max) = (descriptors.len(), limits.max_descriptors);
-        return Err(Refusal::invalid(format!("{many} descriptors are more than the {max} a request may have")));
+        return Err(RequestError::invalid(format!("{many} descriptors are more than the {max} a request may have")));
     }
     check_text("domain", domain, limits)?;
     let descriptors = descriptors.into_iter().map(|fields| decode_descriptor(fields, hits.max(1), limits));
-    Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()?, holds: Vec::new() })
+    Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()?, feedback: Vec::new() })
 }
 
 /// `entries`, `limit`, `hits_addend`, `is_negative_hits`.
-fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Result<Descriptor<'m>, Refusal> {
+fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Result<Descriptor<'m>, RequestError> {
     let mut entries = SmallVec::<[Entry<'m>; 3]>::new();
     let (mut own_hits, mut give_back, mut limit) = (None, false, None);
     for field in fields {
         match field? {
             (1, value) => entries.push(decode_entry(value.message()?)?),
-            (2, value) => limit.get_or_insert_with(Override::default).merge(value.message()?)?,
+            (2, value) => limit.get_or_insert_with(RequestedLimit::default).merge(value.message()?)?,
             (3, value) => unwrap(value, &mut own_hits)?,
             (4, value) => give_back = value.number()? != 0,
             _ => {}
@@ -48,14 +48,14 @@ fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Resu
     }
     if entries.len() > limits.max_entries {
         let (many, max) = (entries.len(), limits.max_entries);
-        return Err(Refusal::invalid(format!("{many} entries are more than the {max} a descriptor may have")));
+        return Err(RequestError::invalid(format!("{many} entries are more than the {max} a descriptor may have")));
     }
     for Entry { key, value } in &entries {
         check_text("key", key, limits)?;
         check_text("value", value, limits)?;
     }
     let limit = limit.map(|limit| limit.check().map(Box::new)).transpose()?;
-    Ok(Descriptor { entries, hits: own_hits.unwrap_or(hits), give_back, limit })
+    Ok(Descriptor { entries, hits: own_hits.unwrap_or(hits), refund: give_back, requested_limit: limit })
 }
 
 /// `key`, `value`.
@@ -73,13 +73,13 @@ fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
 
 /// A `RateLimitOverride`. When there are several, one is merged into the other, as protobuf has it.
 #[derive(Default)]
-struct Override {
+struct RequestedLimit {
     requests_per_unit: u32,
     unit: i32,
     unit_multiplier: Option<u64>,
 }
 
-impl Override {
+impl RequestedLimit {
     fn merge(&mut self, fields: Fields<'_>) -> Result<(), Malformed> {
         for field in fields {
             match field? {
@@ -92,7 +92,7 @@ impl Override {
         Ok(())
     }
 
-    fn check(self) -> Result<Limit, Refusal> {
+    fn check(self) -> Result<Limit, RequestError> {
         let unit = match RateLimitUnit::try_from(self.unit) {
             Ok(RateLimitUnit::Second) => Unit::Second,
             Ok(RateLimitUnit::Minute) => Unit::Minute,
@@ -101,13 +101,13 @@ impl Override {
             Ok(RateLimitUnit::Month) => Unit::Month,
             Ok(RateLimitUnit::Year) => Unit::Year,
             Ok(RateLimitUnit::Unknown) | Err(_) => {
-                return Err(Refusal::invalid("a descriptor's limit needs a unit from SECOND to YEAR"));
+                return Err(RequestError::invalid("a descriptor's limit needs a unit from SECOND to YEAR"));
             }
         };
         // The multiplier has 32 bits.
         let multiplier = self.unit_multiplier.map_or(1, |multiplier| multiplier as u32);
         let limit = Limit::new(self.requests_per_unit, unit, multiplier);
-        limit.map_err(|error| Refusal::invalid(format!("a descriptor's limit cannot be counted: {error}")))
+        limit.map_err(|error| RequestError::invalid(format!("a descriptor's limit cannot be counted: {error}")))
     }
 }
 
@@ -122,10 +122,10 @@ fn unwrap(value: Value<'_>, number: &mut Option<u64>) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn check_text(what: &str, text: &str, limits: &Limits) -> Result<(), Refusal> {
+fn check_text(what: &str, text: &str, limits: &Limits) -> Result<(), RequestError> {
     let (len, max) = (text.len(), limits.max_text_bytes);
     if len > max {
-        return Err(Refusal::invalid(format!("a {what} of {len} bytes is longer than the {max} it may have")));
+        return Err(RequestError::invalid(format!("a {what} of {len} bytes is longer than the {max} it may have")));
     }
     Ok(())
 }
@@ -152,7 +152,7 @@ mod tests {
         let limit = |limit: &Limit| (limit.requests(), limit.measure());
         let descriptors = request.descriptors.iter().map(|descriptor| {
             let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
-            (entries.collect(), descriptor.hits, descriptor.give_back, descriptor.limit.as_deref().map(limit))
+            (entries.collect(), descriptor.hits, descriptor.refund, descriptor.requested_limit.as_deref().map(limit))
         });
         Some((request.domain.to_owned(), descriptors.collect()))
     }
@@ -163,7 +163,7 @@ mod tests {
         let descriptors = message.descriptors.into_iter().map(|descriptor| {
             let limit = match descriptor.limit {
                 Some(limit) => {
-                    let limit = Override {
+                    let limit = RequestedLimit {
                         requests_per_unit: limit.requests_per_unit,
                         unit: limit.unit,
                         unit_multiplier: limit.unit_multiplier.map(u64::from),

@@ -65,7 +65,7 @@ fn encode_status(status: &Status) -> DescriptorStatus {
 /// Until when is said by the wall's clock, as the protocol has it; the metadata says for how long.
 #[allow(clippy::disallowed_methods, reason = "the end of a quota is a time of the wall's clock")]
 fn encode_grant(grant: Grant) -> Quota {
-    let end = SystemTime::now() + Duration::from_micros(grant.life.get());
+    let end = SystemTime::now() + Duration::from_micros(grant.ttl.get());
     let until = ExpirationSpecifier::ValidUntil(end.into());
     Quota { requests: grant.hits.get(), expiration_specifier: Some(until), id: grant.id.to_string() }
 }
@@ -139,7 +139,7 @@ fn exact_status(status: &Status) -> Value {
     }
     let marks = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
     fields.extend(marks.into_iter().filter(|(_, is)| *is).map(|(mark, _)| (mark, boolean(true))));
-    fields.extend(status.directed.map(|directed| ("directive", text(directed.name().to_owned()))));
+    fields.extend(status.override_kind.map(|directed| ("override", text(directed.name().to_owned()))));
     map(fields)
 }
 
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     #[allow(clippy::disallowed_methods, reason = "the end of a quota is a time of the wall's clock")]
     fn a_quota_ends_when_its_grant_does() {
-        let grant = Grant { hits: NonZeroU32::MIN, life: Micros::from_secs(60), id: 7 };
+        let grant = Grant { hits: NonZeroU32::MIN, ttl: Micros::from_secs(60), id: 7 };
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
         let Quota { requests: 1, expiration_specifier: Some(ExpirationSpecifier::ValidUntil(end)), id } =
             encode_grant(grant)

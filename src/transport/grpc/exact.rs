@@ -3,11 +3,16 @@
 use sluicegate_common::wire::Writer;
 use sluicegate_proto::sluicegate::v1;
 
-use super::{Refusal, ResponseSettings, encode::unit, headers::headers};
-use crate::engine::{Code, CurrentLimit, Decider, Directed, Grant, Micros, Status, Verdict, directives::Mode};
+use super::{RequestError, ResponseSettings, encode::unit, headers::headers};
+use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, OverrideKind, Status, Verdict, overrides::Mode};
 
-/// One of the `answers` of an `AnswerFrame`: `id`, and `verdict` or `error`.
-pub(super) fn encode(id: u64, outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings, answers: &mut Vec<u8>) {
+/// One of the `answers` of an `ResponseFrame`: `id`, and `verdict` or `error`.
+pub(super) fn encode(
+    id: u64,
+    outcome: &Result<Verdict, RequestError>,
+    settings: &ResponseSettings,
+    answers: &mut Vec<u8>,
+) {
     Writer(answers).message(1, |answer| {
         answer.number(1, id);
         match outcome {
@@ -46,12 +51,12 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     message.number(6, status.delay.get());
     message.number(7, status.soft.into());
     let decider = match status.decider {
-        Decider::Store | Decider::DenyCache | Decider::Lease | Decider::Replica => v1::Decider::Store,
+        Decider::Store | Decider::DenyCache | Decider::Lease | Decider::Eventual => v1::Decider::Store,
         Decider::Fallback => v1::Decider::Fallback,
     };
     message.number(8, decider as u64);
-    message.number(9, status.refusal_counts.into());
-    if let Some(Grant { hits, life, id }) = status.grant {
+    message.number(9, status.denial_counts.into());
+    if let Some(Grant { hits, ttl: life, id }) = status.grant {
         message.message(10, |message| {
             message.number(1, hits.get().into());
             message.number(2, life.get());
@@ -60,18 +65,18 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     }
     message.number(11, (status.shed && status.is_over()).into());
     message.number(12, status.elastic.into());
-    if let Some(directed) = status.directed {
-        message.number(13, encode_directed(directed) as u64);
+    if let Some(directed) = status.override_kind {
+        message.number(13, encode_override_kind(directed) as u64);
     }
 }
 
-fn encode_directed(directed: Directed) -> v1::Directive {
+fn encode_override_kind(directed: OverrideKind) -> v1::OverrideKind {
     match directed {
-        Directed::Limit => v1::Directive::Limit,
-        Directed::Switch(Mode::Off) => v1::Directive::Off,
-        Directed::Switch(Mode::Shadow) => v1::Directive::Shadow,
-        Directed::Switch(Mode::Enforce) => v1::Directive::Enforce,
-        Directed::Switch(Mode::Deny) => v1::Directive::Deny,
+        OverrideKind::Limit => v1::OverrideKind::Limit,
+        OverrideKind::Switch(Mode::Off) => v1::OverrideKind::Off,
+        OverrideKind::Switch(Mode::Shadow) => v1::OverrideKind::Shadow,
+        OverrideKind::Switch(Mode::Enforce) => v1::OverrideKind::Enforce,
+        OverrideKind::Switch(Mode::Deny) => v1::OverrideKind::Deny,
     }
 }
 
@@ -94,18 +99,18 @@ mod tests {
     use crate::rules::{Measure, Unit};
 
     /// As the messages' own types read it, twice, with different numbers.
-    fn answer(outcome: &Result<Verdict, Refusal>, settings: &ResponseSettings) -> v1::answer::Outcome {
+    fn answer(outcome: &Result<Verdict, RequestError>, settings: &ResponseSettings) -> v1::check_response::Outcome {
         let mut frame = Vec::new();
         encode(0, outcome, settings, &mut frame);
         encode(300, outcome, settings, &mut frame);
-        let read = v1::AnswerFrame::decode(&frame[..]).unwrap();
+        let read = v1::ResponseFrame::decode(&frame[..]).unwrap();
         assert_eq!(read.encode_to_vec(), frame);
-        let [first, second] = read.answers.try_into().unwrap();
+        let [first, second] = read.responses.try_into().unwrap();
         assert_eq!((first.id, second.id, &first.outcome), (0, 300, &second.outcome));
         first.outcome.unwrap()
     }
 
-    fn verdict(overall: Code, statuses: Vec<Status>) -> Result<Verdict, Refusal> {
+    fn verdict(overall: Code, statuses: Vec<Status>) -> Result<Verdict, RequestError> {
         Ok(Verdict { overall, statuses: statuses.into(), metadata: None })
     }
 
@@ -128,8 +133,8 @@ mod tests {
             elastic: true,
             shed: true,
             decider: Decider::Fallback,
-            refusal_counts: true,
-            grant: Some(Grant { hits: NonZeroU32::MIN, life: Micros::new(70_000), id: u64::MAX }),
+            denial_counts: true,
+            grant: Some(Grant { hits: NonZeroU32::MIN, ttl: Micros::new(70_000), id: u64::MAX }),
             ..Status::NO_LIMIT
         };
         let refused = Status {
@@ -137,7 +142,7 @@ mod tests {
             limit: Some(limit(Unit::Minute, 1)),
             retry_after: Some(Micros::new(1 << 40)),
             shed: true,
-            directed: Some(Directed::Switch(Mode::Deny)),
+            override_kind: Some(OverrideKind::Switch(Mode::Deny)),
             ..Status::NO_LIMIT
         };
         let outcome = verdict(Code::OverLimit, vec![allowed, refused, Status::UNLIMITED]);
@@ -157,24 +162,24 @@ mod tests {
                 soft: true,
                 elastic: true,
                 decider: v1::Decider::Fallback.into(),
-                refusal_counts: true,
-                grant: Some(v1::Grant { hits: 1, life_us: 70_000, id: u64::MAX.to_string() }),
+                denial_counts: true,
+                grant: Some(v1::Grant { hits: 1, ttl_us: 70_000, id: u64::MAX.to_string() }),
                 ..v1::Status::default()
             },
             v1::Status {
                 limit: Some(v1::Limit { unit: rate_limit::Unit::Minute.into(), ..exact_limit }),
                 retry_after_us: Some(1 << 40),
                 shed: true,
-                directive: v1::Directive::Deny.into(),
+                override_kind: v1::OverrideKind::Deny.into(),
                 ..v1::Status::default()
             },
             v1::Status { allowed: true, remaining: u32::MAX.into(), ..v1::Status::default() },
         ];
         let expected = v1::Verdict { statuses: expected, ..v1::Verdict::default() };
         let answered = answer(&outcome, &ResponseSettings::default());
-        assert_eq!(answered, v1::answer::Outcome::Verdict(expected.clone()));
+        assert_eq!(answered, v1::check_response::Outcome::Verdict(expected.clone()));
         let answered = answer(&outcome, &ResponseSettings { headers: true, ..ResponseSettings::default() });
-        let v1::answer::Outcome::Verdict(answered) = answered else { panic!("{answered:?}") };
+        let v1::check_response::Outcome::Verdict(answered) = answered else { panic!("{answered:?}") };
         let header = v1::Header { name: "RateLimit-Limit".into(), value: "5".into() };
         assert_eq!(answered.response_headers_to_add.first(), Some(&header));
         assert_eq!(answered.statuses, expected.statuses);
@@ -183,10 +188,10 @@ mod tests {
     #[test]
     fn an_error_is_an_answer_too() {
         let error = v1::Error { code: 3, message: "no".into() };
-        let answered = answer(&Err(Refusal::invalid("no")), &ResponseSettings::default());
-        assert_eq!(answered, v1::answer::Outcome::Error(error));
+        let answered = answer(&Err(RequestError::invalid("no")), &ResponseSettings::default());
+        assert_eq!(answered, v1::check_response::Outcome::Error(error));
         let allowed = v1::Verdict { allowed: true, ..v1::Verdict::default() };
         let answered = answer(&verdict(Code::Ok, Vec::new()), &ResponseSettings::default());
-        assert_eq!(answered, v1::answer::Outcome::Verdict(allowed));
+        assert_eq!(answered, v1::check_response::Outcome::Verdict(allowed));
     }
 }

@@ -17,7 +17,7 @@ pub(super) enum Stream {
 }
 
 /// A connection on its way from one runtime to another.
-pub(super) enum Passed {
+pub(super) enum PassedStream {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),
 }
@@ -62,19 +62,19 @@ impl Drop for Listener {
 }
 
 impl Stream {
-    pub(super) fn pass(self) -> io::Result<Passed> {
+    pub(super) fn pass(self) -> io::Result<PassedStream> {
         match self {
             Self::Tcp(stream) => {
                 // Answers are small and wanted at once.
                 stream.set_nodelay(true)?;
-                stream.into_std().map(Passed::Tcp)
+                stream.into_std().map(PassedStream::Tcp)
             }
-            Self::Unix(stream) => stream.into_std().map(Passed::Unix),
+            Self::Unix(stream) => stream.into_std().map(PassedStream::Unix),
         }
     }
 }
 
-impl Passed {
+impl PassedStream {
     pub(super) fn take(self) -> io::Result<Stream> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),

@@ -6,19 +6,19 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     engine::{Micros, Report, ReportError, Utilization},
-    service::{Reports, resources::ResourceError},
+    service::{ResourceReports, resources::ResourceError},
 };
 
 /// Answers calls. The reports live on the runtime that has their connection to the store.
 pub struct ResourceService {
-    reports: Reports,
+    reports: ResourceReports,
     runtime: Handle,
 }
 
 impl ResourceService {
     /// To be made on the runtime on which the reports are kept.
     #[must_use]
-    pub fn new(reports: Reports) -> Self {
+    pub fn new(reports: ResourceReports) -> Self {
         Self { reports, runtime: Handle::current() }
     }
 
@@ -36,9 +36,9 @@ impl resource_service_server::ResourceService for ResourceService {
     async fn report(&self, request: Request<ReportRequest>) -> Result<Response<v1::Utilization>, Status> {
         let (reports, request) = (self.reports.clone(), request.into_inner());
         self.run(async move {
-            let ReportRequest { resource, reporter, utilization, life_us } = &request;
-            let life = Micros::new(*life_us);
-            reports.report(&Report { resource, reporter, utilization: *utilization, life }).await
+            let ReportRequest { resource, reporter, utilization, ttl_us } = &request;
+            let ttl = Micros::new(*ttl_us);
+            reports.report(&Report { resource, reporter, utilization: *utilization, ttl }).await
         })
         .await
     }

@@ -21,10 +21,10 @@ use tokio::{
 
 use super::{
     Handler, Settings, connection,
-    listener::{Listener, Passed, Stream},
+    listener::{Listener, PassedStream, Stream},
 };
 use crate::{
-    metrics::{Episode, observe_gauge},
+    metrics::{LogThrottle, observe_gauge},
     transport::{TlsError, tls::Tls},
 };
 
@@ -55,7 +55,7 @@ pub enum ServerError {
 /// One worker, seen by the acceptor.
 struct Worker {
     connections: Arc<AtomicUsize>,
-    sender: mpsc::Sender<Passed>,
+    sender: mpsc::Sender<PassedStream>,
     thread: thread::JoinHandle<()>,
 }
 
@@ -136,13 +136,13 @@ impl Server {
         if let Some(tls) = tls {
             tokio::spawn(tls.follow());
         }
-        let (refused, full) = (Episode::default(), Episode::default());
+        let (refused, full) = (LogThrottle::default(), LogThrottle::default());
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
                     Ok(stream) => hand_over(stream, &workers, settings.max_connections, &full),
                     Err(error) => {
-                        if refused.begins() {
+                        if refused.should_log() {
                             tracing::warn!(%error, "connections cannot be accepted; trying on");
                         }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -158,10 +158,10 @@ impl Server {
     }
 }
 
-fn hand_over(stream: Stream, workers: &[Worker], max: usize, full: &Episode) {
+fn hand_over(stream: Stream, workers: &[Worker], max: usize, full: &LogThrottle) {
     let open: usize = workers.iter().map(|worker| worker.connections.load(Relaxed)).sum();
     if open >= max {
-        if full.begins() {
+        if full.should_log() {
             tracing::warn!(max, "grpc.max_connections are open; more are closed at once");
         }
         return;
@@ -192,7 +192,7 @@ impl Drop for Open {
 }
 
 async fn work(
-    mut receiver: mpsc::Receiver<Passed>,
+    mut receiver: mpsc::Receiver<PassedStream>,
     handler: &Arc<Handler>,
     settings: &Arc<Settings>,
     tls: Option<&Arc<Tls>>,
@@ -237,10 +237,10 @@ mod tests {
         let worker = Worker { connections: Arc::clone(&connections), sender, thread: thread::spawn(|| ()) };
         let workers = [worker];
         let connect = async || Stream::Tcp(tokio::net::TcpStream::connect(address).await.unwrap());
-        hand_over(connect().await, &workers, 2, &Episode::default());
+        hand_over(connect().await, &workers, 2, &LogThrottle::default());
         assert_eq!(connections.load(Relaxed), 1);
         // There is room for one.
-        hand_over(connect().await, &workers, 2, &Episode::default());
+        hand_over(connect().await, &workers, 2, &LogThrottle::default());
         assert_eq!((connections.load(Relaxed), receiver.len()), (1, 1));
     }
 }

@@ -16,11 +16,11 @@ use tonic_health::server::{HealthReporter, HealthService};
 use tower_service::Service;
 
 use super::{
-    Limits, Refusal, ResourceService, ResponseSettings, decode, encode, hold, stream,
-    unary::{self, AnswerBody},
+    Limits, RequestError, ResourceService, ResponseSettings, decode, encode, feedback, stream,
+    unary::{self, ResponseBody},
 };
 use crate::{
-    engine::{self, Code, Hold, Verdict},
+    engine::{self, Code, Feedback, Verdict},
     service::Check,
     telemetry::{Span, Traces},
 };
@@ -43,7 +43,7 @@ enum Method {
 }
 
 /// An answer in the making.
-type Answer = Pin<Box<dyn Future<Output = Result<Response<AnswerBody>, Infallible>> + Send>>;
+type Answer = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
 
 /// One worker's services.
 pub struct Handler {
@@ -51,14 +51,20 @@ pub struct Handler {
     limits: Limits,
     response: ResponseSettings,
     traces: Traces,
-    others: Routes,
+    tonic_services: Routes,
 }
 
 impl Handler {
     /// Joins the services.
     #[must_use]
-    pub fn new(check: Check, limits: Limits, response: ResponseSettings, traces: Traces, others: Routes) -> Arc<Self> {
-        Arc::new(Self { check, limits, response, traces, others })
+    pub fn new(
+        check: Check,
+        limits: Limits,
+        response: ResponseSettings,
+        traces: Traces,
+        tonic_services: Routes,
+    ) -> Arc<Self> {
+        Arc::new(Self { check, limits, response, traces, tonic_services })
     }
 
     /// Answers one call. Hyper moves the future of an answer several times, and a box is moved for less (`make bench`:
@@ -74,7 +80,7 @@ impl Handler {
             _ => return self.call_other(request),
         };
         let (head, body) = request.into_parts();
-        let begun = self.begin(&head, method).and_then(|span| Ok((span, hold::of_metadata(&head.headers)?)));
+        let begun = self.begin(&head, method).and_then(|span| Ok((span, feedback::of_metadata(&head.headers)?)));
         drop(head);
         match (begun, method) {
             (Err(refusal), _) => Box::pin(ready(answer_all(Err(refusal)))),
@@ -87,23 +93,23 @@ impl Handler {
     }
 
     fn call_other(&self, request: Request<Incoming>) -> Answer {
-        let mut others = self.others.clone();
+        let mut tonic_services = self.tonic_services.clone();
         Box::pin(async move {
-            match others.call(request.map(tonic::body::Body::new)).await {
-                Ok(response) => Ok(response.map(AnswerBody::Tonic)),
+            match tonic_services.call(request.map(tonic::body::Body::new)).await {
+                Ok(response) => Ok(response.map(ResponseBody::Tonic)),
                 Err(never) => match never {},
             }
         })
     }
 
     /// What can be said of a call without its message.
-    fn begin(&self, head: &request::Parts, method: Method) -> Result<Option<Span>, Refusal> {
+    fn begin(&self, head: &request::Parts, method: Method) -> Result<Option<Span>, RequestError> {
         let is_grpc = head.headers.get(CONTENT_TYPE).is_some_and(|kind| {
             let kind = kind.as_bytes();
             kind == b"application/grpc" || kind == b"application/grpc+proto" || kind.starts_with(b"application/grpc;")
         });
         if !is_grpc || head.method != http::Method::POST {
-            return Err(Refusal::invalid("this is a gRPC method: POST with content-type application/grpc"));
+            return Err(RequestError::invalid("this is a gRPC method: POST with content-type application/grpc"));
         }
         // The checks of a frame have spans of their own.
         Ok(if method == Method::ShouldRateLimit { self.traces.start(&head.headers) } else { None })
@@ -112,13 +118,13 @@ impl Handler {
     async fn should_rate_limit(
         self: Arc<Self>,
         span: Option<Span>,
-        holds: Vec<Hold>,
+        holds: Vec<Feedback>,
         body: Incoming,
-    ) -> Result<Response<AnswerBody>, Refusal> {
+    ) -> Result<Response<ResponseBody>, RequestError> {
         let message = unary::receive(body, self.limits.max_message_bytes).await?;
         let verdict = self.check(&message, holds, span).await?;
         let mut answer = unary::answer(&encode(&verdict, &message, &self.response));
-        hold::write_lives(&verdict, answer.headers_mut());
+        feedback::write_ttls(&verdict, answer.headers_mut());
         if verdict.is_shed() {
             answer.headers_mut().insert(SHED, HeaderValue::from_static("true"));
         }
@@ -129,15 +135,20 @@ impl Handler {
     pub(super) async fn decide(
         &self,
         request: Bytes,
-        holds: Vec<Hold>,
+        holds: Vec<Feedback>,
         span: Option<Span>,
-    ) -> Result<Verdict, Refusal> {
+    ) -> Result<Verdict, RequestError> {
         unary::check_size(request.len(), self.limits.max_message_bytes)?;
         self.check(&request, holds, span).await
     }
 
-    async fn check(&self, message: &[u8], holds: Vec<Hold>, mut span: Option<Span>) -> Result<Verdict, Refusal> {
-        let asked = engine::Request { holds, ..decode(message, &self.limits)? };
+    async fn check(
+        &self,
+        message: &[u8],
+        holds: Vec<Feedback>,
+        mut span: Option<Span>,
+    ) -> Result<Verdict, RequestError> {
+        let asked = engine::Request { feedback: holds, ..decode(message, &self.limits)? };
         if let Some(span) = &mut span {
             span.ask();
         }
@@ -173,12 +184,12 @@ impl Handler {
 }
 
 /// A refusal is an answer, too.
-fn answer_all(answer: Result<Response<AnswerBody>, Refusal>) -> Result<Response<AnswerBody>, Infallible> {
+fn answer_all(answer: Result<Response<ResponseBody>, RequestError>) -> Result<Response<ResponseBody>, Infallible> {
     Ok(answer.unwrap_or_else(|refusal| unary::refuse(&refusal)))
 }
 
 /// Health (for the whole server and for the service by its names), reflection and resources, shared by all workers.
-pub async fn others(resources: ResourceService) -> (HealthReporter, Routes) {
+pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter, Routes) {
     let reporter = HealthReporter::new();
     for name in HEALTH_NAMES {
         reporter.set_service_status(name, tonic_health::ServingStatus::Serving).await;

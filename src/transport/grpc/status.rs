@@ -7,12 +7,12 @@ use crate::{engine::DecideError, service::CheckError};
 
 /// A call that gets a status instead of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct RequestError {
     pub(crate) code: Code,
     pub(crate) message: String,
 }
 
-impl Refusal {
+impl RequestError {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self { code: Code::InvalidArgument, message: message.into() }
     }
@@ -23,13 +23,13 @@ impl Refusal {
 }
 
 /// Of the message that nearly all calls have.
-impl From<Malformed> for Refusal {
+impl From<Malformed> for RequestError {
     fn from(error: Malformed) -> Self {
         Self::invalid(format!("this is not a RateLimitRequest: {error}"))
     }
 }
 
-impl From<CheckError> for Refusal {
+impl From<CheckError> for RequestError {
     fn from(error: CheckError) -> Self {
         match error {
             CheckError::NoDomain | CheckError::NoDescriptors => Self::invalid(error.to_string()),

@@ -24,11 +24,11 @@ use tokio_util::sync::ReusableBoxFuture;
 use tonic::{Code, Status};
 
 use super::{
-    Refusal, exact, hold,
+    RequestError, exact, feedback,
     service::Handler,
-    unary::{self, AnswerBody, PREFIX},
+    unary::{self, PREFIX, ResponseBody},
 };
-use crate::engine::{Hold, Verdict};
+use crate::engine::{Feedback, Verdict};
 
 /// Checks of one stream or batch that are under way at the same time: no more are begun meanwhile.
 const IN_FLIGHT: usize = 4096;
@@ -43,7 +43,7 @@ struct Check {
     id: u64,
     request: Bytes,
     traceparent: String,
-    holds: Vec<Hold>,
+    holds: Vec<Feedback>,
 }
 
 impl Check {
@@ -66,7 +66,9 @@ impl Check {
                 (1, value) => check.id = value.number()?,
                 (2, value) => check.request = frame.slice_ref(value.bytes()?),
                 (3, value) => check.traceparent = value.text()?.to_owned(),
-                (4, value) if check.holds.len() < hold::MOST => check.holds.push(hold::of_message(value.message()?)?),
+                (4, value) if check.holds.len() < feedback::MOST => {
+                    check.holds.push(feedback::of_message(value.message()?)?)
+                }
                 _ => {}
             }
         }
@@ -74,13 +76,13 @@ impl Check {
     }
 }
 
-type Done = (u64, Result<Verdict, Refusal>);
+type Done = (u64, Result<Verdict, RequestError>);
 
 /// A check under way.
 type Deciding = ReusableBoxFuture<'static, Done>;
 
 /// Checks under way, and the answers to those that are done.
-struct Run {
+struct CheckQueue {
     handler: Arc<Handler>,
     /// Of the frame that came last, those that have not been begun.
     checks: vec::IntoIter<Check>,
@@ -91,15 +93,15 @@ struct Run {
     answers: Vec<u8>,
 }
 
-impl Run {
+impl CheckQueue {
     fn new(handler: Arc<Handler>) -> Self {
         let (checks, pending) = (Vec::new().into_iter(), FuturesUnordered::new());
         Self { handler, checks, pending, spare: None, answers: Vec::new() }
     }
 
-    fn take(&mut self, frame: &Bytes) -> Result<(), Refusal> {
+    fn take(&mut self, frame: &Bytes) -> Result<(), RequestError> {
         let checks = Check::read_all(frame);
-        let checks = checks.map_err(|error| Refusal::invalid(format!("this is not a CheckFrame: {error}")))?;
+        let checks = checks.map_err(|error| RequestError::invalid(format!("this is not a CheckFrame: {error}")))?;
         self.checks = checks.into_iter();
         Ok(())
     }
@@ -164,9 +166,9 @@ impl Run {
 }
 
 /// One frame, and all its answers.
-pub(super) async fn batch(handler: Arc<Handler>, body: Incoming) -> Result<Response<AnswerBody>, Refusal> {
+pub(super) async fn batch(handler: Arc<Handler>, body: Incoming) -> Result<Response<ResponseBody>, RequestError> {
     let frame = unary::receive(body, handler.limits().max_frame_bytes).await?;
-    let mut run = Run::new(handler);
+    let mut run = CheckQueue::new(handler);
     run.take(&frame)?;
     run.begin();
     poll_fn(|context| {
@@ -191,24 +193,24 @@ pub(super) fn stream(
     handler: Arc<Handler>,
     body: Incoming,
     mut leaving: watch::Receiver<bool>,
-) -> Response<AnswerBody> {
+) -> Response<ResponseBody> {
     let leaving = Box::pin(async move {
         let _ = leaving.wait_for(|leaving| *leaving).await;
     });
-    let answers = Answers {
-        run: Run::new(handler),
+    let answers = ResponseStream {
+        run: CheckQueue::new(handler),
         input: Some(body),
         received: BytesMut::new(),
         was_full: false,
         leaving,
         end: Ok(()),
     };
-    unary::response(AnswerBody::Stream(Some(Box::new(answers))))
+    unary::response(ResponseBody::Stream(Some(Box::new(answers))))
 }
 
 /// The body of a stream's response: reading it makes it go on.
-pub(super) struct Answers {
-    run: Run,
+pub(super) struct ResponseStream {
+    run: CheckQueue,
     /// Until it ends, or nothing more is to be read.
     input: Option<Incoming>,
     /// The beginning of a frame.
@@ -218,10 +220,10 @@ pub(super) struct Answers {
     /// The connection is to end.
     leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
     /// How the stream ends.
-    end: Result<(), Refusal>,
+    end: Result<(), RequestError>,
 }
 
-impl Answers {
+impl ResponseStream {
     /// `None` inside: this was the last.
     pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if self.input.is_some() && self.leaving.as_mut().poll(context).is_ready() {
@@ -258,14 +260,14 @@ impl Answers {
     }
 
     /// Takes no more checks; those under way are answered.
-    fn stop(&mut self, end: Result<(), Refusal>) {
+    fn stop(&mut self, end: Result<(), RequestError>) {
         self.end = end;
         self.input = None;
         self.run.checks = Vec::new().into_iter();
     }
 
     /// The next frame, or a part of it, or the end.
-    fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Refusal>> {
+    fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
         let max = self.run.handler.limits().max_frame_bytes;
         if let Some(frame) = unary::split_message(&mut self.received, max)? {
             return Poll::Ready(self.run.take(&frame));
@@ -282,13 +284,15 @@ impl Answers {
             }
             Poll::Ready(Some(Err(error))) => {
                 let message = format!("the stream broke off: {error}");
-                return Poll::Ready(Err(Refusal { code: Code::Cancelled, message }));
+                return Poll::Ready(Err(RequestError { code: Code::Cancelled, message }));
             }
             Poll::Ready(None) => {
                 let rest = self.received.len();
                 self.stop(Ok(()));
                 if rest > 0 {
-                    return Poll::Ready(Err(Refusal::invalid(format!("the stream ended {rest} bytes into a frame"))));
+                    return Poll::Ready(Err(RequestError::invalid(format!(
+                        "the stream ended {rest} bytes into a frame"
+                    ))));
                 }
             }
         }

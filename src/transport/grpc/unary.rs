@@ -19,7 +19,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use prost::Message;
 use tonic::Code;
 
-use super::{Refusal, stream::Answers};
+use super::{RequestError, stream::ResponseStream};
 
 /// Of every message: whether it is compressed, and its length.
 pub(super) const PREFIX: usize = 5;
@@ -34,17 +34,17 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// The body of an answer: of a call of ours, or of one of tonic's services. It tells nobody its size: hyper would make a
 /// `content-length` of that, which no gRPC client reads.
-pub(super) enum AnswerBody {
+pub(super) enum ResponseBody {
     Unary {
         data: Option<Bytes>,
         trailers: Option<HeaderMap>,
     },
     /// `None` when it has ended.
-    Stream(Option<Box<Answers>>),
+    Stream(Option<Box<ResponseStream>>),
     Tonic(tonic::body::Body),
 }
 
-impl Body for AnswerBody {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = tonic::Status;
 
@@ -81,7 +81,7 @@ impl Body for AnswerBody {
 }
 
 /// The one message of a call, without its prefix. Reads to the end, so that the stream closes in order.
-pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Refusal> {
+pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, RequestError> {
     let first = next_data(&mut body).await?.unwrap_or_default();
     check_sizes(&first, max)?;
     // Nearly always that was all of it; else the rest is gathered, each byte copied once however small the frames are.
@@ -96,10 +96,10 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Ref
         whole.freeze()
     };
     let Some(size) = declared(&whole) else {
-        return Err(Refusal::invalid("the call has no message"));
+        return Err(RequestError::invalid("the call has no message"));
     };
     if whole.len() != PREFIX + size {
-        return Err(Refusal::invalid(format!(
+        return Err(RequestError::invalid(format!(
             "a message of {size} bytes was announced and {} came",
             whole.len() - PREFIX
         )));
@@ -108,7 +108,7 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Ref
 }
 
 /// The first message of a stream's bytes, without its prefix; `None` when it is not all there.
-pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, Refusal> {
+pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, RequestError> {
     let Some(size) = declared(received) else {
         return Ok(None);
     };
@@ -121,28 +121,30 @@ pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Optio
 
 /// A message without its prefix, and as it was before it was compressed. By what is known from its own bytes: nobody looks for
 /// `grpc-encoding` among the headers of all the calls that are not compressed.
-fn inflated(whole: &Bytes, max: usize) -> Result<Bytes, Refusal> {
+fn inflated(whole: &Bytes, max: usize) -> Result<Bytes, RequestError> {
     if whole[0] == 0 {
         return Ok(whole.slice(PREFIX..));
     }
     if whole[0] > 1 || !whole[PREFIX..].starts_with(&GZIP) {
         let message = "of compressed messages those with grpc-encoding gzip are taken".into();
-        return Err(Refusal { code: Code::Unimplemented, message });
+        return Err(RequestError { code: Code::Unimplemented, message });
     }
     let mut message = Vec::new();
     // A byte more, to see that it would go on.
     let mut reader = GzDecoder::new(&whole[PREFIX..]).take(max as u64 + 1);
-    reader.read_to_end(&mut message).map_err(|error| Refusal::invalid(format!("this is not gzip: {error}")))?;
+    reader.read_to_end(&mut message).map_err(|error| RequestError::invalid(format!("this is not gzip: {error}")))?;
     if message.len() > max {
-        return Err(Refusal::exhausted(format!("a message is larger than the {max} bytes that are taken")));
+        return Err(RequestError::exhausted(format!("a message is larger than the {max} bytes that are taken")));
     }
     Ok(message.into())
 }
 
-async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, RequestError> {
     while let Some(frame) = body.frame().await {
-        let frame = frame
-            .map_err(|error| Refusal { code: Code::Cancelled, message: format!("the request broke off: {error}") })?;
+        let frame = frame.map_err(|error| RequestError {
+            code: Code::Cancelled,
+            message: format!("the request broke off: {error}"),
+        })?;
         if let Ok(data) = frame.into_data() {
             return Ok(Some(data));
         }
@@ -151,13 +153,15 @@ async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
 }
 
 /// Neither what is announced nor what has come may be too large.
-fn check_sizes(whole: &[u8], max: usize) -> Result<(), Refusal> {
+fn check_sizes(whole: &[u8], max: usize) -> Result<(), RequestError> {
     check_size(declared(whole).unwrap_or_default().max(whole.len().saturating_sub(PREFIX)), max)
 }
 
-pub(super) fn check_size(size: usize, max: usize) -> Result<(), Refusal> {
+pub(super) fn check_size(size: usize, max: usize) -> Result<(), RequestError> {
     if size > max {
-        return Err(Refusal::exhausted(format!("a message of {size} bytes is larger than the {max} that are taken")));
+        return Err(RequestError::exhausted(format!(
+            "a message of {size} bytes is larger than the {max} that are taken"
+        )));
     }
     Ok(())
 }
@@ -169,7 +173,7 @@ fn declared(whole: &[u8]) -> Option<usize> {
 }
 
 /// A successful answer.
-pub(super) fn answer(message: &impl Message) -> Response<AnswerBody> {
+pub(super) fn answer(message: &impl Message) -> Response<ResponseBody> {
     let size = message.encoded_len();
     let mut data = BytesMut::with_capacity(PREFIX + size);
     data.put_u8(0);
@@ -180,21 +184,21 @@ pub(super) fn answer(message: &impl Message) -> Response<AnswerBody> {
 }
 
 /// A successful answer that has its prefix.
-pub(super) fn respond(data: Bytes) -> Response<AnswerBody> {
+pub(super) fn respond(data: Bytes) -> Response<ResponseBody> {
     let mut trailers = HeaderMap::with_capacity(1);
     trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-    response(AnswerBody::Unary { data: Some(data), trailers: Some(trailers) })
+    response(ResponseBody::Unary { data: Some(data), trailers: Some(trailers) })
 }
 
 /// A status without a message: its trailers are its headers.
-pub(super) fn refuse(refusal: &Refusal) -> Response<AnswerBody> {
-    let mut response = response(AnswerBody::Unary { data: None, trailers: None });
+pub(super) fn refuse(refusal: &RequestError) -> Response<ResponseBody> {
+    let mut response = response(ResponseBody::Unary { data: None, trailers: None });
     write_status(response.headers_mut(), refusal);
     response.headers_mut().insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity,gzip"));
     response
 }
 
-pub(super) fn write_status(headers: &mut HeaderMap, refusal: &Refusal) {
+pub(super) fn write_status(headers: &mut HeaderMap, refusal: &RequestError) {
     headers.insert(GRPC_STATUS, HeaderValue::from(refusal.code as i32));
     let message = utf8_percent_encode(&refusal.message, ESCAPED).to_string();
     if let Ok(message) = HeaderValue::from_str(&message) {
@@ -202,7 +206,7 @@ pub(super) fn write_status(headers: &mut HeaderMap, refusal: &Refusal) {
     }
 }
 
-pub(super) fn response(body: AnswerBody) -> Response<AnswerBody> {
+pub(super) fn response(body: ResponseBody) -> Response<ResponseBody> {
     let mut response = Response::new(body);
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     response

@@ -32,11 +32,11 @@ use super::{
     http_server::HttpServer,
 };
 use crate::{
-    engine::directives::Target,
+    engine::overrides::Target,
     rules::Measure,
-    service::{Check, Keeper, Reports, reload::Reloader},
+    service::{Check, OverrideSync, ResourceReports, reload::Reloader},
     store::AnyStore,
-    telemetry::{Exposition, Page},
+    telemetry::{Exposition, MetricsPage},
 };
 
 /// How HTTP is served.
@@ -129,13 +129,13 @@ pub struct Handlers {
     /// What answers carry.
     pub response: ResponseSettings,
     /// What resources say of themselves.
-    pub reports: Reports,
+    pub reports: ResourceReports,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
     /// What operators say over them.
-    pub keeper: Arc<Keeper>,
+    pub overrides: Arc<OverrideSync>,
     /// For `/metrics` and `/stats`.
-    pub page: Arc<Page>,
+    pub page: Arc<MetricsPage>,
     /// The service is going: it answers, but wants no new callers.
     pub leaving: Arc<AtomicBool>,
     /// Without any rules it wants none either.
@@ -258,11 +258,11 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
         true => (StatusCode::SERVICE_UNAVAILABLE, "leaving"),
         false => (StatusCode::OK, "ready"),
     };
-    let known = handlers.keeper.status();
-    let directives = match known.error {
+    let known = handlers.overrides.status();
+    let overrides = match known.error {
         None if known.version == 0 => String::new(),
-        None => format!("directives: version {}\n", known.version),
-        Some(error) => format!("directives: version {}, not heard of now: {error}\n", known.version),
+        None => format!("overrides: version {}\n", known.version),
+        Some(error) => format!("overrides: version {}, not heard of now: {error}\n", known.version),
     };
-    (code, format!("{word}\nstore: {store}\n{directives}")).into_response()
+    (code, format!("{word}\nstore: {store}\n{overrides}")).into_response()
 }

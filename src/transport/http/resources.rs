@@ -19,7 +19,7 @@ use crate::{
 /// What is posted: `{"reporter": "db-1", "utilization": 0.4, "life": "10s"}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Posted {
+struct ReportBody {
     reporter: String,
     utilization: f64,
     #[serde(with = "crate::duration")]
@@ -28,7 +28,7 @@ struct Posted {
 
 /// What all say; without numbers when nobody does.
 #[derive(Serialize)]
-struct Said {
+struct UtilizationBody {
     reporters: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     worst: Option<f64>,
@@ -41,12 +41,12 @@ pub(super) async fn report(
     Path(resource): Path<String>,
     body: Bytes,
 ) -> Response {
-    let posted: Posted = match serde_json::from_slice(&body) {
+    let posted: ReportBody = match serde_json::from_slice(&body) {
         Ok(posted) => posted,
         Err(error) => return (StatusCode::BAD_REQUEST, format!("this is not a report: {error}\n")).into_response(),
     };
     let life = Micros::new(u64::try_from(posted.life.as_micros()).unwrap_or(u64::MAX));
-    let report = Report { resource: &resource, reporter: &posted.reporter, utilization: posted.utilization, life };
+    let report = Report { resource: &resource, reporter: &posted.reporter, utilization: posted.utilization, ttl: life };
     answer(handlers.reports.report(&report).await)
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn get(State(handlers): State<Arc<Handlers>>, Path(resource): P
 fn answer(said: Result<Option<Utilization>, ResourceError>) -> Response {
     match said {
         Ok(said) => {
-            let said = Said {
+            let said = UtilizationBody {
                 reporters: said.map_or(0, |said| said.reporters),
                 worst: said.map(|said| said.worst),
                 mean: said.map(|said| said.mean),

@@ -31,8 +31,8 @@ use tonic::{
 use super::{Protocol, Settings, convert, stream};
 use crate::{
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
-    rules::{Problem, SourceFile},
-    service::{apart, reload::Reloader},
+    rules::{Diagnostic, SourceFile},
+    service::{reload::Reloader, run_on_compile_thread},
 };
 
 /// A silent connection is asked whether it lives: by TCP, and more rarely by HTTP/2, since servers in Go take pings more
@@ -67,7 +67,7 @@ pub enum XdsError {
 
 /// Why a connection has ended, or has not begun.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum Lost {
+pub(super) enum Disconnect {
     #[error("cannot read {path}")]
     File { path: PathBuf, source: std::io::Error },
     #[error("no connection")]
@@ -80,7 +80,7 @@ pub(super) enum Lost {
     Ended,
 }
 
-impl From<Status> for Lost {
+impl From<Status> for Disconnect {
     /// What is at the bottom of it; the layers above say the same in more words.
     fn from(status: Status) -> Self {
         let mut cause = std::error::Error::source(&status);
@@ -189,12 +189,12 @@ impl Client {
     }
 
     /// By one connection, until it ends.
-    async fn subscribe(&self, known: &mut stream::Known) -> Lost {
+    async fn subscribe(&self, known: &mut stream::Known) -> Disconnect {
         let limit = self.settings.connect_timeout;
         let channel = match timeout(limit, async { Ok(self.endpoint()?.connect().await?) }).await {
             Ok(Ok(channel)) => channel,
             Ok(Err(lost)) => return lost,
-            Err(_) => return Lost::Slow(limit),
+            Err(_) => return Disconnect::Slow(limit),
         };
         self.connected.store(true, Relaxed);
         let client = AggregatedDiscoveryServiceClient::new(channel);
@@ -210,7 +210,7 @@ impl Client {
     }
 
     /// Certificates are read here, and so for each connection.
-    fn endpoint(&self) -> Result<Endpoint, Lost> {
+    fn endpoint(&self) -> Result<Endpoint, Disconnect> {
         let endpoint = Channel::builder(self.server.clone())
             .connect_timeout(self.settings.connect_timeout)
             .tcp_keepalive(Some(TCP_KEEPALIVE))
@@ -220,7 +220,7 @@ impl Client {
         if self.server.scheme_str() != Some("https") {
             return Ok(endpoint);
         }
-        let read = |path: &PathBuf| fs::read(path).map_err(|source| Lost::File { path: path.clone(), source });
+        let read = |path: &PathBuf| fs::read(path).map_err(|source| Disconnect::File { path: path.clone(), source });
         let files = &self.settings.tls;
         let mut tls = match &files.ca_file {
             Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
@@ -262,15 +262,15 @@ impl Client {
         read: impl FnOnce(&[Any]) -> Result<(Vec<SourceFile>, T), String> + Send + 'static,
     ) -> Result<T, String> {
         let reloader = Arc::clone(&self.reloader);
-        let offered = apart(move || {
+        let offered = run_on_compile_thread(move || {
             let (files, read) = read(&news).inspect_err(|complaint| {
                 tracing::error!("the control plane has sent what cannot be read; the rules stay: {complaint}");
             })?;
-            let locate = |problems: &mut Vec<Problem>| {
+            let locate = |problems: &mut Vec<Diagnostic>| {
                 let configs: Vec<_> = news.iter().filter_map(|it| RateLimitConfig::decode(&*it.value).ok()).collect();
                 convert::locate(problems, &configs);
             };
-            reloader.feed(&files, locate).map_err(|error| crate::errors::chain(&error))?;
+            reloader.push(&files, locate).map_err(|error| crate::errors::chain(&error))?;
             Ok(read)
         });
         let offered = offered.await.unwrap_or_else(|error| Err(error.to_string()));
@@ -293,11 +293,15 @@ impl Client {
         });
         type Read = fn(&Client) -> &Counter;
         let counters: [(&'static str, &'static str, Read); 3] = [
-            ("sluicegate_xds_connection_attempts", "Connections to the control plane that were tried", |it| {
+            ("sluicegate_xds_connection_attempts_total", "Connections to the control plane that were tried", |it| {
                 &it.attempts
             }),
-            ("sluicegate_xds_updates_accepted", "Updates by the control plane that were taken", |it| &it.accepted),
-            ("sluicegate_xds_updates_refused", "Updates by the control plane that were refused", |it| &it.refused),
+            ("sluicegate_xds_updates_accepted_total", "Updates by the control plane that were taken", |it| {
+                &it.accepted
+            }),
+            ("sluicegate_xds_updates_rejected_total", "Updates by the control plane that were refused", |it| {
+                &it.refused
+            }),
         ];
         for (name, description, read) in counters {
             let this = Arc::clone(self);

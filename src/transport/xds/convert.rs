@@ -10,7 +10,7 @@ use sluicegate_proto::ratelimit::config::ratelimit::v3::{
     RateLimitConfig, RateLimitDescriptor, RateLimitPolicy, RateLimitUnit,
 };
 
-use crate::rules::{Place, Problem, SourceFile};
+use crate::rules::{Diagnostic, Location, SourceFile};
 
 /// In a descriptor's `metadata`: what this service knows beyond the peer's message. Not shown to callers.
 const OURS: &str = "sluicegate";
@@ -39,7 +39,7 @@ fn name(config: &RateLimitConfig) -> &str {
 
 /// Says in place of lines which descriptors of which resources they are. No more than the first: who sends a hundred thousand
 /// descriptors may have a hundred thousand mistakes in them.
-pub(super) fn locate(problems: &mut Vec<Problem>, configs: &[RateLimitConfig]) {
+pub(super) fn locate(problems: &mut Vec<Diagnostic>, configs: &[RateLimitConfig]) {
     let more = problems.len().saturating_sub(MOST);
     problems.truncate(MOST);
     problems.iter_mut().for_each(|problem| locate_one(problem, configs));
@@ -48,7 +48,7 @@ pub(super) fn locate(problems: &mut Vec<Problem>, configs: &[RateLimitConfig]) {
     }
 }
 
-fn locate_one(problem: &mut Problem, configs: &[RateLimitConfig]) {
+fn locate_one(problem: &mut Diagnostic, configs: &[RateLimitConfig]) {
     let Some(config) = configs.iter().find(|config| name(config) == problem.file) else {
         return;
     };
@@ -56,7 +56,7 @@ fn locate_one(problem: &mut Problem, configs: &[RateLimitConfig]) {
         let path = path(&config.descriptors, &mut { index });
         problem.file = format!("{}, {}", problem.file, path.join(" > "));
     }
-    problem.place = Place::default();
+    problem.place = Location::default();
 }
 
 /// The descriptors on the way to the one with this number, in the order of their lines.

@@ -17,7 +17,7 @@ use tokio::{sync::mpsc, time::sleep};
 use tonic::{Code, transport::Channel};
 
 use super::{
-    client::{Client, Lost},
+    client::{Client, Disconnect},
     convert,
 };
 use crate::rules::SourceFile;
@@ -40,7 +40,7 @@ type Ads = AggregatedDiscoveryServiceClient<Channel>;
 ///
 /// A new stream begins without a version, whatever the last one had: a control plane that has begun its count again could
 /// have another state under the same version, and would say nothing.
-pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<Infallible, Lost> {
+pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<Infallible, Disconnect> {
     let (requests, outgoing) = outgoing();
     let first = DiscoveryRequest {
         node: Some(client.node().clone()),
@@ -50,9 +50,9 @@ pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<
     say(&requests, first).await?;
     let mut responses = ads.stream_aggregated_resources(client.request(outgoing)).await?.into_inner();
     let mut version = String::new();
-    let mut refused = Refused::default();
+    let mut refused = RejectedUpdate::default();
     loop {
-        let response = responses.message().await?.ok_or(Lost::Ended)?;
+        let response = responses.message().await?.ok_or(Disconnect::Ended)?;
         client.heard();
         let DiscoveryResponse { version_info, mut resources, type_url, nonce } = response;
         // The same state may come in any order.
@@ -81,7 +81,7 @@ pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<
 ///
 /// A new stream begins with the names of what is known, but under no version that there could be, for the reason above: so all
 /// there is comes anew, and what is gone is named.
-pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> Result<Infallible, Lost> {
+pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> Result<Infallible, Disconnect> {
     let (requests, outgoing) = outgoing();
     let first = DeltaDiscoveryRequest {
         node: Some(client.node().clone()),
@@ -92,9 +92,9 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> R
     };
     say(&requests, first).await?;
     let mut responses = ads.delta_aggregated_resources(client.request(outgoing)).await?.into_inner();
-    let mut refused = Refused::default();
+    let mut refused = RejectedUpdate::default();
     loop {
-        let response = responses.message().await?.ok_or(Lost::Ended)?;
+        let response = responses.message().await?.ok_or(Disconnect::Ended)?;
         client.heard();
         let DeltaDiscoveryResponse { resources, type_url, nonce, removed_resources, .. } = response;
         let (names, resources): (Vec<_>, Vec<_>) =
@@ -122,12 +122,12 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> R
 
 /// What was refused last. Control planes that keep the state of the world send it again as soon as they hear so, for ever.
 #[derive(Default)]
-struct Refused {
+struct RejectedUpdate {
     last: Option<([u8; 32], String)>,
     pause: Duration,
 }
 
-impl Refused {
+impl RejectedUpdate {
     /// The complaint, where this is the same again: after a pause, each longer than the one before.
     async fn again(&mut self, digest: [u8; 32]) -> Option<String> {
         let (_, complaint) = self.last.as_ref().filter(|(last, _)| *last == digest)?;
@@ -162,8 +162,8 @@ fn outgoing<T>() -> (mpsc::Sender<T>, impl Stream<Item = T>) {
     (sender, stream::unfold(receiver, next))
 }
 
-async fn say<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Lost> {
-    requests.send(request).await.map_err(|_| Lost::Ended)
+async fn say<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Disconnect> {
+    requests.send(request).await.map_err(|_| Disconnect::Ended)
 }
 
 /// All resources of a response, or what is wrong with one of them.
@@ -208,7 +208,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_refused_again_waits_longer_each_time() {
-        let mut refused = Refused::default();
+        let mut refused = RejectedUpdate::default();
         let (one, other) = ([1; 32], [2; 32]);
         assert_eq!(refused.again(one).await, None);
         refused.note(one, &Err("bad".into()));

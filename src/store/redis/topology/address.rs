@@ -18,19 +18,19 @@ pub(super) enum Source {
     /// It never changes.
     Fixed,
     /// Servers of the cluster, of which one that answers is enough.
-    Cluster { seeds: Vec<Server>, dialer: Dialer },
+    Cluster { seeds: Vec<Server>, dialer: ServerConnector },
     /// Sentinels that watch a master of this name.
-    Sentinel { sentinels: Vec<Server>, master: String, dialer: Dialer },
+    Sentinel { sentinels: Vec<Server>, master: String, dialer: ServerConnector },
 }
 
 /// How to connect to a server of which only the address is known.
-pub(super) struct Dialer {
+pub(super) struct ServerConnector {
     redis: RedisConnectionInfo,
     tls: bool,
     certificates: Option<TlsCertificates>,
 }
 
-impl Dialer {
+impl ServerConnector {
     pub(super) fn server(&self, host: &str, port: u16) -> Result<Server, RedisError> {
         let addr = match self.tls {
             true => ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None },
@@ -47,7 +47,7 @@ const SENTINEL: &str = "+sentinel";
 const RING: &str = "+ring";
 
 /// Several addresses in one URL.
-struct Many<'u> {
+struct MultiHostUrl<'u> {
     scheme: &'static str,
     /// With its `@`, or empty.
     credentials: &'u str,
@@ -56,7 +56,7 @@ struct Many<'u> {
     path: &'u str,
 }
 
-impl<'u> Many<'u> {
+impl<'u> MultiHostUrl<'u> {
     /// `None` when this is the URL of one server.
     fn read(url: &'u str, topology: &str) -> Option<Self> {
         let (scheme, rest) = url.split_once("://")?;
@@ -93,7 +93,7 @@ pub(super) fn read(url: &str, settings: &Settings) -> Result<(Source, View), Set
     let certificates = certificates(&settings.tls)?;
     let address = |source| SetupError::Address { url: redact(url), source };
     let unknown = View { servers: Vec::new(), placement: Placement::One };
-    if let Some(many) = Many::read(url, CLUSTER) {
+    if let Some(many) = MultiHostUrl::read(url, CLUSTER) {
         if !matches!(many.path, "" | "0") {
             return Err(address(refused("a cluster has no databases but 0")));
         }
@@ -102,7 +102,7 @@ pub(super) fn read(url: &str, settings: &Settings) -> Result<(Source, View), Set
         let seeds = servers(infos, certificates.as_ref()).map_err(address)?;
         return Ok((Source::Cluster { seeds, dialer }, unknown));
     }
-    if let Some(many) = Many::read(url, SENTINEL) {
+    if let Some(many) = MultiHostUrl::read(url, SENTINEL) {
         let (master, database) = many.path.split_once('/').unwrap_or((many.path, ""));
         if master.is_empty() {
             return Err(address(refused("an address of sentinels ends with the name of the master they watch")));
@@ -113,7 +113,7 @@ pub(super) fn read(url: &str, settings: &Settings) -> Result<(Source, View), Set
         let sentinels = servers(infos, certificates.as_ref()).map_err(address)?;
         return Ok((Source::Sentinel { sentinels, master: master.to_owned(), dialer }, unknown));
     }
-    if let Some(many) = Many::read(url, RING) {
+    if let Some(many) = MultiHostUrl::read(url, RING) {
         return Ok((Source::Fixed, ring(&many, settings, certificates.as_ref()).map_err(address)?));
     }
     let info = url.into_connection_info().map_err(address)?;
@@ -121,7 +121,11 @@ pub(super) fn read(url: &str, settings: &Settings) -> Result<(Source, View), Set
 }
 
 /// The nodes of the URL, by their addresses, or those of the settings, by their names.
-fn ring(many: &Many<'_>, settings: &Settings, certificates: Option<&TlsCertificates>) -> Result<View, RedisError> {
+fn ring(
+    many: &MultiHostUrl<'_>,
+    settings: &Settings,
+    certificates: Option<&TlsCertificates>,
+) -> Result<View, RedisError> {
     let mut nodes = Vec::new();
     if many.hosts.is_empty() {
         for node in &settings.ring {
@@ -168,10 +172,10 @@ fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo
     Ok(addr.into_connection_info()?.set_redis_settings(redis))
 }
 
-fn dialer(infos: &[ConnectionInfo], certificates: Option<TlsCertificates>) -> Dialer {
+fn dialer(infos: &[ConnectionInfo], certificates: Option<TlsCertificates>) -> ServerConnector {
     let redis = infos.first().map(|info| info.redis_settings().clone()).unwrap_or_default();
     let tls = matches!(infos.first().map(ConnectionInfo::addr), Some(ConnectionAddr::TcpTls { .. }));
-    Dialer { redis, tls, certificates }
+    ServerConnector { redis, tls, certificates }
 }
 
 fn servers(infos: Vec<ConnectionInfo>, certificates: Option<&TlsCertificates>) -> Result<Vec<Server>, RedisError> {

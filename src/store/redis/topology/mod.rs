@@ -5,7 +5,7 @@
 //! elsewhere). All workers share what is found out; each has connections of its own.
 
 mod address;
-mod ask;
+mod query;
 pub mod slots;
 
 use std::{sync::Arc, time::Duration};
@@ -18,13 +18,13 @@ use tokio::{
 
 use sluicegate_common::Ring;
 
-use self::{address::Source, ask::Found};
+use self::{address::Source, query::TopologyReport};
 use super::{Settings, SetupError};
 
 /// A healthy cluster is asked so often, and so are the sentinels.
-const REFRESH: Duration = Duration::from_secs(2);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// However great the doubt, no more often than this.
-const LEAST: Duration = Duration::from_millis(50);
+const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A server that can be connected to.
 #[derive(Clone)]
@@ -65,7 +65,7 @@ impl View {
 
 /// Where a key is, as far as that follows from the address and the settings alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum KeyLocation {
     /// On this server.
     Server(String),
     /// In this slot, which is on one server of the cluster or another.
@@ -75,15 +75,15 @@ pub enum Place {
 }
 
 /// Where a key is: what operators ask.
-pub fn place(url: &str, settings: &Settings, key: &str) -> Result<Place, SetupError> {
+pub fn place(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, SetupError> {
     let (source, view) = address::read(url, settings)?;
     let shard = hash_tag(key.as_bytes()).unwrap_or(key.as_bytes());
     Ok(match source {
-        Source::Cluster { .. } => Place::Slot(slots::slot(shard)),
-        Source::Sentinel { master, .. } => Place::Master(master),
+        Source::Cluster { .. } => KeyLocation::Slot(slots::slot(shard)),
+        Source::Sentinel { master, .. } => KeyLocation::Master(master),
         Source::Fixed => {
             let server = view.place_of(|| shard).and_then(|place| view.servers.get(place));
-            Place::Server(server.map_or_else(String::new, |server| server.name.to_string()))
+            KeyLocation::Server(server.map_or_else(String::new, |server| server.name.to_string()))
         }
     })
 }
@@ -130,7 +130,7 @@ impl Topology {
     }
 
     /// Somebody has reason to believe that the view is no longer true.
-    pub(super) fn doubt(&self) {
+    pub(super) fn request_refresh(&self) {
         self.doubt.notify_one();
     }
 
@@ -144,7 +144,7 @@ impl Topology {
 
     /// Keeps the view true, for as long as the current runtime lives. Nothing to do where it never changes.
     pub(super) async fn follow(self: Arc<Self>) {
-        let mut known = Found::default();
+        let mut known = TopologyReport::default();
         let mut reported = false;
         let mut turn = rand::random::<u32>() as usize;
         loop {
@@ -167,11 +167,11 @@ impl Topology {
                         tracing::warn!(error, "nobody says which Redis servers there are; asking on");
                     }
                     reported = true;
-                    self.doubt();
+                    self.request_refresh();
                 }
             }
-            let _ = timeout(jittered(REFRESH), self.doubt.notified()).await;
-            sleep_until(asked + jittered(LEAST)).await;
+            let _ = timeout(jittered(REFRESH_INTERVAL), self.doubt.notified()).await;
+            sleep_until(asked + jittered(MIN_REFRESH_INTERVAL)).await;
         }
     }
 }

@@ -42,12 +42,12 @@ pub(super) struct SlotMap {
 }
 
 /// A slot that no node serves.
-pub(super) const NOBODY: u16 = u16::MAX;
+pub(super) const UNASSIGNED: u16 = u16::MAX;
 
 /// Reads the answer to CLUSTER SLOTS. A node that does not know its own address (or hides it) leaves it out, and means
 /// the one at which it was `asked`.
 pub(super) fn read(reply: &Value, asked: &str) -> Option<SlotMap> {
-    let mut map = SlotMap { masters: Vec::new(), owners: vec![NOBODY; SLOTS].into() };
+    let mut map = SlotMap { masters: Vec::new(), owners: vec![UNASSIGNED; SLOTS].into() };
     let Value::Array(ranges) = reply else {
         return None;
     };
@@ -112,7 +112,7 @@ mod tests {
         ]);
         let map = read(&reply, "seed").unwrap();
         assert_eq!(map.masters, [("10.0.0.1".to_owned(), 7_000), ("seed".to_owned(), 7_001)]);
-        assert_eq!(map.owners[..11], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, NOBODY]);
+        assert_eq!(map.owners[..11], [0, 0, 0, 0, 0, 0, 1, 1, 1, 1, UNASSIGNED]);
         assert_eq!(map.owners[16_383], 0);
     }
 
@@ -133,6 +133,6 @@ mod tests {
     #[test]
     fn a_range_that_runs_backwards_owns_nothing_and_is_refused_or_empty() {
         let map = read(&Value::Array(vec![range(5, 4, host("a"), 1)]), "seed");
-        assert!(map.is_none_or(|map| map.owners.iter().all(|owner| *owner == NOBODY)));
+        assert!(map.is_none_or(|map| map.owners.iter().all(|owner| *owner == UNASSIGNED)));
     }
 }

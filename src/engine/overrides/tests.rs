@@ -1,0 +1,260 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::rules::{self, SourceFile};
+
+fn entry(target: &str, word: &str) -> Override {
+    Override {
+        target: Target::parse(target).unwrap(),
+        value: word.into(),
+        until: None,
+        author: "alice".into(),
+        reason: "ticket 4711".into(),
+        at: Micros::from_secs(5),
+        version: 1,
+    }
+}
+
+fn all(overrides: &[(&str, &str)]) -> Overrides {
+    let mut all = Overrides::default();
+    for (target, word) in overrides {
+        all.put(entry(target, word), Options::default()).unwrap();
+    }
+    all
+}
+
+/// How many a second, and how many entries that is said of.
+fn limit(overrides: &Overrides, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
+    let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+    let given = overrides.entity_limit(&overrides.prepare_lookup("api", &entries), Micros::from_secs(now))?;
+    Some((given.limit.limit.requests(), given.entries))
+}
+
+#[test]
+fn the_longest_list_of_entries_has_the_say() {
+    let overrides = all(&[
+        ("limit|api|user=bob", "1/second"),
+        ("limit|api|user=bob|path=/x", "2/second"),
+        ("limit|api|path=/x", "3/second"),
+        ("limit|other|user=eve", "4/second"),
+    ]);
+    let user = |name: &'static str| ("user", name);
+    assert_eq!(limit(&overrides, &[user("bob")], 0), Some((1, 1)));
+    assert_eq!(limit(&overrides, &[user("bob"), ("path", "/y")], 0), Some((1, 1)));
+    assert_eq!(limit(&overrides, &[user("bob"), ("path", "/x")], 0), Some((2, 2)));
+    assert_eq!(limit(&overrides, &[("path", "/x"), user("bob")], 0), Some((3, 1)));
+    assert_eq!(limit(&overrides, &[user("eve"), ("path", "/x")], 0), None);
+    assert_eq!(limit(&overrides, &[], 0), None);
+}
+
+/// A value is what a caller says it is: none may be written so that it is taken for another list.
+#[test]
+fn no_value_is_another_list() {
+    let overrides = all(&[("limit|api|user=xpathy|path=b", "1/second")]);
+    assert_eq!(limit(&overrides, &[("user", "xpathy"), ("path", "b")], 0), Some((1, 2)));
+    assert_eq!(limit(&overrides, &[("user", "x"), ("path", "ypathb")], 0), None);
+}
+
+#[test]
+fn the_last_entry_that_has_a_plan_has_the_say() {
+    let overrides = all(&[("plan|api|org=a", "free"), ("plan|api|user=b", "pro"), ("plan|web|user=c", "other")]);
+    let plan = |entries: &[(&str, &str)]| {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        overrides.plan("api", &entries, Micros::ZERO)
+    };
+    assert_eq!(plan(&[("org", "a"), ("user", "b")]).as_deref(), Some("pro"));
+    assert_eq!(plan(&[("user", "b"), ("org", "a")]).as_deref(), Some("free"));
+    assert_eq!(plan(&[("org", "a"), ("user", "c")]).as_deref(), Some("free"));
+    assert_eq!(plan(&[("user", "c")]), None);
+}
+
+/// However few plans there are beside many limits.
+#[test]
+fn many_come_together_and_say_the_same() {
+    let mut overrides = all(&[("plan|api|user=a", "pro")]);
+    let name = |number: u32| format!("u{number}");
+    assert!(!overrides.gather());
+    for number in 0..120_000 {
+        let target = Target::of_descriptor("api", &[Entry { key: "user", value: &name(number) }]);
+        let entry = Override { target, ..entry("plan|api|user=a", &format!("{}/day", 1 + number % 7)) };
+        overrides.put(entry, Options::default()).unwrap();
+    }
+    assert!(overrides.gather() && !overrides.gather());
+    let said = |number| limit(&overrides, &[("user", &name(number))], 0);
+    assert!((0..120_000).all(|number| said(number) == Some((1 + number % 7, 1))));
+    assert_eq!(said(120_000), None);
+}
+
+#[test]
+fn a_limit_goes_without_those_that_have_the_same_keys() {
+    let mut overrides = all(&[("limit|api|user=bob", "1/second"), ("limit|api|user=eve", "2/second")]);
+    overrides.remove(&Target::parse("limit|api|user=bob").unwrap());
+    assert_eq!(limit(&overrides, &[("user", "bob")], 0), None);
+    assert_eq!(limit(&overrides, &[("user", "eve")], 0), Some((2, 1)));
+}
+
+#[test]
+fn a_directive_ends() {
+    let mut overrides = Overrides::default();
+    let until = |seconds| Some(Micros::from_secs(seconds));
+    for (target, word, until) in [
+        ("limit|api|user=bob", "1/second", until(10)),
+        ("limit|api|user=eve", "1/second", until(20)),
+        ("plan|api|user=bob", "pro", until(15)),
+        ("switch|everything", "off", until(10)),
+    ] {
+        overrides.put(Override { until, ..entry(target, word) }, Options::default()).unwrap();
+    }
+    assert_eq!(limit(&overrides, &[("user", "bob")], 9), Some((1, 1)));
+    assert_eq!(limit(&overrides, &[("user", "bob")], 10), None);
+    let over = |overrides: &Overrides, now| -> Vec<String> {
+        overrides.over(Micros::from_secs(now), 10).map(|over| over.target.to_string()).collect()
+    };
+    assert_eq!(over(&overrides, 9), [""; 0]);
+    assert_eq!(over(&overrides, 15), ["limit|api|user=bob", "switch|everything", "plan|api|user=bob"]);
+    assert_eq!(overrides.over(Micros::from_secs(15), 2).count(), 2);
+    // Said anew, it has another end, or none.
+    overrides.put(entry("limit|api|user=bob", "2/second"), Options::default()).unwrap();
+    overrides.put(entry("switch|everything", "off"), Options::default()).unwrap();
+    assert_eq!(over(&overrides, 15), ["plan|api|user=bob"]);
+    overrides.remove(&Target::parse("plan|api|user=bob").unwrap()).unwrap();
+    assert_eq!(over(&overrides, 20), ["limit|api|user=eve"]);
+    // Within a second, too: it is kept until the second's end.
+    let eve = |until| Override { until, ..entry("limit|api|user=eve", "1/second") };
+    overrides.put(eve(Some(Micros::new(20_500_000))), Options::default()).unwrap();
+    assert_eq!((over(&overrides, 20), over(&overrides, 21)), (vec![], vec!["limit|api|user=eve".to_owned()]));
+    overrides.put(eve(None), Options::default()).unwrap();
+    assert_eq!(over(&overrides, 21), [""; 0]);
+}
+
+#[test]
+fn what_cannot_be_understood_is_refused_and_changes_nothing() {
+    let mut overrides = all(&[("limit|api|user=bob", "1/second")]);
+    for (target, word, expected) in [
+        ("limit|api|user=bob", "lots", "is no limit"),
+        ("plan|api|user=bob", "", "a plan has a name"),
+        ("switch|everything", "maybe", "no mode"),
+    ] {
+        let entry = entry(target, word);
+        let errors = [Overrides::check(&entry, Options::default()), overrides.put(entry, Options::default())];
+        for error in errors.map(|result| result.unwrap_err().to_string()) {
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+    for number in 1..MAX_KEY_LISTS {
+        overrides.put(entry(&format!("limit|api|k{number}=v"), "1/second"), Options::default()).unwrap();
+    }
+    let error = overrides.put(entry("limit|api|k=v", "1/second"), Options::default()).unwrap_err();
+    assert_eq!(error, OverrideError::Shapes("api".into()));
+    // One that is there already has room, and so has one more when one is gone.
+    overrides.put(entry("limit|api|k1=w", "1/second"), Options::default()).unwrap();
+    overrides.remove(&Target::parse("limit|api|k2=v").unwrap()).unwrap();
+    overrides.put(entry("limit|api|k=v", "1/second"), Options::default()).unwrap();
+    assert_eq!(limit(&overrides, &[("user", "bob")], 0), Some((1, 1)));
+}
+
+#[test]
+fn the_nearest_switch_decides() {
+    let text = "domain: api\ndescriptors:\n- {key: a, rate_limit: {unit: second, requests_per_unit: 1, name: first}}\n\
+                - {key: b, value: v, rate_limit: {unit: second, requests_per_unit: 1, algorithm: token_bucket}}\n\
+                - {key: c, rate_limit: {unit: second, requests_per_unit: 1, shed: true}}\n\
+                - {key: d, rate_limit: {unlimited: true}}\n";
+    let file = SourceFile { name: "api.yaml".into(), text: text.into() };
+    let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
+    let modes = |switches: &[(&str, &str)]| {
+        let modes = all(switches).modes(&rules, Micros::ZERO);
+        let name = |mode: Option<Mode>| mode.map_or("", Mode::name);
+        let of_rules: Vec<_> = rules.rules().iter().map(|rule| name(modes.of("api", Some(rule)))).collect();
+        (of_rules.join(","), name(modes.of("api", None)), name(modes.of("other", None)))
+    };
+    assert_eq!(modes(&[]), (",,,".into(), "", ""));
+    assert_eq!(modes(&[("switch|everything", "off")]), ("off,off,off,off".into(), "off", "off"));
+    assert_eq!(modes(&[("switch|domain|api", "deny")]), ("deny,deny,deny,deny".into(), "deny", ""));
+    assert_eq!(modes(&[("switch|kind|shedding", "off")]), (",,off,".into(), "", ""));
+    assert_eq!(modes(&[("switch|kind|fixed_window", "off")]), ("off,,off,".into(), "off", "off"));
+    assert_eq!(modes(&[("switch|rule|api|first", "off")]), ("off,,,".into(), "", ""));
+    assert_eq!(modes(&[("switch|rule|api|b_v", "off"), ("switch|rule|other|a", "off")]), (",off,,".into(), "", ""));
+    let nested = [
+        ("switch|everything", "off"),
+        ("switch|domain|api", "shadow"),
+        ("switch|kind|token_bucket", "deny"),
+        ("switch|rule|api|a", "enforce"),
+    ];
+    assert_eq!(modes(&nested), ("enforce,deny,shadow,shadow".into(), "shadow", "off"));
+    // Nearer to this instance wins over what the store says, and what is over says nothing.
+    let mut overrides = all(&[("switch|everything", "off")]);
+    overrides.set_switch(&entry("switch|everything", "shadow"), Origin::File);
+    let mode = |overrides: &Overrides| overrides.modes(&rules, Micros::from_secs(9)).of("other", None);
+    assert_eq!(mode(&overrides), Some(Mode::Shadow));
+    let over = Override { until: Some(Micros::from_secs(9)), ..entry("switch|everything", "deny") };
+    overrides.set_switch(&over, Origin::Instance);
+    assert_eq!(mode(&overrides), Some(Mode::Shadow));
+    overrides.set_switch(&entry("switch|everything", "enforce"), Origin::Instance);
+    assert_eq!(mode(&overrides), Some(Mode::Enforce));
+    overrides.clear_switch(&Scope::Everything, Origin::Instance);
+    overrides.clear_switch(&Scope::Everything, Origin::File);
+    assert_eq!(mode(&overrides), Some(Mode::Off));
+}
+
+fn target() -> impl Strategy<Value = String> {
+    prop::sample::select(vec![
+        "limit|api|user=a",
+        "limit|api|user=b",
+        "limit|api|user=a|path=b",
+        "limit|web|user=a",
+        "plan|api|user=a",
+        "plan|api|user=b",
+        "switch|everything",
+        "switch|domain|api",
+        "rules|candidate",
+    ])
+    .prop_map(str::to_owned)
+}
+
+fn step() -> impl Strategy<Value = (String, Option<(usize, Option<u64>, u8)>)> {
+    (target(), prop::option::of((0..2_usize, prop::option::of(1..5_u64), 0..3_u8)))
+}
+
+proptest! {
+    /// Whatever is said and taken back, all of it is there and nothing else.
+    #[test]
+    fn what_was_said_is_what_there_is(steps in prop::collection::vec(step(), 0..60)) {
+        let (mut overrides, mut model) = (Overrides::default(), BTreeMap::new());
+        for (version, (target, said)) in steps.into_iter().enumerate() {
+            let key = Target::parse(&target).unwrap();
+            match said {
+                Some((word, until, author)) => {
+                    let words = match &key {
+                        Target::Limit { .. } => ["1/second", "blocked"],
+                        Target::Plan { .. } => ["pro", "free"],
+                        Target::Switch(_) => ["off", "deny"],
+                        Target::Rules(_) => ["abc 0.1", "def 1"],
+                    };
+                    let said = Override {
+                        until: until.filter(|_| !matches!(key, Target::Rules(_))).map(Micros::from_secs),
+                        author: author.to_string().into(),
+                        version: version as u64,
+                        ..entry(&target, words[word])
+                    };
+                    overrides.put(said.clone(), Options::default()).unwrap();
+                    model.insert(target, said);
+                }
+                None => prop_assert_eq!(overrides.remove(&key), model.remove(&target)),
+            }
+            let there: BTreeMap<_, _> = overrides.iter().map(|it| (it.target.to_string(), it)).collect();
+            prop_assert_eq!(&there, &model);
+            let over: Vec<_> = overrides.over(Micros::from_secs(3), 100).map(|over| over.target.to_string()).collect();
+            let expected = model.iter().filter(|(_, it)| it.is_expired(Micros::from_secs(3))).count();
+            prop_assert_eq!(over.len(), expected);
+        }
+        for target in model.into_keys() {
+            overrides.remove(&Target::parse(&target).unwrap()).unwrap();
+        }
+        // Nothing is left behind.
+        prop_assert_eq!(overrides.counts(), [0; 3]);
+        prop_assert!(overrides.limit_shapes.is_empty() && overrides.plan_shapes.is_empty());
+        prop_assert!(overrides.texts.is_empty() && overrides.limits_by_text.is_empty() && overrides.ends.is_empty());
+    }
+}

@@ -1,0 +1,243 @@
+use super::*;
+
+fn read(variables: &[(&str, &str)]) -> Result<EnvoyproxySettings, VariableError> {
+    EnvoyproxySettings::read(&variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
+}
+
+/// One setting, as TOML has it.
+fn setting(variables: &[(&str, &str)], name: &str) -> Option<String> {
+    let peer = read(variables).unwrap();
+    let mut value = &Value::Table(peer.settings);
+    for part in name.split('.') {
+        value = value.get(part)?;
+    }
+    Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+}
+
+#[test]
+fn its_defaults_are_the_peers() {
+    for (name, expected) in [
+        ("http.addr", "0.0.0.0:8080"),
+        ("http.debug_addr", "0.0.0.0:6070"),
+        ("grpc.addr", "0.0.0.0:8081"),
+        ("grpc.max_connection_age", "1day"),
+        ("grpc.max_connection_age_grace", "1h"),
+        ("telemetry.log.level", "warn"),
+        ("rules.dir", "/srv/runtime_data/current/config"),
+        ("store", "redis+unix:///var/run/nutcracker/ratelimit.sock"),
+        ("redis.expiry_jitter", "5m"),
+        ("deny_cache.max_entries", "0"),
+        ("decisions.near_limit_ratio", "0.8"),
+        ("response.limit_header", "RateLimit-Limit"),
+        ("telemetry.otlp.endpoint", "http://localhost:4318"),
+        ("telemetry.otlp.sample_ratio", "1.0"),
+    ] {
+        assert_eq!(setting(&[], name).as_deref(), Some(expected), "{name}");
+    }
+    for name in ["http.metrics_addr", "per_second.store", "grpc.tls", "grpc.uds", "redis.connect_timeout"] {
+        assert_eq!(setting(&[], name), None, "{name}");
+    }
+    assert_eq!(read(&[]).unwrap().without_effect(), []);
+}
+
+#[test]
+fn addresses_are_put_together() {
+    let http = |variables: &[(&str, &str)]| setting(variables, "http.addr").unwrap();
+    assert_eq!(http(&[("HOST", "::"), ("PORT", "1")]), "[::]:1");
+    assert_eq!(http(&[("HOST", "127.0.0.1")]), "127.0.0.1:8080");
+    assert_eq!(http(&[("HOST", "")]), "0.0.0.0:8080");
+    let metrics =
+        |addr| setting(&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", addr)], "http.metrics_addr").unwrap();
+    let any = if std::net::UdpSocket::bind("[::]:0").is_ok() { "[::]" } else { "0.0.0.0" };
+    assert_eq!((metrics(":19001"), metrics("10.0.0.1:2")), (format!("{any}:19001"), "10.0.0.1:2".into()));
+    let tls = [("GRPC_SERVER_USE_TLS", "1"), ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt")];
+    assert_eq!(setting(&tls, "grpc.tls.cert_file").as_deref(), Some("/certs/tls.crt"));
+    assert_eq!(setting(&tls[1..], "grpc.tls"), None);
+    let traces = [("TRACING_EXPORTER_PROTOCOL", "grpc"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://otel:4317")];
+    assert_eq!(setting(&traces, "telemetry.otlp.endpoint").as_deref(), Some("http://otel:4317"));
+    assert_eq!(setting(&traces[..1], "telemetry.otlp.endpoint").as_deref(), Some("http://localhost:4317"));
+}
+
+#[test]
+fn what_is_shown_has_the_peers_names() {
+    for (variable, value, name, expected) in [
+        ("LOG_FORMAT", "json", "telemetry.log.format", "logstash"),
+        ("LOG_FORMAT", "xml", "telemetry.log.format", "text"),
+        ("PROMETHEUS_MAPPER_YAML", "/a.yaml", "telemetry.prometheus.mapping_file", "/a.yaml"),
+        ("PROMETHEUS_RESPONSE_TIME_AS_MILLISECONDS", "true", "telemetry.prometheus.milliseconds", "true"),
+    ] {
+        assert_eq!(setting(&[(variable, value)], name).as_deref(), Some(expected), "{variable}");
+    }
+    assert_eq!(setting(&[], "telemetry.prometheus.mapping_file"), None);
+}
+
+/// As Envoy Gateway sets it, and everything else that there is.
+#[test]
+fn rules_come_by_xds() {
+    let mut variables = vec![
+        ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
+        ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
+        ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt"),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", "/certs/tls.key"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", "/certs/ca.crt"),
+        ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
+    ];
+    for (name, expected) in [
+        ("server", Some("https://envoy-gateway:18001")),
+        ("node_id", Some("envoy-ratelimit")),
+        ("node_metadata", Some("[]")),
+        ("tls.cert_file", Some("/certs/tls.crt")),
+        ("tls.key_file", Some("/certs/tls.key")),
+        ("tls.ca_file", Some("/certs/ca.crt")),
+        ("tls.server_name", None),
+        ("start_without_rules", Some("true")),
+        ("retry_min", None),
+        ("max_message_bytes", None),
+    ] {
+        assert_eq!(setting(&variables, &format!("rules.xds.{name}")).as_deref(), expected, "{name}");
+    }
+    assert_eq!(setting(&variables, "rules.dir"), None);
+    variables.extend([
+        ("CONFIG_GRPC_XDS_NODE_METADATA", "zone=a, owner=b=c"),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "authorization:Bearer x,other: y"),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "gateway"),
+        ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "45s"),
+        ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "1000"),
+    ]);
+    for (name, expected) in [
+        ("node_metadata", r#"["zone=a", "owner=b=c"]"#),
+        ("headers", r#"["authorization=Bearer x", "other=y"]"#),
+        ("tls.server_name", "gateway"),
+        ("retry_min", "45s"),
+        ("retry_max", "1m"),
+        ("max_message_bytes", "1000"),
+    ] {
+        assert_eq!(setting(&variables, &format!("rules.xds.{name}")).as_deref(), Some(expected), "{name}");
+    }
+    let plain = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", "/certs/tls.crt")];
+    assert_eq!(setting(&plain, "rules.xds.server").as_deref(), Some("http://localhost:18000"));
+    assert_eq!(setting(&plain, "rules.xds.node_id").as_deref(), Some("default"));
+    assert_eq!(setting(&plain, "rules.xds.tls"), None);
+    let error = read(&[plain[0], ("CONFIG_GRPC_XDS_NODE_METADATA", "zone")]).unwrap_err().to_string();
+    assert!(error.contains("name=value"), "{error}");
+}
+
+#[test]
+fn redis_has_one_address() {
+    for (variables, expected) in [
+        (&[("REDIS_URL", "redis:6379")][..], "redis://redis:6379"),
+        (&[("REDIS_URL", "redis:6379"), ("REDIS_TLS", "true")], "rediss://redis:6379"),
+        (&[("REDIS_URL", "redis:6379"), ("REDIS_AUTH", "p@:/")], "redis://p%40:%2F@redis:6379"),
+        (&[("REDIS_URL", "redis:6379"), ("REDIS_AUTH", "p@/")], "redis://:p%40%2F@redis:6379"),
+        (&[("REDIS_URL", "redis://u:p@redis:6379/3")], "redis://u:p@redis:6379/3"),
+        (&[("REDIS_URL", "redis://u:p@redis:6379"), ("REDIS_AUTH", "q")], "redis://:q@redis:6379"),
+        (&[("REDIS_URL", "rediss://redis")], "rediss://redis"),
+        (&[("REDIS_URL", "a:1,b:2"), ("REDIS_TYPE", "CLUSTER")], "redis+cluster://a:1,b:2"),
+        (
+            &[("REDIS_URL", "main,a:1,b:2"), ("REDIS_TYPE", "Sentinel"), ("REDIS_TLS", "t")],
+            "rediss+sentinel://a:1,b:2/main",
+        ),
+    ] {
+        let variables = [&[("REDIS_SOCKET_TYPE", "tcp")], variables].concat();
+        assert_eq!(setting(&variables, "store").as_deref(), Some(expected));
+    }
+    let unix = [("REDIS_URL", "/run/r.sock"), ("REDIS_AUTH", "u:p")];
+    assert_eq!(setting(&unix, "store").as_deref(), Some("redis+unix:///run/r.sock?pass=p&user=u"));
+    let second = [
+        ("REDIS_PERSECOND", "true"),
+        ("REDIS_PERSECOND_URL", "b:2"),
+        ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
+        ("REDIS_PERSECOND_TIMEOUT", "1.5s"),
+        ("REDIS_PERSECOND_SENTINEL_AUTH", "u:p"),
+        ("CACHE_KEY_PREFIX", "mine:"),
+        ("EXPIRATION_JITTER_MAX_SECONDS", "7"),
+    ];
+    for (name, expected) in [
+        ("per_second.store", "redis://b:2"),
+        ("per_second.redis.connect_timeout", "1s 500ms"),
+        ("per_second.redis.sentinel.username", "u"),
+        ("per_second.redis.sentinel.password", "p"),
+        ("per_second.redis.key_prefix", "mine:"),
+        ("per_second.redis.expiry_jitter", "7s"),
+        ("redis.key_prefix", "mine:"),
+    ] {
+        assert_eq!(setting(&second, name).as_deref(), Some(expected), "{name}");
+    }
+}
+
+#[test]
+fn statsd_is_told_unless_another_is() {
+    let of = |variables: &[(&str, &str)], name: &str| setting(variables, &format!("telemetry.statsd.{name}"));
+    assert_eq!(of(&[], "addr").as_deref(), Some("localhost:8125"));
+    for (name, value) in [("USE_STATSD", "false"), ("USE_PROMETHEUS", "true"), ("DISABLE_STATS", "true")] {
+        assert_eq!(of(&[(name, value)], "addr"), None, "{name}");
+    }
+    let dog = [
+        ("USE_DOG_STATSD", "true"),
+        ("USE_STATSD", "false"),
+        ("STATSD_HOST", "dog"),
+        ("EXTRA_TAGS", "a:b, c:d"),
+        ("STATS_FLUSH_INTERVAL", "1m"),
+        ("USE_DOG_STATSD_MOGRIFIERS", "ALL"),
+        ("DOG_STATSD_MOGRIFIER_ALL_PATTERN", "^(.*)$"),
+        ("DOG_STATSD_MOGRIFIER_ALL_NAME", "x"),
+        ("DOG_STATSD_MOGRIFIER_ALL_TAGS", "name:$1"),
+    ];
+    for (name, expected) in [
+        ("addr", "dog:8125"),
+        ("protocol", "udp"),
+        ("tags", r#"["a:b", "c:d"]"#),
+        ("interval", "1m"),
+        ("name_mappings", r#"[{ name = "x", pattern = "^(.*)$", tags = ["name:$1"] }]"#),
+    ] {
+        assert_eq!(of(&dog, name).as_deref(), Some(expected));
+    }
+    assert!(read(&dog[..6]).unwrap_err().to_string().contains("wants DOG_STATSD_MOGRIFIER_ALL_PATTERN"));
+}
+
+#[test]
+fn what_does_nothing_is_named_and_what_nobody_knows_is_not() {
+    let peer = read(&[("REDIS_POOL_SIZE", "20"), ("MEMCACHE_SRV", ""), ("GRPC_SERVER_TLS_CA_CERT", "x")]).unwrap();
+    let names: Vec<_> = peer.without_effect().iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, ["REDIS_POOL_SIZE"]);
+}
+
+#[test]
+fn what_cannot_be_read_says_which() {
+    for (name, value, expected) in [
+        ("PORT", "http", "is no port"),
+        ("GRPC_PORT", "70000", "is no port"),
+        ("USE_PROMETHEUS", "yes", "is neither true nor false"),
+        ("SHADOW_MODE", "yes", "is neither true nor false"),
+        ("LOG_LEVEL", "loud", "is no level"),
+        ("GRPC_MAX_CONNECTION_AGE", "1 day", "is no time like 10s"),
+        ("NEAR_LIMIT_RATIO", "most", "is no number"),
+        ("CONFIG_TYPE", "file", "is neither FILE nor"),
+        ("BACKEND_TYPE", "memcache", "in Redis or in memory"),
+        ("BACKEND_TYPE", "disk", "is not redis"),
+        ("REDIS_TYPE", "ring", "is none of single"),
+        ("REDIS_URL", "http://x", "is neither host:port"),
+        ("TRACING_EXPORTER_PROTOCOL", "udp", "is neither http nor grpc"),
+    ] {
+        let error = read(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(expected) && error.starts_with(name), "{error}");
+    }
+    let sentinel = [("REDIS_TYPE", "sentinel"), ("REDIS_URL", "main")];
+    assert!(read(&sentinel).unwrap_err().to_string().contains("master,host:port"));
+}
+
+#[test]
+fn times_are_read_as_go_does() {
+    let millis = |text| values::duration(text).map(|time| time.as_millis());
+    for (text, expected) in
+        [("0", 0), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5s", 1_500), (".5m", 30_000), ("2ms", 2)]
+    {
+        assert_eq!(millis(text), Ok(expected), "{text}");
+    }
+    for text in ["", "10", "s", "1d", "1s2", "-1s", "1..5s", "1e9999h"] {
+        assert!(millis(text).is_err(), "{text}");
+    }
+    assert_eq!(values::age("0"), values::age("876000h"));
+}

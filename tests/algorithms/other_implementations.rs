@@ -1,0 +1,54 @@
+//! The GCRA family beside governor, which keeps the same instant in nanoseconds.
+
+use std::{num::NonZeroU32, time::Duration};
+
+use governor::{Quota as GovernorQuota, RateLimiter, clock::FakeRelativeClock};
+use proptest::prelude::*;
+use sluicegate::algorithm::{
+    Action, Algorithm, MaxHits, Micros, Operation, State, gcra::Gcra, token_bucket::TokenBucket,
+};
+
+const START: u64 = 1_763_672_400_000_000;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Paces that are whole nanoseconds, since governor has no smaller unit: 8 a second are 125 ms apart.
+    #[test]
+    fn governor_gives_the_same_answers(
+        requests in prop::sample::select(vec![1_u32, 2, 5, 8, 10, 16, 1_000]),
+        burst in 1_u32..12,
+        hits in prop::collection::vec((1_u32..5, prop_oneof![Just(0_u64), Just(125_000), 0_u64..2_000_000]), 1..40),
+    ) {
+        let second = Micros::from_secs(1);
+        let ours: [Algorithm; 2] = [
+            Gcra::new(requests, second, MaxHits::hard(burst.into()), false).unwrap().into(),
+            TokenBucket::new(requests, second, MaxHits::hard(burst.into()), false).unwrap().into(),
+        ];
+        let mut states = [State::default(), State::default()];
+        let number = |number: u32| NonZeroU32::new(number).unwrap();
+        let clock = FakeRelativeClock::default();
+        let quota = GovernorQuota::with_period(Duration::from_secs(1) / requests).unwrap().allow_burst(number(burst));
+        let theirs = RateLimiter::direct_with_clock(quota, clock.clone());
+        let mut now = START;
+        for (cost, later) in hits {
+            now += later;
+            clock.advance(Duration::from_micros(later));
+            // Inside: conforms or not. Outside: more than the burst never does.
+            let expected = theirs.check_n(number(cost));
+            for (algorithm, state) in ours.iter().zip(&mut states) {
+                let decision = algorithm.apply(state, Operation { action: Action::Take, cost: cost.into(), now: Micros::new(now) });
+                let wait = decision.retry_after.map(|wait| Duration::from_micros(wait.get()));
+                match &expected {
+                    Ok(Ok(())) => prop_assert!(decision.allowed),
+                    Ok(Err(not_until)) => {
+                        prop_assert!(!decision.allowed);
+                        let theirs = not_until.wait_time_from(governor::clock::Clock::now(&clock));
+                        prop_assert_eq!(wait, Some(theirs));
+                    }
+                    Err(_) => prop_assert_eq!((decision.allowed, wait), (false, None)),
+                }
+            }
+        }
+    }
+}

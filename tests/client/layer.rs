@@ -1,0 +1,181 @@
+//! The client's tower layer around real services, against the real limiter.
+
+use std::time::{Duration, Instant};
+
+use axum::{Extension, Router, body::Body, routing::get};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use prost::Message;
+use sluicegate_client::{
+    Client, OnError, descriptor,
+    layer::{Cost, LimitedBody, RateLimitLayer, Reservation},
+};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::support::{DEADLINE, Server, rules, until_async};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: few
+  rate_limit: {unit: hour, requests_per_unit: 2, name: 'the \"few\"'}
+- key: paced
+  rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, burst: 1, queue: 5}
+- key: tokens
+  rate_limit: {unit: year, requests_per_unit: 1000, name: tokens}
+";
+
+fn start() -> Server {
+    let folder = rules(&[("d.yaml", RULES)]);
+    Server::start(folder.path(), "memory")
+}
+
+fn client(server: &Server) -> Client {
+    let client = Client::builder(format!("http://{}", server.grpc)).domain("d").deadline(DEADLINE);
+    client.deny_cache(0).connect_lazy().unwrap()
+}
+
+/// Requests count as what they say: `few=alice`.
+fn layer(
+    client: Client,
+) -> RateLimitLayer<impl Fn(&http::request::Parts) -> Vec<sluicegate_client::Descriptor<'static>> + Send + Sync + 'static>
+{
+    RateLimitLayer::new(client, |request: &http::request::Parts| {
+        let text = request.headers.get("x-counts-as").map(|text| text.to_str().unwrap().to_owned());
+        let entry = text.as_deref().and_then(|text| text.split_once('='));
+        entry.map(|(key, value)| descriptor! { key.to_owned() => value.to_owned() }).into_iter().collect()
+    })
+}
+
+async fn ask<S, R>(service: &mut S, counts_as: &str, kind: &str) -> Response<LimitedBody<R>>
+where
+    S: Service<Request<Body>, Response = Response<LimitedBody<R>>>,
+    S::Error: std::fmt::Debug,
+{
+    let request = Request::builder().uri("/").header("x-counts-as", counts_as).header("content-type", kind);
+    std::future::poll_fn(|context| service.poll_ready(context)).await.unwrap();
+    service.call(request.body(Body::empty()).unwrap()).await.unwrap()
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> &'h str {
+    headers.get(name).unwrap_or_else(|| panic!("{name} in {headers:?}")).to_str().unwrap()
+}
+
+async fn body(response: Response<LimitedBody<Body>>) -> String {
+    String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+#[tokio::test]
+async fn a_refused_request_says_what_to_do() {
+    let server = start();
+    let mut service = layer(client(&server)).layer(Router::new().route("/", get(async || "served")));
+    for left in ["1", "0"] {
+        let response = ask(&mut service, "few=alice", "").await;
+        assert_eq!(response.status(), StatusCode::OK);
+        assert_eq!(text(response.headers(), "ratelimit-policy"), r#""the \"few\"";q=2;w=3600"#);
+        assert!(text(response.headers(), "ratelimit").starts_with(&format!(r#""the \"few\"";r={left};t="#)));
+        assert_eq!(body(response).await, "served");
+    }
+    let response = ask(&mut service, "few=alice", "").await;
+    assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(text(response.headers(), "content-type"), "application/problem+json");
+    let wait: u64 = text(response.headers(), "retry-after").parse().unwrap();
+    assert!((1..=3_600).contains(&wait), "{wait}");
+    assert!(text(response.headers(), "ratelimit").contains(&format!("r=0;t={wait}")));
+    let problem: serde_json::Value = serde_json::from_str(&body(response).await).unwrap();
+    assert_eq!((&problem["status"], &problem["violated-policies"][0]), (&429.into(), &"the \"few\"".into()));
+    assert!(problem["type"].as_str().unwrap().ends_with("#quota-exceeded"), "{problem}");
+    assert_eq!(problem["detail"], format!("Come back in {wait} s."));
+    // Others, and those that count as nothing, are served.
+    assert_eq!(ask(&mut service, "few=bob", "").await.status(), StatusCode::OK);
+    let free = ask(&mut service, "nothing", "").await;
+    assert_eq!((free.status(), free.headers().get("ratelimit")), (StatusCode::OK, None));
+}
+
+#[derive(Message)]
+struct RpcStatus {
+    #[prost(int32, tag = "1")]
+    code: i32,
+    #[prost(message, repeated, tag = "3")]
+    details: Vec<prost_types::Any>,
+}
+
+#[derive(Message)]
+struct RetryInfo {
+    #[prost(message, optional, tag = "1")]
+    retry_delay: Option<prost_types::Duration>,
+}
+
+#[tokio::test]
+async fn a_refused_call_says_it_in_grpc() {
+    let server = start();
+    let mut service = layer(client(&server)).layer(Router::new().route("/", get(async || "served")));
+    for _ in 0..2 {
+        assert_eq!(ask(&mut service, "few=alice", "application/grpc").await.headers().get("grpc-status"), None);
+    }
+    let response = ask(&mut service, "few=alice", "application/grpc+proto").await;
+    assert_eq!(response.status(), StatusCode::OK);
+    let status = tonic::Status::from_header_map(response.headers()).unwrap();
+    assert_eq!((status.code(), status.message()), (tonic::Code::ResourceExhausted, "too many requests"));
+    let details = RpcStatus::decode(status.details()).unwrap();
+    let [info] = details.details.as_slice() else { panic!("{details:?}") };
+    assert_eq!((details.code, info.type_url.as_str()), (8, "type.googleapis.com/google.rpc.RetryInfo"));
+    let delay = RetryInfo::decode(&*info.value).unwrap().retry_delay.unwrap();
+    assert!((0..3_600).contains(&delay.seconds), "{delay:?}");
+}
+
+#[tokio::test]
+async fn a_shaped_request_waits_for_its_turn() {
+    let server = start();
+    let router = Router::new().route("/", get(async || "served"));
+    let mut service = layer(client(&server)).layer(router.clone());
+    let began = Instant::now();
+    for _ in 0..3 {
+        assert_eq!(ask(&mut service, "paced=alice", "").await.status(), StatusCode::OK);
+    }
+    assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
+    // No longer than the bound.
+    let mut impatient = layer(client(&server)).longest_delay(Duration::ZERO).headers(false).layer(router);
+    let began = Instant::now();
+    for _ in 0..4 {
+        let response = ask(&mut impatient, "paced=bob", "").await;
+        assert_eq!((response.status(), response.headers().get("ratelimit")), (StatusCode::OK, None));
+    }
+    assert!(began.elapsed() < Duration::from_millis(300), "three times 100 ms were not waited for");
+}
+
+#[tokio::test]
+async fn a_cost_that_is_known_later_is_settled() {
+    let server = start();
+    let limiter = client(&server);
+    let left = async || limiter.check([descriptor! { "tokens" => "alice" }.hits(0)]).await.remaining().unwrap();
+    let told = Router::new().route("/", get(async || (Extension(Cost(130)), "served")));
+    let mut service = layer(client(&server)).hits(100).layer(told);
+    ask(&mut service, "tokens=alice", "").await;
+    until_async("30 more to be taken", async || (left().await == 870).then_some(())).await;
+    let held = Router::new().route(
+        "/",
+        get(async |Extension(reservation): Extension<Reservation>| {
+            assert_eq!(reservation.hits(), 100);
+            tokio::spawn(reservation.settle(1));
+        }),
+    );
+    let mut service = layer(client(&server)).hits(100).layer(held);
+    ask(&mut service, "tokens=alice", "").await;
+    until_async("99 to be given back", async || (left().await == 869).then_some(())).await;
+}
+
+#[tokio::test]
+async fn without_the_limiter_requests_pass_or_get_503() {
+    let router = Router::new().route("/", get(async || "served"));
+    let nobody = || Client::builder("http://127.0.0.1:1").domain("d");
+    let mut open = layer(nobody().connect_lazy().unwrap()).layer(router.clone());
+    assert_eq!(ask(&mut open, "few=alice", "").await.status(), StatusCode::OK);
+    let closed = nobody().on_error(OnError::Deny).connect_lazy().unwrap();
+    let mut closed = layer(closed).layer(router);
+    let response = ask(&mut closed, "few=alice", "").await;
+    assert_eq!((response.status(), text(response.headers(), "retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
+    let call = ask(&mut closed, "few=alice", "application/grpc").await;
+    assert_eq!(tonic::Status::from_header_map(call.headers()).unwrap().code(), tonic::Code::Unavailable);
+}

@@ -1,0 +1,446 @@
+//! The client crate against real servers: what a verdict says, and what is known without asking.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use opentelemetry::metrics::MeterProvider;
+use prost_types::Timestamp;
+
+use sluicegate_client::{Builder, Client, DecidedBy, Descriptor, Failure, descriptor};
+use sluicegate_proto::{
+    envoy::service::ratelimit::v3::{
+        RateLimitRequest, RateLimitResponse,
+        rate_limit_response::{Code, DescriptorStatus, Quota, quota::ExpirationSpecifier},
+        rate_limit_service_server::{RateLimitService, RateLimitServiceServer},
+    },
+    sluicegate::v1::{
+        self,
+        decision_service_server::{DecisionService, DecisionServiceServer},
+    },
+};
+use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
+use tokio_stream::{StreamExt, wrappers::TcpListenerStream};
+use tonic::{Request, Response, Status};
+
+use crate::support::{DEADLINE, Server, rules, until_async};
+
+pub(super) const RULES: &str = "
+domain: d
+descriptors:
+- key: few
+  rate_limit: {unit: year, requests_per_unit: 3, name: few}
+- key: many
+  rate_limit: {unit: year, requests_per_unit: 1000000}
+- key: brief
+  rate_limit: {unit: second, requests_per_unit: 2, algorithm: gcra, burst: 1}
+";
+
+pub(super) fn start() -> Server {
+    let folder = rules(&[("d.yaml", RULES)]);
+    Server::start(folder.path(), "memory")
+}
+
+/// With a deadline that no test meets by chance.
+pub(super) fn client(server: &Server) -> Builder {
+    Client::builder(format!("http://{}", server.grpc)).domain("d").deadline(DEADLINE)
+}
+
+pub(super) fn few(user: &str) -> Descriptor<'_> {
+    descriptor! { "few" => user }
+}
+
+/// Envoy's protocol and no other, as others have it. It allows two of each descriptor.
+#[derive(Clone, Default)]
+struct Plain {
+    calls: Arc<AtomicUsize>,
+    streams: Arc<AtomicUsize>,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Plain {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        if request.metadata().get("authorization").is_none_or(|token| token != "Bearer open sesame") {
+            return Err(Status::unauthenticated("who are you?"));
+        }
+        let request = request.into_inner();
+        if request.domain == "broken" {
+            return Err(Status::internal("broken"));
+        }
+        let calls = self.calls.fetch_add(1, Relaxed);
+        let code = if calls < 2 { Code::Ok } else { Code::OverLimit };
+        let duration_until_reset = Some(prost_types::Duration { seconds: 100, nanos: 0 });
+        let status = DescriptorStatus { code: code.into(), duration_until_reset, ..DescriptorStatus::default() };
+        let statuses = vec![status; request.descriptors.len()];
+        Ok(Response::new(RateLimitResponse { overall_code: code.into(), statuses, ..RateLimitResponse::default() }))
+    }
+}
+
+/// It says itself that it has no streams, and counts who asks.
+#[tonic::async_trait]
+impl DecisionService for Plain {
+    type StreamStream = tokio_stream::Empty<Result<v1::ResponseFrame, Status>>;
+
+    async fn stream(
+        &self,
+        _: Request<tonic::Streaming<v1::CheckFrame>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        self.streams.fetch_add(1, Relaxed);
+        Err(Status::unimplemented("no streams"))
+    }
+
+    async fn batch(&self, _: Request<v1::CheckFrame>) -> Result<Response<v1::ResponseFrame>, Status> {
+        Err(Status::unimplemented("no batches"))
+    }
+}
+
+async fn plain() -> (Plain, String) {
+    let (plain, listener) = (Plain::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let service = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(plain.clone()));
+    let service = service.add_service(DecisionServiceServer::new(plain.clone()));
+    tokio::spawn(service.serve_with_incoming(TcpListenerStream::new(listener)));
+    (plain, url)
+}
+
+#[tokio::test]
+async fn a_verdict_says_all_that_the_service_does() {
+    let server = start();
+    for coalesce in [true, false] {
+        let limiter = client(&server).coalesce(coalesce).deny_cache(0).connect_lazy().unwrap();
+        let user = format!("alice{coalesce}");
+        let first = limiter.check([few(&user), descriptor! { "many" => &*user }.hits(5)]).hits(2).await;
+        assert_eq!(
+            (first.allowed(), first.decided_by(), first.remaining()),
+            (true, DecidedBy::Server, Some(1)),
+            "{first:?}"
+        );
+        assert_eq!(first.statuses()[1].remaining, 999_995);
+        let limit = first.tightest().unwrap().limit.clone().unwrap();
+        let year = Duration::from_secs(365 * 86_400);
+        assert_eq!((limit.requests_per_unit, limit.window, limit.name.as_deref()), (3, year, Some("few")));
+        let second = limiter.check([few(&user)]).hits(2).await;
+        assert!(!second.allowed() && second.retry_after().unwrap() > Duration::from_secs(1), "{second:?}");
+        assert_eq!(second.failure(), None);
+        let wait = limiter.check([descriptor! { "brief" => &*user }]).await.allowed().then_some(());
+        assert_eq!(wait, Some(()));
+        let wait = limiter.check([descriptor! { "brief" => &*user }]).await.retry_after().unwrap();
+        assert!(wait <= Duration::from_secs(1), "{wait:?}");
+        assert_eq!(wait.subsec_micros() != 0, coalesce, "exact on a stream, in seconds without: {wait:?}");
+        let refused = limiter.check([]).strict().await.unwrap_err();
+        let Failure::Service { code, message } = refused else { panic!("{refused:?}") };
+        assert_eq!(
+            (code, message.as_str()),
+            (tonic::Code::InvalidArgument, "rate limit descriptor list must not be empty")
+        );
+    }
+}
+
+#[tokio::test]
+async fn any_service_with_envoys_protocol_will_do() {
+    let (plain, url) = plain().await;
+    let builder = || Client::builder(&url).domain("d").deadline(DEADLINE);
+    let stranger = builder().connect_lazy().unwrap().check([few("x")]).strict().await.unwrap_err();
+    assert!(matches!(stranger, Failure::Service { code: tonic::Code::Unauthenticated, .. }), "{stranger}");
+    let limiter = builder().bearer_token("open sesame").connect_lazy().unwrap();
+    // All at once, before anybody knows that there is no stream: each is asked once.
+    let mut checks = JoinSet::new();
+    for number in 0..50 {
+        let limiter = limiter.clone();
+        checks.spawn(async move { limiter.check([few(&number.to_string())]).strict().await.unwrap() });
+    }
+    let verdicts = checks.join_all().await;
+    assert_eq!((plain.calls.load(Relaxed), verdicts.iter().filter(|verdict| verdict.allowed()).count()), (50, 2));
+    limiter.check([few("x")]).strict().await.unwrap();
+    assert_eq!(plain.streams.load(Relaxed), 2, "found out once by each client");
+    let broken = limiter.check([few("x")]).domain("broken").await;
+    assert!(broken.allowed() && broken.decided_by() == DecidedBy::Fallback, "{broken:?}");
+    assert!(matches!(broken.failure(), Some(Failure::Service { code: tonic::Code::Internal, .. })), "{broken:?}");
+}
+
+#[tokio::test]
+async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let asked = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+    assert!(limiter.check([few("alice")]).hits(3).await.allowed());
+    let by: Vec<_> = [
+        limiter.check([few("alice")]).await,
+        limiter.check([few("alice")]).await,
+        limiter.check([few("alice")]).hits(2).await,
+    ]
+    .iter()
+    .map(|verdict| (verdict.allowed(), verdict.decided_by()))
+    .collect();
+    assert_eq!(by, [(false, DecidedBy::Server), (false, DecidedBy::DenyCache), (false, DecidedBy::DenyCache)]);
+    assert_eq!(asked(), 2.0);
+    limiter.check([few("alice").hits(2).refund()]).await;
+    assert!(limiter.check([few("alice")]).await.allowed());
+    let forgetful = client(&server).deny_cache(0).connect_lazy().unwrap();
+    for _ in 0..2 {
+        assert_eq!(forgetful.check([few("alice")]).hits(9).await.decided_by(), DecidedBy::Server);
+    }
+    // It ends when it was said to end, and not before.
+    let brief = || limiter.check([descriptor! { "brief" => "x" }]);
+    assert!(brief().await.allowed());
+    let refused = brief().await;
+    let (wait, began) = (refused.retry_after().unwrap(), Instant::now());
+    until_async("the refusal to end", async || brief().await.allowed().then_some(())).await;
+    assert!(began.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", began.elapsed());
+}
+
+/// Who answered, in the gateway's own metrics.
+#[tokio::test]
+async fn checks_are_counted_by_who_answered() {
+    let server = start();
+    let registry = prometheus::Registry::new();
+    let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().unwrap();
+    let provider = opentelemetry_sdk::metrics::SdkMeterProvider::builder().with_reader(exporter).build();
+    let limiter = client(&server).meter(provider.meter("gateway")).connect_lazy().unwrap();
+    for _ in 0..6 {
+        limiter.check([few("alice")]).await;
+    }
+    limiter.check([]).await;
+    let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+    let count = |name: &str, allowed: &str, by: &str| {
+        let (allowed, by) = (format!("allowed=\"{allowed}\""), format!("by=\"{by}\""));
+        let is_it = |line: &&str| line.starts_with(name) && line.contains(&allowed) && line.contains(&by);
+        page.lines().find(is_it).and_then(|line| line.split(' ').next_back()?.parse::<f64>().ok())
+    };
+    for (allowed, by, times) in
+        [("true", "server", 3.0), ("false", "server", 1.0), ("false", "deny_cache", 2.0), ("true", "fallback", 1.0)]
+    {
+        assert_eq!(count("sluicegate_client_checks", allowed, by), Some(times), "{allowed} {by}: {page}");
+    }
+    let timed = page.lines().find(|line| line.starts_with("sluicegate_client_duration_seconds_count"));
+    assert!(timed.is_some(), "{page}");
+    assert!(!page.contains("duration_seconds_count{by=\"deny_cache\""), "{page}");
+}
+
+/// Grants ten hits with every answer, in either protocol, and remembers what it is asked.
+#[derive(Clone, Default)]
+struct Granting {
+    asked: Arc<Mutex<Vec<RateLimitRequest>>>,
+    /// What it says of their life: in the metadata, and on the wall's clock from now.
+    lives: Option<&'static str>,
+    valid_for: Option<i64>,
+}
+
+impl Granting {
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+}
+
+#[tonic::async_trait]
+impl RateLimitService for Granting {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        self.asked.lock().unwrap().push(request.into_inner());
+        #[allow(clippy::disallowed_methods, reason = "the quota's end is a time of the wall's clock")]
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs().cast_signed();
+        let until = |seconds| ExpirationSpecifier::ValidUntil(Timestamp { seconds: now + seconds, nanos: 0 });
+        let quota = Quota { requests: 10, expiration_specifier: self.valid_for.map(until), id: "1".into() };
+        let status = DescriptorStatus { code: Code::Ok.into(), quota: Some(quota), ..DescriptorStatus::default() };
+        let statuses = vec![status];
+        let answer = RateLimitResponse { overall_code: Code::Ok.into(), statuses, ..RateLimitResponse::default() };
+        let mut response = Response::new(answer);
+        if let Some(lives) = self.lives {
+            response.metadata_mut().insert("sluicegate-grant-life-us", lives.parse().unwrap());
+        }
+        Ok(response)
+    }
+}
+
+#[tonic::async_trait]
+impl DecisionService for Granting {
+    type StreamStream = Pin<Box<dyn tokio_stream::Stream<Item = Result<v1::ResponseFrame, Status>> + Send>>;
+
+    async fn stream(
+        &self,
+        frames: Request<tonic::Streaming<v1::CheckFrame>>,
+    ) -> Result<Response<Self::StreamStream>, Status> {
+        let asked = Arc::clone(&self.asked);
+        let answers = frames.into_inner().map(move |frame| {
+            let answers = frame?.checks.into_iter().map(|check| {
+                asked.lock().unwrap().push(check.request.unwrap());
+                let grant = Some(v1::Grant { hits: 10, ttl_us: 60_000_000, id: "1".into() });
+                let statuses = vec![v1::Status { allowed: true, grant, ..v1::Status::default() }];
+                let verdict = v1::Verdict { allowed: true, statuses, ..v1::Verdict::default() };
+                v1::CheckResponse { id: check.id, outcome: Some(v1::check_response::Outcome::Verdict(verdict)) }
+            });
+            Ok(v1::ResponseFrame { responses: answers.collect() })
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn batch(&self, _: Request<v1::CheckFrame>) -> Result<Response<v1::ResponseFrame>, Status> {
+        Err(Status::unimplemented("batch"))
+    }
+}
+
+/// With streams, or without.
+async fn granting(granting: Granting, streams: bool) -> (Granting, Client) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let mut services = tonic::service::Routes::new(RateLimitServiceServer::new(granting.clone()));
+    if streams {
+        services = services.add_service(DecisionServiceServer::new(granting.clone()));
+    }
+    let server = tonic::transport::Server::builder().add_routes(services);
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    (granting, Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap())
+}
+
+#[tokio::test]
+async fn what_was_granted_is_spent_without_asking_and_no_further() {
+    let relative = Granting { lives: Some("60000000"), ..Granting::default() };
+    let dated = Granting { valid_for: Some(60), ..Granting::default() };
+    for (service, streams) in [(Granting::default(), true), (relative, false), (dated, false)] {
+        let (service, limiter) = granting(service, streams).await;
+        let check = async |hits| limiter.check([few("alice")]).hits(hits).strict().await.unwrap();
+        assert_eq!(check(1).await.decided_by(), DecidedBy::Server);
+        for left in [7, 4, 1] {
+            let verdict = check(3).await;
+            assert_eq!(
+                (verdict.decided_by(), verdict.allowed(), verdict.statuses()[0].remaining),
+                (DecidedBy::Grant, true, left)
+            );
+        }
+        assert_eq!((service.asked(), check(3).await.decided_by(), service.asked()), (1, DecidedBy::Server, 2));
+        limiter.return_grants().await;
+        let asked = service.asked.lock().unwrap().clone();
+        let back = asked.iter().map(|asked| &asked.descriptors[0]).filter(|one| one.is_negative_hits);
+        assert_eq!(back.filter_map(|one| one.hits_addend).collect::<Vec<_>>(), [1, 10], "of the first and the second");
+        limiter.return_grants().await;
+        assert_eq!(check(1).await.decided_by(), DecidedBy::Server, "nothing is left of what was given back");
+    }
+    // Its end is near, unknown, or over: nobody relies on it.
+    for (lives, valid_for) in
+        [(None, None), (None, Some(1)), (None, Some(-5)), (Some(""), Some(60)), (Some("x"), Some(60))]
+    {
+        let (service, limiter) = granting(Granting { lives, valid_for, ..Granting::default() }, false).await;
+        for _ in 0..2 {
+            assert_eq!(limiter.check([few("alice")]).await.decided_by(), DecidedBy::Server, "{lives:?} {valid_for:?}");
+        }
+        assert_eq!(service.asked(), 2);
+    }
+}
+
+/// A thousand tasks, one client: limits are exact, and each has its own answer.
+#[tokio::test]
+async fn a_thousand_tasks_share_a_client() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let mut tasks = JoinSet::new();
+    for task in 0..1_000 {
+        let limiter = limiter.clone();
+        tasks.spawn(async move {
+            let user = format!("user{}", task % 100);
+            let mut allowed = 0;
+            for _ in 0..5 {
+                allowed += usize::from(limiter.check([few(&user)]).strict().await.unwrap().allowed());
+            }
+            allowed
+        });
+    }
+    assert_eq!(tasks.join_all().await.iter().sum::<usize>(), 300);
+}
+
+/// More than a frame can hold is several frames; more than can wait is turned away at once.
+#[tokio::test]
+async fn a_crowd_is_taken_in_parts() {
+    let server = start();
+    let limiter = client(&server).connect_lazy().unwrap();
+    let crowd = |size: usize| {
+        let mut tasks = JoinSet::new();
+        for task in 0..size {
+            let limiter = limiter.clone();
+            tasks.spawn(async move {
+                let name = format!("{task:0>900}");
+                limiter.check([descriptor! { "many" => name }]).within(Duration::from_secs(5)).strict().await
+            });
+        }
+        tasks
+    };
+    let verdicts = crowd(5_000).join_all().await;
+    assert!(verdicts.iter().all(Result::is_ok), "{:?}", verdicts.iter().find(|verdict| verdict.is_err()));
+    server.signal("STOP");
+    let mut crowd = crowd(17_000);
+    let first = crowd.join_next().await.unwrap().unwrap();
+    assert_eq!(first.unwrap_err(), Failure::Overloaded);
+    server.signal("CONT");
+    let verdicts = crowd.join_all().await;
+    let turned_away = verdicts.iter().filter(|verdict| **verdict == Err(Failure::Overloaded)).count();
+    assert!((100..=17_000 - 16_384).contains(&turned_away), "{turned_away}");
+}
+
+#[tokio::test]
+async fn a_check_can_have_less_time_and_not_more() {
+    let server = start();
+    server.signal("STOP");
+    let limiter = client(&server).deadline(Duration::from_millis(200)).connect_lazy().unwrap();
+    for (within, allowed) in [(50, 50), (10_000, 200)] {
+        let (began, within) = (Instant::now(), Duration::from_millis(within));
+        let failure = limiter.check([few("alice")]).within(within).strict().await.unwrap_err();
+        assert_eq!(failure, Failure::Deadline(Duration::from_millis(allowed)));
+        assert!(began.elapsed() >= Duration::from_millis(allowed) * 9 / 10 && began.elapsed() < Duration::from_secs(5));
+    }
+    server.signal("CONT");
+    let patient = client(&server).deadline(Duration::MAX).connect_lazy().unwrap();
+    assert!(patient.check([few("alice")]).strict().await.unwrap().allowed());
+}
+
+/// Takes its time for refunds, and refuses everything else.
+#[derive(Clone, Default)]
+struct SlowRefunds {
+    refund: Arc<Notify>,
+    seen: Arc<AtomicUsize>,
+}
+
+#[tonic::async_trait]
+impl RateLimitService for SlowRefunds {
+    async fn should_rate_limit(
+        &self,
+        request: Request<RateLimitRequest>,
+    ) -> Result<Response<RateLimitResponse>, Status> {
+        let is_refund = request.into_inner().descriptors[0].is_negative_hits;
+        if is_refund {
+            self.seen.fetch_add(1, Relaxed);
+            self.refund.notified().await;
+        }
+        let code = if is_refund { Code::Ok } else { Code::OverLimit };
+        let duration_until_reset = Some(prost_types::Duration { seconds: 100, nanos: 0 });
+        let status = DescriptorStatus { code: code.into(), duration_until_reset, ..DescriptorStatus::default() };
+        let statuses = vec![status];
+        Ok(Response::new(RateLimitResponse { overall_code: code.into(), statuses, ..RateLimitResponse::default() }))
+    }
+}
+
+/// A refusal that came between a refund and its answer may be from before it.
+#[tokio::test]
+async fn a_refusal_does_not_outlive_a_refund() {
+    let (service, listener) = (SlowRefunds::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service.clone()));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    let limiter = Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    let check = async || limiter.check([few("alice")]).await.decided_by();
+    let refunding = limiter.clone();
+    let refund = tokio::spawn(async move { refunding.check([few("alice").refund()]).await });
+    until_async("the refund to be on its way", async || (service.seen.load(Relaxed) == 1).then_some(())).await;
+    assert_eq!((check().await, check().await), (DecidedBy::Server, DecidedBy::DenyCache));
+    service.refund.notify_one();
+    assert!(refund.await.unwrap().allowed());
+    assert_eq!(check().await, DecidedBy::Server);
+}

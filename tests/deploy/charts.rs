@@ -1,0 +1,363 @@
+//! What is deployed to containers and clusters, as far as it can be had without any: the Helm chart, the manifests without
+//! Helm, and the compose files. Each thing is what its own tool takes, and what is started with it starts.
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    support::{
+        RedisServer, Server, ask,
+        envoy::Envoy,
+        repository,
+        server::{command, get},
+        tool,
+    },
+    wire::envoy::upstream,
+};
+
+/// As old as the chart's users may have it, and as new.
+const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
+const EVERYTHING: &str = r#"
+image: { repository: registry.example.com/sluicegate, tag: v1 }
+imagePullSecrets: [{ name: pull }]
+store: { existingSecret: redis }
+settings:
+  grpc: { max_connections: 100 }
+  redis: { timeout: 30ms }
+  telemetry: { log: { format: logstash } }
+rules: { files: { a.yaml: "domain: a\ndescriptors: []\n", b.yaml: "domain: b\n" } }
+tls: { existingSecret: certs }
+extraEnv: [{ name: SLUICEGATE__WORKERS, value: "2" }]
+extraVolumes: [{ name: x, emptyDir: {} }]
+extraVolumeMounts: [{ name: x, mountPath: /x }]
+autoscaling: { enabled: true }
+networkPolicy: { enabled: true, from: [{ namespaceSelector: { matchLabels: { gateway: "yes" } } }] }
+serviceMonitor: { enabled: true, labels: { release: prometheus } }
+serviceAccount: { annotations: { a: b } }
+service: { annotations: { a: b } }
+podAnnotations: { a: b }
+podLabels: { team: edge }
+nodeSelector: { disk: ssd }
+tolerations: [{ key: edge, operator: Exists }]
+affinity: { nodeAffinity: { preferredDuringSchedulingIgnoredDuringExecution: [] } }
+priorityClassName: high
+"#;
+const BY_XDS: &str = "settings: { rules: { xds: { server: 'http://127.0.0.1:1', start_without_rules: true } } }\n";
+
+/// All documents of a YAML file, as PyYAML reads them.
+fn documents(text: &str) -> Vec<Value> {
+    let script = "import json, sys, yaml; print(json.dumps([d for d in yaml.safe_load_all(sys.stdin) if d]))";
+    let mut python = Command::new(tool("python3"));
+    let mut python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    python.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let read = python.wait_with_output().unwrap();
+    assert!(read.status.success(), "{text}");
+    serde_json::from_slice(&read.stdout).unwrap()
+}
+
+fn helm(words: &[&str], values: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("values.yaml");
+    fs::write(&file, values).unwrap();
+    let told = Command::new(tool("helm"))
+        .args(words)
+        .arg(repository("deploy/helm/sluicegate"))
+        .args(["--kube-version", "1.33.0", "--values"])
+        .arg(&file)
+        .output()
+        .unwrap();
+    let text = String::from_utf8(told.stdout).unwrap();
+    assert!(told.status.success(), "{text}{}", String::from_utf8_lossy(&told.stderr));
+    text
+}
+
+/// A definition is one that Kubernetes knows, to the last word.
+fn validate(manifests: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    // What others have defined is not in it.
+    let others =
+        ["ServiceMonitor", "EnvoyFilter", "ExtensionService", "HTTPProxy"].map(|kind| format!("\nkind: {kind}\n"));
+    let known = manifests.split("\n---\n").filter(|text| !others.iter().any(|kind| text.contains(kind)));
+    let file = folder.path().join("all.yaml");
+    fs::write(&file, known.collect::<Vec<_>>().join("\n---\n")).unwrap();
+    for version in KUBERNETES {
+        let told = Command::new(tool("kubernetes-validate")).args(["--strict", "-k", version]).arg(&file).output();
+        let told = told.unwrap();
+        let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
+        assert!(told.status.success() && text.contains("passed"), "{version}: {text}");
+    }
+}
+
+/// Starts the container of the deployment as a process, with its files and its variables, and asks what its probes ask.
+async fn start(manifests: &str, redis: &RedisServer) -> Server {
+    let all = documents(manifests);
+    let of_kind = |kind: &str| all.iter().filter(|it| it["kind"] == kind).cloned().collect::<Vec<_>>();
+    let pod = of_kind("Deployment").remove(0)["spec"]["template"]["spec"].clone();
+    let container = &pod["containers"][0];
+    let folder = tempfile::tempdir().unwrap();
+    let place = |path: &str| {
+        let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
+        let mount = mounts.find(|mount| path.starts_with(mount["mountPath"].as_str().unwrap())).unwrap();
+        let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == mount["name"]).unwrap();
+        let at = folder.path().join(mount["name"].as_str().unwrap());
+        fs::create_dir_all(&at).unwrap();
+        let config = of_kind("ConfigMap").into_iter().find(|it| it["metadata"]["name"] == volume["configMap"]["name"]);
+        for (name, text) in config.iter().flat_map(|it| it["data"].as_object().unwrap()) {
+            fs::write(at.join(name), text.as_str().unwrap()).unwrap();
+        }
+        path.replace(mount["mountPath"].as_str().unwrap(), at.to_str().unwrap())
+    };
+    let mut command = command();
+    for argument in container["args"].as_array().unwrap() {
+        let argument = argument.as_str().unwrap();
+        command.arg(match argument {
+            "redis://redis:6379" => redis.url(),
+            path if path.starts_with('/') => place(path),
+            other => other.to_owned(),
+        });
+    }
+    let mut tls = false;
+    for variable in container["env"].as_array().unwrap() {
+        let name = variable["name"].as_str().unwrap();
+        tls |= name.contains("TLS");
+        match &variable["value"] {
+            // There is no Secret with certificates here.
+            _ if name.contains("TLS") => {}
+            Value::String(value) => drop(command.env(name, value)),
+            _ => {
+                assert_eq!(variable["valueFrom"]["secretKeyRef"]["name"], "redis");
+                command.env(name, redis.url());
+            }
+        }
+    }
+    assert_eq!(tls, manifests.contains("/certs"));
+    let server = Server::of(command)
+        .set("grpc.addr", "127.0.0.1:0")
+        .set("http.addr", "127.0.0.1:0")
+        .set("telemetry.log.format", "json")
+        .start();
+    for probe in ["startupProbe", "readinessProbe"] {
+        let path = container[probe]["httpGet"]["path"].as_str().unwrap();
+        assert_eq!(get(&server.url(path)).0, 200, "{probe}");
+    }
+    assert_eq!(container["livenessProbe"]["tcpSocket"]["port"], "grpc");
+    std::net::TcpStream::connect(server.grpc).unwrap();
+    // The rules have been read; the files are not needed any more.
+    server
+}
+
+#[tokio::test]
+async fn the_chart_is_what_helm_and_kubernetes_take() {
+    let redis = RedisServer::start();
+    for (values, kinds) in [
+        ("", 6),
+        (EVERYTHING, 9),
+        (BY_XDS, 5),
+        ("rules: { existingConfigMap: mine }\n", 5),
+        ("podDisruptionBudget: { enabled: false }\nserviceAccount: { create: false }\n", 4),
+    ] {
+        helm(&["lint", "--strict"], values);
+        let manifests = helm(&["template", "rate"], values);
+        assert_eq!(documents(&manifests).len(), kinds, "{manifests}");
+        validate(&manifests);
+        if !values.contains("existingConfigMap") {
+            drop(start(&manifests, &redis).await);
+        }
+    }
+}
+
+/// The manifests for those who have no Helm are the chart's with its defaults; `UPDATE_MANIFESTS=1` writes them.
+#[test]
+fn the_manifests_are_the_charts() {
+    let path = repository("deploy/kubernetes/sluicegate.yaml");
+    let told_by_helm = ["# Source:", "helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:"];
+    let head = "# Two instances that count in memory, each for itself; for more, SLUICEGATE__STORE is the address of a Redis.\n\
+                #\n#   kubectl apply -f deploy/kubernetes/sluicegate.yaml\n";
+    let manifests = helm(&["template", "sluicegate"], "");
+    let lines = manifests.lines().filter(|line| !told_by_helm.iter().any(|word| line.trim().starts_with(word)));
+    let manifests: String = std::iter::once(head.to_owned()).chain(lines.map(|line| format!("{line}\n"))).collect();
+    if std::env::var_os("UPDATE_MANIFESTS").is_some() {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, &manifests).unwrap();
+    }
+    assert_eq!(fs::read_to_string(path).unwrap(), manifests);
+    validate(&manifests);
+}
+
+/// What the `EnvoyFilter` says, put into an Envoy as Istio would put it into the gateway's.
+#[tokio::test]
+async fn istios_gateway_asks() {
+    let manifests = fs::read_to_string(repository("deploy/istio/sluicegate.yaml")).unwrap();
+    validate(&manifests);
+    let redis = RedisServer::start();
+    let server = start(&manifests, &redis).await;
+    let filter = documents(&fs::read_to_string(repository("deploy/istio/gateway.yaml")).unwrap()).remove(0);
+    let value = |of: &str| {
+        let patches = filter["spec"]["configPatches"].as_array().unwrap();
+        patches.iter().find(|patch| patch["applyTo"] == of).unwrap()["patch"]["value"].clone()
+    };
+    let (filter, host) = (value("HTTP_FILTER"), value("VIRTUAL_HOST"));
+    let asked = &filter["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"];
+    let cluster = |name: &Value, port: u16| {
+        json!({
+            "name": name, "type": "STATIC",
+            "load_assignment": { "cluster_name": name, "endpoints": [{ "lb_endpoints": [{ "endpoint": {
+                "address": { "socket_address": { "address": "127.0.0.1", "port_value": port } },
+            } }] }] },
+        })
+    };
+    let mut service = cluster(asked, 8081);
+    service["typed_extension_protocol_options"] = json!({ "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
+        "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
+        "explicit_http_config": { "http2_protocol_options": {} },
+    } });
+    let manager = json!({
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "gateway",
+        "access_log": [{ "name": "file", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.access_loggers.file.v3.FileAccessLog", "path": "/dev/stdout",
+        } }],
+        "http_filters": [filter, { "name": "envoy.filters.http.router", "typed_config": {
+            "@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router",
+        } }],
+        "route_config": { "virtual_hosts": [{
+            "name": "all", "domains": ["*"], "rate_limits": host["rate_limits"],
+            "routes": [{ "match": { "prefix": "/" }, "route": { "cluster": "upstream" } }],
+        }] },
+    });
+    let config = json!({
+        "admin": { "address": { "socket_address": { "address": "127.0.0.1", "port_value": 9901 } } },
+        "static_resources": {
+            "listeners": [{
+                "name": "gateway",
+                "address": { "socket_address": { "address": "127.0.0.1", "port_value": 10_000 } },
+                "filter_chains": [{ "filters": [{
+                    "name": "envoy.filters.network.http_connection_manager", "typed_config": manager,
+                }] }],
+            }],
+            "clusters": [cluster(&"upstream".into(), 9_000), service],
+        },
+    });
+    let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+    fs::write(&file, written(&config)).unwrap();
+    let envoy = Envoy::start_with(file.path().to_str().unwrap(), server.grpc, upstream().0, false);
+    let codes: Vec<u16> = (0..62).map(|_| envoy.ask("GET", "/", &[("x-user", "ann")]).0).collect();
+    assert_eq!(codes.iter().filter(|code| **code == 200).count(), 60, "{codes:?}");
+    assert_eq!((codes[61], envoy.ask("GET", "/", &[("x-user", "bob")]).0), (429, 200));
+}
+
+#[tokio::test]
+async fn contours_descriptors_are_limited() {
+    let manifests = fs::read_to_string(repository("deploy/contour/sluicegate.yaml")).unwrap();
+    validate(&manifests);
+    let redis = RedisServer::start();
+    let server = start(&manifests, &redis).await;
+    let client = server.client().await;
+    let ask = |address| ask("contour", &[("generic_key", "orders"), ("remote_address", address)]);
+    assert_eq!(client.check(ask("10.0.0.1")).await.unwrap().remaining(), Some(59));
+    assert_eq!(client.check(ask("2001:db8::1")).await.unwrap().remaining(), Some(59));
+    assert_eq!(client.check(ask("2001:db8::2")).await.unwrap().remaining(), Some(58));
+    // What the service's route sends is what the rules have a level for.
+    let all = documents(&manifests);
+    let proxy = all.iter().find(|it| it["kind"] == "HTTPProxy").unwrap();
+    let entries = &proxy["spec"]["routes"][0]["rateLimitPolicy"]["global"]["descriptors"][0]["entries"];
+    assert_eq!(entries, &json!([{ "genericKey": { "value": "orders" } }, { "remoteAddress": {} }]));
+}
+
+/// YAML in the way in which people write it.
+fn written(value: &Value) -> String {
+    let mut python = Command::new(tool("python3"));
+    let script = "import json, sys, yaml; yaml.safe_dump(json.load(sys.stdin), sys.stdout)";
+    let python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut python = python.spawn().unwrap();
+    python.stdin.take().unwrap().write_all(value.to_string().as_bytes()).unwrap();
+    String::from_utf8(python.wait_with_output().unwrap().stdout).unwrap()
+}
+
+/// The containers cannot be run here; what they are given can be.
+#[test]
+fn what_compose_starts_starts() {
+    let folder = repository("deploy/compose");
+    for file in ["compose.yaml", "single.yaml", "monitoring/compose.yaml"] {
+        let compose = documents(&fs::read_to_string(folder.join(file)).unwrap()).remove(0);
+        let services = compose["services"].as_object().unwrap();
+        assert!(services.len() > 1, "{services:?}");
+        for (name, service) in services {
+            for volume in service["volumes"].as_array().into_iter().flatten() {
+                let source = volume.as_str().unwrap().split(':').next().unwrap();
+                assert!(folder.join(source).exists(), "{file}: {name} mounts {source}");
+            }
+            let others = match &service["depends_on"] {
+                Value::Object(others) => others.keys().map(String::as_str).collect(),
+                Value::Array(others) => others.iter().filter_map(Value::as_str).collect(),
+                _ => Vec::new(),
+            };
+            assert!(others.iter().all(|other| services.contains_key(*other)), "{file}: {name} waits for {others:?}");
+            run(&folder, name, service);
+        }
+    }
+}
+
+/// A service's command, as its program takes it where it is not in a network of containers.
+fn run(folder: &Path, name: &str, service: &Value) {
+    let words: Vec<String> = match &service["command"] {
+        Value::String(line) => line.replace("\"\"", "").split_whitespace().map(str::to_owned).collect(),
+        Value::Array(words) => words.iter().map(|word| word.as_str().unwrap().to_owned()).collect(),
+        _ => Vec::new(),
+    };
+    // Inside, files are where they are mounted.
+    let outside = |word: &String| {
+        let volumes = service["volumes"].as_array().into_iter().flatten().map(|it| it.as_str().unwrap().split(':'));
+        let mut pairs = volumes.map(|mut it| (it.next().unwrap(), it.next().unwrap()));
+        let at = pairs.find(|(_, inside)| word == inside).map(|(at, _)| folder.join(at));
+        at.map_or_else(|| word.clone(), |at| at.to_str().unwrap().to_owned())
+    };
+    let words: Vec<String> = words.iter().map(outside).collect();
+    let image = service["image"].as_str().unwrap_or_default();
+    let mut program = match image.split([':', '/']).next().unwrap() {
+        "" => {
+            let mut program = command();
+            for (name, value) in service["environment"].as_object().into_iter().flatten() {
+                program.env(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+            }
+            program.args(&words).arg("--print-settings");
+            program
+        }
+        "redis" if words[0] == "redis-server" => {
+            let mut program = Command::new("redis-server");
+            // It ends at once, after it has read all of it.
+            program.args(&words[1..]).args(["--port", "0", "--unixsocket", "/nowhere/at/all"]);
+            let told = program.output().unwrap();
+            let text = String::from_utf8_lossy(&told.stdout);
+            assert!(text.contains("Failed opening Unix socket") && !text.contains("FATAL CONFIG"), "{name}: {text}");
+            return;
+        }
+        // It makes a cluster, once; the tests of topologies do that.
+        "redis" | "python" | "grafana" => return,
+        "envoyproxy" => {
+            let mut program = Command::new(tool("envoy"));
+            program.args(["--mode", "validate", "-l", "error"]).args(&words[1..]);
+            program
+        }
+        "prom" => {
+            let mut program = Command::new(tool("promtool"));
+            let rules = repository("deploy/prometheus/alerts.yaml");
+            let config = fs::read_to_string(folder.join("monitoring/prometheus.yaml")).unwrap();
+            let file = tempfile::NamedTempFile::new().unwrap();
+            fs::write(&file, config.replace("/etc/prometheus/alerts.yaml", rules.to_str().unwrap())).unwrap();
+            let told = program.args(["check", "config"]).arg(file.path()).output().unwrap();
+            assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+            return;
+        }
+        other => panic!("{name} runs {other}, of which nothing is known here"),
+    };
+    let told = program.output().unwrap();
+    let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.success(), "{name}: {text}");
+}

@@ -1,0 +1,245 @@
+//! Envoy Gateway, as far as it can be had without a cluster: everything that its own translator's tests expect of it is sent by
+//! a real control plane, and a real Envoy asks as it configures one.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    support::{
+        Server, ask,
+        control_plane::ControlPlane,
+        descriptor,
+        envoy::Envoy,
+        plain::Request,
+        repository,
+        server::{Builder, command},
+        until_async,
+    },
+    wire::envoy::upstream,
+};
+
+fn served_by(plane: &ControlPlane) -> Builder {
+    Server::builder()
+        .set("rules.xds.server", &format!("http://{}", plane.address()))
+        .set("rules.xds.start_without_rules", "true")
+}
+
+async fn until_in_force(plane: &ControlPlane, version: &str) {
+    let request = |request: &Value| request["version"] == version || request["error"] != "";
+    let answer = plane.until_request("an answer", request).await;
+    assert_eq!((&answer["version"], &answer["error"]), (&version.into(), &"".into()));
+}
+
+/// All limits below these descriptors, with the entries that lead there.
+fn leaves(list: &Value, above: &[(String, String)], found: &mut Vec<(Vec<(String, String)>, Value)>) {
+    for descriptor in list.as_array().into_iter().flatten() {
+        let text = |name: &str| descriptor[name].as_str().unwrap_or_default().to_owned();
+        let value = match text("value") {
+            any if any.is_empty() => "anything".to_owned(),
+            value => value,
+        };
+        let path = [above, &[(text("key"), value)]].concat();
+        if !descriptor["rate_limit"].is_null() {
+            found.push((path.clone(), descriptor["rate_limit"].clone()));
+        }
+        leaves(&descriptor["descriptors"], &path, found);
+    }
+}
+
+#[tokio::test]
+async fn what_its_translator_makes_is_in_force() {
+    let folder = repository("target/test-tools/gateway/internal/xds/translator/testdata/out/ratelimit-config");
+    let files = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{error}: run tests/setup.sh"));
+    let mut files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| !path.to_str().unwrap().ends_with(".routes.yaml"));
+    assert!(files.len() > 20, "{files:?}");
+    let mut plane = ControlPlane::start();
+    let server = served_by(&plane).start();
+    let client = server.client().await;
+    let mut limits = 0;
+    for file in files {
+        let version = file.file_name().unwrap().to_str().unwrap();
+        let configs = plane.set_files(version, std::slice::from_ref(&file));
+        until_in_force(&plane, version).await;
+        for config in configs {
+            let mut all = Vec::new();
+            leaves(&config["descriptors"], &[], &mut all);
+            for (entries, expected) in all {
+                let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+                let answer = client.check(ask(config["domain"].as_str().unwrap(), &entries)).await.unwrap();
+                let limit = answer.0.statuses[0].current_limit.clone().unwrap();
+                let got = (limit.requests_per_unit, limit.unit().as_str_name());
+                let (requests, unit) = (&expected["requests_per_unit"], expected["unit"].as_str().unwrap());
+                assert_eq!(got, (requests.as_u64().unwrap() as u32, unit), "{}: {entries:?}", file.display());
+                limits += 1;
+            }
+        }
+    }
+    assert!(limits > 40, "{limits}");
+}
+
+const RULES: &str = "
+name: first-listener
+domain: first-listener
+descriptors:
+- key: matches
+  value: matches
+  descriptors:
+  - { key: rule-0-match-0, value: rule-0-match-0, rate_limit: { requests_per_unit: 2, unit: HOUR } }
+  - { key: rule-1-match-0, rate_limit: { requests_per_unit: 1, unit: HOUR } }
+  - { key: rule-2-method, value: rule-2-method, rate_limit: { requests_per_unit: 1, unit: HOUR } }
+  - { key: rule-3-path, value: rule-3-path, rate_limit: { requests_per_unit: 1, unit: HOUR } }
+- key: networks
+  value: networks
+  descriptors:
+  - { key: masked_remote_address, value: 192.168.0.0/16, rate_limit: { requests_per_unit: 2, unit: HOUR } }
+  - { key: masked_remote_address, value: 'invert:192.0.0.0/8', rate_limit: { requests_per_unit: 1, unit: HOUR } }
+  - key: masked_remote_address
+    value: 192.0.2.0/24
+    descriptors: [{ key: remote_address, rate_limit: { requests_per_unit: 1, unit: HOUR } }]
+- key: costs
+  value: costs
+  descriptors:
+  - { key: rule-0-match--1, value: rule-0-match--1, rate_limit: { requests_per_unit: 10, unit: HOUR } }
+- key: tenants
+  value: tenants
+  descriptors:
+  - { key: rule-0-match-0, rate_limit: { requests_per_unit: 100, unit: HOUR } }
+---
+name: default/shared
+domain: default/shared
+descriptors:
+- key: default/shared/rule/0
+  value: default/shared/rule/0
+  descriptors:
+  - { key: rule-0-match--1, value: rule-0-match--1, rate_limit: { requests_per_unit: 2, unit: HOUR } }
+";
+
+#[tokio::test]
+async fn an_envoy_as_it_configures_one_is_answered() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(&file, RULES).unwrap();
+    let mut plane = ControlPlane::start();
+    let server = served_by(&plane).start();
+    plane.set_files("1", &[file.path().to_owned()]);
+    until_in_force(&plane, "1").await;
+    let (upstream, _) = upstream();
+    let envoy = Envoy::start_with("deploy/envoy-gateway/envoy.yaml", server.grpc, upstream, false);
+    let codes = |method: &str, path: &str, headers: &[(&str, &str)]| -> Vec<u16> {
+        (0..3).map(|_| envoy.ask(method, path, headers).0).collect()
+    };
+    let from = |address| [("x-forwarded-for", address)];
+
+    assert_eq!(codes("GET", "/matches", &[("x-user-id", "one")]), [200, 200, 429]);
+    assert_eq!(codes("GET", "/matches", &[("x-user-id", "two")]), [200, 200, 200]);
+    assert_eq!(codes("GET", "/matches", &[("x-org-id", "a")]), [200, 429, 429]);
+    assert_eq!(codes("GET", "/matches", &[("x-org-id", "b")]), [200, 429, 429]);
+    assert_eq!(codes("DELETE", "/matches", &[]), [200, 429, 429]);
+    assert_eq!(codes("GET", "/matches/login", &[]), [200, 429, 429]);
+
+    assert_eq!(codes("GET", "/networks", &from("192.168.1.1")), [200, 200, 429]);
+    assert_eq!(codes("GET", "/networks", &from("192.168.99.1"))[0], 429);
+    assert_eq!(codes("GET", "/networks", &from("10.0.0.1")), [200, 429, 429]);
+    assert_eq!(codes("GET", "/networks", &from("192.0.2.1")), [200, 429, 429]);
+    assert_eq!(codes("GET", "/networks", &from("192.0.2.2")), [200, 429, 429]);
+    assert_eq!(codes("GET", "/networks", &from("192.1.1.1")), [200, 200, 200]);
+
+    assert_eq!(codes("GET", "/shared/one", &[])[..2], [200, 200]);
+    assert_eq!(codes("GET", "/shared/two", &[])[0], 429);
+
+    // 4 of 10, and once more, and then a cost that is more than what is left: it is charged, and the next one refused.
+    let costs = || envoy.get("/costs", &[("x-cost", "4")]).1["x-ratelimit-remaining"].to_str().unwrap().to_owned();
+    for remaining in ["10", "6", "2", "0"] {
+        until_async(remaining, async || (plane_remaining(&server).await == remaining).then_some(())).await;
+        assert_eq!(costs(), remaining);
+    }
+    assert_eq!(codes("GET", "/costs", &[("x-cost", "1")])[0], 429);
+
+    let (_, headers) = envoy.get("/tenants", &[("x-tenant", "a")]);
+    assert_eq!(
+        (&headers["x-ratelimit-limit"], &headers["x-ratelimit-remaining"]),
+        (&"2, 2;w=3600".parse().unwrap(), &"1".parse().unwrap())
+    );
+    assert_eq!(codes("GET", "/tenants", &[("x-tenant", "a")]), [200, 429, 429]);
+
+    // What its end-to-end tests look for.
+    let metrics = server.get("/metrics");
+    for value in ["masked_remote_address_192_168_0_0/16", "masked_remote_address_invert_192_0_0_0/8"] {
+        let series =
+            "ratelimit_service_rate_limit_over_limit{domain=\"first-listener\",key1=\"networks_networks\",key2=";
+        assert!(metrics.contains(&format!("{series}\"{value}\"}}")), "{value}: {metrics}");
+    }
+}
+
+/// What is left of the costs, without taking any.
+async fn plane_remaining(server: &Server) -> String {
+    let costs = descriptor(&[("costs", "costs"), ("rule-0-match--1", "rule-0-match--1")]).hits(0);
+    let question = Request::new("first-listener").descriptor(costs);
+    server.client().await.check(question).await.unwrap().remaining().unwrap().to_string()
+}
+
+/// The file that it mounts names the metrics, and says that the response time is in milliseconds.
+#[tokio::test]
+async fn metrics_have_the_names_of_its_mapping_file() {
+    let data = "target/test-tools/gateway/internal/infrastructure/kubernetes/ratelimit/testdata/envoy-ratelimit-configmap.yaml";
+    let text = fs::read_to_string(repository(data)).unwrap_or_else(|error| panic!("{error}: run tests/setup.sh"));
+    let lines = text.lines().skip_while(|line| *line != "  conf.yaml: |").skip(1);
+    let lines = lines.take_while(|line| line.starts_with("    ") || line.is_empty()).map(str::trim_end);
+    let folder = tempfile::tempdir().unwrap();
+    let (mapping, config) = (folder.path().join("conf.yaml"), folder.path().join("config"));
+    let text: String = lines.map(|line| format!("{}\n", line.strip_prefix("    ").unwrap_or_default())).collect();
+    fs::write(&mapping, text).unwrap();
+    fs::create_dir(&config).unwrap();
+    fs::write(config.join("rules.yaml"), "{domain: d, descriptors: [{key: route, value: r, descriptors: [{key: masked_remote_address, value: 0.0.0.0/0, descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 1}}]}]}]}").unwrap();
+    let served = |mapping: &Path, milliseconds: &str| {
+        Server::builder()
+            .rules(&config)
+            .set("telemetry.prometheus.mapping_file", mapping.to_str().unwrap())
+            .set("telemetry.prometheus.milliseconds", milliseconds)
+            .start()
+    };
+    let server = served(&mapping, "false");
+    let client = server.client().await;
+    let entries = [("route", "r"), ("masked_remote_address", "0.0.0.0/0"), ("remote_address", "10.0.0.1")];
+    for _ in 0..3 {
+        client.check(ask("d", &entries)).await.unwrap();
+    }
+    let text = server.get("/metrics");
+    let labels = "{domain=\"d\",key1=\"route_r\",key2=\"masked_remote_address_0_0_0_0/0\"}";
+    for line in [
+        &format!("ratelimit_service_rate_limit_over_limit{labels} 2"),
+        &format!("ratelimit_service_rate_limit_total_hits{labels} 3"),
+        "# TYPE ratelimit_service_response_time_seconds histogram",
+        "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 3",
+        "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3",
+        "ratelimit_service_config_load_success 1",
+        // What nobody maps has its name in statsd.
+        "ratelimit_service_global_shadow_mode 0",
+        "sluicegate_workers 2",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+    }
+    // Where the file is not, and one may not be, the names are the built-in ones; the unit is what was wanted.
+    let server = served(&folder.path().join("none.yaml"), "true");
+    server.client().await.check(ask("d", &entries)).await.unwrap();
+    let text = server.get("/metrics");
+    for line in [
+        &format!("ratelimit_service_rate_limit_total_hits{labels} 1"),
+        "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 1",
+    ] {
+        assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+    }
+    assert!(server.log().contains("there is no mapping file"), "{}", server.log());
+    fs::write(&mapping, "mappings: [{match: a, nam: x}]").unwrap();
+    let failed = command()
+        .args(["--grpc-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0"])
+        .env("SLUICEGATE__TELEMETRY__PROMETHEUS__MAPPING_FILE", &mapping)
+        .output()
+        .unwrap();
+    let error = String::from_utf8(failed.stderr).unwrap();
+    assert!(failed.status.code() == Some(1) && error.contains("conf.yaml") && error.contains("nam"), "{error}");
+}

@@ -1,0 +1,256 @@
+//! In the place of envoyproxy/ratelimit: under its name, with its environment.
+
+use std::{fs, io::Read, os::unix::fs::symlink, path::Path, process::Command};
+
+use tonic::transport::Endpoint;
+
+use crate::support::{
+    DEADLINE, RedisServer, Server, ask,
+    plain::Client,
+    repository,
+    server::{command, get},
+    until,
+};
+
+const RULES: &str = "domain: example\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 5}}]\n";
+
+fn link(folder: &Path) -> Command {
+    let link = folder.join("ratelimit");
+    symlink(env!("CARGO_BIN_EXE_sluicegate"), &link).unwrap();
+    let mut command = Command::new(link);
+    command.env_clear();
+    command
+}
+
+/// Ports that nobody has just now.
+fn free_ports<const N: usize>() -> [String; N] {
+    let listeners: [_; N] = std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap().port().to_string())
+}
+
+/// As Istio's sample and the peer's own compose file set it, with other ports.
+#[tokio::test]
+async fn its_environment_is_enough() {
+    let (folder, redis) = (tempfile::tempdir().unwrap(), RedisServer::start());
+    // As a ConfigMap is mounted; names need not end in yaml.
+    let config = folder.path().join("data/ratelimit/config");
+    fs::create_dir_all(config.join("..2026_11_22")).unwrap();
+    fs::write(config.join("..2026_11_22/config"), RULES).unwrap();
+    symlink("..2026_11_22", config.join("..data")).unwrap();
+    symlink("..data/config", config.join("config")).unwrap();
+    fs::write(config.join(".config.swp"), "what an editor leaves").unwrap();
+    let [http, grpc, debug, metrics] = free_ports();
+    let mut command = link(folder.path());
+    command.envs([
+        ("LOG_LEVEL", "debug"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", redis.url().trim_start_matches("redis://")),
+        ("REDIS_POOL_SIZE", "20"),
+        ("USE_STATSD", "false"),
+        ("USE_PROMETHEUS", "true"),
+        ("PROMETHEUS_ADDR", &format!(":{metrics}")),
+        ("PROMETHEUS_PATH", "/numbers"),
+        ("RUNTIME_ROOT", folder.path().join("data").to_str().unwrap()),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("RUNTIME_WATCH_ROOT", "false"),
+        ("RUNTIME_IGNOREDOTFILES", "true"),
+        ("HOST", "::"),
+        ("PORT", &http),
+        ("GRPC_HOST", "::"),
+        ("GRPC_PORT", &grpc),
+        ("DEBUG_PORT", &debug),
+        ("NOBODY_KNOWS_THIS", "1"),
+    ]);
+    let server = Server::of(command).start();
+    // Both families, by the one address.
+    let client = Client::with(Endpoint::from_shared(format!("http://127.0.0.1:{grpc}")).unwrap()).await.unwrap();
+    let answer = client.check(ask("example", &[("user", "a")])).await.unwrap();
+    assert_eq!(answer.remaining(), Some(4));
+    let page = |port: &str, path: &str| get(&format!("http://127.0.0.1:{port}{path}"));
+    assert_eq!(page(&http, "/healthcheck"), (200, "OK".into()));
+    let line = "example.user: unit=HOUR requests_per_unit=5, shadow_mode: false, quota_mode: false\n";
+    assert!(page(&debug, "/rlconfig").1.ends_with(line));
+    fs::create_dir(config.join("..2026_11_23")).unwrap();
+    fs::write(config.join("..2026_11_23/config"), RULES.replace('5', "7")).unwrap();
+    symlink("..2026_11_23", config.join("..next")).unwrap();
+    fs::rename(config.join("..next"), config.join("..data")).unwrap();
+    until("the swap to take effect", || page(&debug, "/rlconfig").1.contains("requests_per_unit=7").then_some(()));
+    let (code, stats) = page(&debug, "/stats");
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
+    assert!(code == 200 && stats.contains(&format!("{total}: 1\n")), "{stats}");
+    assert!(page(&debug, "/").1.contains("/rlconfig") && page(&debug, "/json").0 == 404);
+    assert!(page(&metrics, "/numbers").1.contains(&format!("{total} 1\n")) && page(&metrics, "/metrics").0 == 404);
+    let log = server.log();
+    let remarks: Vec<_> = log.lines().filter(|line| line.contains("without effect")).collect();
+    assert_eq!(remarks.len(), 1, "{log}");
+    for name in ["REDIS_POOL_SIZE (each worker has", "RUNTIME_WATCH_ROOT ("] {
+        assert!(remarks[0].contains(name), "{name}: {}", remarks[0]);
+    }
+    assert!(!log.contains("NOBODY_KNOWS_THIS"), "{log}");
+}
+
+/// As it does where nobody says otherwise: lines over TCP, each number as what was added; and what could not be told at first is
+/// told later.
+#[tokio::test]
+async fn statsd_is_told() {
+    let (folder, redis) = (tempfile::tempdir().unwrap(), RedisServer::start());
+    let config = folder.path().join("config");
+    fs::create_dir(&config).unwrap();
+    let rules = "domain: d\ndescriptors:\n- key: a\n  descriptors:\n  - key: b\n    descriptors:\n    - key: c\n      \
+                 rate_limit: {unit: hour, requests_per_unit: 2}\n";
+    fs::write(config.join("d.yaml"), rules).unwrap();
+    let [http, grpc, debug, statsd] = free_ports();
+    let mut command = link(folder.path());
+    command.envs([
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", redis.url().trim_start_matches("redis://")),
+        ("RUNTIME_ROOT", folder.path().to_str().unwrap()),
+        ("PORT", &http),
+        ("GRPC_HOST", "127.0.0.1"),
+        ("GRPC_PORT", &grpc),
+        ("DEBUG_PORT", &debug),
+        ("STATSD_HOST", "127.0.0.1"),
+        ("STATSD_PORT", &statsd),
+        ("STATS_FLUSH_INTERVAL", "100ms"),
+        ("EXTRA_TAGS", "zone:a"),
+    ]);
+    let server = Server::of(command).start();
+    let client = server.client().await;
+    for _ in 0..3 {
+        client.check(ask("d", &[("a", "1"), ("b", "2"), ("c", "10.0.0.1")])).await.unwrap();
+    }
+    until("nobody to listen", || server.log().contains("statsd cannot be told").then_some(()));
+    let listener = std::net::TcpListener::bind(format!("127.0.0.1:{statsd}")).unwrap();
+    let all = [("total_hits", 3), ("within_limit", 2), ("over_limit", 1), ("near_limit", 1)];
+    let (mut lines, mut counts) = (String::new(), 0);
+    until("all to be told", || {
+        listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
+        counts = lines.matches("rate_limit.d.a.b.c.").count();
+        (counts >= all.len()).then_some(())
+    });
+    for (name, value) in all {
+        assert!(
+            lines.contains(&format!("ratelimit.service.rate_limit.d.a.b.c.{name}.__zone=a:{value}|c\n")),
+            "{lines}"
+        );
+    }
+    assert!(lines.contains("ratelimit_server.ShouldRateLimit.total_requests.__zone=a:3|c\n"), "{lines}");
+    let times =
+        lines.lines().filter(|line| line.starts_with("ratelimit_server.ShouldRateLimit.response_time.__zone=a:"));
+    let times: f64 = times.map(|line| 1.0 / line.rsplit_once('@').unwrap().1.parse::<f64>().unwrap()).sum();
+    assert!((times - 3.0).abs() < 1e-6, "{lines}");
+    // At the end what was not told yet is.
+    client.check(ask("d", &[("a", "1"), ("b", "2"), ("c", "x")])).await.unwrap();
+    server.signal("TERM");
+    drop(client);
+    let told = std::thread::spawn(move || {
+        let mut lines = String::new();
+        while !lines.contains("total_hits.__zone=a:1|c") {
+            listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
+        }
+    });
+    assert!(server.wait().await.success());
+    told.join().unwrap();
+}
+
+/// With DogStatsD, in datagrams with tags.
+#[tokio::test]
+async fn dogstatsd_is_told() {
+    let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(DEADLINE)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("settings.toml");
+    let settings = format!(
+        "[telemetry.statsd]\naddr = '{}'\nprotocol = 'udp'\ninterval = '50ms'\ntags = ['zone:a']\n[[telemetry.statsd.name_mappings]]\n\
+         pattern = '^ratelimit\\.service\\.rate_limit\\.([^.]+)\\.(.+)\\.([^.]+)$'\nname = 'hits.$3'\n\
+         tags = ['domain:$1', 'rule:$2']\n",
+        socket.local_addr().unwrap()
+    );
+    fs::write(&file, settings).unwrap();
+    let keys: Vec<String> = (0..60).map(|number| format!("key-{number}")).collect();
+    let rule = |key: &String| format!("- {{key: {key}, rate_limit: {{unit: hour, requests_per_unit: 5}}}}\n");
+    let all: String = keys.iter().map(rule).collect();
+    fs::write(folder.path().join("d.yaml"), format!("domain: d\ndescriptors:\n{all}")).unwrap();
+    let builder = Server::builder().args(["--config", file.to_str().unwrap()]);
+    let server = builder.rules(folder.path()).start();
+    let client = server.client().await;
+    for key in &keys {
+        client.check(ask("d", &[(key, "a")])).await.unwrap();
+    }
+    let line = |key: &String| format!("hits.total_hits:1|c|#domain:d,rule:{key},zone:a\n");
+    let (mut lines, mut datagram) = (String::new(), [0; 20_000]);
+    while !keys.iter().all(|key| lines.contains(&line(key))) {
+        let length = socket.recv(&mut datagram).unwrap();
+        // Each fits into a frame of Ethernet.
+        assert!(length <= 1_432, "{length}");
+        lines += std::str::from_utf8(&datagram[..length]).unwrap();
+    }
+    assert!(keys.iter().all(|key| lines.matches(&line(key)).count() == 1), "each hit is told once: {lines}");
+}
+
+/// What `migrate` prints says the same as the environment does.
+#[test]
+fn the_settings_that_say_the_same_are_printed() {
+    let folder = tempfile::tempdir().unwrap();
+    let variables = [
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", "redis:6379"),
+        ("REDIS_AUTH", "secret"),
+        ("MEMCACHE_SRV", "x"),
+        ("SHADOW_MODE", "true"),
+        ("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true"),
+    ];
+    let text = |command: &mut Command| {
+        let output = command.envs(variables).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let migrated = text(command().args(["migrate", "--from-env"]));
+    assert!(migrated.starts_with("# MEMCACHE_SRV has no effect: counters are in Redis"), "{migrated}");
+    let file = folder.path().join("settings.toml");
+    fs::write(&file, migrated).unwrap();
+    let by_file = text(command().args(["--print-settings", "--config", file.to_str().unwrap()]));
+    for settings in [
+        text(command().args(["--print-settings", "--compat", "envoyproxy"])),
+        text(link(folder.path()).arg("--print-settings")),
+    ] {
+        assert_eq!(settings, by_file);
+    }
+    for line in ["store = \"redis://:***@redis:6379\"", "shadow_mode = true", "charge_all = true", "debug_addr"] {
+        assert!(by_file.contains(line), "{by_file}");
+    }
+    // Without its name the environment says nothing.
+    assert!(text(command().arg("--print-settings")).contains("store = \"memory\""));
+    let output = command().args(["serve", "--compat", "envoyproxy"]).env("PORT", "x").output().unwrap();
+    let complaint = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && complaint.contains("PORT=\"x\" is no port"), "{complaint}");
+}
+
+/// The table in the documentation is the program's. `UPDATE_TABLES=1` writes it.
+#[test]
+fn every_variable_is_documented() {
+    let path = repository("docs/compatibility.md");
+    let text = fs::read_to_string(&path).unwrap();
+    let (begin, end) = ("<!-- variables -->\n", "<!-- end of variables -->\n");
+    let (before, rest) = text.split_once(begin).unwrap();
+    let (_, after) = rest.split_once(end).unwrap();
+    let expected = format!("{before}{begin}{}{end}{after}", sluicegate::settings::envoyproxy::table());
+    if std::env::var_os("UPDATE_TABLES").is_some() {
+        fs::write(path, expected).unwrap();
+    } else {
+        assert_eq!(text, expected);
+    }
+}
+
+/// `LOG_FORMAT=json`: its lines have the names that its readers look for.
+#[tokio::test]
+async fn its_log_is_read_by_what_reads_the_peers() {
+    let server = Server::builder().store("redis://127.0.0.1:1").set("telemetry.log.format", "logstash").start();
+    let log = server.log();
+    let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).expect(&log)).collect();
+    let serving = lines.iter().find(|line| line["@message"] == "serving").expect(&log);
+    assert_eq!((&serving["level"], &serving["workers"]), (&"info".into(), &2.into()), "{serving}");
+    assert_eq!(serving["logger"], "sluicegate::app");
+    assert!(humantime::parse_rfc3339(serving["@timestamp"].as_str().unwrap()).is_ok(), "{serving}");
+    assert!(lines.iter().any(|line| line["level"] == "warning"), "{log}");
+}

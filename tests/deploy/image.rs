@@ -1,0 +1,76 @@
+//! The container image, as far as it can be had without a container: what is in it is put together, and run as any user on a root that
+//! is read-only.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use crate::support::{Server, ask, repository, rules};
+
+/// What `deploy/container/Dockerfile` puts into the image: the program, its other name, and what the program is linked with.
+fn assemble(root: &Path) {
+    let program = Path::new(env!("CARGO_BIN_EXE_sluicegate"));
+    fs::create_dir_all(root.join("bin")).unwrap();
+    fs::copy(program, root.join("bin/sluicegate")).unwrap();
+    symlink("sluicegate", root.join("bin/ratelimit")).unwrap();
+    let linked = Command::new("ldd").arg(program).output().unwrap();
+    for word in String::from_utf8(linked.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/')) {
+        let target = root.join(word.trim_start_matches('/'));
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::copy(word, target).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn it_runs_as_any_user_on_a_root_that_is_read_only() {
+    let text = fs::read_to_string(repository("deploy/container/Dockerfile")).unwrap();
+    for line in ["ln -s sluicegate /out/bin/ratelimit", "USER 65534:65534", r#"CMD ["/bin/sluicegate", "health"]"#] {
+        assert!(text.contains(line), "{line}");
+    }
+    let root = tempfile::tempdir().unwrap();
+    assemble(root.path());
+    let folder =
+        rules(&[("a.yaml", "domain: a\ndescriptors: [{key: k, rate_limit: {unit: hour, requests_per_unit: 5}}]\n")]);
+    let data = root.path().join("data/ratelimit/config");
+    fs::create_dir_all(&data).unwrap();
+    fs::copy(folder.path().join("a.yaml"), data.join("a.yaml")).unwrap();
+    // Whoever may enter the folder: the test's own is nobody else's.
+    Command::new("chmod").args(["-R", "a+rX"]).arg(root.path()).status().unwrap();
+    let enter = |program: &str| {
+        let at = root.path().display();
+        let script = format!(
+            "mount --bind '{at}' '{at}' && mount -o remount,bind,ro '{at}' && \
+             exec chroot --userspec=64321:64321 '{at}' {program}"
+        );
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+        command
+    };
+    let mut command = enter("/bin/ratelimit");
+    command.envs([
+        ("RUNTIME_ROOT", "/data"),
+        ("RUNTIME_SUBDIRECTORY", "ratelimit"),
+        ("USE_STATSD", "false"),
+        ("LOG_LEVEL", "info"),
+        ("REDIS_SOCKET_TYPE", "tcp"),
+        ("REDIS_URL", "127.0.0.1:1"),
+        ("HOST", "127.0.0.1"),
+        ("GRPC_HOST", "127.0.0.1"),
+        ("DEBUG_HOST", "127.0.0.1"),
+        ("PORT", "0"),
+        ("GRPC_PORT", "0"),
+        ("DEBUG_PORT", "0"),
+        ("SLUICEGATE__STORE", "memory"),
+    ]);
+    let server = Server::of(command).start();
+    let answer = server.client().await.check(ask("a", &[("k", "v")])).await.unwrap();
+    assert_eq!(answer.remaining(), Some(4));
+    let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+    assert!(status.contains("Uid:\t64321\t64321"), "{status}");
+    // The image's health check.
+    let healthy = enter(&format!("/bin/sluicegate health --http-addr {}", server.http)).stdout(Stdio::piped()).output();
+    assert_eq!(String::from_utf8(healthy.unwrap().stdout).unwrap(), "200 OK\n");
+}

@@ -1,0 +1,309 @@
+//! The admin API: who may do what, what each method says, and what comes of bad input.
+
+use std::fs;
+
+use crate::support::{
+    Operator, RedisServer, Server, ask,
+    operator::{OPERATE, READ, admin_addr},
+    rules,
+    server::{agent, command, get},
+    until,
+};
+
+const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n\
+                     - key: dark\n  shadow_mode: true\n  rate_limit: { unit: year, requests_per_unit: 1 }\n\
+                     - key: job\n  rate_limit: { algorithm: concurrency, limit: 5, hold: 60s, holder: id }\n";
+
+fn folder() -> tempfile::TempDir {
+    rules(&[("api.yaml", RULES)])
+}
+
+#[test]
+fn nobody_gets_in_who_is_not_known() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let tried = |token: &str, method: &str| operator.call(token, method, "{}").0;
+    for token in ["", "operate", "read-0123456789abcdeF", "operate-0123456789abcdef0"] {
+        assert_eq!(tried(token, "GetHealth"), 401, "{token}");
+    }
+    assert_eq!(get(&format!("{}/openapi.json", operator.addr)).0, 401);
+    assert_eq!(get(&format!("{}/v1/GetHealth", operator.addr)).0, 401);
+    // Whoever may look may not change anything, by either way in.
+    assert_eq!(tried(READ, "GetHealth"), 200);
+    for method in ["PutOverrides", "Forget", "GiveBack", "UploadCandidate", "PromoteCandidate", "RollbackRules"] {
+        let (code, answer) = operator.call(READ, method, "{}");
+        assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{answer}");
+    }
+    // However its name is written.
+    let off = r#"{"requests": [{"target": {"switch": {"everything": true}}, "word": "off"}]}"#;
+    assert_eq!(operator.call(READ, "%50utDirectives", off).0, 403);
+    assert_eq!(operator.call(READ, "GetHealth", "{}").1["directivesVersion"], serde_json::Value::Null);
+    let ctl = |token: &str, args: &[&str]| {
+        let output = command().args(["ctl", "--addr", &operator.addr, "--token", token]).args(args).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert!(ctl(READ, &["health"]).0);
+    let (done, error) = ctl(READ, &["switch", "off", "everything"]);
+    assert!(!done && error.contains("eve may look") && error.contains("PermissionDenied"), "{error}");
+    let (done, error) = ctl("somebody-else-0123", &["health"]);
+    assert!(!done && error.contains("show a token"), "{error}");
+    // No token is ever in a log.
+    assert!(!operator.server.log().contains("0123456789abcdef"), "{}", operator.server.log());
+}
+
+#[test]
+fn tokens_follow_their_file_and_a_bad_one_changes_nothing() {
+    let folder = folder();
+    let tokens = tempfile::NamedTempFile::new().unwrap();
+    fs::write(tokens.path(), "operate first-0123456789 alice\n").unwrap();
+    let builder = Server::builder().rules(folder.path()).store("memory").set("admin.addr", "127.0.0.1:0");
+    let server = builder.set("admin.token_file", tokens.path().to_str().unwrap()).start();
+    let url = format!("http://{}/v1/GetHealth", admin_addr(&server));
+    let code = |token: &str| {
+        let request = agent().post(&url).header("authorization", format!("Bearer {token}"));
+        request.send(&b"{}"[..]).unwrap().status().as_u16()
+    };
+    assert_eq!(code("first-0123456789"), 200);
+    fs::write(tokens.path(), "operate second-0123456789 alice\n").unwrap();
+    until("the new token", || (code("second-0123456789") == 200).then_some(()));
+    assert_eq!(code("first-0123456789"), 401);
+    fs::write(tokens.path(), "operate short alice\n").unwrap();
+    until("the complaint", || server.log().contains("those before stay").then_some(()));
+    assert_eq!(code("second-0123456789"), 200);
+}
+
+#[test]
+fn it_is_off_unless_somebody_can_be_known() {
+    let folder = folder();
+    let output = command()
+        .args(["serve", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--rules"])
+        .arg(folder.path())
+        .env("SLUICEGATE__ADMIN__ADDR", "127.0.0.1:0")
+        .output()
+        .unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("admin.addr needs admin.token_file"), "{error}");
+    let server = Server::start(folder.path(), "memory");
+    assert!(!server.log().contains("serving operators"));
+}
+
+#[tokio::test]
+async fn inspect_says_what_a_descriptor_meets_and_why() {
+    let folder = folder();
+    let redis = RedisServer::start();
+    let operator = Operator::start(folder.path(), &redis.url());
+    let client = operator.server.client().await;
+    for _ in 0..3 {
+        client.check(ask("api", &[("user", "bob")])).await.unwrap();
+    }
+    let text = operator.ctl(&["inspect", "api", "user=bob"]);
+    for expected in [
+        "user=bob: no rule has this value; the rule for any user (line 3)",
+        "limit: 2 per year",
+        "counter: sluicegate:{api|user=bob}fw:31536000 on 127.0.0.1:",
+        "limit 2 per year; used 3, remaining 0",
+        "refuses for ",
+        "now: a request would be refused, by its rule",
+        "refused since 20",
+    ] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+    // Looking takes nothing.
+    assert!(operator.ctl(&["inspect", "api", "user=bob"]).contains("used 3"));
+    // In shadow mode nothing is refused.
+    for _ in 0..2 {
+        client.check(ask("api", &[("dark", "x")])).await.unwrap();
+    }
+    let text = operator.ctl(&["inspect", "api", "dark=x"]);
+    assert!(text.contains("one request would pass") && text.contains("remaining 0"), "{text}");
+    // Who asks is no part of the counter.
+    let text = operator.ctl(&["inspect", "api", "job=nightly", "id=7"]);
+    assert!(text.contains("counter: sluicegate:{api|job=nightly}"), "{text}");
+    operator.ctl(&["give-back", "api", "user=bob", "--hits", "2", "--reason", "sorry"]);
+    assert!(client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
+    assert!(!client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
+    let forgotten = operator.ctl(&["forget", "api", "user=bob"]);
+    assert!(forgotten.contains("{api|user=bob}fw:31536000: forgotten"), "{forgotten}");
+    assert_eq!(redis.cli(&["EXISTS", "sluicegate:{api|user=bob}fw:31536000"]), "0");
+    assert!(client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
+    assert!(operator.ctl(&["forget", "api", "user=nobody"]).contains("nothing to forget"));
+    assert!(operator.try_ctl(&["forget", "api", "path=x"]).unwrap_err().contains("nothing is counted"));
+    let audit = operator.ctl(&["audit"]);
+    assert!(
+        audit.contains("gave 2 back to {api|user=bob}fw:31536000: sorry") && audit.contains("forgot {api|user=bob}"),
+        "{audit}"
+    );
+    operator.ctl(&["limit", "set", "api", "user=bob", "blocked", "--reason", "fraud"]);
+    let (_, log) = operator.call(OPERATE, "ListAuditLog", "{}");
+    let changes = log["changes"].as_array().unwrap();
+    let dated = |change: &serde_json::Value| change["at"].as_str().is_some_and(|at| at.starts_with("20"));
+    assert!(changes.len() >= 3 && changes.iter().all(dated), "each says when: {log}");
+    let text = operator.ctl(&["inspect", "api", "user=bob", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&json["decidedBy"], &json["overrides"][0]["reason"]), (&"limit".into(), &"fraud".into()), "{json}");
+    assert_eq!(json["rule"]["name"], "user");
+    assert!(json["allowed"].is_null() && json["counter"].is_null(), "{json}");
+    let rules = operator.ctl(&["rules", "api"]);
+    assert!(rules.contains("2 per year") && rules.contains("api.yaml:3"), "{rules}");
+    let health = operator.ctl(&["health"]);
+    assert!(health.contains(": up") && health.contains("overrides 4"), "{health}");
+}
+
+#[tokio::test]
+async fn top_says_who_is_refused_and_who_asks() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let client = operator.server.client().await;
+    for (user, asks) in [("few", 1), ("many", 30), ("more", 50)] {
+        for _ in 0..asks {
+            client.check(ask("api", &[("user", user)])).await.unwrap();
+        }
+    }
+    let top = operator.ctl(&["top"]);
+    let lines: Vec<Vec<&str>> = top.lines().skip(2).map(|line| line.split_whitespace().take(3).collect()).collect();
+    assert_eq!(lines, [["48", "api|user=more", "user"], ["28", "api|user=many", "user"]], "{top}");
+    let asked = operator.ctl(&["top", "--asked", "-n", "1"]);
+    assert!(asked.contains("50") && asked.contains("user=more") && !asked.contains("user=many"), "{asked}");
+    assert_eq!(operator.ctl(&["top", "--domain", "other"]).lines().count(), 2);
+    assert_eq!(operator.ctl(&["top", "--rule", "path"]).lines().count(), 2);
+    // Of several instances the sum.
+    let both = format!("{0},{0}", operator.addr);
+    let output = command().args(["ctl", "--addr", &both, "--token", OPERATE, "top", "-n", "1"]).output().unwrap();
+    let top = String::from_utf8(output.stdout).unwrap();
+    assert!(top.contains("\n96 "), "{top}");
+}
+
+#[test]
+fn many_are_said_at_once_and_an_import_goes_on_where_it_stopped() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let mut text: String = (0..250).map(|user| format!("limit|api|user=u{user},{}/minute\n", user + 1)).collect();
+    text += "limit|api|user=bad,lots\n# a comment\nswitch|domain|web,shadow,2040-01-01T00:00:00Z\n";
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), &text).unwrap();
+    let path = file.path().to_str().unwrap();
+    let error = operator.try_ctl(&["import", path]).unwrap_err();
+    assert!(error.contains("is no limit") && error.contains("200 said before, go on with --from 201"), "{error}");
+    assert_eq!(operator.ctl(&["limit", "list"]).lines().count(), 201);
+    fs::write(file.path(), text.replace("lots", "5/minute")).unwrap();
+    assert_eq!(operator.ctl(&["import", path, "--from", "201"]), "52 overrides said\n");
+    let exported = operator.ctl(&["export"]);
+    assert_eq!(exported.lines().count(), 252);
+    assert!(exported.contains("switch|domain|web,shadow,2040-01-01T00:00:00Z\n"), "{exported}");
+    // What was exported can be imported.
+    fs::write(file.path(), &exported).unwrap();
+    assert_eq!(operator.ctl(&["import", path]), "252 overrides said\n");
+    assert_eq!(operator.ctl(&["export"]), exported);
+    for bad in ["limit|api,5/minute\n", "limit|api|a=b,5/minute,soon\n", "limit|api|a=b,5/minute,,more\n"] {
+        fs::write(file.path(), bad).unwrap();
+        assert!(operator.try_ctl(&["import", path]).unwrap_err().contains("line 1 of"), "{bad}");
+    }
+}
+
+/// Nothing that comes in can make it do anything but answer.
+#[test]
+fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let long = "x".repeat(2_000);
+    let limit = |domain: &str, key: &str, value: &str, word: &str| {
+        let target = serde_json::json!({ "limit": { "domain": domain, "entries": [{ "key": key, "value": value }] } });
+        serde_json::json!({ "wishes": [{ "target": target, "word": word }] }).to_string()
+    };
+    let twice = r#"{"requests": [{"target": {"plan": {"domain": "d", "key": "k"}}, "word": "a"},
+                              {"target": {"plan": {"domain": "d", "key": "k"}}, "word": "b"}]}"#;
+    for (body, expected) in [
+        ("", "1 to 100 overrides"),
+        ("{", "this is not a PutOverridesRequest in JSON"),
+        ("[]", "this is not a PutOverridesRequest in JSON"),
+        (r#"{"request": []}"#, "this is not a PutOverridesRequest in JSON"),
+        (r#"{"requests": [{}]}"#, "a target needs"),
+        (r#"{"requests": [{"target": {"switch": {}}, "word": "off"}]}"#, "a scope"),
+        (r#"{"requests": [{"target": {"switch": {"everything": false}}, "word": "off"}]}"#, "a scope"),
+        (r#"{"requests": [{"target": {"switch": {"everything": true}}, "word": "maybe"}]}"#, "is no mode"),
+        (r#"{"requests": [{"target": {"limit": {"domain": "d"}}, "word": "1/second"}]}"#, "entries with keys"),
+        (
+            r#"{"requests": [{"target": {"plan": {"domain": "d", "key": "k"}}, "word": "p", "until": "1901-01-01T00:00:00Z"}]}"#,
+            "after 1970",
+        ),
+        (
+            r#"{"thisInstance": true, "requests": [{"target": {"plan": {"domain": "d", "key": "k"}}, "word": "p"}]}"#,
+            "is for switches",
+        ),
+        (twice, "each once"),
+        (&limit("", "k", "v", "1/second"), "needs a domain"),
+        (&limit("d", "", "v", "1/second"), "needs a domain"),
+        (&limit("d", "k", &long, "1/second"), "1024 bytes"),
+        (&limit("d", "k", "v", "{unit: second, requests_per_unti: 1}"), "did you mean requests_per_unit?"),
+        (&limit("d", "k", "v", "{unit: second, requests_per_unit: 1, unit_multiplier: 0}"), "at least 1"),
+        (&limit("d", "k", "v", &format!("{{unit: {}}}", "[".repeat(3_000))), "limit|d|k=v"),
+        (&limit("d", "k", "v", &"9".repeat(5_000)), "4096"),
+    ] {
+        let (code, answer) = operator.call(OPERATE, "PutOverrides", body);
+        let message = answer["message"].as_str().unwrap_or_default();
+        assert!(code == 400 && message.contains(expected), "{body}: {code} {answer}");
+    }
+    // Nor does a reason go into the log that is longer than the log will have it.
+    let descriptor = r#"{"domain": "api", "entries": [{"key": "user", "value": "bob"}]}"#;
+    let body = format!(r#"{{"descriptor": {descriptor}, "hits": "1", "reason": "{long}"}}"#);
+    for (method, body) in [("GiveBack", body.clone()), ("Forget", body.replace(r#""hits": "1", "#, ""))] {
+        let (code, answer) = operator.call(OPERATE, method, &body);
+        assert!(code == 400 && answer["message"].as_str().unwrap().contains("a reason 1024"), "{method}: {answer}");
+    }
+    let (code, answer) = operator.call(OPERATE, "Nonsense", "{}");
+    assert!(code == 404 && answer["message"].as_str().unwrap().contains("no method"), "{answer}");
+    let huge = format!(r#"{{"prefix": "{}"}}"#, "x".repeat(2 << 20));
+    let request = agent().post(format!("{}/v1/ListOverrides", operator.addr));
+    let refused = request.header("authorization", format!("Bearer {OPERATE}")).send(huge.as_bytes());
+    assert!(refused.map_or(true, |answer| answer.status().as_u16() == 413));
+    // Names with everything in them are names.
+    let name = "a|b=c{}*~% \n\u{0}é";
+    assert_eq!(operator.call(OPERATE, "PutOverrides", &limit(name, name, name, "1/second")).0, 200);
+    let (_, list) = operator.call(READ, "ListOverrides", "{}");
+    assert_eq!(list["overrides"][0]["target"]["limit"]["entries"][0]["value"], name, "{list}");
+    let (code, health) = operator.call(READ, "GetHealth", "");
+    assert!(code == 200 && health["directivesVersion"] == "1", "{health}");
+}
+
+#[test]
+fn the_description_names_every_method_and_message() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let request = agent().get(format!("{}/openapi.json", operator.addr));
+    let mut response = request.header("authorization", format!("Bearer {READ}")).call().unwrap();
+    let text = response.body_mut().read_to_string().unwrap();
+    let description: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let put = &description["paths"]["/v1/PutOverrides"]["post"];
+    assert!(put["summary"].as_str().unwrap().starts_with("Says overrides"), "{put}");
+    let schemas = description["components"]["schemas"].as_object().unwrap();
+    for (at, _) in text.match_indices("#/components/schemas/") {
+        let name = text[at + "#/components/schemas/".len()..].split('"').next().unwrap();
+        assert!(schemas[name].is_object(), "{name} is not described");
+    }
+    assert_eq!(schemas["Directive"]["properties"]["until"]["format"], "date-time");
+    assert_eq!(description["paths"].as_object().unwrap().len(), 14);
+}
+
+#[tokio::test]
+async fn watch_draws_again_and_again() {
+    use std::{
+        io::{BufRead, BufReader},
+        process::Stdio,
+    };
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let mut child = command()
+        .args(["ctl", "--addr", &operator.addr, "--token", OPERATE, "watch"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let client = operator.server.client().await;
+    for _ in 0..5 {
+        client.check(ask("api", &[("user", "bob")])).await.unwrap();
+    }
+    let seen = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("3 ") && line.contains("user=bob"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(seen.is_some());
+}

@@ -1,0 +1,242 @@
+//! The command line: what it prints, and how it fails.
+
+use std::process::{Command, Output};
+
+use crate::support::{Server, ask, repository, rules, server::command};
+
+fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    (status.code(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+#[tokio::test]
+async fn without_a_word_it_serves_the_examples() {
+    let builder = Server::builder();
+    let server = builder.start();
+    let client = server.client().await;
+    let answers = [0; 4].map(|_| client.check(ask("example", &[("user", "bob")])));
+    let mut allowed = Vec::new();
+    for answer in answers {
+        allowed.push(answer.await.unwrap().allowed());
+    }
+    assert_eq!(allowed, [true, true, true, false]);
+}
+
+#[test]
+fn check_prints_every_error_of_every_file() {
+    let folder = rules(&[
+        (
+            "a.yaml",
+            "domain: a\ndescriptors:\n- key: k\n  rate_limit: {unit: fortnight, requests_per_unit: -1}\n- value: v\n",
+        ),
+        ("b.yaml", "domain: a\nextra: 1\n"),
+        ("c.yaml", "domain: [\n"),
+        ("ignored.txt", "nothing"),
+    ]);
+    let (code, out, _) = run(command().arg("check").arg(folder.path()));
+    assert_eq!(code, Some(1));
+    let out = out.replace(&format!("{}/", folder.path().display()), "");
+    let lines: Vec<_> = out.lines().collect();
+    assert!(lines[0].starts_with("a.yaml:4:22: unit \"fortnight\" is not one of second, minute"), "{out}");
+    assert!(lines[1].starts_with("a.yaml:4:52: requests_per_unit must be a whole number"), "{out}");
+    assert!(lines[2].starts_with("a.yaml:5:3: a descriptor needs a key"), "{out}");
+    assert!(lines[3].starts_with("b.yaml:1:1: domain \"a\" is a.yaml's already"), "{out}");
+    assert!(lines[4].starts_with("b.yaml:2:1: unknown key \"extra\""), "{out}");
+    assert!(lines[5].starts_with("c.yaml:"), "{out}");
+    assert_eq!(lines.len(), 6, "{out}");
+}
+
+#[test]
+fn check_explains_which_rule_a_descriptor_meets() {
+    let examples = repository("deploy/examples");
+    let (code, out, _) = run(command().arg("check").arg(&examples));
+    assert_eq!(code, Some(0), "{out}");
+    let explain = |words: &[&str]| run(command().arg("check").arg(&examples).arg("--explain").args(words)).1;
+    let alice = explain(&["example", "user=alice"]);
+    assert!(alice.contains("exactly this value") && alice.contains("5 per minute, named \"alice\""), "{alice}");
+    let path = explain(&["example", "path=/login/x"]);
+    assert!(path.contains("/login/*, one counter for all") && path.contains("10 per 5 minutes"), "{path}");
+    assert!(explain(&["example", "api=other", "user=x"]).contains("none this value"));
+    assert!(explain(&["nowhere", "a=b"]).contains("no rule file names it"));
+    // Who asks, and whose plan it is.
+    let shared = explain(&["shedding", "fleet=api", "priority=critical", "request_id=7"]);
+    assert!(shared.contains("priority=critical, the request's class (line "), "{shared}");
+    assert!(shared.contains("request_id=7, who holds what it takes (line "), "{shared}");
+    let limit = "limit: 100 at once, each for 1m at most, concurrency, shared by critical and others, named \"fleet\", \
+                 its refusals are overload";
+    assert!(shared.contains(limit), "{shared}");
+    assert!(explain(&["shedding", "report=x"]).contains("60 per minute, elastic up to 120 by \"db\""));
+    for (words, limit) in [
+        (&["plans", "user=acme"][..], "limit: 1000 per second, token_bucket, of the plan \"pro\""),
+        (&["plans", "user=bob"], "limit: 50 per second, token_bucket, of the plan \"free\""),
+        (&["plans", "user=bob", "plan=standard"], "limit: 500 per second, token_bucket, of the plan \"standard\""),
+    ] {
+        assert!(explain(words).contains(limit), "{}", explain(words));
+    }
+}
+
+/// What is found is told to machines as well, with the same exit code.
+#[test]
+fn check_speaks_json_and_sarif() {
+    let folder = rules(&[("a b.yaml", "domain: a\nextra: 1\n"), ("b.yaml", "domain: b\nkey: x\n")]);
+    let check = |format: &str| run(command().arg("check").arg(folder.path()).args(["--format", format]));
+    let (code, text, _) = check("json");
+    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let list = found.as_array().unwrap();
+    assert_eq!((code, list.len()), (Some(1), 2), "{text}");
+    assert!(list[0]["file"].as_str().unwrap().ends_with("a b.yaml"), "{text}");
+    assert_eq!((&list[0]["line"], &list[0]["column"], &list[0]["severity"]), (&2.into(), &1.into(), &"error".into()));
+    assert!(list[0]["message"].as_str().unwrap().contains("unknown key \"extra\""), "{text}");
+    assert_eq!(list[1]["severity"], "warning");
+    let (code, text, _) = check("sarif");
+    let sarif: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let result = &sarif["runs"][0]["results"][0];
+    assert_eq!((code, &sarif["version"], &result["level"]), (Some(1), &"2.1.0".into(), &"error".into()), "{text}");
+    let place = &result["locations"][0]["physicalLocation"];
+    assert!(place["artifactLocation"]["uri"].as_str().unwrap().ends_with("/a%20b.yaml"), "{place}");
+    assert_eq!(place["region"], serde_json::json!({"startLine": 2, "startColumn": 1}));
+    let (code, text, _) = run(command().args(["check", "--format", "json"]).arg(repository("deploy/examples")));
+    assert_eq!((code, text.as_str()), (Some(0), "[]\n"));
+    let (code, ..) = run(command().args(["check", "--format", "json", "--explain", "a"]).arg(folder.path()));
+    assert_eq!(code, Some(2), "an explanation has no such format");
+}
+
+/// What editors and people read of it.
+#[test]
+fn schemas_and_the_manual_are_printed() {
+    for (files, word) in [("rules", "requests_per_unit"), ("settings", "near_limit_ratio")] {
+        let (code, text, _) = run(command().args(["schema", files]));
+        assert!(code == Some(0) && text.contains(word), "{text}");
+        let schema: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+    }
+    let (code, text, _) = run(command().arg("man"));
+    assert!(code == Some(0) && text.starts_with(".ie") && text.contains(".TH") && text.contains("simulate"), "{text}");
+    let (code, text, _) = run(command().args(["man", "check"]));
+    assert!(code == Some(0) && text.contains("sarif"), "{text}");
+    let (code, _, error) = run(command().args(["man", "nothing"]));
+    assert!(code == Some(1) && error.contains("there is no word \"nothing\""), "{error}");
+}
+
+#[test]
+fn settings_are_layered_and_printed_without_secrets() {
+    let mut command = command();
+    command.args(["serve", "--print-settings", "--store", "redis://:hunter2@host:1"]);
+    let (code, out, _) = run(command.env("SLUICEGATE__REDIS__TIMEOUT", "7ms"));
+    assert_eq!(code, Some(0));
+    assert!(
+        out.contains("timeout = \"7ms\"") && out.contains("redis://:***@host:1") && !out.contains("hunter2"),
+        "{out}"
+    );
+}
+
+#[test]
+fn what_cannot_start_says_why_in_a_sentence() {
+    let server = Server::builder().start();
+    let busy = server.grpc.to_string();
+    let bad = rules(&[("a.yaml", "domain: a\nextra: 1\n")]);
+    let bad = bad.path().to_str().unwrap();
+    let free = ["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
+    let cases: [(&[&str], &str); 7] = [
+        (&["--grpc-addr", &busy, "--http-addr", "127.0.0.1:0"], "for gRPC: Address already in use"),
+        (&["--grpc-addr", "127.0.0.1:0", "--http-addr", &busy], "for HTTP: Address already in use"),
+        (&["--rules", "/nowhere"], "cannot read the rules in /nowhere: No such file"),
+        (&["--rules", bad], "a.yaml:2:1: unknown key \"extra\""),
+        (&["--store", "redis://"], "cannot be used as the address of a Redis store"),
+        (&["--store", "disk"], "store must be memory or an address"),
+        (&["--config", "/nowhere.toml"], "the settings cannot be read: configuration file \"/nowhere.toml\" not found"),
+    ];
+    for (args, expected) in cases {
+        let mut command = command();
+        command.arg("serve").args(args);
+        if !args.contains(&"--grpc-addr") {
+            command.args(free);
+        }
+        let (code, _, err) = run(&mut command);
+        assert_eq!(code, Some(1), "{args:?}: {err}");
+        assert!(err.contains(expected) && !err.contains("panicked"), "{args:?}: {err}");
+    }
+    let (code, _, err) = run(command().arg("--print-settings").env("SLUICEGATE__GRPC__ADR", "x"));
+    assert_eq!(code, Some(1));
+    assert!(err.contains("unknown setting \"grpc.adr\"") && err.contains("did you mean \"grpc.addr\"?"), "{err}");
+}
+
+/// Settings without a default.
+const UNSET: [&str; 21] = [
+    "rules.xds.server",
+    "rules.xds.node_metadata",
+    "rules.xds.headers",
+    "rules.xds.tls.server_name",
+    "telemetry.statsd.addr",
+    "admin.tls.client_name",
+    "grpc.tls.client_name",
+    "grpc.uds",
+    "http.debug_addr",
+    "http.metrics_addr",
+    "telemetry.otlp.service_instance_id",
+    "telemetry.otlp.service_namespace",
+    "admin.addr",
+    "overrides.file",
+    "record.dir",
+    "rules.candidate_dir",
+    "rules.dir",
+    "per_second.store",
+    "redis.sentinel.username",
+    "redis.sentinel.password",
+    "redis.sentinel.tls",
+];
+
+/// docs/settings.md names every setting there is, with its default, and none that is not.
+#[test]
+fn the_table_of_settings_is_complete() {
+    let table = std::fs::read_to_string(repository("docs/settings.md")).unwrap();
+    let mut documented: Vec<_> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let (_, printed, _) = run(command().arg("--print-settings"));
+    let mut section = String::new();
+    // One row stands for all of these.
+    documented.retain(|name| *name != "per_second.redis.*");
+    for line in printed.lines() {
+        if let Some(name) = line.strip_prefix('[') {
+            section = format!("{}.", name.trim_end_matches(']'));
+        } else if let Some((key, value)) = line.split_once(" = ") {
+            let name = format!("{section}{key}");
+            if name.starts_with("per_second.redis.") {
+                continue;
+            }
+            assert!(documented.contains(&name.as_str()), "{name} is not in docs/settings.md");
+            let row = table.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
+            let default = row.split('|').nth(2).unwrap().trim().trim_matches('`');
+            assert_eq!(default, value.trim_matches('"'), "the default of {name}");
+            documented.retain(|known| *known != name);
+        }
+    }
+    // What is printed has no line for what is not set.
+    documented.retain(|name| !name.ends_with("_file") && !UNSET.contains(name));
+    assert_eq!(documented, Vec::<&str>::new(), "documented, but not there");
+}
+
+#[test]
+fn it_asks_itself_whether_it_is_well() {
+    let server = Server::builder().start();
+    let health = |address: &str| run(command().args(["health", "--http-addr", address]));
+    assert_eq!(health(&server.http.to_string()), (Some(0), "200 OK\n".into(), String::new()));
+    // By the settings, of which all addresses are here as well; also those of the peer's environment.
+    let port = server.http.port().to_string();
+    let (code, text, _) = run(command().arg("health").env("SLUICEGATE__HTTP__ADDR", format!("0.0.0.0:{port}")));
+    assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
+    let (code, text, _) = run(command().args(["health", "--compat", "envoyproxy"]).env("PORT", &port));
+    assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (code, text, error) = health(&nobody);
+    assert!(code == Some(1) && text.is_empty() && error.contains(&format!("{nobody} does not answer")), "{error}");
+    // The gRPC port is not the place to ask.
+    assert_eq!(health(&server.grpc.to_string()).0, Some(1));
+}
+
+#[test]
+fn a_shell_completes_the_words() {
+    for shell in ["bash", "zsh", "fish"] {
+        let (code, text, _) = run(command().args(["completions", shell]));
+        assert!(code == Some(0) && text.contains("candidate") && text.contains("simulate"), "{shell}: {text}");
+    }
+}

@@ -1,0 +1,18 @@
+//! Running the service: command line, admin API, overrides, telemetry, simulation, shutdown.
+
+/// The admin API: authentication, roles, and invalid input.
+mod admin;
+/// The command line and the start of the process.
+mod cli;
+/// Alerts, the dashboard, and a real Prometheus.
+mod monitoring;
+/// Traces and metrics exported to a collector.
+mod otlp;
+/// Overrides: how they reach every instance and take effect.
+mod overrides;
+/// The end of the process.
+mod shutdown;
+/// `sluicegate simulate` on recorded traffic.
+mod simulate;
+/// The transcripts of docs/operating.md.
+mod transcripts;

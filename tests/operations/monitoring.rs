@@ -1,0 +1,214 @@
+//! What watches the service: alerts by their own tests, a real Prometheus, and that every metric that alerts and the dashboard name is
+//! there.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::{Child, Command, Stdio},
+};
+
+use serde_json::Value;
+
+use crate::support::{
+    RedisServer, Server, ask, control_plane::ControlPlane, repository, rules, server::agent, tool, until, until_async,
+};
+
+#[test]
+fn alerts_do_what_their_tests_say() {
+    for what in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]] {
+        let told =
+            Command::new(tool("promtool")).args(what).current_dir(repository("deploy/prometheus")).output().unwrap();
+        let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
+        assert!(told.status.success(), "{text}");
+    }
+    // Each of them has a line in the runbook, and a test.
+    let read = |path| fs::read_to_string(repository(path)).unwrap();
+    let (alerts, tests, book) =
+        (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts_test.yaml"), read("docs/operations.md"));
+    let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(names.len() > 10, "{names:?}");
+    for name in names {
+        assert!(book.contains(&format!("| `{name}` |")), "{name} is not in docs/operations.md");
+        assert!(
+            tests.contains(&format!("alertname: {name}\n    exp_alerts:\n    - ")),
+            "{name} has no test in which it fires"
+        );
+    }
+}
+
+/// All words in the text that are names of metrics.
+fn named(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+    let prefixes = ["sluicegate_", "ratelimit_service_", "process_"];
+    let names = words.filter(|word| prefixes.iter().any(|prefix| word.starts_with(prefix)));
+    names.map(|name| name.strip_suffix("_bucket").unwrap_or(name)).collect()
+}
+
+const RULES: &str = "
+domain: all
+descriptors:
+- { key: plain, rate_limit: { unit: hour, requests_per_unit: 5 } }
+- { key: leased, rate_limit: { unit: hour, requests_per_unit: 5, consistency: leased } }
+- { key: counted, rate_limit: { unit: hour, requests_per_unit: 5, consistency: eventual } }
+- { key: shared, rate_limit: { capacity: 10/s, class: class, reserve: { batch: 20% } } }
+";
+
+#[tokio::test]
+async fn every_metric_that_is_named_is_there() {
+    let (redis, folder) = (RedisServer::start(), rules(&[("all.yaml", RULES)]));
+    let on_redis = Server::builder()
+        .rules(folder.path())
+        .store(&redis.url())
+        .set("rules.candidate_dir", folder.path().to_str().unwrap())
+        .set("rules.candidate_share", "1.0")
+        .start();
+    let plane = ControlPlane::start();
+    let in_memory = Server::builder()
+        .set("rules.xds.server", &format!("http://{}", plane.address()))
+        .set("rules.xds.start_without_rules", "true")
+        .start();
+    let client = on_redis.client().await;
+    let page = until_async("the candidate to be asked", async || {
+        client.check(ask("all", &[("plain", "x")])).await.unwrap();
+        let page = on_redis.get("/metrics");
+        page.contains("\nsluicegate_candidate_hits{").then_some(page)
+    })
+    .await;
+    let page = page + &in_memory.get("/metrics");
+    let there: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    for file in ["deploy/prometheus/alerts.yaml", "deploy/grafana/sluicegate.json"] {
+        let text = fs::read_to_string(repository(file)).unwrap();
+        let wanted = named(&text);
+        assert!(wanted.len() > 10, "{wanted:?}");
+        let missing: Vec<_> = wanted.difference(&there).collect();
+        assert!(missing.is_empty(), "{file} names {missing:?}; there are {there:?}");
+    }
+    serde_json::from_str::<Value>(&fs::read_to_string(repository("deploy/grafana/sluicegate.json")).unwrap()).unwrap();
+    for line in
+        ["# TYPE ratelimit_service_response_time_seconds histogram", "# TYPE sluicegate_store_seconds histogram"]
+    {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    // Exit code 3 is a matter of taste: the names are another service's.
+    let mut promtool = Command::new(tool("promtool"))
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), on_redis.get("/metrics").as_bytes()).unwrap();
+    let told = promtool.wait_with_output().unwrap();
+    assert!(matches!(told.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&told.stderr));
+}
+
+/// A real Prometheus asks for the format that it likes best, and takes it: OpenMetrics, or protobuf for native histograms.
+#[tokio::test]
+async fn a_real_prometheus_reads_it() {
+    let server = Server::builder().set("telemetry.otlp.traces", "true").set("telemetry.otlp.sample_ratio", "1").start();
+    let client = server.client().await;
+    for _ in 0..3 {
+        client.check(ask("example", &[("user", "x")])).await.unwrap();
+    }
+    let mut page = agent().get(server.url("/metrics")).header("accept", "application/openmetrics-text").call().unwrap();
+    assert_eq!(page.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(page.body_mut().read_to_string().unwrap().ends_with("\n# EOF\n"));
+
+    let prometheus = Prometheus::of(&server, &[]);
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
+    until("the hits to be scraped", || prometheus.answer(total).filter(|hits| *hits == 3.0));
+    let quantile = "histogram_quantile(0.5, ratelimit_service_response_time_seconds_bucket)";
+    assert!(until("a quantile", || prometheus.answer(quantile)) > 0.0);
+    assert!(until("memory", || prometheus.answer("process_resident_memory_bytes")) > 1e6);
+    assert_eq!(prometheus.answer("sluicegate_build_info"), Some(1.0));
+    assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
+
+    let prometheus = Prometheus::of(&server, &["--enable-feature=native-histograms,exemplar-storage"]);
+    let count = "histogram_count(ratelimit_service_response_time_seconds)";
+    until("a native histogram", || prometheus.answer(count).filter(|count| *count == 3.0));
+    let quantile = prometheus.answer("histogram_quantile(0.5, ratelimit_service_response_time_seconds)").unwrap();
+    assert!(quantile > 0.0 && quantile < 1.0, "{quantile}");
+    assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
+    let url = "/api/v1/query_exemplars?query=ratelimit_service_response_time_seconds&start=0&end=99999999999";
+    let exemplars = until("an exemplar", || Some(prometheus.get(url)?).filter(|it| it["data"][0].is_object()));
+    let trace = exemplars["data"][0]["exemplars"][0]["labels"]["trace_id"].as_str().unwrap();
+    assert!(trace.len() == 32 && trace != "0".repeat(32), "{exemplars}");
+}
+
+/// One that scrapes a server. Killed when dropped.
+struct Prometheus {
+    process: Child,
+    url: String,
+    _folder: tempfile::TempDir,
+}
+
+impl Prometheus {
+    fn of(server: &Server, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let config = format!(
+            "scrape_configs: [{{job_name: s, scrape_interval: 100ms, scrape_timeout: 100ms, static_configs: [{{targets: ['{}']}}]}}]\n",
+            server.http
+        );
+        let file = folder.path().join("prometheus.yml");
+        fs::write(&file, config).unwrap();
+        let process = Command::new(tool("prometheus"))
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+            .arg(format!("--web.listen-address=127.0.0.1:{port}"))
+            .args(["--web.console.templates=/nowhere", "--web.console.libraries=/nowhere", "--log.level=error"])
+            .args(arguments)
+            .spawn()
+            .unwrap();
+        Self { process, url: format!("http://127.0.0.1:{port}"), _folder: folder }
+    }
+
+    fn get(&self, path: &str) -> Option<Value> {
+        let mut response = agent().get(format!("{}{path}", self.url)).call().ok()?;
+        serde_json::from_str(&response.body_mut().read_to_string().ok()?).ok()
+    }
+
+    fn answer(&self, query: &str) -> Option<f64> {
+        let query = percent_encoding::utf8_percent_encode(query, percent_encoding::NON_ALPHANUMERIC);
+        let answer = self.get(&format!("/api/v1/query?query={query}"))?;
+        answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+    }
+}
+
+impl Drop for Prometheus {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// The fields of all log lines that are written where nobody debugs, by a look at the sources.
+#[test]
+fn the_fields_of_the_log_are_documented() {
+    let book = fs::read_to_string(repository("docs/operations.md")).unwrap();
+    let (_, table) = book.split_once("## Log lines").unwrap();
+    let table = table.split("\n## ").next().unwrap();
+    let mut fields = BTreeSet::new();
+    let mut folders = vec![repository("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let text = fs::read_to_string(path).unwrap();
+            for level in ["info", "warn", "error"] {
+                for line in text.split(&format!("tracing::{level}!(")).skip(1) {
+                    let line = line.strip_prefix("target: \"sluicegate::audit\",").unwrap_or(line);
+                    let before = line.split('"').next().unwrap();
+                    let names = before.split(',').map(|it| it.trim().trim_start_matches(['%', '?']));
+                    fields.extend(names.filter_map(|it| it.split('=').next()).map(|it| it.trim().to_owned()));
+                }
+            }
+        }
+    }
+    fields.remove("");
+    assert!(fields.len() > 20, "{fields:?}");
+    let missing: Vec<_> = fields.iter().filter(|field| !table.contains(&format!("`{field}`"))).collect();
+    assert!(missing.is_empty(), "docs/operations.md has nothing of {missing:?}");
+}

@@ -1,0 +1,246 @@
+//! A collector of the test's own receives traces and metrics when they are switched on.
+
+use std::{
+    io::{Read, Write},
+    sync::{Arc, Mutex},
+};
+
+use opentelemetry_proto::tonic::collector::{
+    metrics::v1::{
+        ExportMetricsServiceRequest, ExportMetricsServiceResponse,
+        metrics_service_server::{MetricsService, MetricsServiceServer},
+    },
+    trace::v1::{
+        ExportTraceServiceRequest, ExportTraceServiceResponse,
+        trace_service_server::{TraceService, TraceServiceServer},
+    },
+};
+use opentelemetry_proto::tonic::metrics::v1::{
+    AggregationTemporality, HistogramDataPoint, exemplar::Value, metric::Data,
+};
+use prost::Message;
+use sluicegate_client::{Client, descriptor};
+use sluicegate_proto::envoy::{
+    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
+    service::ratelimit::v3::{RateLimitRequest, rate_limit_service_client::RateLimitServiceClient},
+};
+use tonic::{
+    Request, Response, Status,
+    transport::{Endpoint, server::TcpIncoming},
+};
+
+use crate::support::{DEADLINE, Server, until_async};
+
+#[derive(Clone, Default)]
+struct Collector {
+    traces: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
+    metrics: Arc<Mutex<Vec<ExportMetricsServiceRequest>>>,
+}
+
+#[tonic::async_trait]
+impl TraceService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportTraceServiceRequest>,
+    ) -> Result<Response<ExportTraceServiceResponse>, Status> {
+        self.traces.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Default::default()))
+    }
+}
+
+#[tonic::async_trait]
+impl MetricsService for Collector {
+    async fn export(
+        &self,
+        request: Request<ExportMetricsServiceRequest>,
+    ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
+        assert_eq!(request.metadata().get("api-key").unwrap(), "a b");
+        self.metrics.lock().unwrap().push(request.into_inner());
+        Ok(Response::new(Default::default()))
+    }
+}
+
+impl Collector {
+    fn start() -> (Self, String) {
+        let collector = Self::default();
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let url = format!("http://{}", incoming.local_addr().unwrap());
+        let server = tonic::transport::Server::builder()
+            .add_service(TraceServiceServer::new(collector.clone()))
+            .add_service(MetricsServiceServer::new(collector.clone()));
+        tokio::spawn(server.serve_with_incoming(incoming));
+        (collector, url)
+    }
+}
+
+async fn ask(server: &Server, traceparent: &str) {
+    let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect().await.unwrap();
+    let entry = Entry { key: "user".into(), value: "x".into() };
+    let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
+    let message = RateLimitRequest { domain: "example".into(), descriptors: vec![descriptor], hits_addend: 0 };
+    let mut request = Request::new(message);
+    request.metadata_mut().insert("traceparent", traceparent.parse().unwrap());
+    RateLimitServiceClient::new(channel).should_rate_limit(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_callers_sampled_trace_is_continued() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.sample_ratio", "0")
+        .start();
+    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    ask(&server, "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-00").await;
+    // Whatever is not sent yet is sent when the service leaves.
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let requests = collector.traces.lock().unwrap();
+    let spans: Vec<_> = requests
+        .iter()
+        .flat_map(|request| &request.resource_spans)
+        .flat_map(|resource| &resource.scope_spans)
+        .flat_map(|scope| &scope.spans)
+        .collect();
+    assert_eq!(spans.len(), 1, "{spans:#?}");
+    assert_eq!(spans[0].name, "ShouldRateLimit");
+    assert_eq!(spans[0].trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    assert_eq!(spans[0].parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
+    let attributes = format!("{:?}", spans[0].attributes);
+    assert!(attributes.contains("\"example\"") && attributes.contains("\"ok\""), "{attributes}");
+}
+
+/// The same over HTTP, under another name.
+#[tokio::test]
+async fn a_collector_is_spoken_to_over_http() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let collected = std::thread::spawn(move || {
+        let collect = |_| {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(DEADLINE)).unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let head = String::from_utf8(head).unwrap().to_lowercase();
+            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+            let mut body = vec![0; length.parse().unwrap()];
+            stream.read_exact(&mut body).unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+            (head, body)
+        };
+        [0, 1].map(collect)
+    });
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.protocol", "http")
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "1h")
+        .set("telemetry.otlp.service_name", "envoy-ratelimit")
+        .set("telemetry.otlp.service_instance_id", "pod-7")
+        .variable("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+        .start();
+    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    // At the end there is what was not sent yet, of both kinds.
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let collected = collected.join().unwrap();
+    for (head, _) in &collected {
+        assert!(head.contains("application/x-protobuf") && head.contains("api-key: a b"), "{head}");
+    }
+    let of = |path: &str| collected.iter().find(|(head, _)| head.starts_with(&format!("post {path} "))).unwrap();
+    let metrics = ExportMetricsServiceRequest::decode(of("/v1/metrics").1.as_slice()).unwrap();
+    let point = latency(&[metrics]).unwrap();
+    let exemplar = &point.exemplars[0];
+    assert_eq!(exemplar.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+    assert!((point.start_time_unix_nano..point.time_unix_nano).contains(&exemplar.time_unix_nano), "{point:?}");
+    assert!(matches!(exemplar.value, Some(Value::AsDouble(seconds)) if seconds > 0.0), "{exemplar:?}");
+    let request = ExportTraceServiceRequest::decode(of("/v1/traces").1.as_slice()).unwrap();
+    let resource = format!("{:?}", request.resource_spans[0].resource);
+    assert!(resource.contains("\"envoy-ratelimit\"") && resource.contains("\"pod-7\""), "{resource}");
+}
+
+/// One of many checks in a frame has a span of its own, in its own trace.
+#[tokio::test]
+async fn a_check_on_a_stream_continues_its_trace() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.sample_ratio", "0")
+        .start();
+    for coalesce in [true, false] {
+        let limiter = Client::builder(format!("http://{}", server.grpc)).domain("example").deadline(DEADLINE);
+        let limiter = limiter.coalesce(coalesce).connect_lazy().unwrap();
+        let check = || limiter.check([descriptor! { "user" => "alice" }]);
+        check().strict().await.unwrap();
+        check().traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").strict().await.unwrap();
+        check().traceparent("00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00").strict().await.unwrap();
+    }
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let requests = collector.traces.lock().unwrap();
+    let resources = requests.iter().flat_map(|request| &request.resource_spans);
+    let spans: Vec<_> = resources.flat_map(|it| &it.scope_spans).flat_map(|it| &it.spans).collect();
+    assert_eq!(spans.len(), 2, "{spans:#?}");
+    for span in spans {
+        assert_eq!(span.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
+        assert_eq!(span.parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
+    }
+}
+
+#[tokio::test]
+async fn metrics_are_sent_when_wanted() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "50ms")
+        .variable("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+        .start();
+    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    until_async("the hit to be reported", async || {
+        let names = format!("{:?}", collector.metrics.lock().unwrap());
+        names.contains("ratelimit_service_rate_limit_total_hits").then_some(())
+    })
+    .await;
+    let point = until_async("the response time", async || latency(&collector.metrics.lock().unwrap())).await;
+    assert_eq!((point.count, point.bucket_counts.iter().sum(), point.bucket_counts.len()), (1, 1_u64, 17));
+    assert_eq!((point.explicit_bounds.len(), point.explicit_bounds[0]), (16, 1e-6));
+    assert!(point.sum() > 0.0 && point.time_unix_nano > point.start_time_unix_nano && point.start_time_unix_nano > 0);
+    assert!(format!("{:?}", point.attributes[0]).contains("ShouldRateLimit"), "{:?}", point.attributes);
+    assert!(point.exemplars.is_empty(), "{:?}", point.exemplars);
+}
+
+/// Nobody wonders where they are.
+#[tokio::test]
+async fn a_collector_that_is_away_is_in_the_log() {
+    for protocol in ["grpc", "http"] {
+        let server = Server::builder()
+            .set("telemetry.otlp.endpoint", "http://127.0.0.1:1")
+            .set("telemetry.otlp.protocol", protocol)
+            .set("telemetry.otlp.metrics", "true")
+            .set("telemetry.otlp.interval", "50ms")
+            .start();
+        until_async("the complaint", async || server.log().contains("cannot be told of metrics").then_some(())).await;
+    }
+}
+
+/// The data point of the response time, once there is a request.
+fn latency(requests: &[ExportMetricsServiceRequest]) -> Option<HistogramDataPoint> {
+    let resources = requests.iter().flat_map(|request| &request.resource_metrics);
+    let metrics = resources.flat_map(|it| &it.scope_metrics).flat_map(|it| &it.metrics);
+    let mut points = metrics.filter_map(|metric| match &metric.data {
+        Some(Data::Histogram(histogram)) if metric.name == "ratelimit_service_response_time_seconds" => {
+            assert_eq!((histogram.aggregation_temporality(), &*metric.unit), (AggregationTemporality::Cumulative, "s"));
+            histogram.data_points.first()
+        }
+        _ => None,
+    });
+    points.rfind(|point| point.count > 0).cloned()
+}

@@ -1,0 +1,82 @@
+//! Told to stop: health says so, calls under way are answered, and the process ends with 0.
+
+use tonic::transport::{Channel, Endpoint};
+use tonic_health::pb::{
+    HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use crate::support::{RedisServer, Server, ask, until, until_async};
+
+async fn health(server: &Server) -> HealthClient<Channel> {
+    let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
+    HealthClient::new(endpoint.connect().await.unwrap())
+}
+
+fn of(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest { service: service.into() }
+}
+
+/// Waits until a call has come as far as the store.
+async fn until_asked(server: &Server) {
+    let series = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
+    until_async("the call to count as asked", async || (server.metric(series) == 1.0).then_some(())).await;
+}
+
+#[tokio::test]
+async fn health_says_not_serving_while_calls_are_still_answered() {
+    let server = Server::builder().set("shutdown.delay", "1h").start();
+    let (client, mut health) = (server.client().await, health(&server).await);
+    let service = "envoy.service.ratelimit.v3.RateLimitService";
+    for name in ["", service] {
+        assert_eq!(health.check(of(name)).await.unwrap().into_inner().status(), ServingStatus::Serving);
+    }
+    server.signal("TERM");
+    until_async("health to say NOT_SERVING", async || {
+        let status = health.check(of(service)).await.unwrap().into_inner().status();
+        (status == ServingStatus::NotServing).then_some(())
+    })
+    .await;
+    assert!(client.check(ask("example", &[("user", "x")])).await.unwrap().allowed());
+    assert!(server.get("/readyz").contains("leaving"));
+    server.signal("TERM");
+    assert!(server.wait().await.success(), "a second signal ends it at once");
+}
+
+/// A call waits for a frozen Redis while the service is told to stop, and is answered before it ends.
+#[tokio::test]
+async fn calls_under_way_finish() {
+    let redis = RedisServer::start();
+    let server = Server::builder().store(&redis.url()).set("redis.timeout", "20s").start();
+    let client = server.client().await;
+    redis.freeze();
+    let call = tokio::spawn(async move { client.check(ask("example", &[("user", "x")])).await });
+    until_asked(&server).await;
+    server.signal("TERM");
+    until("the port to close", || std::net::TcpStream::connect(server.grpc).err());
+    redis.thaw();
+    assert!(call.await.unwrap().is_ok());
+    assert!(server.wait().await.success());
+}
+
+/// Whoever watches the health does not hold the process up, nor does a call that never ends.
+#[tokio::test]
+async fn watchers_and_endless_calls_do_not_hold_it_up() {
+    let server = Server::builder().set("shutdown.grace", "20s").start();
+    let mut watch = health(&server).await.watch(of("")).await.unwrap().into_inner();
+    let status = |response: Option<HealthCheckResponse>| response.map(|response| response.status());
+    assert_eq!(status(watch.message().await.unwrap()), Some(ServingStatus::Serving));
+    server.signal("TERM");
+    assert_eq!(status(watch.message().await.unwrap()), Some(ServingStatus::NotServing));
+    assert!(server.wait().await.success());
+
+    let redis = RedisServer::start();
+    let server =
+        Server::builder().store(&redis.url()).set("redis.timeout", "1h").set("shutdown.grace", "100ms").start();
+    let client = server.client().await;
+    redis.freeze();
+    let call = tokio::spawn(async move { client.check(ask("example", &[("user", "x")])).await });
+    until_asked(&server).await;
+    server.signal("INT");
+    assert!(server.wait().await.success());
+    assert!(call.await.unwrap().is_err());
+}

@@ -1,0 +1,417 @@
+//! Overload over the wire: who is shed, who is not, how a refusal says which it is; limits that stretch; and plans.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use sluicegate_client::shed::{CLASSES, LoadShedder, Settings, Signal};
+use sluicegate_proto::sluicegate::v1::{
+    GetRequest, ReportRequest, Utilization, resource_service_client::ResourceServiceClient,
+};
+use tokio::task::JoinSet;
+
+use crate::support::{
+    RedisServer, Server, descriptor,
+    plain::{Answer, Client, Request},
+    ring, rules,
+    server::{agent, get, post},
+    until, until_async,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: fleet
+  rate_limit: {capacity: 10, hold: 1h, holder: id, class: priority, reserve: {critical: 20%}}
+- key: tenants
+  rate_limit: {capacity: 100/h, class: tenant, shares: {gold: {min: 40}, free: {min: 10, max: 30}, other: {max: 20}}}
+- key: backend
+  rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+- key: own
+  rate_limit: {unit: year, requests_per_unit: 1}
+- key: report
+  rate_limit: {unit: year, requests_per_unit: 10, elastic: {resource: db, up_to: 200%}}
+";
+
+fn start(store: &str) -> Server {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let builder = Server::builder().rules(folder.path()).store(store).set("redis.timeout", "20s");
+    builder.set("response.headers", "true").set("response.dynamic_metadata", "true").start()
+}
+
+fn request(entries: &[(&str, &str)]) -> Request {
+    Request::new("d").descriptor(descriptor(entries))
+}
+
+async fn passes(client: &Client, entries: &[(&str, &str)]) -> bool {
+    client.check(request(entries)).await.unwrap().allowed()
+}
+
+/// By the page: code, `Retry-After`, and what the first status says of itself.
+fn json(server: &Server, entries: &[&[(&str, &str)]]) -> (u16, Option<String>, Value) {
+    let entry = |(key, value): &(&str, &str)| json!({"key": key, "value": value});
+    let descriptors: Vec<_> =
+        entries.iter().map(|entries| json!({"entries": entries.iter().map(entry).collect::<Vec<_>>()})).collect();
+    let body = json!({"domain": "d", "descriptors": descriptors}).to_string();
+    let mut response = agent().post(server.url("/json")).send(body.as_bytes()).unwrap();
+    let wait = response.headers().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
+    let text = response.body_mut().read_to_string().unwrap();
+    (response.status().as_u16(), wait, serde_json::from_str(&text).unwrap())
+}
+
+#[tokio::test]
+async fn what_is_reserved_is_there_and_all_else_is_shed() {
+    let redis = RedisServer::start();
+    for store in ["memory", &redis.url()] {
+        let server = start(store);
+        let client = server.client().await;
+        let mut id = 0;
+        let mut take = async |priority: &str| {
+            id += 1;
+            let answer = client.check(request(&[("fleet", "api"), ("priority", priority), ("id", &id.to_string())]));
+            answer.await.unwrap().allowed()
+        };
+        for priority in ["get", "post", "get", "test", "whatever", "", "get", "get"] {
+            assert!(take(priority).await, "{store}: {priority}");
+        }
+        assert!(!take("get").await && !take("post").await, "{store}: four fifths");
+        assert!(take("critical").await && take("critical").await && !take("critical").await, "{store}");
+        // Whoever is done makes room, for critical traffic first.
+        let back = descriptor(&[("fleet", "api"), ("priority", "get"), ("id", "1")]).give_back();
+        client.check(Request::new("d").descriptor(back)).await.unwrap();
+        assert!(take("critical").await && !take("get").await, "{store}");
+        let (code, wait, answer) = json(&server, &[&[("fleet", "api"), ("priority", "get"), ("id", "x")]]);
+        assert_eq!(code, 503);
+        assert!(wait.unwrap().parse::<u64>().unwrap() > 3_500);
+        assert_eq!(answer["dynamicMetadata"]["sluicegate.shed"], json!(true));
+        assert_eq!(answer["dynamicMetadata"]["sluicegate.statuses"][0]["shed"], json!(true));
+        let series = |class: &str, outcome: &str| {
+            format!(
+                "sluicegate_class_hits_total{{class=\"{class}\",domain=\"d\",key1=\"fleet\",outcome=\"{outcome}\"}}"
+            )
+        };
+        let page = server.get("/metrics");
+        let metric = |class: &str, outcome: &str| server.metric(&series(class, outcome));
+        assert_eq!((metric("other", "passed"), metric("other", "shed")), (8.0, 4.0), "{page}");
+        assert_eq!((metric("critical", "passed"), metric("critical", "shed")), (3.0, 1.0));
+        let since = |class: &str| {
+            server.metric(&format!(
+                "sluicegate_shedding_since_timestamp_seconds{{class=\"{class}\",domain=\"d\",key1=\"fleet\"}}"
+            ))
+        };
+        assert!(since("other") > 1.7e9 && since("critical") > 1.7e9);
+    }
+}
+
+/// What belongs to the caller is 429 and stays so, also when something else is shed.
+#[tokio::test]
+async fn a_refusal_says_which_it_is() {
+    let server = start("memory");
+    let client = server.client().await;
+    assert!(passes(&client, &[("backend", "x")]).await && passes(&client, &[("own", "x")]).await);
+    let code = |entries: &[&[(&str, &str)]]| json(&server, entries).0;
+    assert_eq!(code(&[&[("backend", "x")]]), 503);
+    assert_eq!(code(&[&[("own", "x")]]), 429);
+    assert_eq!(code(&[&[("own", "x")], &[("backend", "x")]]), 429);
+    assert_eq!(code(&[&[("own", "y")], &[("backend", "x")]]), 503);
+    let (_, wait, answer) = json(&server, &[&[("own", "x")]]);
+    assert_eq!((wait, &answer["dynamicMetadata"]["sluicegate.shed"]), (None, &Value::Null));
+    // Above its own maximum it is the caller's limit, and below it overload.
+    for _ in 0..30 {
+        assert!(passes(&client, &[("tenants", "x"), ("tenant", "free")]).await);
+    }
+    assert_eq!(code(&[&[("tenants", "x"), ("tenant", "free")]]), 429);
+    for _ in 0..70 {
+        assert!(passes(&client, &[("tenants", "x"), ("tenant", "gold")]).await);
+    }
+    assert_eq!(code(&[&[("tenants", "x"), ("tenant", "gold")]]), 503);
+    assert_eq!(code(&[&[("tenants", "x"), ("tenant", "nobody")]]), 503);
+    for (class, outcome, expected) in [("free", "refused", 1.0), ("free", "shed", 0.0), ("gold", "shed", 1.0)] {
+        let labels = format!("class=\"{class}\",domain=\"d\",key1=\"tenants\",outcome=\"{outcome}\"");
+        assert_eq!(server.metric(&format!("sluicegate_class_hits_total{{{labels}}}")), expected, "{class} {outcome}");
+    }
+    let ours = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
+    let ours = ours.deadline(crate::support::DEADLINE).connect_lazy().unwrap();
+    let shed = async |key: &str| ours.check([sluicegate_client::Descriptor::new().entry(key, "x")]).await.shed();
+    assert!(shed("backend").await && !shed("own").await);
+}
+
+/// Three instances, many callers: each class within its maximum, all within the capacity, and nobody below its minimum.
+#[tokio::test]
+async fn shares_hold_over_all_instances() {
+    let redis = RedisServer::start();
+    let (_nodes, ring) = ring(3);
+    for url in [redis.url(), ring] {
+        let servers = [start(&url), start(&url), start(&url)];
+        let mut callers = JoinSet::new();
+        for caller in 0..24 {
+            let client = servers[caller % 3].client().await;
+            let tenant = ["gold", "free", "stranger"][caller / 3 % 3];
+            callers.spawn(async move {
+                let mut passed = 0;
+                for _ in 0..20 {
+                    passed += u32::from(passes(&client, &[("tenants", "x"), ("tenant", tenant)]).await);
+                }
+                (tenant, passed)
+            });
+        }
+        let each = callers.join_all().await;
+        let passed = |tenant| each.iter().filter(|it| it.0 == tenant).map(|it| it.1).sum::<u32>();
+        let [gold, free, stranger] = ["gold", "free", "stranger"].map(passed);
+        // An hour's hundred, and what flows meanwhile.
+        assert!((100..=101).contains(&(gold + free + stranger)), "{gold} {free} {stranger}");
+        assert!(gold >= 40 && (10..=30).contains(&free) && stranger <= 20, "{gold} {free} {stranger}");
+    }
+}
+
+fn report(server: &Server, reporter: &str, utilization: f64, life: &str) -> (u16, String) {
+    let body = json!({"reporter": reporter, "utilization": utilization, "life": life}).to_string();
+    post(&server.url("/resources/db"), body.as_bytes())
+}
+
+/// How many pass for a user who has not asked before, and how many of them are marked.
+async fn burst(client: &Client, user: &str) -> (usize, usize) {
+    let mut answers: Vec<Answer> = Vec::new();
+    loop {
+        let answer = client.check(request(&[("report", user)])).await.unwrap();
+        if !answer.allowed() {
+            break;
+        }
+        // Nobody is told to count on the extra.
+        assert_eq!(answer.0.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, 10);
+        assert_eq!(answer.remaining(), Some(9_u32.saturating_sub(answers.len() as u32)));
+        answers.push(answer);
+    }
+    let marked = |answer: &&Answer| {
+        answer.0.response_headers_to_add.iter().any(|it| it.key == "RateLimit-Soft" && it.value == "elastic")
+    };
+    (answers.len(), answers.iter().filter(marked).count())
+}
+
+#[tokio::test]
+async fn an_elastic_limit_is_as_long_as_its_resource_has_to_spare() {
+    let redis = RedisServer::start();
+    let (one, other) = (start(&redis.url()), start(&redis.url()));
+    let client = other.client().await;
+    let metric = || other.metric("sluicegate_resource_utilization{resource=\"db\"}");
+    assert_eq!(burst(&client, "before").await, (10, 0), "nobody says anything");
+    assert_eq!(report(&one, "db-1", 0.2, "1h"), (200, r#"{"reporters":1,"worst":0.2,"mean":0.2}"#.into()));
+    until("the other instance to know", || (metric() == 0.2).then_some(()));
+    assert_eq!(burst(&client, "idle").await, (20, 10));
+    // Of several the worst counts, and what is there shrinks with it.
+    assert_eq!(report(&one, "db-2", 0.7, "1h").1, r#"{"reporters":2,"worst":0.7,"mean":0.45}"#);
+    until("the other instance to know", || (metric() == 0.7).then_some(()));
+    assert_eq!(burst(&client, "half").await, (15, 5));
+    report(&one, "db-2", 0.95, "3s");
+    until("the other instance to know", || (metric() == 0.95).then_some(()));
+    assert_eq!(burst(&client, "busy").await, (10, 0));
+    // A refusal is not remembered: it is over as soon as there is something to spare.
+    let ours = sluicegate_client::Client::builder(format!("http://{}", other.grpc)).domain("d");
+    let ours = ours.deadline(crate::support::DEADLINE).connect_lazy().unwrap();
+    let passes = async || ours.check([sluicegate_client::descriptor! { "report" => "busy" }]).await.allowed();
+    assert!(!passes().await && !passes().await);
+    until_async("the refusal to end", async || passes().await.then_some(())).await;
+    until("the report to end", || (metric() == 0.2).then_some(()));
+    assert_eq!(burst(&client, "again").await, (20, 10));
+    drop(redis);
+    until("nobody to be able to say", || (metric() == 1.0).then_some(()));
+}
+
+#[tokio::test]
+async fn resources_are_reported_by_both_protocols_and_bad_reports_are_refused() {
+    let server = start("memory");
+    let url = format!("http://{}", server.grpc);
+    let mut grpc = until_async("a connection", async || ResourceServiceClient::connect(url.clone()).await.ok()).await;
+    let asked = |resource: &str| GetRequest { resource: resource.into() };
+    assert_eq!(grpc.get(asked("cache")).await.unwrap().into_inner(), Utilization::default());
+    let said = |reporter: &str, utilization| ReportRequest {
+        resource: "cache".into(),
+        reporter: reporter.into(),
+        utilization,
+        ttl_us: 60_000_000,
+    };
+    grpc.report(said("a", 0.5)).await.unwrap();
+    let both = grpc.report(said("b", 7.0)).await.unwrap().into_inner();
+    assert_eq!(both, Utilization { reporters: 2, worst: 1.0, mean: 0.75 });
+    assert_eq!(get(&server.url("/resources/cache")), (200, r#"{"reporters":2,"worst":1.0,"mean":0.75}"#.into()));
+    assert_eq!(get(&server.url("/resources/nothing")), (200, r#"{"reporters":0}"#.into()));
+    let day = 86_400_000_000;
+    for bad in [
+        ReportRequest { resource: String::new(), ..said("a", 0.5) },
+        ReportRequest { resource: "x".repeat(257), ..said("a", 0.5) },
+        said("", 0.5),
+        said("a", f64::NAN),
+        said("a", -0.1),
+        said("a", f64::INFINITY),
+        ReportRequest { ttl_us: 0, ..said("a", 0.5) },
+        ReportRequest { ttl_us: day, ..said("a", 0.5) },
+    ] {
+        assert_eq!(grpc.report(bad.clone()).await.unwrap_err().code(), tonic::Code::InvalidArgument, "{bad:?}");
+    }
+    for body in [
+        "",
+        "{}",
+        r#"{"reporter":"a","utilization":"much","life":"1s"}"#,
+        r#"{"reporter":"a","utilization":0.5,"life":"soon"}"#,
+    ] {
+        let (code, text) = post(&server.url("/resources/db"), body.as_bytes());
+        assert_eq!(code, 400, "{body}: {text}");
+    }
+    assert_eq!(report(&server, "a", -1.0, "1s"), (400, "a utilization is a number from 0 to 1\n".into()));
+    assert_eq!(report(&server, "a", 0.5, "2h").0, 400);
+    // So many may say something, and no more.
+    let mut calls = JoinSet::new();
+    for number in 0..1_100 {
+        let mut grpc = grpc.clone();
+        let report = said(&format!("reporter-{number}"), 0.1);
+        calls.spawn(async move { grpc.report(report).await.map(drop).map_err(|error| error.code()) });
+    }
+    let outcomes = calls.join_all().await;
+    let full = outcomes.iter().filter(|it| **it == Err(tonic::Code::ResourceExhausted)).count();
+    assert_eq!((full, outcomes.iter().filter(|it| it.is_ok()).count()), (102, 998));
+}
+
+const PLANS: &str = "
+domain: d
+plans:
+  default: free
+  limits:
+    free: {calls: {unit: year, requests_per_unit: 2}, jobs: {algorithm: concurrency, limit: 1, holder: id}}
+    pro: {calls: {unit: year, requests_per_unit: 5, name: pro}, jobs: {algorithm: concurrency, limit: 2, holder: id}}
+    all: {calls: {unlimited: true}, jobs: {algorithm: concurrency, limit: 9, holder: id}}
+  entities:
+    user: {bob: pro}
+descriptors:
+- key: user
+  rate_limit: {by_plan: calls}
+- key: worker
+  rate_limit: {by_plan: jobs}
+";
+
+#[tokio::test]
+async fn a_plan_is_named_or_known() {
+    let folder = rules(&[("d.yaml", PLANS)]);
+    let redis = RedisServer::start();
+    for store in ["memory", &redis.url()] {
+        let server = Server::start(folder.path(), store);
+        let client = server.client().await;
+        let limit = async |entries: &[(&str, &str)]| {
+            let answer = client.check(request(entries)).await.unwrap();
+            answer.0.statuses[0]
+                .current_limit
+                .as_ref()
+                .map(|limit| (limit.requests_per_unit, answer.remaining().unwrap()))
+        };
+        assert_eq!(limit(&[("user", "alice")]).await, Some((2, 1)));
+        assert_eq!(limit(&[("user", "alice"), ("plan", "pro")]).await, Some((5, 3)), "what she has used goes along");
+        assert_eq!(limit(&[("user", "alice"), ("plan", "all")]).await, None);
+        assert_eq!(limit(&[("user", "bob")]).await, Some((5, 4)));
+        assert_eq!(limit(&[("user", "bob"), ("plan", "free")]).await, Some((2, 0)), "what a request says comes first");
+        assert_eq!(limit(&[("user", "carol"), ("plan", "gold")]).await, Some((2, 1)));
+        assert_eq!(server.metric("sluicegate_plan_not_found_total"), 1.0);
+        assert_eq!(limit(&[("worker", "w"), ("id", "1")]).await, Some((1, 0)));
+        assert_eq!(limit(&[("worker", "w"), ("plan", "pro"), ("id", "2")]).await, Some((2, 0)));
+        let shown = server.get("/rlconfig");
+        assert!(shown.contains("d.user.plan_pro: unit=YEAR requests_per_unit=5"), "{shown}");
+        let hits = "ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"user\",key2=\"plan_pro\"}";
+        assert_eq!(server.metric(hits), 2.0);
+    }
+}
+
+/// Who asks is no part of a label, however detailed: there would be as many series as requests.
+#[tokio::test]
+async fn statistics_know_plans_and_not_who_asks() {
+    let text = PLANS.replace("- key: user\n", "- key: user\n  detailed_metric: true\n");
+    let text = text.replace("- key: worker\n", "- key: worker\n  detailed_metric: true\n");
+    let folder = rules(&[("d.yaml", &text)]);
+    let server = Server::start(folder.path(), "memory");
+    let client = server.client().await;
+    for id in ["1", "2", "3"] {
+        passes(&client, &[("worker", "w"), ("plan", "pro"), ("id", id)]).await;
+    }
+    passes(&client, &[("user", "bob")]).await;
+    let hits = |key1: &str| {
+        server.metric(&format!(
+            "ratelimit_service_rate_limit_total_hits{{domain=\"d\",key1=\"{key1}\",key2=\"plan_pro\"}}"
+        ))
+    };
+    assert_eq!((hits("worker_w"), hits("user_bob")), (3.0, 1.0), "{}", server.get("/metrics"));
+    assert_eq!(server.metric("sluicegate_metric_dynamic_series"), 2.0);
+}
+
+/// Rules with the same labels are one in the metrics, and a level may have the name of a class.
+#[tokio::test]
+async fn classes_of_rules_with_the_same_labels_add_up() {
+    let text = "
+domain: d
+descriptors:
+- key: a
+  rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+  descriptors:
+  - key: all
+    rate_limit: {unit: year, requests_per_unit: 1}
+    descriptors:
+    - key: x
+      rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+    - key: y
+      rate_limit: {unit: year, requests_per_unit: 1, shed: true}
+";
+    let folder = rules(&[("d.yaml", text)]);
+    let server = Server::start(folder.path(), "memory");
+    let client = server.client().await;
+    for entries in [&[("a", "1")][..], &[("a", "1"), ("all", "1")]] {
+        assert!(passes(&client, entries).await && !passes(&client, entries).await);
+    }
+    for last in ["x", "y"] {
+        assert!(passes(&client, &[("a", "1"), ("all", "1"), (last, "1")]).await);
+    }
+    let series = |labels: &str| format!("sluicegate_class_hits_total{{class=\"all\",domain=\"d\",key1=\"a\"{labels}}}");
+    let metric = |labels: &str| server.metric(&series(labels));
+    assert_eq!((metric(",outcome=\"passed\""), metric(",outcome=\"shed\"")), (1.0, 1.0));
+    assert_eq!(metric(",key2=\"all\",outcome=\"passed\""), 2.0, "of the two below, and not of the one between");
+}
+
+/// Slots of classes come back by themselves, too.
+#[tokio::test]
+async fn a_class_gets_back_what_a_crashed_holder_had() {
+    let text = RULES.replace("hold: 1h", "hold: 300ms");
+    let folder = rules(&[("d.yaml", &text)]);
+    let server = Server::start(folder.path(), "memory");
+    let client = server.client().await;
+    for id in 0..8 {
+        assert!(passes(&client, &[("fleet", "api"), ("priority", "get"), ("id", &id.to_string())]).await);
+    }
+    let again = async || passes(&client, &[("fleet", "api"), ("priority", "get"), ("id", "again")]).await.then_some(());
+    let refused = client.check(request(&[("fleet", "api"), ("priority", "get"), ("id", "9")])).await.unwrap();
+    assert!(refused.allowed() || refused.retry_after().unwrap() <= Duration::from_secs(1));
+    until_async("their end", again).await;
+}
+
+/// A box says how busy it is, and a gateway hears of it. When nobody can be asked any more, nothing changes.
+#[tokio::test]
+async fn a_gateway_sheds_by_what_boxes_report() {
+    let server = start("memory");
+    let client = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
+    let client = client.deadline(Duration::from_millis(500)).connect_lazy().unwrap();
+    let at_once = Settings { patience: Duration::ZERO, shed_in: Duration::from_secs(2), ..Settings::default() };
+    let full = LoadShedder::new(Signal::Busy(2)).reporting(client.clone(), "boxes", "box-1");
+    let idle = LoadShedder::new(Signal::Busy(2)).reporting(client.clone(), "boxes", "box-2");
+    let gateway = LoadShedder::of(Signal::Reported(client.clone(), "boxes".into()), CLASSES, at_once);
+    assert!(gateway.admit(3, 1).is_some() && idle.admit(0, 1).is_some());
+    let _busy: Vec<_> = (0..4).map(|key| full.admit(0, key)).collect();
+    let both = async || client.utilization("boxes").await.ok().filter(|said| said.reporters == 2);
+    let said = until_async("both to report", both).await;
+    assert_eq!((said.worst, said.mean), (1.0, 0.5), "a box with twice as much as it can do has nothing to spare");
+    until_async("the gateway to hear it", async || (gateway.utilization() == 0.5).then_some(())).await;
+    assert_eq!(gateway.level(), 0.0);
+    let _busier: Vec<_> = (0..4).map(|key| idle.admit(0, key)).collect();
+    until_async("the gateway to shed", async || (gateway.level() > 0.3).then_some(())).await;
+    drop(server);
+    let unknown = async || (gateway.utilization() == 0.75).then_some(gateway.level());
+    let level = until_async("the gateway to know nothing", unknown).await;
+    let since = Instant::now();
+    until_async("a while", async || {
+        assert_eq!(gateway.level(), level);
+        (since.elapsed() > Duration::from_secs(3)).then_some(())
+    })
+    .await;
+}

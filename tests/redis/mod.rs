@@ -1,0 +1,18 @@
+//! Redis as the store: state, topologies, failures, and what is decided without asking it.
+
+/// `charge: all` for requests whose limits are on several servers.
+mod charge_all;
+/// `consistency: eventual`.
+mod eventual;
+/// Redis behind a faulty network, and servers with unexpected replies.
+mod faults;
+/// Decisions without a call to Redis: the deny cache and leases.
+pub(crate) mod leases_and_deny_cache;
+/// Redis stopped, killed, frozen and flushed.
+mod outage;
+/// Overrides as Redis stores them.
+mod override_store;
+/// The state in Redis, and exact limits shared by many callers.
+pub(crate) mod stores;
+/// Clusters, sentinels and rings: where counters are stored, and what moves.
+mod topologies;

@@ -1,0 +1,186 @@
+//! Redis stopped, killed, frozen, flushed: answers at once all the same, and all is well when it is back.
+
+use crate::support::{
+    RedisServer, Server, ask,
+    plain::{Answer, Client, Error},
+    rules, until, until_async,
+};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: default
+  rate_limit: {unit: year, requests_per_unit: 5}
+- key: open
+  rate_limit: {unit: year, requests_per_unit: 5, on_error: allow}
+- key: closed
+  rate_limit: {unit: year, requests_per_unit: 5, on_error: deny}
+";
+
+fn start(redis: &RedisServer) -> Server {
+    Server::start(rules(&[("d.yaml", RULES)]).path(), &redis.url())
+}
+
+async fn check(client: &Client, key: &str) -> Result<Answer, Error> {
+    client.check(ask("d", &[(key, "x")])).await
+}
+
+/// Asks until the store is known to be out of reach: from then on nothing waits.
+async fn until_down(server: &Server, client: &Client) {
+    until_async("the breaker to open", async || {
+        let _ = check(client, "default").await;
+        (server.metric("sluicegate_store_errors_total{kind=\"unavailable\"}") > 0.0).then_some(())
+    })
+    .await;
+}
+
+async fn until_up(client: &Client) -> Answer {
+    until_async("decisions to be made again", async || check(client, "default").await.ok()).await
+}
+
+/// No call of these may wait for a time-out.
+async fn answers_at_once(server: &Server, client: &Client) {
+    let timeouts = server.metric("sluicegate_store_errors_total{kind=\"timeout\"}");
+    for _ in 0..200 {
+        let error = check(client, "default").await.unwrap_err();
+        assert_eq!(error.code(), Some(tonic::Code::Unavailable), "{error}");
+        let open = check(client, "open").await.unwrap();
+        assert!(open.allowed() && open.0.statuses[0].current_limit.is_some());
+        let closed = check(client, "closed").await.unwrap();
+        assert!(!closed.allowed() && closed.remaining() == Some(0) && closed.retry_after().is_some());
+    }
+    assert_eq!(server.metric("sluicegate_store_errors_total{kind=\"timeout\"}"), timeouts);
+    let undecided = "ratelimit_service_should_rate_limit_error{err_type=\"redis_error\"}";
+    assert!(server.metric(undecided) >= 200.0);
+}
+
+#[tokio::test]
+async fn a_killed_redis_is_noticed_and_its_return_too() {
+    let mut redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    redis.kill();
+    until_down(&server, &client).await;
+    answers_at_once(&server, &client).await;
+    until("/readyz to tell", || server.get("/readyz").contains("redis, out of reach").then_some(()));
+    redis.restart();
+    assert_eq!(until_up(&client).await.remaining(), Some(4), "the new Redis is empty");
+    assert!(check(&client, "closed").await.unwrap().allowed());
+    until("/readyz to tell", || server.get("/readyz").contains("redis, up").then_some(()));
+    assert_eq!(server.log().matches("out of reach").count(), 1, "once per episode:\n{}", server.log());
+}
+
+#[tokio::test]
+async fn a_frozen_redis_costs_a_few_timeouts_and_no_more() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    redis.freeze();
+    until_down(&server, &client).await;
+    answers_at_once(&server, &client).await;
+    assert!(server.metric("sluicegate_store_errors_total{kind=\"timeout\"}") <= 6.0);
+    redis.thaw();
+    assert!(until_up(&client).await.allowed());
+}
+
+#[tokio::test]
+async fn a_service_that_starts_before_its_redis_waits_for_it() {
+    let mut redis = RedisServer::start();
+    redis.kill();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.is_err());
+    assert!(check(&client, "open").await.unwrap().allowed());
+    redis.restart();
+    assert!(until_up(&client).await.allowed());
+}
+
+#[tokio::test]
+async fn a_flush_of_scripts_goes_unnoticed() {
+    let redis = RedisServer::start();
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
+    let client = server.client().await;
+    for expected in [4, 3] {
+        redis.cli(&["script", "flush"]);
+        assert_eq!(check(&client, "default").await.unwrap().remaining(), Some(expected));
+    }
+    assert_eq!(server.metric("sluicegate_redis_failures_total{kind=\"noscript\"}"), 2.0);
+}
+
+#[tokio::test]
+async fn a_redis_that_refuses_is_an_error_and_no_outage() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    let key = redis.cli(&["keys", "*default*"]);
+    redis.cli(&["del", &key]);
+    redis.cli(&["lpush", &key, "not a number"]);
+    assert_eq!(check(&client, "default").await.unwrap_err().code(), Some(tonic::Code::Unavailable));
+    assert!(check(&client, "open").await.unwrap().allowed());
+    assert_eq!(server.metric("sluicegate_store_errors_total{kind=\"refused\"}"), 1.0);
+    assert_eq!(server.metric("sluicegate_redis_failures_total{kind=\"wrongtype\"}"), 1.0);
+    // Requests may share a call to Redis: the bad counter spoils its own only.
+    let mut calls = tokio::task::JoinSet::new();
+    for number in 0..200 {
+        let (client, value) = (client.clone(), format!("x{number}"));
+        calls.spawn(async move {
+            let key = if number % 10 == 0 { "default" } else { "open" };
+            let value = if number % 10 == 0 { "x".to_owned() } else { value };
+            (number % 10 == 0, client.check(ask("d", &[(key, &value)])).await)
+        });
+    }
+    for (bad, answer) in calls.join_all().await {
+        assert_eq!(answer.is_err(), bad, "{answer:?}");
+        assert!(bad || answer.unwrap().remaining() == Some(4));
+    }
+    assert_eq!(server.log().matches("\"kind\":\"wrongtype\"").count(), 1, "{}", server.log());
+    redis.cli(&["del", &key]);
+    assert!(check(&client, "default").await.unwrap().allowed());
+}
+
+/// As after a failover: the server answers, but does not write any more.
+#[tokio::test]
+async fn a_redis_that_became_a_replica_is_out_of_reach() {
+    let redis = RedisServer::start();
+    let server = start(&redis);
+    let client = server.client().await;
+    assert!(check(&client, "default").await.unwrap().allowed());
+    redis.cli(&["replicaof", "127.0.0.1", "1"]);
+    until_down(&server, &client).await;
+    redis.cli(&["config", "resetstat"]);
+    answers_at_once(&server, &client).await;
+    assert!(!redis.cli(&["info", "commandstats"]).contains("cmdstat_evalsha"), "nobody is sent there");
+    assert_eq!(server.log().matches("out of reach").count(), 1, "{}", server.log());
+    redis.cli(&["replicaof", "no", "one"]);
+    assert!(until_up(&client).await.allowed());
+}
+
+/// Password, ACL user, database number, key prefix, unix socket.
+#[tokio::test]
+async fn every_way_to_a_redis_is_taken() {
+    let plain = RedisServer::start();
+    let locked = RedisServer::with(&["--requirepass", "p@ss", "--user", "app", "on", ">s3cret", "~app:*", "+@all"]);
+    let port = locked.port;
+    for (store, server) in [
+        (format!("{}/3", plain.url()), &plain),
+        (format!("redis+unix://{}?db=2", plain.socket()), &plain),
+        (format!("redis://:p%40ss@127.0.0.1:{port}"), &locked),
+        (format!("redis://app:s3cret@127.0.0.1:{port}"), &locked),
+    ] {
+        let folder = rules(&[("d.yaml", RULES)]);
+        let service = Server::builder().rules(folder.path()).store(&store).set("redis.key_prefix", "app:").start();
+        let answer = check(&service.client().await, "default").await;
+        assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", service.log())).allowed());
+        assert!(!service.log().contains("s3cret") && !service.log().contains("p%40ss"), "{}", service.log());
+        drop(service);
+        server.cli(&["flushall"]);
+    }
+    assert_eq!(plain.cli(&["info", "keyspace"]), "# Keyspace");
+    let service = Server::start(rules(&[("d.yaml", RULES)]).path(), &format!("redis://:wrong@127.0.0.1:{port}"));
+    until("the refusal to be told", || service.log().contains("\"kind\":\"noauth\"").then_some(()));
+    assert!(!service.log().contains("wrong@"), "{}", service.log());
+}

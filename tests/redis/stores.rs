@@ -1,0 +1,259 @@
+//! What Redis holds, and for how long. And many callers of one counter, in one process or in two, share its limit
+//! exactly. That memory and Redis give the same answers is `histories.rs`.
+
+use std::{sync::Arc, time::Duration};
+
+use sluicegate::{
+    algorithm::{
+        Action, Algorithm, Classes, LimitSpec, MaxHits, Micros, Operation, State,
+        fixed_window::FixedWindow,
+        gcra::Gcra,
+        leaky_bucket::LeakyBucket,
+        reports::UtilizationReports,
+        sliding_log::SlidingLog,
+        sliding_window::{SlidingWindow, WindowEdge},
+        token_bucket::TokenBucket,
+        warm_up::WarmUp,
+    },
+    metrics::WorkerId,
+    store::{self, AnyStore, Charge, Hit, Local, Memory, Redis, Store, StoreError, local, memory, redis},
+};
+
+use crate::support::{DEADLINE, RedisServer, Server, all, ask, rules};
+
+/// Asks Redis every time.
+pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Local<Redis> {
+    connect_with(url, expiry_jitter, redis::Time::Caller, 0).await
+}
+
+/// Remembers refusals for as long as they hold.
+pub(crate) async fn connect_remembering(url: &str, expiry_jitter: Duration) -> Local<Redis> {
+    connect_with(url, expiry_jitter, redis::Time::Caller, 10_000).await
+}
+
+async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, refusals: usize) -> Local<Redis> {
+    let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
+    let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
+    setup.follow();
+    let redis = setup.connect(WorkerId(0));
+    assert!(redis.wait_until_up(DEADLINE).await);
+    let deny_cache = local::DenyCacheSettings { max_entries: refusals, max_age: Duration::MAX };
+    let (leases, eventual) = (local::LeaseSettings::default(), local::EventualSettings::default());
+    Local::new(
+        redis,
+        local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::Caller, local::Metrics::new(1)),
+        WorkerId(0),
+    )
+}
+
+fn window(limit: u64, seconds: u64) -> Algorithm {
+    FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(seconds), true).unwrap().into()
+}
+
+#[tokio::test]
+async fn redis_keys_expire_by_themselves_and_can_be_read() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_millis(1)).await;
+    let rule = window(10, 60);
+    // 30 s into a window.
+    let now = Micros::from_secs(1_763_672_430);
+    for _ in 0..3 {
+        let hit = Hit::take(b"{api|user=alice}fw:60", &rule, 2);
+        all(redis.apply(&[hit], Charge::Each, now).await);
+    }
+    let key = "sluicegate:{api|user=alice}fw:60";
+    assert_eq!(server.cli(&["keys", "*"]), key);
+    // The window's number modulo 900,000, plus one; then ten digits of the count.
+    let window = 1_763_672_400 / 60 % 900_000 + 1;
+    assert_eq!(server.cli(&["get", key]), format!("{window}0000000006"));
+    let ttl = |server: &RedisServer, key: &str| server.cli(&["pttl", key]).parse::<u64>().unwrap();
+    assert!((10_000..=30_001).contains(&ttl(&server, key)), "{}", ttl(&server, key));
+    let look = Hit { action: Action::Peek, ..Hit::take(b"{api|user=bob}fw:60", &rule, 0) };
+    all(redis.apply(&[look], Charge::Each, now).await);
+    assert_eq!(server.cli(&["dbsize"]), "1", "a look leaves nothing behind");
+
+    // With jitter, keys of one window go one after the other.
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
+    let mut ttls = Vec::new();
+    for user in 0..20 {
+        let name = format!("{{api|user={user}}}fw:60");
+        let hit = Hit::take(name.as_bytes(), &rule, 1);
+        all(redis.apply(&[hit], Charge::Each, now).await);
+        ttls.push(ttl(&server, &format!("sluicegate:{name}")));
+    }
+    assert!(ttls.iter().all(|ttl| (10_000..=330_001).contains(ttl)), "{ttls:?}");
+    assert!(ttls.iter().max().unwrap() - ttls.iter().min().unwrap() > 100_000, "{ttls:?}");
+}
+
+/// A key lives until its state says no more than none would: to the millisecond, with the least of jitters.
+#[tokio::test]
+async fn a_key_lives_exactly_as_long_as_it_matters() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_millis(1)).await;
+    let (window, quota) = (Micros::from_secs(86_400), MaxHits::hard(10));
+    let algorithms: [Algorithm; 8] = [
+        FixedWindow::new(quota, window, true).unwrap().into(),
+        FixedWindow::new(quota, window, false).unwrap().into(),
+        SlidingWindow::new(quota, window, 1, WindowEdge::Weighted, false).unwrap().into(),
+        SlidingWindow::new(quota, window, 6, WindowEdge::Strict, false).unwrap().into(),
+        SlidingLog::new(quota, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(10, window, quota, false).unwrap().into(),
+        LeakyBucket::new(10, window, quota, 10, false).unwrap().into(),
+        WarmUp::new(10, window, 1, Micros::from_secs(3_600), false).unwrap().into(),
+    ];
+    for (number, algorithm) in algorithms.iter().enumerate() {
+        let key = format!("{{life}}{number}");
+        // The second take goes to a counter that is there already.
+        let mut state = State::default();
+        for later in [0, 3_600] {
+            let now = Micros::from_secs(1_763_672_430 + later);
+            let hit = Hit::take(key.as_bytes(), algorithm, 1);
+            all(redis.apply(&[hit], Charge::Each, now).await);
+            let written = algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now });
+            if later > 0 && (!written || algorithm.name() == "fixed_window") {
+                continue; // a window's life is fixed when it begins
+            }
+            let ttl = server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap();
+            let expected = (algorithm.expires(&state, now) - now).ceil_millis();
+            let passed = 10_000; // real time, at most
+            assert!((expected - passed..=expected + 1).contains(&ttl), "{algorithm:?}: {ttl} of {expected}");
+        }
+    }
+}
+
+/// Somebody wrote something else to a counter's key: its own hit has no answer, or that of a counter that is used up
+/// or new, and its neighbours in the call have theirs.
+#[tokio::test]
+async fn nonsense_under_a_key_spoils_nobody_else() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
+    let shape = LimitSpec {
+        requests: 10,
+        window: Micros::from_secs(60),
+        warm_up: Some(Micros::from_secs(30)),
+        ..LimitSpec::default()
+    };
+    let now = Micros::from_secs(1_763_672_430);
+    for kind in Algorithm::KINDS {
+        let warm_up = shape.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
+        let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.keywords.contains(&"shares"));
+        let built = (kind.build)(&LimitSpec { warm_up, classes, ..shape });
+        // Reports are no limit.
+        let algorithm = built.unwrap_or_else(|_| UtilizationReports::new(Micros::from_secs(10)).into());
+        for write in
+            [&["set", "0"][..], &["set", "nonsense"], &["set", &"nonsense".repeat(9)], &["rpush", "0"], &["set", "-1"]]
+        {
+            let key = format!("{{spoiled}}{}", kind.name);
+            server.cli(&["del", &format!("sluicegate:{key}")]);
+            server.cli(&[write[0], &format!("sluicegate:{key}"), write[1]]);
+            let hit = |key| Hit::take(key, &algorithm, 1);
+            for charge in [Charge::Each, Charge::All] {
+                let (spoiled, fine) = ([hit(key.as_bytes())], [hit(b"{fine}")]);
+                let (one, other) =
+                    tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
+                assert!(matches!(one[..], [Ok(_) | Err(StoreError::Rejected)]), "{}, {write:?}: {one:?}", kind.name);
+                assert!(other[0].is_ok(), "{}, {write:?}: {other:?}", kind.name);
+            }
+            server.cli(&["del", "sluicegate:{fine}"]);
+        }
+    }
+}
+
+/// Requests that are ready at once share a call. What one of them may not take has nothing to do with the next; and the
+/// time is the server's.
+#[tokio::test]
+async fn requests_that_share_a_call_do_not_touch_each_other() {
+    let server = RedisServer::start();
+    let redis = connect_with(&server.url(), Duration::from_secs(300), redis::Time::Server, 0).await;
+    let (few, many) = (window(0, 3_600), window(10, 3_600));
+    let hit = |key, algorithm| Hit::take(key, algorithm, 1);
+    let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
+    server.cli(&["config", "resetstat"]);
+    let (none, other) = ([hit(b"{a}", &many), hit(b"{b}", &few)], [hit(b"{c}", &many)]);
+    let (refused, passed) =
+        tokio::join!(redis.apply(&none, Charge::All, Micros::ZERO), redis.apply(&other, Charge::Each, Micros::ZERO));
+    let stats = server.cli(&["info", "commandstats"]);
+    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    let (refused, passed) = (all(refused), all(passed));
+    assert_eq!((refused[0].allowed, refused[0].remaining, refused[1].allowed), (true, 10, false));
+    assert_eq!((passed[0].allowed, passed[0].remaining), (true, 9));
+    let after = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
+    let ends: Vec<_> = [before, after].map(|second| 3_600 - second % 3_600).to_vec();
+    assert!(ends.contains(&passed[0].reset.ceil_secs()), "{:?}, {ends:?}", passed[0].reset);
+}
+
+/// 64 callers of one counter, as many calls as it takes to be over the limit twice.
+#[tokio::test]
+async fn concurrent_callers_share_every_limit_exactly() {
+    let server = RedisServer::start();
+    let (window, quota) = (Micros::from_secs(31_536_000), MaxHits::hard(500));
+    let algorithms: [Algorithm; 7] = [
+        FixedWindow::new(quota, window, true).unwrap().into(),
+        SlidingWindow::new(quota, window, 1, WindowEdge::Weighted, false).unwrap().into(),
+        SlidingWindow::new(quota, window, 6, WindowEdge::Strict, false).unwrap().into(),
+        SlidingLog::new(quota, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(500, window, quota, false).unwrap().into(),
+        LeakyBucket::new(500, window, quota, 10, false).unwrap().into(),
+        Gcra::new(500, window, quota, false).unwrap().into(),
+    ];
+    let memory = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
+    let redis = AnyStore::Redis(connect(&server.url(), Duration::from_secs(300)).await);
+    for (store, name) in [(memory, "memory"), (redis, "redis")] {
+        for (number, algorithm) in algorithms.into_iter().enumerate() {
+            let mut callers = tokio::task::JoinSet::new();
+            for _ in 0..64 {
+                let store = store.clone();
+                callers.spawn(async move {
+                    let mut passed = 0;
+                    for _ in 0..16 {
+                        let key = format!("{{hot}}{number}");
+                        let hit = Hit::take(key.as_bytes(), &algorithm, 1);
+                        let now = Micros::from_secs(1_763_672_430);
+                        passed += usize::from(all(store.apply(&[hit], Charge::Each, now).await)[0].allowed);
+                    }
+                    passed
+                });
+            }
+            let passed: usize = callers.join_all().await.into_iter().sum();
+            assert_eq!(passed, 500, "{name}, {algorithm:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_request_with_many_descriptors_is_one_round_trip() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
+    let rule = window(10, 60);
+    let keys: Vec<_> = (0..128).map(|number| format!("{{key{number}}}fw")).collect();
+    let hit = |key| Hit::take(key, &rule, 1);
+    let hits: Vec<_> = keys.iter().map(|key| hit(key.as_bytes())).collect();
+    server.cli(&["config", "resetstat"]);
+    assert_eq!(all(redis.apply(&hits, Charge::Each, Micros::from_secs(60)).await).len(), 128);
+    let stats = server.cli(&["info", "commandstats"]);
+    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    assert!(!stats.contains("cmdstat_get:"), "{stats}");
+}
+
+/// Two instances of the service, one Redis, 10,000 concurrent requests on one key with a limit of 1,000.
+#[tokio::test]
+async fn two_instances_share_a_limit_exactly() {
+    let redis = RedisServer::start();
+    let text = "domain: d\ndescriptors: [{key: hot, rate_limit: {unit: year, requests_per_unit: 1000}}]";
+    let rules = rules(&[("d.yaml", text)]);
+    let start = || Server::builder().rules(rules.path()).store(&redis.url()).set("redis.timeout", "20s").start();
+    let servers = [start(), start()];
+    let mut calls = tokio::task::JoinSet::new();
+    for server in &servers {
+        for _ in 0..5 {
+            let client = server.client().await;
+            for _ in 0..1_000 {
+                let client = client.clone();
+                calls.spawn(async move { client.check(ask("d", &[("hot", "key")])).await.unwrap().allowed() });
+            }
+        }
+    }
+    let answers = calls.join_all().await;
+    assert_eq!(answers.len(), 10_000);
+    assert_eq!(answers.into_iter().filter(|allowed| *allowed).count(), 1_000);
+}

@@ -1,0 +1,502 @@
+//! Many servers: where counters live, and what moves.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinSet;
+use tonic::transport::Endpoint;
+
+use crate::support::{
+    DEADLINE, Operator, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    plain::{Client, Request},
+    ring, rules, until, until_async,
+};
+
+const RULES: &str = "
+domain: d
+shard_by: [user]
+descriptors:
+- key: user
+  rate_limit: {unit: year, requests_per_unit: 1000000}
+  descriptors:
+  - {key: path, rate_limit: {unit: year, requests_per_unit: 1000000}}
+- key: few
+  rate_limit: {unit: year, requests_per_unit: 2, algorithm: gcra}
+- key: allow
+  rate_limit: {unit: year, requests_per_unit: 2, on_error: allow}
+- key: second
+  rate_limit: {unit: second, requests_per_unit: 1000000}
+- key: slots
+  rate_limit: {algorithm: concurrency, limit: 9, holder: id}
+";
+
+/// What `sluicegate shard` prints behind a word.
+fn shard(word: &str, store: &str, args: &[&str]) -> String {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let mut command = crate::support::server::command();
+    command.arg("shard").args(args).args(["--store", store, "--rules"]).arg(folder.path());
+    let output = command.output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(word));
+    line.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr))).trim().to_owned()
+}
+
+/// With a deadline that a machine which runs all tests at once keeps.
+fn start(store: &str) -> Server {
+    Server::builder().rules(rules(&[("d.yaml", RULES)]).path()).store(store).set("redis.timeout", "1s").start()
+}
+
+/// Callers of these users, on a thread of their own, that go on until they are told to stop.
+struct Load {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<Vec<(String, u64, u64)>>,
+}
+
+impl Load {
+    fn start(server: &Server, users: &[String]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (address, users, stopped) = (server.grpc, users.to_vec(), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+                let client = Client::with(endpoint.timeout(DEADLINE)).await.unwrap();
+                let callers = users.iter().cycle().take(4 * users.len());
+                let callers: JoinSet<_> =
+                    callers.map(|user| call(client.clone(), user.clone(), Arc::clone(&stopped))).collect();
+                sum(callers.join_all().await)
+            })
+        });
+        Self { stop, thread }
+    }
+
+    /// Of each user how many requests were decided, and how many were not.
+    fn stop(self) -> Vec<(String, u64, u64)> {
+        self.stop.store(true, Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+async fn call(client: Client, user: String, stop: Arc<AtomicBool>) -> (String, u64, u64) {
+    let (mut decided, mut failed) = (0, 0);
+    while !stop.load(Relaxed) {
+        let request = ask("d", &[("user", &user)]).descriptor(descriptor(&[("user", &user), ("path", "/")]));
+        match client.check(request).await {
+            Ok(answer) => {
+                assert!(answer.allowed());
+                decided += 1;
+            }
+            Err(_) => failed += 1,
+        }
+    }
+    (user, decided, failed)
+}
+
+fn sum(callers: Vec<(String, u64, u64)>) -> Vec<(String, u64, u64)> {
+    let mut users: Vec<(String, u64, u64)> = Vec::new();
+    for (user, decided, failed) in callers {
+        match users.iter_mut().find(|(known, ..)| *known == user) {
+            Some(known) => (known.1, known.2) = (known.1 + decided, known.2 + failed),
+            None => users.push((user, decided, failed)),
+        }
+    }
+    users
+}
+
+/// Waits until so many more requests have been decided.
+fn go_on(server: &Server, requests: f64) {
+    let decided = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+    let before = decided();
+    until("requests to go on", || (decided() > before + requests).then_some(()));
+}
+
+/// What is left of a user's two limits.
+async fn left(client: &Client, user: &str) -> Vec<u32> {
+    let look = |entries| descriptor(entries).hits(0);
+    let path = [("user", user), ("path", "/")];
+    let request = Request::new("d").descriptor(look(&[("user", user)])).descriptor(look(&path));
+    let answer = until_async("an answer", async || client.check(request.clone()).await.ok()).await;
+    answer.0.statuses.iter().map(|status| status.limit_remaining).collect()
+}
+
+async fn has_counted(client: &Client, user: &str, decided: u64) {
+    let expected = 1_000_000 - u32::try_from(decided).unwrap();
+    assert_eq!(left(client, user).await, [expected, expected], "{user}: {decided} decided");
+}
+
+fn users() -> Vec<String> {
+    (0..8).map(|number| format!("user{number}")).collect()
+}
+
+#[tokio::test]
+async fn a_key_is_where_the_command_line_says() {
+    let (nodes, ring) = ring(3);
+    let cluster = RedisCluster::start();
+    let (on_ring, in_cluster) = (start(&ring), start(&cluster.url()));
+    for user in users() {
+        let args = ["d", &format!("user={user}"), "path=/"];
+        for server in [&on_ring, &in_cluster] {
+            let request = ask("d", &[("user", &user), ("path", "/")]);
+            assert!(server.client().await.check(request).await.unwrap().allowed());
+        }
+        let key = shard("key", &ring, &args);
+        let port: u16 = shard("node", &ring, &args).rsplit_once(':').unwrap().1.parse().unwrap();
+        let holders: Vec<_> = nodes.iter().filter(|node| node.cli(&["exists", &key]) == "1").collect();
+        assert_eq!(holders.iter().map(|node| node.port).collect::<Vec<_>>(), [port], "{key}");
+        let slot = shard("slot", &cluster.url(), &args);
+        assert_eq!(cluster.nodes[0].cli(&["cluster", "keyslot", &key]), slot);
+        assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1");
+    }
+    // Who has a slot is no part of the key.
+    let slot = ask("d", &[("slots", "x"), ("id", "1")]);
+    assert!(in_cluster.client().await.check(slot).await.unwrap().allowed());
+    let key = shard("key", &cluster.url(), &["d", "slots=x", "id=2"]);
+    assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1", "{key}");
+    let moved = shard("then", &ring, &["d", "user=a", "--nodes", "x,y"]);
+    assert!(moved.starts_with("moves from 127.0.0.1:"), "{moved}");
+    // Names and weights of the settings file: the same again moves nothing.
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("settings.toml");
+    let node =
+        |name: &str, weight| format!("[[redis.ring]]\nname = \"{name}\"\nurl = \"redis://h\"\nweight = {weight}\n");
+    std::fs::write(&config, [node("a", 1), node("b", 5)].concat()).unwrap();
+    for user in users() {
+        let args = ["d", &format!("user={user}"), "--config", config.to_str().unwrap(), "--nodes", "a,b*5"];
+        let then = shard("then", "redis+ring://", &args);
+        assert!(then.starts_with("stays on "), "{user}: {then}");
+    }
+}
+
+/// All limits of a user meet on one node, and one call decides them.
+#[tokio::test]
+async fn limits_of_one_user_are_one_call() {
+    let cluster = RedisCluster::start();
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let request = ask("d", &[("user", "u")]).descriptor(descriptor(&[("user", "u"), ("path", "/")]));
+    assert!(client.check(request.clone()).await.unwrap().allowed());
+    cluster.nodes.iter().for_each(|node| drop(node.cli(&["config", "resetstat"])));
+    assert!(client.check(request).await.unwrap().allowed());
+    let stats = |node: &RedisServer| node.cli(&["info", "commandstats"]);
+    let calls: Vec<_> = cluster.nodes.iter().map(stats).filter(|stats| stats.contains("cmdstat_evalsha")).collect();
+    assert_eq!(calls.len(), 1);
+    assert!(calls[0].contains("cmdstat_evalsha:calls=1,"), "{}", calls[0]);
+}
+
+/// Back and forth, key by key, while everybody asks: every request is decided, and counted once.
+#[tokio::test]
+async fn a_slot_that_moves_under_load_loses_and_doubles_nothing() {
+    let cluster = RedisCluster::start();
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let users = users();
+    let keys: Vec<_> = users.iter().map(|user| shard("key", &cluster.url(), &["d", &format!("user={user}")])).collect();
+    let load = Load::start(&server, &users);
+    for key in &keys[..3] {
+        let slot = cluster.nodes[0].cli(&["cluster", "keyslot", key]).parse().unwrap();
+        let from = cluster.owner(key);
+        let to = (from + 1) % 3;
+        cluster.begin_to_move(slot, from, to);
+        // One of the user's two counters is there, the other still here.
+        cluster.move_key(key, from, to);
+        let asks = server.metric("sluicegate_redis_failures_total{kind=\"ask\"}");
+        until("requests to be sent on", || {
+            (server.metric("sluicegate_redis_failures_total{kind=\"ask\"}") > asks).then_some(())
+        });
+        cluster.end_move(slot, from, to);
+        go_on(&server, 200.0);
+    }
+    for (user, decided, failed) in load.stop() {
+        assert_eq!(failed, 0, "{user}: {}", server.log());
+        has_counted(&client, &user, decided).await;
+    }
+}
+
+/// A slot on the move has torn two counters of one request apart: no call can decide both. One is taken after the other,
+/// and given back when the other refuses; and once the slot has arrived, one call does again.
+#[tokio::test]
+async fn a_request_that_a_moving_slot_tears_apart_is_charged_for_all_or_none() {
+    let text = "
+domain: d
+charge: all
+shard_by: [user]
+descriptors:
+- key: user
+  rate_limit: {unit: year, requests_per_unit: 100}
+  descriptors:
+  - {key: path, rate_limit: {unit: year, requests_per_unit: 3, algorithm: gcra}}
+";
+    let cluster = RedisCluster::start();
+    let folder = rules(&[("d.yaml", text)]);
+    for (user, moved) in [("u", "|user|fw"), ("v", "|path=/|gcra")] {
+        let server = Server::builder()
+            .rules(folder.path())
+            .store(&cluster.url())
+            .set("redis.timeout", "5s")
+            .set("deny_cache.max_entries", "0")
+            .start();
+        let client = server.client().await;
+        let request = ask("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
+        let slot = format!("{{d|user={user}}}");
+        let slot: u16 = cluster.nodes[0].cli(&["cluster", "keyslot", &slot]).parse().unwrap();
+        let from = cluster.owner(&format!("{{d|user={user}}}"));
+        let to = (from + 1) % 3;
+        let check = async || {
+            let answer =
+                client.check(request.clone()).await.unwrap_or_else(|error| panic!("{error}\n{}", server.log()));
+            let left: Vec<_> = answer.0.statuses.iter().map(|status| status.limit_remaining).collect();
+            (answer.allowed(), left)
+        };
+        assert_eq!(check().await, (true, vec![99, 2]), "{user}");
+        cluster.begin_to_move(slot, from, to);
+        let keys = cluster.nodes[from].cli(&["cluster", "getkeysinslot", &slot.to_string(), "10"]);
+        let key = keys.lines().find(|key| key.contains(moved)).unwrap_or_else(|| panic!("{moved} in {keys}"));
+        cluster.move_key(key, from, to);
+        for left in [1, 0] {
+            assert_eq!(check().await, (true, vec![97 + left, left]), "{user}");
+        }
+        for _ in 0..3 {
+            assert_eq!(check().await, (false, vec![97, 0]), "{user}: nothing is taken");
+        }
+        cluster.end_move(slot, from, to);
+        assert_eq!(check().await, (false, vec![97, 0]), "{user}");
+        let back = Request::new("d").descriptor(descriptor(&[("user", user), ("path", "/")]).hits(1).give_back());
+        assert!(client.check(back).await.unwrap().allowed());
+        assert_eq!(check().await, (true, vec![96, 0]), "{user}");
+        assert_eq!(server.metric("sluicegate_redis_rollback_failures_total"), 0.0);
+    }
+}
+
+/// A node that nobody has heard of takes a slot over: the redirect is enough to find it.
+#[tokio::test]
+async fn a_redirect_to_a_new_node_is_followed_at_once() {
+    let mut cluster = RedisCluster::start();
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let users = users();
+    for user in &users {
+        assert_eq!(left(&client, user).await, [1_000_000, 1_000_000]);
+    }
+    cluster.nodes.push(RedisCluster::node(&[]));
+    let known = cluster.nodes[0].cli(&["cluster", "nodes"]);
+    let address = known.lines().find(|line| line.contains("myself")).unwrap().split(' ').nth(1).unwrap();
+    let (port, bus) = address.split([',', ' ']).next().unwrap().rsplit_once(':').unwrap().1.split_once('@').unwrap();
+    assert_eq!(cluster.nodes[3].cli(&["cluster", "meet", "127.0.0.1", port, bus]), "OK");
+    until("everybody to know it", || {
+        let info: Vec<_> = cluster.nodes.iter().map(|node| node.cli(&["cluster", "info"])).collect();
+        let known = |info: &String| info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:4");
+        info.iter().all(known).then_some(())
+    });
+    for user in &users {
+        let key = shard("key", &cluster.url(), &["d", &format!("user={user}")]);
+        let slot = cluster.nodes[0].cli(&["cluster", "keyslot", &key]).parse().unwrap();
+        let from = cluster.owner(&key);
+        cluster.begin_to_move(slot, from, 3);
+        cluster.end_move(slot, from, 3);
+        let request = ask("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
+        assert!(client.check(request).await.unwrap().allowed(), "{user}");
+        has_counted(&client, user, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn a_failover_that_is_asked_for_goes_by_and_nothing_is_counted_twice() {
+    let cluster = RedisCluster::with(3, 1, &[]);
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let users = users();
+    let load = Load::start(&server, &users);
+    for master in 0..3 {
+        let replica = cluster.replica_of(master);
+        assert_eq!(cluster.nodes[replica].cli(&["cluster", "failover"]), "OK");
+        until("the replica to be the master", || {
+            cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(())
+        });
+    }
+    go_on(&server, 500.0);
+    // The master that goes answers nobody for a moment: what timed out then may be counted, once.
+    for (user, decided, failed) in load.stop() {
+        for left in left(&client, &user).await {
+            let counted = u64::from(1_000_000 - left);
+            assert!((decided..=decided + failed).contains(&counted), "{user}: {decided}, {failed}, {counted}");
+        }
+        assert!(failed < decided, "{user}: {decided}, {failed}: {}", server.log());
+    }
+}
+
+/// It cannot write any more, and says nothing of where to: whoever tells it the keys is sent on.
+#[tokio::test]
+async fn a_master_that_became_a_replica_sends_its_callers_on() {
+    let cluster = RedisCluster::with(3, 1, &[]);
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let key = shard("key", &cluster.url(), &["d", "user=user0"]);
+    let mut counted = 0;
+    // The service looks at the cluster by itself now and then. Who asks before it does is answered by the replica.
+    let ask_at_once = async || {
+        let master = cluster.owner(&key);
+        let other = cluster.nodes.iter().position(|node| {
+            let nodes = node.cli(&["cluster", "nodes"]);
+            nodes.lines().any(|line| line.contains("myself,slave") && line.contains(&cluster.id(master)))
+        })?;
+        assert_eq!(cluster.nodes[other].cli(&["cluster", "failover"]), "OK");
+        until("the two to change places", || {
+            let is = |node: usize, role| cluster.nodes[node].cli(&["role"]).starts_with(role);
+            (is(other, "master") && is(master, "slave")).then_some(())
+        });
+        let refused = || server.metric("sluicegate_redis_failures_total{kind=\"readonly\"}");
+        let before = refused();
+        let request = ask("d", &[("user", "user0")]).descriptor(descriptor(&[("user", "user0"), ("path", "/")]));
+        let passed = client.check(request).await.is_ok_and(|answer| answer.allowed());
+        counted += u64::from(passed);
+        (passed && refused() > before).then_some(())
+    };
+    until_async("a request to be sent on", ask_at_once).await;
+    has_counted(&client, "user0", counted).await;
+}
+
+/// The others never notice, and its own users are served again when a replica has taken over.
+#[tokio::test]
+async fn a_master_that_dies_takes_only_its_own_users_with_it() {
+    let mut cluster = RedisCluster::with(3, 1, &[]);
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let users = users();
+    let key = shard("key", &cluster.url(), &["d", "user=user0"]);
+    let dead = cluster.owner(&key);
+    let replica = cluster.replica_of(dead);
+    let elsewhere: Vec<_> = users
+        .iter()
+        .filter(|user| cluster.owner(&shard("key", &cluster.url(), &["d", &format!("user={user}")])) != dead)
+        .cloned()
+        .collect();
+    let load = Load::start(&server, &elsewhere);
+    assert_eq!(left(&client, "user0").await, [1_000_000, 1_000_000]);
+    cluster.nodes[dead].kill();
+    until("somebody to notice", || server.get("/readyz").contains("1 of 3 servers out of reach").then_some(()));
+    let is_up =
+        |node: &RedisServer| server.metric(&format!("sluicegate_redis_up{{server=\"127.0.0.1:{}\"}}", node.port));
+    assert_eq!(cluster.nodes[..3].iter().map(is_up).sum::<f64>(), 2.0, "{}", server.get("/metrics"));
+    until("the replica to take over", || cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(()));
+    let promoted = Instant::now();
+    left(&client, "user0").await;
+    assert!(promoted.elapsed() < Duration::from_secs(10), "{:?}", promoted.elapsed());
+    for (user, decided, failed) in load.stop() {
+        assert_eq!(failed, 0, "{user}: {}", server.log());
+        has_counted(&client, &user, decided).await;
+    }
+    until("all to be well", || server.get("/readyz").contains("redis, up").then_some(()));
+}
+
+#[tokio::test]
+async fn sentinels_say_who_the_master_is_now() {
+    let mut sentinels = Sentinels::start(None, None);
+    let server = start(&sentinels.url());
+    let client = server.client().await;
+    assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
+    let first = sentinels.master();
+    sentinels.fail_over();
+    until("another master", || (sentinels.master() != first).then_some(()));
+    until("the service to follow", || {
+        server.get("/readyz").contains(&format!("127.0.0.1:{}: up", sentinels.master())).then_some(())
+    });
+    assert!(client.check(ask("d", &[("user", "a")])).await.unwrap().allowed());
+    assert!(!server.get("/readyz").contains(&format!(":{first}")), "nobody is connected to a replica");
+    let second = sentinels.master();
+    let killed = sentinels.servers.iter_mut().find(|server| server.port == second).unwrap();
+    killed.kill();
+    until("a third one", || (sentinels.master() != second).then_some(()));
+    left(&client, "a").await;
+}
+
+#[tokio::test]
+async fn sentinels_and_servers_have_passwords_of_their_own() {
+    let sentinels = Sentinels::start(Some("m@ster"), Some("s@ntinel"));
+    let url = format!("redis+sentinel://:m%40ster@{}/main", sentinels.hosts());
+    let server = Server::builder()
+        .rules(rules(&[("d.yaml", RULES)]).path())
+        .store(&url)
+        .set("redis.sentinel.password", "s@ntinel")
+        .set("redis.timeout", "1s")
+        .start();
+    assert_eq!(left(&server.client().await, "a").await, [1_000_000, 1_000_000]);
+    assert!(!server.log().contains("m%40ster"), "{}", server.log());
+}
+
+/// What docs/operations.md says is enough, is.
+#[tokio::test]
+async fn a_cluster_grants_what_is_needed_and_no_more() {
+    let docs = std::fs::read_to_string(crate::support::repository("docs/operations.md")).unwrap();
+    let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER sluicegate on >SECRET ")).unwrap();
+    let user: Vec<_> = ["--user", "sluicegate", "on", ">secret"].into_iter().chain(line.split(' ')).collect();
+    let cluster = RedisCluster::with(3, 0, &user);
+    let url = cluster.url().replace("://", "://sluicegate:secret@");
+    let server = start(&url);
+    let client = server.client().await;
+    for kind in ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"] {
+        let text = format!(
+            "domain: {kind}\ndescriptors: [{{key: k, rate_limit: {{unit: year, requests_per_unit: 3, algorithm: {kind}}}}}]"
+        );
+        let server =
+            Server::builder().rules(rules(&[("d.yaml", &text)]).path()).store(&url).set("redis.timeout", "1s").start();
+        let client = server.client().await;
+        for (hits, give_back) in [(1, false), (3, true), (3, false)] {
+            let one = descriptor(&[("k", "v")]).hits(hits);
+            let one = if give_back { one.give_back() } else { one };
+            let answer = client.check(Request::new(kind).descriptor(one)).await;
+            assert!(answer.is_ok_and(|answer| answer.allowed()), "{kind}: {}", server.log());
+        }
+    }
+    assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
+    // What operators say is heard of, too.
+    let operator = Operator::with(Server::builder().store(&url));
+    until("a change", || operator.try_ctl(&["switch", "shadow", "everything"]).ok());
+    operator.ctl(&["switch", "clear", "everything"]);
+    assert_eq!(operator.ctl(&["audit"]).matches("alice").count(), 2);
+}
+
+#[tokio::test]
+async fn a_cluster_may_announce_host_names_or_no_addresses_at_all() {
+    for announced in [
+        &["--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"][..],
+        &["--cluster-preferred-endpoint-type", "unknown-endpoint"],
+    ] {
+        let cluster = RedisCluster::with(3, 0, announced);
+        let server = start(&cluster.url());
+        let client = server.client().await;
+        for user in users() {
+            assert_eq!(left(&client, &user).await, [1_000_000, 1_000_000], "{announced:?}: {}", server.log());
+        }
+    }
+}
+
+#[tokio::test]
+async fn limits_per_second_have_a_store_of_their_own() {
+    let (main, short) = (RedisServer::start(), RedisCluster::start());
+    let folder = rules(&[("d.yaml", RULES)]);
+    let builder = Server::builder()
+        .rules(folder.path())
+        .store(&main.url())
+        .set("per_second.store", &short.url())
+        .set("per_second.redis.timeout", "1s")
+        .set("redis.timeout", "1s");
+    let operator = Operator::with(builder);
+    let client = operator.server.client().await;
+    let request = ask("d", &[("user", "u")]).descriptor(descriptor(&[("second", "s")]));
+    assert!(client.check(request).await.unwrap().allowed());
+    assert_eq!(main.cli(&["keys", "*"]), "sluicegate:{d|user=u}|user|fw:31536000");
+    let keys: Vec<_> =
+        short.nodes.iter().map(|node| node.cli(&["keys", "*"])).filter(|keys| !keys.is_empty()).collect();
+    assert_eq!(keys, ["sluicegate:{d|second=s}fw:1"]);
+    // It is looked at where it is, within its second.
+    until_async("it to be seen", async || {
+        client.check(ask("d", &[("second", "s")])).await.unwrap();
+        operator.ctl(&["inspect", "d", "second=s"]).contains("used 1,").then_some(())
+    })
+    .await;
+}

@@ -1,0 +1,10 @@
+//! Rule files, rules from a control plane, reloads, and candidate rules.
+
+/// Candidate rules: evaluation, promotion and rollback.
+mod candidates;
+/// Rules that change while they are in use.
+mod reload;
+/// Rule files: what is accepted, what is rejected, and the diagnostics.
+mod rule_files;
+/// Rules from a real xDS control plane.
+mod xds;

@@ -1,0 +1,483 @@
+//! Rule files: what is accepted, what is refused and how that reads.
+
+use sluicegate::rules::{Entry, Lookup, Options, RuleSet, Severity, SourceFile, compile};
+
+use crate::support::{Server, ask, descriptor, rules};
+
+fn files(texts: &[&str]) -> Vec<SourceFile> {
+    let name = |number: usize| format!("{}.yaml", char::from(b'a' + u8::try_from(number).unwrap()));
+    texts.iter().enumerate().map(|(number, text)| SourceFile { name: name(number), text: (*text).to_owned() }).collect()
+}
+
+fn refusal(texts: &[&str]) -> Vec<String> {
+    let problems = compile(&files(texts), Options::default()).err().unwrap_or_else(|| panic!("accepted: {texts:?}"));
+    problems.iter().filter(|problem| problem.severity == Severity::Error).map(ToString::to_string).collect()
+}
+
+fn accepted(texts: &[&str], options: Options) -> (RuleSet, Vec<String>) {
+    let (set, warnings) = compile(&files(texts), options).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    (set, warnings.iter().map(ToString::to_string).collect())
+}
+
+/// `None`: no limit.
+fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
+    let entries = entries.iter().map(|(key, value)| Entry { key, value });
+    match set.find(domain, entries) {
+        Lookup::Rule(rule, _) => Some(rule.limit.as_ref()?.requests()),
+        Lookup::NoLimit | Lookup::UnknownDomain => None,
+    }
+}
+
+#[test]
+fn every_mistake_has_a_place_and_a_sentence() {
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1";
+    for (text, expected) in [
+        ("", "a.yaml:1:1: the file is empty; it needs a domain"),
+        ("# nothing\n", "a.yaml:1:1: the file is empty; it needs a domain"),
+        ("descriptors: []", "a.yaml:1:1: the file has no domain, or an empty one"),
+        ("domain: ''", "a.yaml:1:1: the file has no domain, or an empty one"),
+        ("[]", "a.yaml:1:1: a map was expected here, not a list"),
+        ("domain: d\ndescriptor: []", "a.yaml:2:1: unknown key \"descriptor\"; did you mean descriptors?"),
+        ("domain: d\ndescriptors: x", "a.yaml:2:14: descriptors must be a list, not a scalar"),
+        ("domain: d\ndescriptors: [{value: x}]", "a.yaml:2:15: a descriptor needs a key that is not empty"),
+        ("domain: d\ndescriptors: [{key: ''}]", "a.yaml:2:15: a descriptor needs a key that is not empty"),
+        ("domain: d\ndomain: e", "a.yaml:2:1: domain is given twice"),
+        (
+            "domain: d\ndescriptors:\n- key: k\n- {key: k, value: v}\n- key: k\n",
+            "a.yaml:5:3: the key \"k\" stands twice in one list; first at line 3",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: v}, {key: k, value: v}]",
+            "a.yaml:2:35: the key \"k\" and value \"v\" stands twice in one list; first at line 2",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {requests_per_unit: 1}}]",
+            "a.yaml:2:36: rate_limit needs a unit (second, minute, hour, day, week, month, year) or unlimited: true",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: eon}}]",
+            "a.yaml:2:43: unit \"eon\" is not one of second, minute, hour, day, week, month, year",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, unlimited: true}}]",
+            "a.yaml:2:43: a limit is either unlimited or has a unit, not both",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, name: n, replaces: [{{name: n}}]}}}}]"),
+            "a.yaml:2:90: the limit \"n\" cannot replace itself",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, replaces: [{{name: ''}}]}}}}]"),
+            "a.yaml:2:81: replaces needs the name of another limit, not an empty one",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: v, share_threshold: true}]",
+            "a.yaml:2:34: share_threshold needs a value with a wildcard (*): other values share nothing",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, shadow_mode: maybe}]",
+            "a.yaml:2:37: shadow_mode must be true or false, not maybe",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: '5'}}]",
+            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 4294967295, not the text \"5\"",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 4294967296}}]",
+            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 4294967295, not 4294967296",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, unit_multiplier: 0}}}}]"),
+            "a.yaml:2:70: unit_multiplier must be at least 1",
+        ),
+        (
+            &format!("domain: d\ndescriptors: [{{key: k, {limit}, on_error: panic}}}}]"),
+            "a.yaml:2:80: on_error \"panic\" is not one of error, allow, deny",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, unit_multiplier: 2}]",
+            "a.yaml:2:24: unknown key \"unit_multiplier\"; it belongs under rate_limit",
+        ),
+        ("domain: d\ndescriptors: [{key: k, metadata: 3}]", "a.yaml:2:34: metadata must be a map, not a scalar"),
+        ("domain: 'd", "a.yaml:1:9: this is not YAML: "),
+        ("domain: d\ncharge: some", "a.yaml:2:9: charge \"some\" is not one of each, all"),
+        (
+            "domain: d\ncharge: all\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, count_denied: true}}]",
+            "a.yaml:3:70: count_denied contradicts the domain's charge: all",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, ip_prefix: {v4: 33}}]",
+            "a.yaml:2:40: v4 must be a prefix length from 1 to 32",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, value: 'a*', share_threshold: true, ip_prefix: {v6: 64}}]",
+            "a.yaml:2:60: ip_prefix and share_threshold exclude each other: one counter has no prefixes",
+        ),
+        (
+            "domain: d\ndescriptors: [{key: k, burst: 1}]",
+            "a.yaml:2:24: unknown key \"burst\"; it belongs under rate_limit",
+        ),
+    ] {
+        let errors = refusal(&[text]);
+        assert_eq!(errors.len(), 1, "{text}: {errors:?}");
+        assert!(errors[0].starts_with(expected), "{text}\n  {}\n  {expected}", errors[0]);
+    }
+}
+
+#[test]
+fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
+    for (words, expected) in [
+        (
+            "algorithm: window",
+            "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
+             leaky_bucket, gcra, concurrency, shares, adaptive",
+        ),
+        ("limit: 6", "2:72: limit belongs to algorithm concurrency, not to fixed_window"),
+        ("buckets: 6", "2:72: buckets belongs to algorithm sliding_window, not to fixed_window"),
+        ("burst: 6", "2:72: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to fixed_window"),
+        ("algorithm: gcra, edge: strict", "2:89: edge belongs to algorithm sliding_window, not to gcra"),
+        ("queue: 6, algorithm: token_bucket", "2:72: queue belongs to algorithm leaky_bucket, not to token_bucket"),
+        ("algorithm: gcra, warm_up: 1s", "2:89: warm_up belongs to algorithm token_bucket, not to gcra"),
+        ("min_interval: 1s", "2:72: min_interval belongs to algorithm sliding_log, not to fixed_window"),
+        ("algorithm: sliding_window, buckets: 0", "2:99: buckets must be from 1 to 256"),
+        ("algorithm: sliding_window, buckets: 257", "2:99: buckets must be from 1 to 256"),
+        ("algorithm: sliding_window, edge: sharp", "2:105: edge \"sharp\" is not one of weighted, strict"),
+        ("algorithm: sliding_window, unit_multiplier: 4000", "2:99: a sliding window can be ten years long at most"),
+        ("algorithm: gcra, burst: 0", "2:89: burst must be at least 1"),
+        ("algorithm: gcra, burst: 4000000", "2:89: a burst that large takes more than 100 years to come back"),
+        ("algorithm: token_bucket, warm_up: 2h", "2:97: warm_up must be more than nothing and at most an hour"),
+        ("algorithm: token_bucket, warm_up: 0s", "2:97: warm_up must be more than nothing and at most an hour"),
+        (
+            "algorithm: token_bucket, warm_up: soon",
+            "2:106: warm_up must be a duration like 200ms, 30s or 5m, not \"soon\"",
+        ),
+        ("algorithm: token_bucket, warm_up: 1s, soft: 10%", "2:110: soft does not go with warm_up"),
+        ("algorithm: sliding_log, min_interval: 25h", "2:96: min_interval must not be longer than the window"),
+        (
+            "algorithm: sliding_log, soft: 1000%",
+            "2:36: a sliding_log keeps every hit and takes 1000 at most, its soft part included; sliding_window has no such bound",
+        ),
+        ("soft: 10", "2:78: soft must be a whole percentage from 1% to 1000%, not \"10\""),
+        ("soft: 0%", "2:78: soft must be a whole percentage from 1% to 1000%, not \"0%\""),
+        ("count_denied: perhaps", "2:86: count_denied must be true or false, not perhaps"),
+    ] {
+        let text =
+            format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 100, {words}}}}}]");
+        assert_eq!(refusal(&[&text]), [format!("a.yaml:{expected}")], "{words}");
+    }
+    let unlimited = "domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, burst: 3}}]";
+    assert_eq!(refusal(&[unlimited]), ["a.yaml:2:54: burst has no meaning for a limit that is unlimited"]);
+}
+
+#[test]
+fn a_limit_of_requests_at_once_has_words_of_its_own() {
+    for (words, expected) in [
+        (
+            "limit: 2, unit: day",
+            "2:77: concurrency says how many by itself, and goes with no unit and no requests_per_unit",
+        ),
+        (
+            "limit: 2, requests_per_unit: 3",
+            "2:71: concurrency says how many by itself, and goes with no unit and no requests_per_unit",
+        ),
+        ("hold: 1s", "2:36: concurrency needs a limit: how many requests at once"),
+        ("limit: 1001", "2:61: concurrency keeps every slot and takes 1000 at most, its soft part included"),
+        ("limit: 2, hold: 0s", "2:71: hold must be longer than nothing, and a day at most"),
+        ("limit: 2, hold: 25h", "2:71: hold must be longer than nothing, and a day at most"),
+        ("limit: 2, holder: ''", "2:79: holder needs the key of the entry that names it, not an empty one"),
+        ("limit: 2, count_denied: true", "2:71: whoever is refused holds nothing that could count"),
+        ("limit: 2, burst: 3", "2:71: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to concurrency"),
+        (
+            "limit: 2, consistency: leased",
+            "2:84: consistency: leased cannot promise that no more than the limit passes with concurrency as it is written here",
+        ),
+        ("limit: 2, consistency: eventual", "2:84: consistency: eventual does not go with concurrency: "),
+    ] {
+        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{algorithm: concurrency, {words}}}}}]");
+        let errors = refusal(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+    }
+    let text = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: concurrency, limit: 2, holder: id}, descriptors: [{key: id}]}]";
+    assert_eq!(refusal(&[text]), ["a.yaml:2:98: the key \"id\" stands twice in one list; first at line 2"]);
+}
+
+#[test]
+fn a_capacity_is_shared_by_words_of_its_own() {
+    let full = "capacity: 10/s, class: c";
+    for (words, expected) in [
+        ("capacity: many", "2:47: capacity is a number at once (100), or per s, m, h, d or second, "),
+        ("capacity: 10/w", "2:47: capacity is a number at once (100), or per s, m, h, d or second, "),
+        ("capacity: 10/s", "2:37: a capacity per time needs shares, or a reserve"),
+        ("algorithm: shares", "2:36: shares are of a capacity: 1000/s"),
+        (
+            "capacity: 10/s, algorithm: gcra, shares: {a: {}}, class: c",
+            "2:53: capacity says by itself how it is counted",
+        ),
+        ("capacity: 10/s, unit: day, shares: {a: {}}, class: c", "2:59: capacity says how many by itself"),
+        ("capacity: 10, limit: 5", "2:51: a limit at once is a capacity that nobody shares: one of the two"),
+        (
+            "capacity: 10/s, shares: {a: {}}",
+            "2:53: shares need a class: the key of the entry that says whose request it is",
+        ),
+        ("capacity: 10, class: c", "2:51: a class needs shares, or a reserve"),
+        ("capacity: 10, class: c, holder: c, reserve: {a: 1}", "2:51: class and holder are two entries"),
+        (
+            &format!("{full}, shares: {{a: {{min: 6}}, b: {{min: 5}}}}"),
+            "2:71: the minima add up to more than the capacity",
+        ),
+        (&format!("{full}, shares: {{a: {{min: 6, max: 5}}}}"), "2:71: a class has a maximum below its minimum"),
+        (
+            &format!("{full}, shares: {{a: {{max: 11}}}}"),
+            "2:71: a class has a maximum below its minimum, or of 0, or above",
+        ),
+        (&format!("{full}, shares: {{a: {{most: 1}}}}"), "2:76: unknown key \"most\"; did you mean max?"),
+        (&format!("{full}, shares: [a]"), "2:71: shares must be a map, not a list"),
+        (&format!("{full}, reserve: {{a: 101%}}"), "2:76: what is reserved must be a whole percentage from 0% to 100%"),
+        (&format!("{full}, reserve: {{a: 60%, b: 50%}}"), "2:72: the minima add up to more than the capacity"),
+        (
+            &format!("{full}, reserve: {{a: 1}}, shares: {{a: {{}}}}"),
+            "2:80: shares and reserve exclude each other: a reserve is a share for short",
+        ),
+        (&format!("{full}, shares: {{a: {{}}}}, soft: 10%"), "2:80: a shared capacity has ceilings, and is not soft"),
+        (&format!("{full}, shares: {{a: {{}}}}, consistency: leased"), "2:93: consistency: leased cannot promise"),
+        (
+            &format!("{full}, shares: {{a: {{}}}}, consistency: eventual"),
+            "2:93: consistency: eventual does not go with shares",
+        ),
+        ("capacity: 70000000/s, shares: {a: {}}, class: c", "2:67: a capacity that is shared is 67108863 at most"),
+        (
+            "capacity: 60000000/h, shares: {a: {}}, class: c",
+            "2:37: capacity times the microseconds of its time must stay",
+        ),
+    ] {
+        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{words}}}}}]");
+        let errors = refusal(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+    }
+    let fixed =
+        "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 3, reserve: {a: 1}, class: c}}]";
+    let errors = refusal(&[fixed]);
+    assert!(errors[0].ends_with("reserve belongs to algorithm concurrency, shares, not to fixed_window"), "{errors:?}");
+    let many: Vec<_> = (0..16).map(|class| format!("c{class}: {{}}")).collect();
+    let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{full}, shares: {{{}}}}}}}]", many.join(", "));
+    assert_eq!(refusal(&[&text]), ["a.yaml:2:71: a capacity is shared by 1 to 16 classes"]);
+}
+
+#[test]
+fn elastic_needs_a_resource_and_how_much() {
+    for (words, expected) in [
+        ("{resource: db}", "2:81: elastic needs a resource, and up_to: how much of the limit there is at most"),
+        ("{up_to: 200%}", "2:81: elastic needs a resource, and up_to: how much of the limit there is at most"),
+        ("{resource: db, up_to: 200%, idle: 90%, busy: 90%}", "2:81: a resource is idle below the utilization"),
+        ("{resource: db, up_to: 200%}, consistency: leased", "2:123: consistency: leased does not go with elastic"),
+        (
+            "{resource: db, up_to: 200%}, algorithm: sliding_log",
+            "2:72: with all of its extra, a sliding_log keeps every hit",
+        ),
+    ] {
+        let text = format!(
+            "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 900, elastic: {words}}}}}]"
+        );
+        let errors = refusal(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+    }
+    let text = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9, elastic: {resource: db, up_to: 90%}}}]";
+    assert!(refusal(&[text])[0].contains("up_to must be a whole percentage from 101% to 1000%"));
+}
+
+#[test]
+fn plans_are_one_table() {
+    let rule = "descriptors: [{key: k, rate_limit: {by_plan: calls}}]";
+    let one = "{unit: day, requests_per_unit: 1}";
+    for (plans, expected) in [
+        ("plans: {default: a}".to_owned(), "2:8: plans needs limits: those of each plan by their names"),
+        (format!("plans: {{limits: {{a: {{calls: {one}}}}}}}"), "2:8: the default plan \"\" is not one of a"),
+        (
+            format!("plans: {{default: b, limits: {{a: {{calls: {one}}}}}}}"),
+            "2:18: the default plan \"b\" is not one of a",
+        ),
+        (
+            format!("plans: {{default: a, limits: {{a: {{calls: {one}}}, b: {{}}}}}}"),
+            "2:77: the plan \"b\" has no limit \"calls\", which line 3 wants",
+        ),
+        (
+            format!("plans: {{default: a, limits: {{a: {{calls: {one}}}}}, entities: {{user: {{bob: c}}}}}}"),
+            "2:101: the plan \"c\" is not one of a",
+        ),
+        (
+            "plans: {default: a, limits: {a: {calls: {by_plan: other}}}}".to_owned(),
+            "2:42: a plan's limit cannot be another plan's",
+        ),
+        (
+            format!(
+                "plans: {{default: a, limits: {{a: {{calls: {one}}}, \
+                 b: {{calls: {{algorithm: concurrency, limit: 1, holder: id}}}}}}}}"
+            ),
+            "3:37: the limits \"calls\" of all plans need the same class and holder",
+        ),
+    ] {
+        let errors = refusal(&[&format!("domain: d\n{plans}\n{rule}")]);
+        assert!(errors[0].starts_with(&format!("a.yaml:{expected}")), "{plans}: {errors:?}");
+    }
+    let errors = refusal(&[&format!("domain: d\n{rule}")]);
+    assert_eq!(errors, ["a.yaml:2:37: there is no plan that could have a limit \"calls\""]);
+    let twice = format!(
+        "domain: d\nplans: {{key: id, default: a, limits: {{a: {{calls: {}}}}}}}\n{rule}",
+        "{algorithm: concurrency, limit: 1, holder: id}"
+    );
+    assert!(refusal(&[&twice])[0].ends_with("the entry \"id\" cannot be the request's plan, and more"));
+    let beside = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
+    assert_eq!(
+        refusal(&[beside])[1],
+        "a.yaml:2:53: unit has no meaning beside by_plan: the plans say how it is counted"
+    );
+}
+
+#[test]
+fn one_domain_in_two_files_is_refused_unless_merged() {
+    let one = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]";
+    let two = "domain: d\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 2}}]";
+    assert_eq!(
+        refusal(&[one, two]),
+        ["b.yaml:1:1: domain \"d\" is a.yaml's already; rules.merge_domains would add the two up"]
+    );
+    let (set, _) = accepted(&[one, two], Options { merge_domains: true, ..Options::default() });
+    assert_eq!((limit(&set, "d", &[("a", "")]), limit(&set, "d", &[("b", "")])), (Some(1), Some(2)));
+    let problems = compile(&files(&[one, one]), Options { merge_domains: true, ..Options::default() }).err().unwrap();
+    assert!(problems[0].to_string().starts_with("b.yaml:2:15: the key \"a\" stands twice"), "{problems:?}");
+}
+
+#[test]
+fn what_the_peer_takes_is_taken() {
+    let text = "
+domain: d
+descriptors:
+- key: &key k
+  value: 123            # a number is a text
+  shadow_mode: yes      # YAML 1.1
+  rate_limit: &day {unit: DAY, requests_per_unit: 1_000}
+- key: *key
+  value: true
+  rate_limit: *day
+- key: merged
+  rate_limit: {<<: *day, requests_per_unit: 0x10}
+- key: empty
+  value:
+  rate_limit: ~
+  descriptors:
+- key: misplaced
+  rate_limit: {unit: day, requests_per_unit: 2, shadow_mode: true}
+---
+another: document
+";
+    let (set, warnings) = accepted(&[text], Options::default());
+    assert_eq!(limit(&set, "d", &[("k", "123")]), Some(1000));
+    assert_eq!(limit(&set, "d", &[("k", "true")]), Some(1000));
+    assert_eq!(limit(&set, "d", &[("merged", "x")]), Some(16));
+    assert_eq!(limit(&set, "d", &[("misplaced", "x")]), Some(2));
+    assert_eq!(warnings, ["a.yaml:18:49: warning: shadow_mode has no effect here; it belongs in a descriptor"]);
+}
+
+#[test]
+fn the_walk_is_the_peers() {
+    let text = "
+domain: d
+descriptors:
+- key: a
+  value: exact
+  descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]
+- key: a
+  value: ex*
+  rate_limit: {unit: day, requests_per_unit: 2}
+  descriptors: [{key: c, rate_limit: {unit: day, requests_per_unit: 3}}]
+- key: a
+  value: e*t
+  rate_limit: {unit: day, requests_per_unit: 4}
+- key: a
+  rate_limit: {unit: day, requests_per_unit: 5}
+- key: allow
+  value: me
+- key: allow
+  rate_limit: {unit: day, requests_per_unit: 6}
+";
+    let (set, _) = accepted(&[text], Options::default());
+    for (entries, expected) in [
+        (&[("a", "exact"), ("b", "x")][..], Some(1)),
+        (&[("a", "exact")], None),             // ends on a rule without a limit
+        (&[("a", "exact"), ("c", "x")], None), // no going back to ex*
+        (&[("a", "extra")], Some(2)),
+        (&[("a", "ext"), ("c", "x")], Some(3)), // ex* stands before e*t
+        (&[("a", "eat")], Some(4)),
+        (&[("a", "eat"), ("c", "x")], None),
+        (&[("a", "other")], Some(5)),
+        (&[("a", "")], Some(5)),
+        (&[("a", "ex*")], Some(2)), // a pattern matches itself
+        (&[("allow", "me")], None),
+        (&[("allow", "you")], Some(6)),
+        (&[("A", "exact")], None),
+        (&[], None),
+    ] {
+        assert_eq!(limit(&set, "d", entries), expected, "{entries:?}");
+    }
+    assert_eq!(limit(&set, "e", &[("a", "x")]), None);
+}
+
+/// Where a domain does not say how it charges, the settings do.
+#[test]
+fn how_a_domain_charges_has_a_default() {
+    let charges = |charge: &str, charge_all| {
+        let text =
+            format!("domain: d\n{charge}descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1}}}}]\n");
+        let file = SourceFile { name: "d.yaml".into(), text };
+        let (set, _) = compile(&[file], Options { charge_all, ..Options::default() }).unwrap();
+        set.settings_of("d").is_some_and(|domain| domain.charge_all)
+    };
+    assert_eq!([charges("", false), charges("", true)], [false, true]);
+    assert_eq!([charges("charge: all\n", false), charges("charge: each\n", true)], [true, false]);
+}
+
+/// And the setting is that default.
+#[tokio::test]
+async fn a_setting_says_how_domains_charge() {
+    let text = "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n\
+                - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}\n";
+    let folder = rules(&[("d.yaml", text)]);
+    for (charge_all, left) in [("false", 6), ("true", 7)] {
+        let server = Server::builder().rules(folder.path()).set("rules.charge_all", charge_all).start();
+        let client = server.client().await;
+        for _ in 0..2 {
+            client.check(ask("d", &[("a", "x")]).descriptor(descriptor(&[("b", "x")]))).await.unwrap();
+        }
+        let answer = client.check(ask("d", &[("b", "x")])).await.unwrap();
+        assert_eq!(answer.remaining(), Some(left), "{charge_all}");
+    }
+}
+
+#[test]
+fn the_files_in_deploy_are_all_right() {
+    for folder in ["deploy/examples", "deploy/envoy/rules"] {
+        let path = crate::support::repository(folder);
+        let source = sluicegate::service::reload::Source::directory(path);
+        let (_, warnings) = compile(&source.read().unwrap(), Options::default()).unwrap();
+        assert_eq!(warnings, []);
+    }
+}
+
+/// A plan is no part of what headers call the policy; nor is anything else when the limit has a name.
+#[test]
+fn a_policy_is_called_by_its_limit_or_its_levels() {
+    let rule = |name: &str| format!("{{unit: day, requests_per_unit: 1{name}}}");
+    let text = format!(
+        "domain: d\nplans: {{default: a, limits: {{a: {{calls: {plain}}}, b: {{calls: {plain}}}}}}}\ndescriptors:\n\
+         - {{key: user, rate_limit: {{by_plan: calls}}}}\n\
+         - {{key: api, value: v1, descriptors: [{{key: user, rate_limit: {plain}}}]}}\n\
+         - {{key: own, rate_limit: {named}}}\n",
+        plain = rule(""),
+        named = rule(", name: mine"),
+    );
+    let (set, _) = accepted(&[&text], Options::default());
+    let policies: Vec<_> = set.rules().iter().map(|rule| rule.policy().to_string()).collect();
+    assert_eq!(policies, ["user", "user", "api_v1.user", "mine"]);
+    let labels: Vec<_> = set.rules().iter().map(|rule| rule.labels.join(" ")).collect();
+    assert_eq!(labels, ["d user plan_b", "d user plan_a", "d api_v1 user", "d own"]);
+}

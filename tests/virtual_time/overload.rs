@@ -1,0 +1,146 @@
+//! Overload in virtual time: limits that follow latency before an upstream with a queue, and the shedder of a box that is too
+//! busy. `benches/overload` is the same with tables and plots.
+#![allow(missing_docs, clippy::unwrap_used, dead_code, reason = "a test; and it shares modules with a benchmark")]
+
+#[path = "../../benches/overload/upstream.rs"]
+mod upstream;
+#[path = "../../benches/overload/worker.rs"]
+mod worker;
+
+use sluicegate_common::adaptive::Method;
+use upstream::{Limit, SCENARIOS, Scenario, run};
+use worker::{AT_THE_EDGE, CLASSES, COMES_AND_GOES, Load, reversals};
+
+const SEEDS: std::ops::Range<u64> = 1..6;
+
+fn scenario(name: &str) -> &'static Scenario {
+    SCENARIOS.iter().find(|scenario| scenario.name == name).unwrap()
+}
+
+/// The fixed limit with the most answers in time.
+fn best(scenario: &Scenario, seed: u64) -> (f64, f64) {
+    let tried = (40..=80).step_by(2).map(|limit| {
+        let goodput = run(scenario, &Limit::Fixed(limit), seed).goodput(60, scenario.seconds as usize);
+        (f64::from(limit), goodput)
+    });
+    tried.max_by(|one, other| one.1.total_cmp(&other.1)).unwrap()
+}
+
+#[test]
+fn vegas_settles_at_the_best_limit() {
+    let steady = scenario("steady");
+    for seed in SEEDS {
+        let (limit, goodput) = best(steady, seed);
+        let vegas = run(steady, &Limit::learning(Method::Vegas), seed);
+        let settled = vegas.limit(60, 300);
+        // Fifty is where the queue begins; a few more bridge the gaps between arrivals.
+        assert!(settled > 45.0 && settled < 1.1 * limit.max(54.0), "{settled} beside {limit}, seed {seed}");
+        let (good, unlimited) = (vegas.goodput(60, 300), run(steady, &Limit::Unlimited, seed).goodput(60, 300));
+        assert!(good > 0.96 * goodput && unlimited < 0.1 * goodput, "{good} of {goodput}, seed {seed}");
+        assert!(vegas.spread(60, 300) < 0.2, "{} seed {seed}", vegas.spread(60, 300));
+    }
+}
+
+/// Of fifty at once twenty-five are left.
+#[test]
+fn a_halved_capacity_is_found_within_seconds() {
+    for seed in SEEDS {
+        let vegas = run(scenario("step"), &Limit::learning(Method::Vegas), seed);
+        let found = vegas.limits.iter().enumerate().skip(600).find(|(_, limit)| **limit <= 35.0);
+        let after = (found.unwrap().0 - 600) as f64 / 10.0;
+        assert!(after <= 5.0, "{after} s, seed {seed}");
+        let (low, high) = (vegas.limit(70, 120), vegas.limit(135, 180));
+        assert!((22.0..37.0).contains(&low) && (45.0..70.0).contains(&high), "{low} and {high}, seed {seed}");
+        let fixed = run(scenario("step"), &Limit::Fixed(25), seed).goodput(65, 120);
+        assert!(vegas.goodput(65, 120) > 0.93 * fixed, "{} of {fixed}, seed {seed}", vegas.goodput(65, 120));
+    }
+}
+
+#[test]
+fn two_fleets_share_an_upstream_and_neither_takes_it_over() {
+    for seed in SEEDS {
+        let vegas = run(scenario("two-fleets"), &Limit::learning(Method::Vegas), seed);
+        let (before, after) = (vegas.limit(60, 120), vegas.limit(240, 300));
+        assert!((45.0..80.0).contains(&before) && (45.0..80.0).contains(&after), "{before} and {after}, seed {seed}");
+        assert!(vegas.goodput(60, 300) > 450.0, "{} seed {seed}", vegas.goodput(60, 300));
+    }
+}
+
+#[test]
+fn bursts_and_a_drift_cost_little() {
+    for (name, part) in [("bursts", 0.85), ("drift", 0.8)] {
+        for seed in SEEDS {
+            let seconds = scenario(name).seconds as usize;
+            let fixed = run(scenario(name), &Limit::Fixed(50), seed).goodput(30, seconds);
+            let vegas = run(scenario(name), &Limit::learning(Method::Vegas), seed).goodput(30, seconds);
+            assert!(vegas > part * fixed, "{name}: {vegas} of {fixed}, seed {seed}");
+        }
+    }
+}
+
+/// What the two others promise: to stay off where nothing is answered in time.
+#[test]
+fn every_method_keeps_an_upstream_alive() {
+    for method in Method::ALL {
+        for seed in SEEDS {
+            let good = run(scenario("steady"), &Limit::learning(method), seed).goodput(30, 300);
+            assert!(good > 400.0, "{}: {good}, seed {seed}", method.name());
+        }
+    }
+}
+
+fn loads() -> [Load; 4] {
+    let sudden = |second: u64| if second >= 60 { 3.0 } else { 0.2 };
+    let waves = |second: u64| 0.9 + 0.5 * (second as f64 / 500.0).sin();
+    [
+        COMES_AND_GOES,
+        AT_THE_EDGE,
+        Load { name: "three times as much", seconds: 1_800, asked: sudden, noise: 0.1 },
+        Load { name: "waves", seconds: 7_200, asked: waves, noise: 0.2 },
+    ]
+}
+
+#[test]
+fn critical_traffic_is_served_and_no_class_is_shed_while_a_lower_one_passes() {
+    for load in loads() {
+        for seed in SEEDS {
+            for second in worker::run(&load, seed) {
+                assert_eq!(second.shed[0], 0.0, "{}", load.name);
+                let ordered = second.shed.windows(2).all(|pair| pair[0] == 0.0 || pair[1] == 1.0);
+                assert!(ordered, "{}: {:?}", load.name, second.shed);
+            }
+        }
+    }
+}
+
+/// Patience is 28 s: as many turns as fit into an hour, whatever happens, and in truth far fewer.
+#[test]
+fn it_does_not_flap() {
+    for load in loads() {
+        for seed in SEEDS {
+            let turns = reversals(&worker::run(&load, seed));
+            let hours = load.seconds as f64 / 3_600.0;
+            assert!((turns as f64) < 3_600.0 / 28.0 * hours, "{}: {turns}", load.name);
+            assert!((turns as f64) <= 16.0 * hours, "{}: {turns}, seed {seed}", load.name);
+        }
+    }
+}
+
+#[test]
+fn it_sheds_within_two_minutes_and_comes_back_more_slowly() {
+    for seed in SEEDS {
+        let run = worker::run(&COMES_AND_GOES, seed);
+        let part =
+            |second: usize| -> f64 { CLASSES.iter().zip(run[second].shed).map(|((_, part), shed)| part * shed).sum() };
+        assert_eq!(part(320), 0.0, "not at once");
+        assert!(part(420) > 0.2, "{} after two minutes", part(420));
+        // It stays where the box is neither calm nor busy.
+        let settled = &run[900..1_500];
+        assert!(settled.iter().all(|second| (0.6..=0.9).contains(&second.served)), "seed {seed}");
+        let peak = run[1_499].level;
+        let rose = run.iter().skip(300).position(|second| second.level >= peak / 2.0).unwrap();
+        let fell = run.iter().skip(1_500).position(|second| second.level <= peak / 2.0).unwrap();
+        assert!(fell > rose, "up in {rose} s and down in {fell} s");
+        assert_eq!(run.last().unwrap().level, 0.0);
+    }
+}

@@ -1,0 +1,302 @@
+//! A real Envoy in front of an upstream, with the service behind its rate limit filter: `deploy/envoy`, as it is.
+
+use std::{
+    io::Write,
+    net::{SocketAddr, TcpStream},
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::{Router, body::Body, http::HeaderMap};
+use tokio_stream::StreamExt;
+
+use crate::support::{
+    RedisServer, Server,
+    envoy::Envoy,
+    repository, rules,
+    server::{command, post},
+    tool, until,
+};
+
+/// Who is in the upstream now, and how many there were at once at most.
+#[derive(Default)]
+pub(crate) struct Crowd {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// One of them.
+struct Guest(Arc<Crowd>);
+
+impl Guest {
+    fn new(crowd: Arc<Crowd>) -> Self {
+        let now = crowd.now.fetch_add(1, Relaxed) + 1;
+        crowd.most.fetch_max(now, Relaxed);
+        Self(crowd)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.0.now.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Answers 200 to everything, with the `x-tokens` that the request wants to have used, after as many milliseconds as it
+/// says in `x-work`; or breaks off, if it says so in `x-break`.
+pub(crate) fn upstream() -> (SocketAddr, Arc<Crowd>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (address, crowd) = (listener.local_addr().unwrap(), Arc::new(Crowd::default()));
+    let inside = Arc::clone(&crowd);
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let answer = async move |headers: HeaderMap| {
+                let guest = Guest::new(inside);
+                let tokens = headers.get("x-tokens").cloned().unwrap_or_else(|| "0".parse().unwrap());
+                let work = headers.get("x-work").map_or(0, |work| work.to_str().unwrap().parse().unwrap());
+                tokio::time::sleep(Duration::from_millis(work)).await;
+                let broken = headers.contains_key("x-break").then(|| Err(std::io::Error::other("broken off")));
+                let pieces = [Ok("ok")].into_iter().chain(broken);
+                let pieces = tokio_stream::iter(pieces).map(move |piece: Result<&str, std::io::Error>| {
+                    let _inside = &guest;
+                    piece
+                });
+                ([("x-tokens", tokens)], Body::from_stream(pieces))
+            };
+            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+            axum::serve(listener, Router::new().fallback(answer)).await.unwrap();
+        });
+    });
+    (address, crowd)
+}
+
+fn start(store: &str, failure_mode_deny: bool) -> (Server, Envoy) {
+    let server = Server::start(&repository("deploy/envoy/rules"), store);
+    let envoy = Envoy::start(server.grpc, upstream().0, failure_mode_deny);
+    (server, envoy)
+}
+
+fn header<'h>(headers: &'h HeaderMap, name: &str) -> &'h str {
+    headers.get(name).map_or("", |value| value.to_str().unwrap())
+}
+
+#[test]
+fn requests_pass_until_the_limit_each_user_for_itself() {
+    let (_server, envoy) = start("memory", false);
+    for (code, remaining) in [(200, "2"), (200, "1"), (200, "0"), (429, "0"), (429, "0")] {
+        let (got, headers) = envoy.get("/", &[("x-user", "alice")]);
+        assert_eq!((got, header(&headers, "x-ratelimit-remaining")), (code, remaining));
+        assert_eq!(header(&headers, "x-ratelimit-limit"), "3, 3;w=3600");
+        let reset: u32 = header(&headers, "x-ratelimit-reset").parse().unwrap();
+        assert!((1..=3_600).contains(&reset));
+        assert_eq!(header(&headers, "x-envoy-ratelimited"), if code == 429 { "true" } else { "" });
+    }
+    assert_eq!(envoy.get("/", &[("x-user", "bob")]).0, 200);
+    let (code, headers) = envoy.get("/", &[]);
+    assert_eq!((code, header(&headers, "x-ratelimit-limit")), (200, ""), "nothing to ask without a user");
+}
+
+#[test]
+fn a_descriptors_own_hits_count() {
+    let (_server, envoy) = start("memory", false);
+    for (cost, code, remaining) in [("4", 200, "6"), ("6", 200, "0"), ("1", 429, "0")] {
+        let (got, headers) = envoy.get("/batch", &[("x-user", "alice"), ("x-cost", cost)]);
+        assert_eq!((got, header(&headers, "x-ratelimit-remaining")), (code, remaining));
+    }
+    assert_eq!(envoy.get("/batch", &[("x-user", "bob"), ("x-cost", "11")]).0, 429);
+}
+
+/// What is shed is 503 with `Retry-After`, and what is a caller's own limit stays 429.
+#[test]
+fn a_refusal_for_overload_is_503() {
+    let server = Server::builder().rules(&repository("deploy/envoy/rules")).store("memory");
+    let server = server.set("response.headers", "true").set("response.dynamic_metadata", "true").start();
+    let envoy = Envoy::start(server.grpc, upstream().0, false);
+    let slot = |id: usize, hits: u64| {
+        let entry = |(key, value): (&str, String)| serde_json::json!({"key": key, "value": value});
+        let entries = [("fleet", "shop".to_owned()), ("priority", "get".to_owned()), ("request_id", id.to_string())];
+        let body = serde_json::json!({"domain": "envoy", "descriptors": [
+            {"entries": entries.map(entry), "hitsAddend": hits.to_string()}
+        ]});
+        post(&server.url("/json"), body.to_string().as_bytes()).0
+    };
+    assert_eq!([0, 1, 2].map(|id| slot(id, 1)), [200; 3]);
+    for priority in [&[("x-priority", "get")][..], &[("x-priority", "post")], &[]] {
+        let (code, headers) = envoy.get("/shop", priority);
+        assert_eq!((code, header(&headers, "x-envoy-ratelimited")), (503, "true"), "{priority:?}");
+        let wait: u64 = header(&headers, "retry-after").parse().unwrap();
+        assert!((1..=60).contains(&wait), "{wait}");
+    }
+    // Given back each time: two would have it filled.
+    for _ in 0..5 {
+        until("the slot to be given back", || {
+            (envoy.get("/shop", &[("x-priority", "critical")]).0 == 200).then_some(())
+        });
+    }
+    let codes: Vec<_> = (0..4).map(|_| envoy.get("/", &[("x-user", "alice")]).0).collect();
+    assert_eq!(codes, [200, 200, 200, 429]);
+}
+
+/// What a request cost is charged when it is done; Envoy does that after the answer, so the next look waits for it.
+#[test]
+fn hits_are_taken_when_the_stream_is_done() {
+    let (server, envoy) = start("memory", false);
+    let charged = |total: f64| {
+        until(&format!("{total} tokens to be charged"), || {
+            let series = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"tokens_user\"}";
+            (server.metric(series) == total).then_some(())
+        });
+    };
+    for (tokens, remaining, total) in [("40", "100", 40.0), ("50", "60", 90.0), ("30", "10", 120.0)] {
+        let (code, headers) = envoy.get("/tokens", &[("x-user", "alice"), ("x-tokens", tokens)]);
+        assert_eq!((code, header(&headers, "x-ratelimit-remaining")), (200, remaining));
+        charged(total);
+    }
+    assert_eq!(envoy.get("/tokens", &[("x-user", "alice")]).0, 429);
+}
+
+/// A request that the client does not wait for.
+fn reset(envoy: &Envoy, headers: &str, after: Duration) {
+    let mut connection = TcpStream::connect(envoy.address()).unwrap();
+    write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\n{headers}\r\n").unwrap();
+    std::thread::sleep(after);
+}
+
+/// Finished, refused, broken off by the upstream, reset by the client, timed out: whatever becomes of requests, no more
+/// than two are in the upstream at once, and in the end both slots are free.
+#[test]
+fn slots_are_given_back_however_a_request_ends() {
+    let redis = RedisServer::start();
+    for store in ["memory", &redis.url()] {
+        let server = Server::start(&repository("deploy/envoy/rules"), store);
+        let (upstream, crowd) = upstream();
+        let envoy = Envoy::start(server.grpc, upstream, false);
+        let passed = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            for caller in 0..8_u64 {
+                let (envoy, passed) = (&envoy, &passed);
+                scope.spawn(move || {
+                    for number in 0..40 {
+                        match (caller + number) % 8 {
+                            0..4 => {
+                                let (code, _) = envoy.get("/slow", &[("x-user", "alice"), ("x-work", "3")]);
+                                assert!(code == 200 || code == 429, "{code}");
+                                passed.fetch_add(usize::from(code == 200), Relaxed);
+                            }
+                            4 => reset(envoy, "x-break: 1\r\n", Duration::from_millis(20)),
+                            5 => reset(envoy, "x-work: 30\r\n", Duration::from_millis(number % 20)),
+                            // Its end is waited for, or it would be the whole test.
+                            6 if number == 6 => reset(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500)),
+                            _ => reset(envoy, "", Duration::ZERO),
+                        }
+                    }
+                });
+            }
+        });
+        until("both slots to be free", || {
+            let (code, headers) = envoy.get("/slow", &[("x-user", "alice")]);
+            (code == 200 && header(&headers, "x-ratelimit-remaining") == "1").then_some(())
+        });
+        let (most, passed) = (crowd.most.load(Relaxed), passed.into_inner());
+        assert!(most <= 2 && passed > 20, "{most} at once, {passed} passed");
+    }
+}
+
+/// Nobody is told when a slot ends before its request: it is free then, and what is given back later is nobody's.
+#[test]
+fn a_request_that_outlives_its_slot_frees_no_other() {
+    let text = "domain: envoy\ndescriptors:\n- key: slow_user\n  rate_limit: {algorithm: concurrency, limit: 1, hold: 2s, holder: request_id}\n";
+    let folder = rules(&[("envoy.yaml", text)]);
+    let server = Server::start(folder.path(), "memory");
+    let (upstream, crowd) = upstream();
+    let envoy = Envoy::start(server.grpc, upstream, false);
+    let get = |work: &str| envoy.get("/slow", &[("x-user", "alice"), ("x-work", work)]).0;
+    std::thread::scope(|scope| {
+        let long = scope.spawn(|| get("4000"));
+        until("it to be there", || (crowd.now.load(Relaxed) == 1).then_some(()));
+        assert_eq!(get("0"), 429);
+        // Nobody gets in by calling himself the same.
+        let named = || envoy.get("/slow", &[("x-user", "bob"), ("x-request-id", "me"), ("x-work", "500")]).0;
+        let both = [scope.spawn(named), scope.spawn(named)].map(|request| request.join().unwrap());
+        assert!(both.contains(&200) && both.contains(&429), "{both:?}");
+        let began = Instant::now();
+        // The next one has the slot from here on, and is there when the first ends.
+        until("the slot to end", || (get("3000") == 200).then_some(()));
+        assert_eq!(long.join().unwrap(), 200);
+        assert!(began.elapsed() > Duration::from_secs(3), "the second was the last to end");
+    });
+}
+
+#[test]
+fn a_stopped_redis_leaves_it_to_envoys_failure_mode() {
+    for (deny, without_redis) in [(false, 200), (true, 500)] {
+        let mut redis = RedisServer::start();
+        let (_server, envoy) = start(&redis.url(), deny);
+        let ask = || envoy.get("/", &[("x-user", "alice")]);
+        for code in [200, 200, 200, 429] {
+            assert_eq!(ask().0, code);
+        }
+        redis.kill();
+        until("Envoy's failure mode", || (ask().0 == without_redis).then_some(()));
+        redis.restart();
+        until("the limit to hold again", || (ask().0 == 429).then_some(()));
+    }
+}
+
+/// The containers cannot be run here; what they are given can be checked.
+#[test]
+fn the_compose_example_is_one_that_envoy_and_the_service_take() {
+    let config = repository("deploy/compose/envoy.yaml");
+    let envoy = Command::new(tool("envoy")).args(["--mode", "validate", "-l", "error", "-c"]).arg(config).output();
+    let envoy = envoy.unwrap();
+    assert!(envoy.status.success(), "{}", String::from_utf8_lossy(&envoy.stderr));
+    let mut check = command();
+    check.arg("check").arg(repository("deploy/compose/rules"));
+    check.args(["--explain", "compose", "user=alice", "path=/"]);
+    let output = String::from_utf8(check.output().unwrap().stdout).unwrap();
+    assert!(output.contains("sharded by user") && output.contains("5 per minute, sliding_window"), "{output}");
+}
+
+/// Whoever has nothing but Envoy's access log learns from it what rules would do.
+#[test]
+fn an_access_log_says_what_rules_would_have_done() {
+    let server = Server::start(&repository("deploy/envoy/rules"), "memory");
+    let envoy = Envoy::start(server.grpc, upstream().0, false);
+    for (user, requests) in [("bob", 5), ("eve", 2)] {
+        for number in 0..requests {
+            envoy.get(&format!("/free?number={number}"), &[("x-user", user)]);
+        }
+    }
+    let logged = || std::fs::read_to_string(envoy.access_log()).unwrap_or_default().lines().count();
+    until("seven lines", || (logged() == 7).then_some(()));
+    let folder = rules(&[
+        ("rules.yaml", "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3}}]\n"),
+        (
+            "mapping",
+            "domain: shop\ntime: start_time\ndescriptors:\n- [{key: user, field: x_user}]\n\
+             - [{key: path, field: path, cut: query}]\n- [{key: address, field: downstream_remote_address, cut: port}]\n",
+        ),
+    ]);
+    let output = command()
+        .args(["simulate", "--json", "--rules"])
+        .arg(folder.path())
+        .arg("--mapping")
+        .arg(folder.path().join("mapping"))
+        .arg("--traffic")
+        .arg(envoy.access_log())
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&result["requests"], &result["refused"]), (&7.into(), &2.into()), "{result}");
+    let rules = result["rules"].as_array().unwrap();
+    assert_eq!(rules[0]["harmed"][0]["entity"], "user=bob", "{result}");
+    // Of the others there is one path, and one address.
+    assert_eq!((&rules[1]["rule"], &rules[1]["entities"]), (&"(no rule)".into(), &2.into()), "{result}");
+}

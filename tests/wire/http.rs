@@ -1,0 +1,145 @@
+//! The pages of the side door.
+
+use crate::support::{
+    Server, ask, descriptor,
+    plain::{Request, Unit},
+    rules,
+    server::{get, post},
+};
+use serde_json::{Value, json};
+
+#[tokio::test]
+async fn json_decides_as_grpc_does() {
+    let server = Server::builder().set("response.headers", "true").start();
+    let ask = |body: &Value| {
+        let (code, text) = post(&server.url("/json"), body.to_string().as_bytes());
+        (code, serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text)))
+    };
+    let entries = json!([{"key": "user", "value": "bob"}]);
+    let (code, answer) = ask(&json!({"domain": "example", "descriptors": [{"entries": entries}], "hits_addend": 2}));
+    assert_eq!(code, 200);
+    assert_eq!(answer["overallCode"], "OK");
+    let status = &answer["statuses"][0];
+    assert_eq!(status["currentLimit"], json!({"requestsPerUnit": 3, "unit": "MINUTE"}));
+    assert_eq!((&status["code"], &status["limitRemaining"]), (&json!("OK"), &json!(1)));
+    let reset = status["durationUntilReset"].as_str().unwrap();
+    assert!(reset.strip_suffix('s').unwrap().parse::<u32>().is_ok(), "{reset}");
+    assert_eq!(answer["responseHeadersToAdd"][0], json!({"key": "RateLimit-Limit", "value": "3"}));
+    let (code, answer) = ask(&json!({"domain": "example", "descriptors": [{"entries": entries, "hitsAddend": "9"}]}));
+    assert_eq!((code, &answer["overallCode"]), (429, &json!("OVER_LIMIT")));
+    let limit = json!({"requestsPerUnit": 50, "unit": "HOUR", "unitMultiplier": 2});
+    let (code, answer) = ask(&json!({"domain": "example", "descriptors": [{"entries": entries, "limit": limit}]}));
+    assert_eq!((code, &answer["statuses"][0]["currentLimit"]), (200, &limit));
+}
+
+#[tokio::test]
+async fn an_error_is_500() {
+    let server = Server::builder().store("redis://127.0.0.1:1").start();
+    let body = r#"{"domain":"example","descriptors":[{"entries":[{"key":"user","value":"x"}]}]}"#;
+    let (code, text) = post(&server.url("/json"), body.as_bytes());
+    assert_eq!(code, 500);
+    assert!(text.contains("the store is out of reach"), "{text}");
+}
+
+#[tokio::test]
+async fn pages_tell_how_it_is() {
+    let server = Server::builder().start();
+    assert_eq!(get(&server.url("/healthcheck")), (200, "OK".into()));
+    assert_eq!(get(&server.url("/readyz")), (200, "ready\nstore: memory\n".into()));
+    assert_eq!(get(&server.url("/nowhere")).0, 404);
+    let page = server.get("/rlconfig");
+    let line = "example.user_alice: unit=MINUTE requests_per_unit=5, shadow_mode: false, quota_mode: false\n";
+    assert!(page.starts_with("# loaded 20") && page.contains(line), "{page}");
+}
+
+const RULES: &str = "
+domain: d
+descriptors:
+- key: plain
+  rate_limit: {unit: year, requests_per_unit: 10}
+- key: shadow
+  value: v
+  shadow_mode: true
+  rate_limit: {unit: year, requests_per_unit: 1}
+- key: detailed
+  detailed_metric: true
+  rate_limit: {unit: year, requests_per_unit: 10}
+- key: outer
+  value_to_metric: true
+  descriptors:
+  - key: inner
+    value: a*
+    descriptors:
+    - key: third
+      rate_limit: {unit: year, requests_per_unit: 10}
+";
+
+/// The names and labels of envoyproxy/ratelimit's exporter: dashboards go on working.
+#[tokio::test]
+async fn statistics_have_the_peers_names() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).set("telemetry.max_dynamic_series", "3").start();
+    let client = server.client().await;
+    let ask_hits = async |entries: &[(&str, &str)], hits| {
+        client.check(Request::new("d").descriptor(descriptor(entries).hits(hits))).await.unwrap();
+    };
+    ask_hits(&[("plain", "x")], 8).await;
+    ask_hits(&[("plain", "x")], 5).await;
+    ask_hits(&[("shadow", "v")], 3).await;
+    ask_hits(&[("outer", "o"), ("inner", "ab"), ("third", "x")], 2).await;
+    ask_hits(&[("outer", "o"), ("inner", "ac"), ("third", "y")], 1).await;
+    for user in ["a", "10.0.0.1", "b", "c", "d"] {
+        ask_hits(&[("detailed", user)], 1).await;
+    }
+    client.check(ask("unknown", &[("x", "y")])).await.unwrap();
+    let overridden = Request::new("d").descriptor(descriptor(&[("o", "v")]).limit(1, Unit::Hour, None));
+    client.check(overridden).await.unwrap();
+    assert!(client.check(Request::new("")).await.is_err());
+    for (series, expected) in [
+        ("total_hits{domain=\"d\",key1=\"plain\"}", 13.0),
+        ("within_limit{domain=\"d\",key1=\"plain\"}", 10.0),
+        ("near_limit{domain=\"d\",key1=\"plain\"}", 2.0),
+        ("over_limit{domain=\"d\",key1=\"plain\"}", 3.0),
+        ("shadow_mode{domain=\"d\",key1=\"shadow_v\"}", 2.0),
+        ("total_hits{domain=\"d\",key1=\"outer_o\",key2=\"inner_a*\"}", 3.0),
+        ("total_hits{domain=\"d\",key1=\"detailed_a\"}", 1.0),
+        ("total_hits{domain=\"d\",key1=\"detailed_10_0_0_1\"}", 1.0),
+        ("total_hits{domain=\"other\",key1=\"other\"}", 4.0),
+    ] {
+        let series = format!("ratelimit_service_rate_limit_{series}");
+        assert_eq!(server.metric(&series), expected, "{series} in\n{}", server.get("/metrics"));
+    }
+    for (series, expected) in [
+        ("sluicegate_metric_series_overflow_hits_total", 4.0),
+        ("sluicegate_metric_dynamic_series", 3.0),
+        ("sluicegate_domain_not_found_total", 1.0),
+        ("ratelimit_service_config_load_success", 1.0),
+        ("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}", 12.0),
+        ("ratelimit_service_response_time_seconds_count{grpc_method=\"ShouldRateLimit\"}", 12.0),
+        ("ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"+Inf\"}", 12.0),
+        ("ratelimit_service_should_rate_limit_error{err_type=\"service_error\"}", 1.0),
+        ("sluicegate_memory_counters", 10.0),
+        ("sluicegate_grpc_connections", 1.0),
+    ] {
+        assert_eq!(server.metric(series), expected, "{series} in\n{}", server.get("/metrics"));
+    }
+}
+
+/// OpenTelemetry would add up what is above 2,000 series; ours are not added up.
+#[tokio::test]
+async fn statistics_of_many_rules_stay_apart() {
+    let rule = |number| format!("- key: key{number}\n  rate_limit: {{unit: year, requests_per_unit: 1}}\n");
+    let text = format!("domain: d\ndescriptors:\n{}", (0..3_000).map(rule).collect::<String>());
+    let server = Server::start(rules(&[("d.yaml", &text)]).path(), "memory");
+    let client = server.client().await;
+    for first in (0..3_000).step_by(100) {
+        let numbers = first..first + 100;
+        let request = numbers.fold(Request::new("d"), |request, number| {
+            request.descriptor(descriptor(&[(&format!("key{number}"), "x")]))
+        });
+        assert!(client.check(request).await.unwrap().allowed());
+    }
+    let metrics = server.get("/metrics");
+    let series = metrics.lines().filter(|line| line.starts_with("ratelimit_service_rate_limit_total_hits{"));
+    assert_eq!(series.count(), 3_000);
+}

@@ -1,0 +1,426 @@
+//! Bad input of every kind: an error each time, no panic, memory steady.
+
+use std::{convert::Infallible, io::Write};
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request};
+use http_body_util::{BodyExt, Full};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use proptest::{
+    prelude::*,
+    strategy::ValueTree,
+    test_runner::{Config, TestRunner},
+};
+use prost::Message;
+use sluicegate::rules::{Options, SourceFile, compile};
+use sluicegate_proto::{
+    envoy::{
+        extensions::common::ratelimit::v3::{
+            RateLimitDescriptor,
+            rate_limit_descriptor::{Entry, RateLimitOverride},
+        },
+        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+    },
+    sluicegate::v1::{Check, CheckFrame, ResponseFrame},
+};
+
+use crate::support::{RedisServer, Server, ask, server::post, until_async};
+
+const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
+const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
+const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+
+/// A connection that sends whatever it is told.
+struct Raw(hyper::client::conn::http2::SendRequest<Full<Bytes>>);
+
+/// The gRPC status, its message, and the bytes of the answer.
+type Answer = (String, String, Bytes);
+
+impl Raw {
+    async fn connect(server: &Server) -> Self {
+        let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+        let (sender, connection) = handshake.await.unwrap();
+        tokio::spawn(connection);
+        Self(sender)
+    }
+
+    async fn send(&mut self, path: &str, body: Vec<u8>) -> Answer {
+        self.request(Method::POST, path, "application/grpc", body).await
+    }
+
+    async fn request(&mut self, method: Method, path: &str, kind: &str, body: Vec<u8>) -> Answer {
+        let request = Request::builder().method(method).uri(format!("http://x{path}")).header("content-type", kind);
+        let request = request.header("te", "trailers").body(Full::new(Bytes::from(body))).unwrap();
+        let response = self.0.send_request(request).await.unwrap();
+        assert_eq!(response.status(), 200);
+        let head = response.headers().clone();
+        let body = response.into_body().collect().await.unwrap();
+        let trailers = body.trailers().cloned().unwrap_or_default();
+        let field = |name: &str| {
+            let text = |headers: &HeaderMap| Some(headers.get(name)?.to_str().unwrap().to_owned());
+            text(&head).or_else(|| text(&trailers)).unwrap_or_default()
+        };
+        (field("grpc-status"), field("grpc-message"), body.to_bytes())
+    }
+}
+
+fn frame(message: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0];
+    frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());
+    frame.extend_from_slice(message);
+    frame
+}
+
+fn request(descriptors: Vec<RateLimitDescriptor>) -> RateLimitRequest {
+    RateLimitRequest { domain: "example".into(), descriptors, hits_addend: 0 }
+}
+
+fn descriptor(entries: usize, value: &str) -> RateLimitDescriptor {
+    let entry = Entry { key: "user".into(), value: value.into() };
+    RateLimitDescriptor { entries: vec![entry; entries], ..RateLimitDescriptor::default() }
+}
+
+fn with_limit(unit: i32, unit_multiplier: Option<u32>) -> RateLimitRequest {
+    let limit = RateLimitOverride { requests_per_unit: 1, unit, unit_multiplier };
+    request(vec![RateLimitDescriptor { limit: Some(limit), ..descriptor(1, "x") }])
+}
+
+#[tokio::test]
+async fn what_is_too_much_is_refused_with_a_sentence() {
+    const INVALID: &str = "3";
+    const EXHAUSTED: &str = "8";
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let long = "x".repeat(1_025);
+    for (message, code, sentence) in [
+        (RateLimitRequest::default(), INVALID, "domain must not be empty"),
+        (request(vec![]), INVALID, "descriptor list must not be empty"),
+        (request(vec![descriptor(1, "x"); 129]), INVALID, "129 descriptors are more than the 128"),
+        (request(vec![descriptor(33, "x")]), INVALID, "33 entries are more than the 32"),
+        (request(vec![descriptor(1, &long)]), INVALID, "a value of 1025 bytes is longer than the 1024"),
+        (RateLimitRequest { domain: long.clone(), ..request(vec![descriptor(1, "x")]) }, INVALID, "a domain of 1025"),
+        (request(vec![descriptor(1, &"x".repeat(70_000))]), EXHAUSTED, "larger than the 65536"),
+        (with_limit(0, None), INVALID, "needs a unit from SECOND to YEAR"),
+        (with_limit(99, None), INVALID, "needs a unit from SECOND to YEAR"),
+        (with_limit(1, Some(0)), INVALID, "must be at least 1"),
+        (with_limit(6, Some(u32::MAX)), INVALID, "more than 100 years"),
+    ] {
+        let (status, text, _) = raw.send(METHOD, frame(&message.encode_to_vec())).await;
+        assert_eq!(status, code, "{text}");
+        assert!(text.contains(sentence), "{text}");
+    }
+    let most = request(vec![descriptor(32, "x"); 128]);
+    assert_eq!(raw.send(METHOD, frame(&most.encode_to_vec())).await.0, "0", "the most that is allowed");
+}
+
+#[tokio::test]
+async fn frames_that_are_none_are_refused() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let good = request(vec![descriptor(1, "x")]).encode_to_vec();
+    let mut marked = frame(&good);
+    marked[0] = 1;
+    let mut longer = frame(&good);
+    longer.push(0);
+    let mut huge = frame(&good);
+    huge[1..5].copy_from_slice(&u32::MAX.to_be_bytes());
+    for (body, status) in [
+        (vec![], "3"),
+        (vec![0, 0, 0], "3"),
+        (marked, "12"),
+        (frame(&good)[..10].to_vec(), "3"),
+        (longer, "3"),
+        // What stands behind the message would be a field of it.
+        ([frame(&good), vec![0x18, 5]].concat(), "3"),
+        (huge, "8"),
+        (vec![0; 200_000], "8"),
+        (frame(b"\xff\xff\xff"), "3"),
+        (frame(b"\x0a\x02\xff\xfe"), "3"),
+    ] {
+        let (got, text, _) = raw.send(METHOD, body.clone()).await;
+        assert_eq!(got, status, "{text} for {:?}", &body[..body.len().min(20)]);
+        assert!(!text.is_empty());
+    }
+    assert_eq!(raw.request(Method::GET, METHOD, "application/grpc", vec![]).await.0, "3");
+    assert_eq!(raw.request(Method::POST, METHOD, "application/json", frame(&good)).await.0, "3");
+    assert_eq!(raw.send("/envoy.service.ratelimit.v3.RateLimitService/Other", frame(&good)).await.0, "12");
+    assert_eq!(raw.send("/nothing/at.all", frame(&good)).await.0, "12");
+    assert_eq!(raw.send(METHOD, frame(&good)).await.0, "0");
+}
+
+/// A message may come in many pieces. (Single bytes are too many: h2 closes such a connection by itself.)
+/// Compressed by gzip it is as good as plain, as long as it does not grow without end.
+#[tokio::test]
+async fn what_is_compressed_is_taken_within_bounds() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let gzip = |message: &[u8]| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(message).unwrap();
+        encoder.finish().unwrap()
+    };
+    let compressed = |bytes: &[u8]| [&[1], &frame(bytes)[1..]].concat();
+    let good = request(vec![descriptor(20, "x")]).encode_to_vec();
+    let (status, _, plain) = raw.send(METHOD, frame(&good)).await;
+    assert_eq!(status, "0");
+    assert_eq!(raw.send(METHOD, compressed(&gzip(&good))).await, ("0".into(), String::new(), plain));
+    let zlib = {
+        let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(&good).unwrap();
+        encoder.finish().unwrap()
+    };
+    let half = gzip(&good)[..20].to_vec();
+    let largest = request(vec![descriptor(1, "x")]).encode_to_vec();
+    let padded = |size: usize| {
+        // A field that nobody knows.
+        let mut message = largest.clone();
+        prost::encoding::encode_key(9, prost::encoding::WireType::LengthDelimited, &mut message);
+        let rest = size - message.len() - 3;
+        prost::encoding::encode_varint(rest as u64, &mut message);
+        message.resize(size, 0);
+        message
+    };
+    for (bytes, status, sentence) in [
+        (gzip(&padded(65_536)), "0", ""),
+        (gzip(&padded(65_537)), "8", "larger than the 65536"),
+        (gzip(&vec![0; 100_000_000]), "8", "larger than the 65536"),
+        (half, "3", "this is not gzip"),
+        (zlib, "12", "grpc-encoding gzip"),
+        (vec![], "12", "grpc-encoding gzip"),
+    ] {
+        let (got, text, _) = raw.send(METHOD, compressed(&bytes)).await;
+        assert!(got == status && text.contains(sentence), "{got} {text}");
+    }
+    // The first byte says whether it is compressed, and nothing else.
+    let (status, text, _) = raw.send(METHOD, [&[2], &frame(&gzip(&good))[1..]].concat()).await;
+    assert!(status == "12" && text.contains("grpc-encoding gzip"), "{status} {text}");
+    let check = Check { id: 7, request: Some(request(vec![descriptor(1, "x")])), ..Check::default() };
+    let frames = CheckFrame { checks: vec![check] }.encode_to_vec();
+    for path in [STREAM, BATCH] {
+        let (status, text, answer) = raw.send(path, compressed(&gzip(&frames))).await;
+        assert!(status == "0" && answered(&answer) == [7], "{path}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn a_message_in_pieces_is_put_together() {
+    let server = Server::builder().start();
+    let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+    stream.set_nodelay(true).unwrap();
+    let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.unwrap();
+    tokio::spawn(connection);
+    let mut send = async |method: &str, bytes: &[u8], size| {
+        let pieces: Vec<_> = bytes.chunks(size).map(Bytes::copy_from_slice).collect();
+        assert!(pieces.len() > 30);
+        let pieces = pieces.into_iter().map(|piece| Ok::<_, Infallible>(http_body::Frame::data(piece)));
+        let body = http_body_util::StreamBody::new(tokio_stream::iter(pieces));
+        let request = Request::post(format!("http://x{method}")).header("content-type", "application/grpc").body(body);
+        let response = sender.send_request(request.unwrap()).await.unwrap();
+        let answer = response.into_body().collect().await.unwrap();
+        assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
+        answer.to_bytes()
+    };
+    let most = frame(&request(vec![descriptor(20, "some value"); 100]).encode_to_vec());
+    let answer = send(METHOD, &most, 100).await;
+    assert_eq!(RateLimitResponse::decode(&answer[5..]).unwrap().statuses.len(), 100);
+    let frames = [check_frame(&[1, 2]), frame(&[]), check_frame(&[3])].concat();
+    for size in 1..5 {
+        assert_eq!(answered(&send(STREAM, &frames, size).await), [1, 2, 3]);
+    }
+}
+
+/// Frames with checks of these numbers, and what the server need not know.
+fn check_frame(ids: &[u64]) -> Vec<u8> {
+    let request = Some(request(vec![descriptor(1, "odd")]));
+    let checks = ids.iter().map(|id| Check { id: *id, request: request.clone(), ..Check::default() }).collect();
+    let mut bytes = CheckFrame { checks }.encode_to_vec();
+    // Fields 15: a number, a text, 8 bytes and 4.
+    bytes.extend([15 << 3, 7, 15 << 3 | 2, 1, 0, 15 << 3 | 1, 0, 0, 0, 0, 0, 0, 0, 0, 15 << 3 | 5, 0, 0, 0, 0]);
+    frame(&bytes)
+}
+
+/// The numbers of all answers in a stream's bytes.
+fn answered(mut bytes: &[u8]) -> Vec<u64> {
+    let mut ids = Vec::new();
+    while let [_, a, b, c, d, rest @ ..] = bytes {
+        let (message, rest) = rest.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+        ids.extend(ResponseFrame::decode(message).unwrap().responses.iter().map(|answer| answer.id));
+        bytes = rest;
+    }
+    ids
+}
+
+#[tokio::test]
+async fn frames_of_odd_shapes_are_answered_or_refused() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let three = [check_frame(&[5, 5, u64::MAX]), frame(&[]), check_frame(&[0])].concat();
+    let cut = three[..three.len() - 3].to_vec();
+    let compressed = [&check_frame(&[1])[..], &[1, 0, 0, 0, 0]].concat();
+    let announced = [&check_frame(&[1])[..], &[0, 255, 255, 255, 255]].concat();
+    let nonsense = [&check_frame(&[1])[..], &frame(b"\x0a\x05nonse")[..]].concat();
+    let not_a_check = [&check_frame(&[1])[..], &frame(b"\x0a\x02\x08\xff")[..]].concat();
+    for (body, status, sentence, ids) in [
+        (vec![], "0", "", &[][..]),
+        (three, "0", "", &[5, 5, u64::MAX, 0]),
+        (cut, "3", "bytes into a frame", &[5, 5, u64::MAX]),
+        (compressed, "12", "compressed", &[1]),
+        (announced, "8", "larger than the 262144", &[1]),
+        (nonsense, "3", "not a Check", &[1]),
+        (not_a_check, "3", "not a Check", &[1]),
+    ] {
+        let (code, text, bytes) = raw.send(STREAM, body).await;
+        assert_eq!((code.as_str(), answered(&bytes)), (status, ids.to_vec()), "{text}");
+        assert!(text.contains(sentence), "{text}");
+    }
+    let (code, _, bytes) = raw.send(BATCH, check_frame(&[3, 3])).await;
+    assert_eq!((code.as_str(), answered(&bytes)), ("0", vec![3, 3]));
+    assert_eq!(raw.send(BATCH, check_frame(&[3])[..9].to_vec()).await.0, "3");
+    assert_eq!(raw.request(Method::GET, STREAM, "application/grpc", vec![]).await.0, "3");
+    assert_eq!(raw.request(Method::POST, STREAM, "text/html", vec![]).await.0, "3");
+    assert!(!server.log().contains("panicked"));
+}
+
+#[tokio::test]
+async fn random_bytes_on_a_stream_end_in_a_status() {
+    let server = Server::builder().start();
+    let mut raw = Raw::connect(&server).await;
+    let mut runner = TestRunner::new(Config::default());
+    let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
+    for _ in 0..2_000 {
+        let mut body = [check_frame(&[1, 2, 3]), check_frame(&[4])].concat();
+        for (place, byte) in changes.new_tree(&mut runner).unwrap().current() {
+            let place = place.index(body.len());
+            body[place] = byte;
+        }
+        let (status, text, bytes) = raw.send(STREAM, body).await;
+        assert!(matches!(status.as_str(), "0" | "3" | "8" | "12"), "{status}: {text}");
+        assert!(answered(&bytes).len() <= 12);
+    }
+    assert!(!server.log().contains("panicked"));
+}
+
+/// Random bytes, and valid requests with random bytes changed, against both stores: always a status, never the end.
+#[tokio::test]
+async fn random_bytes_end_in_a_status_and_leave_memory_alone() {
+    let redis = RedisServer::start();
+    let rounds = |server: Server| async move {
+        let mut raw = Raw::connect(&server).await;
+        let mut runner = TestRunner::new(Config::default());
+        let random = prop::collection::vec(any::<u8>(), 0..400);
+        let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
+        let mut good = request(vec![descriptor(3, "some value"), with_limit(2, Some(3)).descriptors.remove(0)]);
+        good.descriptors[0].hits_addend = Some(u64::MAX);
+        let good = good.encode_to_vec();
+        let mut resident = 0;
+        for round in 0..6_000 {
+            let body = if round % 2 == 0 {
+                random.new_tree(&mut runner).unwrap().current()
+            } else {
+                let mut body = frame(&good);
+                for (place, byte) in changes.new_tree(&mut runner).unwrap().current() {
+                    let place = place.index(body.len());
+                    body[place] = byte;
+                }
+                body
+            };
+            let (status, text, answer) = raw.send(METHOD, body).await;
+            match status.as_str() {
+                "0" => assert!(RateLimitResponse::decode(&answer[5..]).is_ok()),
+                "3" | "8" | "12" => assert!(!text.is_empty()),
+                other => panic!("status {other}: {text}"),
+            }
+            if round == 2_000 {
+                resident = server.resident();
+            }
+        }
+        let grown = server.resident().saturating_sub(resident);
+        assert!(grown < 8 << 20, "{grown} bytes more after 4,000 more requests");
+        assert!(!server.log().contains("panicked"), "{}", server.log());
+        assert!(server.client().await.check(ask("example", &[("user", "y")])).await.unwrap().allowed());
+    };
+    rounds(Server::builder().start()).await;
+    rounds(Server::builder().store(&redis.url()).set("redis.timeout", "20s").start()).await;
+}
+
+#[tokio::test]
+async fn json_of_every_kind_is_answered() {
+    let server = Server::builder().start();
+    let url = server.url("/json");
+    let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
+    // Only just too large: of a body that is much too large the server does not read the end, and breaks the pipe.
+    let wide = format!("{{\"domain\":\"{}\"}}", "x".repeat(64 * 1024));
+    for body in [
+        "",
+        "{",
+        "[]",
+        "null",
+        "\"x\"",
+        "{\"domain\":1}",
+        "{\"unknown\":1}",
+        "{\"domain\":\"example\"}",
+        &deep,
+        "{} {}",
+    ] {
+        let (code, text) = post(&url, body.as_bytes());
+        assert_eq!(code, 400, "{body:.40}: {text}");
+        assert!(text.ends_with('\n') && text.len() > 10, "{text}");
+    }
+    assert_eq!(post(&url, wide.as_bytes()).0, 413);
+    let override_without_unit = r#"{"domain":"example","descriptors":[{"entries":[],"limit":{"requestsPerUnit":1}}]}"#;
+    assert_eq!(post(&url, override_without_unit.as_bytes()).0, 400);
+    let mut runner = TestRunner::new(Config::default());
+    let random = prop::collection::vec(any::<u8>(), 0..100);
+    for _ in 0..300 {
+        let body = random.new_tree(&mut runner).unwrap().current();
+        assert_eq!(post(&url, &body).0, 400);
+    }
+    assert!(!server.log().contains("panicked"));
+}
+
+/// A connection that speaks no HTTP/2 at all, and one that stops in the middle, cost nobody else anything.
+#[tokio::test]
+async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = Server::builder().start();
+    let mut silent = Vec::new();
+    for greeting in ["GET / HTTP/1.1\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "\0\0\0\0", "PRI *", ""] {
+        let mut stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+        stream.write_all(greeting.as_bytes()).await.unwrap();
+        if greeting.starts_with(['G', '\0']) {
+            let mut answer = Vec::new();
+            let _ = stream.read_to_end(&mut answer).await;
+            assert!(!answer.is_empty(), "it is told: {greeting:?}");
+        }
+        silent.push(stream);
+    }
+    assert!(server.client().await.check(ask("example", &[("user", "y")])).await.unwrap().allowed());
+    // Whoever has not begun is let go; one that has is asked whether it lives, and much later.
+    until_async("the two that have not begun to be closed", async || {
+        (server.metric("sluicegate_grpc_connections") == 1.0).then_some(())
+    })
+    .await;
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn random_rule_files_are_compiled_or_refused(
+        text in "(domain: [a-c*{}\\[\\]&!|>'\"%@`-]{0,4}\n)?(descriptors:\n)?([ ]{0,6}(- )?(key|value|rate_limit|unit|descriptors|unlimited|<<|[a-z]{1,3}): ?[a-z0-9*&{}\\[\\]:,'\"|>!-]{0,8}\n){0,12}",
+    ) {
+        let file = SourceFile { name: "random.yaml".into(), text };
+        if let Err(problems) = compile(&[file], Options::default()) {
+            prop_assert!(!problems.is_empty());
+            prop_assert!(problems.iter().all(|problem| problem.place.line >= 1 && !problem.message.is_empty()));
+        }
+    }
+
+    #[test]
+    fn random_bytes_are_no_rules(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let _ = compile(&[SourceFile { name: "random.yaml".into(), text }], Options::default());
+    }
+}

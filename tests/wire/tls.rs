@@ -1,0 +1,194 @@
+//! TLS and mutual TLS on gRPC, certificates that change, and `rediss://`.
+
+use sluicegate_client::{Client as Limiter, Failure, descriptor};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+
+use crate::support::{
+    DEADLINE, RedisCluster, RedisServer, Server, ask,
+    certificates::{Authority, Files},
+    plain::{Client, Error},
+    until_async,
+};
+
+async fn connect(server: &Server, trusted: &Authority, identity: Option<&(String, String)>) -> Result<Client, Error> {
+    let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&trusted.pem)).domain_name("localhost");
+    if let Some((certificate, key)) = identity {
+        tls = tls.identity(Identity::from_pem(certificate, key));
+    }
+    let endpoint = Endpoint::from_shared(format!("https://{}", server.grpc)).unwrap().tls_config(tls).unwrap();
+    let client = Client::with(endpoint).await?;
+    // With TLS 1.3 a client learns only at its first call that its certificate was not taken.
+    client.check(ask("example", &[("user", "x")])).await?;
+    Ok(client)
+}
+
+#[tokio::test]
+async fn certificates_are_shown_and_followed() {
+    let (first, second) = (Authority::new("first"), Authority::new("second"));
+    let files = Files::new();
+    let (certificate, key) = first.sign();
+    let server = Server::builder()
+        .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("grpc.tls.key_file", &files.write("key.pem", &key))
+        .start();
+    assert!(connect(&server, &first, None).await.is_ok());
+    assert!(connect(&server, &second, None).await.is_err());
+    let plain = server.client().await.check(ask("example", &[("user", "x")])).await;
+    assert!(plain.is_err(), "plain text is not taken");
+
+    files.write("cert.pem", "not a certificate");
+    crate::support::until("the bad certificate to be noticed", || {
+        server.log().contains("cannot be used; those before stay").then_some(())
+    });
+    assert!(connect(&server, &first, None).await.is_ok());
+
+    let (certificate, key) = second.sign();
+    files.write("key.pem", &key);
+    files.write("cert.pem", &certificate);
+    until_async("the new certificate", async || connect(&server, &second, None).await.ok()).await;
+    let lines = |word: &str| server.log().lines().filter(|line| line.contains(word)).count();
+    assert_eq!(lines("cannot be used; those before stay"), 1, "{}", server.log());
+    let (certificate, key) = first.sign();
+    files.write("key.pem", &key);
+    files.write("cert.pem", &certificate);
+    until_async("the old one again", async || connect(&server, &first, None).await.ok()).await;
+    // A line is written after the certificates are shown.
+    crate::support::until("both to be told", || (lines("certificates reloaded") == 2).then_some(()));
+}
+
+#[tokio::test]
+async fn clients_must_show_a_certificate_when_asked() {
+    let (ours, clients, strangers) = (Authority::new("ours"), Authority::new("clients"), Authority::new("strangers"));
+    let files = Files::new();
+    let (certificate, key) = ours.sign();
+    let server = Server::builder()
+        .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("grpc.tls.key_file", &files.write("key.pem", &key))
+        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+        .start();
+    assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
+    assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
+    assert!(connect(&server, &ours, None).await.is_err());
+    for (name, may) in [("localhost", true), ("gateway.example", false)] {
+        let server = Server::builder()
+            .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+            .set("grpc.tls.key_file", &files.write("key.pem", &key))
+            .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+            .set("grpc.tls.client_name", name)
+            .start();
+        assert_eq!(connect(&server, &ours, Some(&clients.sign())).await.is_ok(), may, "{name}");
+    }
+}
+
+/// The client crate shows its certificate, on the stream and in calls of their own.
+#[tokio::test]
+async fn the_client_shows_its_certificate() {
+    let (ours, clients) = (Authority::new("ours"), Authority::new("clients"));
+    let files = Files::new();
+    let (certificate, key) = ours.sign();
+    let server = Server::builder()
+        .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("grpc.tls.key_file", &files.write("key.pem", &key))
+        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+        .start();
+    let (certificate, key) = clients.sign();
+    let trusting = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.pem)).domain_name("localhost");
+    let known = trusting.clone().identity(Identity::from_pem(certificate, key));
+    let limiter = |tls: ClientTlsConfig, coalesce| {
+        let limiter = Limiter::builder(format!("https://{}", server.grpc)).domain("example").deadline(DEADLINE);
+        let limiter = limiter.coalesce(coalesce).configure(move |endpoint| endpoint.tls_config(tls.clone()));
+        limiter.connect_lazy().unwrap()
+    };
+    for coalesce in [true, false] {
+        let check = async |tls| limiter(tls, coalesce).check([descriptor! { "user" => "x" }]).strict().await;
+        assert!(check(known.clone()).await.unwrap().allowed());
+        assert!(matches!(check(trusting.clone()).await, Err(Failure::Connection(_))));
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_and_a_ring_are_reached_through_tls() {
+    let authority = Authority::new("redis");
+    let files = Files::new();
+    let (certificate, key) = authority.sign();
+    let (certificate, key) = (files.write("cert.pem", &certificate), files.write("key.pem", &key));
+    let ca = files.write("ca.pem", &authority.pem);
+    let cluster = RedisCluster::tls(&certificate, &key, &ca);
+    let nodes = [RedisServer::tls(&certificate, &key, &ca), RedisServer::tls(&certificate, &key, &ca)];
+    let ring = format!("rediss+ring://localhost:{},localhost:{}", nodes[0].port, nodes[1].port);
+    for store in [cluster.url().replace("redis+", "rediss+"), ring] {
+        let server = Server::builder()
+            .store(&store)
+            .set("redis.tls.ca_file", &ca)
+            .set("redis.tls.cert_file", &certificate)
+            .set("redis.tls.key_file", &key)
+            .set("redis.timeout", "1s")
+            .start();
+        let client = server.client().await;
+        // So many that a node without any of them would be a wonder.
+        for user in 0..24 {
+            let answer = client.check(ask("example", &[("user", &user.to_string())])).await;
+            assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", server.log())).allowed());
+        }
+    }
+    assert!(nodes.iter().all(|node| node.cli(&["dbsize"]) != "0"));
+}
+
+#[tokio::test]
+async fn redis_is_reached_through_tls() {
+    let authority = Authority::new("redis");
+    let files = Files::new();
+    let (certificate, key) = authority.sign();
+    let (certificate, key) = (files.write("cert.pem", &certificate), files.write("key.pem", &key));
+    let ca = files.write("ca.pem", &authority.pem);
+    // The plain port is moved away, and TLS has its number.
+    let redis = RedisServer::tls(&certificate, &key, &ca);
+    let server = Server::builder()
+        .store(&format!("rediss://localhost:{}", redis.port))
+        .set("redis.tls.ca_file", &ca)
+        .set("redis.tls.cert_file", &certificate)
+        .set("redis.tls.key_file", &key)
+        .start();
+    let answer = server.client().await.check(ask("example", &[("user", "x")])).await;
+    assert!(answer.unwrap_or_else(|error| panic!("{error}\n{}", server.log())).allowed());
+    assert_eq!(redis.cli(&["dbsize"]), "1");
+}
+
+/// Operators can be known by the names in their certificates.
+#[test]
+fn a_certificate_says_who_operates() {
+    let (authority, strangers) = (Authority::new("ours"), Authority::new("theirs"));
+    let files = Files::new();
+    let (certificate, key) = authority.sign();
+    let config = files.write("settings.toml", "[admin]\noperate = ['ops.test']\nread = ['dashboard.test']\n");
+    let server = Server::builder()
+        .args(["--config", &config])
+        .set("admin.addr", "127.0.0.1:0")
+        .set("admin.tls.cert_file", &files.write("cert.pem", &certificate))
+        .set("admin.tls.key_file", &files.write("key.pem", &key))
+        .set("admin.tls.client_ca_file", &files.write("ca.pem", &authority.pem))
+        .start();
+    let addr = format!("https://{}", crate::support::operator::admin_addr(&server));
+    let ctl = |(certificate, key): &(String, String), args: &[&str]| {
+        let (certificate, key) = (files.write("own.pem", certificate), files.write("own.key", key));
+        let ca = files.write("ca.pem", &authority.pem);
+        let own = ["ctl", "--addr", &addr, "--ca", &ca, "--cert", &certificate, "--key", &key];
+        let output = crate::support::server::command().args(own).args(args).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let switch = ["switch", "off", "everything"];
+    let operate = authority.sign_for(&["ops.test"]);
+    assert_eq!(ctl(&operate, &switch), (true, String::new()));
+    let look = authority.sign_for(&["dashboard.test"]);
+    assert!(ctl(&look, &["audit"]).0);
+    let (done, error) = ctl(&look, &switch);
+    assert!(!done && error.contains("dashboard.test may look"), "{error}");
+    let (done, error) = ctl(&authority.sign_for(&["else.test"]), &["audit"]);
+    assert!(!done && error.contains("Unauthenticated"), "{error}");
+    assert!(!ctl(&strangers.sign_for(&["ops.test"]), &["audit"]).0);
+    let audit = crate::support::server::command()
+        .args(["ctl", "--addr", &addr, "--ca", &files.write("ca.pem", &authority.pem), "audit"])
+        .output()
+        .unwrap();
+    assert!(!audit.status.success(), "nobody comes in without a certificate");
+}
