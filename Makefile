@@ -1,35 +1,38 @@
-# `make help` lists what there is.
-.PHONY: help run test verify fix proto bench accuracy overload mutants fmt clippy doc deny
+# `make help` lists the targets.
+.PHONY: help run release test verify fix proto bench accuracy overload mutants book fmt clippy doc deny
 
-help: ## This list.
+help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
 
-run: ## The service on its embedded defaults: memory, example rules.
-	cargo run --release
+run: ## Run a quick development build with counters in memory and the example rules.
+	cargo run
 
-test: ## Install what the tests use (or say what is missing), and run them all.
+release: ## Build the production binary, target/release/sluicegate (fat LTO; 8 minutes on two cores).
+	cargo build --release
+
+test: ## Install the tools that the tests need, or name the missing ones, and run all tests.
 	tests/setup.sh
 	cargo test --workspace --all-features
 
-verify: fmt clippy doc test ## All that CI checks; writes nothing.
+verify: fmt clippy doc test ## Run all checks of CI. Changes no files.
 
-fix: ## What can be put right by a program.
+fix: ## Apply automatic fixes: format and clippy suggestions.
 	cargo fmt
 	cargo clippy --workspace --all-targets --all-features --fix --allow-dirty --allow-staged
 
-proto: ## Generate the code in proto/src/gen anew from the .proto files.
+proto: ## Regenerate proto/src/gen from the .proto files.
 	UPDATE_GENERATED=1 cargo test -p sluicegate-proto
 
-bench: ## What a decision costs, beside a server that decides nothing (needs h2load and redis-server).
+bench: ## Measure the cost of a decision relative to a server that decides nothing (needs h2load and redis-server).
 	cargo bench --bench decisions
 
-accuracy: ## How far each algorithm is from the exact log: tables, and plots in docs/accuracy.
+accuracy: ## Measure the error of each algorithm against an exact log; writes plots into docs/accuracy.
 	cargo bench --bench accuracy
 
-overload: ## Limits that follow latency, and shedding, in virtual time: tables, and plots in docs/overload.
+overload: ## Simulate adaptive limits and load shedding in virtual time; writes plots into docs/overload.
 	cargo bench --bench overload
 
-mutants: ## Breaks the code on purpose, line by line, and says what no test noticed (needs cargo-mutants; hours).
+mutants: ## Run mutation tests (needs cargo-mutants; takes hours).
 	tests/setup.sh
 	cargo mutants --config mutants.toml
 
@@ -42,5 +45,9 @@ clippy:
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --all-features --no-deps
 
-deny: ## Licences, sources and duplicates of the dependencies (needs cargo-deny).
+book: ## Build docs/ as a book in target/book (tests/setup.sh installs mdBook).
+	tests/setup.sh
+	target/test-tools/bin/mdbook build
+
+deny: ## Check licences, sources and duplicates of dependencies (needs cargo-deny).
 	cargo deny check bans licenses sources

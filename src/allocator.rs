@@ -1,24 +1,27 @@
-//! What is said to the system of memory: the only unsafe code of the service.
+//! Memory hints for the allocator and the operating system. This module has the only unsafe code of the service.
 
 use std::mem::MaybeUninit;
 
-/// On x86-64, and on ARM where a small page has 4 KiB.
+/// Size of a large page in bytes, on x86-64 and on ARM with small pages of 4 KiB.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
 
-/// Gives back what this thread has freed. mimalloc does so by itself only while a thread uses it, and one that has loaded rules does
-/// not: after a hundred thousand of them it kept 600 MB until the next load.
+/// Returns the memory that this thread has freed to the operating system.
 ///
-/// Sound: the function takes no pointers, may be called from any thread at any time, and frees nothing that is in use, also when
-/// another allocator is the process' own.
+/// mimalloc does this unprompted only while a thread allocates, and a thread that has loaded rules is idle afterwards:
+/// after 100,000 rules such a thread retained 600 MB until the next load.
+///
+/// The call is sound: `mi_collect` takes no pointers, may be called from any thread at any time, and frees no memory in
+/// use, even if the process uses another allocator.
 #[allow(unsafe_code, reason = "there is no safe binding")]
 pub(crate) fn release_memory() {
     unsafe { libmimalloc_sys::mi_collect(true) }
 }
 
-/// Asks for large pages, as far as whole ones are in this memory, which has not been written to. Where the system has none the pages
-/// are small.
+/// Requests large pages for every whole large page within `memory`, which must not have been written to yet.
 ///
-/// Sound: the range is memory of the caller's own, and advice to the system changes nothing that can be read.
+/// The pages stay small if the system has no large ones.
+///
+/// The call is sound: the range belongs to the caller, and `madvise` with this advice does not change its contents.
 #[cfg_attr(not(target_os = "linux"), expect(unused_variables, reason = "there is no such advice"))]
 #[allow(unsafe_code, reason = "there is no safe binding")]
 pub(crate) fn use_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
@@ -27,7 +30,7 @@ pub(crate) fn use_large_pages<T>(memory: &mut [MaybeUninit<T>]) {
         let start = memory.as_mut_ptr().cast::<u8>();
         let skipped = start.align_offset(LARGE_PAGE);
         let length = size_of_val(memory).saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
-        // A refusal is no harm.
+        // The result is ignored because small pages work as well.
         let _ = unsafe {
             rustix::mm::madvise(start.wrapping_add(skipped).cast(), length, rustix::mm::Advice::LinuxHugepage)
         };

@@ -1,25 +1,27 @@
-//! When to act on something that is looked at now and then, and may be in the middle of a change.
+//! [`Debounce`]: detects when a polled value has changed and is stable again.
 
-/// Acts when two looks agree, and are not what was acted on before.
+/// A filter for a polled value, such as a file's fingerprint, that may be read in the middle of a change.
+///
+/// A new value is due once two consecutive polls agree on it and it differs from the value applied last.
 pub(crate) struct Debounce<T> {
-    taken: T,
-    seen: T,
+    applied: T,
+    last_seen: T,
 }
 
 impl<T: Clone + PartialEq> Debounce<T> {
-    /// What has been acted on.
-    pub(crate) fn new(taken: T) -> Self {
-        Self { seen: taken.clone(), taken }
+    /// Creates a filter for a value that is `applied` already.
+    pub(crate) fn new(applied: T) -> Self {
+        Self { last_seen: applied.clone(), applied }
     }
 
-    /// Whether to act on what this look shows.
-    pub(crate) fn poll(&mut self, now: T) -> bool {
-        let acts = now == self.seen && now != self.taken;
-        if acts {
-            self.taken.clone_from(&now);
+    /// Records the polled value and returns whether to apply it now.
+    pub(crate) fn poll(&mut self, value: T) -> bool {
+        let is_due = value == self.last_seen && value != self.applied;
+        if is_due {
+            self.applied.clone_from(&value);
         }
-        self.seen = now;
-        acts
+        self.last_seen = value;
+        is_due
     }
 }
 
@@ -28,10 +30,10 @@ mod tests {
     use super::Debounce;
 
     #[test]
-    fn a_change_is_acted_on_once_and_when_it_is_over() {
-        let mut settled = Debounce::new(1);
-        let looks = [1, 2, 3, 3, 3, 1, 3, 3, 1, 1];
-        let acts = looks.map(|look| settled.poll(look));
-        assert_eq!(acts, [false, false, false, true, false, false, false, false, false, true]);
+    fn applies_a_stable_value_once() {
+        let mut debounce = Debounce::new(1);
+        let values = [1, 2, 3, 3, 3, 1, 3, 3, 1, 1];
+        let is_due = values.map(|value| debounce.poll(value));
+        assert_eq!(is_due, [false, false, false, true, false, false, false, false, false, true]);
     }
 }

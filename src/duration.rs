@@ -1,4 +1,4 @@
-//! Durations as people write them in settings: `20ms`, `1m 30s`. For `#[serde(with = "crate::duration")]`.
+//! Serialisation of durations in settings, such as `20ms` or `1m 30s`, for `#[serde(with = "crate::duration")]`.
 
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ pub(crate) fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Re
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     let text = String::deserialize(deserializer)?;
-    humantime::parse_duration(&text)
-        .map_err(|error| D::Error::custom(format!("{text:?} is not a duration like 20ms or 1m: {error}")))
+    humantime::parse_duration(&text).map_err(|error| {
+        D::Error::custom(format!("invalid duration {text:?} (expected a value like 20ms or 1m): {error}"))
+    })
 }
 
 pub(crate) fn schema(_: &mut SchemaGenerator) -> Schema {

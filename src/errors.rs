@@ -1,8 +1,8 @@
-//! How an error with its causes reads: once, where it is handled.
+//! Formatting of errors with their causes. An error is formatted once, by the code that handles it.
 
 use std::error::Error;
 
-/// The error and its causes in one line, separated by colons.
+/// Returns the error and its causes in one line, separated by colons.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -1,28 +1,61 @@
-//! Sluicegate decides whether a request may pass: Envoy and other callers ask, over gRPC, before they let it through.
+//! Sluicegate is a rate limit service. Envoy and other callers ask it, over gRPC or HTTP, whether a request is allowed.
 //!
-//! # The way of a decision
+//! # Flow of a decision
 //!
 //! ```text
 //! Envoy, client crate, grpcurl, curl
 //!         │
-//!     transport      gRPC and HTTP: bytes in, bytes out, status codes, limits on input
+//!         ▼
+//!     transport      gRPC and HTTP: decoding, limits on input, encoding, status codes
 //!         │
-//!     service        the use case: validate, read the clock, ask the engine, note how long it took
+//!         ▼
+//!      service       the use case: validates the request, reads the clock, measures the latency
 //!         │
-//!      engine ─────▶ rules      which limits apply: an immutable snapshot, walked without a lock
+//!         ▼
+//!      engine ─────▶ rules       limits that apply, from an immutable snapshot that is read without a lock
 //!         │
-//!      store         remember it, atomically: in memory, or in Redis
+//!         ▼
+//!       store        counters in memory or in Redis, changed atomically; leases, deny cache and eventual counters
 //!         │
-//!    algorithm       may it pass: arithmetic on a few bytes, run where the counter is locked
+//!         ▼
+//!     algorithm      arithmetic on a few bytes of state, executed while the counter is locked
 //! ```
 //!
-//! A request goes down this way once, and its answer comes up once. What is on top uses what is below and never the
-//! other way round; a test reads the `use` lines and says so. `docs/architecture.md` has the table, and says where
-//! to add what.
+//! 1. [`transport`] decodes a request: a domain and one or more descriptors.
+//! 2. [`service`] rejects a request that is invalid, reads the clock once, and calls the engine.
+//! 3. [`engine`] matches each descriptor with the [`rules`] and applies the operators' overrides. It turns each limit
+//!    that applies into a hit on a named counter, and makes one call to the store with all hits.
+//! 4. [`store`] decides each hit. With Redis, an instance can decide without a call: from an eventual counter, from a
+//!    lease, or from the deny cache.
+//! 5. [`algorithm`] computes the decision from the counter's state: allowed or denied, remaining, reset and
+//!    retry-after. The step that changes the state runs while the counter is locked, in Rust for memory and in Lua for
+//!    Redis.
+//! 6. [`engine`] combines the decisions into a verdict. If the store failed, the rule's failure policy decides.
+//! 7. [`transport`] encodes the verdict.
 //!
-//! Beside the way stand [`settings`] (how all of it is set), [`app`] (the only wiring), [`cli`], [`telemetry`] (setting up
-//! logs, metrics and traces), [`metrics`] (counters that the hot path may touch), [`traffic`] (recorded requests) and [`replay`]
-//! (asking them again of other rules).
+//! # Modules
+//!
+//! Each module uses only modules below it. `tests/architecture.rs` checks this with the `use` lines, and
+//! `docs/architecture.md` contains the complete table and shows where a new feature belongs.
+//!
+//! | layer | module | contents |
+//! | --- | --- | --- |
+//! | program | [`cli`] | the command line |
+//! | | [`app`] | builds the service from its settings, runs it, and shuts it down |
+//! | | [`settings`] | all settings, from defaults, a file, environment variables and flags |
+//! | protocols | [`transport`] | gRPC, HTTP, the admin API and xDS |
+//! | use cases | [`service`] | checks, reloads, overrides, candidate rules, reports of resources, recording |
+//! | | [`replay`] | evaluates recorded requests against other rules |
+//! | | [`traffic`] | files of recorded requests |
+//! | decisions | [`engine`] | matching, hits, verdicts and statistics |
+//! | | [`rules`] | rule files and the rule sets that they are compiled into |
+//! | counters | [`store`] | counters in memory or in Redis, and decisions without a store call |
+//! | | [`algorithm`] | rate limiting algorithms |
+//! | measurement | [`telemetry`] | setup of logs, metrics and traces |
+//! | | [`metrics`] | counters and histograms for the hot path |
+//!
+//! Small private modules are available to all layers: `allocator` (memory hints), `debounce` (stable changes of polled
+//! values), `duration` (durations in settings) and `errors` (formatting of errors).
 
 pub mod cli;
 

@@ -1,4 +1,4 @@
-//! The program: run, print one chain of errors, pick the exit code.
+//! The `sluicegate` program: runs the command line, prints an error with its causes, and sets the exit code.
 
 use std::{
     io::{self, ErrorKind::BrokenPipe},
@@ -14,7 +14,7 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 fn main() -> ExitCode {
     match cli::run() {
         Ok(code) => code,
-        // Whoever reads has read enough.
+        // The reader of the output, such as `head`, has closed the pipe: this is not a failure.
         Err(error) if error.downcast_ref().is_some_and(|error: &io::Error| error.kind() == BrokenPipe) => {
             ExitCode::SUCCESS
         }

@@ -1,10 +1,10 @@
-//! The order of layers, held against the `use` lines: docs/architecture.md draws it.
+//! The order of layers, checked against the `use` lines. docs/architecture.md has a diagram of it.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use super::support::repository;
 
-/// What each module of `src/` may use of the others. Telemetry's and metrics' handles may be held by anyone above.
+/// The modules that each module of `src/` may use. All modules above telemetry and metrics may hold their handles.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
     ("cli", &["app", "engine", "replay", "rules", "service", "settings", "store", "traffic"]),
@@ -23,13 +23,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("allocator", &[]),
     ("duration", &[]),
     ("errors", &[]),
-    ("settled", &[]),
+    ("debounce", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 4] = ["allocator", "duration", "errors", "settled"];
+const COMMON: [&str; 4] = ["allocator", "debounce", "duration", "errors"];
 
-/// Crates that stay where they belong. `ctl` is a client, and knows nothing of the service but its protocol.
+/// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[
     ("tonic", "transport, cli/ctl, telemetry/otlp"),
     ("prost", "transport, cli/ctl, telemetry/exposition, telemetry/otlp"),
@@ -44,28 +44,29 @@ const CONFINED: &[(&str, &str)] = &[
     ("clap", "cli"),
 ];
 
+/// Collects the name and the text of each Rust file in a folder.
 fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() {
             sources(&path, found);
-        } else if path.extension().is_some_and(|end| end == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
             let name = path.strip_prefix(repository("src")).unwrap().with_extension("");
             found.push((name.to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()));
         }
     }
 }
 
-/// The words that follow `crate::` in the text, also in braces behind it.
-fn used(text: &str) -> Vec<String> {
+/// Returns the modules that follow `crate::` in the text, also those in braces.
+fn used_modules(text: &str) -> Vec<String> {
     let first = |text: &str| {
         text.split(|letter: char| !letter.is_alphanumeric() && letter != '_').next().unwrap_or("").to_owned()
     };
     let mut modules = Vec::new();
-    for (at, _) in text.match_indices("crate::") {
-        let rest = &text[at + "crate::".len()..];
-        let Some(list) = rest.strip_prefix('{') else {
-            modules.push(first(rest));
+    for (position, _) in text.match_indices("crate::") {
+        let tail = &text[position + "crate::".len()..];
+        let Some(list) = tail.strip_prefix('{') else {
+            modules.push(first(tail));
             continue;
         };
         let mut depth = 0;
@@ -87,7 +88,7 @@ fn used(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn imports_run_downwards() {
+fn modules_use_only_lower_layers() {
     let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
     let mut files = Vec::new();
     sources(&repository("src"), &mut files);
@@ -98,11 +99,11 @@ fn imports_run_downwards() {
         if module == "lib" {
             continue;
         }
-        let allowed = allowed.get(module).unwrap_or_else(|| panic!("{module} is not in the table"));
-        for other in used(text) {
+        let allowed = allowed.get(module).unwrap_or_else(|| panic!("the module {module} is missing in MAY_USE"));
+        for other in used_modules(text) {
             seen.insert((module.to_owned(), other.clone()));
-            let fine = other == module || COMMON.contains(&other.as_str()) || allowed.contains(&other.as_str());
-            assert!(fine, "src/{name}.rs uses crate::{other}, and {module} may not");
+            let permitted = other == module || COMMON.contains(&other.as_str()) || allowed.contains(&other.as_str());
+            assert!(permitted, "src/{name}.rs uses crate::{other}, which {module} may not use");
         }
         for (external, home) in CONFINED {
             let uses = text.lines().any(|line| {
@@ -111,9 +112,9 @@ fn imports_run_downwards() {
             });
             assert!(
                 !uses || home.split(", ").any(|home| name.starts_with(home)) || module == "app",
-                "src/{name}.rs uses {external}, which stays in {home}"
+                "src/{name}.rs uses {external}, which only {home} may use"
             );
         }
     }
-    assert!(seen.contains(&("engine".into(), "store".into())), "the reader of use lines reads nothing: {seen:?}");
+    assert!(seen.contains(&("engine".into(), "store".into())), "the use of store by engine was not found: {seen:?}");
 }

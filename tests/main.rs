@@ -17,6 +17,8 @@ mod architecture;
 mod client;
 /// Deployment: charts, images, gateways, and replacing envoyproxy/ratelimit.
 mod deploy;
+/// The documentation: links, the book, the length of paragraphs.
+mod docs;
 /// Running the service: command line, admin API, overrides, telemetry, simulation, shutdown.
 mod operations;
 /// Overload protection: shedding, elastic limits, plans.

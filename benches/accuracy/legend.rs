@@ -1,4 +1,4 @@
-//! What the colours of a plot mean, in a strip above it, where it covers nothing.
+//! The legend of a plot, in a strip above it.
 
 use plotters::{
     coord::Shift,
@@ -6,26 +6,27 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-/// Of the strip, in pixels.
+/// Height of the strip in pixels.
 const HEIGHT: u32 = 22;
-/// From the left; and for a letter.
+/// Distance of the legend from the left edge, in pixels.
 const INDENT: i32 = 60;
-const LETTER: i32 = 7;
+/// Average width of a letter in pixels.
+const LETTER_WIDTH: i32 = 7;
 
 type Area<'s> = DrawingArea<SVGBackend<'s>, Shift>;
 
-/// Writes the names beside their colours, and gives what is left of the area.
+/// Draws the names next to their colours and returns the remaining area.
 pub(crate) fn legend<'s, 'n>(
     area: &Area<'s>,
     names: impl IntoIterator<Item = (&'n str, RGBColor)>,
 ) -> Result<Area<'s>, Box<dyn std::error::Error>> {
-    let (strip, rest) = area.split_vertically(HEIGHT);
+    let (strip, remaining) = area.split_vertically(HEIGHT);
     let style = ("sans-serif", 12).into_text_style(&strip).pos(Pos::new(HPos::Left, VPos::Center));
     let (mut left, middle) = (INDENT, HEIGHT as i32 / 2);
     for (name, colour) in names {
         strip.draw(&Rectangle::new([(left, middle - 5), (left + 10, middle + 5)], colour.filled()))?;
         strip.draw(&Text::new(name.to_owned(), (left + 15, middle), style.clone()))?;
-        left += 15 + LETTER * (name.chars().count() as i32 + 2);
+        left += 15 + LETTER_WIDTH * (name.chars().count() as i32 + 2);
     }
-    Ok(rest)
+    Ok(remaining)
 }

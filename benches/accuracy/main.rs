@@ -1,14 +1,14 @@
-//! How far every algorithm is from the exact sliding log. `make accuracy` runs it: a table of wrong answers and a table
-//! of worst cases on standard output, a plot for each trace in docs/accuracy.
+//! Compares every algorithm with the exact sliding log. `make accuracy` runs it and prints a table of wrong decisions
+//! and a table of worst cases, and writes a plot for each trace to docs/accuracy.
 //!
-//! The judge knows every instant at which an algorithm let a request through. A request is wrongly allowed when the
-//! window before it held the limit already, and wrongly refused when it did not.
-#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
+//! [`Reference`] stores every instant at which an algorithm allowed a request. A request is wrongly allowed if the
+//! window before it already contained the limit, and wrongly denied if it did not.
+#![allow(missing_docs, clippy::unwrap_used, reason = "a benchmark that cannot continue should stop")]
 
 mod consistency;
-mod judge;
 mod legend;
 mod plot;
+mod reference;
 mod traces;
 
 use std::{collections::BTreeMap, fs, path::Path};
@@ -25,8 +25,8 @@ use sluicegate::algorithm::{
 };
 
 use self::{
-    judge::Judge,
     plot::Panel,
+    reference::Reference,
     traces::{Request, Trace},
 };
 
@@ -37,7 +37,7 @@ fn main() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/accuracy");
     fs::create_dir_all(&folder).unwrap();
     let traces = traces::all();
-    println!("Wrongly allowed / wrongly refused, in percent of the requests; limit {LIMIT} per 60 s.\n");
+    println!("Wrongly allowed / wrongly denied, in percent of the requests; limit {LIMIT} per 60 s.\n");
     let names: Vec<_> = traces.iter().map(|trace| format!(" {} |", trace.name)).collect();
     println!("| algorithm |{}", names.concat());
     println!("| --- |{}", " ---: |".repeat(traces.len()));
@@ -53,10 +53,10 @@ fn main() {
     }
     for trace in &traces {
         let requests = trace.requests.len();
-        println!("\n{}: {} ({requests} requests)", trace.name, trace.about);
+        println!("\n{}: {} ({requests} requests)", trace.name, trace.description);
         fs::write(folder.join(format!("{}.svg", trace.name)), plot::svg(trace, &panels[trace.name]).unwrap()).unwrap();
     }
-    println!("\nThe most that an adversary gets in any 60 s, at a limit of {LIMIT}:\n");
+    println!("\nMaximum number of hits that an adversary gets in any 60 s, at a limit of {LIMIT}:\n");
     for (name, make) in algorithms() {
         println!("| {name} | {} |", worst_case(&make(false)));
     }
@@ -68,20 +68,20 @@ type Make = fn(bool) -> Algorithm;
 
 fn algorithms() -> Vec<(&'static str, Make)> {
     fn sliding(buckets: u32, edge: WindowEdge, count_denied: bool) -> Algorithm {
-        SlidingWindow::new(quota(), WINDOW, buckets, edge, count_denied).unwrap().into()
+        SlidingWindow::new(max_hits(), WINDOW, buckets, edge, count_denied).unwrap().into()
     }
-    fn quota() -> MaxHits {
+    fn max_hits() -> MaxHits {
         MaxHits::hard(LIMIT.into())
     }
     vec![
-        ("fixed_window", |denied| FixedWindow::new(quota(), WINDOW, denied).unwrap().into()),
+        ("fixed_window", |denied| FixedWindow::new(max_hits(), WINDOW, denied).unwrap().into()),
         ("sliding_window", |denied| sliding(1, WindowEdge::Weighted, denied)),
         ("sliding_window, buckets: 6", |denied| sliding(6, WindowEdge::Weighted, denied)),
         ("sliding_window, buckets: 60", |denied| sliding(60, WindowEdge::Weighted, denied)),
         ("sliding_window, edge: strict", |denied| sliding(1, WindowEdge::Strict, denied)),
         ("sliding_window, buckets: 6, edge: strict", |denied| sliding(6, WindowEdge::Strict, denied)),
-        ("sliding_log", |denied| SlidingLog::new(quota(), WINDOW, Micros::ZERO, denied).unwrap().into()),
-        ("token_bucket", |_| TokenBucket::new(LIMIT, WINDOW, quota(), false).unwrap().into()),
+        ("sliding_log", |denied| SlidingLog::new(max_hits(), WINDOW, Micros::ZERO, denied).unwrap().into()),
+        ("token_bucket", |_| TokenBucket::new(LIMIT, WINDOW, max_hits(), false).unwrap().into()),
         ("token_bucket, warm_up: 30s", |_| WarmUp::new(LIMIT, WINDOW, 1, Micros::from_secs(30), false).unwrap().into()),
         ("leaky_bucket, burst: 1, queue: 10", |_| {
             LeakyBucket::new(LIMIT, WINDOW, MaxHits::hard(11), 1, false).unwrap().into()
@@ -90,23 +90,24 @@ fn algorithms() -> Vec<(&'static str, Make)> {
     ]
 }
 
-fn replay(name: &str, algorithm: &Algorithm, trace: &Trace) -> (judge::Outcome, Panel) {
+fn replay(name: &str, algorithm: &Algorithm, trace: &Trace) -> (reference::Outcome, Panel) {
     let users = trace.requests.iter().map(|request| request.user).max().map_or(0, |user| user as usize + 1);
     let mut states = vec![State::default(); users];
-    let mut judge = Judge::new(LIMIT as usize, WINDOW, users, trace.count_denied);
+    let mut reference = Reference::new(LIMIT as usize, WINDOW, users, trace.count_denied);
     let mut panel = Panel::new(name, trace);
     for Request { at, user } in &trace.requests {
-        let ask = Operation { action: Action::Take, cost: 1, now: Micros::new(*at) };
-        let decision = algorithm.apply(&mut states[*user as usize], ask);
-        judge.hear(*user as usize, *at, decision.allowed);
+        let operation = Operation { action: Action::Take, cost: 1, now: Micros::new(*at) };
+        let decision = algorithm.apply(&mut states[*user as usize], operation);
+        reference.record(*user as usize, *at, decision.allowed);
         if decision.allowed {
-            panel.admit(at + decision.delay.get());
+            panel.record(at + decision.delay.get());
         }
     }
-    (judge.outcome(), panel)
+    (reference.outcome(), panel)
 }
 
-/// Asks a hundred times a second, after idleness, from any second of a minute on: the most that passed in 60 s.
+/// Sends hits a hundred times a second after idleness, starting at many points of a minute, and returns the maximum
+/// number of hits that were allowed in any 60 s.
 fn worst_case(algorithm: &Algorithm) -> usize {
     let from = |phase: u64| {
         let mut state = State::default();
@@ -115,12 +116,12 @@ fn worst_case(algorithm: &Algorithm) -> usize {
             let now = traces::START + phase * 10_000 + tick * 10_000;
             let decision =
                 algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
-            // At one instant as much as passes.
+            // Each instant takes all hits that are allowed.
             let mut allowed = decision.allowed;
             while allowed {
                 passed.push(now);
-                let ask = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
-                allowed = algorithm.apply(&mut state, ask).allowed;
+                let operation = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
+                allowed = algorithm.apply(&mut state, operation).allowed;
             }
         }
         let inside =
@@ -130,7 +131,7 @@ fn worst_case(algorithm: &Algorithm) -> usize {
     (0..6_000).step_by(97).chain([5_999]).map(from).max().unwrap_or_default()
 }
 
-/// A thousand million requests, each at the microsecond at which it fits and not before.
+/// Sends 10⁹ requests, each at the exact microsecond at which it fits.
 fn drift() {
     const SECONDS: u64 = 1_000_000_000 / 7;
     let bucket = TokenBucket::new(7, Micros::from_secs(1), MaxHits::hard(7), false).unwrap();
@@ -139,11 +140,11 @@ fn drift() {
     let mut take = |cost: u64, now: u64| {
         algorithm.step(&mut state, Operation { action: Action::Take, cost, now: Micros::new(traces::START + now) })
     };
-    let mut refused = u64::from(!take(7, 0));
+    let mut denied = u64::from(!take(7, 0));
     for second in 0..SECONDS {
         for hit in 1..=7 {
-            refused += u64::from(!take(1, second * 1_000_000 + (hit * 1_000_000_u64).div_ceil(7)));
+            denied += u64::from(!take(1, second * 1_000_000 + (hit * 1_000_000_u64).div_ceil(7)));
         }
     }
-    println!("\n{} requests at exactly 7 a second: {refused} refused", SECONDS * 7 + 7);
+    println!("\n{} requests at exactly 7 a second: {denied} denied", SECONDS * 7 + 7);
 }

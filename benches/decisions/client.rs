@@ -1,5 +1,6 @@
-//! What a check costs the gateway that links the client, and the service, beside a bare tonic client that makes the same
-//! unary calls. The gateway is this process: one thread, many tasks that each ask again as soon as they are answered.
+//! Cost of a check for a gateway that uses the client crate, and for the service, relative to a plain tonic client that
+//! makes the same unary calls. This process is the gateway: one thread with many tasks, each of which makes its next
+//! check as soon as it receives the response to the previous one.
 
 use std::{
     hint::black_box,
@@ -26,26 +27,26 @@ const USERS: usize = 100_000;
 
 #[derive(Clone)]
 enum Caller {
-    Bare(RateLimitServiceClient<Channel>),
-    Ours(Client),
+    Tonic(RateLimitServiceClient<Channel>),
+    Sluicegate(Client),
 }
 
 impl Caller {
-    async fn bare(server: &Process) -> Self {
+    async fn tonic(server: &Process) -> Self {
         let endpoint = Endpoint::from_shared(format!("http://{}", server.address)).unwrap().tcp_nodelay(true);
-        Self::Bare(RateLimitServiceClient::new(endpoint.connect().await.unwrap()))
+        Self::Tonic(RateLimitServiceClient::new(endpoint.connect().await.unwrap()))
     }
 
-    fn ours(server: &Process, coalesces: bool) -> Self {
+    fn sluicegate(server: &Process, batching: bool) -> Self {
         let client = Client::builder(format!("http://{}", server.address)).domain("bench");
-        let client = client.deadline(Duration::from_secs(5)).coalesce(coalesces);
-        Self::Ours(client.connect_lazy().unwrap())
+        let client = client.timeout(Duration::from_secs(5)).batching(batching);
+        Self::Sluicegate(client.connect_lazy().unwrap())
     }
 
     async fn check(&mut self, number: usize) {
         let user = format!("user{}", number % USERS);
         match self {
-            Self::Bare(client) => {
+            Self::Tonic(client) => {
                 let entries = vec![Entry { key: "user".into(), value: user }];
                 let descriptors = vec![RateLimitDescriptor { entries, ..RateLimitDescriptor::default() }];
                 let request = RateLimitRequest { domain: "bench".into(), descriptors, hits_addend: 0 };
@@ -53,7 +54,7 @@ impl Caller {
                 request.set_timeout(Duration::from_secs(5));
                 black_box(client.should_rate_limit(request).await.unwrap());
             }
-            Self::Ours(client) => {
+            Self::Sluicegate(client) => {
                 let verdict = client.check([descriptor! { "user" => user }]).await;
                 assert_eq!(verdict.decided_by(), DecidedBy::Server, "{:?}", verdict.failure());
             }
@@ -66,31 +67,32 @@ pub(crate) fn run() {
     runtime.block_on(async {
         let server = Process::service("memory");
         let callers = [
-            ("bare tonic, unary", Caller::bare(&server).await),
-            ("unary", Caller::ours(&server, false)),
-            ("coalesced", Caller::ours(&server, true)),
+            ("tonic, unary", Caller::tonic(&server).await),
+            ("unary", Caller::sluicegate(&server, false)),
+            ("batched", Caller::sluicegate(&server, true)),
         ];
         println!(
-            "\nA gateway's checks: memory store, one thread here and the service beside it, medians of 5 rounds\n"
+            "\nChecks by a gateway with one thread, service with the memory store, medians of 5 rounds\n"
         );
-        println!("| client | at once | checks/s | CPU us here | x bare | CPU us there | x bare, both | p50 us |");
+        println!("| client | concurrency | checks/s | CPU us, client | x tonic | CPU us, service | x tonic, both | p50 us |");
         println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-        for (at_once, checks) in [(1, 20_000), (16, 100_000), (256, CHECKS)] {
+        for (concurrency, checks) in [(1, 20_000), (16, 100_000), (256, CHECKS)] {
             let mut samples = vec![Vec::new(); callers.len()];
             for round in 0..6 {
                 for ((_, caller), samples) in callers.iter().zip(&mut samples) {
-                    let sample = measure(caller, &server, at_once, checks).await;
+                    let sample = measure(caller, &server, concurrency, checks).await;
                     if round > 0 {
                         samples.push(sample);
                     }
                 }
             }
             let medians: Vec<[f64; 4]> = samples.iter().map(|samples| medians(samples)).collect();
-            let [_, here, there, _] = medians[0];
-            for ((name, _), [rate, own, servers, p50]) in callers.iter().zip(&medians) {
-                let (alone, both) = (own / here, (own + servers) / (here + there));
+            let [_, tonic_client, tonic_service, _] = medians[0];
+            for ((name, _), [rate, client, service, p50]) in callers.iter().zip(&medians) {
+                let x_client = client / tonic_client;
+                let x_total = (client + service) / (tonic_client + tonic_service);
                 println!(
-                    "| {name} | {at_once} | {rate:.0} | {own:.2} | {alone:.2} | {servers:.2} | {both:.2} | {p50:.0} |"
+                    "| {name} | {concurrency} | {rate:.0} | {client:.2} | {x_client:.2} | {service:.2} | {x_total:.2} | {p50:.0} |"
                 );
             }
         }
@@ -99,65 +101,66 @@ pub(crate) fn run() {
     });
 }
 
-/// Grants without end.
-struct Granting;
+/// A server that always grants `u32::MAX` hits.
+struct GrantServer;
 
 #[tonic::async_trait]
-impl RateLimitService for Granting {
+impl RateLimitService for GrantServer {
     async fn should_rate_limit(
         &self,
         _: tonic::Request<RateLimitRequest>,
     ) -> Result<tonic::Response<RateLimitResponse>, tonic::Status> {
         let quota = Some(Quota { requests: u32::MAX, ..Quota::default() });
         let statuses = vec![DescriptorStatus { code: 1, quota, ..DescriptorStatus::default() }];
-        let answer = RateLimitResponse { overall_code: 1, statuses, ..RateLimitResponse::default() };
-        let mut answer = tonic::Response::new(answer);
-        answer.metadata_mut().insert("sluicegate-grant-life-us", "600000000".parse().unwrap());
-        Ok(answer)
+        let response = RateLimitResponse { overall_code: 1, statuses, ..RateLimitResponse::default() };
+        let mut response = tonic::Response::new(response);
+        response.metadata_mut().insert("sluicegate-grant-ttl-us", "600000000".parse().unwrap());
+        Ok(response)
     }
 }
 
-/// A hit of a grant.
+/// Measures a check that a grant decides.
 async fn granted() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
-    let service = RateLimitServiceServer::new(Granting);
+    let service = RateLimitServiceServer::new(GrantServer);
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
-    for wants in [false, true] {
-        let client = Client::builder(&url).domain("bench").deadline(Duration::from_secs(5)).hold_grants(wants);
-        let client = client.coalesce(false).connect_lazy().unwrap();
-        client.check([descriptor! { "user" => "alice" }]).strict().await.unwrap();
+    for requests_grants in [false, true] {
+        let client =
+            Client::builder(&url).domain("bench").timeout(Duration::from_secs(5)).request_grants(requests_grants);
+        let client = client.batching(false).connect_lazy().unwrap();
+        client.check([descriptor! { "user" => "alice" }]).without_fallback().await.unwrap();
         let nanos = time(&client, DecidedBy::Grant).await;
-        let told = if wants { ", and counted for the next" } else { "" };
-        println!("A hit of a grant{told}: {nanos:.0} ns");
+        let variant = if requests_grants { ", counted for the next demand" } else { "" };
+        println!("Check decided by a grant{variant}: {nanos:.0} ns");
     }
 }
 
-/// Checks per second, the CPU time of both sides per check, and the median time of a check.
-async fn measure(caller: &Caller, server: &Process, at_once: usize, checks: usize) -> [f64; 4] {
-    let (own, servers, began) = (cpu_micros(std::process::id()), server.cpu_micros(), Instant::now());
+/// Returns checks per second, CPU time per check of the client and of the service, and the median latency of a check.
+async fn measure(caller: &Caller, server: &Process, concurrency: usize, checks: usize) -> [f64; 4] {
+    let (client_cpu, service_cpu, started) = (cpu_micros(std::process::id()), server.cpu_micros(), Instant::now());
     let mut tasks = JoinSet::new();
-    for first in 0..at_once {
+    for first in 0..concurrency {
         let mut caller = caller.clone();
         tasks.spawn(async move {
-            let mut took = Vec::with_capacity(checks / at_once + 1);
-            for number in (first..checks).step_by(at_once) {
-                let asked = Instant::now();
+            let mut latencies = Vec::with_capacity(checks / concurrency + 1);
+            for number in (first..checks).step_by(concurrency) {
+                let started = Instant::now();
                 caller.check(number).await;
-                took.push(asked.elapsed().as_secs_f64() * 1e6);
+                latencies.push(started.elapsed().as_secs_f64() * 1e6);
             }
-            took
+            latencies
         });
     }
-    let mut took = tasks.join_all().await.concat();
-    took.sort_by(f64::total_cmp);
+    let mut latencies = tasks.join_all().await.concat();
+    latencies.sort_by(f64::total_cmp);
     let count = checks as f64;
     [
-        count / began.elapsed().as_secs_f64(),
-        (cpu_micros(std::process::id()) - own) / count,
-        (server.cpu_micros() - servers) / count,
-        took[took.len() / 2],
+        count / started.elapsed().as_secs_f64(),
+        (cpu_micros(std::process::id()) - client_cpu) / count,
+        (server.cpu_micros() - service_cpu) / count,
+        latencies[latencies.len() / 2],
     ]
 }
 
@@ -169,27 +172,27 @@ fn medians(samples: &[[f64; 4]]) -> [f64; 4] {
     })
 }
 
-/// A refusal that is known.
+/// Measures a check that the client's deny cache decides.
 async fn denied() {
     let server = Process::service_with("memory", "unit: year, requests_per_unit: 1");
-    let client = Client::builder(format!("http://{}", server.address)).domain("bench").deadline(Duration::from_secs(5));
+    let client = Client::builder(format!("http://{}", server.address)).domain("bench").timeout(Duration::from_secs(5));
     let client = client.connect_lazy().unwrap();
     let check = || client.check([descriptor! { "user" => "alice" }]);
     check().await;
     assert!(!check().await.allowed());
-    println!("\nA refusal that is remembered: {:.0} ns", time(&client, DecidedBy::DenyCache).await);
+    println!("\nCheck decided by the deny cache: {:.0} ns", time(&client, DecidedBy::DenyCache).await);
 }
 
-/// Nanoseconds of a check that needs no call, median of 5 rounds.
-async fn time(client: &Client, by: DecidedBy) -> f64 {
-    const TIMES: u32 = 1_000_000;
+/// Returns the nanoseconds of a check that needs no call, as the median of 5 rounds.
+async fn time(client: &Client, decided_by: DecidedBy) -> f64 {
+    const CHECKS: u32 = 1_000_000;
     let mut rounds: Vec<_> = Vec::new();
     for _ in 0..5 {
-        let began = Instant::now();
-        for _ in 0..TIMES {
-            assert_eq!(black_box(client.check([descriptor! { "user" => "alice" }]).await).decided_by(), by);
+        let started = Instant::now();
+        for _ in 0..CHECKS {
+            assert_eq!(black_box(client.check([descriptor! { "user" => "alice" }]).await).decided_by(), decided_by);
         }
-        rounds.push(began.elapsed().as_secs_f64() * 1e9 / f64::from(TIMES));
+        rounds.push(started.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS));
     }
     rounds.sort_by(f64::total_cmp);
     rounds[2]

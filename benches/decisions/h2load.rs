@@ -1,4 +1,4 @@
-//! One request over and over, by nghttp2's h2load.
+//! Load test with nghttp2's `h2load`, which repeats one request.
 
 use std::{fs, process::Command};
 
@@ -12,7 +12,7 @@ use crate::{REQUESTS, process::Process};
 
 pub(crate) const METHOD: &str = "envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// Calls per second, p50 and p99 in microseconds.
+/// Runs the load test. Returns calls per second, and p50 and p99 in microseconds.
 pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
     let folder = tempfile::tempdir().unwrap();
     let (body, log) = (folder.path().join("body"), folder.path().join("log"));
@@ -28,11 +28,11 @@ pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(text.contains(&format!("{REQUESTS} succeeded, 0 failed, 0 errored")), "{text}");
     let per_second = text.split(", ").find_map(|part| part.strip_suffix(" req/s")?.parse().ok()).unwrap();
-    // Each line: when it began, the HTTP status, how long it took in microseconds.
+    // Each line contains the start time, the HTTP status and the duration in microseconds.
     let log = fs::read_to_string(&log).unwrap();
-    let mut took: Vec<f64> = log.lines().map(|line| line.rsplit('\t').next().unwrap().parse().unwrap()).collect();
-    took.sort_by(f64::total_cmp);
-    (per_second, took[took.len() / 2], took[took.len() * 99 / 100])
+    let mut latencies: Vec<f64> = log.lines().map(|line| line.rsplit('\t').next().unwrap().parse().unwrap()).collect();
+    latencies.sort_by(f64::total_cmp);
+    (per_second, latencies[latencies.len() / 2], latencies[latencies.len() * 99 / 100])
 }
 
 fn frame() -> Vec<u8> {
@@ -42,7 +42,7 @@ fn frame() -> Vec<u8> {
     framed(&message.encode_to_vec())
 }
 
-/// A message as gRPC sends it.
+/// Adds the gRPC frame header to a message.
 pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
     let mut frame = vec![0];
     frame.extend_from_slice(&u32::try_from(message.len()).unwrap().to_be_bytes());

@@ -1,17 +1,17 @@
-//! What needs no server: matching among few and many rules.
+//! Benchmarks that need no server: loading rules and matching descriptors.
 
 use std::{fmt::Write, fs, hint::black_box, time::Instant};
 
 use sluicegate::rules::{Entry, Options, RuleSet, SourceFile, compile};
 
-/// Loading 100,000 rules, and matching among them beside matching among 10.
+/// Measures loading 100,000 rules, and matching among them compared with matching among 10.
 pub(crate) fn rules() {
     let (few, _) = load(10);
     let (many, seconds) = load(100_000);
     println!("100,000 rules load in {seconds:.2} s");
-    for (what, value) in [("a value", "user7"), ("a wildcard", "tenant7-x"), ("nothing", "nobody")] {
+    for (target, value) in [("a value", "user7"), ("a wildcard", "tenant7-x"), ("nothing", "nobody")] {
         let (few, many) = paired(&few, &many, value);
-        println!("matching {what}: {few:.0} ns among 10 rules, {many:.0} ns among 100,000: x {:.2}", many / few);
+        println!("matching {target}: {few:.0} ns among 10 rules, {many:.0} ns among 100,000: x {:.2}", many / few);
     }
 }
 
@@ -23,7 +23,7 @@ fn load(rules: usize) -> (RuleSet, f64) {
         }
     }
     if rules == 10 {
-        // The one that is asked for is there in both.
+        // Both sets contain the rules that are matched.
         text = text.replace("user4", "user7").replace("tenant4-", "tenant7-");
     }
     let started = Instant::now();
@@ -32,7 +32,7 @@ fn load(rules: usize) -> (RuleSet, f64) {
     (set, started.elapsed().as_secs_f64())
 }
 
-/// Nanoseconds per match in each, medians of rounds in turn.
+/// Returns the nanoseconds per match in each set, as medians of alternating rounds.
 fn paired(few: &RuleSet, many: &RuleSet, value: &str) -> (f64, f64) {
     const MATCHES: u32 = 200_000;
     let time = |set: &RuleSet| {
@@ -49,7 +49,7 @@ fn paired(few: &RuleSet, many: &RuleSet, value: &str) -> (f64, f64) {
     (a[5], b[5])
 }
 
-/// Resident bytes of this process.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn resident() -> f64 {
     let statm = fs::read_to_string("/proc/self/statm").unwrap();
     statm.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() * 4096.0

@@ -1,4 +1,4 @@
-//! What the client's layers that need no service cost a request, beside the service that they stand before.
+//! Cost per request of the client's layers that need no rate limit service, in addition to the wrapped service.
 
 use std::{
     convert::Infallible,
@@ -20,11 +20,11 @@ use tower_service::Service;
 
 const REQUESTS: u32 = 1_000_000;
 
-/// Answers at once, by a future in a box as most services do.
+/// A service that responds immediately, with a boxed future as most services do.
 #[derive(Clone)]
-struct Nothing;
+struct Immediate;
 
-impl Service<Request<Body>> for Nothing {
+impl Service<Request<Body>> for Immediate {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
@@ -42,24 +42,24 @@ pub(crate) fn run() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let bounds = Bounds { initial: 100, ..Bounds::default() };
     runtime.block_on(async {
-        let (mut plain, mut adaptive, mut shed, mut idle) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut plain, mut adaptive, mut shed, mut keyed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let limit = AdaptiveLimit::new(Method::Vegas, bounds);
-        let mut with_limit = AdaptiveLayer::new(limit).layer(Nothing);
+        let mut with_limit = AdaptiveLayer::new(limit).layer(Immediate);
         let rules = ClassRules::new().rule("critical", None, "/payments").rule("test", None, "/test/");
-        let shedder = || ShedLayer::new(LoadShedder::new(Signal::Busy(8)), rules.clone());
-        let (mut with_shedder, mut by_user) = (shedder().layer(Nothing), shedder().alike_by("x-user").layer(Nothing));
+        let shedder = || ShedLayer::new(LoadShedder::new(Signal::WorkerUtilization(8)), rules.clone());
+        let (mut with_shedder, mut by_user) = (shedder().layer(Immediate), shedder().key_by("x-user").layer(Immediate));
         for _ in 0..7 {
-            plain.push(time(&mut Nothing).await);
+            plain.push(time(&mut Immediate).await);
             adaptive.push(time(&mut with_limit).await);
             shed.push(time(&mut with_shedder).await);
-            idle.push(time(&mut by_user).await);
+            keyed.push(time(&mut by_user).await);
         }
-        let [plain, adaptive, shed, by_user] = [plain, adaptive, shed, idle].map(super::algorithms::median);
-        println!("| layer | ns per request, above the service's own {plain:.0} |");
+        let [plain, adaptive, shed, keyed] = [plain, adaptive, shed, keyed].map(super::algorithms::median);
+        println!("| layer | ns per request, in addition to the service's {plain:.0} |");
         println!("| --- | ---: |");
         println!("| adaptive limit | {:.0} |", adaptive - plain);
-        println!("| shedder, drawn for each request | {:.0} |", shed - plain);
-        println!("| shedder, alike by a header | {:.0} |", by_user - plain);
+        println!("| shedder, random per request | {:.0} |", shed - plain);
+        println!("| shedder, keyed by a header | {:.0} |", keyed - plain);
         println!();
     });
 }

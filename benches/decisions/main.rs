@@ -1,8 +1,10 @@
-//! What a decision costs, beside a server that decides nothing. `make bench` runs it; it needs h2load and
-//! redis-server. `ROUNDS=n` repeats the load tests (default 5); the medians are printed.
+//! Benchmark of the cost of a decision, relative to a server that decides nothing.
 //!
-//! Every server runs in a process of its own, and its CPU time is read from /proc: on a machine that is shared and
-//! small, the wall clock says little. Rounds go through all servers in turn, so that a slow minute hits all of them.
+//! `make bench` runs it; it needs `h2load` and `redis-server`. `ROUNDS=n` sets the number of rounds of the load tests
+//! (default 5); the medians are printed.
+//!
+//! Every server runs in its own process, and its CPU time is read from `/proc`, because the wall clock is unreliable on
+//! a small, shared machine. Each round measures all servers in turn, so that a slow minute affects all of them.
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
 
 mod algorithms;
@@ -14,7 +16,7 @@ mod noop;
 mod outage;
 mod overrides;
 #[path = "../../tests/support/plain.rs"]
-#[allow(dead_code, reason = "the tests use the rest")]
+#[allow(dead_code, reason = "the tests use the other items")]
 mod plain;
 mod process;
 mod simulate;
@@ -29,7 +31,7 @@ static ALLOCATOR: MiMalloc = MiMalloc;
 
 const REQUESTS: u32 = 300_000;
 
-/// What one load test shows.
+/// Result of one load test.
 #[derive(Clone, Copy, Default)]
 struct Sample {
     per_second: f64,
@@ -39,14 +41,14 @@ struct Sample {
 }
 
 fn main() {
-    let word = std::env::args().nth(1).unwrap_or_default();
-    match word.as_str() {
+    let name = std::env::args().nth(1).unwrap_or_default();
+    match name.as_str() {
         "noop" => noop::serve(workers()),
-        "entities" => algorithms::entities(std::env::args().nth(2).and_then(|place| place.parse().ok()).unwrap()),
+        "entities" => algorithms::entities(std::env::args().nth(2).and_then(|index| index.parse().ok()).unwrap()),
         "algorithms" => algorithms::in_memory(),
         "scripts" => algorithms::in_redis(),
         "slots" => algorithms::slots(),
-        "scripts-on-many" => algorithms::in_many(),
+        "scripts-on-many" => algorithms::on_several_servers(),
         "topologies" => topologies(),
         "algorithms-on-redis" => algorithms_on_redis(),
         "consistency" => {
@@ -58,7 +60,7 @@ fn main() {
         "layers" => layers::run(),
         "overrides" => overrides::run(),
         "simulate" => simulate::run(),
-        // What cargo itself says last when nobody says a word.
+        // Cargo passes `--bench` if there are no other arguments.
         "" | "--bench" => {
             topologies();
             algorithms_on_redis();
@@ -66,7 +68,7 @@ fn main() {
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
-            algorithms::in_many();
+            algorithms::on_several_servers();
             algorithms::slots();
             layers::run();
             overrides::run();
@@ -76,9 +78,9 @@ fn main() {
             client::run();
             outage::run();
         }
-        word => {
+        name => {
             let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, simulate, client, outage";
-            eprintln!("there is no benchmark named {word}; there are {known}");
+            eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }
 }
@@ -87,17 +89,18 @@ fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+/// A load test. Returns calls per second, and p50 and p99 in microseconds.
 type Load = fn(&Process) -> (f64, f64, f64);
-/// What it is called, what is asked, and how.
+/// One row of a table: its name, the server and the load.
 type Row = (String, Process, Load);
 
-/// One server of everything, on one hot key and on many users.
+/// Compares stores and topologies on one hot key and on many users.
 fn topologies() {
     let (single, ring, cluster) = (Process::redis(), Process::redis_ring(), Process::redis_cluster(false));
-    let (ring, cluster) = (&process::many("ring", &ring), &process::many("cluster", &cluster));
+    let (ring, cluster) = (&process::multi_host_url("ring", &ring), &process::multi_host_url("cluster", &cluster));
     let mut rows = Vec::new();
-    for (what, load) in [("one hot key", h2load::run as Load), ("100,000 users", users::run)] {
-        let name = |server: &str| format!("{server}, {what}");
+    for (traffic, load) in [("one hot key", h2load::run as Load), ("100,000 users", users::run)] {
+        let name = |server: &str| format!("{server}, {traffic}");
         rows.push((name("no-op tonic"), Process::bench(&["noop"]).listening(), load));
         rows.push((name("memory"), Process::service("memory"), load));
         rows.push((name("single Redis"), Process::service(&single.url()), load));
@@ -107,8 +110,10 @@ fn topologies() {
     load_tests(&rows, &["no-op", "single"]);
 }
 
-/// Every algorithm on one Redis. Two processes that are the same differ by up to a tenth, by where their memory lies, as
-/// long as they live: so each round has new ones.
+/// Compares all algorithms on one Redis server.
+///
+/// Identical processes differ by up to 10% for their whole lifetime, depending on the location of their memory. Each
+/// round therefore starts new processes.
 fn algorithms_on_redis() {
     let redis = Process::redis();
     let limits = [
@@ -140,55 +145,55 @@ fn algorithms_on_redis() {
     show(&rows, &samples, &["no-op"]);
 }
 
-/// What is decided without asking Redis, beside what is asked, and the store in memory.
+/// Compares decisions without a call to Redis with decisions by Redis and by the memory store.
 fn consistency() {
     const LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
-    const NONE: &str = "unit: day, requests_per_unit: 1";
+    const ONE_A_DAY: &str = "unit: day, requests_per_unit: 1";
     let leased = format!("{LIMIT}, consistency: leased");
     let servers: [Process; 4] = std::array::from_fn(|_| Process::redis());
     let [one, two, three, four] = servers.each_ref().map(Process::url);
     let rows: Vec<Row> = [
-        ("memory, passes", Process::service_with("memory", LIMIT)),
-        ("exact, passes", Process::service_with(&one, LIMIT)),
-        ("leased, passes", Process::service_with(&two, &leased)),
-        ("memory, refused", Process::service_with("memory", NONE)),
-        ("exact, refused", Process::service_with(&three, NONE)),
-        ("deny cache, refused", Process::service_remembering(&four, NONE)),
+        ("memory, allowed", Process::service_with("memory", LIMIT)),
+        ("exact, allowed", Process::service_with(&one, LIMIT)),
+        ("leased, allowed", Process::service_with(&two, &leased)),
+        ("memory, denied", Process::service_with("memory", ONE_A_DAY)),
+        ("exact, denied", Process::service_with(&three, ONE_A_DAY)),
+        ("deny cache, denied", Process::service_with_deny_cache(&four, ONE_A_DAY)),
     ]
     .map(|(name, process)| (name.to_owned(), process, h2load::run as Load))
     .into();
     load_tests(&rows, &["memory"]);
-    let names = ["exact, passes", "leased, passes", "exact, refused", "deny cache, refused"];
+    let names = ["exact, allowed", "leased, allowed", "exact, denied", "deny cache, denied"];
     for (name, redis) in names.iter().zip(&servers) {
         let stats = redis.cli(&["info", "commandstats"]);
         let calls =
-            stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, rest)| rest.split(',').next()?.parse().ok());
+            stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, stats)| stats.split(',').next()?.parse().ok());
         let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
         println!("{name}: {:.5} calls to Redis per decision", calls.unwrap_or(0.0) / decisions);
     }
     println!();
 }
 
-/// A hundred thousand users, of whom some are much more popular: how much is decided here, and what Redis has to do.
+/// Measures decisions without Redis and the load on Redis for 100,000 users with a Zipf distribution.
 fn popularity() {
     const LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
-    let words = ["exact", "leased", "eventual"];
+    let modes = ["exact", "leased", "eventual"];
     let servers: [Process; 3] = std::array::from_fn(|_| Process::redis());
     let mut rows: Vec<Row> = vec![("memory, Zipf".into(), Process::service_with("memory", LIMIT), users::zipf as Load)];
-    for (word, redis) in words.iter().zip(&servers) {
-        let limit = format!("{LIMIT}, consistency: {word}");
-        rows.push((format!("{word}, Zipf"), Process::service_with(&redis.url(), &limit), users::zipf));
+    for (mode, redis) in modes.iter().zip(&servers) {
+        let limit = format!("{LIMIT}, consistency: {mode}");
+        rows.push((format!("{mode}, Zipf"), Process::service_with(&redis.url(), &limit), users::zipf));
     }
     let before = servers.each_ref().map(Process::cpu_micros);
     load_tests(&rows, &["memory"]);
     let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
     for (((name, service, _), redis), before) in rows[1..].iter().zip(&servers).zip(before) {
-        let here =
+        let local =
             service.metric("sluicegate_lease_decisions_total") + service.metric("sluicegate_eventual_decisions_total");
         let cpu = (redis.cpu_micros() - before) / decisions;
         println!(
-            "{name}: {:.0}% decided without asking, {cpu:.2} us of Redis' CPU time per decision",
-            here / decisions * 100.0
+            "{name}: {:.0}% decided without Redis, {cpu:.2} us of Redis' CPU time per decision",
+            local / decisions * 100.0
         );
     }
     println!();
@@ -198,11 +203,11 @@ fn rounds() -> usize {
     std::env::var("ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(5)
 }
 
-fn load_tests(rows: &[Row], floors: &[&str]) {
-    show(rows, &measure(rows, rounds()), floors);
+fn load_tests(rows: &[Row], baselines: &[&str]) {
+    show(rows, &measure(rows, rounds()), baselines);
 }
 
-/// So many samples of each row, after a first round that warms up.
+/// Takes `rounds` samples of each row, after one round as warm-up.
 fn measure(rows: &[Row], rounds: usize) -> Vec<Vec<Sample>> {
     let mut samples = vec![Vec::new(); rows.len()];
     for round in 0..=rounds {
@@ -218,17 +223,18 @@ fn measure(rows: &[Row], rounds: usize) -> Vec<Vec<Sample>> {
     samples
 }
 
-/// `floors`: how the names of those rows begin that the next ones are held against, round by round: what else the machine
-/// does changes from one to the next.
-fn show(rows: &[Row], samples: &[Vec<Sample>], floors: &[&str]) {
+/// Prints a table. Rows are compared with the last row above them whose name begins with one of `baselines`.
+///
+/// The ratios are computed per round, because the other load of the machine changes from round to round.
+fn show(rows: &[Row], samples: &[Vec<Sample>], baselines: &[&str]) {
     println!(
         "{workers} workers, 10 connections x 20 streams, {REQUESTS} requests a round, medians of {rounds} rounds\n",
         workers = workers(),
         rounds = rounds()
     );
-    println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {} |", floors.join(" | x "));
-    println!("| --- | ---: | ---: | ---: | ---: |{}", " ---: |".repeat(floors.len()));
-    let mut against: Vec<Vec<f64>> = Vec::new();
+    println!("| server | calls/s | p50 us | p99 us | CPU us per decision | x {} |", baselines.join(" | x "));
+    println!("| --- | ---: | ---: | ---: | ---: |{}", " ---: |".repeat(baselines.len()));
+    let mut baseline_cpu: Vec<Vec<f64>> = Vec::new();
     for ((name, ..), samples) in rows.iter().zip(samples) {
         let of = |field: fn(&Sample) -> f64| samples.iter().map(field);
         let cpu: Vec<f64> = of(|sample| sample.cpu_micros).collect();
@@ -239,13 +245,13 @@ fn show(rows: &[Row], samples: &[Vec<Sample>], floors: &[&str]) {
             algorithms::median(of(|sample| sample.p99_micros)),
             algorithms::median(cpu.iter().copied()),
         );
-        if let Some(place) = floors.iter().position(|floor| name.starts_with(floor)) {
-            against.truncate(place);
-            against.push(cpu.clone());
+        if let Some(index) = baselines.iter().position(|baseline| name.starts_with(baseline)) {
+            baseline_cpu.truncate(index);
+            baseline_cpu.push(cpu.clone());
         }
-        let ratio = |floor: &Vec<f64>| algorithms::median(cpu.iter().zip(floor).map(|(cpu, floor)| cpu / floor));
-        for place in 0..floors.len() {
-            print!(" {} |", against.get(place).map(|floor| format!("{:.2}", ratio(floor))).unwrap_or_default());
+        let ratio = |other: &Vec<f64>| algorithms::median(cpu.iter().zip(other).map(|(cpu, other)| cpu / other));
+        for index in 0..baselines.len() {
+            print!(" {} |", baseline_cpu.get(index).map(|other| format!("{:.2}", ratio(other))).unwrap_or_default());
         }
         println!();
     }

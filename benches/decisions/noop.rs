@@ -1,5 +1,5 @@
-//! The floor: tonic answering OK to everything, with the service's threading (a current-thread runtime per worker,
-//! one acceptor, TCP_NODELAY). What the service costs is told as a ratio to this.
+//! The baseline: a tonic server that answers OK to every request, with the service's threading (a current-thread
+//! runtime per worker, one acceptor, `TCP_NODELAY`). The cost of the service is reported relative to this server.
 
 use std::net::TcpListener;
 
@@ -21,11 +21,11 @@ impl RateLimitService for Noop {
     }
 }
 
-/// Serves for ever on a port of its own choice, which it prints.
+/// Serves until the process is killed, on a free port. Prints its address.
 pub(crate) fn serve(workers: usize) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     println!("{}", listener.local_addr().unwrap());
-    let senders: Vec<_> = (0..workers).map(|_| worker()).collect();
+    let senders: Vec<_> = (0..workers).map(|_| spawn_worker()).collect();
     for (connection, worker) in senders.iter().cycle().enumerate() {
         let (stream, _) = listener.accept().unwrap();
         stream.set_nodelay(true).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn serve(workers: usize) {
     }
 }
 
-fn worker() -> mpsc::Sender<std::net::TcpStream> {
+fn spawn_worker() -> mpsc::Sender<std::net::TcpStream> {
     let (sender, receiver) = mpsc::channel(64);
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -1,4 +1,4 @@
-//! Servers as processes of their own, and what they use.
+//! [`Process`]: starts servers as child processes and measures their CPU time and memory.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-/// A running process; killed when dropped.
+/// A child process, killed on drop.
 pub(crate) struct Process {
     child: Child,
     pub(crate) address: SocketAddr,
@@ -16,50 +16,52 @@ pub(crate) struct Process {
     _candidate: Option<tempfile::TempDir>,
 }
 
-/// One that is never reached.
-const LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
+/// A limit that is never reached.
+const UNREACHED_LIMIT: &str = "unit: day, requests_per_unit: 4000000000";
 
-const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
+/// Address of a process that does not listen.
+const NO_ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
 impl Process {
-    /// This program with some words.
-    pub(crate) fn bench(words: &[&str]) -> Self {
+    /// Starts this program with arguments.
+    pub(crate) fn bench(arguments: &[&str]) -> Self {
         let program = std::env::current_exe().unwrap();
-        let child = Command::new(program).args(words).stdout(Stdio::piped()).spawn().unwrap();
-        Self { child, address: NOWHERE, http: None, _folder: None, _candidate: None }
+        let child = Command::new(program).args(arguments).stdout(Stdio::piped()).spawn().unwrap();
+        Self { child, address: NO_ADDRESS, http: None, _folder: None, _candidate: None }
     }
 
-    /// Waits for the address that it prints.
+    /// Waits until the process prints its address.
     pub(crate) fn listening(mut self) -> Self {
         self.address = self.line().parse().unwrap();
         self
     }
 
-    /// The next line that it prints.
+    /// Returns the next line that the process prints.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         BufReader::new(self.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         line.trim().to_owned()
     }
 
-    /// The service with one limit that is never reached.
+    /// Starts the service with one limit that is never reached.
     pub(crate) fn service(store: &str) -> Self {
-        Self::service_with(store, LIMIT)
+        Self::service_with(store, UNREACHED_LIMIT)
     }
 
-    /// The service with this limit, which asks the store every time.
+    /// Starts the service with this limit and without deny cache, so that it calls the store for every decision.
     pub(crate) fn service_with(store: &str, limit: &str) -> Self {
-        // With everything on two cores a call may wait for longer than in production; a time-out is no decision.
+        // All processes share two cores, so calls can take longer than in production. A timeout would not be a
+        // decision.
         Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTRIES", "0")])
     }
 
-    /// The service in memory, with what this file says of entities.
-    pub(crate) fn service_told(overrides: &str) -> Self {
-        Self::start_service("memory", LIMIT, &[("OVERRIDES__FILE", overrides)])
+    /// Starts the service with the memory store and the overrides in this file.
+    pub(crate) fn service_with_overrides(overrides: &str) -> Self {
+        Self::start_service("memory", UNREACHED_LIMIT, &[("OVERRIDES__FILE", overrides)])
     }
 
-    /// The same, and other rules tried out beside it on a share of the counters.
-    pub(crate) fn service_trying(store: &str, share: &str) -> Self {
+    /// Starts the service with candidate rules that are evaluated on a share of the counters.
+    pub(crate) fn service_with_candidate(store: &str, share: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let rules = "domain: bench\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]";
         fs::write(folder.path().join("bench.yaml"), rules).unwrap();
@@ -70,23 +72,23 @@ impl Process {
             ("RULES__CANDIDATE_DIR", candidate),
             ("RULES__CANDIDATE_SHARE", share),
         ];
-        let process = Self::start_service(store, LIMIT, &settings);
-        // It is looked at four times a second.
+        let process = Self::start_service(store, UNREACHED_LIMIT, &settings);
+        // The service polls the directory four times a second.
         std::thread::sleep(std::time::Duration::from_secs(2));
-        process.keeping(folder)
+        process.with_candidate(folder)
     }
 
-    /// The same, remembering refusals.
-    pub(crate) fn service_remembering(store: &str, limit: &str) -> Self {
+    /// Starts the service with this limit and the deny cache.
+    pub(crate) fn service_with_deny_cache(store: &str, limit: &str) -> Self {
         Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s")])
     }
 
-    /// The service with the deadline that it has by default.
-    pub(crate) fn service_as_set(store: &str) -> Self {
-        Self::start_service(store, LIMIT, &[])
+    /// Starts the service with its default settings.
+    pub(crate) fn service_with_defaults(store: &str) -> Self {
+        Self::start_service(store, UNREACHED_LIMIT, &[])
     }
 
-    fn keeping(mut self, folder: tempfile::TempDir) -> Self {
+    fn with_candidate(mut self, folder: tempfile::TempDir) -> Self {
         self._candidate = Some(folder);
         self
     }
@@ -118,7 +120,7 @@ impl Process {
     }
 
     fn redis_with(args: &[&str]) -> Self {
-        let (address, folder) = (free(), tempfile::tempdir().unwrap());
+        let (address, folder) = (free_address(), tempfile::tempdir().unwrap());
         let child = Command::new("redis-server")
             .args(["--port", &address.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])
             .arg(folder.path())
@@ -132,35 +134,35 @@ impl Process {
         Self { child, address, http: None, _folder: Some(folder), _candidate: None }
     }
 
-    /// Three independent servers.
+    /// Starts three independent Redis servers.
     pub(crate) fn redis_ring() -> Vec<Self> {
         (0..3).map(|_| Self::redis()).collect()
     }
 
-    /// Three masters of a cluster, and then a replica for each, if there are to be any.
+    /// Starts a cluster of three masters, followed by one replica of each if `replicas` is set.
     pub(crate) fn redis_cluster(replicas: bool) -> Vec<Self> {
         let node = |_| {
-            let bus = free().port().to_string();
-            let own = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "1000"];
-            let lenient = ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"];
-            Self::redis_with(&[&own[..], &lenient].concat())
+            let bus = free_address().port().to_string();
+            let cluster = ["--cluster-enabled", "yes", "--cluster-port", &bus, "--cluster-node-timeout", "1000"];
+            let availability = ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"];
+            Self::redis_with(&[&cluster[..], &availability].concat())
         };
         let nodes: Vec<_> = (0..if replicas { 6 } else { 3 }).map(node).collect();
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(nodes.iter().map(|node| node.address.to_string()));
         create.args(["--cluster-yes", "--cluster-replicas", if replicas { "1" } else { "0" }]);
         assert!(create.stdout(Stdio::null()).status().unwrap().success());
-        let settled = |node: &Self| {
+        let is_ready = |node: &Self| {
             let replication = node.cli(&["info", "replication"]);
             node.cli(&["cluster", "info"]).contains("cluster_state:ok") && !replication.contains("link_status:down")
         };
-        while !nodes.iter().all(settled) {
+        while !nodes.iter().all(is_ready) {
             std::thread::sleep(std::time::Duration::from_millis(50));
         }
         nodes
     }
 
-    /// The same server again, empty.
+    /// Restarts a Redis server that has exited, without data.
     pub(crate) fn restart_redis(&mut self) {
         let _ = self.child.wait();
         let port = self.port();
@@ -176,7 +178,7 @@ impl Process {
         self.address.port().to_string()
     }
 
-    /// One command to a Redis server.
+    /// Sends one command to a Redis server with `redis-cli`.
     pub(crate) fn cli(&self, args: &[&str]) -> String {
         let output = Command::new("redis-cli").args(["-p", &self.port()]).args(args).output().unwrap();
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
@@ -186,7 +188,7 @@ impl Process {
         format!("redis://{}", self.address)
     }
 
-    /// The sum of a series of the service's metrics.
+    /// Returns the sum of all series of the service's metrics that begin with `series`.
     pub(crate) fn metric(&self, series: &str) -> f64 {
         let page = ureq::get(format!("http://{}/metrics", self.http.unwrap())).call().unwrap();
         let page = page.into_body().read_to_string().unwrap();
@@ -194,42 +196,42 @@ impl Process {
         page.lines().filter_map(value).sum()
     }
 
-    /// Bytes of memory in use.
+    /// Returns the resident memory of the process in bytes.
     pub(crate) fn resident(&self) -> f64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<f64>().unwrap() * 1024.0
     }
 
-    /// CPU time of the process until now, user and system.
+    /// Returns the user and system CPU time of the process.
     pub(crate) fn cpu_micros(&self) -> f64 {
         cpu_micros(self.child.id())
     }
 }
 
-/// The same of any process.
+/// Returns the user and system CPU time of a process.
 pub(crate) fn cpu_micros(pid: u32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
-    // Linux counts a hundred ticks a second, everywhere that this runs.
+    // Linux counts 100 ticks per second on all supported platforms.
     ticks * 10_000.0
 }
 
-/// An address that nobody listens on.
-fn free() -> SocketAddr {
+/// Returns an unused address.
+fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-/// Sends a signal by its name.
+/// Sends the signal with this name to a process.
 pub(crate) fn signal(process: &Process, name: &str) {
     assert!(
         Command::new("kill").args([&format!("-{name}"), &process.child.id().to_string()]).status().unwrap().success()
     );
 }
 
-/// The URL of several servers.
-pub(crate) fn many(topology: &str, nodes: &[Process]) -> String {
+/// Returns the store URL of several Redis servers.
+pub(crate) fn multi_host_url(topology: &str, nodes: &[Process]) -> String {
     let hosts: Vec<_> = nodes.iter().map(|node| node.address.to_string()).collect();
     format!("redis+{topology}://{}", hosts.join(","))
 }

@@ -1,4 +1,4 @@
-//! How many recorded requests `sluicegate simulate` asks again in a second.
+//! Throughput of `sluicegate simulate` in replayed requests per second.
 
 use std::{fs, process::Command};
 
@@ -30,13 +30,13 @@ pub(crate) fn run() {
     fs::create_dir(&rules).unwrap();
     let text = "domain: bench\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 5}}]\n";
     fs::write(rules.join("bench.yaml"), text).unwrap();
-    println!("{REQUESTS} requests of {USERS} users, asked again:");
-    for (name, more) in
-        [("of one set of rules", vec![]), ("and against another", vec!["--against", rules.to_str().unwrap()])]
+    println!("{REQUESTS} requests of {USERS} users, replayed:");
+    for (name, arguments) in
+        [("with one set of rules", vec![]), ("compared with another", vec!["--against", rules.to_str().unwrap()])]
     {
         let output = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
             .args(["simulate", "--rules", rules.to_str().unwrap(), "--traffic", traffic.to_str().unwrap()])
-            .args(more)
+            .args(arguments)
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}");

@@ -1,6 +1,8 @@
-//! A hundred thousand users, in turn or some of them much more often than others. h2load cannot vary the body, and a
-//! client that costs as much as the server takes half of the machine: what is left never fills the server, and its CPU time
-//! is that of waking up. So frames are written by hand, as h2load's are: a connection's next burst leaves in one piece.
+//! Load test with 100,000 users, in turn or with a Zipf distribution.
+//!
+//! `h2load` cannot vary the body. A full HTTP/2 client would use as much CPU time as the server, and with half of the
+//! machine the server would never be busy, so that its CPU time would mostly be that of waking up. Therefore this
+//! client writes HTTP/2 frames directly, and writes the next requests of a connection in one piece, as `h2load` does.
 
 use std::{
     collections::HashMap,
@@ -24,22 +26,22 @@ use crate::{REQUESTS, h2load, process::Process};
 const USERS: u32 = 100_000;
 const CONNECTIONS: u32 = 10;
 const STREAMS: usize = 20;
-/// Without an answer for so long, it stops.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Time without a response after which the benchmark fails.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Calls per second, p50 and p99 in microseconds.
+/// Runs the load test with all users in turn. Returns calls per second, and p50 and p99 in microseconds.
 pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
     load(process, |number| number % USERS)
 }
 
-/// The same with a popularity by Zipf, exponent 1: the first user has a twelfth of all requests.
+/// Runs the load test with a Zipf distribution with exponent 1: the first user makes 1/12 of all requests.
 pub(crate) fn zipf(process: &Process) -> (f64, f64, f64) {
-    // The inverse of the harmonic numbers, about.
+    // Approximates the inverse of the harmonic numbers.
     let harmonic = f64::from(USERS).ln() + 0.577;
     load(process, move |number| {
-        // Any order that repeats nothing soon.
-        let part = f64::from(number.wrapping_mul(2_654_435_769)) / f64::from(u32::MAX);
-        ((part * harmonic - 0.577).exp() as u32).min(USERS - 1)
+        // The multiplication generates a sequence without early repetitions.
+        let fraction = f64::from(number.wrapping_mul(2_654_435_769)) / f64::from(u32::MAX);
+        ((fraction * harmonic - 0.577).exp() as u32).min(USERS - 1)
     })
 }
 
@@ -51,17 +53,17 @@ fn load(process: &Process, user: impl Fn(u32) -> u32 + Copy + Send + 'static) ->
         for first in 0..CONNECTIONS {
             let socket = TcpStream::connect(process.address).await.unwrap();
             let users = (first..REQUESTS).step_by(CONNECTIONS as usize).map(user);
-            tasks.spawn(Connection::new(socket).ask(users));
+            tasks.spawn(Connection::new(socket).send_all(users));
         }
-        let mut took = tasks.join_all().await.concat();
-        assert_eq!(took.len(), REQUESTS as usize);
+        let mut latencies = tasks.join_all().await.concat();
+        assert_eq!(latencies.len(), REQUESTS as usize);
         let seconds = started.elapsed().as_secs_f64();
-        took.sort_by(f64::total_cmp);
-        (f64::from(REQUESTS) / seconds, took[took.len() / 2], took[took.len() * 99 / 100])
+        latencies.sort_by(f64::total_cmp);
+        (f64::from(REQUESTS) / seconds, latencies[latencies.len() / 2], latencies[latencies.len() * 99 / 100])
     })
 }
 
-/// Kinds of HTTP/2 frames, and flags (RFC 9113, 6).
+/// Types of HTTP/2 frames, and flags (RFC 9113, section 6).
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
@@ -70,14 +72,15 @@ const WINDOW_UPDATE: u8 = 8;
 const ACK: u8 = 1;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-const HEAD: usize = 9;
+const FRAME_HEADER_LEN: usize = 9;
 
-/// One caller's connection.
+/// One HTTP/2 connection of the load test.
 struct Connection {
     socket: TcpStream,
     output: Vec<u8>,
     input: Vec<u8>,
-    asked: HashMap<u32, Instant>,
+    /// Start time of each request without a response, by stream.
+    in_flight: HashMap<u32, Instant>,
     next_stream: u32,
     messages: usize,
 }
@@ -87,18 +90,18 @@ impl Connection {
         socket.set_nodelay(true).unwrap();
         let output = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         let mut connection =
-            Self { socket, output, input: Vec::new(), asked: HashMap::new(), next_stream: 1, messages: 0 };
+            Self { socket, output, input: Vec::new(), in_flight: HashMap::new(), next_stream: 1, messages: 0 };
         connection.frame(SETTINGS, 0, 0, &[]);
-        // All answers of a round fit into one window.
+        // The window is large enough for all responses of a round.
         connection.frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes());
         connection
     }
 
-    /// Asks for each, twenty at a time; how many microseconds each took.
-    async fn ask(mut self, mut users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
-        let mut took = Vec::new();
+    /// Sends a request for each user, up to [`STREAMS`] concurrently. Returns the latencies in microseconds.
+    async fn send_all(mut self, mut users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
+        let mut latencies = Vec::new();
         loop {
-            while self.asked.len() < STREAMS {
+            while self.in_flight.len() < STREAMS {
                 let Some(user) = users.next() else {
                     break;
                 };
@@ -106,14 +109,14 @@ impl Connection {
             }
             self.socket.write_all(&self.output).await.unwrap();
             self.output.clear();
-            if self.asked.is_empty() {
-                // An error has no message before its trailers.
-                assert_eq!(self.messages, took.len());
-                return took;
+            if self.in_flight.is_empty() {
+                // An error response has trailers but no message.
+                assert_eq!(self.messages, latencies.len());
+                return latencies;
             }
-            let read = timeout(PATIENCE, self.socket.read_buf(&mut self.input)).await.expect("no answer");
+            let read = timeout(RESPONSE_TIMEOUT, self.socket.read_buf(&mut self.input)).await.expect("no response");
             assert!(read.unwrap() > 0, "the server has closed the connection");
-            self.answers(&mut took);
+            self.read_frames(&mut latencies);
         }
     }
 
@@ -125,30 +128,31 @@ impl Connection {
         let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
         let message = RateLimitRequest { domain: "bench".into(), descriptors: vec![descriptor], hits_addend: 0 };
         self.frame(DATA, END_STREAM, stream, &h2load::framed(&message.encode_to_vec()));
-        self.asked.insert(stream, Instant::now());
+        self.in_flight.insert(stream, Instant::now());
     }
 
-    fn answers(&mut self, took: &mut Vec<f64>) {
+    fn read_frames(&mut self, latencies: &mut Vec<f64>) {
         let mut start = 0;
-        while let Some(head) = self.input.get(start..start + HEAD) {
-            let [high, middle, low, kind, flags, stream @ ..] = *head.first_chunk::<HEAD>().unwrap();
+        while let Some(head) = self.input.get(start..start + FRAME_HEADER_LEN) {
+            let [high, middle, low, kind, flags, stream @ ..] = *head.first_chunk::<FRAME_HEADER_LEN>().unwrap();
             let (length, stream) = (u32::from_be_bytes([0, high, middle, low]), u32::from_be_bytes(stream));
-            let end = start + HEAD + length as usize;
+            let end = start + FRAME_HEADER_LEN + length as usize;
             if self.input.len() < end {
                 break;
             }
             match kind {
                 DATA => self.messages += 1,
                 HEADERS if flags & END_STREAM != 0 => {
-                    let asked = self.asked.remove(&stream).unwrap();
-                    took.push(asked.elapsed().as_secs_f64() * 1e6);
+                    let started = self.in_flight.remove(&stream).unwrap();
+                    latencies.push(started.elapsed().as_secs_f64() * 1e6);
                 }
                 SETTINGS | PING if flags & ACK == 0 => {
-                    let payload = if kind == PING { self.input[start + HEAD..end].to_vec() } else { Vec::new() };
+                    let payload =
+                        if kind == PING { self.input[start + FRAME_HEADER_LEN..end].to_vec() } else { Vec::new() };
                     self.frame(kind, ACK, 0, &payload);
                 }
                 HEADERS | SETTINGS | PING | WINDOW_UPDATE => {}
-                kind => panic!("a frame of kind {kind}"),
+                kind => panic!("unexpected frame of type {kind}"),
             }
             start = end;
         }
@@ -163,21 +167,22 @@ impl Connection {
     }
 }
 
-/// The header block (RFC 7541): the first request of a connection names what the others then say by number.
+/// Returns the header block of a request (RFC 7541). The first request of a connection adds its headers to the dynamic
+/// table, and later requests refer to them by index.
 fn headers(first: bool) -> Vec<u8> {
     const POST: u8 = 0x83;
     const HTTP: u8 = 0x86;
     let mut block = vec![POST, HTTP];
     if !first {
-        // The one that was named first has the highest.
+        // The header that was added first has the highest index.
         block.extend((62..66).rev().map(|index| 0x80 | index));
         return block;
     }
     let path = format!("/{}", h2load::METHOD);
-    // By the number of the name in the static table, or by name.
-    let named: [(Result<u8, &str>, &str); 4] =
+    // Each name is an index in the static table or a string.
+    let literals: [(Result<u8, &str>, &str); 4] =
         [(Ok(4), &path), (Ok(1), "bench"), (Ok(31), "application/grpc"), (Err("te"), "trailers")];
-    for (name, value) in named {
+    for (name, value) in literals {
         block.push(0x40 | name.unwrap_or(0));
         for text in name.err().into_iter().chain([value]) {
             block.push(u8::try_from(text.len()).unwrap());

@@ -1,4 +1,4 @@
-//! Lines over time as SVG, one panel below the other.
+//! Plots lines over time as SVG, in panels below each other.
 
 use plotters::prelude::*;
 
@@ -6,8 +6,8 @@ use super::legend::legend;
 
 const WIDTH: u32 = 820;
 const HEIGHT: u32 = 220;
-/// Points of a line: more nobody sees.
-const POINTS: usize = 240;
+/// Maximum number of points of a line. More would not be visible.
+const MAX_POINTS: usize = 240;
 const COLOURS: [RGBColor; 5] = [
     RGBColor(150, 150, 150),
     RGBColor(52, 120, 190),
@@ -16,14 +16,14 @@ const COLOURS: [RGBColor; 5] = [
     RGBColor(220, 140, 0),
 ];
 
-/// Lines with their names, on one scale that begins at 0 and ends at this value.
+/// Named lines on a common scale from 0 to `max_value`.
 pub(crate) struct Panel {
     pub(crate) title: String,
-    /// What the values are.
+    /// Unit of the values, for the axis.
     pub(crate) unit: &'static str,
-    /// Values in a second.
-    pub(crate) a_second: f64,
-    pub(crate) highest: f64,
+    /// Number of values per second.
+    pub(crate) values_per_second: f64,
+    pub(crate) max_value: f64,
     pub(crate) lines: Vec<(String, Vec<f64>)>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn svg(panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>
     root.fill(&WHITE)?;
     for (panel, area) in panels.iter().zip(root.split_evenly((panels.len(), 1))) {
         let values = panel.lines.iter().map(|(_, values)| values.len()).max().unwrap_or(1);
-        let minute = |place: usize| place as f64 / panel.a_second / 60.0;
+        let minute = |index: usize| index as f64 / panel.values_per_second / 60.0;
         let colours = || COLOURS.into_iter().cycle();
         let area = legend(&area, panel.lines.iter().map(|(name, _)| name.as_str()).zip(colours()))?;
         let mut chart = ChartBuilder::on(&area)
@@ -41,11 +41,11 @@ pub(crate) fn svg(panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>
             .caption(&panel.title, ("sans-serif", 14))
             .x_label_area_size(34)
             .y_label_area_size(56)
-            .build_cartesian_2d(0.0..minute(values), 0.0..panel.highest)?;
+            .build_cartesian_2d(0.0..minute(values), 0.0..panel.max_value)?;
         let mesh = &mut chart.configure_mesh();
         mesh.x_desc("minutes").y_desc(panel.unit).y_labels(5).light_line_style(TRANSPARENT).draw()?;
         for ((_, values), colour) in panel.lines.iter().zip(colours()) {
-            let points = points(values).map(|(place, value)| (minute(place), value.clamp(0.0, panel.highest)));
+            let points = points(values).map(|(index, value)| (minute(index), value.clamp(0.0, panel.max_value)));
             chart.draw_series(LineSeries::new(points, colour))?;
         }
     }
@@ -54,9 +54,9 @@ pub(crate) fn svg(panels: &[Panel]) -> Result<String, Box<dyn std::error::Error>
     Ok(svg)
 }
 
-/// The means of as many values as there are to a point, by the place of their first.
+/// Reduces the values to at most [`MAX_POINTS`] means, each with the index of its first value.
 fn points(values: &[f64]) -> impl Iterator<Item = (usize, f64)> {
-    let each = values.len().div_ceil(POINTS).max(1);
-    let means = values.chunks(each).map(|chunk| chunk.iter().sum::<f64>() / chunk.len() as f64);
-    means.enumerate().map(move |(place, mean)| (place * each, mean))
+    let values_per_point = values.len().div_ceil(MAX_POINTS).max(1);
+    let means = values.chunks(values_per_point).map(|chunk| chunk.iter().sum::<f64>() / chunk.len() as f64);
+    means.enumerate().map(move |(index, mean)| (index * values_per_point, mean))
 }

@@ -1,4 +1,5 @@
-//! An upstream with a queue (M/M/c), callers at random, and limits before it: in virtual time, the same for the same seed.
+//! Simulation of an upstream with a queue (M/M/c), random arrivals, and a concurrency limit in front of it. It runs in
+//! virtual time, and is deterministic for each seed.
 
 use std::{
     cmp::Reverse,
@@ -10,95 +11,97 @@ use sluicegate_common::adaptive::{Bounds, Estimate, Method, Sample, Window};
 
 pub(crate) const SECOND: u64 = 1_000_000;
 
-/// What happens to the upstream and to those who ask it.
+/// Load and capacity over time. The functions receive the time in seconds.
 pub(crate) struct Scenario {
     pub(crate) name: &'static str,
     pub(crate) seconds: u64,
-    /// At a second: how many requests arrive a second, from all fleets together.
+    /// Arrivals per second, of all fleets together.
     pub(crate) arrivals: fn(f64) -> f64,
-    /// How many the upstream serves at once.
+    /// Number of requests that the upstream serves at once.
     pub(crate) servers: fn(f64) -> usize,
-    /// How long it takes for one, on average, in seconds.
+    /// Mean service time of a request, in seconds.
     pub(crate) service: fn(f64) -> f64,
-    /// Those who ask, each with a limit of its own.
+    /// Number of fleets of callers, each with its own limit.
     pub(crate) fleets: usize,
 }
 
-/// A caller has gone when it took longer, in microseconds; the upstream works for him all the same.
-pub(crate) const PATIENCE: u64 = SECOND / 2;
+/// Timeout of a caller in microseconds. The upstream processes the request even after it.
+pub(crate) const CALLER_TIMEOUT: u64 = SECOND / 2;
 
-/// How many of a fleet may be in flight.
+/// Limit on the requests of a fleet in flight.
 #[derive(Clone)]
 pub(crate) enum Limit {
     Unlimited,
     Fixed(u32),
-    Learning(Method, Bounds, Estimate, Window),
+    Adaptive(Method, Bounds, Estimate, Window),
 }
 
 impl Limit {
-    pub(crate) fn learning(method: Method) -> Self {
-        let bounds = Bounds { timeout: PATIENCE, ..Bounds::default() };
-        Self::Learning(method, bounds, Estimate::new(method, &bounds), Window::default())
+    pub(crate) fn adaptive(method: Method) -> Self {
+        let bounds = Bounds { timeout: CALLER_TIMEOUT, ..Bounds::default() };
+        Self::Adaptive(method, bounds, Estimate::new(method, &bounds), Window::default())
     }
 
-    pub(crate) fn now(&self) -> u32 {
+    pub(crate) fn current(&self) -> u32 {
         match self {
             Self::Unlimited => u32::MAX,
             Self::Fixed(limit) => *limit,
-            Self::Learning(_, bounds, estimate, _) => estimate.limit(bounds),
+            Self::Adaptive(_, bounds, estimate, _) => estimate.limit(bounds),
         }
     }
 
-    fn learn(&mut self, sample: Sample, now: u64) {
-        if let Self::Learning(method, bounds, estimate, window) = self
-            && let Some(all) = window.add(sample, now)
+    fn record(&mut self, sample: Sample, now: u64) {
+        if let Self::Adaptive(method, bounds, estimate, window) = self
+            && let Some(combined) = window.add(sample, now)
         {
-            estimate.update(*method, bounds, all, now);
+            estimate.update(*method, bounds, combined, now);
         }
     }
 }
 
-/// What came of it, by the second.
+/// Results of a run.
 #[derive(Default)]
 pub(crate) struct Run {
-    /// Of all fleets together, at the end of each tenth of a second.
+    /// Sum of the limits of all fleets, every tenth of a second.
     pub(crate) limits: Vec<f64>,
-    /// Requests that were answered while their caller waited, in each second.
-    pub(crate) good: Vec<u32>,
-    pub(crate) refused: u64,
+    /// Number of requests answered before their caller's timeout, per second.
+    pub(crate) in_time: Vec<u32>,
+    pub(crate) denied: u64,
+    /// Number of requests answered after their caller's timeout.
     pub(crate) late: u64,
-    /// Of those that were answered in time, in microseconds.
+    /// Latencies of the requests answered in time, in microseconds.
     pub(crate) latencies: Vec<u64>,
 }
 
 impl Run {
-    /// The mean of the limits between two seconds.
-    pub(crate) fn limit(&self, from: usize, to: usize) -> f64 {
+    /// Returns the mean of the limit between two seconds.
+    pub(crate) fn mean_limit(&self, from: usize, to: usize) -> f64 {
         let limits = &self.limits[10 * from..10 * to];
         limits.iter().sum::<f64>() / limits.len() as f64
     }
 
-    /// How far they are from that, as a part of it.
+    /// Returns the standard deviation of the limit between two seconds, relative to its mean.
     pub(crate) fn spread(&self, from: usize, to: usize) -> f64 {
-        let mean = self.limit(from, to);
+        let mean = self.mean_limit(from, to);
         let limits = &self.limits[10 * from..10 * to];
         let variance = limits.iter().map(|limit| (limit - mean).powi(2)).sum::<f64>() / limits.len() as f64;
         variance.sqrt() / mean
     }
 
-    /// Answered in time each second, between two seconds.
+    /// Returns the number of requests answered in time per second, between two seconds.
     pub(crate) fn goodput(&self, from: usize, to: usize) -> f64 {
-        self.good[from..to].iter().map(|good| f64::from(*good)).sum::<f64>() / (to - from) as f64
+        self.in_time[from..to].iter().map(|count| f64::from(*count)).sum::<f64>() / (to - from) as f64
     }
 
-    pub(crate) fn percentile(&mut self, part: f64) -> f64 {
+    /// Returns a percentile of the latencies in milliseconds; `fraction` is 0.5 for the median.
+    pub(crate) fn percentile(&mut self, fraction: f64) -> f64 {
         self.latencies.sort_unstable();
-        let place = ((self.latencies.len() as f64 * part) as usize).min(self.latencies.len().saturating_sub(1));
-        self.latencies.get(place).map_or(0.0, |latency| *latency as f64 / 1_000.0)
+        let index = ((self.latencies.len() as f64 * fraction) as usize).min(self.latencies.len().saturating_sub(1));
+        self.latencies.get(index).map_or(0.0, |latency| *latency as f64 / 1_000.0)
     }
 }
 
-/// A request in the upstream.
+/// A request that the upstream serves or queues.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Request {
     fleet: usize,
@@ -107,85 +110,93 @@ struct Request {
 }
 
 pub(crate) fn run(scenario: &Scenario, limit: &Limit, seed: u64) -> Run {
-    let mut dice = StdRng::seed_from_u64(seed);
-    let mut exponential = |mean: f64| -mean * (1.0 - dice.random::<f64>()).ln();
+    let mut rng = StdRng::seed_from_u64(seed);
+    let mut exponential = |mean: f64| -mean * (1.0 - rng.random::<f64>()).ln();
     let mut limits = vec![limit.clone(); scenario.fleets];
     let mut in_flight = vec![0_u32; scenario.fleets];
     let mut busy: BinaryHeap<Reverse<(u64, Request)>> = BinaryHeap::new();
     let mut queue = VecDeque::<Request>::new();
-    let mut run = Run { good: vec![0; scenario.seconds as usize], ..Run::default() };
-    let (mut arrival, mut turn, mut look) = (0_u64, 0_usize, SECOND / 10);
-    let at = |now: u64| now as f64 / SECOND as f64;
+    let mut run = Run { in_time: vec![0; scenario.seconds as usize], ..Run::default() };
+    let (mut next_arrival, mut arrivals, mut next_sample) = (0_u64, 0_usize, SECOND / 10);
+    let seconds = |now: u64| now as f64 / SECOND as f64;
     loop {
-        let done = busy.peek().map_or(u64::MAX, |Reverse((done, _))| *done);
-        let now = arrival.min(done).min(look);
+        let next_completion = busy.peek().map_or(u64::MAX, |Reverse((completion, _))| *completion);
+        let now = next_arrival.min(next_completion).min(next_sample);
         if now > scenario.seconds * SECOND || run.limits.len() as u64 == 10 * scenario.seconds {
             return run;
         }
-        if now == look {
-            run.limits.push(limits.iter().map(|limit| f64::from(limit.now())).sum());
-            look += SECOND / 10;
-        } else if now == done {
+        if now == next_sample {
+            run.limits.push(limits.iter().map(|limit| f64::from(limit.current())).sum());
+            next_sample += SECOND / 10;
+        } else if now == next_completion {
             let Some(Reverse((_, request))) = busy.pop() else { continue };
             in_flight[request.fleet] -= 1;
-            // Whoever has gone has been told that it took too long.
+            // A late response counts as dropped, like a timeout of the caller.
             let latency = now - request.arrived;
-            let late = latency > PATIENCE;
+            let late = latency > CALLER_TIMEOUT;
             let sample = Sample { latency: latency as f64, in_flight: request.in_flight, dropped: late };
-            limits[request.fleet].learn(sample, now);
+            limits[request.fleet].record(sample, now);
             if late {
                 run.late += 1;
             } else {
-                run.good[(now / SECOND) as usize] += 1;
+                run.in_time[(now / SECOND) as usize] += 1;
                 run.latencies.push(latency);
             }
         } else {
-            let fleet = turn % scenario.fleets;
-            turn += 1;
-            if in_flight[fleet] < limits[fleet].now() {
+            let fleet = arrivals % scenario.fleets;
+            arrivals += 1;
+            if in_flight[fleet] < limits[fleet].current() {
                 in_flight[fleet] += 1;
                 queue.push_back(Request { fleet, arrived: now, in_flight: in_flight[fleet] });
             } else {
-                run.refused += 1;
+                run.denied += 1;
             }
-            arrival = now + exponential(SECOND as f64 / (scenario.arrivals)(at(now))).max(1.0) as u64;
+            next_arrival = now + exponential(SECOND as f64 / (scenario.arrivals)(seconds(now))).max(1.0) as u64;
         }
-        while busy.len() < (scenario.servers)(at(now)) {
+        while busy.len() < (scenario.servers)(seconds(now)) {
             let Some(request) = queue.pop_front() else { break };
-            let took = exponential((scenario.service)(at(now)) * SECOND as f64).max(1.0) as u64;
-            busy.push(Reverse((now + took, request)));
+            let service_time = exponential((scenario.service)(seconds(now)) * SECOND as f64).max(1.0) as u64;
+            busy.push(Reverse((now + service_time, request)));
         }
     }
 }
 
-/// Fifty at once, a tenth of a second each: 500 a second.
-fn fifty(_: f64) -> usize {
+/// Fifty requests at once, in a tenth of a second each: a capacity of 500 requests per second.
+fn fifty_servers(_: f64) -> usize {
     50
 }
 
-fn tenth(_: f64) -> f64 {
+fn tenth_of_a_second(_: f64) -> f64 {
     0.1
 }
 
-fn half_as_many_again(_: f64) -> f64 {
+/// Arrivals of 1.5 times the capacity.
+fn excess_arrivals(_: f64) -> f64 {
     750.0
 }
 
 pub(crate) const SCENARIOS: [Scenario; 5] = [
-    Scenario { name: "steady", seconds: 300, arrivals: half_as_many_again, servers: fifty, service: tenth, fleets: 1 },
+    Scenario {
+        name: "steady",
+        seconds: 300,
+        arrivals: excess_arrivals,
+        servers: fifty_servers,
+        service: tenth_of_a_second,
+        fleets: 1,
+    },
     Scenario {
         name: "step",
         seconds: 180,
-        arrivals: half_as_many_again,
+        arrivals: excess_arrivals,
         servers: |second| if (60.0..120.0).contains(&second) { 25 } else { 50 },
-        service: tenth,
+        service: tenth_of_a_second,
         fleets: 1,
     },
     Scenario {
         name: "drift",
         seconds: 300,
-        arrivals: half_as_many_again,
-        servers: fifty,
+        arrivals: excess_arrivals,
+        servers: fifty_servers,
         service: |second| 0.1 + 0.1 * (second / 300.0),
         fleets: 1,
     },
@@ -193,16 +204,16 @@ pub(crate) const SCENARIOS: [Scenario; 5] = [
         name: "bursts",
         seconds: 180,
         arrivals: |second| if second % 4.0 < 2.0 { 1_500.0 } else { 100.0 },
-        servers: fifty,
-        service: tenth,
+        servers: fifty_servers,
+        service: tenth_of_a_second,
         fleets: 1,
     },
     Scenario {
         name: "two-fleets",
         seconds: 300,
-        arrivals: half_as_many_again,
-        servers: fifty,
-        service: tenth,
+        arrivals: excess_arrivals,
+        servers: fifty_servers,
+        service: tenth_of_a_second,
         fleets: 2,
     },
 ];

@@ -1,12 +1,12 @@
-//! A reverse proxy that lets users and addresses through as far as their limits go.
+//! A reverse proxy with rate limits for users and client addresses.
 //!
 //! ```console
 //! $ cargo run --release                                            # the service, in the repository's root
-//! $ python3 -m http.server 9000                                    # something to protect
+//! $ python3 -m http.server 9000                                    # the upstream to protect
 //! $ cargo run -p sluicegate-client --features tower --example gateway -- http://127.0.0.1:8081 http://127.0.0.1:9000
 //! $ curl -i -H 'x-user: alice' http://127.0.0.1:8000/
 //! ```
-#![allow(clippy::expect_used, reason = "an example that cannot go on should stop")]
+#![allow(clippy::expect_used, reason = "an example stops on the first error")]
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -31,22 +31,22 @@ struct Upstream {
 
 #[tokio::main]
 async fn main() {
-    let mut words = std::env::args().skip(1);
-    let mut word = |default: &str| words.next().unwrap_or_else(|| default.to_owned());
-    let (limiter, upstream, listen) =
-        (word("http://127.0.0.1:8081"), word("http://127.0.0.1:9000"), word("127.0.0.1:8000"));
+    let mut arguments = std::env::args().skip(1);
+    let mut argument = |default: &str| arguments.next().unwrap_or_else(|| default.to_owned());
+    let (service, upstream, listen) =
+        (argument("http://127.0.0.1:8081"), argument("http://127.0.0.1:9000"), argument("127.0.0.1:8000"));
 
-    let limiter = Client::builder(limiter).domain("example").connect_lazy().expect("the limiter's address");
+    let client = Client::builder(service).domain("example").connect_lazy().expect("invalid service address");
     let upstream = Upstream { http: Http::builder(TokioExecutor::new()).build_http(), address: upstream };
-    let app = Router::new().fallback(forward).with_state(upstream).layer(RateLimitLayer::new(limiter, descriptors));
+    let app = Router::new().fallback(forward).with_state(upstream).layer(RateLimitLayer::new(client, descriptors));
 
-    let listener = tokio::net::TcpListener::bind(&listen).await.expect("a free port");
-    println!("{}", listener.local_addr().expect("an address"));
+    let listener = tokio::net::TcpListener::bind(&listen).await.expect("cannot listen");
+    println!("{}", listener.local_addr().expect("no local address"));
     let app = app.into_make_service_with_connect_info::<SocketAddr>();
-    axum::serve(listener, app).await.expect("a server");
+    axum::serve(listener, app).await.expect("server failed");
 }
 
-/// Every request counts for its address; one that says whose it is counts for its user as well.
+/// Returns a descriptor with the client's address, and one with the user if the request has an `x-user` header.
 fn descriptors(request: &Parts) -> Vec<Descriptor<'static>> {
     let peer =
         request.extensions.get::<ConnectInfo<SocketAddr>>().map_or(Ipv4Addr::LOCALHOST.into(), |peer| peer.0.ip());

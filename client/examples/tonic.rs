@@ -1,11 +1,11 @@
-//! A gRPC service behind the layer: gRPC's own health service, limited by the caller's `x-user`.
+//! A gRPC service behind [`RateLimitLayer`]: gRPC's own health service, with a limit per `x-user`.
 //!
 //! ```console
 //! $ cargo run --release                                            # the service, in the repository's root
 //! $ cargo run -p sluicegate-client --features tower --example tonic -- http://127.0.0.1:8081 127.0.0.1:9001
 //! $ grpcurl -plaintext -H 'x-user: alice' 127.0.0.1:9001 grpc.health.v1.Health/Check
 //! ```
-#![allow(clippy::expect_used, reason = "an example that cannot go on should stop")]
+#![allow(clippy::expect_used, reason = "an example stops on the first error")]
 
 use http::request::Parts;
 use sluicegate_client::{Client, Descriptor, descriptor, layer::RateLimitLayer};
@@ -13,23 +13,23 @@ use tokio_stream::wrappers::TcpListenerStream;
 
 #[tokio::main]
 async fn main() {
-    let mut words = std::env::args().skip(1);
-    let limiter = words.next().unwrap_or_else(|| "http://127.0.0.1:8081".to_owned());
-    let listen = words.next().unwrap_or_else(|| "127.0.0.1:9001".to_owned());
+    let mut arguments = std::env::args().skip(1);
+    let service = arguments.next().unwrap_or_else(|| "http://127.0.0.1:8081".to_owned());
+    let listen = arguments.next().unwrap_or_else(|| "127.0.0.1:9001".to_owned());
 
-    let limiter = Client::builder(limiter).domain("example").connect_lazy().expect("the limiter's address");
+    let client = Client::builder(service).domain("example").connect_lazy().expect("invalid service address");
     let (_reporter, health) = tonic_health::server::health_reporter();
-    let listener = tokio::net::TcpListener::bind(&listen).await.expect("a free port");
-    println!("{}", listener.local_addr().expect("an address"));
+    let listener = tokio::net::TcpListener::bind(&listen).await.expect("cannot listen");
+    println!("{}", listener.local_addr().expect("no local address"));
     tonic::transport::Server::builder()
-        .layer(RateLimitLayer::new(limiter, descriptors))
+        .layer(RateLimitLayer::new(client, descriptors))
         .add_service(health)
         .serve_with_incoming(TcpListenerStream::new(listener))
         .await
-        .expect("a server");
+        .expect("server failed");
 }
 
 fn descriptors(request: &Parts) -> Vec<Descriptor<'static>> {
-    let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("nobody");
+    let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("anonymous");
     vec![descriptor! { "user" => user.to_owned() }]
 }

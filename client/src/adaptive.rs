@@ -1,4 +1,5 @@
-//! Adaptive concurrency without a service: how many requests of this process may be in flight follows what latency says.
+//! [`AdaptiveLimit`]: a limit on the requests of this process in flight, adapted to their measured latency. It needs no
+//! rate limit service.
 
 use std::{
     sync::{
@@ -13,14 +14,18 @@ use sluicegate_common::adaptive::{Estimate, Sample, Window};
 
 use crate::Outcome;
 
-/// A limit that learns from what it lets through. Cheap to clone; all clones are one limit.
+/// Concurrency limit that adapts to the latency of the admitted requests.
+///
+/// A limit is cheap to clone. All clones share one limit.
+///
+/// # Examples
 ///
 /// ```
 /// use sluicegate_client::adaptive::{AdaptiveLimit, Bounds, Method};
 ///
 /// let limit = AdaptiveLimit::new(Method::Vegas, Bounds::default());
 /// if let Some(slot) = limit.try_acquire() {
-///     // Here it runs.
+///     // Do the work. Dropping the slot releases it and records the latency.
 ///     drop(slot);
 /// }
 /// assert_eq!(limit.in_flight(), 0);
@@ -34,14 +39,17 @@ pub struct AdaptiveLimit {
 struct Shared {
     method: Method,
     bounds: Bounds,
-    began: Instant,
+    started_at: Instant,
     limit: AtomicU32,
     in_flight: AtomicU32,
     learned: Mutex<(Estimate, Window)>,
 }
 
 impl AdaptiveLimit {
-    /// Bounds that are not in order are put in order: the ceiling counts most.
+    /// Creates a limit that starts at [`Bounds::initial`].
+    ///
+    /// Inconsistent bounds are corrected: the floor is lowered to the ceiling, and the initial limit is moved between
+    /// them.
     #[must_use]
     pub fn new(method: Method, bounds: Bounds) -> Self {
         let ceiling = bounds.ceiling.max(1);
@@ -51,7 +59,7 @@ impl AdaptiveLimit {
         let shared = Shared {
             method,
             bounds,
-            began: Instant::now(),
+            started_at: Instant::now(),
             limit: AtomicU32::new(estimate.limit(&bounds)),
             in_flight: AtomicU32::new(0),
             learned: Mutex::new((estimate, Window::default())),
@@ -59,81 +67,85 @@ impl AdaptiveLimit {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A slot, if one is free.
+    /// Acquires a slot. Returns `None` if the limit is reached.
     #[must_use]
     pub fn try_acquire(&self) -> Option<Slot> {
         let limit = self.limit();
-        // One step for both: two callers never have the last one.
+        // Comparison and increment are one atomic operation, so two callers cannot both take the last slot.
         let free = |in_flight: u32| (in_flight < limit).then_some(in_flight + 1);
         let before = self.shared.in_flight.fetch_update(Relaxed, Relaxed, free).ok()?;
         Some(Slot {
             shared: Arc::clone(&self.shared),
-            began: Instant::now(),
+            acquired_at: Instant::now(),
             in_flight: before + 1,
             latency: None,
             outcome: Outcome::Success,
         })
     }
 
-    /// How many may be in flight now.
+    /// Returns the current limit: the maximum number of requests in flight.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.shared.limit.load(Relaxed)
     }
 
-    /// How many are.
+    /// Returns the number of requests in flight.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         self.shared.in_flight.load(Relaxed)
     }
 }
 
-/// A place among those that are in flight. Dropped, it is free, and what it took is learned.
-#[must_use = "dropped, it is free again"]
+/// Slot of an [`AdaptiveLimit`]. When it is dropped, it is released and its latency is recorded.
+#[must_use = "a slot is released when it is dropped"]
 #[derive(Debug)]
 pub struct Slot {
     shared: Arc<Shared>,
-    began: Instant,
+    acquired_at: Instant,
     in_flight: u32,
     latency: Option<Duration>,
     outcome: Outcome,
 }
 
 impl Slot {
-    /// How what it was held for has ended; [`Outcome::Success`] if nobody says otherwise. By a panic it has failed.
-    pub fn ended(&mut self, outcome: Outcome) {
+    /// Sets the outcome of the work; [`Outcome::Success`] by default. After a panic, the outcome is
+    /// [`Outcome::Failed`].
+    pub fn set_outcome(&mut self, outcome: Outcome) {
         self.outcome = outcome;
     }
 
-    /// It has taken until now, and not until the slot is dropped: for what answers first and goes on for a while then.
-    pub fn answered(&mut self) {
-        self.latency.get_or_insert_with(|| self.began.elapsed());
+    /// Records the latency from acquiring the slot until now. Without this call, the latency extends until the slot is
+    /// dropped.
+    ///
+    /// This is useful if the response starts long before the slot is dropped, as with streamed bodies.
+    pub fn record_latency(&mut self) {
+        self.latency.get_or_insert_with(|| self.acquired_at.elapsed());
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        let Shared { method, bounds, began, limit, in_flight, learned } = &*self.shared;
+        let Shared { method, bounds, started_at, limit, in_flight, learned } = &*self.shared;
         in_flight.fetch_sub(1, Relaxed);
         if self.outcome == Outcome::Failed || std::thread::panicking() {
             return;
         }
-        let latency = self.latency.unwrap_or_else(|| self.began.elapsed());
+        let latency = self.latency.unwrap_or_else(|| self.acquired_at.elapsed());
         let dropped = matches!(self.outcome, Outcome::TimedOut | Outcome::Dropped);
         let sample =
             Sample { latency: (latency.as_nanos() as f64 / 1_000.0).max(0.001), in_flight: self.in_flight, dropped };
         let (estimate, window) = &mut *learned.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        if let Some(all) = window.add(sample, now) {
-            estimate.update(*method, bounds, all, wall_clock());
+        let now = u64::try_from(started_at.elapsed().as_micros()).unwrap_or(u64::MAX);
+        if let Some(combined) = window.add(sample, now) {
+            estimate.update(*method, bounds, combined, wall_clock_us());
             limit.store(estimate.limit(bounds), Relaxed);
         }
     }
 }
 
-/// All who share an upstream measure at the same time: by what they all know.
-#[allow(clippy::disallowed_methods, reason = "the clock on the wall is the only one that processes share")]
-fn wall_clock() -> u64 {
+/// Returns the wall-clock time. All processes that share an upstream must measure its baseline at the same time.
+#[allow(clippy::disallowed_methods, reason = "processes share no other clock")]
+fn wall_clock_us() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
@@ -143,7 +155,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn never_more_are_in_flight_than_the_limit() {
+    fn the_number_in_flight_never_exceeds_the_limit() {
         let limit = AdaptiveLimit::new(Method::Aimd, Bounds { initial: 3, ..Bounds::default() });
         let slots: Vec<_> = std::iter::from_fn(|| limit.try_acquire()).collect();
         assert_eq!((slots.len(), limit.in_flight(), limit.limit()), (3, 3, 3));
@@ -166,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_are_put_in_order() {
+    fn inconsistent_bounds_are_corrected() {
         let limit = |floor, ceiling, initial| {
             AdaptiveLimit::new(Method::Vegas, Bounds { floor, ceiling, initial, ..Bounds::default() }).limit()
         };
@@ -174,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_makes_it_fall_and_what_failed_says_nothing() {
+    fn dropped_requests_lower_the_limit_and_failed_ones_are_ignored() {
         let run = |outcome| {
             let limit = AdaptiveLimit::new(Method::Aimd, Bounds { initial: 100, ..Bounds::default() });
             let deadline = Instant::now() + Duration::from_secs(2);
             while limit.limit() == 100 && Instant::now() < deadline {
                 let mut slots: Vec<_> = (0..60).filter_map(|_| limit.try_acquire()).collect();
-                slots.iter_mut().for_each(|slot| slot.ended(outcome));
+                slots.iter_mut().for_each(|slot| slot.set_outcome(outcome));
             }
             limit.limit()
         };

@@ -1,56 +1,59 @@
-//! Whether an endpoint is worth a call: no I/O, and time is passed in.
+//! [`Breaker`]: circuit breaker of an endpoint. It does no I/O, and the time is passed in.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
 
-/// Failures in a row that open it.
-const FAILURES: u32 = 5;
-/// It stays open for so long before one call is let through.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// And twice as long each time that one fails too, up to so long.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Number of consecutive failures that open the breaker.
+const FAILURE_THRESHOLD: u32 = 5;
+/// Time for which the breaker is open before the first probe. It doubles with each failed probe.
+const INITIAL_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum time between two probes.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
+/// Circuit breaker: after repeated failures, an endpoint is not called for a while.
+///
 /// ## Closed ⟶ Open
-/// So many calls in a row failed: nobody calls any more.
+/// [`FAILURE_THRESHOLD`] consecutive calls failed. No more calls are admitted.
 ///
 /// ## Open ⟶ Closed
-/// After a pause one call is let through. If it succeeds all are; if not the pause begins anew, twice as long. What was
-/// under way when it opened and fails now changes nothing: of many calls at once all fail at once.
+/// After a pause, one call is admitted as a probe. If it succeeds, the breaker closes; if it fails, the pause starts
+/// again and is twice as long. Failures of calls that were in progress when the breaker opened are ignored, because
+/// concurrent calls fail together.
 #[derive(Debug, Default)]
 pub(crate) struct Breaker {
-    /// In a row.
+    /// Number of consecutive failures.
     failures: AtomicU32,
-    /// In microseconds since the client began; 0 while it is closed.
+    /// Time of the next probe, in microseconds since the client's start; 0 while the breaker is closed.
     open_until: AtomicU64,
-    /// The one call that was let through since it is open has no outcome yet.
+    /// Whether a probe is in progress.
     probing: AtomicBool,
 }
 
 impl Breaker {
-    /// Whether a call may be made now. When it is open, `true` is the probe's, and nobody else's.
-    pub(crate) fn admits(&self, now: Duration) -> bool {
+    /// Returns `true` if a call may be made now. While the breaker is open, only one caller gets `true`, for the probe.
+    pub(crate) fn try_admit(&self, now: Duration) -> bool {
         let open_until = self.open_until.load(Relaxed);
         if open_until == 0 {
             return true;
         }
-        let until = micros(now + pause(self.failures.load(Relaxed)));
-        let admits =
-            micros(now) >= open_until && self.open_until.compare_exchange(open_until, until, Relaxed, Relaxed).is_ok();
-        if admits {
+        let next_probe = micros(now + pause(self.failures.load(Relaxed)));
+        let admitted = micros(now) >= open_until
+            && self.open_until.compare_exchange(open_until, next_probe, Relaxed, Relaxed).is_ok();
+        if admitted {
             self.probing.store(true, Relaxed);
         }
-        admits
+        admitted
     }
 
-    /// Whether it would admit a call, without letting one through.
-    pub(crate) fn may_admit(&self, now: Duration) -> bool {
+    /// Returns `true` if [`try_admit`](Self::try_admit) would admit a call now. Changes nothing.
+    pub(crate) fn would_admit(&self, now: Duration) -> bool {
         micros(now) >= self.open_until.load(Relaxed)
     }
 
-    /// `true`: it was open, and closes by this.
-    pub(crate) fn succeeded(&self) -> bool {
+    /// Records a successful call. Returns `true` if the breaker was open and this closes it.
+    pub(crate) fn record_success(&self) -> bool {
         if self.failures.load(Relaxed) == 0 {
             return false;
         }
@@ -59,22 +62,23 @@ impl Breaker {
         self.open_until.swap(0, Relaxed) > 0
     }
 
-    /// `true`: it opens by this.
-    pub(crate) fn failed(&self, now: Duration) -> bool {
+    /// Records a failed call. Returns `true` if this opens the breaker.
+    pub(crate) fn record_failure(&self, now: Duration) -> bool {
         if self.open_until.load(Relaxed) > 0 && !self.probing.swap(false, Relaxed) {
             return false;
         }
         let failures = self.failures.fetch_add(1, Relaxed).saturating_add(1);
-        if failures < FAILURES {
+        if failures < FAILURE_THRESHOLD {
             return false;
         }
         self.open_until.swap(micros(now + pause(failures)), Relaxed) == 0
     }
 }
 
+/// Returns how long the breaker is open after this number of consecutive failures.
 fn pause(failures: u32) -> Duration {
-    let doublings = failures.saturating_sub(FAILURES).min(16);
-    FIRST_PAUSE.saturating_mul(1 << doublings).min(LONGEST_PAUSE)
+    let doublings = failures.saturating_sub(FAILURE_THRESHOLD).min(16);
+    INITIAL_PAUSE.saturating_mul(1 << doublings).min(MAX_PAUSE)
 }
 
 fn micros(time: Duration) -> u64 {
@@ -90,54 +94,54 @@ mod tests {
     }
 
     #[test]
-    fn five_failures_in_a_row_open_it_and_one_success_closes_it() {
+    fn five_consecutive_failures_open_the_breaker_and_a_success_closes_it() {
         let breaker = Breaker::default();
         for _ in 0..4 {
-            assert!(!breaker.failed(at(1)));
+            assert!(!breaker.record_failure(at(1)));
         }
-        assert!(!breaker.succeeded());
+        assert!(!breaker.record_success());
         for _ in 0..4 {
-            assert!(!breaker.failed(at(1)) && breaker.admits(at(1)));
+            assert!(!breaker.record_failure(at(1)) && breaker.try_admit(at(1)));
         }
-        assert!(breaker.failed(at(1)), "the fifth");
-        assert!(!breaker.admits(at(100)) && !breaker.may_admit(at(100)));
-        assert!(!breaker.failed(at(50)), "it was open");
-        assert!(breaker.succeeded() && breaker.admits(at(51)));
+        assert!(breaker.record_failure(at(1)), "the fifth");
+        assert!(!breaker.try_admit(at(100)) && !breaker.would_admit(at(100)));
+        assert!(!breaker.record_failure(at(50)), "the breaker was open");
+        assert!(breaker.record_success() && breaker.try_admit(at(51)));
     }
 
     #[test]
-    fn an_open_one_lets_one_call_through_after_each_pause() {
+    fn an_open_breaker_admits_one_probe_after_each_pause() {
         let breaker = Breaker::default();
         (0..5).for_each(|_| {
-            breaker.failed(at(0));
+            breaker.record_failure(at(0));
         });
-        assert!(!breaker.admits(at(99)));
-        assert!(breaker.may_admit(at(100)) && breaker.admits(at(100)));
-        assert!(!breaker.admits(at(100)), "one, not two");
-        breaker.failed(at(120));
-        assert!(!breaker.admits(at(319)) && breaker.admits(at(320)), "twice as long");
+        assert!(!breaker.try_admit(at(99)));
+        assert!(breaker.would_admit(at(100)) && breaker.try_admit(at(100)));
+        assert!(!breaker.try_admit(at(100)), "only one probe at a time");
+        breaker.record_failure(at(120));
+        assert!(!breaker.try_admit(at(319)) && breaker.try_admit(at(320)), "twice as long");
         let mut now = at(320);
         for _ in 0..40 {
-            breaker.failed(now);
-            now += LONGEST_PAUSE;
-            assert!(breaker.admits(now), "never longer than 2 s");
+            breaker.record_failure(now);
+            now += MAX_PAUSE;
+            assert!(breaker.try_admit(now), "never longer than 2 s");
         }
-        breaker.failed(now);
-        assert!(!breaker.admits(now + at(1_999)), "nor shorter by now");
+        breaker.record_failure(now);
+        assert!(!breaker.try_admit(now + at(1_999)), "the pause stays at its maximum");
     }
 
     #[test]
-    fn calls_that_were_under_way_when_it_opened_do_not_make_it_stay_open() {
+    fn failures_of_calls_in_progress_when_it_opened_are_ignored() {
         let breaker = Breaker::default();
         (0..100).for_each(|_| {
-            breaker.failed(at(0));
+            breaker.record_failure(at(0));
         });
-        assert!(!breaker.admits(at(99)) && breaker.admits(at(100)));
-        // The probe, and one that was as late.
-        assert!(!breaker.failed(at(110)) && !breaker.failed(at(111)));
-        assert!(!breaker.admits(at(309)) && breaker.admits(at(310)));
-        assert!(breaker.succeeded());
-        (0..4).for_each(|_| assert!(!breaker.failed(at(400))));
-        assert!(breaker.admits(at(400)) && breaker.failed(at(400)), "it counts from the beginning");
+        assert!(!breaker.try_admit(at(99)) && breaker.try_admit(at(100)));
+        // The probe fails, and so does another late call.
+        assert!(!breaker.record_failure(at(110)) && !breaker.record_failure(at(111)));
+        assert!(!breaker.try_admit(at(309)) && breaker.try_admit(at(310)));
+        assert!(breaker.record_success());
+        (0..4).for_each(|_| assert!(!breaker.record_failure(at(400))));
+        assert!(breaker.try_admit(at(400)) && breaker.record_failure(at(400)), "the count starts at zero");
     }
 }

@@ -1,4 +1,4 @@
-//! How a client is made, and how it finds the instances of the service.
+//! [`Builder`] of a [`Client`], and the periodic DNS lookup of its endpoints.
 
 use std::{
     net::SocketAddr,
@@ -21,48 +21,48 @@ use crate::{
     telemetry::Telemetry,
 };
 
-/// What a request gets that the service does not decide.
+/// Verdict about requests that the service did not decide in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnError {
-    /// It passes: an outage of the limiter is not one of the gateway.
+    /// The request is allowed: an outage of the rate limit service is no outage of its callers.
     #[default]
     Allow,
-    /// It is refused.
+    /// The request is denied.
     Deny,
 }
 
-/// What cannot be a client.
+/// Error returned when a [`Client`] cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The address of an endpoint, or what belongs to it.
-    #[error("{address:?} cannot be the address of a rate limit service")]
+    /// Invalid endpoint address, or an error returned by the closure of [`Builder::configure`].
+    #[error("invalid endpoint address {address:?}")]
     Address {
-        /// As it was given.
+        /// The address as it was passed to the builder.
         address: String,
-        /// What is wrong with it.
+        /// The cause.
         source: transport::Error,
     },
-    /// The bearer token has letters that a header cannot have.
-    #[error("this cannot be a bearer token")]
+    /// Bearer token with characters that are not allowed in a header value.
+    #[error("bearer token contains characters that are not allowed in a header")]
     Token,
 }
 
 type Configure = dyn Fn(transport::Endpoint) -> Result<transport::Endpoint, transport::Error> + Send + Sync;
 
-/// How to make a [`Client`].
+/// Builder for [`Client`]. Created by [`Client::builder`].
 #[derive(Clone)]
 #[must_use]
 pub struct Builder {
     addresses: Vec<String>,
     domain: String,
-    deadline: Duration,
+    timeout: Duration,
     on_error: OnError,
     routing: Routing,
-    denials: usize,
-    coalesces: bool,
-    holds_grants: bool,
-    resolves: Option<Duration>,
-    token: Option<String>,
+    deny_cache_entries: usize,
+    batching_enabled: bool,
+    grants_enabled: bool,
+    resolve_interval: Option<Duration>,
+    bearer_token: Option<String>,
     #[cfg(feature = "opentelemetry")]
     meter: Option<opentelemetry::metrics::Meter>,
     configure: Arc<Configure>,
@@ -73,90 +73,102 @@ impl Builder {
         Self {
             addresses: vec![address],
             domain: String::new(),
-            deadline: Duration::from_millis(20),
+            timeout: Duration::from_millis(20),
             on_error: OnError::Allow,
             routing: Routing::default(),
-            denials: 10_000,
-            coalesces: true,
-            holds_grants: false,
-            resolves: None,
-            token: None,
+            deny_cache_entries: 10_000,
+            batching_enabled: true,
+            grants_enabled: false,
+            resolve_interval: None,
+            bearer_token: None,
             #[cfg(feature = "opentelemetry")]
             meter: None,
             configure: Arc::new(Ok),
         }
     }
 
-    /// One more instance of the service.
+    /// Adds the address of another instance of the service.
     pub fn endpoint(mut self, address: impl Into<String>) -> Self {
         self.addresses.push(address.into());
         self
     }
 
-    /// Every address that the endpoints' names have is an instance, and so often it is looked whether they are still the
-    /// same.
-    pub fn resolve_every(mut self, pause: Duration) -> Self {
-        self.resolves = Some(pause.max(Duration::from_millis(10)));
+    /// Uses every address that the endpoints' host names resolve to as an endpoint, and resolves the names again at
+    /// this interval (at least 10 ms).
+    ///
+    /// By default, each configured address is one endpoint.
+    pub fn resolve_every(mut self, interval: Duration) -> Self {
+        self.resolve_interval = Some(interval.max(Duration::from_millis(10)));
         self
     }
 
-    /// The rules that are asked when a check does not say.
+    /// Sets the domain of checks that do not set their own: the namespace of the rules that apply. Empty by default.
     pub fn domain(mut self, domain: impl Into<String>) -> Self {
         self.domain = domain.into();
         self
     }
 
-    /// A check has an answer after so long, whatever happens; 20 ms by default.
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+    /// Sets the time after which a check returns a verdict even if the service has not answered; 20 ms by default.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
-    /// What becomes of requests that the service does not decide; they pass by default.
+    /// Sets the verdict about requests that the service did not decide in time; [`OnError::Allow`] by default.
     pub fn on_error(mut self, on_error: OnError) -> Self {
         self.on_error = on_error;
         self
     }
 
-    /// How checks are spread over several instances; by their descriptors by default.
+    /// Sets how checks are distributed among several endpoints; [`Routing::ByDescriptor`] by default.
     pub fn routing(mut self, routing: Routing) -> Self {
         self.routing = routing;
         self
     }
 
-    /// Refusals that are remembered at most; 10,000 by default, and none with 0.
-    pub fn deny_cache(mut self, refusals: usize) -> Self {
-        self.denials = refusals;
+    /// Sets the maximum number of cached denials; 10,000 by default. 0 disables the cache.
+    pub fn deny_cache(mut self, max_entries: usize) -> Self {
+        self.deny_cache_entries = max_entries;
         self
     }
 
-    /// Whether checks that are ready at the same moment travel together, where the service can do that; they do by default.
-    pub fn coalesce(mut self, coalesces: bool) -> Self {
-        self.coalesces = coalesces;
+    /// Sets whether checks that are ready at the same time are sent in one frame of a shared stream; enabled by
+    /// default.
+    ///
+    /// Each check is still decided separately. A service without `sluicegate.v1` is detected, and then each check is a
+    /// unary call of Envoy's protocol.
+    pub fn batching(mut self, enabled: bool) -> Self {
+        self.batching_enabled = enabled;
         self
     }
 
-    /// Whether the service is asked to hand hits out in advance, where rules say `consistency: leased`; it is not by
-    /// default. Then a descriptor that is asked for often is decided here most of the time, without a call.
-    pub fn hold_grants(mut self, holds: bool) -> Self {
-        self.holds_grants = holds;
+    /// Sets whether the client requests grants (hits in advance) for rules with `consistency: leased`; disabled by
+    /// default.
+    ///
+    /// With grants, most checks of a frequently used descriptor need no call. See [`Client::return_grants`].
+    pub fn request_grants(mut self, enabled: bool) -> Self {
+        self.grants_enabled = enabled;
         self
     }
 
-    /// A token that goes with every call, as `authorization: Bearer …`.
+    /// Sets a token that is sent with every call, as `authorization: Bearer <token>`.
     pub fn bearer_token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(token.into());
+        self.bearer_token = Some(token.into());
         self
     }
 
-    /// Counts checks by who answered them (`sluicegate.client.checks`), and measures them (`sluicegate.client.duration`).
+    /// Records metrics with `meter`: `sluicegate.client.checks` (number of checks by decider and decision) and
+    /// `sluicegate.client.duration` (duration in seconds of checks that were sent).
     #[cfg(feature = "opentelemetry")]
     pub fn meter(mut self, meter: opentelemetry::metrics::Meter) -> Self {
         self.meter = Some(meter);
         self
     }
 
-    /// What else belongs to the connections: its own time-outs, or TLS, with the feature `tls` and an `https://` address.
+    /// Configures the connections, for instance their keep-alive or TLS. TLS needs the feature `tls` and an `https://`
+    /// address.
+    ///
+    /// # Examples
     ///
     /// ```
     /// # #[cfg(feature = "tls")]
@@ -180,78 +192,84 @@ impl Builder {
         self
     }
 
-    /// The client. It connects when it is asked, in the background, and again whenever it has to.
+    /// Builds the client without connecting. The first checks open connections in the background, and lost connections
+    /// are opened again.
     ///
     /// # Errors
-    /// When an address or the token cannot be one.
+    ///
+    /// Returns [`BuildError`] if an address or the bearer token is invalid, or if the closure of [`Builder::configure`]
+    /// returns an error.
     ///
     /// # Panics
-    /// Outside of a tokio runtime.
+    ///
+    /// Panics if called outside of a tokio runtime.
     pub fn connect_lazy(self) -> Result<Client, BuildError> {
         let mut headers = MetadataMap::new();
-        if let Some(token) = &self.token {
+        if let Some(token) = &self.bearer_token {
             let mut value = MetadataValue::try_from(format!("Bearer {token}")).map_err(|_| BuildError::Token)?;
             value.set_sensitive(true);
             headers.insert("authorization", value);
         }
-        let dialer = Dialer { configure: self.configure, headers, coalesces: self.coalesces };
-        let all = self.addresses.iter().map(|address| dialer.dial(address, None)).collect::<Result<Vec<_>, _>>()?;
+        let connector = Connector { configure: self.configure, headers, batching: self.batching_enabled };
+        let all =
+            self.addresses.iter().map(|address| connector.connect(address, None)).collect::<Result<Vec<_>, _>>()?;
         let inner = Arc::new(Inner {
             domain: self.domain,
-            deadline: self.deadline,
+            timeout: self.timeout,
             on_error: self.on_error,
             routing: self.routing,
-            grants: Grants::new(self.holds_grants),
-            denials: (self.denials > 0).then(|| DenyCache::new(self.denials)),
-            began: Instant::now(),
+            grants: Grants::new(self.grants_enabled),
+            deny_cache: (self.deny_cache_entries > 0).then(|| DenyCache::new(self.deny_cache_entries)),
+            started_at: Instant::now(),
             #[cfg(feature = "opentelemetry")]
             telemetry: Telemetry::new(self.meter.as_ref()),
             #[cfg(not(feature = "opentelemetry"))]
             telemetry: Telemetry::default(),
             endpoints: RwLock::new(Arc::new(Endpoints::new(all))),
         });
-        if let Some(pause) = self.resolves {
-            tokio::spawn(resolve(Arc::downgrade(&inner), dialer, self.addresses, pause));
+        if let Some(interval) = self.resolve_interval {
+            tokio::spawn(refresh_endpoints(Arc::downgrade(&inner), connector, self.addresses, interval));
         }
         Ok(Client { inner })
     }
 }
 
-/// How instances are connected to.
-struct Dialer {
+/// Creates endpoints with the builder's connection settings.
+struct Connector {
     configure: Arc<Configure>,
     headers: MetadataMap,
-    coalesces: bool,
+    batching: bool,
 }
 
-impl Dialer {
-    /// `at`: one of the addresses that the name has.
-    fn dial(&self, address: &str, at: Option<SocketAddr>) -> Result<Arc<Endpoint>, BuildError> {
-        let named = |source| BuildError::Address { address: address.to_owned(), source };
-        let mut endpoint = transport::Endpoint::from_shared(address.to_owned()).map_err(named)?;
-        let name = match at {
-            Some(at) => {
-                // The name stays what certificates and proxies are told.
+impl Connector {
+    /// Creates the endpoint of `address`, or of `resolved`, one of the socket addresses that its host name resolves to.
+    fn connect(&self, address: &str, resolved: Option<SocketAddr>) -> Result<Arc<Endpoint>, BuildError> {
+        let invalid = |source| BuildError::Address { address: address.to_owned(), source };
+        let mut endpoint = transport::Endpoint::from_shared(address.to_owned()).map_err(invalid)?;
+        let name = match resolved {
+            Some(resolved) => {
+                // Certificates are verified against the host name, and proxies receive it as the authority.
                 let origin = endpoint.uri().clone();
                 let scheme = origin.scheme_str().unwrap_or("http");
-                endpoint = transport::Endpoint::from_shared(format!("{scheme}://{at}")).map_err(named)?.origin(origin);
-                at.to_string()
+                endpoint =
+                    transport::Endpoint::from_shared(format!("{scheme}://{resolved}")).map_err(invalid)?.origin(origin);
+                resolved.to_string()
             }
             None => endpoint.uri().authority().map_or_else(String::new, ToString::to_string),
         };
-        // A connection that nobody answers on is found out by a question, and not by a caller's loss.
+        // Keep-alive pings detect a dead connection before a check has to time out on it.
         let endpoint = endpoint
             .tcp_nodelay(true)
             .connect_timeout(Duration::from_secs(1))
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(2));
-        let channel = (self.configure)(endpoint).map_err(named)?.connect_lazy();
-        Ok(Arc::new(Endpoint::new(name.into(), channel, self.headers.clone(), self.coalesces)))
+        let channel = (self.configure)(endpoint).map_err(invalid)?.connect_lazy();
+        Ok(Arc::new(Endpoint::new(name.into(), channel, self.headers.clone(), self.batching)))
     }
 }
 
-/// Looks from time to time which addresses the names have, for as long as the client lives.
-async fn resolve(inner: Weak<Inner>, dialer: Dialer, addresses: Vec<String>, pause: Duration) {
+/// Resolves the host names every `interval` until the client is dropped, and replaces the endpoints if they changed.
+async fn refresh_endpoints(inner: Weak<Inner>, connector: Connector, addresses: Vec<String>, interval: Duration) {
     while inner.strong_count() > 0 {
         let mut found = Vec::new();
         for address in &addresses {
@@ -261,30 +279,31 @@ async fn resolve(inner: Weak<Inner>, dialer: Dialer, addresses: Vec<String>, pau
             let (uri, port) = (endpoint.uri(), port_of(endpoint.uri()));
             let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
             if let Ok(all) = tokio::net::lookup_host((host, port)).await {
-                found.extend(all.map(|at| (address.as_str(), at)));
+                found.extend(all.map(|resolved| (address.as_str(), resolved)));
             }
         }
         let Some(client) = inner.upgrade() else {
             return;
         };
-        // Of a name that nobody knows just now the old addresses are still the best guess.
+        // If no name can be resolved at the moment, the previous addresses remain in use.
         if !found.is_empty() {
-            found.sort_unstable_by_key(|(_, at)| *at);
-            found.dedup_by_key(|(_, at)| *at);
-            let known = client.endpoints();
-            let one = |(address, at): (&str, SocketAddr)| {
-                let name = at.to_string();
-                let same = known.all().iter().find(|endpoint| *endpoint.name == *name);
-                same.map_or_else(|| dialer.dial(address, Some(at)), |same| Ok(Arc::clone(same))).ok()
+            found.sort_unstable_by_key(|(_, resolved)| *resolved);
+            found.dedup_by_key(|(_, resolved)| *resolved);
+            let current = client.endpoints();
+            let reuse_or_connect = |(address, resolved): (&str, SocketAddr)| {
+                let name = resolved.to_string();
+                let existing = current.all().iter().find(|endpoint| *endpoint.name == *name);
+                let connect = || connector.connect(address, Some(resolved));
+                existing.map_or_else(connect, |existing| Ok(Arc::clone(existing))).ok()
             };
-            let all: Vec<_> = found.into_iter().filter_map(one).collect();
-            let is_known = |endpoint: &Arc<Endpoint>| known.all().iter().any(|other| Arc::ptr_eq(endpoint, other));
-            if all.len() != known.all().len() || !all.iter().all(is_known) {
+            let all: Vec<_> = found.into_iter().filter_map(reuse_or_connect).collect();
+            let is_current = |endpoint: &Arc<Endpoint>| current.all().iter().any(|other| Arc::ptr_eq(endpoint, other));
+            if all.len() != current.all().len() || !all.iter().all(is_current) {
                 *client.endpoints.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Endpoints::new(all));
             }
         }
         drop(client);
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(interval).await;
     }
 }
 
@@ -297,7 +316,7 @@ mod tests {
     use super::port_of;
 
     #[test]
-    fn a_port_that_is_not_given_is_that_of_the_scheme() {
+    fn the_default_port_depends_on_the_scheme() {
         for (uri, port) in [("http://a", 80), ("https://a", 443), ("https://a:8081", 8081)] {
             assert_eq!(port_of(&uri.parse::<super::transport::Uri>().unwrap()), port, "{uri}");
         }

@@ -1,47 +1,59 @@
-//! What is asked, borrowed from the caller, and how it goes over the wire.
+//! [`Descriptor`] and [`CheckRequest`]: the content of a check, borrowed from the caller, and its wire formats.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use sluicegate_common::wire::Writer;
 use smallvec::SmallVec;
 
-/// Something that a request counts as: entries from the general to the particular.
+/// List of entries (key and value) that describes one aspect of a request, such as its user.
 ///
-/// [`descriptor!`](crate::descriptor) writes one down.
+/// Entries are ordered from the general to the specific. Each descriptor of a check is decided separately. The macro
+/// [`descriptor!`](crate::descriptor) builds a descriptor from literal keys.
+///
+/// # Examples
+///
+/// ```
+/// use sluicegate_client::{Descriptor, Unit};
+///
+/// let peek = Descriptor::new().entry("user", "alice").hits(0);
+/// let refund = Descriptor::new().entry("user", "alice").hits(3).refund();
+/// let custom = Descriptor::new().entry("user", "alice").requested_limit(100, Unit::Minute);
+/// # let _ = (peek, refund, custom);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Descriptor<'a> {
     entries: SmallVec<[(Cow<'a, str>, Cow<'a, str>); 2]>,
     hits: Option<u64>,
-    give_back: bool,
-    limit: Option<RequestedLimit>,
+    is_refund: bool,
+    requested_limit: Option<RequestedLimit>,
 }
 
-/// A limit that comes with the request.
+/// Limit that the request itself supplies (`RateLimitOverride` in Envoy's API).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RequestedLimit {
     requests_per_unit: u32,
     unit: Unit,
 }
 
-/// A unit of time, as the protocol counts them.
+/// Unit of time of a requested limit. The values are those of Envoy's protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// A second.
+    /// One second.
     Second = 1,
-    /// A minute.
+    /// One minute.
     Minute,
-    /// An hour.
+    /// One hour.
     Hour,
-    /// A day.
+    /// One day.
     Day,
-    /// A month.
+    /// One month.
     Month,
-    /// A year.
+    /// One year.
     Year,
 }
 
 impl<'a> Descriptor<'a> {
-    /// Without entries yet.
+    /// Creates a descriptor without entries.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -55,28 +67,29 @@ impl<'a> Descriptor<'a> {
         self
     }
 
-    /// What it costs, whatever the others do; 0 looks and takes nothing.
+    /// Sets the cost of this descriptor, instead of the check's [`Check::hits`](crate::Check::hits). 0 peeks: the limit
+    /// is evaluated and no hits are taken.
     #[must_use]
     pub fn hits(mut self, hits: u64) -> Self {
         self.hits = Some(hits);
         self
     }
 
-    /// Gives the hits back instead of taking them.
+    /// Refunds the hits instead of taking them.
     #[must_use]
     pub fn refund(mut self) -> Self {
-        self.give_back = true;
+        self.is_refund = true;
         self
     }
 
-    /// Brings a limit along that replaces whatever the rules say.
+    /// Sets a limit that replaces the limit of the rules.
     #[must_use]
-    pub fn limit(mut self, requests_per_unit: u32, unit: Unit) -> Self {
-        self.limit = Some(RequestedLimit { requests_per_unit, unit });
+    pub fn requested_limit(mut self, requests_per_unit: u32, unit: Unit) -> Self {
+        self.requested_limit = Some(RequestedLimit { requests_per_unit, unit });
         self
     }
 
-    /// The same, borrowed: for one that is kept and asked about again.
+    /// Returns a copy that borrows the entries, for callers that keep a descriptor and check it repeatedly.
     #[must_use]
     pub fn borrowed(&self) -> Descriptor<'_> {
         let entries = self.entries().map(|(key, value)| (key.into(), value.into())).collect();
@@ -93,7 +106,9 @@ impl<'a> Descriptor<'a> {
     }
 }
 
-/// Writes a [`Descriptor`] down.
+/// Builds a [`Descriptor`] from `key => value` pairs.
+///
+/// # Examples
 ///
 /// ```
 /// use sluicegate_client::{Descriptor, descriptor};
@@ -111,36 +126,36 @@ macro_rules! descriptor {
     };
 }
 
-/// Of the descriptors of a question, in their order.
+/// Identities of the descriptors of a request, in the same order.
 pub(crate) type Identities = SmallVec<[u128; 2]>;
 
-/// One question.
+/// Content of one check.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckRequest<'a> {
     pub(crate) domain: Cow<'a, str>,
     pub(crate) descriptors: SmallVec<[Descriptor<'a>; 2]>,
-    /// Of those that do not say.
+    /// Cost of descriptors without their own; 0 means 1.
     pub(crate) hits: u32,
     pub(crate) traceparent: Option<Cow<'a, str>>,
-    /// What is said of grants: one for each descriptor, or nothing.
-    pub(crate) holds: Vec<Feedback>,
+    /// Feedback for each descriptor, or empty.
+    pub(crate) feedback: Vec<Feedback>,
 }
 
-/// How something ended that held a slot, for limits that follow latency.
+/// Outcome of the work that held a slot. Adaptive limits learn from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
-    /// It took as long as it takes.
+    /// The work completed; its latency is meaningful.
     #[default]
     Success = 0,
-    /// It failed for a reason of its own: its latency says nothing.
+    /// The work failed for reasons unrelated to load; its latency is ignored.
     Failed,
-    /// It took too long: the limit falls.
+    /// The work timed out; the limit is reduced.
     TimedOut,
-    /// What was asked refused it for overload: the limit falls.
+    /// The upstream rejected the work because of overload; the limit is reduced.
     Dropped,
 }
 
-/// How long something took that held a slot, and how it ended.
+/// Latency and outcome of the work that held a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sample {
     pub(crate) latency: Duration,
@@ -148,54 +163,55 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// As the protocol has it: never nothing.
-    fn micros(self) -> u64 {
+    /// Returns the latency as sent in the protocol, at least 1: there 0 means unknown.
+    fn latency_us(self) -> u64 {
         u64::try_from(self.latency.as_micros()).unwrap_or(u64::MAX).max(1)
     }
 }
 
-/// What is said of what is held of a descriptor: grants, or a slot that is given back.
+/// Report about one descriptor: the demand for grants, a finished grant, or the sample of a released slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Feedback {
-    /// So many hits could be used.
+    /// Number of hits that are expected to be needed soon.
     pub(crate) demand: u64,
-    /// A grant that is done with, and how many of its hits were spent.
-    pub(crate) reports: Option<(Arc<str>, u64)>,
-    /// Of what held the slot.
+    /// Id of a grant that is used up or expired, and the number of its hits that were used.
+    pub(crate) finished_grant: Option<(Arc<str>, u64)>,
+    /// Sample of the work that held the released slot.
     pub(crate) sample: Option<Sample>,
 }
 
 impl CheckRequest<'_> {
-    /// The hits of each descriptor, in their order, as the service reads them.
+    /// Returns the cost of each descriptor, in the same order, as the service computes it.
     pub(crate) fn costs(&self) -> impl Iterator<Item = u64> {
         let common = u64::from(self.hits.max(1));
         self.descriptors.iter().map(move |descriptor| descriptor.hits.unwrap_or(common))
     }
 
-    /// Whether hits are taken, and nothing else: such a question can have an answer from a cache.
-    pub(crate) fn takes(&self) -> bool {
-        self.descriptors.iter().all(|descriptor| !descriptor.give_back) && self.costs().all(|cost| cost > 0)
+    /// Returns `true` if every descriptor takes hits. Only such requests can be answered from grants or the deny cache.
+    pub(crate) fn only_takes(&self) -> bool {
+        self.descriptors.iter().all(|descriptor| !descriptor.is_refund) && self.costs().all(|cost| cost > 0)
     }
 
-    /// Whether anything is given back.
-    pub(crate) fn gives_back(&self) -> bool {
-        self.descriptors.iter().any(|descriptor| descriptor.give_back)
+    /// Returns `true` if any descriptor refunds hits.
+    pub(crate) fn has_refund(&self) -> bool {
+        self.descriptors.iter().any(|descriptor| descriptor.is_refund)
     }
 
-    /// What distinguishes the descriptors from all others, each for itself: whatever is asked of them.
+    /// Returns a 128-bit identity for each descriptor. It depends on the domain, the entries and the requested limit,
+    /// but not on the cost.
     pub(crate) fn identities(&self) -> impl Iterator<Item = u128> {
         self.descriptors.iter().map(|descriptor| {
             let mut identity = sluicegate_common::Identity::new(&self.domain);
             descriptor.entries().for_each(|(key, value)| identity.add(key, value));
-            if let Some(limit) = descriptor.limit {
+            if let Some(limit) = descriptor.requested_limit {
                 identity.add_number(u64::from(limit.requests_per_unit) << 8 | limit.unit as u64);
             }
             identity.finish()
         })
     }
 
-    /// The shard of the first descriptor, as the service has it: `domain|user=alice`.
-    pub(crate) fn shard(&self, shard_by: &[String]) -> SmallVec<[u8; 64]> {
+    /// Returns the shard key of the first descriptor, equal to the service's: `domain|user=alice`.
+    pub(crate) fn shard_key(&self, shard_by: &[String]) -> SmallVec<[u8; 64]> {
         let mut shard = Vec::with_capacity(64);
         sluicegate_common::escape(&mut shard, &self.domain, sluicegate_common::ESCAPED);
         let Some(first) = self.descriptors.first() else {
@@ -216,7 +232,8 @@ impl CheckRequest<'_> {
         SmallVec::from_vec(shard)
     }
 
-    /// As a `RateLimitRequest`. Written by hand: the types of the protocol own their texts, and a question has many.
+    /// Encodes the request as a `RateLimitRequest`. The generated types own their strings, so encoding with them would
+    /// allocate for every entry.
     pub(crate) fn write(&self, message: &mut Writer<'_>) {
         message.text(1, &self.domain);
         for descriptor in &self.descriptors {
@@ -225,26 +242,25 @@ impl CheckRequest<'_> {
         message.number(3, self.hits.into());
     }
 
-    /// What is said of what is held, for the metadata of a call of its own: `WANTS;ID;SPENT;LATENCY_US;OUTCOME` for each
-    /// descriptor.
-    pub(crate) fn holds_text(&self) -> Option<String> {
-        let text = |Feedback { demand: wants, reports, sample }: &Feedback| match (reports, sample) {
-            (_, Some(sample)) => format!("{wants};;;{};{}", sample.micros(), sample.outcome as u64),
-            (Some((id, spent)), None) => format!("{wants};{id};{spent}"),
-            (None, None) => wants.to_string(),
+    /// Returns the feedback as metadata of a unary call: `DEMAND;GRANT_ID;USED;LATENCY_US;OUTCOME` for each descriptor.
+    pub(crate) fn feedback_metadata(&self) -> Option<String> {
+        let text = |Feedback { demand, finished_grant, sample }: &Feedback| match (finished_grant, sample) {
+            (_, Some(sample)) => format!("{demand};;;{};{}", sample.latency_us(), sample.outcome as u64),
+            (Some((id, used)), None) => format!("{demand};{id};{used}"),
+            (None, None) => demand.to_string(),
         };
-        let texts: Vec<_> = self.holds.iter().map(text).collect();
+        let texts: Vec<_> = self.feedback.iter().map(text).collect();
         (!texts.is_empty()).then(|| texts.join(","))
     }
 
-    /// As one of the `checks` of a `CheckFrame`.
+    /// Encodes the request as one of the `checks` of a `CheckFrame`.
     pub(crate) fn write_check(&self, id: u64, frame: &mut Writer<'_>) {
         frame.message(1, |check| {
             check.number(1, id);
             check.message(2, |request| self.write(request));
             check.text(3, self.traceparent.as_deref().unwrap_or_default());
-            for hold in &self.holds {
-                check.message(4, |message| hold.write(message));
+            for feedback in &self.feedback {
+                check.message(4, |message| feedback.write(message));
             }
         });
     }
@@ -253,13 +269,13 @@ impl CheckRequest<'_> {
 impl Feedback {
     fn write(&self, message: &mut Writer<'_>) {
         message.number(1, self.demand);
-        if let Some((id, spent)) = &self.reports {
+        if let Some((id, used)) = &self.finished_grant {
             message.text(2, id);
-            message.number(3, *spent);
+            message.number(3, *used);
         }
         if let Some(sample) = self.sample {
             message.message(4, |message| {
-                message.number(1, sample.micros());
+                message.number(1, sample.latency_us());
                 message.number(2, sample.outcome as u64);
             });
         }
@@ -274,17 +290,17 @@ impl Descriptor<'_> {
                 entry.text(2, value);
             });
         }
-        if let Some(limit) = self.limit {
+        if let Some(limit) = self.requested_limit {
             message.message(2, |message| {
                 message.number(1, limit.requests_per_unit.into());
                 message.number(2, limit.unit as u64);
             });
         }
-        // A wrapper: 0 is not the same as nothing.
+        // The field is a wrapper message, so that 0 differs from absent.
         if let Some(hits) = self.hits {
             message.message(3, |wrapper| wrapper.number(1, hits));
         }
-        message.number(4, self.give_back.into());
+        message.number(4, self.is_refund.into());
     }
 }
 
@@ -298,7 +314,7 @@ mod tests {
 
     use super::*;
 
-    fn ask() -> CheckRequest<'static> {
+    fn request() -> CheckRequest<'static> {
         let long = "x".repeat(300);
         let sample = Sample { latency: Duration::from_millis(7), outcome: Outcome::Dropped };
         CheckRequest {
@@ -306,23 +322,28 @@ mod tests {
             descriptors: [
                 descriptor! { "user" => "alice", "path" => long }.hits(0),
                 descriptor! { "ip" => "" }.hits(1 << 40).refund(),
-                Descriptor::new().limit(70_000, Unit::Year),
+                Descriptor::new().requested_limit(70_000, Unit::Year),
             ]
             .into_iter()
             .collect(),
             hits: 300,
             traceparent: Some("00-1-2-01".into()),
-            holds: vec![
-                Feedback { demand: 300, reports: Some(("7".into(), 0)), sample: None },
+            feedback: vec![
+                Feedback { demand: 300, finished_grant: Some(("7".into(), 0)), sample: None },
                 Feedback { sample: Some(sample), ..Feedback::default() },
             ],
         }
     }
 
+    fn with(descriptor: Descriptor<'static>) -> CheckRequest<'static> {
+        let descriptors = std::iter::once(descriptor).collect();
+        CheckRequest { domain: "api".into(), descriptors, hits: 1, traceparent: None, feedback: Vec::new() }
+    }
+
     #[test]
-    fn what_is_written_is_what_prost_reads_and_writes() {
+    fn the_encoding_matches_prost() {
         let mut bytes = Vec::new();
-        ask().write(&mut Writer(&mut bytes));
+        request().write(&mut Writer(&mut bytes));
         let message = RateLimitRequest::decode(&bytes[..]).unwrap();
         assert_eq!(message.encode_to_vec(), bytes);
         assert_eq!((message.domain.as_str(), message.hits_addend), ("api", 300));
@@ -332,26 +353,24 @@ mod tests {
         assert_eq!((second.hits_addend, second.is_negative_hits), (Some(1 << 40), true));
         assert_eq!(third.limit.map(|limit| (limit.requests_per_unit, limit.unit)), Some((70_000, 6)));
         let mut frame = Vec::new();
-        ask().write_check(5, &mut Writer(&mut frame));
-        ask().write_check(0, &mut Writer(&mut frame));
+        request().write_check(5, &mut Writer(&mut frame));
+        request().write_check(0, &mut Writer(&mut frame));
         let frame = CheckFrame::decode(&frame[..]).unwrap();
         assert_eq!(frame.checks[0].request.as_ref(), Some(&message));
         assert_eq!((frame.checks[0].id, frame.checks[1].id), (5, 0));
         assert_eq!(frame.checks[0].traceparent, "00-1-2-01");
-        let hold = v1::Feedback { demand: 300, grant_id: "7".into(), used: 0, sample: None };
+        let grant = v1::Feedback { demand: 300, grant_id: "7".into(), used: 0, sample: None };
         let sample = v1::Sample { latency_us: 7_000, outcome: v1::Outcome::Dropped.into() };
         let slot = v1::Feedback { sample: Some(sample), ..v1::Feedback::default() };
-        assert_eq!(frame.checks[1].feedback, [hold, slot]);
-        assert_eq!(ask().holds_text().as_deref(), Some("300;7;0,0;;;7000;3"));
+        assert_eq!(frame.checks[1].feedback, [grant, slot]);
+        assert_eq!(request().feedback_metadata().as_deref(), Some("300;7;0,0;;;7000;3"));
     }
 
     #[test]
-    fn shards_are_the_services() {
+    fn shard_keys_equal_those_of_the_service() {
         let shard = |descriptor: Descriptor<'static>, shard_by: &[&str]| {
             let shard_by: Vec<_> = shard_by.iter().map(ToString::to_string).collect();
-            let descriptors = std::iter::once(descriptor).collect();
-            let ask = CheckRequest { domain: "api".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
-            String::from_utf8(ask.shard(&shard_by).to_vec()).unwrap()
+            String::from_utf8(with(descriptor).shard_key(&shard_by).to_vec()).unwrap()
         };
         let both = || descriptor! { "path" => "/x", "user" => "a|b" };
         assert_eq!(shard(both(), &[]), "api|path=/x|user=a%7Cb");
@@ -361,17 +380,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_of_a_descriptor_is_no_part_of_its_identity() {
-        let identity = |descriptor: Descriptor<'static>| {
-            let descriptors = std::iter::once(descriptor).collect();
-            let ask = CheckRequest { domain: "api".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
-            ask.identities().next().unwrap()
-        };
+    fn the_identity_of_a_descriptor_does_not_depend_on_its_cost() {
+        let identity = |descriptor: Descriptor<'static>| with(descriptor).identities().next().unwrap();
         let alice = || descriptor! { "user" => "alice" };
         assert_eq!(identity(alice()), identity(alice().hits(3).refund()));
-        assert_ne!(identity(alice()), identity(alice().limit(1, Unit::Second)));
-        assert_ne!(identity(alice().limit(2, Unit::Second)), identity(alice().limit(1, Unit::Second)));
-        assert_ne!(identity(alice().limit(1, Unit::Minute)), identity(alice().limit(1, Unit::Second)));
+        let limited = |requests, unit| identity(alice().requested_limit(requests, unit));
+        assert_ne!(identity(alice()), limited(1, Unit::Second));
+        assert_ne!(limited(2, Unit::Second), limited(1, Unit::Second));
+        assert_ne!(limited(1, Unit::Minute), limited(1, Unit::Second));
         assert_ne!(identity(descriptor! { "user" => "alice" }), identity(descriptor! { "usera" => "lice" }));
         assert_ne!(identity(alice()), identity(alice().entry("", "")));
     }

@@ -1,4 +1,5 @@
-//! The way of a check: deny cache, an endpoint or two, and in any case an answer.
+//! [`Client`] and [`Check`]: a check is answered from grants, from the deny cache, by one or two endpoints, or by the
+//! fallback.
 
 use std::{
     borrow::Cow,
@@ -23,7 +24,30 @@ use crate::{
     verdict::{Failure, Verdict},
 };
 
-/// Asks the rate limit service. Cheap to clone; all clones share connections and caches.
+/// Client of a rate limit service.
+///
+/// A client is cheap to clone. All clones share connections, the deny cache, grants and circuit breakers.
+///
+/// # Examples
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use sluicegate_client::{Client, OnError, descriptor};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), sluicegate_client::BuildError> {
+/// let client = Client::builder("http://ratelimit.internal:8081")
+///     .domain("api")
+///     .timeout(Duration::from_millis(10))
+///     .on_error(OnError::Allow)
+///     .connect_lazy()?;
+///
+/// let verdict = client.check([descriptor! { "user" => "alice" }]).await;
+/// println!("allowed: {}, decided by {:?}", verdict.allowed(), verdict.decided_by());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Client {
     pub(crate) inner: Arc<Inner>,
@@ -31,12 +55,12 @@ pub struct Client {
 
 pub(crate) struct Inner {
     pub(crate) domain: String,
-    pub(crate) deadline: Duration,
+    pub(crate) timeout: Duration,
     pub(crate) on_error: OnError,
     pub(crate) routing: Routing,
-    pub(crate) denials: Option<DenyCache>,
+    pub(crate) deny_cache: Option<DenyCache>,
     pub(crate) grants: Grants,
-    pub(crate) began: Instant,
+    pub(crate) started_at: Instant,
     pub(crate) telemetry: Telemetry,
     pub(crate) endpoints: RwLock<Arc<Endpoints>>,
 }
@@ -50,102 +74,145 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Of the service at `http://host:port`, or `https://host:port`.
+    /// Creates a [`Builder`] for a client of the service at `address`: `http://host:port`, or `https://host:port` with
+    /// the feature `tls`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use sluicegate_client::Client;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), sluicegate_client::BuildError> {
+    /// let client = Client::builder("http://127.0.0.1:8081")
+    ///     .endpoint("http://127.0.0.1:8082")
+    ///     .domain("api")
+    ///     .timeout(Duration::from_millis(10))
+    ///     .connect_lazy()?;
+    ///
+    /// assert_eq!(client.endpoints().len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn builder(address: impl Into<String>) -> Builder {
         Builder::new(address.into())
     }
 
-    /// May a request pass that counts as these?
+    /// Checks a request against the limits of `descriptors`, and takes its hits if all of them allow it.
+    ///
+    /// Nothing is sent until the returned [`Check`] is awaited. The result is always a [`Verdict`]: if no endpoint
+    /// answers within [`Builder::timeout`], [`Builder::on_error`] decides and [`Verdict::failure`] contains the reason.
+    ///
+    /// # Examples
     ///
     /// ```no_run
-    /// # async fn example() -> Result<(), sluicegate_client::BuildError> {
     /// use sluicegate_client::{Client, descriptor};
     ///
-    /// let limiter = Client::builder("http://127.0.0.1:8081").domain("api").connect_lazy()?;
-    /// let verdict = limiter.check([descriptor! { "user" => "alice", "api" => "/v1/charges" }]).hits(3).await;
+    /// # async fn example(client: Client) {
+    /// let verdict = client.check([descriptor! { "user" => "alice", "api" => "/v1/charges" }]).hits(3).await;
     /// if !verdict.allowed() {
-    ///     println!("come back in {:?}", verdict.retry_after());
+    ///     println!("retry after {:?}", verdict.retry_after());
     /// }
-    /// # Ok(())
     /// # }
     /// ```
     #[inline]
     pub fn check<'c>(&'c self, descriptors: impl IntoIterator<Item = Descriptor<'c>>) -> Check<'c> {
         let domain = Cow::Borrowed(self.inner.domain.as_str());
-        let ask = CheckRequest { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None, holds: Vec::new() };
-        let mut check = Check { inner: &self.inner, ask, deadline: self.inner.deadline };
-        // Where they stay: a check is large, and is not moved for nothing.
-        descriptors.into_iter().for_each(|descriptor| check.ask.descriptors.push(descriptor));
+        let request =
+            CheckRequest { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None, feedback: Vec::new() };
+        let mut check = Check { inner: &self.inner, request, timeout: self.inner.timeout };
+        // Descriptors are written in place, because a check is large and moving it costs time.
+        descriptors.into_iter().for_each(|descriptor| check.request.descriptors.push(descriptor));
         check
     }
 
-    /// Gives back what is left of hits that the service has granted in advance, for instance before the process ends. Without
-    /// it they are lost to others until their life is over.
+    /// Returns all unused granted hits to the service, for instance before the process exits.
+    ///
+    /// Without this call, unused hits are unavailable to other callers until their grants expire. See
+    /// [`Builder::request_grants`].
     pub async fn return_grants(&self) {
-        for UnspentGrant { domain, descriptor, left, hold } in self.inner.grants.take_all(self.inner.began.elapsed()) {
+        let unspent = self.inner.grants.take_all(self.inner.started_at.elapsed());
+        for UnspentGrant { domain, descriptor, remaining, feedback } in unspent {
             let descriptor = descriptor.borrowed();
-            let told = self.inner.grants.are_told();
-            let descriptor = if told { descriptor.hits(0) } else { descriptor.hits(left).refund() };
+            let reports_usage = self.inner.grants.reports_usage();
+            let descriptor = if reports_usage { descriptor.hits(0) } else { descriptor.hits(remaining).refund() };
             let mut check = self.check([descriptor]).domain(domain);
-            check.ask.holds.extend(told.then_some(hold));
+            check.request.feedback.extend(reports_usage.then_some(feedback));
             let _ = check.await;
         }
     }
 
-    /// The addresses that are known now.
+    /// Returns the addresses (`host:port`) of the endpoints currently in use.
     #[must_use]
     pub fn endpoints(&self) -> Vec<Arc<str>> {
         self.inner.endpoints().all().iter().map(|endpoint| Arc::clone(&endpoint.name)).collect()
     }
 }
 
-/// A question that is asked when it is awaited. Dropped before, it leaves nothing behind.
-#[must_use = "nothing is asked before it is awaited"]
+/// A check that is sent when it is awaited. Created by [`Client::check`].
+///
+/// A `Check` that is dropped without being awaited has no effect.
+#[must_use = "a check does nothing unless awaited"]
 pub struct Check<'c> {
     inner: &'c Inner,
-    ask: CheckRequest<'c>,
-    deadline: Duration,
+    request: CheckRequest<'c>,
+    timeout: Duration,
 }
 
 impl<'c> Check<'c> {
-    /// What the request costs, for descriptors that do not say; 1 by default.
+    /// Sets the cost of the request for descriptors without their own [`Descriptor::hits`]; 1 by default.
     pub fn hits(mut self, hits: u32) -> Self {
-        self.ask.hits = hits;
+        self.request.hits = hits;
         self
     }
 
-    /// Against other rules than the client's.
+    /// Sets the domain of this check, instead of [`Builder::domain`].
     pub fn domain(mut self, domain: impl Into<Cow<'c, str>>) -> Self {
-        self.ask.domain = domain.into();
+        self.request.domain = domain.into();
         self
     }
 
-    /// The answer is wanted sooner than the client's deadline. A later time changes nothing.
-    pub fn within(mut self, deadline: Duration) -> Self {
-        self.deadline = self.deadline.min(deadline);
+    /// Sets a shorter timeout for this check. A timeout longer than [`Builder::timeout`] has no effect.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = self.timeout.min(timeout);
         self
     }
 
-    /// The W3C trace context of the request: the service's span is part of its trace.
+    /// Sets the W3C trace context of the request. The service's span becomes part of that trace.
     pub fn traceparent(mut self, traceparent: impl Into<Cow<'c, str>>) -> Self {
-        self.ask.traceparent = Some(traceparent.into());
+        self.request.traceparent = Some(traceparent.into());
         self
     }
 
-    /// What is said of each descriptor's slot, which is given back.
+    /// Reports `sample` for the slot of each descriptor, which this check releases.
     pub(crate) fn sample(mut self, sample: Option<Sample>) -> Self {
         if let Some(sample) = sample {
-            let hold = Feedback { sample: Some(sample), ..Feedback::default() };
-            self.ask.holds = self.ask.descriptors.iter().map(|_| hold.clone()).collect();
+            let feedback = Feedback { sample: Some(sample), ..Feedback::default() };
+            self.request.feedback = self.request.descriptors.iter().map(|_| feedback.clone()).collect();
         }
         self
     }
 
-    /// The same for callers who decide by themselves what a failure means.
+    /// Sends the check and returns an error if the service did not decide, instead of a fallback verdict.
     ///
     /// # Errors
-    /// When the service did not answer.
-    pub async fn strict(self) -> Result<Verdict, Failure> {
+    ///
+    /// Returns the [`Failure`] if no endpoint decided the check within the timeout.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use sluicegate_client::{Client, Failure, descriptor};
+    ///
+    /// # async fn example(client: Client) -> Result<(), Failure> {
+    /// let verdict = client.check([descriptor! { "user" => "alice" }]).without_fallback().await?;
+    /// println!("remaining: {:?}", verdict.remaining());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn without_fallback(self) -> Result<Verdict, Failure> {
         let verdict = self.await;
         match verdict.failure {
             Some(failure) => Err(*failure),
@@ -160,31 +227,31 @@ impl<'c> IntoFuture for Check<'c> {
 
     #[inline]
     fn into_future(self) -> CheckFuture<'c> {
-        let now = self.inner.began.elapsed();
-        // Where it is: a check that needs no call is not moved for nothing.
-        let question = match self.inner.known(&self.ask, now) {
-            Cached::Answer(verdict) => {
-                self.inner.telemetry.answered(&verdict, || Duration::ZERO);
-                return CheckFuture(Step::Known(verdict));
+        let now = self.inner.started_at.elapsed();
+        // The request is borrowed, because moving a check that needs no call would cost time.
+        let lookup = match self.inner.answer_locally(&self.request, now) {
+            Cached::Hit(verdict) => {
+                self.inner.telemetry.record_check(&verdict, || Duration::ZERO);
+                return CheckFuture(State::Ready(verdict));
             }
-            Cached::Nothing(question) => question,
+            Cached::Miss(lookup) => lookup,
         };
-        let Check { inner, mut ask, deadline } = self;
-        if !inner.grants.is_empty() && ask.holds.is_empty() {
-            ask.holds.extend(inner.grants.holds(&ask, now));
+        let Check { inner, mut request, timeout } = self;
+        if !inner.grants.is_empty() && request.feedback.is_empty() {
+            request.feedback.extend(inner.grants.feedback(&request, now));
         }
-        CheckFuture(Step::Asking(Box::pin(async move { inner.ask(&ask, now, deadline, question).await })))
+        CheckFuture(State::Calling(Box::pin(async move { inner.check(&request, now, timeout, lookup).await })))
     }
 }
 
-/// The answer to a [`Check`] in the making.
-#[must_use = "nothing is asked before it is awaited"]
-pub struct CheckFuture<'c>(Step<'c>);
+/// Future of a [`Check`]'s verdict.
+#[must_use = "futures do nothing unless awaited"]
+pub struct CheckFuture<'c>(State<'c>);
 
-#[allow(clippy::large_enum_variant, reason = "an answer from the cache is to need no allocation")]
-enum Step<'c> {
-    Known(Verdict),
-    Asking(Pin<Box<dyn Future<Output = Verdict> + Send + 'c>>),
+#[allow(clippy::large_enum_variant, reason = "a cached verdict must not need an allocation")]
+enum State<'c> {
+    Ready(Verdict),
+    Calling(Pin<Box<dyn Future<Output = Verdict> + Send + 'c>>),
     Done,
 }
 
@@ -193,13 +260,13 @@ impl Future for CheckFuture<'_> {
 
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Verdict> {
-        if let Step::Asking(asking) = &mut self.0 {
-            return asking.as_mut().poll(context);
+        if let State::Calling(call) = &mut self.0 {
+            return call.as_mut().poll(context);
         }
-        match std::mem::replace(&mut self.0, Step::Done) {
-            Step::Known(verdict) => Poll::Ready(verdict),
-            // As every future that is polled after its end.
-            Step::Asking(_) | Step::Done => Poll::Pending,
+        match std::mem::replace(&mut self.0, State::Done) {
+            State::Ready(verdict) => Poll::Ready(verdict),
+            // The future was polled after completion, for which any result is permitted.
+            State::Calling(_) | State::Done => Poll::Pending,
         }
     }
 }
@@ -209,80 +276,86 @@ impl Inner {
         Arc::clone(&self.endpoints.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What needs no call.
-    fn known(&self, ask: &CheckRequest<'_>, now: Duration) -> Cached {
-        if self.denials.is_none() && self.grants.is_empty() {
-            return Cached::Nothing(Lookup::default());
+    /// Answers the request from grants or the deny cache, without a call to the service.
+    fn answer_locally(&self, request: &CheckRequest<'_>, now: Duration) -> Cached {
+        if self.deny_cache.is_none() && self.grants.is_empty() {
+            return Cached::Miss(Lookup::default());
         }
-        let identities = ask.identities().collect();
+        let identities = request.identities().collect();
         if !self.grants.is_empty()
-            && let Some(verdict) = self.grants.spend(ask, &identities, now)
+            && let Some(verdict) = self.grants.spend(request, &identities, now)
         {
-            return Cached::Answer(verdict);
+            return Cached::Hit(verdict);
         }
-        let denials = self.denials.as_ref();
-        denials.map_or(Cached::Nothing(Lookup::default()), |denials| denials.get(ask, &identities, now))
+        let deny_cache = self.deny_cache.as_ref();
+        deny_cache.map_or(Cached::Miss(Lookup::default()), |cache| cache.get(request, &identities, now))
     }
 
-    async fn ask(&self, ask: &CheckRequest<'_>, now: Duration, deadline: Duration, question: Lookup) -> Verdict {
-        let asked = self.began + now;
-        // For ever is a day.
-        let end = asked.checked_add(deadline - early(deadline)).unwrap_or(asked + Duration::from_secs(86_400));
-        let clock = CallTimes { began: self.began, asked: now, deadline: end, allowed: deadline };
-        let answer = self.ask_someone(ask, &clock).await;
-        // Also when it is not known whether it came about.
-        if let Some(denials) = self.denials.as_ref().filter(|_| ask.gives_back()) {
-            denials.refunded(ask);
+    async fn check(&self, request: &CheckRequest<'_>, now: Duration, timeout: Duration, lookup: Lookup) -> Verdict {
+        let started = self.started_at + now;
+        // A timeout that the clock cannot represent counts as one day.
+        let deadline =
+            started.checked_add(timeout - timer_margin(timeout)).unwrap_or(started + Duration::from_secs(86_400));
+        let times = CallTimes { client_started_at: self.started_at, started: now, deadline, timeout };
+        let result = self.call_endpoints(request, &times).await;
+        // A failed call may have executed its refund, so it invalidates cached denials too.
+        if let Some(deny_cache) = self.deny_cache.as_ref().filter(|_| request.has_refund()) {
+            deny_cache.record_refund(request);
         }
-        match &answer {
+        match &result {
             Ok(verdict) => {
-                if let Some(denials) = &self.denials {
-                    denials.put(ask, verdict, question, now);
+                if let Some(deny_cache) = &self.deny_cache {
+                    deny_cache.insert(request, verdict, lookup, now);
                 }
-                self.grants.keep(ask, verdict, now);
+                self.grants.store(request, verdict, now);
             }
-            Err(_) => self.grants.answered(ask),
+            Err(_) => self.grants.request_finished(request),
         }
-        let verdict = answer.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
-        self.telemetry.answered(&verdict, || self.began.elapsed().saturating_sub(now));
+        let verdict = result.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
+        self.telemetry.record_check(&verdict, || self.started_at.elapsed().saturating_sub(now));
         verdict
     }
 
-    /// It is asked a second time only if it surely did not run: at another endpoint, or on another connection.
-    async fn ask_someone(&self, ask: &CheckRequest<'_>, clock: &CallTimes) -> Result<Verdict, Failure> {
+    /// Calls an endpoint, and a second time only if the first call certainly did not execute the check: another
+    /// endpoint, or the same one on another connection.
+    async fn call_endpoints(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Verdict, Failure> {
         let endpoints = self.endpoints();
-        let choose = |but, now| endpoints.choose(&self.routing, ask, now, but);
-        let first = choose(None, clock.asked).ok_or(Failure::Unreachable)?;
-        let (failure, but) = match first.ask(ask, clock).await {
+        let choose = |excluded, now| endpoints.choose(&self.routing, request, now, excluded);
+        let first = choose(None, times.started).ok_or(Failure::Unreachable)?;
+        let (failure, excluded) = match first.check(request, times).await {
             Ok(verdict) => return Ok(verdict),
-            // The same one has other connections.
-            Err(StreamError::Ended) => (Failure::Unreachable, None),
-            Err(StreamError::NotRun(failure)) => (failure, Some(first)),
-            Err(StreamError::NoStream) => (Failure::Unreachable, Some(first)),
-            Err(StreamError::Perhaps(failure) | StreamError::Refused(failure)) => return Err(failure),
+            // The endpoint closed only this connection in order, so it is not excluded.
+            Err(StreamError::StreamEnded) => (Failure::Unreachable, None),
+            Err(StreamError::NotExecuted(failure)) => (failure, Some(first)),
+            Err(StreamError::Unsupported) => (Failure::Unreachable, Some(first)),
+            Err(StreamError::MaybeExecuted(failure) | StreamError::Rejected(failure)) => return Err(failure),
         };
-        let second = choose(but, clock.now());
-        // Boxed, as all that is rare: a check that waits is to be small.
-        match Box::pin(second.ok_or(failure)?.ask(ask, clock)).await {
+        let second = choose(excluded, times.now());
+        // The second call is rare, so it is boxed: a waiting check must stay small.
+        match Box::pin(second.ok_or(failure)?.check(request, times)).await {
             Ok(verdict) => Ok(verdict),
-            Err(StreamError::NoStream | StreamError::Ended) => Err(Failure::Unreachable),
-            Err(StreamError::NotRun(failure) | StreamError::Perhaps(failure) | StreamError::Refused(failure)) => {
-                Err(failure)
-            }
+            Err(StreamError::Unsupported | StreamError::StreamEnded) => Err(Failure::Unreachable),
+            Err(
+                StreamError::NotExecuted(failure)
+                | StreamError::MaybeExecuted(failure)
+                | StreamError::Rejected(failure),
+            ) => Err(failure),
         }
     }
 }
 
-/// Tokio's timers go off up to two milliseconds late: of a deadline that is long enough one is left for that.
-fn early(deadline: Duration) -> Duration {
-    (deadline / 10).min(Duration::from_millis(1))
+/// Returns how much earlier than the timeout the timer is set: a tenth of it, at most 1 ms.
+///
+/// Tokio's timers fire up to 2 ms late.
+fn timer_margin(timeout: Duration) -> Duration {
+    (timeout / 10).min(Duration::from_millis(1))
 }
 
 impl std::fmt::Debug for Check<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Check")
-            .field("domain", &self.ask.domain)
-            .field("descriptors", &self.ask.descriptors.as_slice())
+            .field("domain", &self.request.domain)
+            .field("descriptors", &self.request.descriptors.as_slice())
             .finish()
     }
 }
@@ -292,9 +365,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_is_kept_by_a_timer_that_is_early() {
-        for (deadline, expected) in [(0, 0), (100, 10), (5_000, 500), (10_000, 1_000), (60_000_000, 1_000)] {
-            assert_eq!(early(Duration::from_micros(deadline)), Duration::from_micros(expected));
+    fn the_timer_is_set_a_tenth_of_the_timeout_early_and_at_most_a_millisecond() {
+        for (timeout, expected) in [(0, 0), (100, 10), (5_000, 500), (10_000, 1_000), (60_000_000, 1_000)] {
+            assert_eq!(timer_margin(Duration::from_micros(timeout)), Duration::from_micros(expected));
         }
     }
 }

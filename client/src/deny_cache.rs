@@ -1,8 +1,9 @@
-//! Refusals that still hold: nobody needs to be asked what the answer is known to be.
+//! [`DenyCache`]: denials that are still valid, answered without calling the service.
 //!
-//! A refusal holds until the first of its limits would let the same request pass, for the same or a larger cost; but for no
-//! longer than a second, in which an operator's word is in force everywhere. What the service decided without its counters,
-//! and refusals that count, are not remembered.
+//! A denial is valid for the same descriptors and the same or a larger cost, until the first of its limits would allow
+//! the request again. It is cached for at most one second, because an operator's override takes effect everywhere
+//! within a second. Denials that the service made without its counters, and denials that count against the limit, are
+//! not cached.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -17,24 +18,25 @@ use crate::{
     verdict::{DecidedBy, Status, Verdict},
 };
 
-/// Refunds are told apart by so many kinds.
-const REFUNDS: usize = 256;
-/// Until then a limit that was raised elsewhere goes unnoticed.
+/// Number of refund counters. Each descriptor uses one of them, selected by its identity.
+const REFUND_COUNTERS: usize = 256;
+/// Maximum age of a cached denial, and so the time until a limit that was raised elsewhere takes effect.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
+/// Cache of denials, by domain and descriptors.
 pub(crate) struct DenyCache {
-    refusals: SetAssociativeCache<Denial>,
-    /// How often something was given back to descriptors of each kind: a refusal from before does not hold.
-    refunds: Box<[AtomicU32; REFUNDS]>,
+    denials: SetAssociativeCache<Denial>,
+    /// Number of refunds per counter. A denial from before a refund is invalid.
+    refunds: Box<[AtomicU32; REFUND_COUNTERS]>,
 }
 
-/// What is known of a question.
+/// Result of a lookup.
 pub(crate) enum Cached {
-    Answer(Verdict),
-    Nothing(Lookup),
+    Hit(Verdict),
+    Miss(Lookup),
 }
 
-/// What tells a question from all others, and how often something was given back to its descriptors before it was asked.
+/// Identity of a request, and the number of refunds of its descriptors when it was looked up.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Lookup {
     identity: u128,
@@ -44,92 +46,95 @@ pub(crate) struct Lookup {
 struct Denial {
     refunds: u32,
     costs: SmallVec<[u64; 2]>,
-    since: Duration,
-    until: Duration,
+    requested_at: Duration,
+    expires_at: Duration,
     statuses: SmallVec<[Status; 1]>,
 }
 
 impl DenyCache {
-    /// Of about so many refusals.
-    pub(crate) fn new(refusals: usize) -> Self {
-        Self { refusals: SetAssociativeCache::new(refusals), refunds: Box::new([const { AtomicU32::new(0) }; REFUNDS]) }
+    /// Creates a cache for about `max_entries` denials.
+    pub(crate) fn new(max_entries: usize) -> Self {
+        let refunds = Box::new([const { AtomicU32::new(0) }; REFUND_COUNTERS]);
+        Self { denials: SetAssociativeCache::new(max_entries), refunds }
     }
 
-    /// The refusal of this question that still holds, or else what `put` will want to know. A question that gives back
-    /// ends what is known of its descriptors: from now on, whether it comes about or not.
-    pub(crate) fn get(&self, ask: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Cached {
+    /// Returns the cached denial of a request, or the [`Lookup`] to pass to [`insert`](Self::insert).
+    ///
+    /// A request that refunds hits invalidates the denials of its descriptors immediately, whether or not its call
+    /// succeeds.
+    pub(crate) fn get(&self, request: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Cached {
         let (mut identity, mut refunds) = (0_u128, 0_u32);
-        for one in identities {
-            let kind = &self.refunds[*one as usize % REFUNDS];
-            if ask.gives_back() {
-                kind.fetch_add(1, Relaxed);
+        for descriptor in identities {
+            let counter = &self.refunds[*descriptor as usize % REFUND_COUNTERS];
+            if request.has_refund() {
+                counter.fetch_add(1, Relaxed);
             }
-            refunds = refunds.wrapping_add(kind.load(Relaxed));
-            // Of all descriptors together, in their order.
-            identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ one;
+            refunds = refunds.wrapping_add(counter.load(Relaxed));
+            // The identity of the request combines those of all descriptors and depends on their order.
+            identity = identity.rotate_left(1).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835) ^ descriptor;
         }
-        let question = Lookup { identity, refunds };
-        if !ask.takes() {
-            return Cached::Nothing(question);
+        let lookup = Lookup { identity, refunds };
+        if !request.only_takes() {
+            return Cached::Miss(lookup);
         }
-        let answer = self.refusals.look(identity, |refusal| {
-            let costs = ask.costs().zip(&refusal.costs).all(|(cost, refused)| cost >= *refused);
-            let holds = now < refusal.until && costs && refusal.refunds == refunds;
-            holds.then(|| refusal.at(now))
+        let verdict = self.denials.lookup(identity, |denial| {
+            let costs_as_much = request.costs().zip(&denial.costs).all(|(cost, denied)| cost >= *denied);
+            let is_valid = now < denial.expires_at && costs_as_much && denial.refunds == refunds;
+            is_valid.then(|| denial.verdict_at(now))
         });
-        answer.map_or(Cached::Nothing(question), Cached::Answer)
+        verdict.map_or(Cached::Miss(lookup), Cached::Hit)
     }
 
-    /// Something has been given back: a refusal that overtook it does not hold either.
-    pub(crate) fn refunded(&self, ask: &CheckRequest<'_>) {
-        for one in ask.identities() {
-            self.refunds[one as usize % REFUNDS].fetch_add(1, Relaxed);
+    /// Invalidates denials that arrived while a refund was in progress: they may have been decided before it.
+    pub(crate) fn record_refund(&self, request: &CheckRequest<'_>) {
+        for descriptor in request.identities() {
+            self.refunds[descriptor as usize % REFUND_COUNTERS].fetch_add(1, Relaxed);
         }
     }
 
-    /// Remembers a refusal, if it is one that holds. `since`: when it was asked.
-    pub(crate) fn put(&self, ask: &CheckRequest<'_>, verdict: &Verdict, question: Lookup, since: Duration) {
-        let refusals = || verdict.statuses.iter().filter(|status| !status.allowed);
-        if verdict.allowed || !ask.takes() || refusals().any(|status| status.refusal_counts || status.fallback) {
+    /// Caches the verdict if it is a denial that may be cached. `requested_at` is when the check was sent.
+    pub(crate) fn insert(&self, request: &CheckRequest<'_>, verdict: &Verdict, lookup: Lookup, requested_at: Duration) {
+        let denied = || verdict.statuses.iter().filter(|status| !status.allowed);
+        if verdict.allowed || !request.only_takes() || denied().any(|status| status.denial_counts || status.fallback) {
             return;
         }
-        // What was rounded up to a second may be all but a second less.
-        let wait = |status: &Status| match status.coarse {
+        // A time that was rounded up to whole seconds may be almost a second too long.
+        let retry_after = |status: &Status| match status.whole_seconds {
             true => status.retry_after?.checked_sub(Duration::from_secs(1)),
             false => status.retry_after,
         };
-        // The first that would pass may have been the one that mattered.
-        let Some(wait) = refusals().map(wait).min().flatten() else {
+        // It is unknown which of the limits caused the denial, so the shortest time applies.
+        let Some(retry_after) = denied().map(retry_after).min().flatten() else {
             return;
         };
-        let refusal = Denial {
-            refunds: question.refunds,
-            costs: ask.costs().collect(),
-            since,
-            until: since + wait.min(MAX_AGE),
+        let denial = Denial {
+            refunds: lookup.refunds,
+            costs: request.costs().collect(),
+            requested_at,
+            expires_at: requested_at + retry_after.min(MAX_AGE),
             statuses: verdict.statuses.clone(),
         };
-        self.refusals.put(question.identity, refusal);
+        self.denials.put(lookup.identity, denial);
     }
 }
 
 impl Expiring for Denial {
-    fn ends(&self) -> Duration {
-        self.until
+    fn expires_at(&self) -> Duration {
+        self.expires_at
     }
 }
 
 impl Denial {
-    /// The verdict as it is now.
-    fn at(&self, now: Duration) -> Verdict {
-        let past = now.saturating_sub(self.since);
-        let left = |time: Option<Duration>| time.map(|time| time.saturating_sub(past));
-        let later = |status: &Status| Status {
-            reset: left(status.reset),
-            retry_after: left(status.retry_after),
+    /// Returns the verdict with its times reduced by the age of the denial.
+    fn verdict_at(&self, now: Duration) -> Verdict {
+        let age = now.saturating_sub(self.requested_at);
+        let reduced = |time: Option<Duration>| time.map(|time| time.saturating_sub(age));
+        let aged = |status: &Status| Status {
+            reset: reduced(status.reset),
+            retry_after: reduced(status.retry_after),
             ..status.clone()
         };
-        let statuses = self.statuses.iter().map(later).collect();
+        let statuses = self.statuses.iter().map(aged).collect();
         Verdict { statuses, ..Verdict::empty(false, DecidedBy::DenyCache) }
     }
 }
@@ -143,13 +148,13 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn ask(descriptors: &[Descriptor<'static>], hits: u32) -> CheckRequest<'static> {
+    fn request(descriptors: &[Descriptor<'static>], hits: u32) -> CheckRequest<'static> {
         CheckRequest {
             domain: "d".into(),
             descriptors: descriptors.iter().cloned().collect(),
             hits,
             traceparent: None,
-            holds: Vec::new(),
+            feedback: Vec::new(),
         }
     }
 
@@ -157,9 +162,9 @@ mod tests {
         descriptor! { "user" => name }
     }
 
-    fn refused(waits: &[Option<u64>]) -> Verdict {
-        let status = |wait: &Option<u64>| Status { retry_after: wait.map(at), ..Status::default() };
-        let statuses = waits.iter().map(status).collect();
+    fn denied(retry_after: &[Option<u64>]) -> Verdict {
+        let status = |millis: &Option<u64>| Status { retry_after: millis.map(at), ..Status::default() };
+        let statuses = retry_after.iter().map(status).collect();
         Verdict {
             allowed: false,
             by: DecidedBy::Server,
@@ -169,108 +174,108 @@ mod tests {
         }
     }
 
-    fn remember(cache: &DenyCache, ask: &CheckRequest<'_>, verdict: &Verdict, now: Duration) {
-        cache.put(ask, verdict, question(cache, ask), now);
+    fn insert(cache: &DenyCache, request: &CheckRequest<'_>, verdict: &Verdict, now: Duration) {
+        cache.insert(request, verdict, miss(cache, request), now);
     }
 
-    /// At a time when nothing is known.
-    fn question(cache: &DenyCache, ask: &CheckRequest<'_>) -> Lookup {
-        match cache.get(ask, &ask.identities().collect(), at(u64::MAX)) {
-            Cached::Nothing(question) => question,
-            Cached::Answer(verdict) => panic!("{verdict:?}"),
+    /// Looks the request up at a time when all denials have expired.
+    fn miss(cache: &DenyCache, request: &CheckRequest<'_>) -> Lookup {
+        match cache.get(request, &request.identities().collect(), at(u64::MAX)) {
+            Cached::Miss(lookup) => lookup,
+            Cached::Hit(verdict) => panic!("{verdict:?}"),
         }
     }
 
-    fn get(cache: &DenyCache, ask: &CheckRequest<'_>, now: Duration) -> Option<Verdict> {
-        match cache.get(ask, &ask.identities().collect(), now) {
-            Cached::Answer(verdict) => Some(verdict),
-            Cached::Nothing(_) => None,
+    fn get(cache: &DenyCache, request: &CheckRequest<'_>, now: Duration) -> Option<Verdict> {
+        match cache.get(request, &request.identities().collect(), now) {
+            Cached::Hit(verdict) => Some(verdict),
+            Cached::Miss(_) => None,
         }
     }
 
     #[test]
-    fn a_refusal_holds_until_its_time_and_says_what_is_left_of_it() {
+    fn a_denial_is_cached_until_it_expires_and_its_times_decrease() {
         let cache = DenyCache::new(100);
-        let alice = ask(&[user("alice")], 1);
+        let alice = request(&[user("alice")], 1);
         assert_eq!(get(&cache, &alice, at(0)), None);
-        remember(&cache, &alice, &refused(&[Some(1_000)]), at(50));
-        let answer = get(&cache, &alice, at(300)).unwrap();
+        insert(&cache, &alice, &denied(&[Some(1_000)]), at(50));
+        let verdict = get(&cache, &alice, at(300)).unwrap();
         assert_eq!(
-            (answer.decided_by(), answer.allowed(), answer.retry_after()),
+            (verdict.decided_by(), verdict.allowed(), verdict.retry_after()),
             (DecidedBy::DenyCache, false, Some(at(750)))
         );
-        assert_eq!(answer.headers(), []);
+        assert_eq!(verdict.headers(), []);
         assert!(get(&cache, &alice, at(1_049)).is_some());
         assert_eq!(get(&cache, &alice, at(1_050)), None);
-        // However long the service says.
-        remember(&cache, &alice, &refused(&[Some(60_000)]), at(2_000));
+        // A longer retry-after is cached for a second only.
+        insert(&cache, &alice, &denied(&[Some(60_000)]), at(2_000));
         assert_eq!(get(&cache, &alice, at(2_999)).unwrap().retry_after(), Some(at(59_001)));
         assert_eq!(get(&cache, &alice, at(3_000)), None);
-        assert_eq!(get(&cache, &ask(&[user("bob")], 1), at(300)), None);
-        assert_eq!(get(&cache, &ask(&[user("alice"), user("alice")], 1), at(300)), None);
+        assert_eq!(get(&cache, &request(&[user("bob")], 1), at(300)), None);
+        assert_eq!(get(&cache, &request(&[user("alice"), user("alice")], 1), at(300)), None);
     }
 
     #[test]
-    fn it_holds_for_the_same_and_for_larger_costs() {
+    fn a_denial_is_valid_for_equal_and_larger_costs() {
         let cache = DenyCache::new(100);
-        remember(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), &refused(&[Some(1_000), None]), at(0));
+        insert(&cache, &request(&[user("alice"), user("x").hits(2)], 5), &denied(&[Some(1_000), None]), at(0));
         assert_eq!(
-            get(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), at(1)),
+            get(&cache, &request(&[user("alice"), user("x").hits(2)], 5), at(1)),
             None,
-            "one never passes: not known"
+            "one retry-after is unknown"
         );
-        remember(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), &refused(&[Some(1_000), Some(10)]), at(0));
-        let known = |hits, own| get(&cache, &ask(&[user("alice"), user("x").hits(own)], hits), at(1)).is_some();
-        assert!(known(5, 2) && known(6, 9) && !known(4, 2) && !known(5, 1));
-        let later = get(&cache, &ask(&[user("alice"), user("x").hits(2)], 5), at(10));
-        assert_eq!(later, None, "the first of them would pass");
+        insert(&cache, &request(&[user("alice"), user("x").hits(2)], 5), &denied(&[Some(1_000), Some(10)]), at(0));
+        let cached = |hits, own| get(&cache, &request(&[user("alice"), user("x").hits(own)], hits), at(1)).is_some();
+        assert!(cached(5, 2) && cached(6, 9) && !cached(4, 2) && !cached(5, 1));
+        let later = get(&cache, &request(&[user("alice"), user("x").hits(2)], 5), at(10));
+        assert_eq!(later, None, "the second descriptor may be allowed again");
     }
 
     #[test]
-    fn what_may_be_otherwise_is_not_remembered() {
+    fn a_denial_that_may_be_wrong_later_is_not_cached() {
         let cache = DenyCache::new(100);
-        let alice = ask(&[user("alice")], 1);
+        let alice = request(&[user("alice")], 1);
         let status = Status { retry_after: Some(at(1_000)), ..Status::default() };
         for status in [
-            Status { refusal_counts: true, ..status.clone() },
+            Status { denial_counts: true, ..status.clone() },
             Status { fallback: true, ..status.clone() },
             Status { retry_after: None, ..status.clone() },
         ] {
-            let verdict = Verdict { statuses: [status].into_iter().collect(), ..refused(&[]) };
-            remember(&cache, &alice, &verdict, at(0));
+            let verdict = Verdict { statuses: [status].into_iter().collect(), ..denied(&[]) };
+            insert(&cache, &alice, &verdict, at(0));
             assert_eq!(get(&cache, &alice, at(1)), None, "{verdict:?}");
         }
-        remember(&cache, &alice, &Verdict { allowed: true, ..refused(&[Some(1_000)]) }, at(0));
-        assert_eq!(get(&cache, &alice, at(1)), None, "a shadow rule's");
-        let coarse =
-            |seconds: u64| Status { coarse: true, retry_after: Some(at(seconds * 1_000)), ..Status::default() };
-        let of = |seconds| Verdict { statuses: [coarse(seconds)].into_iter().collect(), ..refused(&[]) };
-        remember(&cache, &alice, &of(1), at(0));
-        assert_eq!(get(&cache, &alice, at(0)), None, "it may be all but over");
-        let bob = ask(&[user("bob")], 1);
-        remember(&cache, &bob, &of(2), at(0));
+        insert(&cache, &alice, &Verdict { allowed: true, ..denied(&[Some(1_000)]) }, at(0));
+        assert_eq!(get(&cache, &alice, at(1)), None, "denied by a rule in shadow mode");
+        let rounded =
+            |seconds: u64| Status { whole_seconds: true, retry_after: Some(at(seconds * 1_000)), ..Status::default() };
+        let rounded = |seconds| Verdict { statuses: [rounded(seconds)].into_iter().collect(), ..denied(&[]) };
+        insert(&cache, &alice, &rounded(1), at(0));
+        assert_eq!(get(&cache, &alice, at(0)), None, "almost the whole second may have passed");
+        let bob = request(&[user("bob")], 1);
+        insert(&cache, &bob, &rounded(2), at(0));
         assert_eq!((get(&cache, &bob, at(999)).is_some(), get(&cache, &bob, at(1_000))), (true, None));
-        for look in [user("alice").hits(0), user("alice").refund()] {
-            let look = ask(&[look], 1);
-            remember(&cache, &look, &refused(&[Some(1_000)]), at(0));
-            assert_eq!((get(&cache, &look, at(1)), get(&cache, &alice, at(1))), (None, None));
+        for descriptor in [user("alice").hits(0), user("alice").refund()] {
+            let peek_or_refund = request(&[descriptor], 1);
+            insert(&cache, &peek_or_refund, &denied(&[Some(1_000)]), at(0));
+            assert_eq!((get(&cache, &peek_or_refund, at(1)), get(&cache, &alice, at(1))), (None, None));
         }
     }
 
     #[test]
-    fn a_refund_ends_it_also_one_that_overtakes_the_refusal() {
+    fn a_refund_invalidates_denials_from_before_and_during_it() {
         let cache = DenyCache::new(100);
-        let (alice, both) = (ask(&[user("alice")], 1), ask(&[user("bob"), user("alice")], 1));
-        remember(&cache, &alice, &refused(&[Some(1_000)]), at(0));
-        remember(&cache, &both, &refused(&[Some(1_000), Some(1_000)]), at(0));
-        let before = question(&cache, &alice);
-        assert_eq!(get(&cache, &ask(&[user("alice").refund()], 1), at(0)), None);
+        let (alice, both) = (request(&[user("alice")], 1), request(&[user("bob"), user("alice")], 1));
+        insert(&cache, &alice, &denied(&[Some(1_000)]), at(0));
+        insert(&cache, &both, &denied(&[Some(1_000), Some(1_000)]), at(0));
+        let before = miss(&cache, &alice);
+        assert_eq!(get(&cache, &request(&[user("alice").refund()], 1), at(0)), None);
         assert_eq!((get(&cache, &alice, at(1)), get(&cache, &both, at(1))), (None, None));
-        cache.put(&alice, &refused(&[Some(1_000)]), before, at(0));
+        cache.insert(&alice, &denied(&[Some(1_000)]), before, at(0));
         assert_eq!(get(&cache, &alice, at(1)), None);
-        let meanwhile = question(&cache, &alice);
-        cache.refunded(&ask(&[user("alice").refund()], 1));
-        cache.put(&alice, &refused(&[Some(1_000)]), meanwhile, at(0));
+        let meanwhile = miss(&cache, &alice);
+        cache.record_refund(&request(&[user("alice").refund()], 1));
+        cache.insert(&alice, &denied(&[Some(1_000)]), meanwhile, at(0));
         assert_eq!(get(&cache, &alice, at(1)), None);
     }
 }

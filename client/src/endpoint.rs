@@ -1,4 +1,4 @@
-//! One instance of the service: how it is asked, and whether it is worth asking.
+//! [`Endpoint`]: one instance of the service, with its connections and its circuit breaker.
 
 use std::{
     sync::{
@@ -21,144 +21,146 @@ use crate::{
     raw::Raw,
     stream_connection::{StreamConnection, StreamError},
     telemetry,
-    verdict::{Failure, Verdict, text},
+    verdict::{Failure, Verdict, full_message},
 };
 
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// In the metadata of an answer: the lives of its quotas in microseconds, from the moment the call was sent; one for each
-/// descriptor, with commas between, and nothing where there is none.
-const GRANT_LIVES: &str = "sluicegate-grant-life-us";
+/// Response metadata: lifetimes of the grants in microseconds, starting when the call was sent. One per descriptor,
+/// separated by commas, empty for descriptors without a grant.
+const GRANT_TTLS: &str = "sluicegate-grant-ttl-us";
 
-/// In the metadata of an answer: it refuses for overload.
+/// Response metadata: present if the request was denied because of overload.
 const SHED: &str = "sluicegate-shed";
 
-/// In the metadata of a question: what is said of grants.
-const HOLD: &str = "sluicegate-feedback";
+/// Request metadata: feedback about grants and slots.
+const FEEDBACK: &str = "sluicegate-feedback";
 
+/// One instance of the service.
 pub(crate) struct Endpoint {
-    /// Its address: the name by which checks are placed.
+    /// Address (`host:port`), from which routing computes which checks the endpoint receives.
     pub(crate) name: Arc<str>,
     channel: Channel,
     headers: MetadataMap,
-    lane: Option<StreamConnection>,
+    stream: Option<StreamConnection>,
     pub(crate) breaker: Breaker,
     in_flight: AtomicUsize,
 }
 
-/// When something has to be over: on tokio's clock, and on the client's own.
+/// Start and deadline of a check. The deadline is a time of tokio's clock; the start is relative to the client's start.
 pub(crate) struct CallTimes {
-    pub(crate) began: Instant,
-    pub(crate) asked: Duration,
+    pub(crate) client_started_at: Instant,
+    pub(crate) started: Duration,
     pub(crate) deadline: Instant,
-    pub(crate) allowed: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl CallTimes {
     pub(crate) fn now(&self) -> Duration {
-        self.began.elapsed()
+        self.client_started_at.elapsed()
     }
 }
 
 impl Endpoint {
-    pub(crate) fn new(name: Arc<str>, channel: Channel, headers: MetadataMap, coalesces: bool) -> Self {
-        let lane = coalesces.then(|| StreamConnection::start(channel.clone(), headers.clone()));
-        Self { name, channel, headers, lane, breaker: Breaker::default(), in_flight: AtomicUsize::new(0) }
+    pub(crate) fn new(name: Arc<str>, channel: Channel, headers: MetadataMap, batching: bool) -> Self {
+        let stream = batching.then(|| StreamConnection::start(channel.clone(), headers.clone()));
+        Self { name, channel, headers, stream, breaker: Breaker::default(), in_flight: AtomicUsize::new(0) }
     }
 
-    /// Checks under way.
+    /// Returns the number of checks in progress.
     pub(crate) fn load(&self) -> usize {
         self.in_flight.load(Relaxed)
     }
 
     #[cfg(test)]
-    pub(crate) fn burden(&self, checks: usize) {
+    pub(crate) fn add_load(&self, checks: usize) {
         self.in_flight.fetch_add(checks, Relaxed);
     }
 
-    /// Asks, and learns from the outcome whether to go on asking.
-    pub(crate) async fn ask(&self, ask: &CheckRequest<'_>, clock: &CallTimes) -> Result<Verdict, StreamError> {
-        let _under_way = InFlightGuard::new(&self.in_flight);
-        let answer = timeout_at(clock.deadline, self.send(ask)).await;
-        let answer = answer.unwrap_or_else(|_| Err(StreamError::Perhaps(Failure::Deadline(clock.allowed))));
-        match &answer {
-            Ok(_) | Err(StreamError::Refused(_)) => {
-                if self.breaker.succeeded() {
-                    telemetry::breaker(&self.name, false);
+    /// Sends a check and records in the breaker whether the endpoint answered.
+    pub(crate) async fn check(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Verdict, StreamError> {
+        let _in_flight = InFlightGuard::new(&self.in_flight);
+        let result = timeout_at(times.deadline, self.send(request)).await;
+        let result = result.unwrap_or_else(|_| Err(StreamError::MaybeExecuted(Failure::Timeout(times.timeout))));
+        match &result {
+            Ok(_) | Err(StreamError::Rejected(_)) => {
+                if self.breaker.record_success() {
+                    telemetry::log_breaker_change(&self.name, false);
                 }
             }
-            // No fault of the service's.
-            Err(StreamError::Ended | StreamError::NotRun(Failure::Overloaded)) => {}
-            Err(StreamError::NotRun(_) | StreamError::Perhaps(_) | StreamError::NoStream) => {
-                if self.breaker.failed(clock.now()) {
-                    telemetry::breaker(&self.name, true);
+            // These are no failures of the endpoint.
+            Err(StreamError::StreamEnded | StreamError::NotExecuted(Failure::Overloaded)) => {}
+            Err(StreamError::NotExecuted(_) | StreamError::MaybeExecuted(_) | StreamError::Unsupported) => {
+                if self.breaker.record_failure(times.now()) {
+                    telemetry::log_breaker_change(&self.name, true);
                 }
             }
         }
-        answer
+        result
     }
 
-    async fn send(&self, ask: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
-        if let Some(lane) = self.lane.as_ref().filter(|lane| !lane.is_without()) {
-            match lane.ask(ask).await {
-                Err(StreamError::NoStream) => {}
-                answer => return answer,
+    async fn send(&self, request: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
+        if let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_unsupported()) {
+            match stream.check(request).await {
+                Err(StreamError::Unsupported) => {}
+                result => return result,
             }
         }
-        Box::pin(self.unary(ask)).await
+        Box::pin(self.unary(request)).await
     }
 
-    /// A call of its own, with what belongs to every call.
+    /// Returns the channel and a request with the headers of every call.
     pub(crate) fn call<T>(&self, message: T) -> (Channel, tonic::Request<T>) {
         let mut request = tonic::Request::new(message);
         *request.metadata_mut() = self.headers.clone();
         (self.channel.clone(), request)
     }
 
-    async fn unary(&self, ask: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
+    /// Sends a check as a unary call of Envoy's protocol.
+    async fn unary(&self, check: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
         let mut message = Vec::with_capacity(128);
-        ask.write(&mut Writer(&mut message));
+        check.write(&mut Writer(&mut message));
         let (channel, mut request) = self.call(message);
-        if let Some(traceparent) = ask.traceparent.as_ref().and_then(|trace| trace.parse().ok()) {
+        if let Some(traceparent) = check.traceparent.as_ref().and_then(|trace| trace.parse().ok()) {
             request.metadata_mut().insert("traceparent", traceparent);
         }
-        if let Some(holds) = ask.holds_text().and_then(|holds| holds.parse().ok()) {
-            request.metadata_mut().insert(HOLD, holds);
+        if let Some(feedback) = check.feedback_metadata().and_then(|feedback| feedback.parse().ok()) {
+            request.metadata_mut().insert(FEEDBACK, feedback);
         }
         let mut grpc = Grpc::new(channel);
-        grpc.ready().await.map_err(|error| lost(&Status::from_error(error.into())))?;
+        grpc.ready().await.map_err(|error| classify_status(&Status::from_error(error.into())))?;
         let path = PathAndQuery::from_static(SHOULD_RATE_LIMIT);
-        let response = grpc.unary(request, path, Raw).await.map_err(|status| lost(&status))?;
+        let response = grpc.unary(request, path, Raw).await.map_err(|status| classify_status(&status))?;
         let (metadata, message, _): (_, Bytes, _) = response.into_parts();
-        let lives = metadata.get(GRANT_LIVES).and_then(|lives| lives.to_str().ok());
+        let grant_ttls = metadata.get(GRANT_TTLS).and_then(|ttls| ttls.to_str().ok());
         match RateLimitResponse::decode(message) {
-            Ok(response) => Ok(Verdict::from_envoy(response, lives, metadata.contains_key(SHED))),
+            Ok(response) => Ok(Verdict::from_envoy(response, grant_ttls, metadata.contains_key(SHED))),
             Err(error) => {
-                Err(StreamError::Perhaps(Failure::Connection(format!("this is no RateLimitResponse: {error}"))))
+                Err(StreamError::MaybeExecuted(Failure::Connection(format!("invalid RateLimitResponse: {error}"))))
             }
         }
     }
 }
 
-/// What a status says of the check: whether it ran, and whether the service is to blame.
-fn lost(status: &Status) -> StreamError {
-    if has_not_connected(status) {
-        return StreamError::NotRun(Failure::Connection(text(status)));
+/// Converts a gRPC status to an error that contains whether the check may have been executed.
+fn classify_status(status: &Status) -> StreamError {
+    if is_connect_error(status) {
+        return StreamError::NotExecuted(Failure::Connection(full_message(status)));
     }
-    // Statuses of the service itself have no source; those of the transport have.
+    // A status that the service sent has no source, a status made by the transport has one.
     if std::error::Error::source(status).is_some() {
-        return StreamError::Perhaps(Failure::Connection(text(status)));
+        return StreamError::MaybeExecuted(Failure::Connection(full_message(status)));
     }
     let failure = Failure::Service { code: status.code(), message: status.message().to_owned() };
     match status.code() {
         Code::InvalidArgument | Code::ResourceExhausted | Code::PermissionDenied | Code::Unauthenticated => {
-            StreamError::Refused(failure)
+            StreamError::Rejected(failure)
         }
-        _ => StreamError::Perhaps(failure),
+        _ => StreamError::MaybeExecuted(failure),
     }
 }
 
-fn has_not_connected(status: &Status) -> bool {
+fn is_connect_error(status: &Status) -> bool {
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
         if error.is::<tonic::ConnectError>() {
@@ -169,7 +171,7 @@ fn has_not_connected(status: &Status) -> bool {
     false
 }
 
-/// Counts a check for as long as it lives, however it ends.
+/// Counts a check as in progress until it is dropped, also if it is cancelled.
 struct InFlightGuard<'e>(&'e AtomicUsize);
 
 impl<'e> InFlightGuard<'e> {

@@ -1,4 +1,4 @@
-//! A slot of a concurrency limit that is held for as long as its permit lives, and not longer.
+//! [`Permit`]: a slot of a concurrency limit, renewed while the permit exists and released when it is dropped.
 
 use std::{
     borrow::Cow,
@@ -23,97 +23,110 @@ use crate::{
     verdict::{DecidedBy, Verdict},
 };
 
-/// The entry that names who has a slot, if nothing else is said.
-pub(crate) const HOLDER: &str = "holder";
-/// Of the time that a slot is held, so much passes until it is renewed.
-const RENEWED_AFTER: f64 = 1.0 / 3.0;
-/// Between two attempts, when an attempt to renew or to give back was not heard.
-const PAUSE: Duration = Duration::from_millis(50);
-/// So many attempts, each pause twice as long as the one before.
-const ATTEMPTS: u32 = 6;
+/// Default key of the entry that identifies the holder of a slot.
+pub(crate) const DEFAULT_HOLDER_KEY: &str = "holder";
+/// Fraction of the hold duration after which a slot is renewed.
+const RENEWAL_FRACTION: f64 = 1.0 / 3.0;
+/// Pause before the second attempt to release a slot. Each further pause is twice as long.
+const RELEASE_BACKOFF: Duration = Duration::from_millis(50);
+/// Maximum number of attempts to release a slot.
+const RELEASE_ATTEMPTS: u32 = 6;
 
-/// Asks for a permit when it is awaited. See [`Client::acquire`].
-#[must_use = "nothing is asked before it is awaited"]
+/// Request for a [`Permit`], sent when it is awaited. Created by [`Client::acquire`].
+#[must_use = "nothing is acquired unless this is awaited"]
 pub struct Acquire<'c> {
     client: &'c Client,
     descriptors: Vec<Descriptor<'static>>,
-    holder: Cow<'c, str>,
+    holder_key: Cow<'c, str>,
     domain: Option<String>,
-    deadline: Option<Duration>,
+    timeout: Option<Duration>,
 }
 
 impl Client {
-    /// Takes a slot of limits that say how much may be in flight at once (`algorithm: concurrency` or `adaptive`, with a
-    /// `holder`), and holds it until the permit is dropped.
+    /// Acquires a slot of concurrency limits (`algorithm: concurrency` or `adaptive`, with a `holder`) and holds it
+    /// until the [`Permit`] is dropped.
     ///
-    /// The slot has a name that nobody else has, in an entry behind those of each descriptor; it is renewed for as long as the
-    /// permit lives, and given back when it is dropped: at the end of its scope, when its task is cancelled, when it panics. If
-    /// all of this process dies, it ends by itself.
+    /// A random holder id is appended to each descriptor as an entry ([`Acquire::holder_key`]). While the permit
+    /// exists, the slot is renewed in the background. The slot is released when the permit is dropped, also if its task
+    /// is cancelled or panics. If the whole process dies, the slot expires.
+    ///
+    /// # Errors
+    ///
+    /// Awaiting the returned [`Acquire`] returns the [`Verdict`] as an error if the request is denied: because all
+    /// slots are in use, or because the service did not answer and [`Builder::on_error`](crate::Builder::on_error) is
+    /// [`OnError::Deny`](crate::OnError::Deny).
+    ///
+    /// # Panics
+    ///
+    /// Awaiting the returned [`Acquire`] panics outside of a tokio runtime.
+    ///
+    /// # Examples
     ///
     /// ```no_run
-    /// # async fn example(limiter: sluicegate_client::Client) {
-    /// use sluicegate_client::descriptor;
+    /// use sluicegate_client::{Client, descriptor};
     ///
-    /// match limiter.acquire([descriptor! { "user" => "alice" }]).await {
+    /// # async fn example(client: Client) {
+    /// match client.acquire([descriptor! { "user" => "alice" }]).await {
     ///     Ok(permit) => {
-    ///         // Here it runs.
+    ///         // Do the work. Dropping the permit releases the slot.
     ///         drop(permit);
     ///     }
-    ///     Err(verdict) => println!("come back in {:?}", verdict.retry_after()),
+    ///     Err(verdict) => println!("retry after {:?}", verdict.retry_after()),
     /// }
     /// # }
     /// ```
     pub fn acquire<'d>(&self, descriptors: impl IntoIterator<Item = Descriptor<'d>>) -> Acquire<'_> {
         let descriptors = descriptors.into_iter().map(|descriptor| descriptor.owned()).collect();
-        Acquire { client: self, descriptors, holder: HOLDER.into(), domain: None, deadline: None }
+        Acquire { client: self, descriptors, holder_key: DEFAULT_HOLDER_KEY.into(), domain: None, timeout: None }
     }
 }
 
 impl<'c> Acquire<'c> {
-    /// The key of the entry that names who has the slot, as the rule's `holder` has it; `holder` if this is not called.
-    pub fn holder(mut self, key: impl Into<Cow<'c, str>>) -> Self {
-        self.holder = key.into();
+    /// Sets the key of the entry that identifies the holder, as in the rule's `holder`; `holder` by default.
+    pub fn holder_key(mut self, key: impl Into<Cow<'c, str>>) -> Self {
+        self.holder_key = key.into();
         self
     }
 
-    /// By other rules than the client's.
+    /// Sets the domain of the limits, instead of [`Builder::domain`](crate::Builder::domain).
     pub fn domain(mut self, domain: impl Into<String>) -> Self {
         self.domain = Some(domain.into());
         self
     }
 
-    /// The answer is wanted sooner than the client's deadline.
-    pub fn within(mut self, deadline: Duration) -> Self {
-        self.deadline = Some(deadline);
+    /// Sets a shorter timeout than [`Builder::timeout`](crate::Builder::timeout).
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
         self
     }
 
-    async fn ask(self) -> Result<Permit, Box<Verdict>> {
-        let name = format!("{:032x}", rand::random::<u128>());
-        let named = |descriptor: Descriptor<'static>| descriptor.entry(self.holder.clone().into_owned(), name.clone());
+    async fn send(self) -> Result<Permit, Box<Verdict>> {
+        let holder = format!("{:032x}", rand::random::<u128>());
+        let with_holder =
+            |descriptor: Descriptor<'static>| descriptor.entry(self.holder_key.clone().into_owned(), holder.clone());
         let slot = Slot {
             client: self.client.clone(),
             domain: self.domain,
-            descriptors: self.descriptors.into_iter().map(named).collect(),
+            descriptors: self.descriptors.into_iter().map(with_holder).collect(),
             runtime: Handle::current(),
             is_taken: true,
         };
-        let began = Instant::now();
-        let verdict = slot.take(self.deadline).await;
+        let acquired_at = Instant::now();
+        let verdict = slot.take(self.timeout).await;
         if !verdict.allowed() {
-            return Err(Box::new(slot.refused(verdict)));
+            return Err(Box::new(slot.denied(verdict)));
         }
         let lost = Arc::new(AtomicBool::new(false));
-        let (end, ended) = oneshot::channel();
-        let overrides = tokio::spawn(slot.keep(hold(&verdict), ended, Arc::clone(&lost)));
+        let (release, released) = oneshot::channel();
+        let renewal = tokio::spawn(slot.renew_until_released(hold_duration(&verdict), released, Arc::clone(&lost)));
         Ok(Permit {
             verdict,
-            began,
+            acquired_at,
             latency: None,
             outcome: Outcome::Success,
             lost,
-            end: Some(end),
-            overrides: Some(overrides),
+            release: Some(release),
+            renewal: Some(renewal),
         })
     }
 }
@@ -123,17 +136,18 @@ impl<'c> IntoFuture for Acquire<'c> {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send + 'c>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(self.ask())
+        Box::pin(self.send())
     }
 }
 
-/// For how long a slot that has just been taken, or renewed, is held: it is the one that ends last. `None` when nobody
-/// said, because there is no such limit or nobody could be asked.
-fn hold(verdict: &Verdict) -> Option<Duration> {
+/// Returns how long a slot is held that has just been taken or renewed. It is the last slot of its limit to expire, so
+/// that is the limit's reset; the shortest if there are several limits. `None` if no limit applied or the service did
+/// not answer.
+fn hold_duration(verdict: &Verdict) -> Option<Duration> {
     verdict.statuses().iter().filter_map(|status| status.reset).filter(|reset| !reset.is_zero()).min()
 }
 
-/// A slot in somebody's hands: given back when it is dropped.
+/// Slot of one holder, released when it is dropped.
 struct Slot {
     client: Client,
     domain: Option<String>,
@@ -143,68 +157,74 @@ struct Slot {
 }
 
 impl Slot {
-    /// Takes it, or renews it: whoever has it keeps it.
-    async fn take(&self, deadline: Option<Duration>) -> Verdict {
+    /// Takes the slot, or renews it if this holder already has it.
+    async fn take(&self, timeout: Option<Duration>) -> Verdict {
         let mut check = self.client.check(self.descriptors.iter().map(Descriptor::borrowed));
         if let Some(domain) = &self.domain {
             check = check.domain(domain.as_str());
         }
-        if let Some(deadline) = deadline {
-            check = check.within(deadline);
+        if let Some(timeout) = timeout {
+            check = check.timeout(timeout);
         }
         check.await
     }
 
-    /// The service says that it has not been taken. When nobody could be asked, nobody knows: then it is given back.
-    fn refused(mut self, verdict: Verdict) -> Verdict {
+    /// Handles a denial. If the service did not answer, the slot may have been taken, so it is released.
+    fn denied(mut self, verdict: Verdict) -> Verdict {
         self.is_taken = verdict.decided_by() == DecidedBy::Fallback;
         verdict
     }
 
-    /// Renews it until its permit has gone, and gives it back. One after the other: a renewal that is under way when the permit
-    /// goes would take the slot anew if it came later.
-    async fn keep(mut self, mut hold: Option<Duration>, mut ended: oneshot::Receiver<Sample>, lost: Arc<AtomicBool>) {
-        let mut wait = hold;
+    /// Renews the slot until its permit is dropped, and then releases it.
+    ///
+    /// One task does both in sequence: a renewal that arrived after the release would take the slot again.
+    async fn renew_until_released(
+        mut self,
+        mut hold: Option<Duration>,
+        mut released: oneshot::Receiver<Sample>,
+        lost: Arc<AtomicBool>,
+    ) {
+        let mut renew_within = hold;
         loop {
             let renewal = async {
-                match wait {
-                    Some(wait) => sleep(wait.mul_f64(RENEWED_AFTER)).await,
+                match renew_within {
+                    Some(duration) => sleep(duration.mul_f64(RENEWAL_FRACTION)).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 biased;
-                sample = &mut ended => {
+                sample = &mut released => {
                     self.is_taken = false;
-                    return self.give_back(sample.ok()).await;
+                    return self.release(sample.ok()).await;
                 }
                 () = renewal => {}
             }
             let verdict = self.take(None).await;
             match verdict.decided_by() {
-                // Nobody heard it: again soon, while there is time.
-                DecidedBy::Fallback => wait = hold.map(|hold| hold / 4),
+                // The service did not answer, so the renewal is repeated sooner, before the slot expires.
+                DecidedBy::Fallback => renew_within = hold.map(|hold| hold / 4),
                 _ => {
                     lost.store(!verdict.allowed(), Relaxed);
-                    hold = self::hold(&verdict).or(hold);
-                    wait = hold;
+                    hold = hold_duration(&verdict).or(hold);
+                    renew_within = hold;
                 }
             }
         }
     }
 
-    /// Until the service has heard it: by its name it is given back once, however often it is said.
-    async fn give_back(&self, sample: Option<Sample>) {
-        for attempt in 0..ATTEMPTS {
+    /// Releases the slot, repeatedly until the service confirms it. The holder id makes the release idempotent.
+    async fn release(&self, sample: Option<Sample>) {
+        for attempt in 0..RELEASE_ATTEMPTS {
             if attempt > 0 {
-                sleep(PAUSE * 2_u32.pow(attempt - 1)).await;
+                sleep(RELEASE_BACKOFF * 2_u32.pow(attempt - 1)).await;
             }
-            let back = self.descriptors.iter().map(|descriptor| descriptor.borrowed().refund());
-            let mut check = self.client.check(back);
+            let refunds = self.descriptors.iter().map(|descriptor| descriptor.borrowed().refund());
+            let mut check = self.client.check(refunds);
             if let Some(domain) = &self.domain {
                 check = check.domain(domain.as_str());
             }
-            if check.sample(sample).strict().await.is_ok() {
+            if check.sample(sample).without_fallback().await.is_ok() {
                 return;
             }
         }
@@ -221,69 +241,75 @@ impl Drop for Slot {
                 runtime: self.runtime.clone(),
                 is_taken: false,
             };
-            // Where the runtime is gone nobody runs it, and the slot ends by itself.
-            self.runtime.spawn(async move { slot.give_back(None).await });
+            // If the runtime has been shut down, this task does not run and the slot expires.
+            self.runtime.spawn(async move { slot.release(None).await });
         }
     }
 }
 
-/// A slot that is held. Dropped, it is given back.
-#[must_use = "dropped, it gives its slot back"]
+/// Slot of a concurrency limit, acquired with [`Client::acquire`]. It is released when the permit is dropped.
+#[must_use = "the slot is released when the permit is dropped"]
 #[derive(Debug)]
 pub struct Permit {
     verdict: Verdict,
-    began: Instant,
+    acquired_at: Instant,
     latency: Option<Duration>,
     outcome: Outcome,
     lost: Arc<AtomicBool>,
-    end: Option<oneshot::Sender<Sample>>,
-    overrides: Option<JoinHandle<()>>,
+    release: Option<oneshot::Sender<Sample>>,
+    renewal: Option<JoinHandle<()>>,
 }
 
 impl Permit {
-    /// What the service said.
+    /// Returns the verdict that acquired the slot.
     #[must_use]
     pub fn verdict(&self) -> &Verdict {
         &self.verdict
     }
 
-    /// Whether the slot has ended meanwhile and somebody else has taken it: nobody could be asked for as long as it was held.
+    /// Returns `true` if the slot expired and another holder has taken it, because the service could not be reached to
+    /// renew it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lost.load(Relaxed)
     }
 
-    /// How what it was held for has ended, for limits that follow latency; [`Outcome::Success`] if nobody says otherwise. A
-    /// permit that is dropped by a panic has failed.
-    pub fn ended(&mut self, outcome: Outcome) {
+    /// Sets the outcome of the work, from which adaptive limits learn; [`Outcome::Success`] by default. If the permit
+    /// is dropped by a panic, the outcome is [`Outcome::Failed`].
+    pub fn set_outcome(&mut self, outcome: Outcome) {
         self.outcome = outcome;
     }
 
-    /// It has taken from the permit's beginning until now, and not until the permit is dropped: for what answers first and
-    /// goes on for a while then.
-    pub fn answered(&mut self) {
-        self.latency.get_or_insert_with(|| self.began.elapsed());
+    /// Records the latency from acquiring the permit until now. Without this call, the latency extends until the permit
+    /// is dropped.
+    ///
+    /// This is useful if the response starts long before the permit is dropped, as with streamed bodies.
+    pub fn record_latency(&mut self) {
+        self.latency.get_or_insert_with(|| self.acquired_at.elapsed());
     }
 
-    /// Gives it back, and waits until the service has heard that, or cannot be reached.
-    pub async fn give_back(mut self) {
-        self.end();
-        if let Some(overrides) = self.overrides.take() {
-            let _ = timeout(PAUSE * 2_u32.pow(ATTEMPTS + 1), overrides).await;
+    /// Releases the slot and waits until the service has confirmed it, or until all attempts have failed.
+    ///
+    /// Dropping the permit releases the slot in the background.
+    pub async fn release(mut self) {
+        self.finish();
+        if let Some(renewal) = self.renewal.take() {
+            let _ = timeout(RELEASE_BACKOFF * 2_u32.pow(RELEASE_ATTEMPTS + 1), renewal).await;
         }
     }
 
-    fn end(&mut self) {
+    /// Sends the sample to the renewal task, which then releases the slot.
+    fn finish(&mut self) {
         let outcome = if std::thread::panicking() { Outcome::Failed } else { self.outcome };
-        let latency = self.latency.unwrap_or_else(|| self.began.elapsed());
-        if let Some(end) = self.end.take() {
-            let _ = end.send(Sample { latency, outcome });
+        let latency = self.latency.unwrap_or_else(|| self.acquired_at.elapsed());
+        if let Some(release) = self.release.take() {
+            let _ = release.send(Sample { latency, outcome });
         }
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.end();
+        self.finish();
     }
 }

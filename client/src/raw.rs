@@ -1,4 +1,4 @@
-//! Messages that are bytes already.
+//! [`Raw`]: a gRPC codec for messages that are already encoded.
 
 use bytes::{Buf, BufMut, Bytes};
 use tonic::{
@@ -6,7 +6,7 @@ use tonic::{
     codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
 
-/// A gRPC codec that leaves messages as they are.
+/// gRPC codec that passes bytes through unchanged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Raw;
 

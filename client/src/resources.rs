@@ -1,4 +1,4 @@
-//! What resources say of themselves, told and asked.
+//! [`Utilization`] of resources: reporting it to the service and reading it.
 
 use std::time::Duration;
 
@@ -10,63 +10,83 @@ use tonic::transport::Channel;
 
 use crate::{
     client::Client,
-    verdict::{Failure, text},
+    verdict::{Failure, full_message},
 };
 
-/// What all say of a resource whose reports still hold.
+/// Combined utilization of a resource, from all reports that have not expired.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Utilization {
-    /// The highest, from 0 to 1.
+    /// Highest reported utilization, from 0 to 1.
     pub worst: f64,
-    /// The mean.
+    /// Mean of the reported utilizations, from 0 to 1.
     pub mean: f64,
-    /// How many say something; 0: nobody does, and the rest means nothing.
+    /// Number of reporters. If it is 0, the other fields have no meaning.
     pub reporters: u32,
 }
 
 impl Client {
-    /// Says how much of a resource is in use, from 0 to 1, for a while (an hour at most), and hears what all say.
+    /// Reports the utilization of a resource, from 0 to 1, and returns the combined utilization.
+    ///
+    /// The report is valid for `ttl`, at most one hour. The next report of the same `reporter` replaces it.
     ///
     /// # Errors
-    /// When the service does not answer within the client's deadline.
-    pub async fn report(
+    ///
+    /// Returns a [`Failure`] if the service does not answer within [`Builder::timeout`](crate::Builder::timeout), or if
+    /// it rejects the report.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use sluicegate_client::{Client, Failure};
+    ///
+    /// # async fn example(client: Client) -> Result<(), Failure> {
+    /// let database = client.report_utilization("db", "replica-1", 0.75, Duration::from_secs(5)).await?;
+    /// println!("mean of {} reporters: {}", database.reporters, database.mean);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub async fn report_utilization(
         &self,
         resource: &str,
         reporter: &str,
         utilization: f64,
-        life: Duration,
+        ttl: Duration,
     ) -> Result<Utilization, Failure> {
-        let life_us = u64::try_from(life.as_micros()).unwrap_or(u64::MAX);
+        let ttl_us = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
         let (resource, reporter) = (resource.to_owned(), reporter.to_owned());
-        let report = ReportRequest { resource, reporter, utilization, ttl_us: life_us };
-        self.ask_resources(report, async |mut service, report| service.report(report).await).await
+        let report = ReportRequest { resource, reporter, utilization, ttl_us };
+        self.call_resource_service(report, async |mut service, report| service.report(report).await).await
     }
 
-    /// What all say of a resource.
+    /// Returns the combined utilization of a resource.
     ///
     /// # Errors
-    /// When the service does not answer within the client's deadline.
+    ///
+    /// Returns a [`Failure`] if the service does not answer within [`Builder::timeout`](crate::Builder::timeout), or if
+    /// it rejects the request.
     pub async fn utilization(&self, resource: &str) -> Result<Utilization, Failure> {
         let get = GetRequest { resource: resource.to_owned() };
-        self.ask_resources(get, async |mut service, get| service.get(get).await).await
+        self.call_resource_service(get, async |mut service, get| service.get(get).await).await
     }
 
-    async fn ask_resources<T>(
+    async fn call_resource_service<T>(
         &self,
         message: T,
-        ask: impl AsyncFnOnce(
+        call: impl AsyncFnOnce(
             ResourceServiceClient<Channel>,
             tonic::Request<T>,
         ) -> Result<tonic::Response<v1::Utilization>, tonic::Status>,
     ) -> Result<Utilization, Failure> {
         let endpoints = self.inner.endpoints();
-        let endpoint = endpoints.any(self.inner.began.elapsed()).ok_or(Failure::Unreachable)?;
+        let endpoint = endpoints.any(self.inner.started_at.elapsed()).ok_or(Failure::Unreachable)?;
         let (channel, request) = endpoint.call(message);
-        let deadline = self.inner.deadline;
-        let asked = timeout(deadline, ask(ResourceServiceClient::new(channel), request)).await;
-        let said = asked.map_err(|_| Failure::Deadline(deadline))?;
-        let v1::Utilization { reporters, worst, mean } =
-            said.map_err(|status| Failure::Service { code: status.code(), message: text(&status) })?.into_inner();
+        let limit = self.inner.timeout;
+        let result = timeout(limit, call(ResourceServiceClient::new(channel), request)).await;
+        let result = result.map_err(|_| Failure::Timeout(limit))?;
+        let failure = |status: tonic::Status| Failure::Service { code: status.code(), message: full_message(&status) };
+        let v1::Utilization { reporters, worst, mean } = result.map_err(failure)?.into_inner();
         Ok(Utilization { worst, mean, reporters })
     }
 }

@@ -1,4 +1,4 @@
-//! Which instance is asked.
+//! [`Routing`]: selects the endpoint of a check.
 
 use std::{
     sync::{
@@ -12,24 +12,27 @@ use sluicegate_common::Ring;
 
 use crate::{check_request::CheckRequest, endpoint::Endpoint};
 
-/// How checks are spread over several instances.
+/// Distribution of checks among several endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// By consistent hashing of the descriptor: one user's checks meet in one instance, which makes its caches worth most.
+    /// By consistent hashing of the first descriptor. All checks of a user go to the same endpoint, which makes its
+    /// caches most effective.
     #[default]
     ByDescriptor,
-    /// The same by these entries of the first descriptor, as the service's `shard_by` has it; by all where it has none.
+    /// By consistent hashing of the named entries of the first descriptor, like the service's `shard_by`. All entries
+    /// are used if the descriptor has none of these.
     ByEntries(Vec<String>),
-    /// In turn.
+    /// To each endpoint in turn.
     RoundRobin,
 }
 
-/// An instance may have so much more than the mean of all before the next one is asked instead.
-const UNEVEN: f64 = 1.25;
-/// So few checks under way are no load.
-const NO_LOAD: usize = 64;
+/// Maximum number of checks in progress of an endpoint, relative to the mean of all. Beyond it, the next endpoint is
+/// chosen.
+const MAX_LOAD_RATIO: f64 = 1.25;
+/// Number of checks in progress that an endpoint may always have.
+const MIN_MAX_LOAD: usize = 64;
 
-/// The instances that are known now.
+/// Endpoints in use.
 pub(crate) struct Endpoints {
     all: Vec<Arc<Endpoint>>,
     ring: Ring,
@@ -46,45 +49,47 @@ impl Endpoints {
         &self.all
     }
 
-    /// The one to ask, of those that are worth it: first among equals is the placement's, unless it has far more to do than
-    /// the others.
+    /// Chooses the endpoint for a check, and admits the call in its breaker.
+    ///
+    /// This is the first available endpoint in the order of the routing, unless it has far more checks in progress than
+    /// the others. `excluded` is not chosen. Returns `None` if no endpoint is available.
     pub(crate) fn choose(
         &self,
         routing: &Routing,
-        ask: &CheckRequest<'_>,
+        request: &CheckRequest<'_>,
         now: Duration,
-        but: Option<&Arc<Endpoint>>,
+        excluded: Option<&Arc<Endpoint>>,
     ) -> Option<&Arc<Endpoint>> {
         if let [only] = self.all.as_slice() {
-            return (but.is_none() && only.breaker.admits(now)).then_some(only);
+            return (excluded.is_none() && only.breaker.try_admit(now)).then_some(only);
         }
         let total: usize = self.all.iter().map(|endpoint| endpoint.load()).sum();
-        let most = ((total as f64 / self.all.len() as f64 * UNEVEN) as usize).max(NO_LOAD);
-        let is_other = |place: usize| but.is_none_or(|but| !Arc::ptr_eq(but, &self.all[place]));
-        let may = |place: usize| is_other(place) && self.all[place].breaker.may_admit(now);
-        let has_room = |place: usize| may(place) && self.all[place].load() <= most;
+        let max_load = ((total as f64 / self.all.len() as f64 * MAX_LOAD_RATIO) as usize).max(MIN_MAX_LOAD);
+        let is_other = |index: usize| excluded.is_none_or(|excluded| !Arc::ptr_eq(excluded, &self.all[index]));
+        let is_available = |index: usize| is_other(index) && self.all[index].breaker.would_admit(now);
+        let has_room = |index: usize| is_available(index) && self.all[index].load() <= max_load;
         let first = |among: &dyn Fn(usize) -> bool| match routing {
-            Routing::RoundRobin => self.next(among),
-            Routing::ByDescriptor => self.ring.node_among(&ask.shard(&[]), among),
-            Routing::ByEntries(entries) => self.ring.node_among(&ask.shard(entries), among),
+            Routing::RoundRobin => self.next_in_turn(among),
+            Routing::ByDescriptor => self.ring.node_among(&request.shard_key(&[]), among),
+            Routing::ByEntries(entries) => self.ring.node_among(&request.shard_key(entries), among),
         };
-        let place = first(&has_room).or_else(|| first(&may))?;
-        if self.all[place].breaker.admits(now) {
-            return Some(&self.all[place]);
+        let index = first(&has_room).or_else(|| first(&is_available))?;
+        if self.all[index].breaker.try_admit(now) {
+            return Some(&self.all[index]);
         }
-        // Somebody else probes it just now.
-        let place = first(&|other| other != place && may(other))?;
-        Some(&self.all[place]).filter(|endpoint| endpoint.breaker.admits(now))
+        // Another check has just become the probe of this endpoint.
+        let index = first(&|other| other != index && is_available(other))?;
+        Some(&self.all[index]).filter(|endpoint| endpoint.breaker.try_admit(now))
     }
 
-    /// One that is worth it, for what any of them can answer.
+    /// Returns any available endpoint, for calls that all endpoints can answer.
     pub(crate) fn any(&self, now: Duration) -> Option<&Arc<Endpoint>> {
-        self.next(|place| self.all[place].breaker.may_admit(now)).map(|place| &self.all[place])
+        self.next_in_turn(|index| self.all[index].breaker.would_admit(now)).map(|index| &self.all[index])
     }
 
-    fn next(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
+    fn next_in_turn(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
         let turn = self.turn.fetch_add(1, Relaxed);
-        (0..self.all.len()).map(|step| turn.wrapping_add(step) % self.all.len()).find(|place| among(*place))
+        (0..self.all.len()).map(|step| turn.wrapping_add(step) % self.all.len()).find(|index| among(*index))
     }
 }
 
@@ -97,24 +102,25 @@ mod tests {
 
     const NOW: Duration = Duration::from_secs(1);
 
-    /// Three that nobody calls, with so much to do.
+    /// Returns three endpoints with the given numbers of checks in progress.
     fn endpoints(loads: [usize; 3]) -> Endpoints {
-        let endpoint = |(place, load): (usize, usize)| {
+        let endpoint = |(index, load): (usize, usize)| {
             let channel = Channel::from_static("http://127.0.0.1:1").connect_lazy();
-            let endpoint = Endpoint::new(format!("e{place}").into(), channel, MetadataMap::new(), false);
-            endpoint.burden(load);
+            let endpoint = Endpoint::new(format!("e{index}").into(), channel, MetadataMap::new(), false);
+            endpoint.add_load(load);
             Arc::new(endpoint)
         };
         Endpoints::new(loads.into_iter().enumerate().map(endpoint).collect())
     }
 
-    /// How many of a thousand users each has.
-    fn spread(endpoints: &Endpoints, routing: &Routing, but: Option<&Arc<Endpoint>>) -> [usize; 3] {
+    /// Returns how many of a thousand users each endpoint gets.
+    fn spread(endpoints: &Endpoints, routing: &Routing, excluded: Option<&Arc<Endpoint>>) -> [usize; 3] {
         let mut counts = [0; 3];
         for user in 0..1_000 {
             let descriptors = std::iter::once(descriptor! { "user" => user.to_string() }).collect();
-            let ask = CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, holds: Vec::new() };
-            if let Some(chosen) = endpoints.choose(routing, &ask, NOW, but) {
+            let request =
+                CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, feedback: Vec::new() };
+            if let Some(chosen) = endpoints.choose(routing, &request, NOW, excluded) {
                 counts[endpoints.all.iter().position(|endpoint| Arc::ptr_eq(endpoint, chosen)).unwrap_or_default()] +=
                     1;
             }
@@ -124,25 +130,25 @@ mod tests {
 
     fn break_down(endpoint: &Endpoint) {
         (0..5).for_each(|_| {
-            endpoint.breaker.failed(NOW);
+            endpoint.breaker.record_failure(NOW);
         });
     }
 
     #[tokio::test]
-    async fn who_has_far_more_to_do_than_the_others_gets_nothing_new() {
+    async fn an_endpoint_with_far_more_load_than_the_others_is_not_chosen() {
         let even = spread(&endpoints([0; 3]), &Routing::ByDescriptor, None);
         assert!(even.iter().all(|users| (250..=420).contains(users)), "{even:?}");
-        // A quarter more than the mean of 200 is still even.
+        // A quarter more than the mean of 200 is permitted.
         assert_eq!(spread(&endpoints([250, 175, 175]), &Routing::ByDescriptor, None), even);
         let uneven = spread(&endpoints([252, 174, 174]), &Routing::ByDescriptor, None);
         assert!(uneven[0] == 0 && uneven[1] > even[1] && uneven[2] > even[2], "{uneven:?}");
-        // And of little nobody has too much.
+        // Up to 64 checks are always permitted.
         assert_eq!(spread(&endpoints([64, 0, 0]), &Routing::ByDescriptor, None), even);
         assert_eq!(spread(&endpoints([65, 0, 0]), &Routing::ByDescriptor, None)[0], 0);
     }
 
     #[tokio::test]
-    async fn who_is_down_is_asked_by_one_probe_only() {
+    async fn an_endpoint_with_an_open_breaker_is_not_chosen() {
         for routing in [Routing::ByDescriptor, Routing::RoundRobin] {
             let endpoints = endpoints([0; 3]);
             break_down(&endpoints.all[0]);
@@ -155,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_second_is_never_the_first() {
+    async fn an_excluded_endpoint_is_not_chosen() {
         let endpoints = endpoints([0; 3]);
         for routing in [Routing::ByDescriptor, Routing::RoundRobin] {
             let users = spread(&endpoints, &routing, Some(&endpoints.all[1]));

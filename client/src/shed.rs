@@ -1,7 +1,9 @@
-//! Turning away what is least important when this box, or all of them, are too busy: no call to the service for a request.
+//! [`LoadShedder`]: sheds the least important requests while this host, or a group of hosts, is overloaded. No request
+//! needs a call to the rate limit service.
 //!
-//! [`sluicegate_common::shedder`] has the law: the lowest class first, more and more of it, then the next; back slowly. Here is
-//! what feeds it: a look once a second at how busy the box is, or at what boxes report to the service.
+//! The algorithm is in [`sluicegate_common::shedder`]: it sheds a growing share of the lowest class, then of the next
+//! one, and restores them slowly. This module supplies the utilization once a second, measured on this host or reported
+//! by a group of hosts to the service.
 
 use std::{
     sync::{
@@ -20,27 +22,47 @@ use tokio::{
 
 use crate::Client;
 
-/// Between two decisions of how much to shed.
+/// Interval at which the level is updated.
 const TICK: Duration = Duration::from_secs(1);
-/// Looks at the box between two ticks.
-const LOOKS: u32 = 20;
-/// A report holds a few ticks longer than until the next one.
-const LIFE: Duration = Duration::from_secs(5);
+/// Number of measurements per tick.
+const POLLS_PER_TICK: u32 = 20;
+/// Lifetime of a report: a few ticks longer than until the next one.
+const REPORT_TTL: Duration = Duration::from_secs(5);
 
-/// By what a box knows that it is too busy.
+/// Source of the utilization that a [`LoadShedder`] reacts to.
 #[derive(Clone, Debug)]
 pub enum Signal {
-    /// The share of its workers that have a request: so many there are.
-    Busy(usize),
-    /// For how long what is ready waits until it runs: with this delay the box is as busy as [`Settings::busy`] says, and with a
-    /// quarter more it has nothing to spare.
-    Delay(Duration),
-    /// What the boxes of a resource report to the service, on average: for gateways that shed before a box is reached. While
-    /// nobody can be asked, or nobody reports, what is shed stays as it is.
-    Reported(Client, String),
+    /// Number of requests in flight, divided by this number of workers.
+    WorkerUtilization(usize),
+    /// Delay between a tokio task becoming ready and running. A delay of this length is a utilization of
+    /// [`Settings::shed_above`]; with the default settings, a delay longer by a quarter is full utilization.
+    SchedulingDelay(Duration),
+    /// Mean utilization that the hosts of a resource report to the service, for gateways that shed requests before they
+    /// reach a host. While the service is unavailable or there are no reports, the shed share does not change.
+    ReportedUtilization(Client, String),
 }
 
-/// How much is shed, and of what. Cheap to clone; all clones are one.
+/// Decides which requests to shed, by class and current load.
+///
+/// A shedder is cheap to clone. All clones share one state.
+///
+/// # Examples
+///
+/// ```
+/// use sluicegate_client::shed::{LoadShedder, Signal};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() {
+/// let shedder = LoadShedder::new(Signal::WorkerUtilization(64));
+/// let class = shedder.class_index("get");
+/// let user_id = 17;
+/// match shedder.admit(class, user_id) {
+///     // Serve the request. It is in flight until the guard is dropped.
+///     Some(in_flight) => drop(in_flight),
+///     None => println!("503 Service Unavailable"),
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct LoadShedder {
     shared: Arc<Shared>,
@@ -52,52 +74,57 @@ struct Shared {
     report: Option<(Client, String, String)>,
     settings: Settings,
     in_flight: AtomicUsize,
-    /// The bits of the shedder's level, and of the utilization that it was told last.
+    /// Bits of the level as `f64`.
     level: AtomicU64,
+    /// Bits of the last measured utilization as `f64`.
     utilization: AtomicU64,
-    began: Instant,
-    ticking: OnceLock<()>,
+    started_at: Instant,
+    tick_started: OnceLock<()>,
 }
 
 struct Class {
     name: String,
-    passed: AtomicU64,
+    admitted: AtomicU64,
     shed: AtomicU64,
-    /// Since when some of it is shed.
-    since: Mutex<Option<Instant>>,
+    /// When shedding of this class began, if it is being shed.
+    shedding_since: Mutex<Option<Instant>>,
 }
 
-/// What has become of the requests of a class.
+/// Number of admitted and shed requests of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassCount {
-    /// Its name.
+    /// Name of the class.
     pub name: String,
-    /// Requests that passed.
-    pub passed: u64,
-    /// Those that were turned away.
+    /// Number of admitted requests.
+    pub admitted: u64,
+    /// Number of shed requests.
     pub shed: u64,
-    /// For how long some of it have been shed, if any are now.
+    /// Time since shedding of this class began. `None` if the class is not being shed.
     pub shedding_for: Option<Duration>,
 }
 
-/// Stripe's classes.
-pub const CLASSES: [&str; 4] = ["critical", "post", "get", "test"];
+/// Default classes, the most important first. They are Stripe's.
+pub const DEFAULT_CLASSES: [&str; 4] = ["critical", "post", "get", "test"];
 
 impl LoadShedder {
-    /// Of [`CLASSES`], by the defaults.
+    /// Creates a shedder with [`DEFAULT_CLASSES`] and the default [`Settings`].
     #[must_use]
     pub fn new(signal: Signal) -> Self {
-        Self::of(signal, CLASSES, Settings::default())
+        Self::with_classes(signal, DEFAULT_CLASSES, Settings::default())
     }
 
-    /// Of these classes, the most important first, which is never shed.
+    /// Creates a shedder with these classes, the most important first. The first class is never shed.
     #[must_use]
-    pub fn of<C: Into<String>>(signal: Signal, classes: impl IntoIterator<Item = C>, settings: Settings) -> Self {
+    pub fn with_classes<C: Into<String>>(
+        signal: Signal,
+        classes: impl IntoIterator<Item = C>,
+        settings: Settings,
+    ) -> Self {
         let class = |name: C| Class {
             name: name.into(),
-            passed: AtomicU64::new(0),
+            admitted: AtomicU64::new(0),
             shed: AtomicU64::new(0),
-            since: Mutex::default(),
+            shedding_since: Mutex::default(),
         };
         let shared = Shared {
             classes: classes.into_iter().map(class).collect(),
@@ -107,84 +134,93 @@ impl LoadShedder {
             in_flight: AtomicUsize::new(0),
             level: AtomicU64::new(0_f64.to_bits()),
             utilization: AtomicU64::new(0_f64.to_bits()),
-            began: Instant::now(),
-            ticking: OnceLock::new(),
+            started_at: Instant::now(),
+            tick_started: OnceLock::new(),
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// Reports to the service how busy this box is, once a second, as this reporter of a resource. Before it is used.
+    /// Reports this host's utilization to the service once a second, as `reporter` of `resource`.
+    ///
+    /// This has no effect after the shedder has been cloned.
     #[must_use]
-    pub fn reporting(mut self, client: Client, resource: impl Into<String>, reporter: impl Into<String>) -> Self {
+    pub fn report_to(mut self, client: Client, resource: impl Into<String>, reporter: impl Into<String>) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.report = Some((client, resource.into(), reporter.into()));
         }
         self
     }
 
-    /// The place of a class; of a name that is not there, the last one's.
+    /// Returns the index of a class. An unknown name has the index of the last class.
     #[must_use]
-    pub fn class(&self, name: &str) -> usize {
+    pub fn class_index(&self, name: &str) -> usize {
         let classes = &self.shared.classes;
         classes.iter().position(|class| class.name == name).unwrap_or(classes.len().saturating_sub(1))
     }
 
-    /// Whether a request of this class may pass, which is then in flight. `key` chooses who is shed first: the same key is
-    /// treated alike for as long as the level stays. Begins to look at the box, on the tokio runtime that this is called on.
+    /// Admits or sheds a request of the class with this index. Returns `None` if the request is shed.
+    ///
+    /// `key` selects which requests of a class are shed first: while the level stays the same, all requests with the
+    /// same key are treated alike. The first call starts the measurement on the current tokio runtime; outside of a
+    /// runtime, nothing is shed.
     pub fn admit(&self, class: usize, key: u64) -> Option<InFlight> {
-        self.begin();
+        self.start_ticking();
         let shared = &self.shared;
-        let part = share(f64::from_bits(shared.level.load(Relaxed)), class, shared.classes.len().max(2));
-        // Spread over all numbers: keys may be counted up.
+        let shed_share = share(f64::from_bits(shared.level.load(Relaxed)), class, shared.classes.len().max(2));
+        // The multiplication spreads keys over all numbers, because keys may be consecutive.
         let draw = (key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 11) as f64 / (1_u64 << 53) as f64;
-        let passes = draw >= part;
+        let admitted = draw >= shed_share;
         if let Some(class) = shared.classes.get(class.min(shared.classes.len().saturating_sub(1))) {
-            let counter = if passes { &class.passed } else { &class.shed };
+            let counter = if admitted { &class.admitted } else { &class.shed };
             counter.fetch_add(1, Relaxed);
         }
-        passes.then(|| {
+        admitted.then(|| {
             shared.in_flight.fetch_add(1, Relaxed);
             InFlight(Arc::clone(shared))
         })
     }
 
-    /// How much is shed: 1 is all of the last class, 2 all of the last two.
+    /// Returns how much is shed, from 0 (nothing): 1 is all of the last class, 2 all of the last two classes.
     #[must_use]
     pub fn level(&self) -> f64 {
         f64::from_bits(self.shared.level.load(Relaxed))
     }
 
-    /// How busy the box was, or all of them, in the last second.
+    /// Returns the utilization of the last second; 1 is full utilization.
     #[must_use]
     pub fn utilization(&self) -> f64 {
         f64::from_bits(self.shared.utilization.load(Relaxed))
     }
 
-    /// What has become of the requests of each class.
+    /// Returns the number of admitted and shed requests of each class.
     #[must_use]
     pub fn counts(&self) -> Vec<ClassCount> {
         let count = |class: &Class| ClassCount {
             name: class.name.clone(),
-            passed: class.passed.load(Relaxed),
+            admitted: class.admitted.load(Relaxed),
             shed: class.shed.load(Relaxed),
-            shedding_for: class.since.lock().unwrap_or_else(PoisonError::into_inner).map(|since| since.elapsed()),
+            shedding_for: class
+                .shedding_since
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .map(|since| since.elapsed()),
         };
         self.shared.classes.iter().map(count).collect()
     }
 
-    fn begin(&self) {
-        // Where there is no runtime nothing is shed.
-        if self.shared.ticking.get().is_none()
+    fn start_ticking(&self) {
+        // Without a runtime, no utilization is measured and nothing is shed.
+        if self.shared.tick_started.get().is_none()
             && let Ok(runtime) = Handle::try_current()
         {
-            self.shared.ticking.get_or_init(|| {
+            self.shared.tick_started.get_or_init(|| {
                 runtime.spawn(tick(Arc::downgrade(&self.shared)));
             });
         }
     }
 }
 
-/// A request that is being served.
+/// Guard of an admitted request, which is in flight until the guard is dropped.
 pub struct InFlight(Arc<Shared>);
 
 impl Drop for InFlight {
@@ -193,49 +229,53 @@ impl Drop for InFlight {
     }
 }
 
-/// Looks at the box for as long as somebody asks it.
+/// Measures the utilization and updates the level until the shedder is dropped.
 async fn tick(shared: Weak<Shared>) {
     let Some(mut shedder) = shared.upgrade().map(|shared| Shedder::new(shared.classes.len(), shared.settings)) else {
         return;
     };
     loop {
-        let (mut busy, mut late) = (0.0, Duration::ZERO);
-        for _ in 0..LOOKS {
-            let due = Instant::now() + TICK / LOOKS;
+        let (mut in_flight, mut delay) = (0.0, Duration::ZERO);
+        for _ in 0..POLLS_PER_TICK {
+            let due = Instant::now() + TICK / POLLS_PER_TICK;
             sleep_until(due).await;
-            late = late.max(due.elapsed());
+            delay = delay.max(due.elapsed());
             let Some(shared) = shared.upgrade() else {
                 return;
             };
-            busy += shared.in_flight.load(Relaxed) as f64 / f64::from(LOOKS);
+            in_flight += shared.in_flight.load(Relaxed) as f64 / f64::from(POLLS_PER_TICK);
         }
         let Some(shared) = shared.upgrade() else {
             return;
         };
-        shared.tick(&mut shedder, busy, late).await;
+        shared.tick(&mut shedder, in_flight, delay).await;
     }
 }
 
 impl Shared {
-    async fn tick(&self, shedder: &mut Shedder, busy: f64, late: Duration) {
+    /// Updates the level from the mean number of requests in flight and the longest scheduling delay of the last tick.
+    async fn tick(&self, shedder: &mut Shedder, in_flight: f64, delay: Duration) {
         let utilization = match &self.signal {
-            Signal::Busy(workers) => busy / (*workers).max(1) as f64,
-            Signal::Delay(target) => self.settings.busy * late.as_secs_f64() / target.as_secs_f64().max(f64::EPSILON),
-            Signal::Reported(client, resource) => {
-                let said = client.utilization(resource).await.ok().filter(|said| said.reporters > 0);
-                // What nobody knows is no reason for more, nor for less.
-                said.map_or(f64::midpoint(self.settings.calm, self.settings.busy), |said| said.mean)
+            Signal::WorkerUtilization(workers) => in_flight / (*workers).max(1) as f64,
+            Signal::SchedulingDelay(target) => {
+                self.settings.shed_above * delay.as_secs_f64() / target.as_secs_f64().max(f64::EPSILON)
+            }
+            Signal::ReportedUtilization(client, resource) => {
+                let reported = client.utilization(resource).await.ok().filter(|reported| reported.reporters > 0);
+                // Between the two thresholds, an unknown utilization does not change the level.
+                let unknown = f64::midpoint(self.settings.restore_below, self.settings.shed_above);
+                reported.map_or(unknown, |reported| reported.mean)
             }
         };
-        shedder.tick(self.began.elapsed(), utilization);
+        shedder.tick(self.started_at.elapsed(), utilization);
         self.level.store(shedder.level().to_bits(), Relaxed);
         self.utilization.store(utilization.to_bits(), Relaxed);
-        for (place, class) in self.classes.iter().enumerate() {
-            let mut since = class.since.lock().unwrap_or_else(PoisonError::into_inner);
-            *since = (shedder.share(place) > 0.0).then(|| since.unwrap_or_else(Instant::now));
+        for (index, class) in self.classes.iter().enumerate() {
+            let mut since = class.shedding_since.lock().unwrap_or_else(PoisonError::into_inner);
+            *since = (shedder.share(index) > 0.0).then(|| since.unwrap_or_else(Instant::now));
         }
         if let Some((client, resource, reporter)) = &self.report {
-            let _ = client.report(resource, reporter, utilization.clamp(0.0, 1.0), LIFE).await;
+            let _ = client.report_utilization(resource, reporter, utilization.clamp(0.0, 1.0), REPORT_TTL).await;
         }
     }
 }
@@ -244,37 +284,37 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// So many of a hundred keys pass.
-    fn passing(shedding: &LoadShedder, class: usize) -> usize {
-        (0..1_000).filter(|key| shedding.admit(class, *key).is_some()).count() / 10
+    /// Returns the percentage of keys that are admitted.
+    fn admitted(shedder: &LoadShedder, class: usize) -> usize {
+        (0..1_000).filter(|key| shedder.admit(class, *key).is_some()).count() / 10
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_box_that_is_full_sheds_the_least_important_first() {
-        let shedding = LoadShedder::new(Signal::Busy(10));
-        let busy: Vec<_> = (0..10).map(|key| shedding.admit(0, key)).collect();
-        assert_eq!([0, 1, 2, 3].map(|class| passing(&shedding, class)), [100; 4]);
+    async fn full_utilization_sheds_the_least_important_classes_first() {
+        let shedder = LoadShedder::new(Signal::WorkerUtilization(10));
+        let busy: Vec<_> = (0..10).map(|key| shedder.admit(0, key)).collect();
+        assert_eq!([0, 1, 2, 3].map(|class| admitted(&shedder, class)), [100; 4]);
         tokio::time::sleep(Duration::from_millis(58_900)).await;
-        assert_eq!(shedding.utilization(), 1.0);
-        let passed = [0, 1, 2, 3].map(|class| passing(&shedding, class));
-        assert!(passed[..3] == [100; 3] && (44..=54).contains(&passed[3]), "{passed:?}");
-        // Who passes, passes again.
-        let of = |shedding: &LoadShedder| (0..100).filter(|key| shedding.admit(3, *key).is_some()).collect::<Vec<_>>();
-        assert_eq!(of(&shedding), of(&shedding));
-        let counts = shedding.counts();
+        assert_eq!(shedder.utilization(), 1.0);
+        let percentages = [0, 1, 2, 3].map(|class| admitted(&shedder, class));
+        assert!(percentages[..3] == [100; 3] && (44..=54).contains(&percentages[3]), "{percentages:?}");
+        // The same keys are admitted again.
+        let keys = |shedder: &LoadShedder| (0..100).filter(|key| shedder.admit(3, *key).is_some()).collect::<Vec<_>>();
+        assert_eq!(keys(&shedder), keys(&shedder));
+        let counts = shedder.counts();
         assert_eq!((counts[3].name.as_str(), counts[0].shed, counts[2].shedding_for), ("test", 0, None));
         assert!(counts[3].shed > 400 && counts[3].shedding_for > Some(Duration::from_secs(25)), "{counts:?}");
         tokio::time::sleep(Duration::from_secs(300)).await;
-        assert_eq!([0, 1, 2, 3].map(|class| passing(&shedding, class)), [100, 0, 0, 0]);
+        assert_eq!([0, 1, 2, 3].map(|class| admitted(&shedder, class)), [100, 0, 0, 0]);
         drop(busy);
         tokio::time::sleep(Duration::from_secs(28 + 720 + 5)).await;
-        assert_eq!(([0, 1, 2, 3].map(|class| passing(&shedding, class)), shedding.level()), ([100; 4], 0.0));
-        assert_eq!((shedding.class("post"), shedding.class("nobody")), (1, 3));
+        assert_eq!(([0, 1, 2, 3].map(|class| admitted(&shedder, class)), shedder.level()), ([100; 4], 0.0));
+        assert_eq!((shedder.class_index("post"), shedder.class_index("nobody")), (1, 3));
     }
 
     #[test]
     fn without_a_runtime_nothing_is_shed() {
-        let shedding = LoadShedder::of(Signal::Busy(0), ["a"], Settings::default());
-        assert!((0..100).all(|key| shedding.admit(7, key).is_some()));
+        let shedder = LoadShedder::with_classes(Signal::WorkerUtilization(0), ["a"], Settings::default());
+        assert!((0..100).all(|key| shedder.admit(7, key).is_some()));
     }
 }

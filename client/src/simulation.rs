@@ -1,4 +1,5 @@
-//! What a client holds, without its network: the service's simulation runs it in virtual time. No part of the API.
+//! [`GrantCache`]: the client's grants without its network, for the service's simulation in virtual time. Not part of
+//! the API.
 
 use std::time::Duration;
 
@@ -8,63 +9,64 @@ use crate::{
     verdict::{DecidedBy, Status, Verdict},
 };
 
-/// The grants of one client.
-pub struct Holder(Grants);
+/// Grants of one client.
+pub struct GrantCache(Grants);
 
-/// What is said of a descriptor: hits that are wanted, and of which grant how many were spent.
-pub type Told = (u64, Option<(u64, u64)>);
+/// Feedback about one descriptor: the demand, and the id and used hits of a finished grant.
+pub type GrantFeedback = (u64, Option<(u64, u64)>);
 
-/// What is granted: hits, for how long, under which number.
-pub type Granted = (u64, Duration, u64);
+/// Grant: hits, lifetime and id.
+pub type Grant = (u64, Duration, u64);
 
-impl Default for Holder {
+impl Default for GrantCache {
     fn default() -> Self {
         Self(Grants::new(true))
     }
 }
 
-impl Holder {
-    /// Whether a check of these descriptors needs no call.
+impl GrantCache {
+    /// Takes the hits from grants. Returns `true` if a check of these descriptors needs no call.
     #[must_use]
     pub fn spend(&self, keys: &[&str], hits: u32, now: Duration) -> bool {
-        let ask = ask(keys, hits);
-        self.0.spend(&ask, &ask.identities().collect(), now).is_some()
+        let request = request(keys, hits);
+        self.0.spend(&request, &request.identities().collect(), now).is_some()
     }
 
-    /// What to say with the call, for each descriptor; or nothing.
+    /// Returns the feedback to send with the call for each descriptor, or an empty list.
     #[must_use]
-    pub fn tell(&self, keys: &[&str], hits: u32, now: Duration) -> Vec<Told> {
-        let number = |(id, spent): (std::sync::Arc<str>, u64)| Some((id.parse().ok()?, spent));
-        let holds = self.0.holds(&ask(keys, hits), now);
-        holds.into_iter().map(|hold| (hold.demand, hold.reports.and_then(number))).collect()
+    pub fn feedback(&self, keys: &[&str], hits: u32, now: Duration) -> Vec<GrantFeedback> {
+        let numbered = |(id, used): (std::sync::Arc<str>, u64)| Some((id.parse().ok()?, used));
+        let all = self.0.feedback(&request(keys, hits), now);
+        all.into_iter().map(|feedback| (feedback.demand, feedback.finished_grant.and_then(numbered))).collect()
     }
 
-    /// The answer to a call with which that was told, and which was sent then.
-    pub fn keep(&self, keys: &[&str], told: &[Told], granted: &[Option<Granted>], sent: Duration) {
-        let offer = |(hits, life, id): Granted| GrantOffer { hits, ttl: life, id: id.to_string().into() };
-        let status = |granted: &Option<Granted>| Status { grant: granted.map(offer), ..Status::default() };
-        let statuses = granted.iter().map(status).collect();
-        let holds = told.iter().map(|(wants, _)| Feedback { demand: *wants, ..Feedback::default() }).collect();
-        self.0.keep(
-            &CheckRequest { holds, ..ask(keys, 1) },
+    /// Stores the grants in the response to a call that was sent at `sent_at` with the given feedback.
+    pub fn store(&self, keys: &[&str], feedback: &[GrantFeedback], grants: &[Option<Grant>], sent_at: Duration) {
+        let offer = |(hits, ttl, id): Grant| GrantOffer { hits, ttl, id: id.to_string().into() };
+        let status = |grant: &Option<Grant>| Status { grant: grant.map(offer), ..Status::default() };
+        let statuses = grants.iter().map(status).collect();
+        let feedback = feedback.iter().map(|(demand, _)| Feedback { demand: *demand, ..Feedback::default() }).collect();
+        self.0.store(
+            &CheckRequest { feedback, ..request(keys, 1) },
             &Verdict { statuses, ..Verdict::empty(true, DecidedBy::Server) },
-            sent,
+            sent_at,
         );
     }
 
-    /// What to say of the rest at the end: of which descriptor, of which grant, how many were spent.
+    /// Removes all grants. Returns the key of the descriptor, the id and the number of used hits of each that has
+    /// unused hits.
     #[must_use]
-    pub fn end(&self, now: Duration) -> Vec<(String, u64, u64)> {
-        let rest = self.0.take_all(now).into_iter().filter_map(|rest| {
-            let (key, _) = rest.descriptor.entries().next()?;
-            let (id, spent) = rest.hold.reports?;
-            Some((key.to_owned(), id.parse().ok()?, spent))
+    pub fn return_all(&self, now: Duration) -> Vec<(String, u64, u64)> {
+        let unspent = self.0.take_all(now).into_iter().filter_map(|grant| {
+            let (key, _) = grant.descriptor.entries().next()?;
+            let (id, used) = grant.feedback.finished_grant?;
+            Some((key.to_owned(), id.parse().ok()?, used))
         });
-        rest.collect()
+        unspent.collect()
     }
 }
 
-fn ask<'a>(keys: &[&'a str], hits: u32) -> CheckRequest<'a> {
+fn request<'a>(keys: &[&'a str], hits: u32) -> CheckRequest<'a> {
     let descriptors = keys.iter().map(|key| Descriptor::new().entry(*key, "x")).collect();
-    CheckRequest { domain: "d".into(), descriptors, hits, traceparent: None, holds: Vec::new() }
+    CheckRequest { domain: "d".into(), descriptors, hits, traceparent: None, feedback: Vec::new() }
 }

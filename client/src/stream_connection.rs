@@ -1,12 +1,13 @@
-//! Checks that are ready at the same moment travel together, in one frame of one long-lived stream.
+//! [`StreamConnection`]: sends checks that are ready at the same time in one frame of a long-lived stream.
 //!
-//! Nothing waits for company: the task that sends runs after every other task that is ready now, and takes what they
-//! left. Whether the service has streams is found out by the first frame; if it has not, what that frame held is asked again
-//! by calls of its own, and so is all that follows.
+//! No check is delayed to fill a frame: the sending task yields once, so that all tasks that are ready run before it,
+//! and then sends the checks they queued. The first attempt to open a stream shows whether the service supports
+//! streams. If it does not, the queued checks and all later ones are sent as unary calls.
 //!
 //! ## Idle ⟶ Open ⟶ Idle
-//! The first check opens the stream. When the service ends it in order, what has no answer did not run, and goes into the
-//! next one. When it breaks, what was sent may have run: it fails; what was not sent goes into the next one.
+//! The first check opens the stream. If the service ends the stream in order, checks without a response were not
+//! executed and are sent on the next stream. If the stream breaks, checks that were sent may have been executed, so
+//! they fail; checks that were not sent go into the next stream.
 
 use std::{
     collections::VecDeque,
@@ -28,34 +29,35 @@ use tonic::{Code, Status, Streaming, client::Grpc, codegen::http::uri::PathAndQu
 use crate::{
     check_request::CheckRequest,
     raw::Raw,
-    verdict::{Failure, Verdict, text},
+    verdict::{Failure, Verdict, full_message},
 };
 
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
-/// Checks that wait to be sent, at most: more would be answered too late to be of use.
-const QUEUE: usize = 16_384;
-/// A frame is sent when it has so many bytes; the service takes 256 KiB by default.
-const FRAME: usize = 64 * 1024;
-/// Frames that the connection has not taken yet.
-const FRAMES: usize = 4;
+/// Maximum number of checks waiting to be sent. With more, responses would arrive too late to be useful.
+const MAX_QUEUED: usize = 16_384;
+/// Size in bytes at which a frame is complete. The service accepts frames up to 256 KiB by default.
+const FRAME_BYTES: usize = 64 * 1024;
+/// Number of frames buffered for the connection.
+const MAX_BUFFERED_FRAMES: usize = 4;
 
-/// What becomes of a check on its way.
+/// Reason why a check has no verdict, and whether it may have been executed.
 #[derive(Clone, Debug)]
 pub(crate) enum StreamError {
-    /// It was not sent, and may be asked in another way.
-    NotRun(Failure),
-    /// Nor was this, and nobody is to blame: the stream ended in order.
-    Ended,
-    /// The service has no streams: it is to be asked by a call of its own.
-    NoStream,
-    /// It was sent: perhaps it ran.
-    Perhaps(Failure),
-    /// The service has answered, with an error.
-    Refused(Failure),
+    /// The check was not sent, so it can be sent again.
+    NotExecuted(Failure),
+    /// The service ended the stream in order and did not execute the check. This is no failure of the service.
+    StreamEnded,
+    /// The service does not support streams. The check was not sent.
+    Unsupported,
+    /// The check was sent and may have been executed.
+    MaybeExecuted(Failure),
+    /// The service answered with an error.
+    Rejected(Failure),
 }
 
-type Answer = Result<Verdict, StreamError>;
+type CheckResult = Result<Verdict, StreamError>;
 
+/// Queue of checks and the task that sends them on a stream.
 pub(crate) struct StreamConnection {
     shared: Arc<Shared>,
 }
@@ -63,8 +65,8 @@ pub(crate) struct StreamConnection {
 struct Shared {
     queue: Mutex<Queue>,
     ready: Notify,
-    /// The service has no streams.
-    without: AtomicBool,
+    /// Whether the service is known not to support streams.
+    unsupported: AtomicBool,
     headers: tonic::metadata::MetadataMap,
 }
 
@@ -76,55 +78,56 @@ struct Queue {
     closed: bool,
 }
 
-/// A frame in the making, and who waits for its answers.
+/// Frame under construction, and the checks in it that wait for a response.
 #[derive(Default)]
 struct Outgoing {
     bytes: Vec<u8>,
     first_id: u64,
-    waiting: Vec<oneshot::Sender<Answer>>,
+    waiting: Vec<oneshot::Sender<CheckResult>>,
 }
 
 impl StreamConnection {
-    /// Its task lives as long as the lane, on the current runtime.
+    /// Spawns the sending task on the current runtime. The task ends when the connection is dropped.
     pub(crate) fn start(channel: Channel, headers: tonic::metadata::MetadataMap) -> Self {
         let shared = Arc::new(Shared {
             queue: Mutex::default(),
             ready: Notify::new(),
-            without: AtomicBool::new(false),
+            unsupported: AtomicBool::new(false),
             headers,
         });
         tokio::spawn(run(Arc::downgrade(&shared), channel));
         Self { shared }
     }
 
-    /// Whether the service is known to have no streams.
-    pub(crate) fn is_without(&self) -> bool {
-        self.shared.without.load(Relaxed)
+    /// Returns `true` if the service is known not to support streams.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        self.shared.unsupported.load(Relaxed)
     }
 
-    pub(crate) async fn ask(&self, ask: &CheckRequest<'_>) -> Answer {
-        let (sender, answer) = oneshot::channel();
+    /// Queues a check and waits for its response.
+    pub(crate) async fn check(&self, request: &CheckRequest<'_>) -> CheckResult {
+        let (sender, response) = oneshot::channel();
         {
             let mut queue = self.shared.queue();
-            if queue.closed || queue.waiting >= QUEUE {
-                return Err(StreamError::NotRun(Failure::Overloaded));
+            if queue.closed || queue.waiting >= MAX_QUEUED {
+                return Err(StreamError::NotExecuted(Failure::Overloaded));
             }
             let id = queue.next_id;
             queue.next_id += 1;
             queue.waiting += 1;
-            if queue.frames.back().is_none_or(|frame| frame.bytes.len() >= FRAME) {
+            if queue.frames.back().is_none_or(|frame| frame.bytes.len() >= FRAME_BYTES) {
                 queue.frames.push_back(Outgoing { first_id: id, ..Outgoing::default() });
             }
             if let Some(frame) = queue.frames.back_mut() {
-                ask.write_check(id, &mut Writer(&mut frame.bytes));
+                request.write_check(id, &mut Writer(&mut frame.bytes));
                 frame.waiting.push(sender);
             }
         }
         self.shared.ready.notify_one();
-        // Only if the stream's task ended with its runtime; how far it had come nobody knows.
-        answer
-            .await
-            .unwrap_or_else(|_| Err(StreamError::Perhaps(Failure::Connection("the client's runtime has ended".into()))))
+        // The sender is dropped only if the sending task ended with its runtime. The check may have been sent by then.
+        let runtime_ended =
+            |_| Err(StreamError::MaybeExecuted(Failure::Connection("the client's runtime was shut down".into())));
+        response.await.unwrap_or_else(runtime_ended)
     }
 }
 
@@ -140,7 +143,7 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next frame that somebody still waits for.
+    /// Removes and returns the next frame. Frames in which all checks have been cancelled are skipped.
     fn take(&self) -> Option<Outgoing> {
         let mut queue = self.queue();
         loop {
@@ -160,16 +163,17 @@ impl Shared {
         self.queue().closed
     }
 
-    /// Everybody who waits to be sent is told why it is in vain.
-    fn turn_away(&self, lost: &StreamError) {
+    /// Completes all queued checks with `error`.
+    fn fail_queued(&self, error: &StreamError) {
         while let Some(frame) = self.take() {
-            frame.waiting.into_iter().for_each(|waiting| drop(waiting.send(Err(lost.clone()))));
+            frame.waiting.into_iter().for_each(|waiting| drop(waiting.send(Err(error.clone()))));
         }
     }
 }
 
-async fn run(lane: Weak<Shared>, channel: Channel) {
-    while let Some(shared) = lane.upgrade() {
+/// Opens a stream whenever checks are queued, until the [`StreamConnection`] is dropped.
+async fn run(shared: Weak<Shared>, channel: Channel) {
+    while let Some(shared) = shared.upgrade() {
         if shared.is_empty() {
             if shared.is_closed() {
                 return;
@@ -177,22 +181,22 @@ async fn run(lane: Weak<Shared>, channel: Channel) {
             shared.ready.notified().await;
             continue;
         }
-        match open(&shared, channel.clone()).await {
-            Ok((frames, answers)) => converse(shared, frames, answers).await,
+        match open_stream(&shared, channel.clone()).await {
+            Ok((frames, responses)) => run_stream(shared, frames, responses).await,
             Err(status) if status.code() == Code::Unimplemented => {
-                shared.without.store(true, Relaxed);
-                shared.turn_away(&StreamError::NoStream);
+                shared.unsupported.store(true, Relaxed);
+                shared.fail_queued(&StreamError::Unsupported);
             }
-            Err(status) => shared.turn_away(&StreamError::NotRun(Failure::Connection(text(&status)))),
+            Err(status) => shared.fail_queued(&StreamError::NotExecuted(Failure::Connection(full_message(&status)))),
         }
     }
 }
 
-type Open = (mpsc::Sender<Vec<u8>>, Streaming<Bytes>);
+type OpenStream = (mpsc::Sender<Vec<u8>>, Streaming<Bytes>);
 
-/// Nothing is sent before the service has answered that it takes a stream: nothing is lost if it does not.
-async fn open(shared: &Shared, channel: Channel) -> Result<Open, Status> {
-    let (frames, receiver) = mpsc::channel(FRAMES);
+/// Opens a stream. Checks are sent only after the service has accepted the stream, so none are lost if it does not.
+async fn open_stream(shared: &Shared, channel: Channel) -> Result<OpenStream, Status> {
+    let (frames, receiver) = mpsc::channel(MAX_BUFFERED_FRAMES);
     let mut grpc = Grpc::new(channel);
     grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
     let mut request = tonic::Request::new(ReceiverStream::new(receiver));
@@ -202,30 +206,31 @@ async fn open(shared: &Shared, channel: Channel) -> Result<Open, Status> {
     Ok((frames, response.into_inner()))
 }
 
-/// Sends and delivers until the stream ends.
-async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Vec<u8>>, mut answers: Streaming<Bytes>) {
+/// Sends queued checks and delivers responses until the stream ends.
+async fn run_stream(shared: Arc<Shared>, frames: mpsc::Sender<Vec<u8>>, mut responses: Streaming<Bytes>) {
     let mut pending = Pending::default();
-    let lost = loop {
+    let error = loop {
         let empty = shared.is_empty();
         if empty && shared.is_closed() {
             return;
         }
         tokio::select! {
             biased;
-            answer = answers.message() => match answer {
+            response = responses.message() => match response {
                 Ok(Some(frame)) => {
                     if let Err(error) = pending.deliver(&frame) {
-                        break StreamError::Perhaps(Failure::Connection(format!("this is no ResponseFrame: {error}")));
+                        let failure = Failure::Connection(format!("invalid ResponseFrame: {error}"));
+                        break StreamError::MaybeExecuted(failure);
                     }
                 }
-                Ok(None) => break StreamError::Ended,
-                Err(status) => break StreamError::Perhaps(Failure::Connection(text(&status))),
+                Ok(None) => break StreamError::StreamEnded,
+                Err(status) => break StreamError::MaybeExecuted(Failure::Connection(full_message(&status))),
             },
             permit = frames.reserve(), if !empty => {
                 let Ok(permit) = permit else {
-                    break StreamError::Perhaps(Failure::Connection("the stream was closed".into()));
+                    break StreamError::MaybeExecuted(Failure::Connection("the stream was closed".into()));
                 };
-                // Whoever is ready now comes along.
+                // Tasks that are ready now queue their checks before the frame is taken.
                 yield_now().await;
                 if let Some(Outgoing { bytes, first_id, waiting }) = shared.take() {
                     pending.add(first_id, waiting);
@@ -235,69 +240,70 @@ async fn converse(shared: Arc<Shared>, frames: mpsc::Sender<Vec<u8>>, mut answer
             () = shared.ready.notified(), if empty => {}
         }
     };
-    pending.fail(&lost);
+    pending.fail(&error);
 }
 
-/// Who waits for an answer, by numbers that follow each other.
+/// Checks that wait for a response, indexed by consecutive ids starting at `first_id`.
 #[derive(Default)]
 struct Pending {
-    first: u64,
-    waiting: VecDeque<Option<oneshot::Sender<Answer>>>,
+    first_id: u64,
+    waiting: VecDeque<Option<oneshot::Sender<CheckResult>>>,
 }
 
 impl Pending {
-    /// Frames are sent in the order of their numbers, and a new stream begins where the old one ended.
-    fn add(&mut self, first_id: u64, waiting: Vec<oneshot::Sender<Answer>>) {
-        self.forget_those_who_left();
+    /// Adds the checks of a frame. Frames are sent in the order of their ids, and a new stream continues the ids of the
+    /// last.
+    fn add(&mut self, first_id: u64, waiting: Vec<oneshot::Sender<CheckResult>>) {
+        self.drop_completed();
         if self.waiting.is_empty() {
-            self.first = first_id;
+            self.first_id = first_id;
         }
-        // Numbers between were turned away unsent.
-        while self.first + (self.waiting.len() as u64) < first_id {
+        // The ids in between belong to checks that failed before they were sent.
+        while self.first_id + (self.waiting.len() as u64) < first_id {
             self.waiting.push_back(None);
         }
         self.waiting.extend(waiting.into_iter().map(Some));
     }
 
-    fn take(&mut self, id: u64) -> Option<oneshot::Sender<Answer>> {
-        let place = usize::try_from(id.checked_sub(self.first)?).ok()?;
-        self.waiting.get_mut(place)?.take()
+    fn take(&mut self, id: u64) -> Option<oneshot::Sender<CheckResult>> {
+        let index = usize::try_from(id.checked_sub(self.first_id)?).ok()?;
+        self.waiting.get_mut(index)?.take()
     }
 
-    /// From the front: what is answered, and what nobody waits for any more.
-    fn forget_those_who_left(&mut self) {
+    /// Removes answered and cancelled checks from the front.
+    fn drop_completed(&mut self) {
         while self.waiting.front().is_some_and(|waiting| waiting.as_ref().is_none_or(oneshot::Sender::is_closed)) {
             self.waiting.pop_front();
-            self.first += 1;
+            self.first_id += 1;
         }
     }
 
-    /// The `answers` of an `ResponseFrame`.
+    /// Delivers the `responses` of a `ResponseFrame`.
     fn deliver(&mut self, frame: &[u8]) -> Result<(), Malformed> {
-        for field in Fields::of(frame) {
-            let (1, answer) = field? else {
+        for field in Fields::new(frame) {
+            let (1, response) = field? else {
                 continue;
             };
-            let (id, answer) = read_answer(answer.message()?)?;
-            // Nobody, if it was given up, or is an answer to nobody's question.
+            let (id, result) = read_response(response.message()?)?;
+            // A check may have been cancelled, and an id may be unknown.
             if let Some(waiting) = self.take(id) {
-                let _ = waiting.send(answer);
+                let _ = waiting.send(result);
             }
         }
         Ok(())
     }
 
-    fn fail(self, lost: &StreamError) {
-        self.waiting.into_iter().flatten().for_each(|waiting| drop(waiting.send(Err(lost.clone()))));
+    fn fail(self, error: &StreamError) {
+        self.waiting.into_iter().flatten().for_each(|waiting| drop(waiting.send(Err(error.clone()))));
     }
 }
 
-/// Of an answer that has neither.
-const WITHOUT: &str = "an answer without a verdict";
+/// Message for a response with neither a verdict nor an error.
+const NO_VERDICT: &str = "response without a verdict";
 
-/// `id`, and `verdict` or `error`.
-fn read_answer(fields: Fields<'_>) -> Result<(u64, Answer), Malformed> {
-    let (mut id, mut code, mut message) = (0, Code::Unknown, WITHOUT);
+/// Decodes a `CheckResponse`: `id`, and `verdict` or `error`.
+fn read_response(fields: Fields<'_>) -> Result<(u64, CheckResult), Malformed> {
+    let (mut id, mut code, mut message) = (0, Code::Unknown, NO_VERDICT);
     let mut verdict = None;
     for field in fields {
         match field? {
@@ -316,8 +322,8 @@ fn read_answer(fields: Fields<'_>) -> Result<(u64, Answer), Malformed> {
             _ => {}
         }
     }
-    let refused = || StreamError::Refused(Failure::Service { code, message: message.to_owned() });
-    Ok((id, verdict.ok_or_else(refused)))
+    let rejected = || StreamError::Rejected(Failure::Service { code, message: message.to_owned() });
+    Ok((id, verdict.ok_or_else(rejected)))
 }
 
 #[cfg(test)]
@@ -330,29 +336,29 @@ mod tests {
     use super::*;
     use crate::grants::GrantOffer;
 
-    fn waiting() -> (oneshot::Sender<Answer>, oneshot::Receiver<Answer>) {
+    fn waiting() -> (oneshot::Sender<CheckResult>, oneshot::Receiver<CheckResult>) {
         oneshot::channel()
     }
 
     #[test]
-    fn everybody_has_the_answer_of_their_number() {
+    fn a_response_is_delivered_to_the_check_with_its_id() {
         let mut pending = Pending::default();
         let ((first, mut one), (second, mut other)) = (waiting(), waiting());
         pending.add(7, vec![first]);
-        // 8 to 10 were never sent.
+        // Checks 8 to 10 were never sent.
         pending.add(11, vec![second]);
         assert!([0, 6, 8, 10, 12, u64::MAX].into_iter().all(|id| pending.take(id).is_none()));
         let waiting = pending.take(11).expect("the second");
-        assert!(waiting.send(Err(StreamError::Ended)).is_ok());
-        assert!(matches!(other.try_recv(), Ok(Err(StreamError::Ended))));
-        assert!(pending.take(11).is_none(), "one answer for each");
-        pending.fail(&StreamError::NoStream);
-        assert!(matches!(one.try_recv(), Ok(Err(StreamError::NoStream))));
+        assert!(waiting.send(Err(StreamError::StreamEnded)).is_ok());
+        assert!(matches!(other.try_recv(), Ok(Err(StreamError::StreamEnded))));
+        assert!(pending.take(11).is_none(), "each check gets one response");
+        pending.fail(&StreamError::Unsupported);
+        assert!(matches!(one.try_recv(), Ok(Err(StreamError::Unsupported))));
     }
 
-    /// What prost wrote is read, whatever is in it.
+    /// Decodes a frame that prost encoded, with every field set.
     #[test]
-    fn answers_say_all_that_there_is() {
+    fn responses_contain_all_fields() {
         let limit = v1::Limit { requests_per_unit: 5, unit: 7, unit_multiplier: 3, name: "few".into() };
         let full = v1::Status {
             allowed: true,
@@ -380,16 +386,16 @@ mod tests {
             Some(Outcome::Error(v1::Error::default())),
             None,
         ];
-        let (waiting, answers): (Vec<_>, Vec<_>) = outcomes.iter().map(|_| waiting()).unzip();
+        let (waiting, results): (Vec<_>, Vec<_>) = outcomes.iter().map(|_| waiting()).unzip();
         let mut pending = Pending::default();
         pending.add(0, waiting);
-        let answer = |(id, outcome)| v1::CheckResponse { id, outcome };
-        let frame = v1::ResponseFrame { responses: (0..).zip(outcomes).map(answer).collect() };
-        // And fields that are not known here.
+        let response = |(id, outcome)| v1::CheckResponse { id, outcome };
+        let frame = v1::ResponseFrame { responses: (0..).zip(outcomes).map(response).collect() };
+        // Unknown fields are appended.
         let frame = [frame.encode_to_vec(), vec![0x15, 1, 2, 3, 4, 0x78, 1]].concat();
         assert_eq!(pending.deliver(&frame), Ok(()));
-        let mut answers = answers.into_iter().map(|mut answer| answer.try_recv().unwrap());
-        let verdict = answers.next().unwrap().unwrap();
+        let mut results = results.into_iter().map(|mut result| result.try_recv().unwrap());
+        let verdict = results.next().unwrap().unwrap();
         let micros = Duration::from_micros;
         let window = Duration::from_secs(3 * 7 * 86_400);
         let full = crate::Status {
@@ -403,29 +409,29 @@ mod tests {
             elastic: true,
             shed: true,
             fallback: true,
-            refusal_counts: true,
-            coarse: false,
+            denial_counts: true,
+            whole_seconds: false,
             grant: Some(GrantOffer { hits: 4, ttl: micros(5), id: "it".into() }),
         };
         assert_eq!(verdict.statuses(), [full, crate::Status::default()]);
         assert_eq!((verdict.allowed(), verdict.decided_by()), (true, crate::DecidedBy::Server));
         assert_eq!(verdict.headers(), [("a".to_owned(), "b".to_owned())]);
-        let errors = [(Code::ResourceExhausted, "too many"), (Code::Ok, ""), (Code::Unknown, WITHOUT)];
-        for ((code, message), answer) in errors.into_iter().zip(answers) {
-            let failure = Failure::Service { code, message: message.into() };
-            assert!(matches!(&answer, Err(StreamError::Refused(said)) if *said == failure), "{answer:?}");
+        let errors = [(Code::ResourceExhausted, "too many"), (Code::Ok, ""), (Code::Unknown, NO_VERDICT)];
+        for ((code, message), result) in errors.into_iter().zip(results) {
+            let expected = Failure::Service { code, message: message.into() };
+            assert!(matches!(&result, Err(StreamError::Rejected(failure)) if *failure == expected), "{result:?}");
         }
         assert_eq!(Pending::default().deliver(&frame[..frame.len() - 1]), Err(Malformed::Truncated));
     }
 
     #[test]
-    fn what_is_answered_or_given_up_is_forgotten() {
+    fn answered_and_cancelled_checks_are_removed() {
         let mut pending = Pending::default();
         for id in 0..1_000 {
             let (sender, receiver) = waiting();
             pending.add(id, vec![sender]);
             drop(receiver);
         }
-        assert_eq!((pending.waiting.len(), pending.first), (1, 999));
+        assert_eq!((pending.waiting.len(), pending.first_id), (1, 999));
     }
 }

@@ -1,6 +1,7 @@
-//! What happens, for those who run the gateway. Without the features nothing of it is there.
+//! [`Telemetry`]: metrics and log events of the client. Without the features `opentelemetry` and `tracing` it does
+//! nothing.
 
-/// Metrics of the OpenTelemetry API.
+/// Metrics recorded with the OpenTelemetry API.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     #[cfg(feature = "opentelemetry")]
@@ -29,18 +30,19 @@ mod metrics {
             let instruments = |meter: &Meter| Instruments {
                 checks: meter
                     .u64_counter("sluicegate.client.checks")
-                    .with_description("Checks by who answered them, and whether the request may pass")
+                    .with_description("Number of checks by decider and decision")
                     .build(),
                 duration: meter
                     .f64_histogram("sluicegate.client.duration")
                     .with_unit("s")
-                    .with_description("Time of checks that were not answered from a cache")
+                    .with_description("Duration of checks that were not answered from the deny cache or a grant")
                     .build(),
             };
             Self { instruments: meter.map(instruments) }
         }
 
-        pub(crate) fn answered(&self, verdict: &Verdict, took: impl FnOnce() -> Duration) {
+        /// Records the verdict of a check. `took` returns its duration.
+        pub(crate) fn record_check(&self, verdict: &Verdict, took: impl FnOnce() -> Duration) {
             let Some(Instruments { checks, duration }) = &self.instruments else {
                 return;
             };
@@ -63,12 +65,12 @@ impl Telemetry {
     pub(crate) fn answered(&self, _: &crate::Verdict, _: impl FnOnce() -> std::time::Duration) {}
 }
 
-/// An endpoint is not asked any more, or again.
-pub(crate) fn breaker(endpoint: &str, open: bool) {
+/// Logs that the circuit breaker of an endpoint has opened or closed.
+pub(crate) fn log_breaker_change(endpoint: &str, open: bool) {
     #[cfg(feature = "tracing")]
     match open {
-        true => tracing::warn!(endpoint, "this rate limit service fails; it is not asked for a while"),
-        false => tracing::info!(endpoint, "this rate limit service answers again"),
+        true => tracing::warn!(endpoint, "rate limit service endpoint failed repeatedly, circuit breaker opened"),
+        false => tracing::info!(endpoint, "rate limit service endpoint recovered, circuit breaker closed"),
     }
     #[cfg(not(feature = "tracing"))]
     let _ = (endpoint, open);

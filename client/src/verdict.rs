@@ -1,4 +1,4 @@
-//! What a caller gets: always an answer, and where it comes from.
+//! [`Verdict`]: the decision about a request, its decider, and one [`Status`] per descriptor.
 
 use std::{
     sync::Arc,
@@ -18,20 +18,39 @@ use tonic::Code;
 
 use crate::grants::GrantOffer;
 
-/// Who answered.
+/// Source of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
     /// The service.
     Server,
-    /// This client: the service has refused the same before, and the wait it named is not over.
+    /// This client's deny cache: the service denied an equal request before, and its retry-after has not passed.
     DenyCache,
-    /// This client: from hits that the service had granted in advance.
+    /// This client, from hits that the service granted in advance.
     Grant,
-    /// This client, since the service did not answer: [`Builder::on_error`](crate::Builder::on_error).
+    /// [`Builder::on_error`](crate::Builder::on_error), because the service did not answer.
     Fallback,
 }
 
-/// May the request pass?
+/// Decision about a request: whether it is allowed, its source, and one [`Status`] per descriptor.
+///
+/// # Examples
+///
+/// ```no_run
+/// use sluicegate_client::{Client, DecidedBy, descriptor};
+///
+/// # async fn example(client: Client) {
+/// let verdict = client.check([descriptor! { "user" => "alice" }]).await;
+/// if verdict.decided_by() == DecidedBy::Fallback {
+///     eprintln!("rate limit service unavailable: {:?}", verdict.failure());
+/// }
+/// let status = match (verdict.allowed(), verdict.shed()) {
+///     (true, _) => 200,
+///     (false, true) => 503,
+///     (false, false) => 429,
+/// };
+/// # let _ = status;
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     pub(crate) allowed: bool,
@@ -41,76 +60,77 @@ pub struct Verdict {
     pub(crate) failure: Option<Box<Failure>>,
 }
 
-/// The answer to one descriptor. What the service did not say is `None`.
+/// Decision about one descriptor. Values that the service did not send are `None`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
-    /// Whether it passes.
+    /// Whether the descriptor is within its limit.
     pub allowed: bool,
-    /// What applied, if anything that is counted.
+    /// Limit that applied. `None` if the descriptor is not counted.
     pub limit: Option<Limit>,
-    /// Hits that would still pass.
+    /// Hits that would still be allowed.
     pub remaining: u64,
-    /// Until everything is restored.
+    /// Time until the full limit is available again.
     pub reset: Option<Duration>,
-    /// When refused: until the same hits would pass. To the microsecond from `sluicegate.v1`, in whole seconds rounded up
-    /// from Envoy's protocol.
+    /// If denied: time until the same hits would be allowed. Exact to the microsecond with `sluicegate.v1`, in whole
+    /// seconds rounded up with Envoy's protocol.
     pub retry_after: Option<Duration>,
-    /// When allowed: how long to wait before going on, for a limit that shapes.
+    /// If allowed: how long the caller must wait before it continues, for limits that shape traffic.
     pub delay: Duration,
-    /// Allowed only because the limit is soft.
+    /// Whether the descriptor is allowed only because the limit is soft.
     pub soft: bool,
-    /// Allowed only because a resource has capacity to spare; from `sluicegate.v1` only.
+    /// Whether the descriptor is allowed only because a resource has spare capacity. Set with `sluicegate.v1` only.
     pub elastic: bool,
-    /// When refused: for overload, and not for what this caller has had; never by services that are not Sluicegate.
+    /// If denied: whether the cause is overload, not the usage of this caller. Set by Sluicegate only.
     pub shed: bool,
-    /// The service's counters were out of reach: its `on_error` decided.
+    /// Whether the service's counters were unavailable, so that the rule's `on_error` decided.
     pub fallback: bool,
-    /// Refused hits count: this refusal is not remembered.
-    pub(crate) refusal_counts: bool,
-    /// Times are whole seconds, rounded up.
-    pub(crate) coarse: bool,
-    /// Hits that may be spent without asking.
+    /// Whether denied hits count against the limit. Such a denial must not be cached.
+    pub(crate) denial_counts: bool,
+    /// Whether times are whole seconds, rounded up.
+    pub(crate) whole_seconds: bool,
+    /// Hits that the client may use without asking the service.
     pub(crate) grant: Option<GrantOffer>,
 }
 
-/// The limit that applied: so many requests in so many units.
+/// Limit that applied: [`requests_per_unit`](Self::requests_per_unit) requests per [`window`](Self::window).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Requests in the window.
+    /// Number of requests per window. For a concurrency limit (with a `window` of zero): requests in flight.
     pub requests_per_unit: u32,
-    /// The length of the window; a month has 30 days and a year 365 here.
+    /// Length of the window. A month counts as 30 days and a year as 365 days.
     pub window: Duration,
-    /// The rule's name for it, if it has one.
+    /// Name of the limit in its rule, if it has one.
     pub name: Option<Arc<str>>,
 }
 
-/// Why the service has no answer. Texts are for people.
+/// Reason why the service did not decide a check.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// Not within the deadline. The hits may or may not have been counted.
-    #[error("the rate limit service did not answer within {0:?}")]
-    Deadline(Duration),
-    /// No endpoint is thought to be alive, or there is none: nobody was asked.
-    #[error("no rate limit service is within reach")]
+    /// No answer within the timeout. The hits may have been counted.
+    #[error("rate limit service did not answer within {0:?}")]
+    Timeout(Duration),
+    /// No endpoint is available: the circuit breakers of all endpoints are open, or there are no endpoints. The check
+    /// was not sent.
+    #[error("no rate limit service endpoint available")]
     Unreachable,
-    /// Too many checks wait to be sent: this one was not.
-    #[error("too many checks wait for the rate limit service")]
+    /// Too many checks are waiting to be sent. The check was not sent.
+    #[error("too many checks are waiting for the rate limit service")]
     Overloaded,
-    /// The connection broke. The hits may or may not have been counted.
-    #[error("the connection to the rate limit service failed: {0}")]
+    /// The connection failed. The hits may have been counted.
+    #[error("connection to rate limit service failed: {0}")]
     Connection(String),
     /// The service answered with an error.
-    #[error("the rate limit service says {code:?}: {message}")]
+    #[error("rate limit service returned {code:?}: {message}")]
     Service {
         /// The gRPC status code.
         code: Code,
-        /// What it says.
+        /// The message of the gRPC status.
         message: String,
     },
 }
 
-/// A status with all its causes.
-pub(crate) fn text(status: &tonic::Status) -> String {
+/// Returns the message of a status and of all its causes.
+pub(crate) fn full_message(status: &tonic::Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
     while let Some(error) = cause {
@@ -129,70 +149,75 @@ impl Verdict {
         Self { allowed, by, statuses: SmallVec::new(), headers: Vec::new(), failure: None }
     }
 
-    /// Whether the request may pass.
+    /// Returns `true` if the request is allowed.
     #[must_use]
     pub fn allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Who says so.
+    /// Returns the source of the decision.
     #[must_use]
     pub fn decided_by(&self) -> DecidedBy {
         self.by
     }
 
-    /// One for each descriptor, in their order; none from a fallback.
+    /// Returns one status per descriptor, in the same order. Empty for a fallback.
     #[must_use]
     pub fn statuses(&self) -> &[Status] {
         &self.statuses
     }
 
-    /// Headers that the service wants on the answer to the request, if it is set to name them.
+    /// Returns the headers (name, value) to add to the response of the checked request, if the service is configured to
+    /// send them.
     #[must_use]
     pub fn headers(&self) -> &[(String, String)] {
         &self.headers
     }
 
-    /// Why the service was not heard, when it was not.
+    /// Returns the reason why the service did not decide, if the verdict is a fallback.
     #[must_use]
     pub fn failure(&self) -> Option<&Failure> {
         self.failure.as_deref()
     }
 
-    /// Of the limits that applied, the one with the least remaining; when refused, of those that refuse.
+    /// Returns the status of the most restrictive limit: if the request is denied, the denying one with the longest
+    /// retry-after, otherwise the one with the fewest hits remaining.
     #[must_use]
     pub fn tightest(&self) -> Option<&Status> {
-        let refused = self.statuses.iter().filter(|status| !self.allowed && !status.allowed);
+        let denied = self.statuses.iter().filter(|status| !self.allowed && !status.allowed);
         let limited = self.statuses.iter().filter(|status| status.limit.is_some());
-        refused.max_by_key(|status| status.retry_after).or_else(|| limited.min_by_key(|status| status.remaining))
+        denied.max_by_key(|status| status.retry_after).or_else(|| limited.min_by_key(|status| status.remaining))
     }
 
-    /// Hits that would still pass by the tightest limit.
+    /// Returns the smallest number of hits that any limit would still allow. `None` if no limit applied.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.statuses.iter().filter(|status| status.limit.is_some()).map(|status| status.remaining).min()
     }
 
-    /// When refused: how long until all limits that refuse would let the request pass.
+    /// Returns the longest retry-after of all denied statuses: the time until all of these limits would allow the
+    /// request. `None` if no status is denied, or if no time is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses.iter().filter(|status| !status.allowed).filter_map(|status| status.retry_after).max()
     }
 
-    /// How long to wait before going on: the longest of all limits that shape.
+    /// Returns how long an allowed request must wait before it continues: the longest delay of all limits that shape
+    /// traffic.
     #[must_use]
     pub fn delay(&self) -> Duration {
         self.statuses.iter().filter(|status| status.allowed).map(|status| status.delay).max().unwrap_or_default()
     }
 
-    /// Refused for overload that the caller did not cause, and for nothing else: HTTP has 503 for it, and 429 for all else.
+    /// Returns `true` if the request is denied only because of overload that the caller did not cause. The HTTP status
+    /// is 503 for such a denial, and 429 for all others.
     #[must_use]
     pub fn shed(&self) -> bool {
-        let mut refused = self.statuses.iter().filter(|status| !status.allowed).peekable();
-        !self.allowed && refused.peek().is_some() && refused.all(|status| status.shed)
+        let mut denied = self.statuses.iter().filter(|status| !status.allowed).peekable();
+        !self.allowed && denied.peek().is_some() && denied.all(|status| status.shed)
     }
 
-    /// Allowed only because a limit is soft.
+    /// Returns `true` if the request is allowed only because a limit is soft.
     #[must_use]
     pub fn soft(&self) -> bool {
         self.statuses.iter().any(|status| status.soft)
@@ -200,7 +225,7 @@ impl Verdict {
 }
 
 impl Verdict {
-    /// A `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
+    /// Decodes a `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
     pub(crate) fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
         let mut verdict = Self::empty(false, DecidedBy::Server);
         for field in fields {
@@ -215,7 +240,7 @@ impl Verdict {
     }
 }
 
-/// `name`, `value`.
+/// Decodes a `sluicegate.v1.Header`: `name`, `value`.
 fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
     let mut header = (String::new(), String::new());
     for field in fields {
@@ -229,8 +254,8 @@ fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
 }
 
 impl Status {
-    /// `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`, `soft`, `decider`, `refusal_counts`,
-    /// `grant`, `shed`, `elastic`.
+    /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
+    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
         let mut status = Self::default();
         for field in fields {
@@ -243,7 +268,7 @@ impl Status {
                 (6, value) => status.delay = Duration::from_micros(value.number()?),
                 (7, value) => status.soft = value.number()? != 0,
                 (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
-                (9, value) => status.refusal_counts = value.number()? != 0,
+                (9, value) => status.denial_counts = value.number()? != 0,
                 (10, value) => status.grant = Some(GrantOffer::read(value.message()?)?),
                 (11, value) => status.shed = value.number()? != 0,
                 (12, value) => status.elastic = value.number()? != 0,
@@ -255,23 +280,23 @@ impl Status {
 }
 
 impl GrantOffer {
-    /// `hits`, `life_us`, `id`.
+    /// Decodes a `sluicegate.v1.Grant`: `hits`, `ttl_us`, `id`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let (mut hits, mut life, mut id) = (0, Duration::ZERO, "");
+        let (mut hits, mut ttl, mut id) = (0, Duration::ZERO, "");
         for field in fields {
             match field? {
                 (1, value) => hits = value.number()?,
-                (2, value) => life = Duration::from_micros(value.number()?),
+                (2, value) => ttl = Duration::from_micros(value.number()?),
                 (3, value) => id = value.text()?,
                 _ => {}
             }
         }
-        Ok(Self { hits, ttl: life, id: id.into() })
+        Ok(Self { hits, ttl, id: id.into() })
     }
 }
 
 impl Limit {
-    /// `requests_per_unit`, `unit`, `unit_multiplier`, `name`.
+    /// Decodes a `sluicegate.v1.Limit`: `requests_per_unit`, `unit`, `unit_multiplier`, `name`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
         let (mut requests_per_unit, mut unit, mut multiplier, mut name) = (0, 0, 0, "");
         for field in fields {
@@ -288,10 +313,13 @@ impl Limit {
 }
 
 impl Verdict {
-    /// `lives`: of the grants, where the service says how long they are; those of others end by the clock on the wall.
-    /// `shed`: what refuses does so for overload, as the service says.
-    pub(crate) fn from_envoy(message: RateLimitResponse, lives: Option<&str>, shed: bool) -> Self {
-        let mut lives = lives.map(|lives| lives.split(','));
+    /// Converts a response of Envoy's protocol.
+    ///
+    /// `grant_ttls` is the metadata with the lifetimes of the grants, if the service sent it; otherwise `valid_until`
+    /// applies, which is a wall-clock time. `shed` is `true` if the metadata contains that the denial is caused by
+    /// overload.
+    pub(crate) fn from_envoy(message: RateLimitResponse, grant_ttls: Option<&str>, shed: bool) -> Self {
+        let mut grant_ttls = grant_ttls.map(|ttls| ttls.split(','));
         let allowed = message.overall_code() != rate_limit_response::Code::OverLimit;
         let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
         Self {
@@ -301,8 +329,8 @@ impl Verdict {
                 .statuses
                 .into_iter()
                 .map(|status| {
-                    let life = lives.as_mut().map(|lives| lives.next().and_then(|life| life.trim().parse().ok()));
-                    let status = Status::from_envoy(status, life);
+                    let ttl = grant_ttls.as_mut().map(|ttls| ttls.next().and_then(|ttl| ttl.trim().parse().ok()));
+                    let status = Status::from_envoy(status, ttl);
                     Status { shed: shed && !status.allowed, ..status }
                 })
                 .collect(),
@@ -313,10 +341,12 @@ impl Verdict {
 }
 
 impl Status {
-    /// `life`: in microseconds, when the service tells such things.
-    fn from_envoy(message: DescriptorStatus, life: Option<Option<u64>>) -> Self {
+    /// Converts one status. `grant_ttl_us` is `None` if the service does not send lifetimes, and `Some(None)` if it
+    /// sent none for this descriptor.
+    fn from_envoy(message: DescriptorStatus, grant_ttl_us: Option<Option<u64>>) -> Self {
         let allowed = message.code() != rate_limit_response::Code::OverLimit;
-        // Of a refusal it says when the hits would pass, and of all else when everything is restored.
+        // `duration_until_reset` is the retry-after of a denial, and otherwise the time until the full limit is
+        // available.
         let until = message.duration_until_reset.and_then(|until| Duration::try_from(until).ok());
         let limit = message.current_limit.map(|limit| {
             let unit = limit.unit();
@@ -328,29 +358,30 @@ impl Status {
             remaining: message.limit_remaining.into(),
             reset: until.filter(|_| allowed),
             retry_after: until.filter(|_| !allowed),
-            coarse: true,
+            whole_seconds: true,
             grant: message.quota.and_then(|quota| {
-                let life = match life {
-                    Some(life) => Duration::from_micros(life?),
-                    None => time_until(&quota)?,
+                let ttl = match grant_ttl_us {
+                    Some(ttl) => Duration::from_micros(ttl?),
+                    None => remaining_lifetime(&quota)?,
                 };
-                Some(GrantOffer { hits: quota.requests.into(), ttl: life, id: quota.id.into() })
+                Some(GrantOffer { hits: quota.requests.into(), ttl, id: quota.id.into() })
             }),
             ..Self::default()
         }
     }
 }
 
-/// Clocks on walls differ: by no more than this, or a grant is spent after its end.
-const SKEW: Duration = Duration::from_secs(1);
+/// Assumed maximum difference between the wall clocks of client and service. If they differ by more, a grant may be
+/// used after it has expired.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
 
-/// What is left of a quota when both clocks are as far apart as may be.
-#[allow(clippy::disallowed_methods, reason = "the quota's end is a time of the wall's clock")]
-fn time_until(quota: &Quota) -> Option<Duration> {
+/// Returns the remaining lifetime of a quota if the clocks differ by [`MAX_CLOCK_SKEW`]. `None` if it has expired.
+#[allow(clippy::disallowed_methods, reason = "`valid_until` is a wall-clock time")]
+fn remaining_lifetime(quota: &Quota) -> Option<Duration> {
     let ExpirationSpecifier::ValidUntil(until) = quota.expiration_specifier.as_ref()?;
     let until = Duration::new(until.seconds.try_into().ok()?, until.nanos.try_into().ok()?);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    until.checked_sub(now)?.checked_sub(SKEW)
+    until.checked_sub(now)?.checked_sub(MAX_CLOCK_SKEW)
 }
 
 impl Limit {
@@ -375,9 +406,9 @@ impl Limit {
 mod tests {
     use super::*;
 
-    fn status(allowed: bool, remaining: u64, wait: Option<u64>) -> Status {
+    fn status(allowed: bool, remaining: u64, retry_after: Option<u64>) -> Status {
         let limit = Some(Limit { requests_per_unit: 9, window: Duration::from_secs(1), name: None });
-        Status { allowed, limit, remaining, retry_after: wait.map(Duration::from_secs), ..Status::default() }
+        Status { allowed, limit, remaining, retry_after: retry_after.map(Duration::from_secs), ..Status::default() }
     }
 
     fn verdict(allowed: bool, statuses: &[Status]) -> Verdict {
@@ -385,24 +416,24 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_wait_and_the_least_that_remains_count() {
+    fn a_verdict_has_the_longest_retry_after_and_the_fewest_remaining_hits() {
         let unlimited = Status { allowed: true, ..Status::default() };
-        let refused = verdict(
+        let denied = verdict(
             false,
             &[status(false, 0, Some(3)), status(true, 1, None), status(false, 0, Some(7)), unlimited.clone()],
         );
-        assert_eq!((refused.retry_after(), refused.remaining()), (Some(Duration::from_secs(7)), Some(0)));
-        assert_eq!(refused.tightest(), Some(&status(false, 0, Some(7))));
+        assert_eq!((denied.retry_after(), denied.remaining()), (Some(Duration::from_secs(7)), Some(0)));
+        assert_eq!(denied.tightest(), Some(&status(false, 0, Some(7))));
         let allowed = verdict(true, &[unlimited, status(true, 5, None), status(true, 2, None)]);
         assert_eq!((allowed.retry_after(), allowed.remaining()), (None, Some(2)));
         assert_eq!(allowed.tightest(), Some(&status(true, 2, None)));
-        // One that a shadow rule refuses does not refuse the request.
+        // A status that a rule in shadow mode denies does not deny the request.
         let shadow = verdict(true, &[status(false, 5, Some(3)), status(true, 2, None)]);
         assert_eq!(shadow.tightest().map(|status| status.remaining), Some(2));
     }
 
     #[test]
-    fn windows_are_as_long_as_their_units() {
+    fn the_window_is_the_unit_times_its_multiplier() {
         let days = |unit, multiplier| Limit::new(1, unit, multiplier, "").window.as_secs_f64() / 86_400.0;
         let each = [rate_limit::Unit::Day, rate_limit::Unit::Week, rate_limit::Unit::Month, rate_limit::Unit::Year];
         assert_eq!(each.map(|unit| days(unit, 0)), [1.0, 7.0, 30.0, 365.0]);
@@ -411,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_delay_of_those_that_pass_counts() {
+    fn the_delay_is_the_longest_of_all_allowed_statuses() {
         let delayed = |millis, allowed| Status { delay: Duration::from_millis(millis), allowed, ..Status::default() };
         let all = verdict(true, &[delayed(5, true), delayed(9, true), delayed(50, false)]);
         assert_eq!(all.delay(), Duration::from_millis(9));

@@ -1,29 +1,29 @@
-//! A number for a descriptor.
+//! [`Identity`]: a 128-bit hash that identifies a descriptor.
 
 use std::hash::Hasher;
 
 use siphasher::sip128::{Hasher128, SipHasher13};
 
-/// What distinguishes a descriptor from all others: 128 bits, in which nobody meets another by chance.
+/// Hasher for the 128-bit identity of a descriptor. Accidental collisions are practically impossible.
 pub struct Identity {
     hasher: SipHasher13,
-    /// What the hasher has not seen yet: short pieces cost it more than they cost to be put together first.
-    gathered: [u8; GATHER],
-    len: usize,
+    /// Input not yet hashed. Hashing many short pieces costs more than collecting them first.
+    buffer: [u8; BUFFER_BYTES],
+    buffered: usize,
 }
 
-/// More than most descriptors have.
-const GATHER: usize = 64;
+/// Size of the buffer, larger than most descriptors.
+const BUFFER_BYTES: usize = 64;
 
 impl Identity {
-    /// Of a descriptor without entries yet.
+    /// Creates the identity of a descriptor without entries.
     #[must_use]
     #[inline]
     pub fn new(domain: &str) -> Self {
         Self::with_hasher(SipHasher13::new(), domain)
     }
 
-    /// The same, which nobody can compute who does not know the secret.
+    /// Creates an identity that cannot be computed without knowing `secret`.
     #[must_use]
     #[inline]
     pub fn keyed(secret: &[u8; 16], domain: &str) -> Self {
@@ -32,7 +32,7 @@ impl Identity {
 
     #[inline]
     fn with_hasher(hasher: SipHasher13, domain: &str) -> Self {
-        let mut identity = Self { hasher, gathered: [0; GATHER], len: 0 };
+        let mut identity = Self { hasher, buffer: [0; BUFFER_BYTES], buffered: 0 };
         identity.add_text(domain);
         identity
     }
@@ -43,33 +43,33 @@ impl Identity {
         self.add_text(value);
     }
 
-    /// Adds something else that makes a difference.
+    /// Adds a number.
     pub fn add_number(&mut self, number: u64) {
         self.add_bytes(&number.to_le_bytes());
     }
 
-    /// The number. Nothing is to be added afterwards.
+    /// Returns the identity. Nothing may be added afterwards.
     #[must_use]
     pub fn finish(&mut self) -> u128 {
-        self.hasher.write(&self.gathered[..self.len]);
+        self.hasher.write(&self.buffer[..self.buffered]);
         self.hasher.finish128().as_u128()
     }
 
-    /// Its length goes first: no two lists of texts are one text.
+    /// Adds the length and the text, so that different lists of texts have different inputs.
     fn add_text(&mut self, text: &str) {
         self.add_number(text.len() as u64);
         self.add_bytes(text.as_bytes());
     }
 
     fn add_bytes(&mut self, bytes: &[u8]) {
-        if self.len + bytes.len() > GATHER {
-            self.hasher.write(&self.gathered[..self.len]);
-            self.len = 0;
+        if self.buffered + bytes.len() > BUFFER_BYTES {
+            self.hasher.write(&self.buffer[..self.buffered]);
+            self.buffered = 0;
         }
-        match self.gathered.get_mut(self.len..self.len + bytes.len()) {
-            Some(place) => {
-                place.copy_from_slice(bytes);
-                self.len += bytes.len();
+        match self.buffer.get_mut(self.buffered..self.buffered + bytes.len()) {
+            Some(target) => {
+                target.copy_from_slice(bytes);
+                self.buffered += bytes.len();
             }
             None => self.hasher.write(bytes),
         }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_it_is_gathered_makes_no_difference() {
+    fn buffering_does_not_change_the_hash() {
         assert_ne!(Identity::new("domain").finish(), Identity::keyed(&[1; 16], "domain").finish());
         for size in [0, 1, 7, 20, 39, 40, 41, 63, 64, 65, 200] {
             let (key, value) = ("k".repeat(size), "v".repeat(size / 2));

@@ -1,6 +1,11 @@
-//! What Sluicegate's service and its client do alike: the placement of shards, so that a caller's shard is the service's,
-//! what is remembered for a while, how a limit follows latency, what a box sheds, and the wire format of the messages between
-//! them.
+//! Code shared by Sluicegate's service and its client:
+//!
+//! - [`Ring`]: placement of shards on nodes, so that client and service agree on it;
+//! - [`SetAssociativeCache`]: a fixed-size cache of values that expire;
+//! - [`Identity`]: a 128-bit hash of a descriptor, and [`escape`] for readable names of counters and shards;
+//! - [`adaptive`]: concurrency limits that adapt to latency;
+//! - [`shedder`]: load shedding by class;
+//! - [`wire`]: a protobuf reader and writer for the most frequent messages.
 
 pub mod adaptive;
 mod identity;

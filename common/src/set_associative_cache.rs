@@ -1,8 +1,8 @@
-//! What is worth remembering for a while, of callers without number: a map of fixed size, for many threads.
+//! [`SetAssociativeCache`]: a concurrent cache of fixed size for values that expire.
 //!
-//! The identity chooses a set of places, as in a processor's cache; of a full set the value that ends first is
-//! forgotten. Looking in vain, as most do, reads one word and nothing else: the sets are large, and would push all
-//! else out of the processor's caches.
+//! The identity selects a set of entries, as in a processor's cache. If the set is full, the value that expires first
+//! is evicted. Most lookups find nothing. Such a lookup reads one 64-bit word of tags and no set, because the sets are
+//! large and would displace other data from the processor's caches.
 
 use std::{
     sync::{
@@ -12,26 +12,26 @@ use std::{
     time::Duration,
 };
 
-/// Places of a set, which share a lock.
+/// Number of entries of a set. They share a lock.
 const WAYS: usize = 8;
-/// What the values of a set may have beside them, when there are several.
-const SET_BYTES: usize = 1_024;
+/// Maximum number of heap bytes of the values of a set, unless there is only one value.
+const MAX_SET_BYTES: usize = 1_024;
 
-/// A value that ends.
+/// A value that expires.
 pub trait Expiring {
-    /// When, by the clock of whoever keeps it.
-    fn ends(&self) -> Duration;
+    /// Returns when the value expires, on the clock of the cache's owner.
+    fn expires_at(&self) -> Duration;
 
-    /// How many bytes it has beside itself.
-    fn bytes(&self) -> usize {
+    /// Returns the number of bytes that the value has allocated on the heap.
+    fn heap_bytes(&self) -> usize {
         0
     }
 }
 
-/// A map of fixed size.
+/// Cache of fixed size for values that expire.
 pub struct SetAssociativeCache<V> {
     sets: Box<[Mutex<Set<V>>]>,
-    /// Of each set, a byte of the identity in each place, and 0 in those that are free.
+    /// For each set, one byte of the identity per entry; 0 for empty entries.
     tags: Box<[AtomicU64]>,
 }
 
@@ -39,82 +39,84 @@ struct Set<V>([Option<Box<(u128, V)>>; WAYS]);
 
 impl<V> Set<V> {
     fn way_of(&self, identity: u128) -> Option<usize> {
-        self.0.iter().position(|kept| kept.as_ref().is_some_and(|kept| kept.0 == identity))
+        self.0.iter().position(|entry| entry.as_ref().is_some_and(|entry| entry.0 == identity))
     }
 }
 
 impl<V: Expiring> SetAssociativeCache<V> {
-    /// Of about so many values.
+    /// Creates a cache for about `capacity` values.
     #[must_use]
-    pub fn new(values: usize) -> Self {
-        let sets = values.div_ceil(WAYS).max(1).next_power_of_two();
+    pub fn new(capacity: usize) -> Self {
+        let sets = capacity.div_ceil(WAYS).max(1).next_power_of_two();
         Self {
             sets: (0..sets).map(|_| Mutex::new(Set([const { None }; WAYS]))).collect(),
             tags: (0..sets).map(|_| AtomicU64::new(0)).collect(),
         }
     }
 
-    /// What is to be said of the value, if there is one.
-    pub fn look<R>(&self, identity: u128, say: impl FnOnce(&mut V) -> Option<R>) -> Option<R> {
-        let place = self.place(identity);
-        if !self.may_have(place, identity) {
+    /// Passes the value with this identity to `read` and returns the result. `None` if there is no such value.
+    pub fn lookup<R>(&self, identity: u128, read: impl FnOnce(&mut V) -> Option<R>) -> Option<R> {
+        let index = self.set_index(identity);
+        if !self.may_contain(index, identity) {
             return None;
         }
-        let mut set = self.set(place);
+        let mut set = self.set(index);
         let way = set.way_of(identity)?;
-        set.0[way].as_mut().and_then(|kept| say(&mut kept.1))
+        set.0[way].as_mut().and_then(|entry| read(&mut entry.1))
     }
 
-    /// Keeps the value, instead of one that was there.
+    /// Inserts a value, and replaces an existing one with the same identity.
     pub fn put(&self, identity: u128, value: V) {
-        let place = self.place(identity);
-        let mut set = self.set(place);
-        let ends = |way: &usize| set.0[*way].as_ref().map_or(Duration::ZERO, |kept| kept.1.ends());
-        let way = set.way_of(identity).or_else(|| (0..WAYS).min_by_key(ends)).unwrap_or_default();
+        let index = self.set_index(identity);
+        let mut set = self.set(index);
+        let expires_at = |way: &usize| set.0[*way].as_ref().map_or(Duration::ZERO, |entry| entry.1.expires_at());
+        let way = set.way_of(identity).or_else(|| (0..WAYS).min_by_key(expires_at)).unwrap_or_default();
         set.0[way] = Some(Box::new((identity, value)));
-        while set.0.iter().flatten().map(|kept| kept.1.bytes()).sum::<usize>() > SET_BYTES {
+        while set.0.iter().flatten().map(|entry| entry.1.heap_bytes()).sum::<usize>() > MAX_SET_BYTES {
             let others = (0..WAYS).filter(|other| *other != way && set.0[*other].is_some());
-            let Some(first) = others.min_by_key(|other| set.0[*other].as_ref().map(|kept| kept.1.ends())) else {
+            let Some(first) = others.min_by_key(|other| set.0[*other].as_ref().map(|entry| entry.1.expires_at()))
+            else {
                 break;
             };
             set.0[first] = None;
         }
-        self.write_tags(place, &set);
+        self.write_tags(index, &set);
     }
 
-    /// Forgets the value.
+    /// Removes the value with this identity.
     pub fn remove(&self, identity: u128) {
-        let place = self.place(identity);
-        if !self.may_have(place, identity) {
+        let index = self.set_index(identity);
+        if !self.may_contain(index, identity) {
             return;
         }
-        let mut set = self.set(place);
+        let mut set = self.set(index);
         if let Some(way) = set.way_of(identity) {
             set.0[way] = None;
-            self.write_tags(place, &set);
+            self.write_tags(index, &set);
         }
     }
 
-    fn may_have(&self, place: usize, identity: u128) -> bool {
-        self.tags[place].load(Relaxed).to_le_bytes().contains(&tag(identity))
+    /// Returns `true` if the tags of the set contain that of `identity`.
+    fn may_contain(&self, index: usize, identity: u128) -> bool {
+        self.tags[index].load(Relaxed).to_le_bytes().contains(&tag(identity))
     }
 
-    /// Nobody else writes them: the set is locked.
-    fn write_tags(&self, place: usize, set: &Set<V>) {
-        let tags = set.0.each_ref().map(|kept| kept.as_ref().map_or(0, |kept| tag(kept.0)));
-        self.tags[place].store(u64::from_le_bytes(tags), Relaxed);
+    /// Updates the tags of a set. The caller holds its lock, so there is no other writer.
+    fn write_tags(&self, index: usize, set: &Set<V>) {
+        let tags = set.0.each_ref().map(|entry| entry.as_ref().map_or(0, |entry| tag(entry.0)));
+        self.tags[index].store(u64::from_le_bytes(tags), Relaxed);
     }
 
-    fn place(&self, identity: u128) -> usize {
+    fn set_index(&self, identity: u128) -> usize {
         (identity >> 64) as usize & (self.sets.len() - 1)
     }
 
-    fn set(&self, place: usize) -> MutexGuard<'_, Set<V>> {
-        self.sets[place].lock().unwrap_or_else(PoisonError::into_inner)
+    fn set(&self, index: usize) -> MutexGuard<'_, Set<V>> {
+        self.sets[index].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Of bits that do not choose the set; never 0.
+/// Returns the tag of an identity, from bits that do not select the set. Never 0.
 const fn tag(identity: u128) -> u8 {
     identity as u8 | 1
 }
@@ -124,14 +126,14 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Debug, PartialEq)]
-    struct Until(u64, usize);
+    struct Value(u64, usize);
 
-    impl Expiring for Until {
-        fn ends(&self) -> Duration {
+    impl Expiring for Value {
+        fn expires_at(&self) -> Duration {
             Duration::from_secs(self.0)
         }
 
-        fn bytes(&self) -> usize {
+        fn heap_bytes(&self) -> usize {
             self.1
         }
     }
@@ -140,47 +142,51 @@ mod tests {
         number.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)
     }
 
-    fn known(ways: &SetAssociativeCache<Until>, number: u128) -> Option<u64> {
-        ways.look(identity(number), |value| Some(value.0))
+    fn get(cache: &SetAssociativeCache<Value>, number: u128) -> Option<u64> {
+        cache.lookup(identity(number), |value| Some(value.0))
     }
 
     #[test]
-    fn it_is_bounded_and_forgets_what_ends_first() {
-        let ways = SetAssociativeCache::new(8);
+    fn the_cache_is_bounded_and_evicts_the_value_that_expires_first() {
+        let cache = SetAssociativeCache::new(8);
         for number in 0..9 {
-            ways.put(identity(number), Until(100 - number as u64, 0));
+            cache.put(identity(number), Value(100 - number as u64, 0));
         }
-        let all: Vec<_> = (0..9).map(|number| known(&ways, number)).collect();
+        let all: Vec<_> = (0..9).map(|number| get(&cache, number)).collect();
         assert_eq!(all.iter().flatten().count(), 8);
         assert_eq!((all[7], all[8]), (None, Some(92)));
-        ways.put(identity(3), Until(1, 0));
-        assert_eq!((known(&ways, 3), known(&ways, 4)), (Some(1), Some(96)), "the same again takes its own place");
-        ways.remove(identity(4));
-        ways.put(identity(9), Until(50, 0));
-        assert_eq!((known(&ways, 4), known(&ways, 9), known(&ways, 3)), (None, Some(50), Some(1)));
-        assert_eq!(ways.look(identity(3), |_| None::<()>), None);
+        cache.put(identity(3), Value(1, 0));
+        assert_eq!(
+            (get(&cache, 3), get(&cache, 4)),
+            (Some(1), Some(96)),
+            "a value replaces the one with the same identity"
+        );
+        cache.remove(identity(4));
+        cache.put(identity(9), Value(50, 0));
+        assert_eq!((get(&cache, 4), get(&cache, 9), get(&cache, 3)), (None, Some(50), Some(1)));
+        assert_eq!(cache.lookup(identity(3), |_| None::<()>), None);
     }
 
     #[test]
-    fn a_set_has_so_many_bytes_or_one_value() {
-        let ways = SetAssociativeCache::new(1);
+    fn the_heap_bytes_of_a_set_are_bounded_except_for_a_single_value() {
+        let cache = SetAssociativeCache::new(1);
         for number in 0..4 {
-            ways.put(identity(number), Until(10 + number as u64, 256));
+            cache.put(identity(number), Value(10 + number as u64, 256));
         }
-        assert!((0..4).all(|number| known(&ways, number).is_some()));
-        ways.put(identity(4), Until(5, 257));
-        let all: Vec<_> = (0..5).map(|number| known(&ways, number).is_some()).collect();
-        assert_eq!(all, [false, false, true, true, true], "what ends first goes, but what came last stays");
-        ways.put(identity(5), Until(1, 7_000));
-        let all: Vec<_> = (0..6).map(|number| known(&ways, number).is_some()).collect();
+        assert!((0..4).all(|number| get(&cache, number).is_some()));
+        cache.put(identity(4), Value(5, 257));
+        let all: Vec<_> = (0..5).map(|number| get(&cache, number).is_some()).collect();
+        assert_eq!(all, [false, false, true, true, true], "values that expire first are evicted, but not the newest");
+        cache.put(identity(5), Value(1, 7_000));
+        let all: Vec<_> = (0..6).map(|number| get(&cache, number).is_some()).collect();
         assert_eq!(all, [false, false, false, false, false, true]);
     }
 
     #[test]
-    fn values_are_spread_over_all_of_it() {
-        let ways = SetAssociativeCache::new(1_024);
-        (0..512).for_each(|number| ways.put(identity(number), Until(1, 0)));
-        let found = (0..512).filter(|number| known(&ways, *number).is_some()).count();
+    fn values_are_spread_over_all_sets() {
+        let cache = SetAssociativeCache::new(1_024);
+        (0..512).for_each(|number| cache.put(identity(number), Value(1, 0)));
+        let found = (0..512).filter(|number| get(&cache, *number).is_some()).count();
         assert!(found > 480, "{found} of 512");
     }
 }

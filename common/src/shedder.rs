@@ -1,134 +1,143 @@
-//! Which requests a box that is too busy turns away: the least important first, more and more of them, and back slowly.
+//! [`Shedder`]: sheds a growing share of requests on an overloaded host, the least important classes first, and
+//! restores them slowly.
 //!
-//! The classes stand in the order of their importance; the first is never turned away. How much is shed is one number, the
-//! *level*: at 0 nothing is, at 1 all of the last class, at 2 all of the last two, and in between a part of one. So no class
-//! is shed while a less important one passes.
+//! Classes are ordered by importance, and the first class is never shed. One number, the *level*, determines how much
+//! is shed: at 0 nothing, at 1 all of the last class, at 2 all of the last two classes, and in between a share of one
+//! class. No class is shed while requests of a less important class are admitted.
 //!
-//! The level rises while the box is busier than [`Settings::busy`], the faster the busier, and falls while it is less busy
-//! than [`Settings::calm`]. In between it stays: that is where a box is that sheds as much as it has to. It turns round only
-//! after the box has been on the other side for as long as [`Settings::patience`] without a break; so there is no more than
-//! one reversal in that time, whatever noise there is.
+//! The level rises while the utilization is above [`Settings::shed_above`], faster with higher utilization, and falls
+//! while it is below [`Settings::restore_below`]. In between it stays, which is the state of a host that sheds just
+//! enough. The direction reverses only after the utilization has been beyond the other threshold without interruption
+//! for [`Settings::stabilization`]. Noise therefore causes at most one reversal in that time.
 //!
-//! After Stripe's worker utilization shedder, whose constants these are, but for the patience and the slower way back.
+//! This follows Stripe's worker utilization shedder, with its constants, except for the stabilization and the slower
+//! restoration.
 
 use std::time::Duration;
 
-/// When a box is busy, and how fast it reacts.
+/// Thresholds and reaction times of a [`Shedder`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Settings {
-    /// Below this utilization less is shed.
-    pub calm: f64,
-    /// Above this one more is.
-    pub busy: f64,
-    /// For so long it has to be busy, or calm, before the level turns round.
-    pub patience: Duration,
-    /// A box with nothing to spare turns a class away in this time.
-    pub shed_in: Duration,
-    /// A box with nothing to do takes a class back in this time.
-    pub restore_in: Duration,
+    /// Utilization below which less is shed; 0.7 by default.
+    pub restore_below: f64,
+    /// Utilization above which more is shed; 0.8 by default.
+    pub shed_above: f64,
+    /// Time for which the utilization must be beyond a threshold before the level changes direction; 28 s by default.
+    pub stabilization: Duration,
+    /// Time in which a whole class is shed at full utilization; 60 s by default.
+    pub shed_time: Duration,
+    /// Time in which a whole class is restored at zero utilization; 240 s by default.
+    pub restore_time: Duration,
 }
 
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            calm: 0.7,
-            busy: 0.8,
-            patience: Duration::from_secs(28),
-            shed_in: Duration::from_secs(60),
-            restore_in: Duration::from_secs(240),
+            restore_below: 0.7,
+            shed_above: 0.8,
+            stabilization: Duration::from_secs(28),
+            shed_time: Duration::from_secs(60),
+            restore_time: Duration::from_secs(240),
         }
     }
 }
 
-/// How much one box sheds. Time is passed in, from any clock that does not step back.
+/// Load shedder of one host. Time is passed in, from any monotonic clock.
 #[derive(Clone, Debug)]
 pub struct Shedder {
     settings: Settings,
     classes: usize,
     level: f64,
-    /// The way the level moves, or last moved.
-    way: Way,
-    /// For how long the box has been on the other side, without a break.
-    opposed: Duration,
-    last: Option<Duration>,
+    /// Direction in which the level moves or last moved.
+    direction: Direction,
+    /// How long the utilization has demanded the opposite direction without interruption.
+    opposed_for: Duration,
+    last_tick: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Up,
     Down,
 }
 
-/// A box that was not looked at for longer has been asleep: what it missed does not count.
-const LONGEST_STEP: Duration = Duration::from_secs(5);
+/// Maximum time that a tick accounts for. After a longer time without ticks, the host was suspended.
+const MAX_STEP: Duration = Duration::from_secs(5);
 
 impl Shedder {
-    /// Of so many classes, the first of which is never shed; at least two.
+    /// Creates a shedder for this number of classes, at least two. The first class is never shed.
     #[must_use]
     pub fn new(classes: usize, settings: Settings) -> Self {
-        Self { settings, classes: classes.max(2), level: 0.0, way: Way::Down, opposed: Duration::ZERO, last: None }
+        Self {
+            settings,
+            classes: classes.max(2),
+            level: 0.0,
+            direction: Direction::Down,
+            opposed_for: Duration::ZERO,
+            last_tick: None,
+        }
     }
 
-    /// How busy the box has been lately: 1 is with nothing to spare. To be said about once a second.
+    /// Updates the level with the recent utilization, where 1 is full utilization. To be called about once a second.
     pub fn tick(&mut self, now: Duration, utilization: f64) {
-        let step = self.last.map_or(Duration::ZERO, |last| now.saturating_sub(last)).min(LONGEST_STEP);
-        self.last = Some(now);
-        let Settings { calm, busy, patience, shed_in, restore_in } = self.settings;
-        let (way, force, full) = if utilization > busy {
-            (Way::Up, (utilization - busy) / (1.0 - busy).max(f64::EPSILON), shed_in)
-        } else if utilization < calm {
-            (Way::Down, 1.0 - utilization / calm.max(f64::EPSILON), restore_in)
+        let step = self.last_tick.map_or(Duration::ZERO, |last| now.saturating_sub(last)).min(MAX_STEP);
+        self.last_tick = Some(now);
+        let Settings { restore_below, shed_above, stabilization, shed_time, restore_time } = self.settings;
+        let (direction, speed, class_time) = if utilization > shed_above {
+            (Direction::Up, (utilization - shed_above) / (1.0 - shed_above).max(f64::EPSILON), shed_time)
+        } else if utilization < restore_below {
+            (Direction::Down, 1.0 - utilization / restore_below.max(f64::EPSILON), restore_time)
         } else {
-            // Neither: whoever wants to turn round starts over.
-            self.opposed = Duration::ZERO;
+            // A utilization between the thresholds interrupts a change of direction.
+            self.opposed_for = Duration::ZERO;
             return;
         };
-        if way != self.way {
-            self.opposed += step;
-            if self.opposed < patience {
+        if direction != self.direction {
+            self.opposed_for += step;
+            if self.opposed_for < stabilization {
                 return;
             }
-            self.way = way;
+            self.direction = direction;
         }
-        self.opposed = Duration::ZERO;
-        let moved = force.clamp(0.0, 1.0) * step.as_secs_f64() / full.as_secs_f64().max(f64::EPSILON);
-        let level = if way == Way::Up { self.level + moved } else { self.level - moved };
-        self.level = level.clamp(0.0, self.most());
+        self.opposed_for = Duration::ZERO;
+        let change = speed.clamp(0.0, 1.0) * step.as_secs_f64() / class_time.as_secs_f64().max(f64::EPSILON);
+        let level = if direction == Direction::Up { self.level + change } else { self.level - change };
+        self.level = level.clamp(0.0, self.max_level());
     }
 
-    /// The level at which only the first class passes.
-    fn most(&self) -> f64 {
+    /// Returns the level at which only the first class is admitted.
+    fn max_level(&self) -> f64 {
         (self.classes - 1) as f64
     }
 
-    /// How much is shed.
+    /// Returns how much is shed: 0 is nothing, 1 all of the last class, 2 all of the last two classes.
     #[must_use]
     pub fn level(&self) -> f64 {
         self.level
     }
 
-    /// The part of a class that is turned away, from 0 to 1; classes beyond the last are as the last.
+    /// Returns the share of a class that is shed, from 0 to 1. An index beyond the last class counts as the last class.
     #[must_use]
     pub fn share(&self, class: usize) -> f64 {
         share(self.level, class, self.classes)
     }
 }
 
-/// The part of a class that is turned away at a level.
+/// Returns the share of a class that is shed at a level, from 0 to 1.
 #[must_use]
 pub fn share(level: f64, class: usize, classes: usize) -> f64 {
     if class == 0 {
         return 0.0;
     }
-    let below = classes.saturating_sub(1).saturating_sub(class);
-    (level - below as f64).clamp(0.0, 1.0)
+    let less_important = classes.saturating_sub(1).saturating_sub(class);
+    (level - less_important as f64).clamp(0.0, 1.0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Ticks each second; the level after them.
+    /// Ticks once per second and returns the level afterwards.
     fn run(shedder: &mut Shedder, from: u64, seconds: u64, utilization: f64) -> f64 {
         (from..from + seconds).for_each(|second| shedder.tick(Duration::from_secs(second), utilization));
         shedder.level()
@@ -139,9 +148,9 @@ mod tests {
     }
 
     #[test]
-    fn the_least_important_go_first_and_the_first_never() {
+    fn the_least_important_class_is_shed_first_and_the_first_class_never() {
         let mut shedder = Shedder::new(4, Settings::default());
-        assert_eq!(run(&mut shedder, 0, 28, 1.0), 0.0, "a moment of load is none");
+        assert_eq!(run(&mut shedder, 0, 28, 1.0), 0.0, "a short overload sheds nothing");
         run(&mut shedder, 28, 31, 1.0);
         assert_eq!(shares(&shedder), [0.0, 0.0, 0.0, 0.52]);
         run(&mut shedder, 59, 60, 1.0);
@@ -152,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn it_stays_where_it_has_to_be_and_comes_back_slowly() {
+    fn the_level_stays_between_the_thresholds_and_falls_slowly() {
         let mut shedder = Shedder::new(4, Settings::default());
         run(&mut shedder, 0, 59, 1.0);
         let level = shedder.level();
-        assert_eq!(run(&mut shedder, 59, 3_600, 0.75), level, "between calm and busy");
+        assert_eq!(run(&mut shedder, 59, 3_600, 0.75), level, "between the thresholds");
         assert_eq!(run(&mut shedder, 3_659, 27, 0.0), level);
-        // A break: the wait begins anew.
+        // An interruption restarts the stabilization.
         run(&mut shedder, 3_686, 1, 0.75);
         assert_eq!(run(&mut shedder, 3_687, 27, 0.0), level);
         let after = run(&mut shedder, 3_714, 60, 0.0);
@@ -167,15 +176,15 @@ mod tests {
     }
 
     #[test]
-    fn a_box_that_slept_has_not_been_busy() {
-        let mut shedder = Shedder::new(2, Settings { patience: Duration::ZERO, ..Settings::default() });
+    fn a_pause_between_ticks_counts_as_the_maximum_step() {
+        let mut shedder = Shedder::new(2, Settings { stabilization: Duration::ZERO, ..Settings::default() });
         shedder.tick(Duration::ZERO, 1.0);
         shedder.tick(Duration::from_secs(3_600), 1.0);
         assert!((shedder.level() - 5.0 / 60.0).abs() < 1e-9, "{}", shedder.level());
-        // Whatever nonsense it is told.
-        for nonsense in [f64::NAN, f64::INFINITY, -f64::INFINITY, -1.0, 1e300] {
-            shedder.tick(Duration::from_secs(3_601), nonsense);
-            shedder.tick(Duration::ZERO, nonsense);
+        // Invalid utilizations keep the level within its bounds.
+        for invalid in [f64::NAN, f64::INFINITY, -f64::INFINITY, -1.0, 1e300] {
+            shedder.tick(Duration::from_secs(3_601), invalid);
+            shedder.tick(Duration::ZERO, invalid);
             assert!((0.0..=1.0).contains(&shedder.level()));
         }
     }

@@ -1,52 +1,59 @@
-//! Protobuf's wire format (<https://protobuf.dev/programming-guides/encoding/>), for the few messages that are read and
-//! written hundreds of thousands of times a second. Generated types own every text they hold and measure every message
-//! before they write it; here texts are borrowed, and a message's length is filled in when its end is known.
+//! [`Fields`] and [`Writer`]: reader and writer of protobuf's wire format
+//! (<https://protobuf.dev/programming-guides/encoding/>), for the few messages that are decoded and encoded hundreds of
+//! thousands of times a second.
 //!
-//! What is read means what prost makes of it: fields that are not known are passed over, groups too, and what is cut
-//! off or of a wrong type is an error. Tests hold one against the other.
+//! Generated types own every string, and compute the length of every message before they encode it. Here, strings are
+//! borrowed, and the length of a message is filled in when its end is known.
+//!
+//! Decoding has the same results as prost: unknown fields and groups are skipped, and truncated input or a wrong type
+//! is an error. Tests compare both.
 
-/// Groups inside each other that are passed over; more are an error.
-const DEPTH: u32 = 100;
+/// Maximum depth of nested groups that are skipped.
+const MAX_GROUP_DEPTH: u32 = 100;
 
-/// Why bytes are not a message.
+/// Reason why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// They end inside a field.
-    #[error("it is cut off")]
+    /// The input ends inside a field.
+    #[error("message is truncated")]
     Truncated,
-    /// A number of more than 64 bits, or a field without a number or a type.
-    #[error("a number or a tag in it is malformed")]
+    /// A number has more than 64 bits, or a tag has an invalid field number or wire type.
+    #[error("message contains an invalid number or tag")]
     Number,
-    /// A known field of another type.
-    #[error("a field has the wrong type")]
+    /// A known field has the wrong wire type.
+    #[error("message contains a field of the wrong type")]
     Type,
-    /// A group that ends without having begun, or the other way round.
-    #[error("its groups do not match")]
+    /// A group ends without a start, does not end, or is nested too deeply.
+    #[error("message contains an unbalanced group")]
     Group,
-    /// A text that is no UTF-8.
-    #[error("a text is not UTF-8")]
+    /// A string is not valid UTF-8.
+    #[error("message contains a string that is not UTF-8")]
     Text,
 }
 
-/// The fields of a message, in the order in which they were written.
+/// Iterator over the fields (number, value) of a message, in the order of the input.
 #[derive(Clone, Debug)]
 pub struct Fields<'m> {
-    rest: &'m [u8],
+    remaining: &'m [u8],
 }
 
-/// What a field holds.
+/// Value of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value<'m> {
-    /// An integer, a boolean or a word of an enumeration.
+    /// An integer, a boolean or a value of an enumeration.
     Number(u64),
-    /// A text, bytes or a message.
+    /// A string, bytes or a message.
     Bytes(&'m [u8]),
-    /// Of a type that no field that is read here has: a fixed number, or a group.
+    /// A type that no known field has: a fixed-width number, or a group.
     Other,
 }
 
 impl<'m> Value<'m> {
-    /// A number, if it is one. Narrower integers are its last bits.
+    /// Returns the value as a number. Narrower integers are its lowest bits.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Malformed::Type`] if the value is no number.
     pub fn number(self) -> Result<u64, Malformed> {
         match self {
             Self::Number(number) => Ok(number),
@@ -54,7 +61,11 @@ impl<'m> Value<'m> {
         }
     }
 
-    /// Bytes, if it is that.
+    /// Returns the value as bytes.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Malformed::Type`] if the value is not length-delimited.
     pub fn bytes(self) -> Result<&'m [u8], Malformed> {
         match self {
             Self::Bytes(bytes) => Ok(bytes),
@@ -62,30 +73,38 @@ impl<'m> Value<'m> {
         }
     }
 
-    /// A text, if it is one.
+    /// Returns the value as a string.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Malformed::Type`] if the value is not length-delimited, and [`Malformed::Text`] if it is not UTF-8.
     pub fn text(self) -> Result<&'m str, Malformed> {
         std::str::from_utf8(self.bytes()?).map_err(|_| Malformed::Text)
     }
 
-    /// A message's fields, if it is one.
+    /// Returns the fields of the value, which is a message.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`Malformed::Type`] if the value is not length-delimited.
     pub fn message(self) -> Result<Fields<'m>, Malformed> {
-        Ok(Fields::of(self.bytes()?))
+        Ok(Fields::new(self.bytes()?))
     }
 }
 
 impl<'m> Fields<'m> {
-    /// Of a message.
+    /// Creates an iterator over the fields of an encoded message.
     #[must_use]
-    pub const fn of(message: &'m [u8]) -> Self {
-        Self { rest: message }
+    pub const fn new(message: &'m [u8]) -> Self {
+        Self { remaining: message }
     }
 
-    /// Most are of one byte.
+    /// Reads a varint. Most have one byte, so longer ones are read in a separate function.
     #[inline]
     fn varint(&mut self) -> Result<u64, Malformed> {
-        match self.rest {
-            [byte @ ..0x80, rest @ ..] => {
-                self.rest = rest;
+        match self.remaining {
+            [byte @ ..0x80, remaining @ ..] => {
+                self.remaining = remaining;
                 Ok(u64::from(*byte))
             }
             _ => self.long_varint(),
@@ -95,29 +114,29 @@ impl<'m> Fields<'m> {
     #[inline(never)]
     fn long_varint(&mut self) -> Result<u64, Malformed> {
         let mut value = 0;
-        for (place, byte) in self.rest.iter().take(10).enumerate() {
-            value |= u64::from(byte & 0x7F) << (7 * place);
+        for (index, byte) in self.remaining.iter().take(10).enumerate() {
+            value |= u64::from(byte & 0x7F) << (7 * index);
             if *byte < 0x80 {
-                // The tenth has one bit left.
-                if place == 9 && *byte > 1 {
+                // Only one bit of the tenth byte fits into 64 bits.
+                if index == 9 && *byte > 1 {
                     return Err(Malformed::Number);
                 }
-                self.rest = &self.rest[place + 1..];
+                self.remaining = &self.remaining[index + 1..];
                 return Ok(value);
             }
         }
-        Err(if self.rest.len() < 10 { Malformed::Truncated } else { Malformed::Number })
+        Err(if self.remaining.len() < 10 { Malformed::Truncated } else { Malformed::Number })
     }
 
     #[inline]
     fn take(&mut self, size: u64) -> Result<&'m [u8], Malformed> {
         let size = usize::try_from(size).map_err(|_| Malformed::Truncated)?;
-        let (taken, rest) = self.rest.split_at_checked(size).ok_or(Malformed::Truncated)?;
-        self.rest = rest;
+        let (taken, remaining) = self.remaining.split_at_checked(size).ok_or(Malformed::Truncated)?;
+        self.remaining = remaining;
         Ok(taken)
     }
 
-    /// The next field; `None` inside for the end of a group. Where it is inlined nothing of the answer is kept in memory.
+    /// Reads the next field. The value is `None` at the end of a group. Inlining keeps the result in registers.
     #[inline(always)]
     fn field(&mut self, depth: u32) -> Result<(u32, Option<Value<'m>>), Malformed> {
         let key = u32::try_from(self.varint()?).map_err(|_| Malformed::Number)?;
@@ -133,16 +152,17 @@ impl<'m> Fields<'m> {
             }
             1 => self.take(8).map(|_| Value::Other)?,
             5 => self.take(4).map(|_| Value::Other)?,
-            3 => self.pass_group(field, depth + 1).map(|()| Value::Other)?,
+            3 => self.skip_group(field, depth + 1).map(|()| Value::Other)?,
             4 => return Ok((field, None)),
             _ => return Err(Malformed::Number),
         };
         Ok((field, Some(value)))
     }
 
+    /// Skips the rest of a group, including nested groups.
     #[inline(never)]
-    fn pass_group(&mut self, group: u32, depth: u32) -> Result<(), Malformed> {
-        if depth > DEPTH {
+    fn skip_group(&mut self, group: u32, depth: u32) -> Result<(), Malformed> {
+        if depth > MAX_GROUP_DEPTH {
             return Err(Malformed::Group);
         }
         loop {
@@ -160,28 +180,28 @@ impl<'m> Iterator for Fields<'m> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
-        if self.rest.is_empty() {
+        if self.remaining.is_empty() {
             return None;
         }
         let field = self.field(0).and_then(|(field, value)| Ok((field, value.ok_or(Malformed::Group)?)));
         if field.is_err() {
-            self.rest = &[];
+            self.remaining = &[];
         }
         Some(field)
     }
 }
 
-/// Writes fields with numbers below 16.
+/// Writer of fields with numbers below 16.
 #[derive(Debug)]
 pub struct Writer<'o>(pub &'o mut Vec<u8>);
 
 impl Writer<'_> {
-    /// A number; 0 is left out.
+    /// Writes a number. 0 is omitted.
     pub fn number(&mut self, field: u8, value: u64) {
         self.optional(field, (value != 0).then_some(value));
     }
 
-    /// A number that is there or not: 0 is something else than none.
+    /// Writes a number if there is one. 0 is not omitted.
     pub fn optional(&mut self, field: u8, value: Option<u64>) {
         if let Some(value) = value {
             self.0.push(field << 3);
@@ -189,7 +209,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A text; an empty one is left out.
+    /// Writes a string. An empty string is omitted.
     pub fn text(&mut self, field: u8, text: &str) {
         if !text.is_empty() {
             self.0.push(field << 3 | 2);
@@ -198,19 +218,19 @@ impl Writer<'_> {
         }
     }
 
-    /// A message of what is written meanwhile.
+    /// Writes a message with the fields that `write` writes.
     pub fn message(&mut self, field: u8, write: impl FnOnce(&mut Self)) {
         self.0.push(field << 3 | 2);
-        // Most messages are short: room for a length of one byte, and a longer one moves what was written.
-        let place = self.0.len();
+        // Most messages are short, so one byte is reserved for the length. A longer length moves the message.
+        let position = self.0.len();
         self.0.push(0);
         write(self);
-        let size = self.0.len() - place - 1;
+        let size = self.0.len() - position - 1;
         if size < 0x80 {
-            self.0[place] = size as u8;
+            self.0[position] = size as u8;
         } else {
             let (bytes, len) = varint(size as u64);
-            self.0.splice(place..=place, bytes[..len].iter().copied());
+            self.0.splice(position..=position, bytes[..len].iter().copied());
         }
     }
 
@@ -224,7 +244,7 @@ impl Writer<'_> {
     }
 }
 
-/// Seven bits in each byte, the lowest first; the highest bit says that there are more.
+/// Encodes a varint: seven bits per byte, the lowest first. The highest bit of a byte is set if more bytes follow.
 const fn varint(mut value: u64) -> ([u8; 10], usize) {
     let mut bytes = [0; 10];
     let mut len = 0;
@@ -242,17 +262,17 @@ mod tests {
     use super::*;
 
     fn fields(message: &[u8]) -> Result<Vec<(u32, Value<'_>)>, Malformed> {
-        Fields::of(message).collect()
+        Fields::new(message).collect()
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn written_fields_are_read_back() {
         for number in [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, u64::from(u32::MAX), 1 << 63, u64::MAX] {
             let mut message = Vec::new();
             Writer(&mut message).optional(15, Some(number));
             assert_eq!(fields(&message), Ok(vec![(15, Value::Number(number))]), "{number}");
         }
-        // The inner message has two bytes more.
+        // The inner message adds two bytes to the size.
         for size in [0, 1, 0x7D, 0x7E, 0x7F, 0x80, 0x3FFF, 0x4000] {
             let (text, mut message) = ("x".repeat(size), Vec::new());
             Writer(&mut message).message(1, |inner| {
@@ -271,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_says_why() {
+    fn malformed_input_is_reported() {
         use Malformed::{Group, Number, Truncated, Type};
         let nested = |depth: usize| [vec![0x0B; depth], vec![0x0C; depth]].concat();
         assert_eq!(fields(&nested(100)), Ok(vec![(1, Value::Other)]));

@@ -1,6 +1,6 @@
-//! Classes that share a capacity: what is always there for each, and the most it may have.
+//! [`Classes`]: classes that share a capacity, each with a guaranteed minimum and a maximum.
 
-/// A table of classes. Small and `Copy`, as all that an algorithm is made of.
+/// A table of classes with their minimums and maximums. It is small and `Copy`, like every part of an algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classes {
     len: u8,
@@ -8,86 +8,90 @@ pub struct Classes {
     max: [u32; Self::MAX_CLASSES],
 }
 
-/// Why there is no such table.
+/// Error returned when a table of classes is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidClasses {
-    /// Nobody is in it, or too many are.
-    #[error("a capacity is shared by 1 to {} classes", Classes::MAX_CLASSES)]
-    Many,
-    /// More than can be counted.
-    #[error("a capacity that is shared is {} at most", Classes::MAX_HITS)]
-    Large,
-    /// What is promised is not there.
-    #[error("the minima add up to more than the capacity")]
-    Promised,
-    /// A class may have less than what is always there for it.
-    #[error("a class has a maximum below its minimum, or of 0, or above the capacity")]
-    Crossed,
+    /// There are no classes, or too many.
+    #[error("a capacity must be shared by 1 to {} classes", Classes::MAX_CLASSES)]
+    ClassCount,
+    /// The capacity is larger than a script can count.
+    #[error("a shared capacity must be at most {}", Classes::MAX_HITS)]
+    CapacityTooLarge,
+    /// The minimums add up to more than the capacity.
+    #[error("the minimums of the classes add up to more than the capacity")]
+    MinimumsExceedCapacity,
+    /// A maximum is 0, below the minimum of its class or above the capacity.
+    #[error("the maximum of a class must be at least 1, at least its minimum and at most the capacity")]
+    MaximumOutOfRange,
 }
 
 impl Classes {
-    /// So many at most: each costs some twenty bytes of every counter.
+    /// Maximum number of classes: each costs about twenty bytes of every counter.
     pub const MAX_CLASSES: usize = 16;
 
-    /// No capacity is larger: both numbers of a class are one double in a script.
+    /// Largest capacity: a script receives the minimum and the maximum of a class in one double.
     pub const MAX_HITS: u32 = (1 << 26) - 1;
 
-    /// Of each class the hits that are always there for it, and the most it may have, of a capacity.
+    /// Creates a table from the minimum and maximum of each class.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the number of classes, the capacity, a maximum or the sum of the minimums is out of range.
     pub fn new(shares: &[(u32, u32)], capacity: u32) -> Result<Self, InvalidClasses> {
         let mut classes = Self { len: shares.len() as u8, min: [0; Self::MAX_CLASSES], max: [0; Self::MAX_CLASSES] };
         if !(1..=Self::MAX_CLASSES).contains(&shares.len()) {
-            return Err(InvalidClasses::Many);
+            return Err(InvalidClasses::ClassCount);
         }
         if capacity > Self::MAX_HITS {
-            return Err(InvalidClasses::Large);
+            return Err(InvalidClasses::CapacityTooLarge);
         }
-        for (place, (least, most)) in shares.iter().enumerate() {
-            if least > most || *most == 0 || *most > capacity {
-                return Err(InvalidClasses::Crossed);
+        for (index, (min, max)) in shares.iter().enumerate() {
+            if min > max || *max == 0 || *max > capacity {
+                return Err(InvalidClasses::MaximumOutOfRange);
             }
-            (classes.min[place], classes.max[place]) = (*least, *most);
+            (classes.min[index], classes.max[index]) = (*min, *max);
         }
-        if classes.guaranteed() > capacity.into() { Err(InvalidClasses::Promised) } else { Ok(classes) }
+        if classes.guaranteed() > capacity.into() { Err(InvalidClasses::MinimumsExceedCapacity) } else { Ok(classes) }
     }
 
-    /// How many.
+    /// Returns the number of classes.
     #[must_use]
     pub fn count(&self) -> usize {
         self.len.into()
     }
 
-    /// What is always there for this class.
+    /// Returns the guaranteed minimum of a class.
     #[must_use]
     pub fn min(&self, class: usize) -> u64 {
         self.min[class % Self::MAX_CLASSES].into()
     }
 
-    /// The most that this class may have.
+    /// Returns the maximum of a class.
     #[must_use]
     pub fn max(&self, class: usize) -> u64 {
         self.max[class % Self::MAX_CLASSES].into()
     }
 
-    /// What is always there for anybody.
+    /// Returns the sum of the minimums.
     #[must_use]
     pub fn guaranteed(&self) -> u64 {
         self.min.iter().copied().map(u64::from).sum()
     }
 
-    /// One of so many equal parts: of the minima no more than the part of the capacity can keep.
+    /// Returns one of `parts` equal parts. Minimums are rounded down, so that they fit into the part of the capacity.
     #[must_use]
     pub(super) fn divided(&self, parts: u32) -> Self {
         let parts = parts.max(1);
-        Self { min: self.min.map(|it| it / parts), max: self.max.map(|it| it.div_ceil(parts)), ..*self }
+        Self { min: self.min.map(|min| min / parts), max: self.max.map(|max| max.div_ceil(parts)), ..*self }
     }
 
-    /// So many times as much of everything.
+    /// Returns a table with all numbers multiplied by `factor`.
     #[cfg(test)]
     pub(super) fn times(&self, factor: u32) -> Self {
-        Self { min: self.min.map(|it| it * factor), max: self.max.map(|it| it * factor), ..*self }
+        Self { min: self.min.map(|min| min * factor), max: self.max.map(|max| max * factor), ..*self }
     }
 
-    /// The table as a script gets it, a number for each class.
+    /// Returns one number for each class, as scripts receive them.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
         (0..self.count()).map(|class| (self.min(class) << 27) + self.max(class))
     }
@@ -98,16 +102,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promises_no_more_than_there_is() {
+    fn rejects_classes_that_do_not_fit_into_the_capacity() {
         assert!(Classes::new(&[(400, 1_000), (600, 600)], 1_000).is_ok());
-        assert_eq!(Classes::new(&[(400, 1_000), (601, 1_000)], 1_000), Err(InvalidClasses::Promised));
-        assert_eq!(Classes::new(&[(0, 1_001)], 1_000), Err(InvalidClasses::Crossed));
-        assert_eq!(Classes::new(&[(3, 2)], 1_000), Err(InvalidClasses::Crossed));
-        assert_eq!(Classes::new(&[(0, 0)], 1_000), Err(InvalidClasses::Crossed));
-        assert_eq!(Classes::new(&[], 1_000), Err(InvalidClasses::Many));
-        assert_eq!(Classes::new(&[(0, 1); Classes::MAX_CLASSES + 1], 1_000), Err(InvalidClasses::Many));
-        assert_eq!(Classes::new(&[(0, 1)], Classes::MAX_HITS + 1), Err(InvalidClasses::Large));
-        let all = (Classes::MAX_HITS, Classes::MAX_HITS);
-        assert_eq!(Classes::new(&[all, all], Classes::MAX_HITS), Err(InvalidClasses::Promised));
+        assert_eq!(Classes::new(&[(400, 1_000), (601, 1_000)], 1_000), Err(InvalidClasses::MinimumsExceedCapacity));
+        assert_eq!(Classes::new(&[(0, 1_001)], 1_000), Err(InvalidClasses::MaximumOutOfRange));
+        assert_eq!(Classes::new(&[(3, 2)], 1_000), Err(InvalidClasses::MaximumOutOfRange));
+        assert_eq!(Classes::new(&[(0, 0)], 1_000), Err(InvalidClasses::MaximumOutOfRange));
+        assert_eq!(Classes::new(&[], 1_000), Err(InvalidClasses::ClassCount));
+        assert_eq!(Classes::new(&[(0, 1); Classes::MAX_CLASSES + 1], 1_000), Err(InvalidClasses::ClassCount));
+        assert_eq!(Classes::new(&[(0, 1)], Classes::MAX_HITS + 1), Err(InvalidClasses::CapacityTooLarge));
+        let whole = (Classes::MAX_HITS, Classes::MAX_HITS);
+        assert_eq!(Classes::new(&[whole, whole], Classes::MAX_HITS), Err(InvalidClasses::MinimumsExceedCapacity));
     }
 }

@@ -1,22 +1,22 @@
-//! How far an answer may be from what the one shared counter would say.
+//! [`Consistency`]: how exactly the instances share a counter.
 
-/// What an answer may owe to what the shared counter has not been asked.
+/// How far a decision may differ from that of a single shared counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Consistency {
-    /// Nothing: every hit is counted where all are.
+    /// Not at all: every hit is counted in the shared counter.
     #[default]
     Exact,
-    /// Never more than the limit, but perhaps less: instances take parts of it in advance.
+    /// Never more than the limit is allowed, but possibly less: instances take leases in advance.
     Leased,
-    /// Instances count by themselves, and tell each other a little later.
+    /// Instances count locally and synchronise with the store at an interval.
     Eventual,
 }
 
 impl Consistency {
-    /// Every consistency.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Exact, Self::Leased, Self::Eventual];
 
-    /// The word in rule files.
+    /// Returns the name in rule files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

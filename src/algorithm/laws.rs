@@ -1,4 +1,4 @@
-//! Laws that every algorithm keeps, whatever its numbers: held against random rules and random histories.
+//! Properties of every algorithm with any limit, tested with random limits and random histories.
 
 use proptest::{prelude::*, sample::select};
 
@@ -6,77 +6,81 @@ use super::{adaptive::Adaptive, sliding_window::WindowEdge, *};
 
 const START: u64 = 1_763_672_400_000_000;
 
-/// A limit with every word that belongs to its algorithm.
+/// A limit with all keywords that its algorithm supports.
 #[derive(Clone, Debug)]
-struct Numbers {
+struct TestLimit {
     kind: AlgorithmKind,
-    shape: LimitSpec,
+    spec: LimitSpec,
 }
 
-/// Mostly small ones, where histories meet every edge. `min_interval` is left out: what remains does not show it.
-fn numbers() -> impl Strategy<Value = Numbers> {
+/// Generates mostly small limits, with which histories reach every edge case. `min_interval` is excluded, because
+/// `remaining` does not take it into account.
+fn test_limits() -> impl Strategy<Value = TestLimit> {
     let requests = prop_oneof![20 => 1_u32..12, 1 => Just(1_000_003), 1 => Just(4_294_967_291 / 8)];
     let window = select(vec![1_000_000_u64, 7_000_000, 60_000_000]);
     let percent = select(vec![None, Some(50), Some(100)]);
-    let numbers = (select(Algorithm::KINDS), requests, window, percent, any::<bool>(), 1_u32..8);
-    numbers.prop_filter_map("the numbers do not fit", |(kind, requests, window, percent, count_denied, other)| {
-        let word = |word: &str| kind.keywords.contains(&word);
-        let shape = LimitSpec {
-            requests,
-            window: Micros::new(window),
-            buckets: word("buckets").then_some(other),
-            edge: (word("edge") && other % 2 == 0).then_some(WindowEdge::Strict),
-            burst: word("burst").then_some(other),
-            queue: (word("queue") && other > 3).then_some(other * 2),
-            warm_up: kind.name.contains("warm_up").then_some(Micros::new(window * 3 + 1)),
-            count_denied: Some(count_denied),
-            min_interval: None,
-            soft: percent,
-            classes: (word("shares") && other > 3).then(|| classes(requests)).flatten(),
-            ..LimitSpec::default()
-        };
-        // What learns is not the same limit for long.
-        let stays = kind.name != Adaptive::NAME;
-        (stays && (kind.build)(&shape).is_ok()).then_some(Numbers { kind, shape })
-    })
+    let parameters = (select(Algorithm::KINDS), requests, window, percent, any::<bool>(), 1_u32..8);
+    parameters.prop_filter_map(
+        "no algorithm has these parameters",
+        |(kind, requests, window, percent, count_denied, other)| {
+            let accepts = |keyword: &str| kind.keywords.contains(&keyword);
+            let spec = LimitSpec {
+                requests,
+                window: Micros::new(window),
+                buckets: accepts("buckets").then_some(other),
+                edge: (accepts("edge") && other % 2 == 0).then_some(WindowEdge::Strict),
+                burst: accepts("burst").then_some(other),
+                queue: (accepts("queue") && other > 3).then_some(other * 2),
+                warm_up: kind.name.contains("warm_up").then_some(Micros::new(window * 3 + 1)),
+                count_denied: Some(count_denied),
+                min_interval: None,
+                soft: percent,
+                classes: (accepts("shares") && other > 3).then(|| classes(requests)).flatten(),
+                ..LimitSpec::default()
+            };
+            // The limit of an adaptive algorithm does not stay the same.
+            let is_constant = kind.name != Adaptive::NAME;
+            (is_constant && (kind.build)(&spec).is_ok()).then_some(TestLimit { kind, spec })
+        },
+    )
 }
 
-/// One class that asks, with some that is always there for it and a ceiling, and one for which the rest is kept.
+/// Returns the caller's class, with a minimum and a maximum, and one class with a minimum that nothing uses.
 fn classes(requests: u32) -> Option<Classes> {
     Classes::new(&[(requests / 3, requests.div_ceil(2).max(requests / 3)), (requests / 4, requests)], requests).ok()
 }
 
-impl Numbers {
-    /// With so many times the requests, and the burst; `None` where that is too much.
+impl TestLimit {
+    /// Builds the algorithm with `factor` times the requests and the burst; `None` if that is too much.
     fn times(&self, factor: u32) -> Option<Algorithm> {
         let times = |number: u32| number * factor;
-        let LimitSpec { requests, burst, queue, .. } = self.shape;
-        let classes = self.shape.classes.map(|classes| classes.times(factor));
+        let LimitSpec { requests, burst, queue, .. } = self.spec;
+        let classes = self.spec.classes.map(|classes| classes.times(factor));
         let (burst, queue) = (burst.map(times), queue.map(times));
-        let shape = LimitSpec { requests: times(requests), burst, queue, classes, ..self.shape };
-        (self.kind.build)(&shape).ok()
+        let spec = LimitSpec { requests: times(requests), burst, queue, classes, ..self.spec };
+        (self.kind.build)(&spec).ok()
     }
 }
 
 fn any_action() -> impl Strategy<Value = Action> {
     prop_oneof![
         select(vec![Action::Take, Action::Peek, Action::Refund]),
-        any::<u64>().prop_map(|taken| Action::RollBack(Micros::new(taken % MAX))),
+        any::<u64>().prop_map(|taken| Action::RollBack(Micros::new(taken % MAX_NUMBER))),
     ]
 }
 
 fn algorithm() -> impl Strategy<Value = Algorithm> {
-    numbers().prop_filter_map("the numbers do not fit", |numbers| numbers.times(1))
+    test_limits().prop_filter_map("no algorithm has these parameters", |limit| limit.times(1))
 }
 
-/// Steps through time in quarters of the window and single microseconds.
+/// Generates operations that are apart by quarters of a minute, single microseconds or random times.
 fn history() -> impl Strategy<Value = Vec<(Action, u64, u64)>> {
     let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Refund)];
     let ahead = prop_oneof![Just(0_u64), Just(1), 1..30_000_000_u64, Just(15_000_000), Just(60_000_000)];
     prop::collection::vec((action, 0_u64..5, ahead), 0..20)
 }
 
-/// Replays a history; returns the state and the instant after it.
+/// Replays a history and returns the state and the instant after it.
 fn replay(algorithm: &Algorithm, history: &[(Action, u64, u64)]) -> (State, u64) {
     let (mut state, mut now) = (State::default(), START);
     for (action, cost, ahead) in history {
@@ -86,15 +90,15 @@ fn replay(algorithm: &Algorithm, history: &[(Action, u64, u64)]) -> (State, u64)
     (state, now)
 }
 
-/// What an algorithm would say, without changing the state.
+/// Computes a decision without changing the state.
 fn peek(algorithm: &Algorithm, state: &State, cost: u64, now: u64) -> Decision {
     algorithm.apply(&mut state.clone(), Operation { action: Action::Peek, cost, now: Micros::new(now) })
 }
 
-/// So many are not counted one by one.
+/// Number up to which single hits are counted.
 const MANY: u64 = 100;
 
-/// How many single hits pass at one instant.
+/// Returns how many single hits are allowed at one instant.
 fn greedy(algorithm: &Algorithm, state: &State, now: u64) -> u64 {
     let mut state = state.clone();
     let take = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
@@ -105,77 +109,77 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn a_refusal_says_exactly_when_the_same_cost_passes(
+    fn retry_after_is_exactly_when_the_same_cost_is_allowed(
         algorithm in algorithm(), history in history(), cost in 0_u64..14,
     ) {
         let (state, now) = replay(&algorithm, &history);
-        let refusal = peek(&algorithm, &state, cost, now);
-        prop_assert_eq!(refusal.retry_after.is_some() && refusal.allowed, false);
-        if refusal.allowed {
+        let denied = peek(&algorithm, &state, cost, now);
+        prop_assert_eq!(denied.retry_after.is_some() && denied.allowed, false);
+        if denied.allowed {
             return Ok(());
         }
-        match refusal.retry_after {
+        match denied.retry_after {
             Some(wait) => {
                 prop_assert!(wait > Micros::ZERO);
-                prop_assert!(peek(&algorithm, &state, cost, now + wait.get()).allowed, "{:?}", refusal);
-                prop_assert!(!peek(&algorithm, &state, cost, now + wait.get() - 1).allowed, "{:?}", refusal);
+                prop_assert!(peek(&algorithm, &state, cost, now + wait.get()).allowed, "{:?}", denied);
+                prop_assert!(!peek(&algorithm, &state, cost, now + wait.get() - 1).allowed, "{:?}", denied);
             }
-            None => prop_assert!(!peek(&algorithm, &State::default(), cost, now).allowed, "a fresh counter refuses it too"),
+            None => prop_assert!(!peek(&algorithm, &State::default(), cost, now).allowed, "a new counter denies it too"),
         }
     }
 
     #[test]
-    fn what_remains_passes_and_no_more(algorithm in algorithm(), history in history()) {
+    fn exactly_the_remaining_hits_are_allowed(algorithm in algorithm(), history in history()) {
         let (state, now) = replay(&algorithm, &history);
-        let look = peek(&algorithm, &state, 0, now);
-        if look.remaining > 0 {
-            let last = peek(&algorithm, &state, look.remaining, now);
-            prop_assert!(last.allowed && !last.soft, "{:?}", look);
+        let current = peek(&algorithm, &state, 0, now);
+        if current.remaining > 0 {
+            let last = peek(&algorithm, &state, current.remaining, now);
+            prop_assert!(last.allowed && !last.soft, "{:?}", current);
         }
-        let more = peek(&algorithm, &state, look.remaining + 1, now);
-        prop_assert!(!more.allowed || more.soft, "{:?} {:?}", look, more);
+        let more = peek(&algorithm, &state, current.remaining + 1, now);
+        prop_assert!(!more.allowed || more.soft, "{:?} {:?}", current, more);
     }
 
     #[test]
-    fn more_remains_exactly_when_it_is_said(algorithm in algorithm(), history in history()) {
+    fn next_is_exactly_when_more_hits_remain(algorithm in algorithm(), history in history()) {
         let (state, now) = replay(&algorithm, &history);
-        let look = peek(&algorithm, &state, 0, now);
-        if look.next > Micros::ZERO {
-            let then = now + look.next.get();
-            prop_assert!(peek(&algorithm, &state, 0, then).remaining > look.remaining);
-            prop_assert_eq!(peek(&algorithm, &state, 0, then - 1).remaining, look.remaining);
+        let current = peek(&algorithm, &state, 0, now);
+        if current.next > Micros::ZERO {
+            let then = now + current.next.get();
+            prop_assert!(peek(&algorithm, &state, 0, then).remaining > current.remaining);
+            prop_assert_eq!(peek(&algorithm, &state, 0, then - 1).remaining, current.remaining);
         } else {
-            prop_assert_eq!(look.remaining, peek(&algorithm, &State::default(), 0, now).remaining);
+            prop_assert_eq!(current.remaining, peek(&algorithm, &State::default(), 0, now).remaining);
         }
     }
 
     #[test]
-    fn all_is_restored_exactly_when_it_is_said(algorithm in algorithm(), history in history()) {
+    fn reset_is_exactly_when_the_full_limit_is_available(algorithm in algorithm(), history in history()) {
         let (state, now) = replay(&algorithm, &history);
-        let look = peek(&algorithm, &state, 0, now);
+        let current = peek(&algorithm, &state, 0, now);
         let full = peek(&algorithm, &State::default(), 0, now).remaining;
-        let later = peek(&algorithm, &state, 0, now + look.reset.get());
+        let later = peek(&algorithm, &state, 0, now + current.reset.get());
         prop_assert_eq!((later.remaining, later.used), (full, 0));
-        if look.used > 0 {
-            prop_assert!(peek(&algorithm, &state, 0, now + look.reset.get() - 1).used > 0, "{:?}", look);
+        if current.used > 0 {
+            prop_assert!(peek(&algorithm, &state, 0, now + current.reset.get() - 1).used > 0, "{:?}", current);
         }
     }
 
     #[test]
-    fn a_peek_takes_nothing_and_foretells_the_take(
+    fn a_peek_takes_nothing_and_predicts_the_take(
         algorithm in algorithm(), history in history(), cost in 1_u64..14,
     ) {
         let (state, now) = replay(&algorithm, &history);
         let mut after = state.clone();
-        let look = Operation { action: Action::Peek, cost, now: Micros::new(now) };
-        let foretold = algorithm.apply(&mut after, look);
+        let operation = Operation { action: Action::Peek, cost, now: Micros::new(now) };
+        let predicted = algorithm.apply(&mut after, operation);
         prop_assert_eq!(&after, &state);
-        let take = algorithm.apply(&mut after, Operation { action: Action::Take, ..look });
-        prop_assert_eq!((foretold.allowed, foretold.soft, foretold.delay), (take.allowed, take.soft, take.delay));
+        let take = algorithm.apply(&mut after, Operation { action: Action::Take, ..operation });
+        prop_assert_eq!((predicted.allowed, predicted.soft, predicted.delay), (take.allowed, take.soft, take.delay));
     }
 
     #[test]
-    fn more_time_never_turns_a_pass_into_a_refusal(
+    fn an_allowed_cost_stays_allowed_later(
         algorithm in algorithm(), history in history(), cost in 0_u64..6, later in 0..100_000_000_u64,
     ) {
         let (state, now) = replay(&algorithm, &history);
@@ -185,23 +189,23 @@ proptest! {
     }
 
     #[test]
-    fn what_is_given_back_can_be_taken_again(algorithm in algorithm(), history in history(), cost in 1_u64..6) {
+    fn a_refund_makes_hits_available_up_to_the_limit(algorithm in algorithm(), history in history(), cost in 1_u64..6) {
         let (mut state, now) = replay(&algorithm, &history);
-        let ask = |action| Operation { action, cost, now: Micros::new(now) };
+        let operation = |action| Operation { action, cost, now: Micros::new(now) };
         let before = peek(&algorithm, &state, 0, now).remaining;
-        algorithm.apply(&mut state, ask(Action::Refund));
-        let given = peek(&algorithm, &state, 0, now).remaining;
-        prop_assert!(given >= before && given <= peek(&algorithm, &State::default(), 0, now).remaining);
+        algorithm.apply(&mut state, operation(Action::Refund));
+        let after = peek(&algorithm, &state, 0, now).remaining;
+        prop_assert!(after >= before && after <= peek(&algorithm, &State::default(), 0, now).remaining);
     }
 
-    /// What was taken and undone may at worst leave a little less than if it had never come: whatever passed meanwhile.
+    /// A rolled back take may leave slightly less than if it had not happened, regardless of other hits meanwhile.
     #[test]
-    fn what_is_undone_was_never_there_and_grants_nothing(
-        numbers in numbers(), before in history(), cost in 1_u64..5, meanwhile in history(), later in 0..70_000_000_u64,
+    fn a_rolled_back_take_leaves_no_more_than_if_it_had_not_happened(
+        limit in test_limits(), before in history(), cost in 1_u64..5, meanwhile in history(), later in 0..70_000_000_u64,
     ) {
-        // Where takes are undone (`charge: all`), only fixed windows count denied hits.
-        let count_denied = Some(numbers.kind == Algorithm::DEFAULT);
-        let Ok(algorithm) = (numbers.kind.build)(&LimitSpec { count_denied, ..numbers.shape }) else {
+        // Takes are rolled back with `charge: all`, which supports counting denied hits only for fixed windows.
+        let count_denied = Some(limit.kind == Algorithm::DEFAULT);
+        let Ok(algorithm) = (limit.kind.build)(&LimitSpec { count_denied, ..limit.spec }) else {
             return Ok(());
         };
         let (mut state, taken) = replay(&algorithm, &before);
@@ -210,17 +214,18 @@ proptest! {
             return Ok(());
         }
         let mut now = taken;
-        // Refunds of what was never taken aside: they stop at nothing, and here there is a hit more to stop at.
+        // Refunds without a take are excluded: they stop at an empty counter, which differs by the rolled back hits.
         for (action, cost, ahead) in meanwhile.into_iter().filter(|(action, ..)| *action != Action::Refund).take(4) {
-            // What was undone has warmed the bucket up meanwhile, and a warm-up forgets that within a hit's time only.
+            // The rolled back take has warmed up the bucket meanwhile, and a warm-up reverts that only within the time
+            // of one hit.
             now += if algorithm.name().contains("warm_up") { ahead.min(1_000) } else { ahead / 8 };
-            let ask = Operation { action, cost, now: Micros::new(now) };
-            if algorithm.step(&mut state, ask) {
-                algorithm.step(&mut without, ask);
+            let operation = Operation { action, cost, now: Micros::new(now) };
+            if algorithm.step(&mut state, operation) {
+                algorithm.step(&mut without, operation);
             }
         }
-        let undo = Operation { action: Action::RollBack(Micros::new(taken)), cost, now: Micros::new(now) };
-        prop_assert!(algorithm.apply(&mut state, undo).allowed);
+        let roll_back = Operation { action: Action::RollBack(Micros::new(taken)), cost, now: Micros::new(now) };
+        prop_assert!(algorithm.apply(&mut state, roll_back).allowed);
         for now in [now, now + later] {
             let (here, there) = (greedy(&algorithm, &state, now), greedy(&algorithm, &without, now));
             prop_assert!(here <= there, "{} instead of {}", here, there);
@@ -228,59 +233,60 @@ proptest! {
     }
 
     #[test]
-    fn what_is_undone_at_once_is_back(algorithm in algorithm(), history in history(), cost in 1_u64..5) {
+    fn an_immediate_rollback_restores_the_remaining_hits(algorithm in algorithm(), history in history(), cost in 1_u64..5) {
         let (mut state, now) = replay(&algorithm, &history);
         let before = peek(&algorithm, &state, 0, now).remaining;
-        let ask = |action| Operation { action, cost, now: Micros::new(now) };
-        if algorithm.apply(&mut state, ask(Action::Take)).allowed && !algorithm.name().contains("warm_up") {
-            algorithm.apply(&mut state, ask(Action::RollBack(Micros::new(now))));
+        let operation = |action| Operation { action, cost, now: Micros::new(now) };
+        if algorithm.apply(&mut state, operation(Action::Take)).allowed && !algorithm.name().contains("warm_up") {
+            algorithm.apply(&mut state, operation(Action::RollBack(Micros::new(now))));
             prop_assert_eq!(peek(&algorithm, &state, 0, now).remaining, before);
         }
     }
 
     #[test]
-    fn a_clock_that_steps_back_grants_nothing_and_locks_nobody_out(
+    fn a_backward_clock_step_neither_grants_hits_nor_blocks_callers(
         algorithm in algorithm(), history in history(), back in 1..60_000_000_u64, cost in 0_u64..3,
     ) {
         let (mut state, now) = replay(&algorithm, &history);
-        // Somebody has seen the later time.
+        // An operation at the later time.
         algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
         let here = greedy(&algorithm, &state, now);
         if here == MANY {
             return Ok(());
         }
         prop_assert!(greedy(&algorithm, &state, now - back) <= here);
-        // Nor by asking while the clock is behind, and then at the old time.
-        let mut asked = state.clone();
+        // A take while the clock is behind does not grant more hits at the former time either.
+        let mut stepped_back = state.clone();
         let take = Operation { action: Action::Take, cost, now: Micros::new(now - back) };
-        let passed = algorithm.apply(&mut asked, take);
+        let passed = algorithm.apply(&mut stepped_back, take);
         let gained = if passed.allowed { cost } else { 0 };
-        prop_assert!(greedy(&algorithm, &asked, now) + gained <= here.max(cost));
-        // Whoever would be served again after some time is, at most the step later.
+        prop_assert!(greedy(&algorithm, &stepped_back, now) + gained <= here.max(cost));
+        // The reset is at most as much later as the clock stepped back.
         let reset = peek(&algorithm, &state, 0, now).reset;
         prop_assert!(peek(&algorithm, &state, 0, now - back).reset.get() <= reset.get() + back);
     }
 
     #[test]
-    fn a_clock_that_was_wrong_by_years_locks_nobody_out(algorithm in algorithm(), history in history()) {
+    fn a_state_written_years_ahead_does_not_block_callers(algorithm in algorithm(), history in history()) {
         let (mut state, now) = replay(&algorithm, &history);
         let now = now - 5 * 31_536_000_000_000;
-        let look = algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
-        // For about as long as by a limiter that was just used up, and not for years.
+        let decision = algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
+        // The wait is similar to that of a limiter that was just used up, not years.
         let mut used_up = State::default();
         for _ in 0..100 {
             algorithm.apply(&mut used_up, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
         }
-        let longest = peek(&algorithm, &used_up, 0, now).reset + CLOCK_SLACK;
-        prop_assert!(look.reset.get() <= 10 * longest.get(), "{:?}, {:?}", look, longest);
+        let max_wait = peek(&algorithm, &used_up, 0, now).reset + CLOCK_SLACK;
+        prop_assert!(decision.reset.get() <= 10 * max_wait.get(), "{:?}, {:?}", decision, max_wait);
     }
 
-    /// Let's Encrypt's boulder 8785 and redis-cell 54: a raised limit kept refusing until the old one would have passed.
+    /// Let's Encrypt's boulder 8785 and redis-cell 54: after a limit was raised, hits were denied until the former
+    /// limit would have allowed them.
     #[test]
-    fn a_raised_limit_never_waits_longer_and_no_change_is_a_fresh_quota(
-        numbers in numbers(), factor in 2_u32..6, history in history(),
+    fn a_raised_limit_never_waits_longer_and_no_change_restores_the_full_limit(
+        limit in test_limits(), factor in 2_u32..6, history in history(),
     ) {
-        let (Some(low), Some(high)) = (numbers.times(1), numbers.times(factor)) else {
+        let (Some(low), Some(high)) = (limit.times(1), limit.times(factor)) else {
             return Ok(());
         };
         let wait = |decision: Decision| decision.retry_after.unwrap_or_default();
@@ -289,20 +295,21 @@ proptest! {
         let (state, now) = replay(&low, &history);
         let (before, after) = (peek(&low, &state, 1, now), peek(&high, &state, 1, now));
         prop_assert!(wait(after) <= wait(before) + Micros::new(1), "{:?}, {:?}", before, after);
-        // As much of the limit is used, or as many hits: whichever the algorithm goes by, rounded to whole hits.
-        let most = |used: u64| ((before.remaining + 1) * u64::from(factor)).max(ceiling(&high).saturating_sub(used));
-        prop_assert!(after.remaining <= most(before.used), "{:?}, {:?}", before, after);
+        // The algorithm keeps either the used proportion of the limit or the number of used hits, rounded to whole
+        // hits.
+        let max_remaining = |used: u64| ((before.remaining + 1) * u64::from(factor)).max(ceiling(&high).saturating_sub(used));
+        prop_assert!(after.remaining <= max_remaining(before.used), "{:?}, {:?}", before, after);
 
         let (state, now) = replay(&high, &history);
         let (before, after) = (peek(&high, &state, 1, now), peek(&low, &state, 1, now));
-        let most = (before.remaining / u64::from(factor) + 1).max(ceiling(&low).saturating_sub(before.used));
-        prop_assert!(after.remaining <= most, "{:?}, {:?}", before, after);
+        let max_remaining = (before.remaining / u64::from(factor) + 1).max(ceiling(&low).saturating_sub(before.used));
+        prop_assert!(after.remaining <= max_remaining, "{:?}, {:?}", before, after);
     }
 
-    /// Somebody else's bytes under a counter's key, and any clock.
+    /// Bytes that another program wrote to the key of a counter, and any clock.
     #[test]
-    fn whatever_a_store_holds_is_answered(
-        algorithm in algorithm(), bytes in prop::collection::vec(any::<u8>(), 0..64), now in 0..MAX,
+    fn arbitrary_bytes_as_a_state_yield_a_decision(
+        algorithm in algorithm(), bytes in prop::collection::vec(any::<u8>(), 0..64), now in 0..MAX_NUMBER,
         hits in prop::collection::vec((any_action(), any::<u64>()), 1..4),
     ) {
         let mut state = State::from_bytes(&bytes);
@@ -314,7 +321,7 @@ proptest! {
     }
 
     #[test]
-    fn a_state_that_expired_says_no_more_than_none(
+    fn an_expired_state_decides_like_a_new_one(
         algorithm in algorithm(), history in history(), cost in 0_u64..14, later in 0..100_000_000_u64,
     ) {
         let (state, now) = replay(&algorithm, &history);

@@ -1,73 +1,74 @@
-//! What a limit says of its counting, before an algorithm has been made of it.
+//! [`LimitSpec`]: the parameters of a limit, from which an algorithm is built.
 
 use sluicegate_common::adaptive::Method;
 
 use super::{Algorithm, Classes, MaxHits, Micros, sliding_window::WindowEdge};
 
-/// The numbers of a limit. What is not given has the algorithm's default.
+/// The parameters of a limit. Parameters that are `None` have the default of the algorithm.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitSpec {
     /// Hits per window.
     pub requests: u32,
-    /// The window's length.
+    /// Length of the window.
     pub window: Micros,
-    /// Counters per window.
+    /// Number of counters per window.
     pub buckets: Option<u32>,
-    /// How the oldest of them counts.
+    /// How the oldest counter of a sliding window counts.
     pub edge: Option<WindowEdge>,
-    /// Hits at once.
+    /// Hits that a bucket allows at once.
     pub burst: Option<u32>,
-    /// Hits that may wait.
+    /// Hits that a leaky bucket may delay.
     pub queue: Option<u32>,
-    /// From cold to warm.
+    /// Time in which the rate rises from a third to the full rate.
     pub warm_up: Option<Micros>,
-    /// Denied hits count too.
+    /// Whether denied hits count too.
     pub count_denied: Option<bool>,
-    /// Between two passes at least.
+    /// Minimum time between two allowed hits.
     pub min_interval: Option<Micros>,
-    /// Percent that the limit lets through above itself.
+    /// Percentage above the limit that a soft limit allows.
     pub soft: Option<u32>,
-    /// Who has what of it.
+    /// Classes that share the limit.
     pub classes: Option<Classes>,
-    /// What a limit of requests at once follows, and from where on.
+    /// Method by which an adaptive limit follows latency.
     pub method: Option<Method>,
-    /// Never fewer at once.
+    /// Minimum of an adaptive limit.
     pub floor: Option<u32>,
-    /// Where it begins.
+    /// Initial value of an adaptive limit.
     pub initial: Option<u32>,
-    /// What takes longer has been dropped.
+    /// Latency above which a request counts as dropped.
     pub timeout: Option<Micros>,
 }
 
 impl LimitSpec {
-    /// So many hits, and the soft part above.
+    /// Returns `hits` with the percentage that a soft limit allows in addition.
     #[must_use]
     pub fn max_hits(&self, hits: u64) -> MaxHits {
         MaxHits::soft(hits, self.soft.unwrap_or_default())
     }
 
-    /// One of so many equal parts, rounded up: together they may be a little more than the whole, and none is nothing.
+    /// Returns the parameters divided by `parts`, rounded up. The parts may add up to slightly more than the whole, and
+    /// no part is zero.
     #[must_use]
     pub fn divided(&self, parts: u32) -> Self {
-        let part = |number: u32| number.div_ceil(parts.max(1));
+        let divide = |number: u32| number.div_ceil(parts.max(1));
         Self {
-            requests: part(self.requests),
-            burst: self.burst.map(part),
-            queue: self.queue.map(part),
-            floor: self.floor.map(part),
-            initial: self.initial.map(part),
+            requests: divide(self.requests),
+            burst: self.burst.map(divide),
+            queue: self.queue.map(divide),
+            floor: self.floor.map(divide),
+            initial: self.initial.map(divide),
             classes: self.classes.map(|classes| classes.divided(parts)),
             ..*self
         }
     }
 
-    /// Whether denied hits count; not by default.
+    /// Returns whether denied hits count; by default they do not.
     #[must_use]
     pub fn counts_denied(&self) -> bool {
         self.count_denied.unwrap_or(false)
     }
 
-    /// The burst, by default the hits of a window.
+    /// Returns the burst, by default the hits per window.
     pub(super) fn burst(&self) -> Result<u32, InvalidLimit> {
         match self.burst.unwrap_or(self.requests) {
             0 => Err(InvalidLimit { keyword: "burst", reason: "burst must be at least 1" }),
@@ -76,31 +77,30 @@ impl LimitSpec {
     }
 }
 
-/// Why no algorithm can be made of a shape.
+/// Error returned when no algorithm can be built from a [`LimitSpec`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct InvalidLimit {
-    /// The word of the rule that is to blame.
+    /// Keyword of the rule that is at fault.
     pub keyword: &'static str,
-    /// A sentence.
+    /// Error message.
     pub reason: &'static str,
 }
 
 impl InvalidLimit {
     pub(super) const WINDOW: Self =
-        Self { keyword: "unit_multiplier", reason: "a sliding window can be ten years long at most" };
-    pub(super) const BURST: Self =
-        Self { keyword: "burst", reason: "a burst that large takes more than 100 years to come back" };
+        Self { keyword: "unit_multiplier", reason: "the window of a sliding window or log must be at most 10 years" };
+    pub(super) const BURST: Self = Self { keyword: "burst", reason: "burst must refill within 100 years" };
 }
 
-/// An algorithm as the list has it: what is to be known before there is one.
+/// A kind of algorithm: its names and its constructor.
 #[derive(Clone, Copy, Debug)]
 pub struct AlgorithmKind {
-    /// See [`super::Rule::NAME`].
+    /// See [`super::Limiter::NAME`].
     pub name: &'static str,
-    /// See [`super::Rule::WORDS`].
+    /// See [`super::Limiter::KEYWORDS`].
     pub keywords: &'static [&'static str],
-    /// See [`super::Rule::build`].
+    /// See [`super::Limiter::build`].
     pub build: fn(&LimitSpec) -> Result<Algorithm, InvalidLimit>,
 }
 

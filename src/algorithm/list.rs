@@ -1,4 +1,4 @@
-//! The list of algorithms: one line each, and all that follows from it.
+//! The list of algorithms, and the code that is generated from it.
 
 use super::{
     AlgorithmKind, Arguments, Decision, Limiter, Micros, Operation, RequestContext, State, adaptive::Adaptive,
@@ -8,127 +8,126 @@ use super::{
 };
 
 macro_rules! algorithms {
-    ($($rule:ident),+ $(,)?) => {
-        /// A limit's algorithm with its numbers. An enum and not a boxed trait: the hot path calls it directly.
+    ($($limiter:ident),+ $(,)?) => {
+        /// An algorithm with its parameters. An enum instead of a boxed trait, so that the hot path calls it directly.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Algorithm {
             $(
-                #[doc = concat!("See [`", stringify!($rule), "`].")]
-                $rule($rule),
+                #[doc = concat!("See [`", stringify!($limiter), "`].")]
+                $limiter($limiter),
             )+
         }
 
         $(
-            impl From<$rule> for Algorithm {
-                fn from(rule: $rule) -> Self {
-                    Self::$rule(rule)
+            impl From<$limiter> for Algorithm {
+                fn from(limiter: $limiter) -> Self {
+                    Self::$limiter(limiter)
                 }
             }
         )+
 
         impl Algorithm {
-            /// Of each algorithm the names of its script's arguments and its Lua body, in the order of
-            /// [`Algorithm::index`].
+            /// Argument names and Lua body of the script of each algorithm, in the order of [`Algorithm::index`].
             pub const SCRIPTS: &'static [(&'static [&'static str], &'static str)] =
-                &[$(($rule::ARGUMENTS, $rule::SCRIPT)),+];
+                &[$(($limiter::ARGUMENTS, $limiter::SCRIPT)),+];
 
-            /// What is known of each algorithm before there is one, in the same order.
+            /// Kinds of the algorithms, in the order of [`Algorithm::index`].
             pub const KINDS: &'static [AlgorithmKind] =
-                &[$(AlgorithmKind { name: $rule::NAME, keywords: $rule::KEYWORDS, build: $rule::build }),+];
+                &[$(AlgorithmKind { name: $limiter::NAME, keywords: $limiter::KEYWORDS, build: $limiter::build }),+];
 
-            /// The place in the list, by which a script is called.
+            /// Returns the index in the list, which selects the script.
             #[must_use]
             pub fn index(&self) -> usize {
-                [$(matches!(self, Self::$rule(_))),+].iter().position(|is| *is).unwrap_or_default()
+                [$(matches!(self, Self::$limiter(_))),+].iter().position(|is| *is).unwrap_or_default()
             }
 
             /// See [`Limiter::TAG`].
             #[must_use]
             pub fn tag(&self) -> &'static str {
-                match self { $(Self::$rule(_) => $rule::TAG),+ }
+                match self { $(Self::$limiter(_) => $limiter::TAG),+ }
             }
 
             /// See [`Limiter::NAME`].
             #[must_use]
             pub fn name(&self) -> &'static str {
-                match self { $(Self::$rule(_) => $rule::NAME),+ }
+                match self { $(Self::$limiter(_) => $limiter::NAME),+ }
             }
 
             /// See [`Limiter::arguments`].
             #[must_use]
-            pub fn arguments(&self, ask: Operation) -> Arguments {
-                match self { $(Self::$rule(rule) => rule.arguments(ask)),+ }
+            pub fn arguments(&self, operation: Operation) -> Arguments {
+                match self { $(Self::$limiter(limiter) => limiter.arguments(operation)),+ }
             }
 
             /// See [`Limiter::scope`].
             #[must_use]
             pub fn scope(&self) -> Option<u64> {
-                match self { $(Self::$rule(rule) => rule.scope()),+ }
+                match self { $(Self::$limiter(limiter) => limiter.scope()),+ }
             }
 
             /// See [`Limiter::with_context`].
             #[must_use]
-            pub fn with_context(self, asker: RequestContext) -> Self {
-                match self { $(Self::$rule(rule) => rule.with_context(asker).into()),+ }
+            pub fn with_context(self, context: RequestContext) -> Self {
+                match self { $(Self::$limiter(limiter) => limiter.with_context(context).into()),+ }
             }
 
             /// See [`Limiter::step`].
-            pub fn step(&self, state: &mut State, ask: Operation) -> bool {
-                match self { $(Self::$rule(rule) => rule.step(state, ask)),+ }
+            pub fn step(&self, state: &mut State, operation: Operation) -> bool {
+                match self { $(Self::$limiter(limiter) => limiter.step(state, operation)),+ }
             }
 
             /// See [`Limiter::explain`].
             #[must_use]
-            pub fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-                match self { $(Self::$rule(rule) => rule.explain(state, ask, allowed)),+ }
+            pub fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+                match self { $(Self::$limiter(limiter) => limiter.explain(state, operation, allowed)),+ }
             }
 
             /// See [`Limiter::counts_denied`].
             #[must_use]
             pub fn counts_denied(&self) -> bool {
-                match self { $(Self::$rule(rule) => rule.counts_denied()),+ }
+                match self { $(Self::$limiter(limiter) => limiter.counts_denied()),+ }
             }
 
             /// See [`Limiter::denial_counts`].
             #[must_use]
             pub fn denial_counts(&self, state: &State, now: Micros) -> bool {
-                match self { $(Self::$rule(rule) => rule.denial_counts(state, now)),+ }
+                match self { $(Self::$limiter(limiter) => limiter.denial_counts(state, now)),+ }
             }
 
             /// See [`Limiter::leasing`].
             #[must_use]
             pub fn leasing(&self) -> Option<Algorithm> {
-                match self { $(Self::$rule(rule) => rule.leasing()),+ }
+                match self { $(Self::$limiter(limiter) => limiter.leasing()),+ }
             }
 
             /// See [`Limiter::lease_ends`].
             #[must_use]
             pub fn lease_ends(&self, counted: Micros) -> Micros {
-                match self { $(Self::$rule(rule) => rule.lease_ends(counted)),+ }
+                match self { $(Self::$limiter(limiter) => limiter.lease_ends(counted)),+ }
             }
 
             /// See [`Limiter::lease_lifetime`].
             #[must_use]
             pub fn lease_lifetime(&self) -> Micros {
-                match self { $(Self::$rule(rule) => rule.lease_lifetime()),+ }
+                match self { $(Self::$limiter(limiter) => limiter.lease_lifetime()),+ }
             }
 
-            /// See [`Limiter::counting`].
+            /// See [`Limiter::recording`].
             #[must_use]
-            pub fn counting(&self) -> Algorithm {
-                match self { $(Self::$rule(rule) => rule.counting()),+ }
+            pub fn recording(&self) -> Algorithm {
+                match self { $(Self::$limiter(limiter) => limiter.recording()),+ }
             }
 
-            /// See [`Limiter::is_over`].
+            /// See [`Limiter::has_expired`].
             #[must_use]
-            pub fn is_over(&self, counted: Micros, now: Micros) -> bool {
-                match self { $(Self::$rule(rule) => rule.is_over(counted, now)),+ }
+            pub fn has_expired(&self, counted: Micros, now: Micros) -> bool {
+                match self { $(Self::$limiter(limiter) => limiter.has_expired(counted, now)),+ }
             }
 
             /// See [`Limiter::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
-                match self { $(Self::$rule(rule) => rule.expires(state, now)),+ }
+                match self { $(Self::$limiter(limiter) => limiter.expires(state, now)),+ }
             }
         }
     };
@@ -150,23 +149,25 @@ algorithms![
 ];
 
 impl Algorithm {
-    /// What counts where a rule does not say.
+    /// Algorithm of rules that do not name one.
     pub const DEFAULT: AlgorithmKind = Self::KINDS[0];
 
-    /// Those that a rule can name. What another becomes by a word of its own, or on lease, has a name of several words.
+    /// Returns the algorithms that a rule can name.
+    ///
+    /// The names of leased buckets and of variants that a keyword selects contain spaces, and rules cannot use them.
     pub fn named() -> impl Iterator<Item = AlgorithmKind> {
         Self::KINDS.iter().copied().filter(|kind| !kind.name.contains(' '))
     }
 
-    /// The one of this name.
+    /// Returns the algorithm with this name in rule files.
     #[must_use]
     pub fn kind(name: &str) -> Option<AlgorithmKind> {
         Self::named().find(|kind| kind.name == name)
     }
 
-    /// One whole turn: [`Algorithm::step`], then [`Algorithm::explain`].
-    pub fn apply(&self, state: &mut State, ask: Operation) -> Decision {
-        let allowed = self.step(state, ask);
-        self.explain(state, ask, allowed)
+    /// Executes an operation: [`Algorithm::step`], then [`Algorithm::explain`].
+    pub fn apply(&self, state: &mut State, operation: Operation) -> Decision {
+        let allowed = self.step(state, operation);
+        self.explain(state, operation, allowed)
     }
 }

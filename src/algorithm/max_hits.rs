@@ -1,6 +1,6 @@
-//! How many hits, and how many more a soft limit lets through.
+//! [`MaxHits`]: a limit in hits, with the hits that a soft limit allows in addition.
 
-/// A number of hits with the room above it that a soft limit has.
+/// A limit in hits, and the ceiling up to which a soft limit allows more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxHits {
     limit: u64,
@@ -8,16 +8,17 @@ pub struct MaxHits {
 }
 
 impl MaxHits {
-    /// No quota is larger, room for a soft limit included: what a counter can still tell from more.
+    /// Largest limit, including the part above a soft limit: the largest number that a counter can distinguish from
+    /// more.
     pub const MAX: u64 = 4_999_999_998;
 
-    /// So many hits and none more.
+    /// Creates a limit that allows exactly `limit` hits.
     #[must_use]
     pub const fn hard(limit: u64) -> Self {
         Self::soft(limit, 0)
     }
 
-    /// So many hits, and this percentage more (rounded down), marked as over the soft limit.
+    /// Creates a limit that allows `percent` percent more (rounded down), which are marked as above the soft limit.
     #[must_use]
     pub const fn soft(limit: u64, percent: u32) -> Self {
         let limit = if limit < Self::MAX { limit } else { Self::MAX };
@@ -25,19 +26,19 @@ impl MaxHits {
         Self { limit, ceiling: if ceiling < Self::MAX { ceiling } else { Self::MAX } }
     }
 
-    /// The limit that callers are told.
+    /// Returns the limit that is reported to callers.
     #[must_use]
     pub const fn limit(self) -> u64 {
         self.limit
     }
 
-    /// The most that passes.
+    /// Returns the maximum number of allowed hits.
     #[must_use]
     pub const fn ceiling(self) -> u64 {
         self.ceiling
     }
 
-    /// What of the limit is left.
+    /// Returns the hits that remain of the limit.
     #[must_use]
     pub const fn remaining(self, used: u64) -> u64 {
         self.limit.saturating_sub(used)

@@ -1,12 +1,13 @@
-//! May it pass: pure arithmetic on a few bytes of state. No I/O, no clock; integers only.
+//! Rate limiting algorithms: pure integer arithmetic on a few bytes of state, without I/O and without a clock.
 //!
-//! Every algorithm is a folder with the same files: `mod.rs` (the rule and its arithmetic), `script.lua` (the state's
-//! transition again, for Redis; three of the bucket family share `bucket`'s) and `tests.rs`. `list` names them all;
-//! nothing else has to. The formulas with their units, sources and bounds are in docs/algorithms.md.
+//! Every algorithm implements [`Limiter`] in a folder with the same files: `mod.rs` (the type and its arithmetic),
+//! `script.lua` (the same state transition for Redis; token bucket, leaky bucket and GCRA share `bucket/script.lua`)
+//! and `tests.rs`. The `list` module names all algorithms, and no other code has to. docs/algorithms.md contains the
+//! formulas with their units, sources and bounds.
 //!
-//! An algorithm comes in two halves. [`Rule::step`] moves the state and is what has to be atomic: a store runs it
-//! where the counter is locked, and the script is its twin. [`Rule::explain`] reads the state that a step left and
-//! says what to tell the caller; it exists once, in Rust, for every store.
+//! An algorithm has two halves. [`Limiter::step`] changes the state and has to be atomic: a store runs it while it
+//! holds the lock of the counter, and the Lua script is its equivalent for Redis. [`Limiter::explain`] computes the
+//! [`Decision`] from the state after a step. It exists only once, in Rust, for every store.
 
 pub mod adaptive;
 mod bucket;
@@ -45,194 +46,210 @@ pub use state::State;
 
 use smallvec::SmallVec;
 
-/// The largest count and the longest span that every store can hold: Lua's numbers are doubles, exact up to 2⁵³.
-pub const MAX: u64 = (1 << 53) - 1;
+/// Largest count and longest duration that every store can hold: numbers in Lua are doubles, exact up to 2⁵³.
+pub const MAX_NUMBER: u64 = (1 << 53) - 1;
 
-/// A stored instant may lie so far ahead of the clock and is still believed: clocks step back by seconds, and what
-/// was counted stays counted. Further ahead, the clock was wrong when it was stored, and nobody waits until then.
+/// Maximum time by which a stored instant may be ahead of the clock.
+///
+/// Clocks step back by seconds, and counted hits stay counted then. An instant further ahead was written while a clock
+/// was wrong, so it is corrected and callers do not have to wait for it.
 pub const CLOCK_SLACK: Micros = Micros::from_secs(60);
 
-/// No fixed window is longer, in seconds: 100 years of 365 days. Nor does a bucket take longer to drain.
+/// Maximum length of a fixed window and maximum drain time of a bucket: 100 years of 365 days.
 pub const MAX_PERIOD: Micros = Micros::from_secs(100 * 31_536_000);
 
-/// What begins every program of scripts: helpers that several of them call.
+/// Beginning of the Redis program: Lua helpers that several scripts call.
 pub const PRELUDE: &str = include_str!("prelude.lua");
 
-/// What is asked of a counter.
+/// What an [`Operation`] does to a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Take the cost if the algorithm allows it.
+    /// Takes the cost if the algorithm allows it.
     Take,
-    /// Say what taking the cost would do; take nothing.
+    /// Computes the decision for a take without changing the counter.
     Peek,
-    /// Give the cost back, never above full.
+    /// Returns the cost to the counter, up to its full capacity.
     Refund,
-    /// Take back what this cost took at that instant, of this same counter and limit: as if it had never come, or a
-    /// little less, never more. Where a window has ended since, there is nothing to take back from it; of a bucket it
-    /// is what the time since has not brought back anyway. Meant for right afterwards: a warm-up holds to this for as
-    /// long as a hit takes, and is a little warmer later on.
+    /// Undoes a take of this cost at the given instant, of the same counter and limit.
+    ///
+    /// Afterwards the counter is as if the take had not happened, or has slightly less remaining, never more. If the
+    /// window of the take has ended, nothing is returned; a bucket regains only the part that has not drained since.
+    /// The action is meant for immediately after the take: a warm-up keeps this promise only for the duration of one
+    /// hit, and is slightly warmer after that.
     RollBack(Micros),
 }
 
 impl Action {
-    /// Whether the counter has more afterwards, if anything.
+    /// Returns whether the action can only increase the remaining hits.
     #[must_use]
     pub const fn releases(self) -> bool {
         matches!(self, Self::Refund | Self::RollBack(_))
     }
 }
 
-/// One question to one counter.
+/// One operation on one counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// What to do.
+    /// Action to perform.
     pub action: Action,
-    /// How many hits; above [`MAX`] it counts as [`MAX`].
+    /// Cost in hits; values above [`MAX`] count as [`MAX`].
     pub cost: u64,
-    /// The instant of the question.
+    /// Time of the operation.
     pub now: Micros,
 }
 
 impl Operation {
-    /// Whether a cost that passes does so only because the limit is soft; `used` is what counts after the step.
-    fn is_soft(self, used: u64, quota: MaxHits) -> bool {
+    /// Returns whether an allowed cost exceeds the limit proper of a soft limit; `used` is the count after the step.
+    fn is_soft(self, used: u64, max_hits: MaxHits) -> bool {
         match self.action {
-            Action::Take => used > quota.limit(),
-            Action::Peek => used.saturating_add(self.cost) > quota.limit(),
+            Action::Take => used > max_hits.limit(),
+            Action::Peek => used.saturating_add(self.cost) > max_hits.limit(),
             Action::Refund | Action::RollBack(_) => false,
         }
     }
 }
 
-/// Who asks, for counters to which that matters.
+/// The caller of an operation, for algorithms that distinguish callers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestContext {
-    /// Whose the slots are that are taken and given back; 0 is nobody in particular.
+    /// Holder of the slots that are taken or released; 0 for slots without a holder.
     pub holder: u64,
-    /// The place of its class among those that share the counter.
+    /// Index of the caller's class among the classes that share the counter.
     pub class: u8,
-    /// Of what held the slots that are given back.
+    /// Latency and outcome of the request that held the released slots.
     pub sample: Option<Sample>,
 }
 
-/// How long something took that held a slot.
+/// The latency and outcome of one request that held a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// So long.
+    /// Time for which the request held the slot.
     pub latency: Micros,
-    /// It took too long, or the upstream refused it for overload.
+    /// Whether the request timed out or the upstream rejected it because of overload.
     pub dropped: bool,
 }
 
-/// What to tell the caller.
+/// The result of an operation, as reported to the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether the cost passes.
+    /// Whether the cost is allowed.
     pub allowed: bool,
-    /// It passes only because the limit is soft.
+    /// Whether the cost is allowed only because the limit is soft.
     pub soft: bool,
-    /// It is refused for what others do: the caller is within what it may have.
+    /// Whether the cost is denied because of other callers, although the caller is within its own share.
     pub shed: bool,
-    /// The limit as it stands for this caller now, where that is not the rule's.
+    /// Limit that currently applies to this caller, if it differs from the rule's.
     pub limit: Option<u32>,
-    /// Hits that would still pass now within the limit.
+    /// Hits that would still be allowed now within the limit.
     pub remaining: u64,
-    /// Hits that count against the limit now; above it where denied hits count too, or the limit is soft.
+    /// Hits that currently count against the limit; above the limit if denied hits count too or the limit is soft.
     pub used: u64,
-    /// Until everything is restored, if nobody else asks.
+    /// Time until the full limit is available again, if no other requests arrive.
     pub reset: Micros,
-    /// Until more remains than now, if nobody else asks; nothing when nothing is used.
+    /// Time until more hits remain than now, if no other requests arrive; zero if nothing is used.
     pub next: Micros,
-    /// When denied: until this same cost would pass, if nobody else asks; `None` when it never will.
+    /// If denied: time until the same cost would be allowed, if no other requests arrive; `None` if it never will be.
     pub retry_after: Option<Micros>,
-    /// When allowed: how long the caller is to wait before it goes on.
+    /// If allowed: time for which the caller must wait before it continues.
     pub delay: Micros,
 }
 
-/// The numbers that a script gets for one question, in the order of [`Rule::ARGUMENTS`].
+/// Numbers that a script receives for one operation, in the order of [`Limiter::ARGUMENTS`].
 pub type Arguments = SmallVec<[u64; 12]>;
 
-/// What every algorithm offers. Implementors are small values, checked when they were made: nothing here can fail.
+/// The interface of every algorithm. Implementors are small values that are validated on creation, so only
+/// [`Limiter::build`] can fail.
 pub trait Limiter: Copy + Into<Algorithm> {
-    /// The algorithm's word in rule files; several words for what another algorithm becomes by one of its `WORDS`.
+    /// Name of the algorithm in rule files. Variants that a rule selects by a keyword of another algorithm have names
+    /// with spaces.
     const NAME: &'static str;
 
-    /// The words that a rule may add for it, beside those that belong to all.
+    /// Keywords that a rule may add for this algorithm, besides those that all algorithms accept.
     const KEYWORDS: &'static [&'static str];
 
-    /// A few letters that stand for the algorithm in a key: counters of different algorithms never meet.
+    /// Short prefix for keys, which separates the counters of different algorithms.
     const TAG: &'static str;
 
-    /// The Lua twin of [`Rule::step`]: the body of a function that returns `allowed` (1 or 0) and the state after.
+    /// Lua equivalent of [`Limiter::step`]: the body of a function that returns `allowed` (1 or 0) and the new state.
     ///
-    /// It sees `key`; `action` (`TAKE`, `PEEK` or `RETURN`); `now` in microseconds; `keep`, the milliseconds that a key
-    /// outlives its use; the [`Rule::ARGUMENTS`] by their names, and where in `records` further ones begin (`more`); and
-    /// what `prelude.lua` defines. The state is a string
-    /// of the same bytes as [`State`], or an integer, which stands for its eight bytes.
+    /// The script can use everything in `prelude.lua`, the [`Limiter::ARGUMENTS`] by their names, and:
+    ///
+    /// - `key`, and `keep`: the milliseconds by which the key outlives its use
+    /// - `action`: `TAKE`, `PEEK`, `REFUND` or `ROLL_BACK`, and `taken`: the instant of the take to roll back
+    /// - `now` in microseconds
+    /// - `more`: the position of further arguments in `records`
+    ///
+    /// The state is a string of the same bytes as [`State`], or an integer, which stands for its eight bytes.
     const SCRIPT: &'static str;
 
-    /// The script's names for the first of [`Rule::arguments`].
+    /// Names that the script uses for the first of [`Limiter::arguments`].
     const ARGUMENTS: &'static [&'static str];
 
-    /// The algorithm with the numbers of a limit, which has at least one hit per window.
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit>;
+    /// Builds the algorithm with the parameters of a limit, which allows at least one hit per window.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error with the keyword at fault if the parameters are out of range or not supported.
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit>;
 
-    /// The numbers for one question.
-    fn arguments(&self, ask: Operation) -> Arguments;
+    /// Returns the numbers that the script receives for one operation.
+    fn arguments(&self, operation: Operation) -> Arguments;
 
-    /// A part of the key that separates counters of one descriptor, where the state cannot tell them apart.
+    /// Returns a part of the key that separates counters of one descriptor whose states cannot be distinguished.
     fn scope(&self) -> Option<u64> {
         None
     }
 
-    /// The same for one caller, where it matters who asks.
+    /// Returns the same algorithm for one caller, if it distinguishes callers.
     #[must_use]
-    fn with_context(self, _asker: RequestContext) -> Self {
+    fn with_context(self, _context: RequestContext) -> Self {
         self
     }
 
-    /// Moves the state and says whether the cost passes. A peek takes nothing.
-    fn step(&self, state: &mut State, ask: Operation) -> bool;
+    /// Changes the state and returns whether the cost is allowed. A peek takes nothing.
+    fn step(&self, state: &mut State, operation: Operation) -> bool;
 
-    /// Reads the state that a step left.
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision;
+    /// Computes the decision from the state after a step.
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision;
 
-    /// Whether a take that is refused counts all the same.
+    /// Returns whether a denied take counts as well.
     fn counts_denied(&self) -> bool {
         false
     }
 
-    /// Whether a refusal by this state is not to be remembered: it changes what later hits get, or may be over at any moment.
+    /// Returns whether a denial by this state must not be cached, because it changes later decisions or may end at any
+    /// moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         self.counts_denied()
     }
 
-    /// How a part of the quota is taken in advance, of the same counter: as a take that refuses rather than being soft, and
-    /// that does not count when it is refused. `None` where what is spent later could add up to more than the limit.
+    /// Returns the algorithm that takes leases from the same counter: it denies takes that are only allowed by a soft
+    /// limit, and its denials do not count. `None` if hits that are spent later could add up to more than the limit.
     fn leasing(&self) -> Option<Algorithm> {
         None
     }
 
-    /// Of such an algorithm: the instant until which hits may be spent that were counted at another one.
+    /// Returns the end of a lease that was taken at `counted`. Only meaningful for the result of [`Self::leasing`].
     fn lease_ends(&self, counted: Micros) -> Micros {
         counted
     }
 
-    /// The least time from one to the other, if that is always the same.
+    /// Returns the minimum lifetime of a lease, if it is constant.
     fn lease_lifetime(&self) -> Micros {
         MAX_PERIOD
     }
 
-    /// The same counter for hits that have passed elsewhere: a take counts, whatever it says. A bucket goes into debt.
-    fn counting(&self) -> Algorithm {
+    /// Returns the algorithm that counts hits which were allowed elsewhere: a take counts even if it is denied, and a
+    /// bucket goes into debt.
+    fn recording(&self) -> Algorithm {
         (*self).into()
     }
 
-    /// Whether hits that were counted at one instant count for nothing at a later one, whatever else is counted.
-    fn is_over(&self, _counted: Micros, _now: Micros) -> bool {
+    /// Returns whether hits counted at `counted` no longer count at `now`, regardless of other hits.
+    fn has_expired(&self, _counted: Micros, _now: Micros) -> bool {
         false
     }
 
-    /// The instant from which the state says no more than a new one would.
+    /// Returns the instant from which the state has the same meaning as a new one.
     fn expires(&self, state: &State, now: Micros) -> Micros;
 }

@@ -1,6 +1,6 @@
-//! Parts of a whole, exactly: products that outgrow 64 bits are taken in 128. `share` in prelude.lua is a twin.
+//! Exact proportions: products above 64 bits are computed in 128. `share` in prelude.lua is the Lua equivalent.
 
-/// `count · part / whole`, rounded up. A whole of nothing has no parts.
+/// Returns `count · part / whole`, rounded up; 0 if `whole` is 0.
 pub(super) fn ceil(count: u64, part: u64, whole: u64) -> u64 {
     match (count.checked_mul(part), whole) {
         (_, 0) => 0,
@@ -9,7 +9,7 @@ pub(super) fn ceil(count: u64, part: u64, whole: u64) -> u64 {
     }
 }
 
-/// `count · part / whole`, rounded down. A whole of nothing has no parts.
+/// Returns `count · part / whole`, rounded down; 0 if `whole` is 0.
 pub(super) fn floor(count: u64, part: u64, whole: u64) -> u64 {
     match (count.checked_mul(part), whole) {
         (_, 0) => 0,

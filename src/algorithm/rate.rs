@@ -1,9 +1,9 @@
-//! The time between two hits of a steady stream, exactly: 7 hits a second are 142 857 and 1/7 µs apart, and a bucket
-//! that rounded this would drift.
+//! [`Rate`]: the exact time between two hits of a steady stream. 7 hits a second are 142 857 and 1/7 µs apart, and a
+//! bucket that rounded this time would drift.
 
 use super::{Action, Micros, Operation};
 
-/// A span of whole microseconds and a fraction: `part` of [`Pace::parts`].
+/// A duration of whole microseconds and a fraction, in units of 1/[`Rate::parts`] microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ExactDuration {
     pub(super) micros: u64,
@@ -16,7 +16,7 @@ impl ExactDuration {
     }
 }
 
-/// So many hits in so much time, in lowest terms: `parts` hits every `interval` µs.
+/// A rate: `parts` hits every `interval` microseconds, reduced to lowest terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rate {
     interval: u64,
@@ -24,50 +24,54 @@ pub(super) struct Rate {
 }
 
 impl Rate {
-    /// `None` for no hits or no time.
+    /// Creates a rate; `None` if there are no hits or no time.
     pub(super) fn new(hits: u32, per: Micros) -> Option<Self> {
         let (hits, micros) = (u64::from(hits), per.get());
         let divisor = greatest_common_divisor(micros, hits);
         (hits > 0 && micros > 0).then(|| Self { interval: micros / divisor, parts: hits / divisor })
     }
 
-    /// Into how many parts a microsecond is divided.
+    /// Returns the number of parts into which a microsecond is divided.
     pub(super) const fn parts(self) -> u64 {
         self.parts
     }
 
-    /// A span as it was stored; a fraction that is none here was one of another pace, and becomes a microsecond.
-    pub(super) fn duration(self, micros: u64, part: u64) -> ExactDuration {
-        if part < self.parts {
-            ExactDuration { micros, fraction: part }
+    /// Returns a stored duration. A fraction that this rate cannot have is one of another rate and is rounded up.
+    pub(super) fn duration(self, micros: u64, fraction: u64) -> ExactDuration {
+        if fraction < self.parts {
+            ExactDuration { micros, fraction }
         } else {
             ExactDuration { micros: micros + 1, fraction: 0 }
         }
     }
 
-    /// The same of a span that may be of another pace: then in whole microseconds.
-    pub(super) fn stored_duration(self, micros: u64, part: u64, is_same: bool) -> ExactDuration {
-        if is_same { self.duration(micros, part) } else { ExactDuration { micros: micros + part.min(1), fraction: 0 } }
+    /// Returns a stored duration, rounded up to whole microseconds unless it is one of this rate.
+    pub(super) fn stored_duration(self, micros: u64, fraction: u64, is_same: bool) -> ExactDuration {
+        if is_same {
+            self.duration(micros, fraction)
+        } else {
+            ExactDuration { micros: micros + fraction.min(1), fraction: 0 }
+        }
     }
 
-    /// How long it takes for so many hits to become free again.
+    /// Returns the time in which `hits` drain.
     pub(super) fn duration_of(self, hits: u64) -> ExactDuration {
         match hits.checked_mul(self.interval) {
             Some(total) => ExactDuration { micros: total / self.parts, fraction: total % self.parts },
             None => {
                 let total = u128::from(hits) * u128::from(self.interval);
-                let (micros, part) = (total / u128::from(self.parts), total % u128::from(self.parts));
-                ExactDuration { micros: u64::try_from(micros).unwrap_or(u64::MAX), fraction: part as u64 }
+                let (micros, fraction) = (total / u128::from(self.parts), total % u128::from(self.parts));
+                ExactDuration { micros: u64::try_from(micros).unwrap_or(u64::MAX), fraction: fraction as u64 }
             }
         }
     }
 
-    /// Whole hits that become free in this time.
+    /// Returns the whole hits that drain in this time.
     pub(super) fn hits(self, span: ExactDuration) -> u64 {
         self.divide(span, u64::div_euclid, u128::div_euclid)
     }
 
-    /// Hits that have at least begun to become free in this time.
+    /// Returns the hits that drain at least in part in this time.
     pub(super) fn hits_started(self, span: ExactDuration) -> u64 {
         self.divide(span, u64::div_ceil, u128::div_ceil)
     }
@@ -84,26 +88,28 @@ impl Rate {
     }
 
     pub(super) fn add(self, a: ExactDuration, b: ExactDuration) -> ExactDuration {
-        let part = a.fraction + b.fraction;
-        let carry = u64::from(part >= self.parts);
+        let fraction = a.fraction + b.fraction;
+        let carry = u64::from(fraction >= self.parts);
         ExactDuration {
             micros: a.micros.saturating_add(b.micros).saturating_add(carry),
-            fraction: part - carry * self.parts,
+            fraction: fraction - carry * self.parts,
         }
     }
 
-    /// What of a charge is to be given back: of one that is undone, what the time since has not brought back anyway.
-    /// Somebody who came in between may have found the bucket fuller for it, by that much at most.
-    pub(super) fn not_drained(self, charge: ExactDuration, ask: Operation) -> ExactDuration {
-        match ask.action {
+    /// Returns the part of a charge that a refund or rollback returns. A rollback returns only the part that has not
+    /// drained since.
+    ///
+    /// Another caller may have found the bucket fuller in the meantime, by at most that much.
+    pub(super) fn refundable(self, charge: ExactDuration, operation: Operation) -> ExactDuration {
+        match operation.action {
             Action::RollBack(taken) => {
-                self.subtract(charge, ExactDuration { micros: (ask.now - taken).get(), fraction: 0 })
+                self.subtract(charge, ExactDuration { micros: (operation.now - taken).get(), fraction: 0 })
             }
             Action::Take | Action::Peek | Action::Refund => charge,
         }
     }
 
-    /// What is left, or nothing.
+    /// Returns the difference, or zero if it would be negative.
     pub(super) fn subtract(self, a: ExactDuration, b: ExactDuration) -> ExactDuration {
         if a <= b {
             return ExactDuration::default();
@@ -126,27 +132,27 @@ mod tests {
 
     #[test]
     fn nothing_is_lost_to_rounding() {
-        let pace = Rate::new(7, Micros::from_secs(1)).unwrap();
-        let one = pace.duration_of(1);
+        let rate = Rate::new(7, Micros::from_secs(1)).unwrap();
+        let one = rate.duration_of(1);
         assert_eq!(one, ExactDuration { micros: 142_857, fraction: 1 });
-        let sum = (0..7).fold(ExactDuration::default(), |sum, _| pace.add(sum, one));
+        let sum = (0..7).fold(ExactDuration::default(), |sum, _| rate.add(sum, one));
         assert_eq!(sum, ExactDuration { micros: 1_000_000, fraction: 0 });
-        assert_eq!(pace.subtract(sum, one), pace.duration_of(6));
-        assert_eq!(pace.subtract(one, sum), ExactDuration::default());
-        assert_eq!((pace.hits(pace.duration_of(6)), pace.hits_started(pace.duration_of(6))), (6, 6));
-        assert_eq!((pace.hits(ExactDuration { micros: 142_857, fraction: 0 }), pace.hits_started(one)), (0, 1));
+        assert_eq!(rate.subtract(sum, one), rate.duration_of(6));
+        assert_eq!(rate.subtract(one, sum), ExactDuration::default());
+        assert_eq!((rate.hits(rate.duration_of(6)), rate.hits_started(rate.duration_of(6))), (6, 6));
+        assert_eq!((rate.hits(ExactDuration { micros: 142_857, fraction: 0 }), rate.hits_started(one)), (0, 1));
     }
 
     #[test]
     fn the_largest_numbers_are_exact_too() {
-        // A prime number of hits: no divisor shortens anything.
-        let pace = Rate::new(4_294_967_291, Micros::from_secs(100 * 31_536_000)).unwrap();
-        assert_eq!(pace.duration_of(4_294_967_291), ExactDuration { micros: 3_153_600_000_000_000, fraction: 0 });
-        assert_eq!(pace.hits(pace.duration_of(4_999_999_998)), 4_999_999_998);
+        // The number of hits is a prime, so that the fraction cannot be reduced.
+        let rate = Rate::new(4_294_967_291, Micros::from_secs(100 * 31_536_000)).unwrap();
+        assert_eq!(rate.duration_of(4_294_967_291), ExactDuration { micros: 3_153_600_000_000_000, fraction: 0 });
+        assert_eq!(rate.hits(rate.duration_of(4_999_999_998)), 4_999_999_998);
     }
 
     #[test]
-    fn no_hits_and_no_time_have_no_pace() {
+    fn a_rate_needs_hits_and_time() {
         assert_eq!(Rate::new(0, Micros::from_secs(1)), None);
         assert_eq!(Rate::new(1, Micros::ZERO), None);
     }

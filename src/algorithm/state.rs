@@ -1,24 +1,25 @@
-//! What an algorithm remembers of one counter, as the bytes that every store keeps.
+//! [`State`]: the state of one counter, as the bytes that every store keeps.
 
 use std::fmt;
 
-/// The bytes; none is a counter never used. Numbers in them are unsigned, little endian and as short as they can be.
+/// The bytes of a counter's state; a new counter has none. Numbers are unsigned, little-endian and as short as
+/// possible.
 ///
-/// A short state lies in the value itself. Not a `SmallVec`: with it, `make bench` spent a tenth of a decision on
-/// copying bytes whose number the compiler did not know.
+/// A short state is stored inline. A `SmallVec` was rejected: with it, `make bench` spent a tenth of a decision on
+/// copying a number of bytes that the compiler did not know.
 #[derive(Clone, Default)]
 pub struct State {
     short: [u8; State::INLINE],
     len: u8,
-    /// All of a state that has more bytes; else empty.
+    /// All bytes of a state that does not fit inline; otherwise empty.
     long: Vec<u8>,
 }
 
 impl State {
-    /// A state of so many bytes needs no memory of its own.
+    /// Maximum number of bytes that are stored inline, without an allocation.
     pub const INLINE: usize = 20;
 
-    /// A state that a store kept.
+    /// Creates a state from the bytes of a store.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
         let mut state = Self::default();
@@ -32,64 +33,64 @@ impl State {
         state
     }
 
-    /// The same for so many bytes of a short one.
+    /// Creates a state from the first `len` bytes of `short`.
     #[must_use]
     pub fn from_short(short: [u8; Self::INLINE], len: u8) -> Self {
         Self { short, len: len.min(Self::INLINE as u8), long: Vec::new() }
     }
 
-    /// The same without a copy, for the long ones.
+    /// Creates a state from bytes on the heap, without a copy.
     #[must_use]
     pub fn from_long(long: Vec<u8>) -> Self {
         Self { long, ..Self::default() }
     }
 
-    /// All bytes of a short one, and how many of them count.
+    /// Returns the inline buffer and its length; `None` if the bytes are on the heap.
     #[must_use]
     pub fn as_short(&self) -> Option<([u8; Self::INLINE], u8)> {
         self.long.is_empty().then_some((self.short, self.len))
     }
 
-    /// The long ones without a copy.
+    /// Returns the bytes of a state on the heap, without a copy; empty for an inline state.
     #[must_use]
     pub fn into_long(self) -> Vec<u8> {
         self.long
     }
 
-    /// What a store keeps.
+    /// Returns the bytes that a store keeps.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         if self.long.is_empty() { &self.short[..self.len.into()] } else { &self.long }
     }
 
-    /// Nothing is remembered.
+    /// Returns whether the state is that of a new counter.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.as_bytes().is_empty()
     }
 
-    /// The number in the `N` bytes from this place; `None` beyond the end.
-    pub(super) fn number<const N: usize>(&self, at: usize) -> Option<u64> {
-        let bytes = self.as_bytes().get(at..)?.first_chunk::<N>()?;
+    /// Returns the number in the `N` bytes at `offset`; `None` beyond the end.
+    pub(super) fn number<const N: usize>(&self, offset: usize) -> Option<u64> {
+        let bytes = self.as_bytes().get(offset..)?.first_chunk::<N>()?;
         let mut wide = [0; 8];
         wide[..N].copy_from_slice(bytes);
         Some(u64::from_le_bytes(wide))
     }
 
-    /// Appends the number's lowest `N` bytes.
+    /// Appends the lowest `N` bytes of `number`.
     pub(super) fn push<const N: usize>(&mut self, number: u64) {
         let mut bytes = [0; N];
         bytes.copy_from_slice(&number.to_le_bytes()[..N]);
         self.append(&bytes);
     }
 
-    /// Appends bytes.
+    /// Appends `bytes`.
     #[inline]
     pub(super) fn append(&mut self, bytes: &[u8]) {
         let len = usize::from(self.len);
         match self.short.get_mut(len..len + bytes.len()).filter(|_| self.long.is_empty()) {
-            Some(room) => {
-                room.copy_from_slice(bytes);
+            Some(free) => {
+                free.copy_from_slice(bytes);
                 self.len += bytes.len() as u8;
             }
             None => {
@@ -97,7 +98,7 @@ impl State {
                     self.long.extend_from_slice(&self.short[..len]);
                 }
                 if self.long.capacity() < self.long.len() + bytes.len() {
-                    // By a quarter, not by doubling: there may be a million of these.
+                    // The capacity grows by a quarter instead of doubling: there may be a million states.
                     self.long.reserve_exact(bytes.len() + self.long.len() / 4);
                 }
                 self.long.extend_from_slice(bytes);
@@ -105,32 +106,32 @@ impl State {
         }
     }
 
-    /// Forgets everything, but not the memory that a long state had.
+    /// Removes all bytes but keeps an allocated buffer.
     pub(super) fn clear(&mut self) {
         self.len = 0;
         self.long.clear();
     }
 
-    /// Forgets bytes at the front.
+    /// Removes `bytes` bytes at the front.
     pub(super) fn cut_front(&mut self, bytes: usize) {
         self.cut(0, bytes);
     }
 
-    /// Forgets bytes from a place on.
-    pub(super) fn cut(&mut self, at: usize, bytes: usize) {
+    /// Removes `bytes` bytes at `offset`.
+    pub(super) fn cut(&mut self, offset: usize, bytes: usize) {
         if self.long.is_empty() {
             let len = usize::from(self.len);
-            let (start, end) = (at.min(len), at.saturating_add(bytes).min(len));
+            let (start, end) = (offset.min(len), offset.saturating_add(bytes).min(len));
             self.short.copy_within(end..len, start);
             self.len -= (end - start) as u8;
         } else {
             let len = self.long.len();
-            self.long.drain(at.min(len)..at.saturating_add(bytes).min(len));
+            self.long.drain(offset.min(len)..offset.saturating_add(bytes).min(len));
             self.shorten();
         }
     }
 
-    /// Forgets bytes at the end.
+    /// Removes `bytes` bytes at the end.
     pub(super) fn cut_back(&mut self, bytes: usize) {
         if self.long.is_empty() {
             self.len -= bytes.min(self.len.into()) as u8;
@@ -140,7 +141,7 @@ impl State {
         }
     }
 
-    /// A long state that has become short moves in.
+    /// Moves the bytes inline if they fit.
     fn shorten(&mut self) {
         if let Some(short) = self.short.get_mut(..self.long.len()) {
             short.copy_from_slice(&self.long);
@@ -169,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn short_or_long_it_is_the_same_bytes() {
+    fn a_state_has_the_same_bytes_inline_or_on_the_heap() {
         let mut state = State::default();
         let mut expected = Vec::new();
         for number in 0..10_u64 {

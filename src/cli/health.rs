@@ -1,4 +1,4 @@
-//! `sluicegate health`: asks a service on this machine whether it is well, where there is no other program that could: in a container.
+//! `sluicegate health`: checks the health of the local service, for containers without another HTTP client.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -9,33 +9,33 @@ use std::{
 
 use anyhow::Context;
 
-/// For the connection, and for the answer.
+/// Timeout of the connection, and of the response.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Prints the answer of `/healthcheck`; exit code 1 unless it is 200.
+/// Prints the status of `/healthcheck` and returns exit code 1 unless it is 200.
 pub(super) fn run(addr: SocketAddr) -> anyhow::Result<ExitCode> {
-    let code = status(here(addr)).with_context(|| format!("{addr} does not answer"))?;
+    let code = status(loopback_if_unspecified(addr)).with_context(|| format!("no response from {addr}"))?;
     println!("{code}");
     Ok(if code == "200 OK" { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Where to reach what listens on all addresses.
-fn here(mut addr: SocketAddr) -> SocketAddr {
+/// Replaces the unspecified address, on which a service listens on all interfaces, by the loopback address.
+fn loopback_if_unspecified(mut addr: SocketAddr) -> SocketAddr {
     match addr {
-        SocketAddr::V4(it) if it.ip().is_unspecified() => addr.set_ip(Ipv4Addr::LOCALHOST.into()),
-        SocketAddr::V6(it) if it.ip().is_unspecified() => addr.set_ip(Ipv6Addr::LOCALHOST.into()),
+        SocketAddr::V4(socket) if socket.ip().is_unspecified() => addr.set_ip(Ipv4Addr::LOCALHOST.into()),
+        SocketAddr::V6(socket) if socket.ip().is_unspecified() => addr.set_ip(Ipv6Addr::LOCALHOST.into()),
         SocketAddr::V4(_) | SocketAddr::V6(_) => {}
     }
     addr
 }
 
-/// Code and reason, as in `200 OK`.
+/// Returns the status code and reason, such as `200 OK`.
 fn status(addr: SocketAddr) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;
     write!(stream, "GET /healthcheck HTTP/1.1\r\nHost: {addr}\r\nConnection: close\r\n\r\n")?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
-    let (_, code) = line.trim_end().split_once(' ').context("that is not HTTP")?;
+    let (_, code) = line.trim_end().split_once(' ').context("the response is not HTTP")?;
     Ok(code.to_owned())
 }

@@ -1,5 +1,5 @@
-//! The command line: `serve` (also without a word), `check`, `shard`, `simulate`, `ctl`, `health`, `migrate`, and
-//! what people and editors read: `schema`, `man` and `completions`.
+//! The command line: `serve` (the default), `check`, `shard`, `simulate`, `ctl`, `health`, `migrate`, `schema`, `man`
+//! and `completions`.
 
 mod ctl;
 mod health;
@@ -26,10 +26,10 @@ use crate::{
     settings::{self, Flags, Settings, envoyproxy::EnvoyproxySettings},
 };
 
-/// The name under which this program is another.
-const PEER: &str = "ratelimit";
+/// Name of the program file with which it reads the environment variables of envoyproxy/ratelimit.
+const COMPAT_PROGRAM_NAME: &str = "ratelimit";
 
-/// The rate-limit decision service: Envoy's protocol, counters in memory or in Redis.
+/// Rate limit service for Envoy, with counters in memory or in Redis
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -41,134 +41,138 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve decisions (the default). Without --rules, the built-in examples.
+    /// Serve rate limit decisions (the default command)
     Serve(ServeArgs),
-    /// Validate rule files: every error of every file, exit code 1 if there are any.
+    /// Validate rule files and print all errors and warnings (exit code 1 if there is an error)
     Check(CheckArgs),
-    /// Say where a descriptor's counter is, and what other nodes would change about it.
+    /// Show which Redis server holds a descriptor's counter, and which counters other nodes would move
     Shard(shard::ShardArgs),
-    /// Ask recorded traffic again of other rules: what they would have refused, and whom.
+    /// Replay recorded traffic against other rules and report what they would deny
     Simulate(simulate::SimulateArgs),
-    /// Operate a running service: limits of single customers, switches, who is refused and why.
+    /// Operate a running service by its admin API: limits, plans, switches, counters and candidate rules
     Ctl(Box<ctl::CtlArgs>),
-    /// Ask the service on this machine whether it is well: exit code 1 if it is not. For health checks of containers.
+    /// Check the health of the local service (exit code 1 if unhealthy)
     Health(HealthArgs),
-    /// Print the settings file that says what another service's environment says.
+    /// Print the settings file that corresponds to the environment variables of another service
     Migrate(MigrateArgs),
-    /// Print the JSON Schema of rule files or of settings files, by which editors complete and check them.
+    /// Print the JSON Schema of rule files or of settings files, for editors
     Schema {
-        /// Of which files.
+        /// Type of the files
         #[arg(value_enum)]
         files: Files,
     },
-    /// Write the manual page (roff) of this program, or of one of its words.
+    /// Print the manual page (roff) of this program or of one of its commands
     Man {
-        /// Which word.
-        word: Option<String>,
+        /// Command to describe; the whole program by default
+        command: Option<String>,
     },
-    /// Write what completes these words in a shell.
+    /// Generate shell completions
     Completions {
-        /// Which shell.
+        /// Shell that reads the completions
         shell: clap_complete::Shell,
     },
 }
 
 #[derive(Debug, Args)]
 struct ServeArgs {
-    /// Directory of rule files (*.yaml), followed while running.
+    /// Directory of rule files (*.yaml), reloaded when they change [default: built-in examples]
     #[arg(long, value_name = "DIR")]
     rules: Option<PathBuf>,
-    /// Where gRPC listens [default: 0.0.0.0:8081].
+    /// Listen address of the gRPC server [default: 0.0.0.0:8081]
     #[arg(long, value_name = "ADDR")]
     grpc_addr: Option<SocketAddr>,
-    /// Where HTTP listens [default: 0.0.0.0:8080].
+    /// Listen address of the HTTP server [default: 0.0.0.0:8080]
     #[arg(long, value_name = "ADDR")]
     http_addr: Option<SocketAddr>,
-    /// Where counters are kept: memory, redis://…, redis+sentinel://…, redis+cluster://…, redis+ring://… (rediss… for
-    /// TLS), redis+unix://… [default: memory].
+    /// Store of the counters: memory, redis://…, redis+sentinel://…, redis+cluster://…, redis+ring://… (rediss…
+    /// for TLS) or redis+unix://… [default: memory]
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
-    /// Settings file, TOML or YAML. Environment variables (SLUICEGATE__GRPC__ADDR) and flags win over it.
+    /// Settings file in TOML or YAML; environment variables (`SLUICEGATE__GRPC__ADDR`) and flags override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Take the environment variables of another service; so does a link to this program that has its name, `ratelimit`.
+    /// Read the environment variables of another service; also enabled if this program is started as `ratelimit`
     #[arg(long, value_name = "SERVICE")]
     compat: Option<Compat>,
-    /// Print the settings that result, secrets masked, and exit.
+    /// Print the resulting settings without secrets and exit
     #[arg(long)]
     print_settings: bool,
 }
 
-/// A service that this one takes the place of.
+/// A service with supported environment variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Compat {
-    /// envoyproxy/ratelimit.
+    /// envoyproxy/ratelimit
     Envoyproxy,
 }
 
 #[derive(Debug, Args)]
 struct HealthArgs {
-    /// Where its HTTP listens [default: what the settings say].
+    /// Address of the service's HTTP server [default: from the settings]
     #[arg(long, value_name = "ADDR")]
     http_addr: Option<SocketAddr>,
-    /// Its settings file.
+    /// Settings file of the service
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// It takes the environment variables of another service.
+    /// Read the environment variables of another service, as the checked service does
     #[arg(long, value_name = "SERVICE")]
     compat: Option<Compat>,
 }
 
 #[derive(Debug, Args)]
 struct MigrateArgs {
-    /// From the environment variables of envoyproxy/ratelimit, as they are set here.
+    /// Read the environment variables of envoyproxy/ratelimit from the current environment
     #[arg(long, required = true)]
     from_env: bool,
 }
 
 #[derive(Debug, Args)]
 struct CheckArgs {
-    /// Directory of rule files.
+    /// Directory of rule files
     dir: PathBuf,
-    /// Let several files name one domain, as rules.merge_domains does.
+    /// Allow several files to define one domain, like the setting `rules.merge_domains`
     #[arg(long)]
     merge_domains: bool,
-    /// Show which rule a descriptor meets, and why.
+    /// Explain which rule matches a descriptor
     #[arg(long, num_args = 1.., value_names = ["DOMAIN", "KEY=VALUE"])]
     explain: Vec<String>,
-    /// How what is wrong is written.
+    /// Output format of errors and warnings
     #[arg(long, value_enum, default_value_t, conflicts_with = "explain")]
     format: Format,
 }
 
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum Format {
-    /// A line each, for people.
+    /// One line each
     #[default]
     Text,
-    /// A list of objects.
+    /// A list of objects
     Json,
-    /// SARIF 2.1.0, as code hosts show it beside the lines.
+    /// SARIF 2.1.0, which code hosts display next to the source lines
     Sarif,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Files {
-    /// Rule files.
+    /// Rule files
     Rules,
-    /// Settings files.
+    /// Settings files
     Settings,
 }
 
-/// Does what the command line says.
+/// Parses the command line and runs the command.
+///
+/// # Errors
+///
+/// Returns an error if the command fails. `main` prints it.
 pub fn run() -> anyhow::Result<ExitCode> {
     let cli = Cli::parse();
     match cli.command {
         None => serve(cli.serve),
         Some(Command::Serve(args)) => serve(args),
         Some(Command::Health(HealthArgs { http_addr, config, compat })) => {
-            let overrides = Flags { http_addr, envoyproxy: peer(compat)?, ..Flags::default() };
-            health::run(Settings::load(config.as_deref(), None, overrides)?.http.addr)
+            let flags = Flags { http_addr, envoyproxy: envoyproxy_settings(compat)?, ..Flags::default() };
+            health::run(Settings::load(config.as_deref(), None, flags)?.http.addr)
         }
         Some(Command::Migrate(_)) => migrate(),
         Some(Command::Check(args)) => check(&args),
@@ -183,7 +187,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
             writeln!(io::stdout(), "{schema:#}")?;
             Ok(ExitCode::SUCCESS)
         }
-        Some(Command::Man { word }) => manual(word.as_deref()),
+        Some(Command::Man { command }) => print_manual(command.as_deref()),
         Some(Command::Completions { shell }) => {
             clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut io::stdout());
             Ok(ExitCode::SUCCESS)
@@ -191,11 +195,11 @@ pub fn run() -> anyhow::Result<ExitCode> {
     }
 }
 
-fn manual(word: Option<&str>) -> anyhow::Result<ExitCode> {
+fn print_manual(command: Option<&str>) -> anyhow::Result<ExitCode> {
     let mut all = Cli::command();
     all.build();
-    let command = match word {
-        Some(word) => all.find_subcommand(word).with_context(|| format!("there is no word {word:?}"))?.clone(),
+    let command = match command {
+        Some(command) => all.find_subcommand(command).with_context(|| format!("unknown command {command:?}"))?.clone(),
         None => all,
     };
     clap_mangen::Man::new(command).render(&mut io::stdout())?;
@@ -203,10 +207,10 @@ fn manual(word: Option<&str>) -> anyhow::Result<ExitCode> {
 }
 
 fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
-    let peer = peer(args.compat)?;
+    let envoyproxy = envoyproxy_settings(args.compat)?;
     let ServeArgs { rules, store, grpc_addr, http_addr, config, print_settings, .. } = args;
-    let overrides = Flags { rules, store, grpc_addr, http_addr, envoyproxy: peer };
-    let settings = Settings::load(config.as_deref(), None, overrides)?;
+    let flags = Flags { rules, store, grpc_addr, http_addr, envoyproxy };
+    let settings = Settings::load(config.as_deref(), None, flags)?;
     if print_settings {
         print!("{}", settings.masked());
         return Ok(ExitCode::SUCCESS);
@@ -215,23 +219,23 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the environment of another service says, where that is asked for or this program has its name.
-fn peer(compat: Option<Compat>) -> anyhow::Result<Option<EnvoyproxySettings>> {
+/// Returns settings from the variables of another service, if `--compat` or the name of the program selects it.
+fn envoyproxy_settings(compat: Option<Compat>) -> anyhow::Result<Option<EnvoyproxySettings>> {
     let name = std::env::args_os().next().and_then(|path| Some(Path::new(&path).file_stem()?.to_owned()));
-    let is_peer = compat.is_some() || name.is_some_and(|name| name == PEER);
-    Ok(if is_peer { Some(EnvoyproxySettings::read(&environment())?) } else { None })
+    let is_compat = compat.is_some() || name.is_some_and(|name| name == COMPAT_PROGRAM_NAME);
+    Ok(if is_compat { Some(EnvoyproxySettings::read(&environment())?) } else { None })
 }
 
 fn migrate() -> anyhow::Result<ExitCode> {
-    let peer = EnvoyproxySettings::read(&environment())?;
-    for (name, reason) in peer.without_effect() {
+    let envoyproxy = EnvoyproxySettings::read(&environment())?;
+    for (name, reason) in envoyproxy.without_effect() {
         println!("# {name} has no effect: {reason}");
     }
-    print!("{}", peer.toml());
+    print!("{}", envoyproxy.toml());
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is no text says nothing to anybody.
+/// Returns the environment variables that are valid UTF-8.
 fn environment() -> HashMap<String, String> {
     let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
     std::env::vars_os().filter_map(text).collect()
@@ -240,31 +244,31 @@ fn environment() -> HashMap<String, String> {
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let files = Source::directory(args.dir.clone()).read()?;
     if files.is_empty() {
-        bail!("{} has no *.yaml", args.dir.display());
+        bail!("{} contains no *.yaml file", args.dir.display());
     }
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };
     let compiled = rules::compile(&files, options);
     let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    let problems = compiled.as_ref().map_or_else(|problems| problems, |(_, warnings)| warnings);
+    let diagnostics = compiled.as_ref().map_or_else(|diagnostics| diagnostics, |(_, warnings)| warnings);
     match args.format {
-        Format::Json => writeln!(io::stdout(), "{:#}", report::json(problems))?,
-        Format::Sarif => writeln!(io::stdout(), "{:#}", report::sarif(problems))?,
+        Format::Json => writeln!(io::stdout(), "{:#}", report::json(diagnostics))?,
+        Format::Sarif => writeln!(io::stdout(), "{:#}", report::sarif(diagnostics))?,
         Format::Text => match compiled {
-            Err(problems) => println!("{}", LoadError::Invalid(problems)),
+            Err(diagnostics) => println!("{}", LoadError::Invalid(diagnostics)),
             Ok((set, warnings)) => {
                 for warning in warnings {
                     println!("{warning}");
                 }
                 let Some((domain, pairs)) = args.explain.split_first() else {
                     println!(
-                        "{} files, {} domains, {} limits: all right",
+                        "{} files, {} domains, {} limits: no errors",
                         files.len(),
                         set.domains(),
                         set.rules().len()
                     );
                     return Ok(code);
                 };
-                for line in set.explain(domain, &entries(pairs)?) {
+                for line in set.explain(domain, &parse_entries(pairs)?) {
                     println!("{line}");
                 }
             }
@@ -273,8 +277,8 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// `key=value` for each entry of a descriptor.
-fn entries(pairs: &[String]) -> anyhow::Result<Vec<Entry<'_>>> {
+/// Parses the entries of a descriptor from `key=value`.
+fn parse_entries(pairs: &[String]) -> anyhow::Result<Vec<Entry<'_>>> {
     let mut entries = Vec::new();
     for pair in pairs {
         let (key, value) = pair.split_once('=').with_context(|| format!("{pair:?} is not KEY=VALUE"))?;

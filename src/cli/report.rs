@@ -1,36 +1,37 @@
-//! What `check` found, for machines.
+//! Machine-readable output of `sluicegate check`: JSON and SARIF.
 
 use serde_json::{Value, json};
 
 use crate::rules::{Diagnostic, Location, Severity};
 
-/// A list of what is wrong, empty if nothing is.
-pub(super) fn json(problems: &[Diagnostic]) -> Value {
-    let problem = |Diagnostic { file, place, severity, message }: &Diagnostic| {
-        let place = Some(place).filter(|place| place.line > 0);
+/// Returns the diagnostics as a JSON list.
+pub(super) fn json(diagnostics: &[Diagnostic]) -> Value {
+    let diagnostic = |Diagnostic { file, location, severity, message }: &Diagnostic| {
+        let location = Some(location).filter(|location| location.line > 0);
         json!({
             "file": file,
-            "line": place.map(|place| place.line),
-            "column": place.map(|place| place.column),
+            "line": location.map(|location| location.line),
+            "column": location.map(|location| location.column),
             "severity": name(*severity),
             "message": message,
         })
     };
-    problems.iter().map(problem).collect()
+    diagnostics.iter().map(diagnostic).collect()
 }
 
-/// The same in the Static Analysis Results Interchange Format (OASIS SARIF 2.1.0), as code hosts show it beside the lines.
-pub(super) fn sarif(problems: &[Diagnostic]) -> Value {
-    let result = |Diagnostic { file, place, severity, message }: &Diagnostic| {
-        let mut location = json!({ "artifactLocation": { "uri": uri(file) } });
-        if let Location { line: 1.., column } = place {
-            location["region"] = json!({ "startLine": place.line, "startColumn": column });
+/// Returns the diagnostics in the Static Analysis Results Interchange Format (OASIS SARIF 2.1.0), which code hosts
+/// display next to the source lines.
+pub(super) fn sarif(diagnostics: &[Diagnostic]) -> Value {
+    let result = |Diagnostic { file, location, severity, message }: &Diagnostic| {
+        let mut physical_location = json!({ "artifactLocation": { "uri": uri(file) } });
+        if let Location { line: 1.., column } = location {
+            physical_location["region"] = json!({ "startLine": location.line, "startColumn": column });
         }
         json!({
             "ruleId": "rules",
             "level": name(*severity),
             "message": { "text": message },
-            "locations": [{ "physicalLocation": location }],
+            "locations": [{ "physicalLocation": physical_location }],
         })
     };
     json!({
@@ -40,10 +41,10 @@ pub(super) fn sarif(problems: &[Diagnostic]) -> Value {
             "tool": { "driver": {
                 "name": "sluicegate check",
                 "version": env!("CARGO_PKG_VERSION"),
-                "rules": [{ "id": "rules", "shortDescription": { "text": "A rule file is one that the service can use." } }],
+                "rules": [{ "id": "rules", "shortDescription": { "text": "A rule file must be valid." } }],
             } },
             "columnKind": "unicodeCodePoints",
-            "results": problems.iter().map(result).collect::<Vec<_>>(),
+            "results": diagnostics.iter().map(result).collect::<Vec<_>>(),
         }],
     })
 }
@@ -55,9 +56,9 @@ const fn name(severity: Severity) -> &'static str {
     }
 }
 
-/// A path as a reference that a URI may be.
+/// Returns a path as a URI reference.
 fn uri(path: &str) -> String {
-    const KEPT: percent_encoding::AsciiSet =
+    const UNESCAPED: percent_encoding::AsciiSet =
         percent_encoding::NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_').remove(b'~');
-    percent_encoding::utf8_percent_encode(path, &KEPT).to_string()
+    percent_encoding::utf8_percent_encode(path, &UNESCAPED).to_string()
 }

@@ -1,4 +1,4 @@
-//! `sluicegate simulate`: what other rules would have done with recorded traffic.
+//! `sluicegate simulate`: replays recorded traffic against other rules and suggests limits.
 
 use std::{
     fs,
@@ -21,57 +21,57 @@ use crate::{
     traffic::{self, Reader, access_log::Mapping},
 };
 
-/// Messages that go to the engine together.
-const BATCH: usize = 1_024;
-/// Batches on their way.
-const WAITING: usize = 16;
-/// Between two looks at how far it is.
-const LOOK: Duration = Duration::from_millis(200);
-/// Entities that are named for each rule.
-const ENTITIES: usize = 10;
+/// Number of recorded requests that are sent to the engine together.
+const BATCH_REQUESTS: usize = 1_024;
+/// Maximum number of batches in the queue between the reader and the engine.
+const MAX_QUEUED_BATCHES: usize = 16;
+/// Interval between two updates of the progress bar.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum number of entities that are listed for each rule.
+const MAX_LISTED_ENTITIES: usize = 10;
 
 #[derive(Debug, Args)]
 pub(super) struct SimulateArgs {
-    /// Directory of the rules that are tried.
+    /// Directory of the rules to evaluate
     #[arg(long, value_name = "DIR", required_unless_present = "suggest")]
     rules: Option<PathBuf>,
-    /// Directory of the rules before; without it, what was said when the requests were recorded.
+    /// Directory of the rules to compare with [default: the recorded decisions]
     #[arg(long, value_name = "DIR")]
     against: Option<PathBuf>,
-    /// Recorded traffic: files of record.dir, or the directory; with --mapping, access logs of Envoy in JSON.
+    /// Recorded traffic: files of record.dir, or the directory; with --mapping, access logs of Envoy in JSON
     #[arg(long, value_name = "FILE", required = true, num_args = 1..)]
     traffic: Vec<PathBuf>,
-    /// How the fields of an access log become descriptors, in YAML.
+    /// Mapping from the fields of an access log to descriptors, in YAML
     #[arg(long, value_name = "FILE")]
     mapping: Option<PathBuf>,
-    /// Several files may name one domain, as rules.merge_domains has it.
+    /// Allow several files to define one domain, like the setting `rules.merge_domains`
     #[arg(long)]
     merge_domains: bool,
-    /// Write a page with pictures.
+    /// Write an HTML report with charts to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Suggest limits for every list of keys in the traffic, and say what each would have refused.
+    /// Suggest limits for every combination of keys in the traffic, and report what they would deny
     #[arg(long)]
     suggest: bool,
-    /// The result as JSON.
+    /// Print the result as JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Requests, one after the other, and where each ends.
+/// Encoded requests, one after the other, and the end of each.
 #[derive(Default)]
 struct Batch {
     bytes: Vec<u8>,
     ends: Vec<usize>,
-    /// How much of all has been read.
+    /// Share of the input that has been read, from 0 to 1.
     progress: f64,
-    /// Lines that are no lines of an access log.
-    strange: u64,
+    /// Number of lines that are not valid access log entries.
+    invalid_lines: u64,
 }
 
 pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
-    let (sender, receiver) = sync_channel(WAITING);
-    let reading = start_reading(args, sender)?;
+    let (sender, receiver) = sync_channel(MAX_QUEUED_BATCHES);
+    let reader_thread = start_reading(args, sender)?;
     let started = Instant::now();
     let mut suggestions = args.suggest.then(Suggestions::default);
     let mut replay = match &args.rules {
@@ -81,16 +81,16 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
-    let strange = follow(&receiver, replay.as_mut(), suggestions.as_mut())?;
-    reading.join().map_err(|_| anyhow::anyhow!("the traffic could not be read"))??;
-    if strange > 0 {
-        eprintln!("{strange} lines are none of the access log, or have no time, and were left out");
+    let invalid_lines = replay_batches(&receiver, replay.as_mut(), suggestions.as_mut())?;
+    reader_thread.join().map_err(|_| anyhow::anyhow!("cannot read the traffic: the reader panicked"))??;
+    if invalid_lines > 0 {
+        eprintln!("{invalid_lines} lines skipped: not an access log entry in JSON, or without a time");
     }
     if let Some(replay) = &replay {
         let seconds = started.elapsed().as_secs_f64();
-        eprintln!("{} requests in {seconds:.1} s, {:.0} a second", replay.requests, replay.requests as f64 / seconds);
+        eprintln!("{} requests in {seconds:.1} s, {:.0} per second", replay.requests, replay.requests as f64 / seconds);
         match args.json {
-            true => println!("{}", as_json(replay)),
+            true => println!("{}", to_json(replay)),
             false => print(replay),
         }
         if let Some(path) = &args.html {
@@ -101,7 +101,7 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         }
     }
     if let Some(suggestions) = suggestions {
-        suggest(suggestions, args.json);
+        print_suggestions(suggestions, args.json);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -109,7 +109,7 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
 fn compile(directory: &Path, args: &SimulateArgs) -> anyhow::Result<RuleSet> {
     let files = Source::directory(directory.to_owned()).read()?;
     if files.is_empty() {
-        bail!("{} has no *.yaml", directory.display());
+        bail!("{} contains no *.yaml file", directory.display());
     }
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };
     let (rules, warnings) = rules::compile(&files, options).map_err(LoadError::Invalid)?;
@@ -117,7 +117,7 @@ fn compile(directory: &Path, args: &SimulateArgs) -> anyhow::Result<RuleSet> {
     Ok(rules)
 }
 
-/// On a thread of its own: to decompress is half the work.
+/// Starts a thread that reads the traffic, because decompression is half of the work.
 fn start_reading(
     args: &SimulateArgs,
     sender: SyncSender<Batch>,
@@ -141,7 +141,7 @@ fn read_traffic(mut reader: Reader, sender: &SyncSender<Batch>) -> anyhow::Resul
     while reader.next(&mut message)? {
         batch.bytes.extend_from_slice(&message);
         batch.ends.push(batch.bytes.len());
-        if batch.ends.len() == BATCH {
+        if batch.ends.len() == BATCH_REQUESTS {
             batch.progress = reader.progress();
             if sender.send(std::mem::take(&mut batch)).is_err() {
                 return Ok(());
@@ -166,9 +166,9 @@ fn read_access_logs(paths: &[PathBuf], mapping: &Mapping, sender: &SyncSender<Ba
             match mapping.encode(&line, &mut batch.bytes) {
                 Some(true) => batch.ends.push(batch.bytes.len()),
                 Some(false) => {}
-                None => batch.strange += u64::from(!line.trim().is_empty()),
+                None => batch.invalid_lines += u64::from(!line.trim().is_empty()),
             }
-            if batch.ends.len() == BATCH {
+            if batch.ends.len() == BATCH_REQUESTS {
                 batch.progress = read as f64 / all.max(1) as f64;
                 if sender.send(std::mem::take(&mut batch)).is_err() {
                     return Ok(());
@@ -180,45 +180,45 @@ fn read_access_logs(paths: &[PathBuf], mapping: &Mapping, sender: &SyncSender<Ba
     Ok(())
 }
 
-/// Asks everything again; how many lines were strange.
-fn follow(
+/// Replays all batches, and returns the number of invalid lines.
+fn replay_batches(
     batches: &Receiver<Batch>,
     mut replay: Option<&mut Replay>,
     mut suggestions: Option<&mut Suggestions>,
 ) -> anyhow::Result<u64> {
-    let (mut strange, mut looked) = (0, Instant::now());
-    let shows = std::io::stderr().is_terminal();
+    let (mut invalid_lines, mut last_shown) = (0, Instant::now());
+    let is_terminal = std::io::stderr().is_terminal();
     while let Ok(batch) = batches.recv() {
-        strange += batch.strange;
+        invalid_lines += batch.invalid_lines;
         let starts = std::iter::once(0).chain(batch.ends.iter().copied());
         let messages = starts.zip(&batch.ends).map(|(start, end)| traffic::decode(&batch.bytes[start..*end]));
-        let requests = messages.collect::<Result<Vec<_>, _>>().context("this is not recorded traffic")?;
+        let requests = messages.collect::<Result<Vec<_>, _>>().context("the files do not contain recorded traffic")?;
         if let Some(replay) = &mut replay {
-            replay.ask(&requests);
+            replay.process(&requests);
         }
         if let Some(suggestions) = &mut suggestions {
             requests.iter().for_each(|recorded| suggestions.add(recorded));
         }
-        if shows && looked.elapsed() >= LOOK {
-            looked = Instant::now();
-            bar(batch.progress);
+        if is_terminal && last_shown.elapsed() >= PROGRESS_INTERVAL {
+            last_shown = Instant::now();
+            print_progress(batch.progress);
         }
     }
-    if shows {
-        bar(1.0);
+    if is_terminal {
+        print_progress(1.0);
         eprintln!();
     }
-    Ok(strange)
+    Ok(invalid_lines)
 }
 
-fn bar(progress: f64) {
+fn print_progress(progress: f64) {
     let done = (progress.clamp(0.0, 1.0) * 40.0) as usize;
     eprint!("\r[{}{}] {:3.0}%", "#".repeat(done), " ".repeat(40 - done), progress * 100.0);
     let _ = std::io::stderr().flush();
 }
 
-/// The rules that were asked, those that change most first, with their names and limits.
-fn asked(replay: &Replay) -> Vec<(String, &RuleHits)> {
+/// Returns the rules that matched requests, with their names and limits, in descending order of changed decisions.
+fn matched_rules(replay: &Replay) -> Vec<(String, &RuleHits)> {
     let snapshot = replay.rules();
     let name = |id: usize| match snapshot.rules().rules().get(id) {
         Some(rule) => {
@@ -227,82 +227,97 @@ fn asked(replay: &Replay) -> Vec<(String, &RuleHits)> {
         }
         None => "(no rule)".to_owned(),
     };
-    let mut asked: Vec<_> = replay.of_rules.iter().enumerate().filter(|(_, it)| it.asked > 0).collect();
-    asked.sort_by_key(|(_, it)| std::cmp::Reverse((it.hits.newly_denied + it.hits.newly_allowed, it.hits.denied)));
-    asked.into_iter().map(|(id, it)| (name(id), it)).collect()
+    let mut matched: Vec<_> =
+        replay.by_rule.iter().enumerate().filter(|(_, rule_hits)| rule_hits.descriptors > 0).collect();
+    matched.sort_by_key(|(_, rule_hits)| {
+        std::cmp::Reverse((rule_hits.hits.newly_denied + rule_hits.hits.newly_allowed, rule_hits.hits.denied))
+    });
+    matched.into_iter().map(|(id, rule_hits)| (name(id), rule_hits)).collect()
 }
 
 fn print(replay: &Replay) {
-    let [refused, before] = replay.refused;
-    println!("{} requests: {refused} refused, {before} before", replay.requests);
+    let [denied, denied_before] = replay.denied;
+    println!("{} requests: {denied} denied, {denied_before} denied before", replay.requests);
     if replay.unknown > 0 {
-        println!("of {} it is not known what was said before; they count as let pass", replay.unknown);
+        println!("the earlier decision of {} requests is unknown; they count as allowed", replay.unknown);
     }
     if replay.skipped > 0 {
-        println!("{} without a domain or descriptors were left out", replay.skipped);
+        println!("{} requests without a domain or descriptors were skipped", replay.skipped);
     }
-    for (name, of_rule) in asked(replay) {
-        let Hits { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
-            of_rule.hits;
+    for (name, rule_hits) in matched_rules(replay) {
+        let Hits { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
         println!("\n{name}");
-        println!("  {asked} hits, {refused} refused ({newly_refused} newly), {newly_passed} pass newly");
-        println!("  {} entities, {} refused", of_rule.entities.len(), of_rule.touched());
-        for entity in of_rule.harmed(ENTITIES) {
-            println!("    {}: {} of {}", entity.name, entity.hits.denied, entity.hits.requested);
+        println!("  {requested} hits, {denied} denied ({newly_denied} newly), {newly_allowed} newly allowed");
+        println!("  {} entities, {} with denied hits", rule_hits.entities.len(), rule_hits.entities_denied());
+        for entity in rule_hits.most_denied(MAX_LISTED_ENTITIES) {
+            println!("    {}: {} of {} hits denied", entity.name, entity.hits.denied, entity.hits.requested);
         }
     }
 }
 
-fn as_json(replay: &Replay) -> serde_json::Value {
-    let hits = |it: Hits| json!({ "asked": it.requested, "refused": it.denied, "newly_refused": it.newly_denied, "newly_passed": it.newly_allowed });
-    let rules: Vec<_> = asked(replay)
+fn to_json(replay: &Replay) -> serde_json::Value {
+    let hits = |hits: Hits| {
+        json!({
+            "requested": hits.requested, "denied": hits.denied,
+            "newly_denied": hits.newly_denied, "newly_allowed": hits.newly_allowed,
+        })
+    };
+    let rules: Vec<_> = matched_rules(replay)
         .into_iter()
-        .map(|(name, of_rule)| {
-            let entity = |it: &crate::replay::Entity| json!({ "entity": it.name, "hits": hits(it.hits) });
-            let harmed: Vec<_> = of_rule.harmed(ENTITIES).into_iter().map(entity).collect();
-            json!({ "rule": name, "hits": hits(of_rule.hits), "entities": of_rule.entities.len(), "touched": of_rule.touched(), "harmed": harmed })
+        .map(|(name, rule_hits)| {
+            let entity = |entity: &crate::replay::Entity| json!({ "entity": entity.name, "hits": hits(entity.hits) });
+            let most_denied: Vec<_> = rule_hits.most_denied(MAX_LISTED_ENTITIES).into_iter().map(entity).collect();
+            json!({
+                "rule": name, "hits": hits(rule_hits.hits), "entities": rule_hits.entities.len(),
+                "entities_denied": rule_hits.entities_denied(), "most_denied": most_denied,
+            })
         })
         .collect();
-    let [refused, before] = replay.refused;
-    json!({ "requests": replay.requests, "refused": refused, "refused_before": before, "unknown_before": replay.unknown, "rules": rules })
+    let [denied, denied_before] = replay.denied;
+    json!({
+        "requests": replay.requests, "denied": denied, "denied_before": denied_before,
+        "unknown_before": replay.unknown, "rules": rules,
+    })
 }
 
-fn suggest(suggestions: Suggestions, as_json: bool) {
-    let all = suggestions.suggest();
+fn print_suggestions(suggestions: Suggestions, as_json: bool) {
+    let suggestions = suggestions.suggest();
     if as_json {
-        for it in all {
-            let [p50, p90, p99, p999, max] = it.peaks;
+        for suggestion in suggestions {
+            let [p50, p90, p99, p999, max] = suggestion.peaks;
             println!(
                 "{}",
                 json!({
-                    "domain": it.domain, "keys": it.keys, "unit": it.unit.name(), "entities": it.entities,
+                    "domain": suggestion.domain, "keys": suggestion.keys, "unit": suggestion.unit.name(),
+                    "entities": suggestion.entities,
                     "p50": p50, "p90": p90, "p99": p99, "p999": p999, "max": max,
-                    "limit": it.limit, "refused": it.refused, "touched": it.touched,
+                    "limit": suggestion.limit, "denied_share": suggestion.denied_share,
+                    "entities_denied": suggestion.entities_denied,
                 })
             );
         }
         return;
     }
-    let mut last = None;
-    for it in all {
-        let shape = (it.domain.clone(), it.keys.clone());
-        if last.as_ref() != Some(&shape) {
+    let mut previous = None;
+    for suggestion in suggestions {
+        let domain_and_keys = (suggestion.domain.clone(), suggestion.keys.clone());
+        if previous.as_ref() != Some(&domain_and_keys) {
             println!(
-                "\n{} {}: {} entities, by what each asks at its busiest",
-                it.domain,
-                it.keys.join(", "),
-                it.entities
+                "\n{} {}: {} entities, by the peak usage of each",
+                suggestion.domain,
+                suggestion.keys.join(", "),
+                suggestion.entities
             );
         }
-        last = Some(shape);
-        let [p50, p90, p99, p999, max] = it.peaks;
-        println!("  per {}: half of them {p50}, 90% {p90}, 99% {p99}, 99.9% {p999}, all {max} at most", it.unit.name());
+        previous = Some(domain_and_keys);
+        let [p50, p90, p99, p999, max] = suggestion.peaks;
+        println!("  per {}: p50 {p50}, p90 {p90}, p99 {p99}, p99.9 {p999}, max {max}", suggestion.unit.name());
         println!(
-            "    {}/{} would have refused {:.2}% of all hits, and something of {} entities",
-            it.limit,
-            it.unit.name(),
-            it.refused * 100.0,
-            it.touched
+            "    {}/{} would deny {:.2}% of all hits, affecting {} entities",
+            suggestion.limit,
+            suggestion.unit.name(),
+            suggestion.denied_share * 100.0,
+            suggestion.entities_denied
         );
     }
 }

@@ -1,4 +1,5 @@
-//! What there is for a descriptor: its rule's limit, another in its place, or an operator's word.
+//! [`Match`]: the limit that applies to a descriptor. It comes from a rule, from the request itself or from an
+//! override.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -14,15 +15,15 @@ use crate::{
     rules::{Allowance, CustomLimit, Limit, Lookup, ModifierEntry, Path, Rule},
 };
 
-/// A limit that applies to a descriptor.
+/// A limit that applies to a descriptor, with its rule and its statistics.
 pub(super) struct AppliedLimit<'s> {
-    /// As it stands now: more than the rule's, where that is elastic and its resource has capacity to spare.
+    /// The current limit. If the rule is elastic and its resource has spare capacity, it is above the rule's limit.
     pub(super) limit: &'s Limit,
-    /// `None` for an override, and for what only an operator limits.
+    /// The rule; `None` for a requested limit, and for a descriptor that only an override limits.
     pub(super) rule: Option<&'s Rule>,
-    /// What an operator has given the descriptor in place of the rule's limit.
+    /// The custom limit from an override, which replaces the rule's limit.
     pub(super) custom_limit: Option<&'s CustomLimit>,
-    /// What an operator has made of the rule.
+    /// The mode that a switch has set for the rule.
     pub(super) mode: Option<Mode>,
     pub(super) path: Path<'s>,
     pub(super) series: SeriesRef<'s>,
@@ -34,26 +35,26 @@ impl<'s> AppliedLimit<'s> {
         self.rule.is_some_and(|rule| rule.needs_context)
     }
 
-    /// Who asks, where that matters: the entries at the end say it.
+    /// Reads the class and the holder from the modifier entries. Returns `None` if the limit does not depend on them.
     pub(super) fn context(&self, descriptor: &Descriptor<'_>, sample: Option<Sample>) -> Option<RequestContext> {
         let rule = self.rule.filter(|rule| rule.needs_context)?;
-        let mut asker = RequestContext { sample, ..RequestContext::default() };
+        let mut context = RequestContext { sample, ..RequestContext::default() };
         for (entry, node) in descriptor.entries.iter().zip(&self.path) {
             match node.modifier {
-                Some(ModifierEntry::Class) => asker.class = rule.class(entry.value) as u8,
-                Some(ModifierEntry::Holder) => asker.holder = holder(entry.value),
+                Some(ModifierEntry::Class) => context.class = rule.class(entry.value) as u8,
+                Some(ModifierEntry::Holder) => context.holder = holder_id(entry.value),
                 Some(ModifierEntry::Plan) | None => {}
             }
         }
-        Some(asker)
+        Some(context)
     }
 
-    /// The rule's own limit, or the one in its place.
-    pub(super) fn base(&self) -> &'s Limit {
+    /// Returns the rule's limit or the limit that replaces it, without elastic capacity.
+    pub(super) fn base_limit(&self) -> &'s Limit {
         self.rule.filter(|_| self.custom_limit.is_none()).and_then(|rule| rule.limit.as_deref()).unwrap_or(self.limit)
     }
 
-    /// Whether it is counted and never enforced.
+    /// Returns whether the limit counts but never denies.
     pub(super) fn is_shadow(&self) -> bool {
         match self.mode {
             Some(Mode::Shadow) => true,
@@ -64,7 +65,7 @@ impl<'s> AppliedLimit<'s> {
 
     pub(super) fn consistency(&self) -> Consistency {
         match self.custom_limit {
-            Some(terms) => terms.consistency,
+            Some(custom_limit) => custom_limit.consistency,
             None => self.rule.map_or(Consistency::Exact, |rule| rule.consistency),
         }
     }
@@ -73,13 +74,16 @@ impl<'s> AppliedLimit<'s> {
         self.mode.map(OverrideKind::Switch).or(self.custom_limit.map(|_| OverrideKind::Limit))
     }
 
-    /// Whether what is refused is shed: for what others do, or to keep a resource alive.
+    /// Returns whether a denial is shedding: it is caused by the load of other callers, or it protects a resource.
     pub(super) fn sheds(&self, decision: &Decision) -> bool {
         !decision.allowed && (decision.shed || self.rule.is_some_and(|rule| rule.sheds))
     }
 }
 
-/// A rule's own series is borrowed: counting a reference up would make all workers write to one cache line.
+/// A reference to a statistics series.
+///
+/// A rule's own series is borrowed, because incrementing a reference count would make all workers write to one cache
+/// line.
 pub(super) enum SeriesRef<'s> {
     Rule(&'s Series),
     Dynamic(Arc<Series>),
@@ -96,15 +100,17 @@ impl Deref for SeriesRef<'_> {
     }
 }
 
-/// What the rules have for one descriptor.
+/// The result of matching one descriptor with the rules and overrides.
 pub(super) enum Match<'s> {
+    /// No limit applies.
     None,
-    /// An operator has switched off what there is.
+    /// A switch has turned the limit off.
     Off,
-    /// By its rule, or by an operator's word.
+    /// The rule or an override makes the descriptor unlimited.
     Unlimited(Option<&'s Rule>, Option<OverrideKind>),
+    /// A limit that the store decides.
     Limited(AppliedLimit<'s>),
-    /// An operator lets nothing pass. The store has no say.
+    /// An override denies every hit, and the store is not called.
     Denied(AppliedLimit<'s>),
 }
 
@@ -127,39 +133,39 @@ impl<'s> Match<'s> {
 }
 
 impl Engine {
-    /// What the rules have for each descriptor, less what is replaced.
+    /// Matches each descriptor with the rules and overrides, and drops the limits that another matched rule replaces.
     pub(super) fn matches<'s>(
         &self,
         snapshot: &'s Snapshot,
         request: &'s Request<'_>,
-        sought: &[OverrideLookup],
+        lookups: &[OverrideLookup],
         now: Micros,
     ) -> SmallVec<[Match<'s>; 1]> {
-        let find = |(descriptor, sought)| self.find(snapshot, request.domain, descriptor, sought, now);
-        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().zip(sought).map(find).collect();
-        // One pass: a limit that is replaced has replaced others all the same, as the peer has it.
+        let find = |(descriptor, lookups)| self.find_match(snapshot, request.domain, descriptor, lookups, now);
+        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().zip(lookups).map(find).collect();
+        // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
         let replaced: SmallVec<[&str; 2]> =
             matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
         if !replaced.is_empty() {
-            for found in &mut matches {
-                let name = found.rule().and_then(|rule| rule.name.as_deref());
+            for matched in &mut matches {
+                let name = matched.rule().and_then(|rule| rule.name.as_deref());
                 if name.is_some_and(|name| replaced.contains(&name)) {
-                    *found = Match::None;
+                    *matched = Match::None;
                 }
             }
         }
         matches
     }
 
-    pub(super) fn find<'s>(
+    pub(super) fn find_match<'s>(
         &self,
         snapshot: &'s Snapshot,
         domain: &str,
         descriptor: &'s Descriptor<'_>,
-        sought: &OverrideLookup,
+        lookup: &OverrideLookup,
         now: Micros,
     ) -> Match<'s> {
-        let found = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
+        let rule_match = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
             Lookup::UnknownDomain => {
                 self.statistics.unknown_domain.add(self.worker, 1);
                 return Match::None;
@@ -167,32 +173,35 @@ impl Engine {
             Lookup::NoLimit => None,
             Lookup::Rule(rule, path) => Some((rule, path)),
         };
-        let terms = snapshot.overrides.entity_limit(sought, now);
-        match (terms, found) {
-            // Below what an operator named there would be a counter for each descriptor, which nobody asked for.
-            (Some(given), None) if given.entries == descriptor.entries.len() => {
-                self.by_custom_limit(snapshot, domain, descriptor, None, given)
+        let entity_limit = snapshot.overrides.entity_limit(lookup, now);
+        match (entity_limit, rule_match) {
+            // An override without a rule applies only to its exact descriptor: longer descriptors would otherwise each
+            // get a counter.
+            (Some(entity_limit), None) if entity_limit.entries == descriptor.entries.len() => {
+                self.match_custom_limit(snapshot, domain, descriptor, None, entity_limit)
             }
-            (Some(given), Some(found)) => self.by_custom_limit(snapshot, domain, descriptor, Some(found), given),
-            (_, found) => match descriptor.requested_limit.as_deref() {
+            (Some(entity_limit), Some(rule_match)) => {
+                self.match_custom_limit(snapshot, domain, descriptor, Some(rule_match), entity_limit)
+            }
+            (_, rule_match) => match descriptor.requested_limit.as_deref() {
                 Some(limit) => {
                     let series = self.override_series(domain, descriptor);
-                    let (rule, terms, path) = (None, None, Path::new());
-                    self.switched(
+                    let (rule, custom_limit, path) = (None, None, Path::new());
+                    self.apply_switches(
                         snapshot,
                         domain,
                         descriptor,
-                        AppliedLimit { limit, rule, custom_limit: terms, mode: None, path, series, shedding: None },
+                        AppliedLimit { limit, rule, custom_limit, mode: None, path, series, shedding: None },
                     )
                 }
-                None => found
-                    .map_or(Match::None, |(rule, path)| self.by_rule(snapshot, domain, descriptor, rule, path, now)),
+                None => rule_match
+                    .map_or(Match::None, |(rule, path)| self.match_rule(snapshot, domain, descriptor, rule, path, now)),
             },
         }
     }
 
-    /// As the rule says, or that of the plan that an operator has assigned.
-    fn by_rule<'s>(
+    /// Applies the rule, or the rule of the plan that an override assigns to the entity.
+    fn match_rule<'s>(
         &self,
         snapshot: &'s Snapshot,
         domain: &str,
@@ -201,37 +210,37 @@ impl Engine {
         path: Path<'s>,
         now: Micros,
     ) -> Match<'s> {
-        let assigned = rule.plan.as_ref().and_then(|_| snapshot.overrides.plan(domain, &descriptor.entries, now));
-        let rule = match assigned.and_then(|plan| snapshot.rules().of_named_plan(rule, &plan)) {
-            Some(assigned) => assigned,
+        let assigned_plan = rule.plan.as_ref().and_then(|_| snapshot.overrides.plan(domain, &descriptor.entries, now));
+        let rule = match assigned_plan.and_then(|plan| snapshot.rules().rule_for_plan(rule, &plan)) {
+            Some(rule) => rule,
             None => {
-                if rule.plan.as_ref().is_some_and(|plan| plan.is_assigned_only(&descriptor.entries, &path)) {
+                if rule.plan.as_ref().is_some_and(|plan| plan.is_other_plan_requested(&descriptor.entries, &path)) {
                     self.statistics.unknown_plan.add(self.worker, 1);
                 }
                 rule
             }
         };
         let Some(limit) = &rule.limit else {
-            return match snapshot.modes.of(domain, Some(rule)) {
-                Some(Mode::Deny) => self.switched(
+            return match snapshot.modes.mode_of(domain, Some(rule)) {
+                Some(Mode::Deny) => self.apply_switches(
                     snapshot,
                     domain,
                     descriptor,
-                    self.applied(snapshot, domain, descriptor, rule, path, &Limit::NOTHING),
+                    self.applied_limit(snapshot, domain, descriptor, rule, path, &Limit::DENY_ALL),
                 ),
                 _ => Match::Unlimited(Some(rule), None),
             };
         };
-        let in_force = &snapshot.compiled.rules_in_force[rule.id];
-        let stretched = match (&rule.elastic, &in_force.resource) {
+        let rule_state = &snapshot.compiled.rule_states[rule.id];
+        let elastic_limit = match (&rule.elastic, &rule_state.resource) {
             (Some(elastic), Some(resource)) => elastic.at(resource.utilization()),
             _ => None,
         };
-        let applied = self.applied(snapshot, domain, descriptor, rule, path, stretched.unwrap_or(limit));
-        self.switched(snapshot, domain, descriptor, applied)
+        let applied = self.applied_limit(snapshot, domain, descriptor, rule, path, elastic_limit.unwrap_or(limit));
+        self.apply_switches(snapshot, domain, descriptor, applied)
     }
 
-    fn applied<'s>(
+    fn applied_limit<'s>(
         &self,
         snapshot: &'s Snapshot,
         domain: &str,
@@ -240,29 +249,29 @@ impl Engine {
         path: Path<'s>,
         limit: &'s Limit,
     ) -> AppliedLimit<'s> {
-        let in_force = &snapshot.compiled.rules_in_force[rule.id];
+        let rule_state = &snapshot.compiled.rule_states[rule.id];
         let series = if rule.dynamic_labels {
             let labels = statistics::labels(domain, &descriptor.entries, rule, &path);
-            SeriesRef::Dynamic(self.statistics.dynamic(self.worker, &labels, descriptor.hits))
+            SeriesRef::Dynamic(self.statistics.dynamic_series(self.worker, &labels, descriptor.hits))
         } else {
-            SeriesRef::Rule(&in_force.series)
+            SeriesRef::Rule(&rule_state.series)
         };
-        let shedding = in_force.shedding.as_deref();
+        let shedding = rule_state.shedding.as_deref();
         AppliedLimit { limit, rule: Some(rule), custom_limit: None, mode: None, path, series, shedding }
     }
 
-    /// As an operator says.
-    fn by_custom_limit<'s>(
+    /// Applies an entity's limit from an override, in place of the limit of the matching rule.
+    fn match_custom_limit<'s>(
         &self,
         snapshot: &'s Snapshot,
         domain: &str,
         descriptor: &'s Descriptor<'_>,
-        found: Option<(&'s Rule, Path<'s>)>,
-        EntityLimit { allowance, limit: terms, .. }: EntityLimit<'s>,
+        rule_match: Option<(&'s Rule, Path<'s>)>,
+        EntityLimit { allowance, limit: custom_limit, .. }: EntityLimit<'s>,
     ) -> Match<'s> {
-        let limit = &terms.limit;
-        let applied = match found {
-            Some((rule, path)) => self.applied(snapshot, domain, descriptor, rule, path, limit),
+        let limit = &custom_limit.limit;
+        let applied = match rule_match {
+            Some((rule, path)) => self.applied_limit(snapshot, domain, descriptor, rule, path, limit),
             None => {
                 let series = self.override_series(domain, descriptor);
                 let (rule, path) = (None, Path::new());
@@ -270,29 +279,34 @@ impl Engine {
             }
         };
         match (
-            self.switched(snapshot, domain, descriptor, AppliedLimit { custom_limit: Some(terms), ..applied }),
+            self.apply_switches(
+                snapshot,
+                domain,
+                descriptor,
+                AppliedLimit { custom_limit: Some(custom_limit), ..applied },
+            ),
             allowance,
         ) {
             (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.override_kind()),
             (Match::Limited(applied), Allowance::Blocked) if !descriptor.refund => Match::Denied(applied),
-            (found, _) => found,
+            (rule_match, _) => rule_match,
         }
     }
 
     fn override_series<'s>(&self, domain: &str, descriptor: &Descriptor<'_>) -> SeriesRef<'s> {
         let labels = statistics::override_labels(domain, &descriptor.entries);
-        SeriesRef::Dynamic(self.statistics.dynamic(self.worker, &labels, descriptor.hits))
+        SeriesRef::Dynamic(self.statistics.dynamic_series(self.worker, &labels, descriptor.hits))
     }
 
-    /// What the switches make of it.
-    fn switched<'s>(
+    /// Applies the switches to a limit.
+    fn apply_switches<'s>(
         &self,
         snapshot: &Snapshot,
         domain: &str,
         descriptor: &Descriptor<'_>,
         applied: AppliedLimit<'s>,
     ) -> Match<'s> {
-        let mode = snapshot.modes.of(domain, applied.rule);
+        let mode = snapshot.modes.mode_of(domain, applied.rule);
         let applied = AppliedLimit { mode, ..applied };
         match mode {
             Some(Mode::Off) => Match::Off,
@@ -302,8 +316,8 @@ impl Engine {
     }
 }
 
-/// A holder's number, the same in all instances: 48 bits of the name's digest, and never 0.
-pub(super) fn holder(name: &str) -> u64 {
+/// Returns a holder's number, which is the same on all instances: 48 bits of the name's digest, and never 0.
+pub(super) fn holder_id(name: &str) -> u64 {
     let mut identity = sluicegate_common::Identity::new(name);
-    1 + identity.finish() as u64 % Concurrency::LAST_HOLDER
+    1 + identity.finish() as u64 % Concurrency::MAX_HOLDER
 }

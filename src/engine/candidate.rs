@@ -1,8 +1,9 @@
-//! Rules that are tried out: what they would say to a share of the real requests, on counters of their own, and never to a
-//! caller.
+//! [`Candidate`]: candidate rules, which are evaluated on a share of the real requests with counters of their own.
+//! Their decisions are counted and never returned to a caller.
 //!
-//! The share is one of counters, not of requests: of a counter that is in it every hit is counted, so what is said of it is what
-//! would be said if the rules were in force. Which counters are in it follows from their names, the same on all instances.
+//! The share is a share of the counters, not of the requests. Every hit of a sampled counter is evaluated, so its
+//! decisions are those that the rules would make in force. A hash of the counter's name selects the sampled counters,
+//! and all instances select the same ones.
 
 use std::{
     collections::VecDeque,
@@ -30,40 +31,40 @@ use crate::{
     store::AnyStore,
 };
 
-/// Stands before the names of the counters: no domain begins so.
+/// Prefix of the counters' names. No domain begins with this prefix.
 const SCOPE: &str = "~trial~";
-/// Requests that wait for the store at once; more are left out.
-const MOST_WAITING: usize = 1_000;
-/// Of one worker, so many are decided together: they share a call to the store.
-const TOGETHER: usize = 32;
-/// And no request waits longer for others.
-const PATIENCE: Duration = Duration::from_millis(5);
-/// Minutes that are told apart.
-const MINUTES: usize = 180;
-/// Entities that are remembered as the first to be refused.
-const FIRST: usize = 20;
+/// Maximum number of requests that wait for the store. Further requests are skipped.
+const MAX_WAITING: usize = 1_000;
+/// Number of queued requests that a worker decides without further delay. They share a call to the store.
+const MAX_BATCH: usize = 32;
+/// Maximum time that a queued request waits for further requests.
+const MAX_BATCH_DELAY: Duration = Duration::from_millis(5);
+/// Number of minutes for which outcomes are stored per minute.
+const MAX_MINUTES: usize = 180;
+/// Maximum number of entities in the list of the first newly denied ones.
+const MAX_FIRST_DENIED: usize = 20;
 
-/// What became of hits.
+/// Hits by the decisions of the candidate rules and of the rules in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
-    /// All of them.
+    /// All evaluated hits.
     pub requested: u64,
-    /// Those that the rules would refuse.
+    /// Hits that the candidate rules would deny.
     pub denied: u64,
-    /// Of these: those that pass now.
+    /// Hits that the candidate rules would deny and that were allowed.
     pub newly_denied: u64,
-    /// Those that are refused now, and would pass.
+    /// Hits that the candidate rules would allow and that were denied.
     pub newly_allowed: u64,
 }
 
 impl Outcomes {
-    fn of(hits: u64, would_refuse: bool, refused: bool) -> Self {
-        let when = |is: bool| if is { hits } else { 0 };
+    fn new(hits: u64, would_deny: bool, is_denied: bool) -> Self {
+        let hits_if = |is: bool| if is { hits } else { 0 };
         Self {
             requested: hits,
-            denied: when(would_refuse),
-            newly_denied: when(would_refuse && !refused),
-            newly_allowed: when(!would_refuse && refused),
+            denied: hits_if(would_deny),
+            newly_denied: hits_if(would_deny && !is_denied),
+            newly_allowed: hits_if(!would_deny && is_denied),
         }
     }
 
@@ -75,15 +76,14 @@ impl Outcomes {
     }
 }
 
-/// The same of one rule, for many to add to.
+/// The [`Outcomes`] of one rule as atomic counters.
 #[derive(Default)]
 struct Tally([AtomicU64; 4]);
 
 impl Tally {
     fn add(&self, outcomes: Outcomes) {
-        let Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
-            outcomes;
-        for (sum, number) in self.0.iter().zip([asked, refused, newly_refused, newly_passed]) {
+        let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
+        for (sum, number) in self.0.iter().zip([requested, denied, newly_denied, newly_allowed]) {
             if number > 0 {
                 sum.fetch_add(number, Relaxed);
             }
@@ -91,44 +91,44 @@ impl Tally {
     }
 
     fn get(&self) -> Outcomes {
-        let [asked, refused, newly_refused, newly_passed] = self.0.each_ref().map(|sum| sum.load(Relaxed));
-        Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed }
+        let [requested, denied, newly_denied, newly_allowed] = self.0.each_ref().map(|sum| sum.load(Relaxed));
+        Outcomes { requested, denied, newly_denied, newly_allowed }
     }
 }
 
-/// An entity that would be refused.
+/// An entity with newly denied hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewlyDenied {
-    /// Which.
+    /// The entity.
     pub target: Target,
-    /// By which rule's policy.
+    /// The policy name of the rule that would deny it.
     pub rule: Arc<str>,
-    /// When.
+    /// The time of the request.
     pub at: Micros,
 }
 
-/// Rules on trial, and what they have said.
+/// Candidate rules and the outcomes of their decisions.
 pub struct Candidate {
     rules: Arc<ArcSwap<Snapshot>>,
     statistics: Arc<Statistics>,
-    /// Those that would be refused, and are not now.
+    /// The entities with the most newly denied hits.
     pub newly_denied: Arc<TopEntities>,
-    /// Of 2³².
+    /// Share of the counters to sample, in units of 1/2³².
     share: u64,
     since: Micros,
-    /// By the rule's id; the last is of descriptors for which there is no rule any more.
+    /// Outcomes by the rule's id. The last element is for descriptors without a candidate rule.
     tallies: Vec<Tally>,
     minutes: Mutex<VecDeque<(Micros, Outcomes)>>,
-    first: Mutex<Vec<NewlyDenied>>,
-    /// What each worker has yet to decide.
+    first_denied: Mutex<Vec<NewlyDenied>>,
+    /// The requests that each worker has queued.
     queues: Striped<Mutex<Vec<OwnedRequest>>>,
-    /// How many are in them, or under way.
+    /// Number of requests that are queued or being decided.
     waiting: AtomicUsize,
-    left_out: AtomicU64,
+    skipped: AtomicU64,
 }
 
 impl Candidate {
-    /// `share`: of 1. `workers`: that decide.
+    /// Creates a candidate that samples a `share` of the counters, from 0 to 1.
     #[must_use]
     pub fn new(rules: RuleSet, share: f64, since: Micros, workers: usize, resources: &Resources) -> Arc<Self> {
         let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
@@ -143,128 +143,134 @@ impl Candidate {
             since,
             tallies,
             minutes: Mutex::default(),
-            first: Mutex::default(),
+            first_denied: Mutex::default(),
             queues: Striped::new(workers),
             waiting: AtomicUsize::new(0),
-            left_out: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
         })
     }
 
-    /// What operators have said of entities holds for these rules, too; switches do not.
+    /// Applies the limits and plans of the overrides, but not their switches, to the candidate rules.
     pub fn set_overrides(&self, overrides: &Overrides) {
         let snapshot = self.rules.load().with_limits(overrides.clone());
         self.rules.store(Arc::new(snapshot));
     }
 
-    /// The rules.
+    /// Returns the snapshot of the candidate rules.
     #[must_use]
     pub fn rules(&self) -> Arc<Snapshot> {
         self.rules.load_full()
     }
 
-    /// The share, of 1.
+    /// Returns the share of sampled counters, from 0 to 1.
     #[must_use]
     pub fn share(&self) -> f64 {
         self.share as f64 / (1_u64 << 32) as f64
     }
 
-    /// Since when they are tried.
+    /// Returns the time since which the candidate rules have been evaluated.
     #[must_use]
     pub const fn since(&self) -> Micros {
         self.since
     }
 
-    /// What became of each rule's hits, by its id; the last is of descriptors that no rule of these has.
+    /// Returns the outcomes by rule id. The last element is for descriptors without a candidate rule.
     pub fn outcomes(&self) -> impl Iterator<Item = Outcomes> {
         self.tallies.iter().map(Tally::get)
     }
 
-    /// What became of all, minute by minute.
+    /// Returns the outcomes per minute, for the last three hours.
     #[must_use]
     pub fn minutes(&self) -> Vec<(Micros, Outcomes)> {
         lock(&self.minutes).iter().copied().collect()
     }
 
-    /// The first that would have been refused.
+    /// Returns the first newly denied entities.
     #[must_use]
-    pub fn first(&self) -> Vec<NewlyDenied> {
-        lock(&self.first).clone()
+    pub fn first_newly_denied(&self) -> Vec<NewlyDenied> {
+        lock(&self.first_denied).clone()
     }
 
-    /// Requests that were left out, since too many waited for the store.
+    /// Returns the number of requests skipped because too many were waiting for the store.
     #[must_use]
     pub fn skipped(&self) -> u64 {
-        self.left_out.load(Relaxed)
+        self.skipped.load(Relaxed)
     }
 
-    /// Asks what the rules would have said, beside what was said. In memory that is what is returned, to be waited for;
-    /// elsewhere it is done soon after, and no caller waits for it.
-    pub(super) fn observe<'t>(
+    /// Evaluates the candidate rules for a request that the rules in force have decided.
+    ///
+    /// With the memory store, returns a future that the caller must await. With Redis, queues the request instead, so
+    /// that no caller waits for the store. Returns `None` if there is nothing to await.
+    pub(super) fn evaluate<'t>(
         self: &'t Arc<Self>,
         engine: &Engine,
         request: &'t Request<'_>,
         verdict: &Verdict,
         now: Micros,
     ) -> Option<BoxFuture<'t, ()>> {
-        let chosen = self.sampled(request, verdict);
-        if chosen.is_empty() {
+        let sampled = self.sample_descriptors(request, verdict);
+        if sampled.is_empty() {
             return None;
         }
         if let AnyStore::Memory(_) = engine.store {
-            let engine = self.engine(engine);
+            let engine = self.candidate_engine(engine);
             return Some(Box::pin(async move {
-                let descriptors = chosen.iter().map(|it| request.descriptors[it.place].clone()).collect();
+                let descriptors = sampled.iter().map(|sampled| request.descriptors[sampled.index].clone()).collect();
                 let request = Request { domain: request.domain, descriptors, feedback: Vec::new() };
-                self.decide(&engine, &request, &chosen, now).await;
+                self.decide(&engine, &request, &sampled, now).await;
             }));
         }
-        if self.waiting.fetch_add(1, Relaxed) >= MOST_WAITING {
+        if self.waiting.fetch_add(1, Relaxed) >= MAX_WAITING {
             self.waiting.fetch_sub(1, Relaxed);
-            self.left_out.fetch_add(1, Relaxed);
+            self.skipped.fetch_add(1, Relaxed);
         } else {
-            self.queue(engine, OwnedRequest::new(request, chosen, now));
+            self.queue(engine, OwnedRequest::new(request, sampled, now));
         }
         None
     }
 
-    /// Has it decided soon, together with others of this worker.
+    /// Queues a request to be decided soon, together with other requests of this worker.
     fn queue(self: &Arc<Self>, engine: &Engine, request: OwnedRequest) {
         let mut queue = lock(self.queues.of(engine.worker));
         queue.push(request);
-        let patience = match queue.len() {
-            1 => PATIENCE,
-            TOGETHER => Duration::ZERO,
+        let delay = match queue.len() {
+            1 => MAX_BATCH_DELAY,
+            MAX_BATCH => Duration::ZERO,
             _ => return,
         };
         drop(queue);
-        let (this, engine) = (Arc::clone(self), self.engine(engine));
+        let (this, engine) = (Arc::clone(self), self.candidate_engine(engine));
         tokio::spawn(async move {
-            tokio::time::sleep(patience).await;
+            tokio::time::sleep(delay).await;
             let requests = std::mem::take(&mut *lock(this.queues.of(engine.worker)));
-            join_all(requests.iter().map(async |it| this.decide(&engine, &it.request(), &it.chosen, it.at).await))
-                .await;
+            join_all(
+                requests
+                    .iter()
+                    .map(async |request| this.decide(&engine, &request.request(), &request.sampled, request.at).await),
+            )
+            .await;
             this.waiting.fetch_sub(requests.len(), Relaxed);
         });
     }
 
-    async fn decide(&self, engine: &Engine, request: &Request<'_>, chosen: &[SampledDescriptor], now: Micros) {
-        // What the store cannot decide says nothing of the rules.
+    async fn decide(&self, engine: &Engine, request: &Request<'_>, sampled: &[SampledDescriptor], now: Micros) {
+        // A failure of the store is no outcome of the rules.
         let Ok(verdict) = engine.decide(request, now).await else {
             return;
         };
-        for ((descriptor, status), chosen) in request.descriptors.iter().zip(&verdict.statuses).zip(chosen) {
+        for ((descriptor, status), sampled) in request.descriptors.iter().zip(&verdict.statuses).zip(sampled) {
             if descriptor.refund || descriptor.hits == 0 {
                 continue;
             }
-            let outcomes = Outcomes::of(descriptor.hits, status.is_over(), chosen.refused);
-            self.count(chosen.rule, outcomes, now);
+            let outcomes = Outcomes::new(descriptor.hits, status.is_over(), sampled.denied);
+            self.record(sampled.rule, outcomes, now);
             if outcomes.newly_denied > 0 {
-                self.note_newly_denied(engine.worker, request.domain, descriptor, chosen, now);
+                self.record_newly_denied(engine.worker, request.domain, descriptor, sampled, now);
             }
         }
     }
 
-    fn count(&self, rule: usize, outcomes: Outcomes, now: Micros) {
+    fn record(&self, rule: usize, outcomes: Outcomes, now: Micros) {
         if let Some(tally) = self.tallies.get(rule) {
             tally.add(outcomes);
         }
@@ -273,7 +279,7 @@ impl Candidate {
         match minutes.back_mut() {
             Some((last, sum)) if *last >= minute => sum.add(outcomes),
             _ => {
-                if minutes.len() >= MINUTES {
+                if minutes.len() >= MAX_MINUTES {
                     minutes.pop_front();
                 }
                 minutes.push_back((minute, outcomes));
@@ -281,34 +287,34 @@ impl Candidate {
         }
     }
 
-    fn note_newly_denied(
+    fn record_newly_denied(
         &self,
         worker: WorkerId,
         domain: &str,
         descriptor: &Descriptor<'_>,
-        chosen: &SampledDescriptor,
+        sampled: &SampledDescriptor,
         now: Micros,
     ) {
         let snapshot = self.rules.load();
-        let rule = snapshot.rules().rules().get(chosen.rule).map(Rule::policy);
+        let rule = snapshot.rules().rules().get(sampled.rule).map(Rule::policy);
         self.newly_denied.record(worker, domain, descriptor, rule, false, now);
-        let mut first = lock(&self.first);
-        if first.len() < FIRST {
+        let mut first = lock(&self.first_denied);
+        if first.len() < MAX_FIRST_DENIED {
             let target = Target::of_descriptor(domain, &descriptor.entries);
-            if !first.iter().any(|harmed| harmed.target == target) {
+            if !first.iter().any(|newly_denied| newly_denied.target == target) {
                 first.push(NewlyDenied { target, rule: rule.map_or_else(|| "".into(), Arc::clone), at: now });
             }
         }
     }
 
-    /// The descriptors whose counters are in the share.
-    fn sampled(&self, request: &Request<'_>, verdict: &Verdict) -> SmallVec<[SampledDescriptor; 2]> {
+    /// Returns the descriptors with sampled counters.
+    fn sample_descriptors(&self, request: &Request<'_>, verdict: &Verdict) -> SmallVec<[SampledDescriptor; 2]> {
         let snapshot = self.rules.load();
         let rules = snapshot.rules();
         let shard_by = rules.settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
-        let mut chosen = SmallVec::new();
+        let mut sampled = SmallVec::new();
         let mut name = Vec::with_capacity(128);
-        for (place, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
+        for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
             name.clear();
             let entries = descriptor.entries.as_slice();
             let rule = match rules.find(request.domain, entries.iter().copied()) {
@@ -317,7 +323,7 @@ impl Candidate {
                     key::write(&mut name, "", request.domain, shard_by, entries, &path, limit.algorithm());
                     *id
                 }
-                // Nothing could be said of it but that it would pass.
+                // Both sets of rules allow the descriptor, so there is nothing to compare.
                 _ if !status.is_over() => continue,
                 Lookup::Rule(rule, _) => rule.id,
                 _ => self.tallies.len() - 1,
@@ -330,13 +336,13 @@ impl Candidate {
                 }
             }
             if u64::from(SipHasher13::new().hash(&name) as u32) < self.share {
-                chosen.push(SampledDescriptor { place, rule, refused: status.is_over() });
+                sampled.push(SampledDescriptor { index, rule, denied: status.is_over() });
             }
         }
-        chosen
+        sampled
     }
 
-    fn engine(&self, engine: &Engine) -> Engine {
+    fn candidate_engine(&self, engine: &Engine) -> Engine {
         Engine {
             scope: SCOPE,
             rules: Arc::clone(&self.rules),
@@ -346,30 +352,30 @@ impl Candidate {
         }
     }
 
-    /// Shows what this trial says to the meter, for as long as it is the current one.
+    /// Registers the metric of the outcomes. `current` returns the candidate to report.
     pub fn observe_metrics(current: impl Fn() -> Option<Arc<Self>> + Send + Sync + 'static, meter: &Meter) {
         let counter = meter.u64_observable_gauge("sluicegate_candidate_hits");
         counter
-            .with_description("Hits that the candidate rules have been asked about, by what they would do; from 0 with each candidate")
+            .with_description("Hits evaluated by the candidate rules, by outcome; reset to 0 by each new candidate")
             .with_callback(move |observer| {
-                let Some(trial) = current() else {
+                let Some(candidate) = current() else {
                     return;
                 };
-                let snapshot = trial.rules.load();
-                for (rule, outcomes) in snapshot.rules().rules().iter().zip(trial.outcomes()) {
+                let snapshot = candidate.rules.load();
+                for (rule, outcomes) in snapshot.rules().rules().iter().zip(candidate.outcomes()) {
                     if outcomes.requested == 0 {
                         continue;
                     }
                     let names = ["domain", "key1", "key2"].into_iter().zip(rule.labels.iter());
                     let labels: Vec<_> = names.map(|(name, label)| KeyValue::new(name, label.clone())).collect();
-                    let Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } = outcomes;
-                    for (word, hits) in [
-                        ("asked", asked),
-                        ("refused", refused),
-                        ("newly_refused", newly_refused),
-                        ("newly_passed", newly_passed),
+                    let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
+                    for (outcome_name, hits) in [
+                        ("requested", requested),
+                        ("denied", denied),
+                        ("newly_denied", newly_denied),
+                        ("newly_allowed", newly_allowed),
                     ] {
-                        let outcome = vec![KeyValue::new("outcome", word)];
+                        let outcome = vec![KeyValue::new("outcome", outcome_name)];
                         observer.observe(hits, &[labels.clone(), outcome].concat());
                     }
                 }
@@ -378,44 +384,44 @@ impl Candidate {
     }
 }
 
-/// A descriptor whose counter is in the share.
+/// A descriptor with a sampled counter.
 struct SampledDescriptor {
-    place: usize,
+    index: usize,
     rule: usize,
-    /// By the rules in force.
-    refused: bool,
+    /// Whether the rules in force denied it.
+    denied: bool,
 }
 
-/// A part of a request, for later.
+/// An owned copy of the sampled descriptors of a request, for later evaluation.
 struct OwnedRequest {
     domain: String,
     descriptors: Vec<OwnedDescriptor>,
-    chosen: SmallVec<[SampledDescriptor; 2]>,
+    sampled: SmallVec<[SampledDescriptor; 2]>,
     at: Micros,
 }
 
 struct OwnedDescriptor {
     entries: Vec<(String, String)>,
     hits: u64,
-    give_back: bool,
+    refund: bool,
 }
 
 impl OwnedRequest {
-    fn new(request: &Request<'_>, chosen: SmallVec<[SampledDescriptor; 2]>, at: Micros) -> Self {
+    fn new(request: &Request<'_>, sampled: SmallVec<[SampledDescriptor; 2]>, at: Micros) -> Self {
         let own = |descriptor: &Descriptor<'_>| OwnedDescriptor {
-            entries: descriptor.entries.iter().map(|it| (it.key.to_owned(), it.value.to_owned())).collect(),
+            entries: descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect(),
             hits: descriptor.hits,
-            give_back: descriptor.refund,
+            refund: descriptor.refund,
         };
-        let descriptors = chosen.iter().map(|it| own(&request.descriptors[it.place])).collect();
-        Self { domain: request.domain.to_owned(), descriptors, chosen, at }
+        let descriptors = sampled.iter().map(|sampled| own(&request.descriptors[sampled.index])).collect();
+        Self { domain: request.domain.to_owned(), descriptors, sampled, at }
     }
 
     fn request(&self) -> Request<'_> {
-        let descriptors = self.descriptors.iter().map(|it| Descriptor {
-            entries: it.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
-            hits: it.hits,
-            refund: it.give_back,
+        let descriptors = self.descriptors.iter().map(|descriptor| Descriptor {
+            entries: descriptor.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+            hits: descriptor.hits,
+            refund: descriptor.refund,
             requested_limit: None,
         });
         Request { domain: &self.domain, descriptors: descriptors.collect(), feedback: Vec::new() }
@@ -437,27 +443,27 @@ mod tests {
         store::{Local, Memory, Metrics, local, redis},
     };
 
-    /// Its Redis is out of reach.
-    fn engine(trial: &Candidate) -> Engine {
+    /// Returns an engine with an unreachable Redis.
+    fn engine(candidate: &Candidate) -> Engine {
         let (metrics, worker) = (Metrics::new(1), WorkerId(0));
         let settings = redis::Settings::default();
         let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics));
         let (deny_cache, leases, eventual) = Default::default();
-        let known =
+        let shared =
             local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
         Engine {
             worker,
             scope: "",
-            store: AnyStore::Redis(Local::new(setup.unwrap().connect(worker), known, worker)),
+            store: AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker)),
             local: Arc::new(Memory::new(&Default::default())),
-            rules: Arc::clone(&trial.rules),
-            statistics: Arc::clone(&trial.statistics),
+            rules: Arc::clone(&candidate.rules),
+            statistics: Arc::clone(&candidate.statistics),
             top: None,
             settings: Arc::default(),
         }
     }
 
-    fn trial(share: f64) -> Arc<Candidate> {
+    fn candidate(share: f64) -> Arc<Candidate> {
         let text = "domain: api\ndescriptors:\n- key: user\n  rate_limit: {unit: second, requests_per_unit: 1}\n\
                     - key: job\n  rate_limit: {algorithm: concurrency, limit: 5, hold: 60s, holder: id}\n\
                     - key: free\n  rate_limit: {unlimited: true}\n";
@@ -466,62 +472,62 @@ mod tests {
         Candidate::new(rules, share, Micros::ZERO, 1, &Resources::default())
     }
 
-    /// The rule for which a request counts that had this answer, if it is in the share.
-    fn sampled(trial: &Candidate, entries: &[(&str, &str)], code: Code) -> Option<usize> {
+    /// Returns the rule under which a request with this verdict is counted, if its counter is sampled.
+    fn sampled_rule(candidate: &Candidate, entries: &[(&str, &str)], code: Code) -> Option<usize> {
         let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
         let status = Status { code, ..Status::NO_LIMIT };
         let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
         let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-        trial.sampled(&request, &verdict).first().map(|chosen| chosen.rule)
+        candidate.sample_descriptors(&request, &verdict).first().map(|sampled| sampled.rule)
     }
 
-    /// No decision waits for what is only tried out, however long the store takes.
     #[tokio::test]
-    async fn requests_are_left_out_when_too_many_wait() {
-        let trial = trial(1.0);
-        trial.waiting.store(MOST_WAITING - 1, Relaxed);
+    async fn requests_are_skipped_while_too_many_wait() {
+        let candidate = candidate(1.0);
+        candidate.waiting.store(MAX_WAITING - 1, Relaxed);
         let entries = smallvec![Entry { key: "user", value: "x" }];
         let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
         let status = Status { code: Code::Ok, ..Status::NO_LIMIT };
         let verdict = Verdict { overall: Code::Ok, statuses: smallvec![status], metadata: None };
         let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-        let engine = engine(&trial);
-        for left_out in 0..3 {
-            assert!(trial.observe(&engine, &request, &verdict, Micros::ZERO).is_none());
-            assert_eq!((trial.skipped(), trial.waiting.load(Relaxed)), (left_out, MOST_WAITING));
+        let engine = engine(&candidate);
+        for skipped in 0..3 {
+            assert!(candidate.evaluate(&engine, &request, &verdict, Micros::ZERO).is_none());
+            assert_eq!((candidate.skipped(), candidate.waiting.load(Relaxed)), (skipped, MAX_WAITING));
         }
     }
 
-    /// Who holds a slot says nothing of which counter it is.
+    /// The holder of a slot is not part of the counter's name, so it does not influence the sampling.
     #[test]
-    fn all_hits_of_a_counter_are_in_the_share_or_none() {
-        let trial = trial(0.5);
-        let is_chosen = |job: &str, id: &str| sampled(&trial, &[("job", job), ("id", id)], Code::Ok).is_some();
+    fn all_hits_of_a_counter_are_sampled_or_none() {
+        let candidate = candidate(0.5);
+        let is_sampled =
+            |job: &str, id: &str| sampled_rule(&candidate, &[("job", job), ("id", id)], Code::Ok).is_some();
         let jobs: Vec<String> = (0..100).map(|job| job.to_string()).collect();
-        let chosen: Vec<&String> = jobs.iter().filter(|job| is_chosen(job, "x")).collect();
-        assert!((20..80).contains(&chosen.len()), "{}", chosen.len());
+        let sampled: Vec<&String> = jobs.iter().filter(|job| is_sampled(job, "x")).collect();
+        assert!((20..80).contains(&sampled.len()), "{}", sampled.len());
         for job in &jobs {
-            assert!(["y", "z"].into_iter().all(|id| is_chosen(job, id) == chosen.contains(&job)), "{job}");
+            assert!(["y", "z"].into_iter().all(|id| is_sampled(job, id) == sampled.contains(&job)), "{job}");
         }
     }
 
-    /// What is refused now counts for the rule that would not limit it, or for none.
+    /// A descriptor that is denied now is counted under the unlimited candidate rule, or under no rule.
     #[test]
-    fn what_would_not_be_limited_matters_where_it_is_refused() {
-        let trial = trial(1.0);
-        let chosen = |key, code| sampled(&trial, &[(key, "x")], code);
-        assert_eq!((chosen("free", Code::Ok), chosen("other", Code::Ok)), (None, None));
-        assert_eq!((chosen("free", Code::OverLimit), chosen("other", Code::OverLimit)), (Some(2), Some(3)));
+    fn an_unlimited_descriptor_is_sampled_only_if_it_is_denied_now() {
+        let candidate = candidate(1.0);
+        let rule = |key, code| sampled_rule(&candidate, &[(key, "x")], code);
+        assert_eq!((rule("free", Code::Ok), rule("other", Code::Ok)), (None, None));
+        assert_eq!((rule("free", Code::OverLimit), rule("other", Code::OverLimit)), (Some(2), Some(3)));
     }
 
     #[test]
-    fn what_would_change_is_told_from_what_would_not() {
+    fn outcomes_distinguish_changed_from_unchanged_decisions() {
         let mut all = Outcomes::default();
-        for (hits, would_refuse, refused) in
+        for (hits, would_deny, denied) in
             [(1, false, false), (10, true, false), (100, false, true), (1_000, true, true)]
         {
-            all.add(Outcomes::of(hits, would_refuse, refused));
+            all.add(Outcomes::new(hits, would_deny, denied));
         }
         let expected = Outcomes { requested: 1_111, denied: 1_010, newly_denied: 10, newly_allowed: 100 };
         assert_eq!(all, expected);
@@ -530,32 +536,38 @@ mod tests {
     }
 
     #[test]
-    fn the_first_that_would_be_refused_are_each_named_once() {
-        let trial = trial(1.0);
-        let harm = |user: &str| {
+    fn each_of_the_first_newly_denied_entities_is_listed_once() {
+        let candidate = candidate(1.0);
+        let deny = |user: &str| {
             let entries = smallvec![Entry { key: "user", value: user }];
             let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
-            let chosen = SampledDescriptor { place: 0, rule: 0, refused: false };
-            trial.note_newly_denied(WorkerId(0), "api", &descriptor, &chosen, Micros::from_secs(1));
+            let sampled = SampledDescriptor { index: 0, rule: 0, denied: false };
+            candidate.record_newly_denied(WorkerId(0), "api", &descriptor, &sampled, Micros::from_secs(1));
         };
-        ["a", "b", "a"].into_iter().for_each(harm);
-        let names = || trial.first().into_iter().map(|harmed| harmed.target.to_string()).collect::<Vec<_>>();
+        ["a", "b", "a"].into_iter().for_each(deny);
+        let names = || {
+            candidate
+                .first_newly_denied()
+                .into_iter()
+                .map(|newly_denied| newly_denied.target.to_string())
+                .collect::<Vec<_>>()
+        };
         assert_eq!(names(), ["limit|api|user=a", "limit|api|user=b"]);
-        (0..2 * FIRST).for_each(|user| harm(&user.to_string()));
-        assert_eq!(names().len(), FIRST);
+        (0..2 * MAX_FIRST_DENIED).for_each(|user| deny(&user.to_string()));
+        assert_eq!(names().len(), MAX_FIRST_DENIED);
     }
 
     #[test]
-    fn the_last_three_hours_are_told_apart() {
-        let trial = trial(1.0);
-        let one = Outcomes::of(1, true, false);
-        for minute in 0..MINUTES as u64 + 20 {
-            trial.count(0, one, Micros::from_secs(60 * minute));
-            trial.count(0, one, Micros::from_secs(60 * minute + 59));
+    fn the_last_three_hours_are_counted_by_minute() {
+        let candidate = candidate(1.0);
+        let one = Outcomes::new(1, true, false);
+        for minute in 0..MAX_MINUTES as u64 + 20 {
+            candidate.record(0, one, Micros::from_secs(60 * minute));
+            candidate.record(0, one, Micros::from_secs(60 * minute + 59));
         }
-        let minutes = trial.minutes();
+        let minutes = candidate.minutes();
         let two = Outcomes { requested: 2, denied: 2, newly_denied: 2, newly_allowed: 0 };
-        assert_eq!((minutes.len(), minutes[0]), (MINUTES, (Micros::from_secs(60 * 20), two)));
-        assert_eq!(trial.outcomes().next().unwrap().requested, 2 * (MINUTES as u64 + 20));
+        assert_eq!((minutes.len(), minutes[0]), (MAX_MINUTES, (Micros::from_secs(60 * 20), two)));
+        assert_eq!(candidate.outcomes().next().unwrap().requested, 2 * (MAX_MINUTES as u64 + 20));
     }
 }

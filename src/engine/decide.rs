@@ -1,4 +1,4 @@
-//! The way of one decision through rules and store.
+//! The [`Engine`] of a worker, which decides requests by the rules in force.
 
 use std::{num::NonZeroU32, sync::Arc};
 
@@ -17,31 +17,31 @@ use super::{
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Decision, LimitSpec, MAX, Micros, Operation, State},
+    algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, State},
     metrics::WorkerId,
     rules::{FailurePolicy, Limit, Metadata, Rule},
     store::{AnyStore, Charge, Decider, Hit, HitDecision, HitDecisions, Memory, Store, StoreError},
 };
 
-/// What holds for all rules.
+/// Settings that apply to all rules.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// What becomes of a request whose counters cannot be asked, unless the rule says otherwise.
+    /// Failure policy of rules without `on_error`.
     pub on_error: FailurePolicy,
-    /// Nothing is ever refused; what would have been is counted.
+    /// Deny nothing, and count the requests that would have been denied.
     pub shadow_mode: bool,
-    /// Every rule is a quota rule.
+    /// Treat every rule as a rule in quota mode.
     pub quota_mode: bool,
-    /// From this share of a limit on, hits are counted as near it.
+    /// Share of a limit above which hits are counted as near the limit.
     pub near_limit_ratio: f32,
-    /// Among so many instances a limit is divided when each has to decide by itself.
+    /// Number of instances among which a limit is divided while each instance decides alone.
     #[serde(skip, default = "one")]
     pub instances: NonZeroU32,
-    /// Verdicts carry the rules' metadata.
+    /// Whether verdicts contain the metadata of the rules.
     #[serde(skip)]
     pub metadata: bool,
-    /// Verdicts carry the names of the rules' policies.
+    /// Whether verdicts contain the names of the rules' policies.
     #[serde(skip)]
     pub policies: bool,
 }
@@ -64,149 +64,171 @@ impl Default for Settings {
     }
 }
 
-/// What the hits of a request refer to.
+/// The counter names and algorithms that the hits of a request borrow.
 struct CounterNames {
-    /// The counters' names, one after the other.
+    /// All counter names, concatenated.
     text: Vec<u8>,
+    /// The end of each name in `text`.
     ends: SmallVec<[usize; 4]>,
-    /// The algorithms of limits to which it matters who asks: few are such.
-    askers: Vec<Algorithm>,
+    /// Algorithms with the request's context, for the few limits that depend on the caller.
+    contextual_algorithms: Vec<Algorithm>,
 }
 
-/// Descriptors and their limits, without those that have none.
-fn limited<'r, 'd, 'm, 's>(
+/// Iterates over the descriptors that have a limit, with their limits.
+fn limited_descriptors<'r, 'd, 'm, 's>(
     request: &'r Request<'d>,
     matches: &'m [Match<'s>],
 ) -> impl Iterator<Item = (&'r Descriptor<'d>, &'m AppliedLimit<'s>)> {
     let all = request.descriptors.iter().zip(matches);
-    all.filter_map(|(descriptor, found)| Some((descriptor, found.limited()?)))
+    all.filter_map(|(descriptor, matched)| Some((descriptor, matched.limited()?)))
 }
 
-/// One worker's engine.
+/// Decides requests on behalf of one worker.
 #[derive(Clone)]
 pub struct Engine {
-    /// The worker it decides for.
+    /// The worker that uses this engine.
     pub worker: WorkerId,
-    /// Stands before the names of its counters; nothing, unless its rules are only tried out.
+    /// Prefix of the counters' names; empty except for candidate rules.
     pub scope: &'static str,
-    /// Where the counters are.
+    /// The store that has the counters.
     pub store: AnyStore,
-    /// Where this instance counts by itself while the store cannot decide.
+    /// Local counters for the failure policy `local`.
     pub local: Arc<Memory>,
-    /// The rules in force.
+    /// The rules in force and the overrides.
     pub rules: Arc<ArcSwap<Snapshot>>,
-    /// What is counted of them.
+    /// Statistics per rule.
     pub statistics: Arc<Statistics>,
-    /// Who is refused most, and asks most; `None` where nobody asks for it: of rules on trial, in a replay.
+    /// The entities with the most hits and the most denied hits; `None` for candidate rules and in a replay.
     pub top: Option<Arc<TopEntities>>,
-    /// What holds for all of them.
+    /// Settings that apply to all rules.
     pub settings: Arc<Settings>,
 }
 
-/// A decision that has begun.
+/// A decision prepared by [`Engine::prepare`].
 pub struct PreparedDecision<'r, 'm> {
     request: &'r Request<'m>,
-    /// The rules that were in force then.
+    /// The snapshot that was current when the decision was prepared.
     snapshot: Guard<Arc<Snapshot>>,
-    /// By descriptor.
-    sought: SmallVec<[OverrideLookup; 1]>,
+    /// The override lookup of each descriptor.
+    lookups: SmallVec<[OverrideLookup; 1]>,
 }
 
 impl Engine {
-    /// Decides one request. All its descriptors are counted, also when the first is refused already.
+    /// Decides one request. All descriptors are counted, even if the first one is denied.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules are loaded, or if the store fails and an applicable failure policy is `error`.
     pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
         self.decide_prepared(&self.prepare(request), now).await
     }
 
-    /// Begins a decision. What operators have said of the descriptors is on its way to the processor from here on: whoever has
-    /// something else to do, such as to look what time it is, does it meanwhile.
+    /// Prepares a decision.
+    ///
+    /// The processor starts to fetch the overrides of the descriptors. A caller should therefore do other work, such as
+    /// reading the clock, before [`Engine::decide_prepared`].
     #[must_use]
     pub fn prepare<'r, 'm>(&self, request: &'r Request<'m>) -> PreparedDecision<'r, 'm> {
         let snapshot = self.rules.load();
-        let seek = |descriptor: &Descriptor<'_>| snapshot.overrides.prepare_lookup(request.domain, &descriptor.entries);
-        let sought = request.descriptors.iter().map(seek).collect();
-        PreparedDecision { request, snapshot, sought }
+        let lookup =
+            |descriptor: &Descriptor<'_>| snapshot.overrides.prepare_lookup(request.domain, &descriptor.entries);
+        let lookups = request.descriptors.iter().map(lookup).collect();
+        PreparedDecision { request, snapshot, lookups }
     }
 
-    /// Decides a request as [`Engine::decide`] does, whose decision has begun.
-    pub async fn decide_prepared(&self, begun: &PreparedDecision<'_, '_>, now: Micros) -> Result<Verdict, DecideError> {
-        let PreparedDecision { request, snapshot, sought } = begun;
+    /// Decides a prepared request as [`Engine::decide`] does.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Engine::decide`].
+    pub async fn decide_prepared(
+        &self,
+        prepared: &PreparedDecision<'_, '_>,
+        now: Micros,
+    ) -> Result<Verdict, DecideError> {
+        let PreparedDecision { request, snapshot, lookups } = prepared;
         if snapshot.compiled.awaiting_rules {
             return Err(DecideError::NoRules);
         }
         let domain = snapshot.rules().settings_of(request.domain);
         let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
-        let matches = self.matches(snapshot, request, sought, now);
-        let names = self.names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
+        let matches = self.matches(snapshot, request, lookups, now);
+        let names = self.counter_names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
         let mut hits = self.hits(request, &matches, &names);
         if !request.feedback.is_empty() {
             self.apply_feedback(request, &matches, &mut hits, now);
         }
-        let denied_together = self.count_denied_by_switch(request, &matches, now) && charge == Charge::All;
-        if denied_together {
-            // Nothing is taken, whatever the others would say.
+        let denied_by_switch = self.count_denied_by_switch(request, &matches, now) && charge == Charge::All;
+        if denied_by_switch {
+            // The request is denied already, so its other limits must not be charged.
             hits.iter_mut().for_each(|hit| *hit = hit.peek());
             charge = Charge::Each;
         }
-        // A block: what is not needed any more when the next wait begins takes no room in either.
+        // Variables that end with this block take no space in the future across the next await.
         let verdict = {
             let answers = match charge {
                 _ if hits.is_empty() => HitDecisions::new(),
                 Charge::Each => self.store.apply(&hits, charge, now).await,
-                // Boxed, as all that is rare: a decision that waits for Redis is to be small.
+                // Boxed, as it is rare and a decision that waits for Redis should be small.
                 Charge::All => Box::pin(self.apply_together(&hits, now)).await,
             };
-            let refused = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
-            let together = charge == Charge::All && hits.len() > 1;
-            let nothing_taken = denied_together || together && hits.iter().zip(&answers).any(refused);
-            for ((descriptor, applied), answer) in limited(request, &matches).zip(&answers) {
+            let is_denied = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
+            let charged_together = charge == Charge::All && hits.len() > 1;
+            let nothing_taken = denied_by_switch || charged_together && hits.iter().zip(&answers).any(is_denied);
+            for ((descriptor, applied), answer) in limited_descriptors(request, &matches).zip(&answers) {
                 let Ok(answer) = answer else {
                     continue;
                 };
                 let allowed = answer.decision.allowed;
                 self.record_top(request.domain, descriptor, applied, allowed, now);
                 if !(nothing_taken && allowed) {
-                    self.count(descriptor, applied, applied.base(), answer, !together, now);
+                    self.count(descriptor, applied, applied.base_limit(), answer, !charged_together, now);
                 }
             }
-            let mut decided = SmallVec::<[HitDecision; 1]>::new();
-            for (((descriptor, applied), hit), answer) in limited(request, &matches).zip(&hits).zip(answers) {
-                decided.push(match answer {
+            let mut decisions = SmallVec::<[HitDecision; 1]>::new();
+            for (((descriptor, applied), hit), answer) in limited_descriptors(request, &matches).zip(&hits).zip(answers)
+            {
+                decisions.push(match answer {
                     Ok(answer) => answer,
                     Err(error) => {
-                        let decision = self.fallback(descriptor, applied, hit, now).ok_or(DecideError::Store(error))?;
+                        let decision = self
+                            .apply_failure_policy(descriptor, applied, hit, now)
+                            .ok_or(DecideError::Store(error))?;
                         HitDecision { decision, decider: Decider::Fallback, grant: None }
                     }
                 });
             }
-            self.verdict(snapshot, &matches, &decided)
+            self.verdict(snapshot, &matches, &decisions)
         };
-        if let Some(tried) = snapshot.trial.as_ref().and_then(|trial| trial.observe(self, request, &verdict, now)) {
-            tried.await;
+        if let Some(evaluation) =
+            snapshot.candidate.as_ref().and_then(|candidate| candidate.evaluate(self, request, &verdict, now))
+        {
+            evaluation.await;
         }
         Ok(verdict)
     }
 
-    /// The names of the counters; the hits are counted as asked for.
-    fn names(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> CounterNames {
-        let holds = request.feedback.iter().zip(matches);
-        let mut samples = holds.filter_map(|(hold, found)| found.limited().map(|_| hold.sample));
-        let mut names = CounterNames { text: Vec::with_capacity(128), ends: SmallVec::new(), askers: Vec::new() };
-        for (descriptor, applied) in limited(request, matches) {
+    /// Builds the names of the counters, and counts the hits as requested.
+    fn counter_names(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> CounterNames {
+        let feedback = request.feedback.iter().zip(matches);
+        let mut samples = feedback.filter_map(|(feedback, matched)| matched.limited().map(|_| feedback.sample));
+        let mut names =
+            CounterNames { text: Vec::with_capacity(128), ends: SmallVec::new(), contextual_algorithms: Vec::new() };
+        for (descriptor, applied) in limited_descriptors(request, matches) {
             let algorithm = applied.limit.algorithm();
-            let asker = applied.context(descriptor, samples.next().flatten());
-            names.askers.extend(asker.map(|asker| algorithm.with_context(asker)));
+            let context = applied.context(descriptor, samples.next().flatten());
+            names.contextual_algorithms.extend(context.map(|context| algorithm.with_context(context)));
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
             key::write(&mut names.text, self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
             names.ends.push(names.text.len());
             if !descriptor.refund {
-                applied.series.count_requested(self.worker, descriptor.hits.min(MAX));
+                applied.series.count_requested(self.worker, descriptor.hits.min(MAX_NUMBER));
             }
         }
         names
     }
 
-    /// What is asked of the store.
+    /// Builds the hits for the store.
     fn hits<'h>(
         &self,
         request: &Request<'_>,
@@ -214,23 +236,24 @@ impl Engine {
         names: &'h CounterNames,
     ) -> SmallVec<[Hit<'h>; 1]> {
         let mut start = 0;
-        let mut askers = names.askers.iter();
-        limited(request, matches)
+        let mut contextual_algorithms = names.contextual_algorithms.iter();
+        limited_descriptors(request, matches)
             .zip(&names.ends)
             .map(|((descriptor, applied), &end)| {
                 let key = &names.text[start..end];
                 start = end;
-                let (action, cost) = (action(descriptor), descriptor.hits.min(MAX));
+                let (action, cost) = (action(descriptor), descriptor.hits.min(MAX_NUMBER));
                 let binding = !descriptor.refund && self.is_binding(applied);
                 let algorithm = applied.limit.algorithm();
-                let algorithm = if applied.needs_context() { askers.next().unwrap_or(algorithm) } else { algorithm };
+                let algorithm =
+                    if applied.needs_context() { contextual_algorithms.next().unwrap_or(algorithm) } else { algorithm };
                 Hit {
                     key,
                     algorithm,
                     action,
                     cost,
-                    binding,
-                    needed: binding && self.on_error(applied).denies(),
+                    blocks_on_denial: binding,
+                    blocks_on_error: binding && self.on_error(applied).denies(),
                     per_second: applied.limit.is_per_second(),
                     consistency: applied.consistency(),
                     demand: 0,
@@ -239,22 +262,23 @@ impl Engine {
             .collect()
     }
 
-    /// Counts what an operator lets nothing pass of; whether that refuses the request.
+    /// Counts the descriptors that an override denies. Returns whether they deny the whole request.
     fn count_denied_by_switch(&self, request: &Request<'_>, matches: &[Match<'_>], now: Micros) -> bool {
-        let mut refuses = false;
-        for (descriptor, found) in request.descriptors.iter().zip(matches) {
-            let Some(applied) = found.denied() else {
+        let mut denies = false;
+        for (descriptor, matched) in request.descriptors.iter().zip(matches) {
+            let Some(applied) = matched.denied() else {
                 continue;
             };
-            refuses |= self.is_binding(applied);
+            denies |= self.is_binding(applied);
             self.record_top(request.domain, descriptor, applied, false, now);
-            let hits = descriptor.hits.min(MAX);
-            let (limit, known) = (0, false);
-            let threshold = Threshold { limit, near: limit, splits: false, shadow: applied.is_shadow(), known };
+            let hits = descriptor.hits.min(MAX_NUMBER);
+            let (limit, from_deny_cache) = (0, false);
+            let threshold =
+                Threshold { limit, near: limit, splits_denied: false, shadow: applied.is_shadow(), from_deny_cache };
             applied.series.count_requested(self.worker, hits);
             applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
         }
-        refuses
+        denies
     }
 
     fn record_top(
@@ -270,102 +294,106 @@ impl Engine {
         }
     }
 
-    /// The store's decisions under [`Charge::All`]: a counter that several descriptors name is asked once for the sum.
+    /// Applies hits under [`Charge::All`]. Hits on the same counter are merged into one with the sum of their costs.
     async fn apply_together(&self, hits: &[Hit<'_>], now: Micros) -> HitDecisions {
         let mut merged = SmallVec::<[Hit<'_>; 4]>::new();
-        let mut places = SmallVec::<[usize; 4]>::new();
+        let mut indices = SmallVec::<[usize; 4]>::new();
         for hit in hits {
-            let same = |known: &Hit<'_>| known.key == hit.key && known.action == hit.action;
-            let place = merged.iter().position(same).unwrap_or(merged.len());
-            match merged.get_mut(place) {
-                Some(known) => known.cost = known.cost.saturating_add(hit.cost),
+            let same_counter = |other: &Hit<'_>| other.key == hit.key && other.action == hit.action;
+            let index = merged.iter().position(same_counter).unwrap_or(merged.len());
+            match merged.get_mut(index) {
+                Some(first) => first.cost = first.cost.saturating_add(hit.cost),
                 None => merged.push(*hit),
             }
-            places.push(place);
+            indices.push(index);
         }
-        // One alone has nobody to wait for.
+        // A single hit does not depend on the outcome of others.
         let charge = if merged.len() == 1 { Charge::Each } else { Charge::All };
         let answers = self.store.apply(&merged, charge, now).await;
         let mut granted = SmallVec::<[usize; 4]>::new();
-        let answer = |place: usize| {
-            let answer = answers.get(place).copied().unwrap_or(Err(StoreError::Rejected))?;
-            // What is granted is granted once.
-            let first = !granted.contains(&place);
-            granted.push(place);
+        let answer = |index: usize| {
+            let answer = answers.get(index).copied().unwrap_or(Err(StoreError::Rejected))?;
+            // Only the first descriptor of a merged hit receives its grant.
+            let first = !granted.contains(&index);
+            granted.push(index);
             Ok(HitDecision { grant: answer.grant.filter(|_| first), ..answer })
         };
-        places.into_iter().map(answer).collect()
+        indices.into_iter().map(answer).collect()
     }
 
     fn on_error(&self, applied: &AppliedLimit<'_>) -> FailurePolicy {
-        let terms = applied.custom_limit.and_then(|terms| terms.on_error);
-        terms.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
+        let policy = applied.custom_limit.and_then(|custom_limit| custom_limit.on_error);
+        policy.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
     }
 
-    /// Whether a refusal of this limit refuses the request.
+    /// Returns whether a denial by this limit denies the request.
     fn is_binding(&self, applied: &AppliedLimit<'_>) -> bool {
         let lenient = applied.is_shadow() || applied.rule.is_some_and(|rule| rule.quota_mode);
         !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
     }
 
-    /// `limit`: what it was held against. `alone`: a refused hit may have been counted all the same. Charged with others
-    /// it was not.
+    /// Counts a decision in the statistics.
+    ///
+    /// `limit` is the limit that decided. A denied hit that was charged alone may have been counted; one that was
+    /// charged together with others was not.
     fn count(
         &self,
         descriptor: &Descriptor<'_>,
         applied: &AppliedLimit<'_>,
         limit: &Limit,
         answer: &HitDecision,
-        alone: bool,
+        charged_alone: bool,
         now: Micros,
     ) {
         if descriptor.refund {
             return;
         }
         if let Some(shedding) = applied.shedding {
-            let class = applied.context(descriptor, None).map_or(0, |asker| asker.class.into());
+            let class = applied.context(descriptor, None).map_or(0, |context| context.class.into());
             let outcome = match answer.decision.allowed {
                 true => Outcome::Allowed,
                 false if applied.sheds(&answer.decision) => Outcome::Shed,
                 false => Outcome::Denied,
             };
-            shedding.decided(self.worker, class, outcome, descriptor.hits.min(MAX), now);
+            shedding.record(self.worker, class, outcome, descriptor.hits.min(MAX_NUMBER), now);
         }
-        let splits = alone && answer.decider != Decider::DenyCache && limit.splits_denied();
+        let splits_denied = charged_alone && answer.decider != Decider::DenyCache && limit.splits_denied();
         let (limit, _) = limit.policy();
         let shadow = applied.is_shadow();
-        let (hits, near) = (descriptor.hits.min(MAX), self.statistics.near(limit));
-        let known = answer.decider == Decider::DenyCache;
+        let (hits, near) = (descriptor.hits.min(MAX_NUMBER), self.statistics.near_threshold(limit));
+        let from_deny_cache = answer.decider == Decider::DenyCache;
         applied.series.count_decision(
             self.worker,
             hits,
             &answer.decision,
-            Threshold { limit, near, splits, shadow, known },
+            Threshold { limit, near, splits_denied, shadow, from_deny_cache },
         );
     }
 
-    /// Adds to the hits what their caller could admit by himself; what he has admitted so far counts from now on.
+    /// Adds the caller's demand to the hits, and counts the hits that it has admitted under finished grants.
     fn apply_feedback(&self, request: &Request<'_>, matches: &[Match<'_>], hits: &mut [Hit<'_>], now: Micros) {
-        let holds = request.feedback.iter().zip(matches);
-        let holds = holds.filter_map(|(hold, found)| Some((hold, found.limited()?)));
-        for (hit, (hold, applied)) in hits.iter_mut().zip(holds) {
-            hit.demand = hold.demand;
-            let Some((id, spent)) = hold.reports else {
+        let feedback = request.feedback.iter().zip(matches);
+        let feedback = feedback.filter_map(|(feedback, matched)| Some((feedback, matched.limited()?)));
+        for (hit, (feedback, applied)) in hits.iter_mut().zip(feedback) {
+            hit.demand = feedback.demand;
+            let Some((id, admitted)) = feedback.reports else {
                 continue;
             };
-            let spent = self.store.report(hit, id, spent, now);
+            let admitted = self.store.report(hit, id, admitted, now);
             let (limit, _) = applied.limit.policy();
-            let passed = Decision { allowed: true, ..Decision::default() };
-            let near = self.statistics.near(limit);
-            let threshold = Threshold { limit, near, splits: false, shadow: false, known: false };
-            applied.series.count_requested(self.worker, spent);
-            applied.series.count_decision(self.worker, spent, &passed, threshold);
+            let allowed = Decision { allowed: true, ..Decision::default() };
+            let near = self.statistics.near_threshold(limit);
+            let threshold = Threshold { limit, near, splits_denied: false, shadow: false, from_deny_cache: false };
+            applied.series.count_requested(self.worker, admitted);
+            applied.series.count_decision(self.worker, admitted, &allowed, threshold);
         }
     }
 
-    /// What is decided when the store cannot; `None` when the rule wants the caller to have the error. What is let
-    /// through or refused without being counted has the numbers of a counter never used.
-    fn fallback(
+    /// Decides a hit by its failure policy after the store failed.
+    ///
+    /// Returns `None` if the policy is `error`. Under `allow` and `deny` nothing is counted, and the decision has the
+    /// numbers of an unused counter.
+    fn apply_failure_policy(
         &self,
         descriptor: &Descriptor<'_>,
         applied: &AppliedLimit<'_>,
@@ -379,48 +407,48 @@ impl Engine {
             FailurePolicy::Allow => true,
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
-                let part = self.part(applied);
-                let algorithm =
-                    applied.context(descriptor, None).map_or(*part.algorithm(), |it| part.algorithm().with_context(it));
+                let instance_limit = self.instance_limit(applied);
+                let algorithm = applied
+                    .context(descriptor, None)
+                    .map_or(*instance_limit.algorithm(), |context| instance_limit.algorithm().with_context(context));
                 let hit = Hit { algorithm: &algorithm, ..*hit };
                 let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
-                self.count(descriptor, applied, &part, &answer, true, now);
+                self.count(descriptor, applied, &instance_limit, &answer, true, now);
                 return Some(answer.decision);
             }
         };
-        let ask = Operation { action: action(descriptor), cost: descriptor.hits, now };
-        let decision = applied.limit.algorithm().apply(&mut State::default(), ask);
+        let operation = Operation { action: action(descriptor), cost: descriptor.hits, now };
+        let decision = applied.limit.algorithm().apply(&mut State::default(), operation);
         let remaining = if allowed { decision.remaining } else { 0 };
         Some(Decision { allowed, remaining, ..decision })
     }
 
-    /// What of a limit is this instance's, when each has to decide by itself.
-    fn part(&self, applied: &AppliedLimit<'_>) -> Limit {
+    /// Returns this instance's share of a limit, for decisions without the store.
+    fn instance_limit(&self, applied: &AppliedLimit<'_>) -> Limit {
         let (limit, instances) = (applied.limit, self.settings.instances.get());
         match (applied.custom_limit, applied.rule) {
-            (Some(terms), _) => terms.part.as_deref().copied().unwrap_or(*limit),
+            (Some(custom_limit), _) => custom_limit.divided_limit.as_deref().copied().unwrap_or(*limit),
             (None, Some(rule)) => rule.divided_limit.as_deref().copied().unwrap_or(*limit),
             (None, None) => {
-                let kind = Algorithm::DEFAULT;
-                Limit::divided(limit.requests(), limit.measure(), kind, LimitSpec::default(), instances)
+                let algorithm = Algorithm::DEFAULT;
+                Limit::divided(limit.requests(), limit.measure(), algorithm, LimitSpec::default(), instances)
                     .unwrap_or(*limit)
             }
         }
     }
 
-    /// `decided`: what was decided of each limit, in their order.
-    fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decided: &[HitDecision]) -> Verdict {
-        let mut decided = decided.iter();
-        let no_limit =
-            |directed| Status { quota: self.settings.quota_mode, override_kind: directed, ..Status::NO_LIMIT };
+    /// Builds the verdict. `decisions` has one element per limited descriptor, in their order.
+    fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decisions: &[HitDecision]) -> Verdict {
+        let mut decisions = decisions.iter();
+        let no_limit = |override_kind| Status { quota: self.settings.quota_mode, override_kind, ..Status::NO_LIMIT };
         let statuses: SmallVec<[Status; 1]> = matches
             .iter()
-            .map(|found| match found {
+            .map(|matched| match matched {
                 Match::None => no_limit(None),
                 Match::Off => no_limit(Some(OverrideKind::Switch(Mode::Off))),
-                Match::Unlimited(_, directed) => Status { override_kind: *directed, ..Status::UNLIMITED },
+                Match::Unlimited(_, override_kind) => Status { override_kind: *override_kind, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),
-                Match::Limited(applied) => self.status(applied, decided.next().copied().unwrap_or_default()),
+                Match::Limited(applied) => self.status(applied, decisions.next().copied().unwrap_or_default()),
             })
             .collect();
         let overall = match Verdict::overall(&statuses) {
@@ -434,7 +462,7 @@ impl Engine {
         Verdict { overall, statuses, metadata }
     }
 
-    /// Nobody knows for how long.
+    /// Returns the status of a descriptor that an override denies. Its reset time is unknown.
     fn denial(&self, applied: &AppliedLimit<'_>) -> Status {
         let status = self.status(applied, HitDecision::default());
         Status { reset: None, denial_counts: true, ..status }
@@ -444,17 +472,17 @@ impl Engine {
         let shadow = applied.is_shadow();
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
         let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(rule.policy()));
-        let limit = CurrentLimit::new(applied.base(), name, policy);
-        // Whatever there is above may be gone in a moment: nobody is told to count on it.
-        let (stretched, _) = applied.limit.policy();
-        let extra = stretched.saturating_sub(limit.quota);
+        let limit = CurrentLimit::new(applied.base_limit(), name, policy);
+        // Elastic capacity above the limit may disappear at any time, so callers must not rely on it.
+        let (elastic_quota, _) = applied.limit.policy();
+        let extra = elastic_quota.saturating_sub(limit.quota);
         Status {
             code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
             shed: applied.sheds(&decision),
             elastic: extra > 0 && decision.allowed && decision.used > limit.quota,
             remaining: u32::try_from(decision.remaining.saturating_sub(extra)).unwrap_or(u32::MAX),
             limit: Some(match decision.limit {
-                Some(now) => CurrentLimit { requests: now, quota: now.into(), ..limit },
+                Some(requests) => CurrentLimit { requests, quota: requests.into(), ..limit },
                 None => limit,
             }),
             reset: Some(decision.reset),
@@ -480,10 +508,10 @@ fn action(descriptor: &Descriptor<'_>) -> Action {
     }
 }
 
-/// The metadata of every rule that let its descriptor pass; the first to name a key has the say.
+/// Merges the metadata of the rules that allowed their descriptors. The first rule that sets a key wins.
 fn metadata(matches: &[Match<'_>], statuses: &[Status]) -> Option<Metadata> {
-    let passed = matches.iter().zip(statuses).filter(|(_, status)| status.code == Code::Ok && !status.unlimited);
-    let mut all = passed.filter_map(|(found, _)| found.rule()?.metadata.as_ref());
+    let allowed = matches.iter().zip(statuses).filter(|(_, status)| status.code == Code::Ok && !status.unlimited);
+    let mut all = allowed.filter_map(|(matched, _)| matched.rule()?.metadata.as_ref());
     let mut merged = all.next()?.clone();
     all.for_each(|other| merged.merge(other));
     Some(merged)

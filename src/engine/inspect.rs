@@ -1,4 +1,4 @@
-//! Where a counter stands, and why: what operators ask of one descriptor.
+//! Operations of the admin API on one descriptor: inspecting and deleting its counter, and refunding hits.
 
 use smallvec::smallvec;
 
@@ -14,100 +14,113 @@ use crate::{
     store::{Charge, Hit, Store, StoreError},
 };
 
-/// What a descriptor meets.
+/// The rule, overrides and counter state that apply to a descriptor.
 #[derive(Clone, Debug)]
 pub struct Inspection {
-    /// How the rules were walked, a line for each step.
+    /// The steps of matching the rules, one line each.
     pub match_steps: Vec<String>,
-    /// The id of the rule that it ends on.
+    /// The id of the matched rule.
     pub rule: Option<usize>,
-    /// What operators have said over it, and where; the first decides.
+    /// The overrides that apply, with their origins, highest precedence first.
     pub overrides: Vec<(Origin, Override)>,
-    /// What of that is in force.
+    /// The kind of the override that is in force.
     pub override_kind: Option<OverrideKind>,
-    /// Where its counter stands; `None` where nothing is counted.
+    /// The state of the counter; `None` if nothing is counted.
     pub counter: Option<CounterState>,
-    /// Whether one hit would pass.
+    /// Whether one hit would be allowed.
     pub allowed: bool,
 }
 
-/// Where a counter stands.
+/// The state of a counter.
 #[derive(Clone, Debug)]
 pub struct CounterState {
-    /// The limit that it is held against.
+    /// The limit that applies.
     pub limit: Limit,
-    /// Its name.
+    /// The counter's name and store.
     pub counter: CounterLocation,
-    /// What it would say to one hit.
+    /// The decision that one hit would receive.
     pub decision: Decision,
 }
 
-/// A counter's name.
+/// The name of a counter, and which store has it.
 #[derive(Clone, Debug)]
 pub struct CounterLocation {
-    /// As the store has it.
+    /// Name of the counter in the store.
     pub key: String,
-    /// Whether it is one of a limit of unit second.
+    /// Whether its limit is per second. Such counters may be in a store of their own.
     pub per_second: bool,
 }
 
 impl Engine {
-    /// Says what a descriptor meets, and takes nothing.
+    /// Inspects a descriptor without taking hits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store fails.
     pub async fn inspect(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Result<Inspection, StoreError> {
         let snapshot = self.rules.load_full();
-        let request = look(domain, entries);
+        let request = peek_request(domain, entries);
         let descriptor = &request.descriptors[0];
-        let found = self.find(&snapshot, domain, descriptor, &snapshot.overrides.prepare_lookup(domain, entries), now);
-        let rule = found.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
+        let matched =
+            self.find_match(&snapshot, domain, descriptor, &snapshot.overrides.prepare_lookup(domain, entries), now);
+        let rule = matched.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
         let inspection = Inspection {
             match_steps: snapshot.rules().explain(domain, entries),
             rule: rule.map(|rule| rule.id),
-            overrides: snapshot.overrides.over_rule((domain, entries), rule, now),
-            override_kind: match &found {
+            overrides: snapshot.overrides.applicable((domain, entries), rule, now),
+            override_kind: match &matched {
                 Match::None => None,
                 Match::Off => Some(OverrideKind::Switch(super::overrides::Mode::Off)),
-                Match::Unlimited(_, directed) => *directed,
+                Match::Unlimited(_, override_kind) => *override_kind,
                 Match::Limited(applied) | Match::Denied(applied) => applied.override_kind(),
             },
             counter: None,
-            allowed: !matches!(&found, Match::Denied(denied) if !denied.is_shadow()),
+            allowed: !matches!(&matched, Match::Denied(denied) if !denied.is_shadow()),
         };
-        let Match::Limited(applied) = &found else {
+        let Match::Limited(applied) = &matched else {
             return Ok(inspection);
         };
         let counter = self.counter_of(&request, applied, &snapshot);
-        let asker = applied.context(descriptor, None);
+        let context = applied.context(descriptor, None);
         let algorithm = *applied.limit.algorithm();
-        let algorithm = asker.map_or(algorithm, |asker| algorithm.with_context(asker));
-        // The counter itself is asked, and not what this instance has of it.
+        let algorithm = context.map_or(algorithm, |context| algorithm.with_context(context));
+        // An exact peek reads the shared counter instead of this instance's cache, lease or eventual counter.
         let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1).peek() };
         let answer = self.store.apply(&[hit], Charge::Each, now).await.pop().unwrap_or(Err(StoreError::Rejected))?;
         let allowed = answer.decision.allowed || applied.is_shadow();
-        let standing = CounterState { limit: *applied.limit, counter, decision: answer.decision };
-        Ok(Inspection { counter: Some(standing), allowed, ..inspection })
+        let counter_state = CounterState { limit: *applied.limit, counter, decision: answer.decision };
+        Ok(Inspection { counter: Some(counter_state), allowed, ..inspection })
     }
 
-    /// Forgets the counter of a descriptor: its name, and whether there was one. `None` where nothing is counted.
-    pub async fn forget(
+    /// Deletes the counter of a descriptor. Returns its name and whether it existed, or `None` if nothing is counted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store fails.
+    pub async fn reset_counter(
         &self,
         domain: &str,
         entries: &[Entry<'_>],
         now: Micros,
     ) -> Result<Option<(CounterLocation, bool)>, StoreError> {
         let snapshot = self.rules.load_full();
-        let request = look(domain, entries);
-        let sought = snapshot.overrides.prepare_lookup(domain, entries);
-        let Match::Limited(applied) = self.find(&snapshot, domain, &request.descriptors[0], &sought, now) else {
+        let request = peek_request(domain, entries);
+        let lookup = snapshot.overrides.prepare_lookup(domain, entries);
+        let Match::Limited(applied) = self.find_match(&snapshot, domain, &request.descriptors[0], &lookup, now) else {
             return Ok(None);
         };
         let counter = self.counter_of(&request, &applied, &snapshot);
-        let existed = self.store.forget(counter.key.as_bytes(), counter.per_second).await?;
+        let existed = self.store.delete(counter.key.as_bytes(), counter.per_second).await?;
         Ok(Some((counter, existed)))
     }
 
-    /// Gives hits back to the counter of a descriptor, never above full.
+    /// Refunds hits to the counter of a descriptor, up to its full capacity.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Engine::decide`].
     pub async fn refund(&self, domain: &str, entries: &[Entry<'_>], hits: u64, now: Micros) -> Result<(), DecideError> {
-        let mut request = look(domain, entries);
+        let mut request = peek_request(domain, entries);
         (request.descriptors[0].hits, request.descriptors[0].refund) = (hits, true);
         Box::pin(self.decide(&request, now)).await.map(drop)
     }
@@ -127,8 +140,8 @@ impl Engine {
     }
 }
 
-/// A request that asks for nothing.
-fn look<'a>(domain: &'a str, entries: &[Entry<'a>]) -> Request<'a> {
+/// Builds a request that takes no hits.
+fn peek_request<'a>(domain: &'a str, entries: &[Entry<'a>]) -> Request<'a> {
     let descriptor = Descriptor { entries: entries.into(), hits: 0, refund: false, requested_limit: None };
     Request { domain, descriptors: smallvec![descriptor], feedback: Vec::new() }
 }

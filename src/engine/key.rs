@@ -1,13 +1,13 @@
-//! The name of a counter: `{domain|user=alice|path=/v1/charges}fw:60`.
+//! Names of counters, such as `{domain|user=alice|path=/v1/charges}fw:60`.
 //!
-//! Unambiguous whatever a caller puts into a value: what has a meaning in the name is percent-encoded in it. Readable
-//! in redis-cli. The braces are Redis' hash tag, the shard: by default all of a domain and descriptor. The algorithm
-//! stands behind, and a fixed window's length, so that limits of different shapes on one descriptor never meet, while
-//! an override of the same unit counts on the rule's own counter.
+//! A name is unambiguous for all values that callers send: characters with a meaning in the name are percent-encoded.
+//! It is also readable in redis-cli. The text in braces is the shard key, Redis' hash tag: by default the domain and
+//! the whole descriptor. The algorithm follows, with the length of a fixed window. Limits with different algorithms on
+//! one descriptor therefore have different counters, while an override with the same unit uses the rule's own counter.
 //!
-//! Where the domain says by which entries it is sharded, only these stand in the braces, and the others behind, in their
-//! order; the place of one that stands in the braces is held by its key: `{domain|user=alice}|user|path=/v1/charges|fw:60`.
-//! All counters of a user are on one shard then. A descriptor that has none of the entries is its own shard.
+//! If the domain lists entries to shard by, only these are in the braces. All entries follow in their order, and an
+//! entry from the braces is represented by its key alone: `{domain|user=alice}|user|path=/v1/charges|fw:60`. All
+//! counters of a user are then on one shard. Without any of the listed entries the whole descriptor is the shard key.
 
 use std::io::Write;
 
@@ -20,15 +20,17 @@ use crate::{
     rules::{Entry, Node, Segment},
 };
 
-/// Longer names end in a digest of the whole.
-const MAX: usize = 256;
-/// What stays readable of them.
-const READABLE: usize = 128;
-/// 160 bits, so that nobody finds two descriptors with one digest.
-const DIGEST: usize = 20;
+/// Maximum length of each of the two parts of a name, in bytes. A longer part ends in a digest of the whole part.
+const MAX_BYTES: usize = 256;
+/// Number of bytes of a shortened part that stay readable.
+const READABLE_BYTES: usize = 128;
+/// Length of the digest: 160 bits, so that finding two descriptors with the same digest is infeasible.
+const DIGEST_BYTES: usize = 20;
 
-/// Appends the name of the counter. `scope`: of rules that are only tried out. `path` has a node for each entry at least,
-/// or is empty for an override.
+/// Appends the name of a counter to `name`.
+///
+/// `scope` is a prefix that separates the counters of candidate rules; it is empty for the rules in force. `path` has
+/// at least one node per entry, or is empty for an override.
 pub(super) fn write(
     name: &mut Vec<u8>,
     scope: &str,
@@ -42,28 +44,28 @@ pub(super) fn write(
     name.push(b'{');
     name.extend_from_slice(scope.as_bytes());
     escape(name, domain, ESCAPED);
-    let shard = shard(shard_by, entries);
-    for (place, entry) in entries.iter().enumerate().filter(|_| shard.is_empty()) {
-        write_entry(name, *entry, path.get(place));
+    let shard_entries = shard_entries(shard_by, entries);
+    for (index, entry) in entries.iter().enumerate().filter(|_| shard_entries.is_empty()) {
+        write_entry(name, *entry, path.get(index));
     }
-    for place in &shard {
-        write_entry(name, entries[*place], path.get(*place));
+    for index in &shard_entries {
+        write_entry(name, entries[*index], path.get(*index));
     }
-    if name.len() - start > MAX {
+    if name.len() - start > MAX_BYTES {
         shorten(name, start);
     }
     name.push(b'}');
-    if !shard.is_empty() {
+    if !shard_entries.is_empty() {
         let start = name.len();
-        for (place, entry) in entries.iter().enumerate() {
-            if shard.contains(&place) {
+        for (index, entry) in entries.iter().enumerate() {
+            if shard_entries.contains(&index) {
                 name.push(b'|');
                 escape(name, entry.key, ESCAPED);
             } else {
-                write_entry(name, *entry, path.get(place));
+                write_entry(name, *entry, path.get(index));
             }
         }
-        if name.len() - start > MAX {
+        if name.len() - start > MAX_BYTES {
             shorten(name, start);
         }
         name.push(b'|');
@@ -75,8 +77,8 @@ pub(super) fn write(
     }
 }
 
-/// The places of the entries that choose the shard: of each key the first, in the order of the keys.
-fn shard(shard_by: &[Box<str>], entries: &[Entry<'_>]) -> SmallVec<[usize; 4]> {
+/// Returns the indices of the entries that select the shard: the first entry with each key, in the order of the keys.
+fn shard_entries(shard_by: &[Box<str>], entries: &[Entry<'_>]) -> SmallVec<[usize; 4]> {
     shard_by.iter().filter_map(|key| entries.iter().position(|entry| *entry.key == **key)).collect()
 }
 
@@ -96,12 +98,12 @@ fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>) {
 
 fn shorten(name: &mut Vec<u8>, start: usize) {
     let digest = Sha256::digest(&name[start..]);
-    // Not in the middle of a letter.
-    let is_boundary = |at: &usize| name.get(*at).is_none_or(|byte| byte & 0xC0 != 0x80);
-    let end = (start..=start + READABLE).rev().find(is_boundary).unwrap_or(start);
+    // A cut inside a UTF-8 sequence would make the name invalid.
+    let is_boundary = |index: &usize| name.get(*index).is_none_or(|byte| byte & 0xC0 != 0x80);
+    let end = (start..=start + READABLE_BYTES).rev().find(is_boundary).unwrap_or(start);
     name.truncate(end);
     name.push(b'~');
-    for byte in &digest[..DIGEST] {
+    for byte in &digest[..DIGEST_BYTES] {
         // Writing to memory cannot fail.
         let _ = write!(name, "{byte:02x}");
     }
@@ -116,7 +118,7 @@ mod tests {
 
     fn name(domain: &str, shard_by: &[&str], entries: &[(String, String)]) -> String {
         let algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
-        // The names of a request share a buffer.
+        // The names of a request share a buffer, so a name must not depend on the text before it.
         let mut name = b"before".to_vec();
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let shard_by: Vec<Box<str>> = shard_by.iter().map(|key| (*key).into()).collect();
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_like_the_descriptor() {
+    fn a_name_contains_the_escaped_entries_in_order() {
         for (entries, expected) in [
             (pairs(&[("user", "alice"), ("path", "/v1/x")]), "{api|user=alice|path=/v1/x}fw:60"),
             (pairs(&[("user", "")]), "{api|user=}fw:60"),
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_entries_that_choose_the_shard_stand_in_the_braces() {
+    fn the_entries_that_select_the_shard_are_in_the_braces() {
         let entries = pairs(&[("path", "/x"), ("user", "a"), ("api", "1"), ("user", "b")]);
         for (shard_by, expected) in [
             (&["user"][..], "{d|user=a}|path=/x|user|api=1|user=b|fw:60"),
@@ -154,35 +156,34 @@ mod tests {
         }
     }
 
-    /// However long the rest is, and however long the shard itself.
     #[test]
     fn long_names_of_one_shard_stay_on_it() {
         let long = "x".repeat(400);
         let one = name("d", &["user"], &pairs(&[("user", &long), ("path", &long)]));
         let other = name("d", &["user"], &pairs(&[("path", "/"), ("user", &long)]));
-        let shard = |name: &str| name.split_once('}').unwrap().0.to_owned();
-        assert_eq!(shard(&one), shard(&other));
-        assert!(one.len() < 2 * MAX && one.ends_with("|fw:60"), "{one}");
-        // The rest by itself: `|path=` and so many letters are as long as may be, and with one more they are not.
-        for (letters, is_whole) in [(MAX - 11, true), (MAX - 10, false)] {
-            let name = name("d", &["user"], &pairs(&[("path", &"x".repeat(letters)), ("user", "u")]));
-            assert_eq!(!name.contains('~'), is_whole, "{name}");
+        let shard_entries = |name: &str| name.split_once('}').unwrap().0.to_owned();
+        assert_eq!(shard_entries(&one), shard_entries(&other));
+        assert!(one.len() < 2 * MAX_BYTES && one.ends_with("|fw:60"), "{one}");
+        // The part after the braces consists of `|path=`, the value and `|user`: 11 bytes and the value.
+        for (length, is_unshortened) in [(MAX_BYTES - 11, true), (MAX_BYTES - 10, false)] {
+            let name = name("d", &["user"], &pairs(&[("path", &"x".repeat(length)), ("user", "u")]));
+            assert_eq!(!name.contains('~'), is_unshortened, "{name}");
         }
-        // The same of what chooses the shard, which is `{d|user=` and so many letters.
-        for (letters, is_whole) in [(MAX - 8, true), (MAX - 7, false)] {
-            let name = name("d", &[], &pairs(&[("user", &"x".repeat(letters))]));
-            assert_eq!(!name.contains('~'), is_whole, "{name}");
+        // The part in braces consists of `{d|user=` and the value: 8 bytes and the value.
+        for (length, is_unshortened) in [(MAX_BYTES - 8, true), (MAX_BYTES - 7, false)] {
+            let name = name("d", &[], &pairs(&[("user", &"x".repeat(length))]));
+            assert_eq!(!name.contains('~'), is_unshortened, "{name}");
         }
     }
 
     #[test]
-    fn long_names_are_cut_and_stay_distinct() {
+    fn long_names_are_shortened_and_stay_distinct() {
         let long = |last: &str| pairs(&[("user", &("é".repeat(1_000) + last))]);
-        // Wherever the cut falls, in a letter of two bytes or between them.
+        // The two domains put the cut between two characters and inside a character of two bytes.
         for domain in ["api", "apis"] {
             let (one, other) = (name(domain, &[], &long("1")), name(domain, &[], &long("2")));
             assert_ne!(one, other);
-            assert!(one.len() < MAX && one.contains("|user=éé"), "{one}");
+            assert!(one.len() < MAX_BYTES && one.contains("|user=éé"), "{one}");
         }
     }
 

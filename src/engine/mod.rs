@@ -1,6 +1,7 @@
-//! One decision, protocol-neutral: match the descriptors, ask the store, read the verdict.
+//! Decisions about requests, independent of the protocol: the [`Engine`] matches descriptors with rules, applies the
+//! hits to the store and builds the [`Verdict`].
 //!
-//! The only place that knows both the rule and the store's failure, so what an outage means is decided here.
+//! Only this module knows both the rule and the store's failure, so failure policies are applied here.
 
 mod applied_limit;
 mod candidate;
@@ -32,8 +33,9 @@ use smallvec::SmallVec;
 
 use crate::rules::{Entry, Limit, Lookup, Rule, RuleSet};
 
-/// The name of the counter that a descriptor has by its rule, and whether it is one of a limit per second; `None` when
-/// nothing is counted.
+/// Returns the name of a descriptor's counter, and whether its limit is per second.
+///
+/// Returns `None` if no rule limits the descriptor.
 #[must_use]
 pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(String, bool)> {
     let Lookup::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
@@ -46,49 +48,49 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 
-/// What a caller asks.
+/// A request for a decision.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
-    /// The set of rules; not empty.
+    /// The namespace of the rules; not empty.
     pub domain: &'a str,
-    /// At least one. Room for one, here and in all that is made of it: most requests have no more, and one that waits for
-    /// its answer is to be small.
+    /// At least one descriptor. The inline capacity is 1, here and in all vectors derived from it: most requests have
+    /// one descriptor, and a pending request should be small.
     pub descriptors: SmallVec<[Descriptor<'a>; 1]>,
-    /// What the caller says of the hits of each that he admits by himself; nothing, if he does not.
+    /// One report per descriptor on hits that the caller admits without a request; empty if there are none.
     pub feedback: Vec<Feedback>,
 }
 
-/// What a caller says of what he holds of a descriptor: hits that he admits by himself, or a slot that he gives back.
+/// Report of a caller about one descriptor: hits admitted under a grant, or a slot that is released.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Feedback {
-    /// So many he could use.
+    /// Hits that the caller could use.
     pub demand: u64,
-    /// A grant that he has done with, and how many of its hits were admitted.
+    /// The id of a finished grant, and the number of its hits that were admitted.
     pub reports: Option<(u64, u64)>,
-    /// How long it took what held the slot.
+    /// Latency and outcome of the request that held the slot.
     pub sample: Option<Sample>,
 }
 
-/// One of the things that a request counts as.
+/// A list of entries that describes one aspect of a request.
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {
-    /// What it is, from the general to the particular.
+    /// The entries, from the most general to the most specific.
     pub entries: SmallVec<[Entry<'a>; 3]>,
-    /// What it costs; 0 is a look that takes nothing.
+    /// The cost; 0 peeks and takes nothing.
     pub hits: u64,
-    /// The hits are given back instead.
+    /// Whether the hits are refunded instead of taken.
     pub refund: bool,
-    /// A limit of the caller's own. Boxed, as all that is rare: a request is moved several times.
+    /// A limit supplied by the request. Boxed, as it is rare and a request is moved several times.
     pub requested_limit: Option<Box<Limit>>,
 }
 
-/// Why there is no verdict.
+/// Error returned when a request cannot be decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecideError {
-    /// The store could not decide, and a rule that applies wants the caller to know.
-    #[error("the counters cannot be asked now, and a rule that applies says on_error: error")]
+    /// The store failed, and the failure policy of an applicable rule is `error`.
+    #[error("counter store failed, and an applicable rule has on_error: error")]
     Store(#[source] StoreError),
-    /// The control plane has not sent any yet. As the peer says it.
+    /// The control plane has not sent any rules yet. The text is that of envoyproxy/ratelimit.
     #[error("no rate limit configuration loaded")]
     NoRules,
 }

@@ -1,4 +1,5 @@
-//! What resources say of themselves: kept in the store as counters are, and here as this instance last heard it.
+//! Utilization of resources: reports are stored like counters, and [`Resource`] caches the value that this instance
+//! read last.
 
 use std::{
     collections::HashMap,
@@ -10,7 +11,7 @@ use std::{
 
 use sluicegate_common::{ESCAPED, escape};
 
-use super::{Engine, applied_limit::holder};
+use super::{Engine, applied_limit::holder_id};
 use crate::{
     algorithm::{
         Algorithm, Micros, RequestContext,
@@ -19,72 +20,72 @@ use crate::{
     store::{Charge, Hit, Store, StoreError},
 };
 
-/// One resource.
+/// A resource that elastic limits depend on, with its last known utilization.
 pub struct Resource {
-    /// The bits of a share of 1.
+    /// The bits of an `f64` from 0 to 1.
     utilization: AtomicU64,
 }
 
 impl Resource {
-    /// How much of it is in use, from 0 to 1; 1 while nobody says.
+    /// Returns the utilization from 0 to 1; 1 if there is no report.
     #[must_use]
     pub fn utilization(&self) -> f64 {
         f64::from_bits(self.utilization.load(Relaxed))
     }
 
-    /// It has been heard of; `None`: nobody says anything of it any more.
+    /// Sets the utilization; `None` if there is no report any more.
     pub fn set(&self, utilization: Option<f64>) {
         self.utilization.store(utilization.unwrap_or(1.0).to_bits(), Relaxed);
     }
 }
 
-/// Those that rules name.
+/// The resources that rules name.
 #[derive(Default)]
 pub struct Resources(Mutex<HashMap<Box<str>, Arc<Resource>>>);
 
 impl Resources {
-    /// The resource of this name, which is asked for from now on.
+    /// Returns the resource with this name. Its utilization is polled from then on.
     #[must_use]
     pub fn named(&self, name: &str) -> Arc<Resource> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let resource = known.entry(name.into());
+        let mut resources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let resource = resources.entry(name.into());
         Arc::clone(resource.or_insert_with(|| Arc::new(Resource { utilization: 1_f64.to_bits().into() })))
     }
 
-    /// All that rules in force name; others are forgotten.
+    /// Returns all resources that are still in use by rules, and drops the others.
     #[must_use]
     pub fn in_force(&self) -> Vec<(Box<str>, Arc<Resource>)> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.retain(|_, resource| Arc::strong_count(resource) > 1);
-        known.iter().map(|(name, resource)| (name.clone(), Arc::clone(resource))).collect()
+        let mut resources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        resources.retain(|_, resource| Arc::strong_count(resource) > 1);
+        resources.iter().map(|(name, resource)| (name.clone(), Arc::clone(resource))).collect()
     }
 }
 
-/// What somebody says of a resource.
+/// A report on the utilization of a resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Report<'a> {
-    /// Of which.
+    /// Name of the resource.
     pub resource: &'a str,
-    /// Who: a later report of his replaces this one.
+    /// Name of the reporter. Its later reports replace this one.
     pub reporter: &'a str,
-    /// How much of it is in use; from 1 on, all.
+    /// The utilization, from 0 to 1. Higher values count as 1.
     pub utilization: f64,
-    /// For how long he says so.
+    /// Time after which the report expires.
     pub ttl: Micros,
 }
 
-/// Nobody says anything more of it.
+/// Error returned when a report is not stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReportError {
-    /// The store cannot be asked.
-    #[error("the report cannot be kept")]
+    /// The store failed.
+    #[error("cannot store the utilization report")]
     Store(#[from] StoreError),
-    /// Too many say something of it.
-    #[error("{} others report on this resource already", UtilizationReports::MAX_REPORTERS)]
+    /// The resource has the maximum number of reporters.
+    #[error("the resource already has {} reporters, which is the maximum", UtilizationReports::MAX_REPORTERS)]
     Full,
 }
 
-/// The name under which the store keeps what is said. No domain is empty, so no counter has such a name.
+/// Returns the key of a resource's reports in the store. No domain is empty, so no counter has such a name.
 fn key(resource: &str) -> Vec<u8> {
     let mut name = b"{|".to_vec();
     escape(&mut name, resource, ESCAPED);
@@ -93,13 +94,17 @@ fn key(resource: &str) -> Vec<u8> {
 }
 
 impl Engine {
-    /// Keeps a report, and says what all say.
+    /// Stores a report, and returns the utilization by all reports.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store fails, or if the resource already has the maximum number of other reporters.
     pub async fn report(&self, report: &Report<'_>, now: Micros) -> Result<Option<Utilization>, ReportError> {
-        let asker = RequestContext { holder: holder(report.reporter), ..RequestContext::default() };
-        let algorithm = Algorithm::from(UtilizationReports::new(report.ttl)).with_context(asker);
-        let part = (report.utilization.clamp(0.0, 1.0) * UtilizationReports::WHOLE as f64).round() as u64;
+        let context = RequestContext { holder: holder_id(report.reporter), ..RequestContext::default() };
+        let algorithm = Algorithm::from(UtilizationReports::new(report.ttl)).with_context(context);
+        let share = (report.utilization.clamp(0.0, 1.0) * UtilizationReports::FULL_UTILIZATION as f64).round() as u64;
         let key = key(report.resource);
-        let answer = self.store.apply(&[Hit::take(&key, &algorithm, part)], Charge::Each, now).await.pop();
+        let answer = self.store.apply(&[Hit::take(&key, &algorithm, share)], Charge::Each, now).await.pop();
         let decision = answer.unwrap_or(Err(StoreError::Rejected))?.decision;
         if !decision.allowed {
             return Err(ReportError::Full);
@@ -107,7 +112,7 @@ impl Engine {
         Ok(UtilizationReports::read(&decision))
     }
 
-    /// What all say of these resources.
+    /// Returns the utilization of each resource by all its reports; `None` if it has none.
     pub async fn utilization(&self, resources: &[&str], now: Micros) -> Vec<Result<Option<Utilization>, StoreError>> {
         let algorithm = Algorithm::from(UtilizationReports::new(Micros::ZERO));
         let keys: Vec<_> = resources.iter().map(|resource| key(resource)).collect();
@@ -122,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resource_that_no_rule_names_any_more_is_forgotten() {
+    fn a_resource_that_no_rule_names_any_more_is_dropped() {
         let resources = Resources::default();
         let (kept, gone) = (resources.named("kept"), resources.named("gone"));
         assert_eq!(resources.in_force().len(), 2);

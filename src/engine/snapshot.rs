@@ -1,4 +1,4 @@
-//! The rules in force together with what is known of each: immutable, swapped as one by a reload.
+//! [`Snapshot`]: the immutable state that a decision reads. A reload or an override replaces it as a whole.
 
 use std::sync::Arc;
 
@@ -12,92 +12,93 @@ use crate::{
     rules::{Rule, RuleSet},
 };
 
-/// A set of rules in force, and what operators have said over it.
+/// The rules in force with their statistics, the overrides, and the candidate rules.
 pub struct Snapshot {
     pub(super) compiled: Arc<Compiled>,
     pub(super) overrides: Overrides,
     pub(super) modes: Modes,
-    /// Rules that are tried out beside these.
-    pub(super) trial: Option<Arc<Candidate>>,
+    /// Candidate rules that are evaluated in addition.
+    pub(super) candidate: Option<Arc<Candidate>>,
 }
 
-/// What only a reload changes.
+/// The part of a snapshot that only a reload changes.
 pub(super) struct Compiled {
     pub(super) rules: RuleSet,
-    /// By the rule's id.
-    pub(super) rules_in_force: Vec<RuleState>,
-    /// No rules have come yet: nothing can be decided.
+    /// The state of each rule, by the rule's id.
+    pub(super) rule_states: Vec<RuleState>,
+    /// Whether no rules have been loaded yet. Until then nothing can be decided.
     pub(super) awaiting_rules: bool,
 }
 
-/// What belongs to a rule and is not its own.
+/// State of the service that belongs to a rule.
 pub(super) struct RuleState {
     pub(super) series: Arc<Series>,
-    /// Of rules that refuse for overload.
+    /// Statistics per class, for rules with classes and rules that shed.
     pub(super) shedding: Option<Arc<Shedding>>,
-    /// Of rules that give more while this has capacity to spare.
+    /// The resource with the spare capacity that raises the limit, for elastic rules.
     pub(super) resource: Option<Arc<Resource>>,
 }
 
 impl Snapshot {
-    /// Joins a set with its statistics; those of rules that were there before go on.
+    /// Creates a snapshot. Rules that were in the previous set keep their statistics.
     #[must_use]
     pub fn new(mut rules: RuleSet, statistics: &Statistics, resources: &Resources) -> Self {
-        let series = statistics.enter(rules.rules_mut());
+        let series = statistics.register_rules(rules.rules_mut());
         let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
-        let joined = rules.rules().iter().zip(series);
-        let joined = joined.map(|(rule, (series, shedding))| RuleState { series, shedding, resource: resource(rule) });
-        Self::of(Compiled { rules_in_force: joined.collect(), rules, awaiting_rules: false })
+        let rule_states = rules.rules().iter().zip(series);
+        let rule_states =
+            rule_states.map(|(rule, (series, shedding))| RuleState { series, shedding, resource: resource(rule) });
+        Self::from_compiled(Compiled { rule_states: rule_states.collect(), rules, awaiting_rules: false })
     }
 
-    /// Before any rules have come: no request can be decided.
+    /// Creates a snapshot for the time before rules have been loaded, with which no request can be decided.
     #[must_use]
     pub fn awaiting() -> Self {
-        Self::of(Compiled { rules_in_force: Vec::new(), rules: RuleSet::default(), awaiting_rules: true })
+        Self::from_compiled(Compiled { rule_states: Vec::new(), rules: RuleSet::default(), awaiting_rules: true })
     }
 
-    fn of(compiled: Compiled) -> Self {
+    fn from_compiled(compiled: Compiled) -> Self {
         let (overrides, modes) = (Overrides::default(), Modes::default());
-        Self { compiled: Arc::new(compiled), overrides, modes, trial: None }
+        Self { compiled: Arc::new(compiled), overrides, modes, candidate: None }
     }
 
-    /// The same rules with what operators say now, and with rules beside them that are tried out.
+    /// Returns a snapshot of the same rules with other overrides and other candidate rules.
     #[must_use]
-    pub fn with(&self, overrides: Overrides, trial: Option<Arc<Candidate>>, now: Micros) -> Self {
+    pub fn with(&self, overrides: Overrides, candidate: Option<Arc<Candidate>>, now: Micros) -> Self {
         let modes = overrides.modes(&self.compiled.rules, now);
-        Self { compiled: Arc::clone(&self.compiled), overrides, modes, trial }
+        Self { compiled: Arc::clone(&self.compiled), overrides, modes, candidate }
     }
 
-    /// The same rules with limits and plans of entities, and nothing switched.
+    /// Returns a snapshot of the same rules with the overrides, except switches.
     pub(super) fn with_limits(&self, overrides: Overrides) -> Self {
-        Self { compiled: Arc::clone(&self.compiled), overrides, modes: Modes::default(), trial: None }
+        Self { compiled: Arc::clone(&self.compiled), overrides, modes: Modes::default(), candidate: None }
     }
 
-    /// Whether another snapshot has the same rules.
+    /// Returns whether another snapshot shares these rules.
     #[must_use]
     pub fn shares_rules(&self) -> bool {
         Arc::strong_count(&self.compiled) > 1
     }
 
-    /// The rules that are tried out beside these.
+    /// Returns the candidate rules.
     #[must_use]
     pub fn candidate(&self) -> Option<&Arc<Candidate>> {
-        self.trial.as_ref()
+        self.candidate.as_ref()
     }
 
-    /// The rules.
+    /// Returns the rules in force.
     #[must_use]
     pub fn rules(&self) -> &RuleSet {
         &self.compiled.rules
     }
 
-    /// What operators have said.
+    /// Returns the overrides.
     #[must_use]
     pub fn overrides(&self) -> &Overrides {
         &self.overrides
     }
 
-    /// What their switches make of the rules.
+    /// Returns the modes that the switches set for the rules.
     #[must_use]
     pub fn modes(&self) -> &Modes {
         &self.modes

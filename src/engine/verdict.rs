@@ -1,4 +1,4 @@
-//! From single decisions to the answer: shadow and quota mode, the overall code, the binding limit.
+//! [`Verdict`]: the decision about a whole request, built from one [`Status`] per descriptor.
 
 use std::sync::Arc;
 
@@ -11,26 +11,26 @@ use crate::{
     store::{Decider, Grant},
 };
 
-/// Whether something passes.
+/// Whether a request or a descriptor is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// It passes.
+    /// Allowed.
     Ok,
-    /// It is refused.
+    /// Denied.
     OverLimit,
 }
 
-/// What an operator has said of a descriptor, over what its rule says.
+/// Kind of the override that applied to a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OverrideKind {
-    /// It has terms of its own.
+    /// A custom limit of the entity.
     Limit,
-    /// Its rule has been switched.
+    /// A switch for the rule.
     Switch(Mode),
 }
 
 impl OverrideKind {
-    /// The word for it.
+    /// Returns its name in responses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,20 +40,20 @@ impl OverrideKind {
     }
 }
 
-/// The limit that applied.
+/// The limit that applied to a descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentLimit {
-    /// How many requests pass in one window, or at once.
+    /// Number of requests allowed per window, or at the same time.
     pub requests: u32,
-    /// And which of these.
+    /// Whether `requests` is per window or at the same time.
     pub measure: Measure,
-    /// The rule's name for it.
+    /// The name that the rule gives it.
     pub name: Option<Arc<str>>,
-    /// The name of its policy, where it is wanted.
+    /// The name of its policy, if verdicts contain policies.
     pub policy: Option<Arc<str>>,
-    /// How much passes at once.
+    /// Maximum number of hits that can be allowed at one time.
     pub quota: u64,
-    /// And in how much time that comes back.
+    /// Time in which `quota` is fully restored.
     pub window: Micros,
 }
 
@@ -64,45 +64,45 @@ impl CurrentLimit {
     }
 }
 
-/// The answer to one descriptor.
+/// The decision about one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// Whether it passes.
+    /// Whether the descriptor is allowed.
     pub code: Code,
-    /// What applied, if anything that is counted.
+    /// The limit that applied; `None` if nothing is counted.
     pub limit: Option<CurrentLimit>,
-    /// Hits that would still pass; `u32::MAX` for an unlimited rule.
+    /// Hits that would still be allowed; `u32::MAX` for an unlimited rule.
     pub remaining: u32,
-    /// Until everything is restored.
+    /// Time until the full limit is available again.
     pub reset: Option<Micros>,
-    /// Until more remains than now.
+    /// Time until more hits remain than now.
     pub next: Micros,
-    /// When the limit refuses: until the same cost would pass; `None` when it never will.
+    /// If denied, the time until the same cost would be allowed; `None` if it never would.
     pub retry_after: Option<Micros>,
-    /// How long to wait before going on.
+    /// Time that an allowed request must wait before it continues.
     pub delay: Micros,
-    /// It passes only because the limit is soft.
+    /// Whether the descriptor is allowed only because the limit is soft.
     pub soft: bool,
-    /// It passes only because a resource has capacity to spare.
+    /// Whether the descriptor is allowed only because a resource has spare capacity.
     pub elastic: bool,
-    /// It is refused for overload, and not for what this caller has had.
+    /// Whether the descriptor is denied because of overload that this caller did not cause.
     pub shed: bool,
-    /// Who says so.
+    /// The part of the service that decided, such as the store or the deny cache.
     pub decider: Decider,
-    /// An operator's word that stood over the rule.
+    /// Kind of the override that took precedence over the rule.
     pub override_kind: Option<OverrideKind>,
-    /// Hits that the caller may admit by himself.
+    /// Hits that the caller may admit without a request.
     pub grant: Option<Grant>,
-    /// Asking again while it is refused makes the wait longer.
+    /// Whether denied requests count, so that each one makes the wait longer.
     pub denial_counts: bool,
-    /// Refuses only together with every other quota descriptor.
+    /// Whether the descriptor denies only if all other quota descriptors do.
     pub quota: bool,
-    /// An unlimited rule: it has no say in the overall code.
+    /// Whether the rule is unlimited, and the status does not influence the overall code.
     pub unlimited: bool,
 }
 
 impl Status {
-    /// No rule applies, or none that is counted.
+    /// The status of a descriptor for which nothing is counted.
     pub const NO_LIMIT: Self = Self {
         code: Code::Ok,
         limit: None,
@@ -121,49 +121,51 @@ impl Status {
         quota: false,
         unlimited: false,
     };
-    /// A rule that limits nothing.
+    /// The status of a descriptor with an unlimited rule.
     pub const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
 
-    /// Refused.
+    /// Returns whether the descriptor is denied.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.code == Code::OverLimit
     }
 
-    /// What a caller is told to wait, in whole seconds rounded up: for a refusal until this request would pass, and
-    /// never 0; else until everything is restored.
+    /// Returns the reset time for callers, in whole seconds rounded up.
+    ///
+    /// For a denied descriptor, this is the time until the request would be allowed, at least 1. Otherwise it is the
+    /// time until the full limit is available again.
     #[must_use]
     pub fn reset_seconds(&self) -> Option<u64> {
         let reset = self.reset?;
-        let refused = self.is_over().then(|| self.retry_after.unwrap_or(reset).ceil_secs().max(1));
-        Some(refused.unwrap_or(reset.ceil_secs()))
+        let denied = self.is_over().then(|| self.retry_after.unwrap_or(reset).ceil_secs().max(1));
+        Some(denied.unwrap_or(reset.ceil_secs()))
     }
 }
 
-/// The answer to a request.
+/// The decision about a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// Whether the request passes.
+    /// Whether the request is allowed.
     pub overall: Code,
-    /// One for each descriptor, in their order.
+    /// One status per descriptor, in their order.
     pub statuses: SmallVec<[Status; 1]>,
-    /// What the rules of the descriptors that passed have to say.
+    /// Merged metadata of the rules of the allowed descriptors.
     pub metadata: Option<Metadata>,
 }
 
-/// The limit that a caller should mind, for headers.
+/// Numbers of the tightest limit, for response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Requests per unit.
     pub limit: u32,
-    /// What is left.
+    /// Hits that would still be allowed.
     pub remaining: u32,
-    /// Whole seconds: see [`Status::reset_seconds`].
+    /// Reset time in whole seconds: see [`Status::reset_seconds`].
     pub reset_seconds: u64,
 }
 
 impl Verdict {
-    /// Refused iff an ordinary descriptor is over, or every quota descriptor is (and there is one).
+    /// Returns `OverLimit` if an ordinary descriptor is denied, or if there are quota descriptors and all are denied.
     pub(super) fn overall(statuses: &[Status]) -> Code {
         let counted = || statuses.iter().filter(|status| !status.unlimited);
         let ordinary = counted().any(|status| !status.quota && status.is_over());
@@ -172,16 +174,17 @@ impl Verdict {
         if ordinary || all_quota { Code::OverLimit } else { Code::Ok }
     }
 
-    /// The descriptor with the least remaining; or the last ordinary one that is over.
+    /// Returns the last ordinary status that is denied, or else the status with the fewest remaining hits.
     #[must_use]
     pub fn binding_status(&self) -> Option<&Status> {
         let limited = || self.statuses.iter().filter(|status| status.limit.is_some());
         let over = limited().rfind(|status| !status.quota && status.is_over());
-        let least = || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
-        over.or_else(least)
+        let min_remaining =
+            || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
+        over.or_else(min_remaining)
     }
 
-    /// The numbers of that descriptor.
+    /// Returns the numbers of [`Verdict::binding_status`].
     #[must_use]
     pub fn binding(&self) -> Option<Binding> {
         let status = self.binding_status()?;
@@ -192,28 +195,30 @@ impl Verdict {
         })
     }
 
-    /// Whether the request is refused.
+    /// Returns whether the request is denied.
     #[must_use]
     pub fn is_denied(&self) -> bool {
         self.overall == Code::OverLimit
     }
 
-    /// Whether the request is refused for overload that its caller did not cause, and for nothing else.
+    /// Returns whether the request is denied only because of overload that its caller did not cause.
     #[must_use]
     pub fn is_shed(&self) -> bool {
         let over = || self.statuses.iter().filter(|status| status.is_over());
         self.overall == Code::OverLimit && over().all(|status| status.shed)
     }
 
-    /// When the request is refused: until it would pass; `None` when it never will. Every ordinary descriptor has to let
-    /// it pass, and of the quota descriptors, where all of them refuse, the first.
+    /// Returns the time until a denied request would be allowed.
+    ///
+    /// All ordinary descriptors must allow it and, if all quota descriptors deny, the first one of these. Returns
+    /// `None` if the request is allowed, or would never be allowed.
     #[must_use]
     pub fn retry_after(&self) -> Option<Micros> {
         if self.overall != Code::OverLimit {
             return None;
         }
         let over = |quota| self.statuses.iter().filter(move |status| status.quota == quota && status.is_over());
-        let ordinary = over(false).try_fold(Micros::ZERO, |longest, status| Some(longest.max(status.retry_after?)))?;
+        let ordinary = over(false).try_fold(Micros::ZERO, |max, status| Some(max.max(status.retry_after?)))?;
         if self.statuses.iter().any(|status| status.quota && !status.unlimited && !status.is_over()) {
             return Some(ordinary);
         }
@@ -234,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn quota_descriptors_refuse_only_together() {
+    fn quota_descriptors_deny_only_together() {
         use Code::{Ok, OverLimit as Over};
         for (statuses, expected) in [
             (vec![], Ok),
@@ -270,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_follow_the_tightest_limit_or_the_last_refusal() {
+    fn headers_describe_the_tightest_limit_or_the_last_denial() {
         use Code::{Ok, OverLimit as Over};
         let limit = |statuses: Vec<Status>| {
             let verdict = Verdict { overall: Ok, statuses: statuses.into(), metadata: None };
@@ -280,7 +285,7 @@ mod tests {
         assert_eq!(limit(vec![status(Ok, false, 5), status(Ok, false, 3), status(Ok, false, 9)]), Some((103, 1)));
         assert_eq!(limit(vec![status(Over, false, 2), status(Over, false, 7), status(Ok, false, 1)]), Some((107, 1)));
         assert_eq!(limit(vec![status(Over, true, 4), status(Ok, false, 1)]), Some((101, 1)));
-        // More than can be said is no number to show.
+        // `u32::MAX` means unlimited or a number that does not fit, so it is not reported.
         assert_eq!(limit(vec![Status { remaining: u32::MAX, ..status(Ok, false, 1) }]), None);
     }
 }

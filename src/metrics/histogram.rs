@@ -1,4 +1,4 @@
-//! How long things take: fixed buckets, no lock.
+//! [`Histogram`]: a lock-free distribution of durations in fixed buckets.
 
 use std::{
     sync::{
@@ -10,13 +10,14 @@ use std::{
 
 use super::{Striped, WorkerId};
 
-/// Upper bounds in microseconds: the service's answers are found in the first half, a store's outages in the second.
+/// Upper bounds of the classic buckets in microseconds. Normal responses are in the first half, those during an outage
+/// of the store in the second.
 const BOUNDS: [u64; 16] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000];
 
-/// Of Prometheus' native histograms: each bucket ends 2^(2^-3), about 9%, above the one before.
+/// Schema of Prometheus' native histograms: each bucket ends 2^(2^-3) times, about 9%, above the previous one.
 pub const SCHEMA: i32 = 3;
-/// And the eight of them in a power of two.
-const STEPS: [f64; 1 << SCHEMA] = [
+/// Upper bounds of the eight native buckets within a power of two, relative to its lower end.
+const BOUND_FACTORS: [f64; 1 << SCHEMA] = [
     1.0,
     1.090_507_732_665_257_7,
     1.189_207_115_002_721,
@@ -26,20 +27,20 @@ const STEPS: [f64; 1 << SCHEMA] = [
     1.681_792_830_507_429,
     1.834_008_086_409_342_4,
 ];
-/// The powers of two, of a second, at which they begin and end: 60 ns and 16 s.
-const POWERS: [i32; 2] = [-24, 4];
-const NATIVE: usize = ((POWERS[1] - POWERS[0]) as usize) << SCHEMA;
-/// What is no longer than this counts as nothing in a native histogram, in seconds.
-pub const ZERO: f64 = 1.0 / (1 << -POWERS[0]) as f64;
+/// Powers of two, in seconds, at which the native buckets begin and end: 60 ns and 16 s.
+const EXPONENTS: [i32; 2] = [-24, 4];
+const NATIVE_BUCKETS: usize = ((EXPONENTS[1] - EXPONENTS[0]) as usize) << SCHEMA;
+/// Duration in seconds up to which native histograms count a duration as zero.
+pub const ZERO_THRESHOLD: f64 = 1.0 / (1 << -EXPONENTS[0]) as f64;
 
-/// Both kinds of buckets are sums of the same cells, so that a duration is counted in one place: where a cell ends, a
-/// bucket of one kind or of the other ends. In nanoseconds.
-static CELLS: [u64; BOUNDS.len() + NATIVE + 1] = cells();
+/// Upper bounds of the cells in nanoseconds. Both kinds of buckets are sums of the same cells, so that each duration is
+/// counted in only one place: where a cell ends, a bucket of at least one kind ends.
+static CELLS: [u64; BOUNDS.len() + NATIVE_BUCKETS + 1] = cells();
 
-/// Where the native bucket of this number ends, in nanoseconds; the first one is the nothing.
+/// Returns the upper bound of a native bucket in nanoseconds; bucket 0 contains durations that count as zero.
 const fn native_bound(bucket: usize) -> u64 {
-    let mut bound = STEPS[bucket % STEPS.len()] * 1e9;
-    let mut power = POWERS[0] + (bucket >> SCHEMA) as i32;
+    let mut bound = BOUND_FACTORS[bucket % BOUND_FACTORS.len()] * 1e9;
+    let mut power = EXPONENTS[0] + (bucket >> SCHEMA) as i32;
     while power < 0 {
         (bound, power) = (bound / 2.0, power + 1);
     }
@@ -49,11 +50,11 @@ const fn native_bound(bucket: usize) -> u64 {
     bound as u64
 }
 
-const fn cells() -> [u64; BOUNDS.len() + NATIVE + 1] {
-    let mut cells = [0; BOUNDS.len() + NATIVE + 1];
+const fn cells() -> [u64; BOUNDS.len() + NATIVE_BUCKETS + 1] {
+    let mut cells = [0; BOUNDS.len() + NATIVE_BUCKETS + 1];
     let (mut classic, mut native) = (0, 0);
     while classic + native < cells.len() {
-        let nanos = if native <= NATIVE { native_bound(native) } else { u64::MAX };
+        let nanos = if native <= NATIVE_BUCKETS { native_bound(native) } else { u64::MAX };
         let cell = &mut cells[classic + native];
         if classic < BOUNDS.len() && BOUNDS[classic] * 1_000 < nanos {
             (*cell, classic) = (BOUNDS[classic] * 1_000, classic + 1);
@@ -65,7 +66,7 @@ const fn cells() -> [u64; BOUNDS.len() + NATIVE + 1] {
 }
 
 struct Stripe {
-    /// The last one is for what is above every bound.
+    /// Counts of the cells; the last one contains durations above every bound.
     cells: [AtomicU64; CELLS.len() + 1],
     nanos: AtomicU64,
 }
@@ -76,59 +77,59 @@ impl Default for Stripe {
     }
 }
 
-/// The trace that one duration belongs to (OpenMetrics' exemplar).
+/// An example of a duration with its trace (an OpenMetrics exemplar).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exemplar {
-    /// Whose.
+    /// Trace of the request.
     pub trace: TraceId,
-    /// How long it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// When that was, since the Unix epoch.
+    /// Time of the measurement since the Unix epoch.
     pub at: Duration,
 }
 
-/// W3C's 16 bytes, as a number.
+/// A W3C trace ID of 16 bytes, as a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId(pub u128);
 
-/// A distribution of durations.
+/// A histogram of durations with one stripe per worker.
 pub struct Histogram {
-    /// What it is shown as.
+    /// Name of the metric.
     pub name: &'static str,
-    /// What it says.
+    /// Description of the metric.
     pub description: &'static str,
-    /// What is the same of all its durations.
+    /// Labels of the metric.
     pub labels: &'static [(&'static str, &'static str)],
     stripes: Striped<Stripe>,
-    /// The latest of each classic bucket.
+    /// Latest exemplar of each classic bucket.
     exemplars: [Mutex<Option<Exemplar>>; BOUNDS.len() + 1],
 }
 
-/// What a histogram holds at some time.
+/// The contents of a histogram at one time.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Distribution {
-    /// How many durations there are.
+    /// Number of durations.
     pub count: u64,
-    /// How long they are together, in seconds.
+    /// Sum of the durations in seconds.
     pub sum: f64,
-    /// By classic bucket: its upper bound in seconds, how many are not above it, and one of those in it. What is above
-    /// every bound is in one more, which ends nowhere.
+    /// Classic buckets: upper bound in seconds, number of durations up to it, and an exemplar from the bucket. The last
+    /// bucket has an infinite bound.
     pub buckets: Vec<(f64, u64, Option<Exemplar>)>,
-    /// The same by native bucket, where the unit is the second.
-    pub native: Option<Native>,
+    /// Native buckets; only if the unit is the second.
+    pub native: Option<NativeBuckets>,
 }
 
-/// What is in native buckets.
+/// The native buckets of a histogram.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Native {
-    /// How many durations are no longer than [`ZERO`].
+pub struct NativeBuckets {
+    /// Number of durations up to [`ZERO_THRESHOLD`].
     pub zero: u64,
-    /// Of the buckets that have any: the index, and how many are in it.
+    /// Index and count of each non-empty bucket.
     pub buckets: Vec<(i32, u64)>,
 }
 
 impl Distribution {
-    /// The same in another unit, of which so many are a second.
+    /// Converts the distribution to another unit, with `units` per second. Native buckets are removed.
     #[must_use]
     pub fn scaled(mut self, units: f64) -> Self {
         self.sum *= units;
@@ -144,20 +145,20 @@ impl Distribution {
 }
 
 impl Histogram {
-    /// Empty, for so many workers.
+    /// Creates an empty histogram for `workers` workers.
     #[must_use]
     pub fn new(name: &'static str, description: &'static str, workers: usize) -> Self {
         let exemplars = [const { Mutex::new(None) }; BOUNDS.len() + 1];
         Self { name, description, labels: &[], stripes: Striped::new(workers), exemplars }
     }
 
-    /// The same, with these labels.
+    /// Sets the labels.
     #[must_use]
     pub fn with_labels(self, labels: &'static [(&'static str, &'static str)]) -> Self {
         Self { labels, ..self }
     }
 
-    /// Notes one duration on the worker's stripe.
+    /// Records a duration in the worker's stripe.
     pub fn record(&self, worker: WorkerId, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         let stripe = self.stripes.of(worker);
@@ -165,46 +166,48 @@ impl Histogram {
         stripe.nanos.fetch_add(nanos, Relaxed);
     }
 
-    /// Keeps it as the one that its bucket shows: for the few durations that are traced. `at`: since the Unix epoch.
-    pub fn exemplify(&self, took: Duration, trace: TraceId, at: Duration) {
+    /// Stores the duration as the exemplar of its bucket; only for the few traced requests. `at` is the time since the
+    /// Unix epoch.
+    pub fn record_exemplar(&self, took: Duration, trace: TraceId, at: Duration) {
         let exemplar = Exemplar { trace, seconds: took.as_secs_f64(), at };
         let bucket = BOUNDS.partition_point(|bound| u128::from(*bound) * 1_000 < took.as_nanos());
         *self.exemplars[bucket].lock().unwrap_or_else(PoisonError::into_inner) = Some(exemplar);
     }
 
-    /// How many durations were noted.
+    /// Returns the number of recorded durations.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.stripes.iter().flat_map(|stripe| &stripe.cells).map(|cell| cell.load(Relaxed)).sum()
     }
 
-    /// How many durations were noted, by classic bucket, each with a time in the middle of it.
+    /// Returns the midpoint and the count of each classic bucket.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
-        let mut before = (0.0, 0);
+        let mut previous = (0.0, 0);
         self.distribution().buckets.into_iter().map(move |(bound, count, _)| {
-            let middle = if bound.is_finite() { f64::midpoint(before.0, bound) } else { before.0 };
-            let among = count - before.1;
-            before = (bound, count);
-            (Duration::from_nanos((middle * 1e9).round() as u64), among)
+            let middle = if bound.is_finite() { f64::midpoint(previous.0, bound) } else { previous.0 };
+            let in_bucket = count - previous.1;
+            previous = (bound, count);
+            (Duration::from_nanos((middle * 1e9).round() as u64), in_bucket)
         })
     }
 
-    /// All of it.
+    /// Returns the current contents.
     #[must_use]
     pub fn distribution(&self) -> Distribution {
         let mut distribution = Distribution::default();
-        let (mut native, mut filled) = (0, Native::default());
+        let (mut native, mut native_buckets) = (0, NativeBuckets::default());
         for cell in 0..=CELLS.len() {
             let count: u64 = self.stripes.iter().map(|stripe| stripe.cells[cell].load(Relaxed)).sum();
             distribution.count += count;
             if native == 0 {
-                filled.zero += count;
+                native_buckets.zero += count;
             } else if count > 0 {
-                // A native bucket's index is that of its upper bound; what is above the last one is in the next.
-                let index = (POWERS[0] << SCHEMA) + native as i32;
-                match filled.buckets.last_mut() {
+                // The index of a native bucket is that of its upper bound. Durations above the last one are in the
+                // next.
+                let index = (EXPONENTS[0] << SCHEMA) + native as i32;
+                match native_buckets.buckets.last_mut() {
                     Some((last, sum)) if *last == index => *sum += count,
-                    _ => filled.buckets.push((index, count)),
+                    _ => native_buckets.buckets.push((index, count)),
                 }
             }
             let classic = distribution.buckets.len();
@@ -215,11 +218,11 @@ impl Histogram {
                 let exemplar = *self.exemplars[classic].lock().unwrap_or_else(PoisonError::into_inner);
                 distribution.buckets.push((bound, distribution.count, exemplar));
             }
-            if native <= NATIVE && end == Some(native_bound(native)) {
+            if native <= NATIVE_BUCKETS && end == Some(native_bound(native)) {
                 native += 1;
             }
         }
-        distribution.native = Some(filled);
+        distribution.native = Some(native_buckets);
         distribution.sum = self.stripes.iter().map(|stripe| stripe.nanos.load(Relaxed)).sum::<u64>() as f64 / 1e9;
         distribution
     }
@@ -232,13 +235,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_are_cumulative_and_inclusive_above() {
+    fn buckets_are_cumulative_and_include_their_upper_bound() {
         let histogram = Histogram::new("x", "", 2);
         for (worker, micros) in [(0, 1), (1, 2), (0, 3)] {
             histogram.record(WorkerId(worker), Duration::from_micros(micros));
         }
         histogram.record(WorkerId(1), Duration::from_secs(1));
-        histogram.exemplify(Duration::from_secs(1), TraceId(7), Duration::ZERO);
+        histogram.record_exemplar(Duration::from_secs(1), TraceId(7), Duration::ZERO);
         let Distribution { count, sum, buckets, .. } = histogram.distribution();
         let counts: Vec<_> = buckets.iter().map(|(_, count, _)| *count).collect();
         assert_eq!(counts[..4], [1, 2, 3, 3]);
@@ -246,38 +249,41 @@ mod tests {
         assert_eq!((count, histogram.count(), buckets[1].0), (4, 4, 2e-6));
         assert!((sum - 1.000_006).abs() < 1e-9);
         let (last, _, exemplar) = buckets[BOUNDS.len()];
-        assert_eq!((last, exemplar.map(|it| (it.trace, it.seconds))), (f64::INFINITY, Some((TraceId(7), 1.0))));
+        assert_eq!(
+            (last, exemplar.map(|exemplar| (exemplar.trace, exemplar.seconds))),
+            (f64::INFINITY, Some((TraceId(7), 1.0)))
+        );
         assert!(buckets[..BOUNDS.len()].iter().all(|(_, _, exemplar)| exemplar.is_none()));
-        let noted: Vec<_> = histogram.buckets().filter(|(_, count)| *count > 0).collect();
+        let recorded: Vec<_> = histogram.buckets().filter(|(_, count)| *count > 0).collect();
         let nanos = |nanos| Duration::from_nanos(nanos);
-        assert_eq!(noted, [(nanos(500), 1), (nanos(1_500), 1), (nanos(3_500), 1), (nanos(100_000_000), 1)]);
+        assert_eq!(recorded, [(nanos(500), 1), (nanos(1_500), 1), (nanos(3_500), 1), (nanos(100_000_000), 1)]);
     }
 
     #[test]
     fn cells_are_in_order() {
         assert!(CELLS.is_sorted_by(|a, b| a < b));
-        assert_eq!((native_bound(0), native_bound(NATIVE)), (59, 16_000_000_000));
+        assert_eq!((native_bound(0), native_bound(NATIVE_BUCKETS)), (59, 16_000_000_000));
     }
 
     proptest! {
-        /// Prometheus: bucket `i` has what is above 2^((i-1)/8) and not above 2^(i/8).
+        /// Prometheus defines that bucket `i` contains values above 2^((i-1)/8) up to 2^(i/8).
         #[test]
-        fn a_native_bucket_is_the_one_of_the_definition(nanos in 60..16_000_000_000_u64) {
+        fn native_buckets_are_those_of_prometheus(nanos in 60..16_000_000_000_u64) {
             let histogram = Histogram::new("x", "", 1);
             histogram.record(WorkerId(0), Duration::from_nanos(nanos));
             let native = histogram.distribution().native;
             let index = ((nanos as f64 / 1e9).log2() * 8.0).ceil() as i32;
-            prop_assert_eq!(native, Some(Native { zero: 0, buckets: vec![(index, 1)] }));
+            prop_assert_eq!(native, Some(NativeBuckets { zero: 0, buckets: vec![(index, 1)] }));
         }
     }
 
     #[test]
-    fn what_is_outside_of_the_native_buckets_is_counted_too() {
+    fn durations_outside_of_the_native_buckets_are_counted() {
         let histogram = Histogram::new("x", "", 1);
         for nanos in [0, 59, u64::MAX] {
             histogram.record(WorkerId(0), Duration::from_nanos(nanos));
         }
         let Distribution { native, count, .. } = histogram.distribution();
-        assert_eq!((native, count), (Some(Native { zero: 2, buckets: vec![(33, 1)] }), 3));
+        assert_eq!((native, count), (Some(NativeBuckets { zero: 2, buckets: vec![(33, 1)] }), 3));
     }
 }

@@ -1,14 +1,14 @@
-//! What goes wrong a thousand times a second is worth one line.
+//! [`LogThrottle`]: limits the log messages about a repeated event.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
-/// An episode is over when nothing has happened for so long.
-const QUIET: Duration = Duration::from_secs(10);
+/// Time without events after which the next event is logged again.
+const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
-/// Tells the first of many like events from the rest.
+/// Selects the first of many similar events for the log.
 pub struct LogThrottle {
     start: Instant,
     /// Milliseconds from the start to the latest event, plus one; 0 before the first.
@@ -22,15 +22,15 @@ impl Default for LogThrottle {
 }
 
 impl LogThrottle {
-    /// Notes an event; true when it begins an episode.
+    /// Records an event and returns whether to log it, because it is the first one after a quiet period.
     pub fn should_log(&self) -> bool {
-        self.begins_at(self.start.elapsed())
+        self.should_log_at(self.start.elapsed())
     }
 
-    fn begins_at(&self, now: Duration) -> bool {
+    fn should_log_at(&self, now: Duration) -> bool {
         let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX - 1) + 1;
         let latest = self.latest.swap(now, Relaxed);
-        latest == 0 || now.saturating_sub(latest) > QUIET.as_millis() as u64
+        latest == 0 || now.saturating_sub(latest) > QUIET_PERIOD.as_millis() as u64
     }
 }
 
@@ -39,9 +39,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_episode_has_one_beginning_and_ends_when_it_is_quiet() {
-        let episode = LogThrottle::default();
-        let begins = |seconds| episode.begins_at(Duration::from_secs(seconds));
-        assert_eq!([0, 0, 5, 15, 25, 36, 37].map(begins), [true, false, false, false, false, true, false]);
+    fn logs_once_until_there_was_no_event_for_a_while() {
+        let throttle = LogThrottle::default();
+        let logs = |seconds| throttle.should_log_at(Duration::from_secs(seconds));
+        assert_eq!([0, 0, 5, 15, 25, 36, 37].map(logs), [true, false, false, false, false, true, false]);
     }
 }

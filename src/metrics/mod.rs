@@ -1,10 +1,10 @@
-//! Numbers that the hot path may touch: plain relaxed atomics, one stripe for each worker, so that two workers never
-//! write to one cache line. Whoever collects adds the stripes up, through OpenTelemetry's observable instruments.
+//! Metrics for the hot path: relaxed atomics with one stripe per worker, so that two workers never write to the same
+//! cache line. Collecting adds up the stripes, through OpenTelemetry's observable instruments.
 
 mod histogram;
 mod log_throttle;
 
-pub use histogram::{Distribution, Exemplar, Histogram, Native, SCHEMA, TraceId, ZERO};
+pub use histogram::{Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
 pub use log_throttle::LogThrottle;
 
 use std::{
@@ -14,14 +14,14 @@ use std::{
 
 use opentelemetry::metrics::Meter;
 
-/// Numbers that only grow, by their names in statsd.
+/// Current values of all counters by their names in statsd.
 pub type Totals = BTreeMap<String, u64>;
 
-/// Which stripe a thread writes to; every worker has its own.
+/// Index of a worker, which selects its stripe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerId(pub usize);
 
-/// A value per worker, each on cache lines of its own.
+/// One value per worker, each on its own cache lines.
 pub struct Striped<T>(Box<[CacheLine<T>]>);
 
 #[repr(align(64))]
@@ -29,47 +29,47 @@ pub struct Striped<T>(Box<[CacheLine<T>]>);
 struct CacheLine<T>(T);
 
 impl<T: Default> Striped<T> {
-    /// One stripe for each of so many workers.
+    /// Creates one stripe for each of `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self((0..workers.max(1)).map(|_| CacheLine::default()).collect())
     }
 
-    /// The worker's own.
+    /// Returns the stripe of a worker.
     #[must_use]
     pub fn of(&self, worker: WorkerId) -> &T {
         &self.0[worker.0 % self.0.len()].0
     }
 
-    /// All of them.
+    /// Returns all stripes.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.0.iter().map(|line| &line.0)
     }
 }
 
-/// A number that only grows.
+/// A counter with one stripe per worker.
 pub struct Counter(Striped<AtomicU64>);
 
 impl Counter {
-    /// At 0, for so many workers.
+    /// Creates a counter at 0 for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
         Self(Striped::new(workers))
     }
 
-    /// Adds on the worker's stripe.
+    /// Adds `count` to the worker's stripe.
     pub fn add(&self, worker: WorkerId, count: u64) {
         self.0.of(worker).fetch_add(count, Relaxed);
     }
 
-    /// The sum.
+    /// Returns the sum of the stripes.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.0.iter().map(|stripe| stripe.load(Relaxed)).sum()
     }
 }
 
-/// Makes a number that is read when somebody collects into a counter of the meter.
+/// Registers a counter with the meter; collecting calls `read`.
 pub fn observe_counter(
     meter: &Meter,
     name: &'static str,
@@ -80,7 +80,7 @@ pub fn observe_counter(
     counter.with_callback(move |observer| observer.observe(read(), &[])).build();
 }
 
-/// The same for a number that goes up and down.
+/// Registers a gauge with the meter; collecting calls `read`.
 pub fn observe_gauge(
     meter: &Meter,
     name: &'static str,

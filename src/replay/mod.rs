@@ -1,4 +1,5 @@
-//! Recorded requests asked again of other rules: in virtual time, by the real engine, with counters in memory.
+//! [`Replay`]: evaluates recorded requests against other rules, with the real engine, in virtual time and with counters
+//! in memory.
 
 mod page;
 mod series;
@@ -23,64 +24,64 @@ use crate::{
     traffic::RecordedRequest,
 };
 
-/// What became of hits.
+/// Numbers of hits by their decision under the rules and under the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hits {
-    /// All of them.
+    /// All hits.
     pub requested: u64,
-    /// Those that the rules refuse.
+    /// Hits that the rules deny.
     pub denied: u64,
-    /// Of these, those that passed before.
+    /// Hits that the rules deny and the baseline allowed.
     pub newly_denied: u64,
-    /// Those that were refused before, and pass.
+    /// Hits that the rules allow and the baseline denied.
     pub newly_allowed: u64,
 }
 
-/// What became of one entity.
+/// The hits of one entity.
 #[derive(Clone, Debug, Default)]
 pub struct Entity {
-    /// `user=bob|path=/x`.
+    /// Its entries, such as `user=bob|path=/x`.
     pub name: Box<str>,
-    /// Of its hits.
+    /// Its hits.
     pub hits: Hits,
 }
 
-/// What one rule did.
+/// The hits of one rule.
 #[derive(Default)]
 pub struct RuleHits {
-    /// Of all hits.
+    /// All hits.
     pub hits: Hits,
-    /// Descriptors that were asked.
-    pub asked: u64,
-    /// And each of those that differ.
+    /// Number of descriptors decided.
+    pub descriptors: u64,
+    /// The entities by the hash of domain and entries.
     pub entities: HashMap<u64, Entity, FixedState>,
-    /// Over time.
+    /// Allowed and denied hits over time.
     series: Series,
 }
 
 impl RuleHits {
-    /// Entities of which anything was refused.
+    /// Returns the number of entities with denied hits.
     #[must_use]
-    pub fn touched(&self) -> usize {
+    pub fn entities_denied(&self) -> usize {
         self.entities.values().filter(|entity| entity.hits.denied > 0).count()
     }
 
-    /// The first so many by what is refused of them.
+    /// Returns up to `max` entities with the most denied hits, in descending order.
     #[must_use]
-    pub fn harmed(&self, most: usize) -> Vec<&Entity> {
-        let mut harmed: Vec<_> = self.entities.values().filter(|entity| entity.hits.denied > 0).collect();
-        harmed.sort_by(|one, other| other.hits.denied.cmp(&one.hits.denied).then_with(|| one.name.cmp(&other.name)));
-        harmed.truncate(most);
-        harmed
+    pub fn most_denied(&self, max: usize) -> Vec<&Entity> {
+        let mut entities: Vec<_> = self.entities.values().filter(|entity| entity.hits.denied > 0).collect();
+        entities.sort_by(|one, other| other.hits.denied.cmp(&one.hits.denied).then_with(|| one.name.cmp(&other.name)));
+        entities.truncate(max);
+        entities
     }
 }
 
-/// Rules, and an engine that decides by them.
-struct Side {
+/// An engine that decides by one set of rules.
+struct Evaluator {
     engine: Engine,
 }
 
-impl Side {
+impl Evaluator {
     fn new(rules: RuleSet) -> Self {
         let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
         let statistics = Statistics::new(1, settings);
@@ -99,7 +100,7 @@ impl Side {
         Self { engine }
     }
 
-    /// `None` for what cannot be asked. In memory nothing waits.
+    /// Decides a request, or returns `None` if it is invalid. With counters in memory, no decision waits.
     fn decide(&self, RecordedRequest { at, request, .. }: &RecordedRequest<'_>) -> Option<Verdict> {
         if request.domain.is_empty() || request.descriptors.is_empty() {
             return None;
@@ -112,112 +113,112 @@ impl Side {
     }
 }
 
-/// What was said before.
+/// The decision about a request that the replay is compared with.
 struct Baseline {
-    refused: bool,
-    /// By descriptor.
+    denied: bool,
+    /// Whether each descriptor was denied.
     over: SmallVec<[bool; 2]>,
 }
 
 impl Baseline {
-    fn of_verdict(verdict: &Verdict) -> Self {
-        Self { refused: verdict.is_denied(), over: verdict.statuses.iter().map(Status::is_over).collect() }
+    fn from_verdict(verdict: &Verdict) -> Self {
+        Self { denied: verdict.is_denied(), over: verdict.statuses.iter().map(Status::is_over).collect() }
     }
 
-    fn recorded(recorded: &RecordedRequest<'_>) -> Option<Self> {
-        Some(Self { refused: !recorded.allowed?, over: recorded.over.clone() })
+    fn from_recorded(recorded: &RecordedRequest<'_>) -> Option<Self> {
+        Some(Self { denied: !recorded.allowed?, over: recorded.over.clone() })
     }
 }
 
-/// One run.
+/// One replay of recorded requests.
 pub struct Replay {
-    rules: Side,
-    against: Option<Side>,
-    /// By the id of the rule; the last is of descriptors without one.
-    pub of_rules: Vec<RuleHits>,
-    /// Requests.
+    rules: Evaluator,
+    baseline: Option<Evaluator>,
+    /// The hits of each rule by its id. The last element is for descriptors without a rule.
+    pub by_rule: Vec<RuleHits>,
+    /// Number of requests.
     pub requests: u64,
-    /// Those that are refused, by the rules and before.
-    pub refused: [u64; 2],
-    /// Requests of which it is not known what was said before: they count as let pass.
+    /// Number of requests denied by the rules, and by the baseline.
+    pub denied: [u64; 2],
+    /// Number of requests without a baseline decision. They count as allowed by the baseline.
     pub unknown: u64,
-    /// Requests that cannot be asked: without a domain, or without descriptors.
+    /// Number of invalid requests: without a domain or without descriptors.
     pub skipped: u64,
     series: Series,
 }
 
 impl Replay {
-    /// `against`: what is before; else what was said when the requests were recorded.
+    /// Creates a replay. The baseline is the decision by `baseline`, or the recorded decision if that is `None`.
     #[must_use]
-    pub fn new(rules: RuleSet, against: Option<RuleSet>) -> Self {
-        let of_rules = (0..=rules.rules().len()).map(|_| RuleHits::default()).collect();
-        let (rules, against) = (Side::new(rules), against.map(Side::new));
-        let (requests, refused, unknown, skipped, series) = (0, [0; 2], 0, 0, Series::default());
-        Self { rules, against, of_rules, requests, refused, unknown, skipped, series }
+    pub fn new(rules: RuleSet, baseline: Option<RuleSet>) -> Self {
+        let by_rule = (0..=rules.rules().len()).map(|_| RuleHits::default()).collect();
+        let (rules, baseline) = (Evaluator::new(rules), baseline.map(Evaluator::new));
+        let (requests, denied, unknown, skipped, series) = (0, [0; 2], 0, 0, Series::default());
+        Self { rules, baseline, by_rule, requests, denied, unknown, skipped, series }
     }
 
-    /// Asks some again. They come in the order of time.
-    pub fn ask(&mut self, requests: &[RecordedRequest<'_>]) {
-        let (rules, against) = (&self.rules, &self.against);
-        let (verdicts, before) = thread::scope(|scope| {
-            // The two know nothing of each other, and a machine has more than one core.
-            let before = against.as_ref().map(|side| scope.spawn(|| side.decide_all(requests)));
-            (rules.decide_all(requests), before.map(|before| before.join().unwrap_or_default()))
+    /// Replays requests, which must be in chronological order over all calls.
+    pub fn process(&mut self, requests: &[RecordedRequest<'_>]) {
+        let (rules, baseline) = (&self.rules, &self.baseline);
+        let (verdicts, baseline) = thread::scope(|scope| {
+            // The two evaluations are independent, so they run in parallel.
+            let baseline = baseline.as_ref().map(|evaluator| scope.spawn(|| evaluator.decide_all(requests)));
+            (rules.decide_all(requests), baseline.map(|baseline| baseline.join().unwrap_or_default()))
         });
-        for (place, (recorded, verdict)) in requests.iter().zip(&verdicts).enumerate() {
-            let before = match &before {
-                Some(before) => before.get(place).and_then(Option::as_ref).map(Baseline::of_verdict),
-                None => Baseline::recorded(recorded),
+        for (index, (recorded, verdict)) in requests.iter().zip(&verdicts).enumerate() {
+            let baseline = match &baseline {
+                Some(baseline) => baseline.get(index).and_then(Option::as_ref).map(Baseline::from_verdict),
+                None => Baseline::from_recorded(recorded),
             };
             match verdict {
-                Some(verdict) => self.take(recorded, verdict, before.as_ref()),
+                Some(verdict) => self.record(recorded, verdict, baseline.as_ref()),
                 None => self.skipped += 1,
             }
         }
     }
 
-    fn take(&mut self, recorded: &RecordedRequest<'_>, verdict: &Verdict, before: Option<&Baseline>) {
+    fn record(&mut self, recorded: &RecordedRequest<'_>, verdict: &Verdict, baseline: Option<&Baseline>) {
         self.requests += 1;
-        self.refused[0] += u64::from(verdict.is_denied());
-        match before {
-            Some(before) => self.refused[1] += u64::from(before.refused),
+        self.denied[0] += u64::from(verdict.is_denied());
+        match baseline {
+            Some(baseline) => self.denied[1] += u64::from(baseline.denied),
             None => self.unknown += 1,
         }
         self.series.add(recorded.at, 1, verdict.is_denied());
-        self.count(recorded, verdict, before.map(|before| before.over.as_slice()));
+        self.count(recorded, verdict, baseline.map(|baseline| baseline.over.as_slice()));
     }
 
-    fn count(&mut self, recorded: &RecordedRequest<'_>, verdict: &Verdict, before: Option<&[bool]>) {
+    fn count(&mut self, recorded: &RecordedRequest<'_>, verdict: &Verdict, baseline: Option<&[bool]>) {
         let RecordedRequest { at, request, .. } = recorded;
         let snapshot = self.rules.engine.rules.load();
-        for (place, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
+        for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
             if descriptor.refund || descriptor.hits == 0 {
                 continue;
             }
             let rule = snapshot.rules().rule_for(request.domain, &descriptor.entries);
-            let id = rule.map_or(self.of_rules.len() - 1, |rule| rule.id);
-            let (hits, refused) = (descriptor.hits, status.is_over());
-            let was_refused = before.and_then(|before| before.get(place).copied()).unwrap_or_default();
-            let when = |is: bool| if is { hits } else { 0 };
-            let Some(of_rule) = self.of_rules.get_mut(id) else {
+            let id = rule.map_or(self.by_rule.len() - 1, |rule| rule.id);
+            let (hits, is_denied) = (descriptor.hits, status.is_over());
+            let was_denied = baseline.and_then(|baseline| baseline.get(index).copied()).unwrap_or_default();
+            let hits_if = |is: bool| if is { hits } else { 0 };
+            let Some(rule_hits) = self.by_rule.get_mut(id) else {
                 continue;
             };
-            of_rule.asked += 1;
-            let entity = of_rule.entities.entry(identity(request, &descriptor.entries)).or_default();
+            rule_hits.descriptors += 1;
+            let entity = rule_hits.entities.entry(identity(request, &descriptor.entries)).or_default();
             if entity.name.is_empty() {
                 entity.name = name(&descriptor.entries);
             }
-            for sum in [&mut of_rule.hits, &mut entity.hits] {
+            for sum in [&mut rule_hits.hits, &mut entity.hits] {
                 sum.requested += hits;
-                sum.denied += when(refused);
-                sum.newly_denied += when(refused && !was_refused);
-                sum.newly_allowed += when(!refused && was_refused);
+                sum.denied += hits_if(is_denied);
+                sum.newly_denied += hits_if(is_denied && !was_denied);
+                sum.newly_allowed += hits_if(!is_denied && was_denied);
             }
-            of_rule.series.add(*at, hits, refused);
+            rule_hits.series.add(*at, hits, is_denied);
         }
     }
 
-    /// The rules.
+    /// Returns the snapshot of the rules.
     #[must_use]
     pub fn rules(&self) -> Arc<Snapshot> {
         self.rules.engine.rules.load_full()

@@ -1,4 +1,4 @@
-//! A run as one HTML page with its pictures in it: it opens without a network.
+//! [`page()`]: a report on a replay as one HTML page with embedded charts, which can be viewed without a network.
 
 use plotters::{
     prelude::*,
@@ -10,28 +10,28 @@ use super::{Hits, Replay, RuleHits, series::Series};
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}\
 h1,h2{font-weight:600}table{border-collapse:collapse;margin:1rem 0}th,td{padding:.3rem .8rem;text-align:right;\
 border-bottom:1px solid #ddd}th:first-child,td:first-child{text-align:left}svg{max-width:100%;height:auto}";
-/// Rules that have a picture of their own.
-const PICTURES: usize = 12;
-/// Entities that are named for each.
-const ENTITIES: usize = 10;
-/// Letters of a name in a picture.
-const LONGEST_NAME: usize = 36;
+/// Maximum number of rules with a chart.
+const MAX_CHARTS: usize = 12;
+/// Maximum number of entities listed per rule.
+const MAX_ENTITIES: usize = 10;
+/// Maximum number of characters of a name in a chart.
+const MAX_NAME_CHARS: usize = 36;
 
-const ADMITTED: RGBColor = RGBColor(52, 120, 190);
-const REFUSED: RGBColor = RGBColor(210, 70, 60);
+const ALLOWED: RGBColor = RGBColor(52, 120, 190);
+const DENIED: RGBColor = RGBColor(210, 70, 60);
 
-/// The page. `title`: what was asked again, and of what.
+/// Renders the page. `title` names the traffic and the rules.
 #[must_use]
 pub fn page(replay: &Replay, title: &str) -> String {
     let title = escaped(title);
-    let [refused, before] = replay.refused;
+    let [denied, baseline] = replay.denied;
     let mut html = format!(
         "<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title><style>{STYLE}</style><h1>{title}</h1>\
-         <p>{} requests: {refused} refused by these rules, {before} before.</p>",
+         <p>{} requests: {denied} denied by these rules, {baseline} by the baseline.</p>",
         replay.requests
     );
-    html += &picture("All requests", &replay.series);
-    html += "<h2>By rule</h2><table><tr><th>rule<th>hits<th>refused<th>newly refused<th>newly passed<th>entities<th>touched";
+    html += &time_chart("All requests", &replay.series);
+    html += "<h2>By rule</h2><table><tr><th>rule<th>hits<th>denied<th>newly denied<th>newly allowed<th>entities<th>entities denied";
     let snapshot = replay.rules();
     let name = |id: usize| match snapshot.rules().rules().get(id) {
         Some(rule) => {
@@ -43,49 +43,50 @@ pub fn page(replay: &Replay, title: &str) -> String {
         }
         None => "(no rule)".to_owned(),
     };
-    let mut asked: Vec<(usize, &RuleHits)> =
-        replay.of_rules.iter().enumerate().filter(|(_, it)| it.asked > 0).collect();
-    asked.sort_by_key(|(_, it)| std::cmp::Reverse((it.hits.newly_denied + it.hits.newly_allowed, it.hits.denied)));
-    for (id, it) in &asked {
-        let Hits { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
-            it.hits;
+    let mut rules: Vec<(usize, &RuleHits)> =
+        replay.by_rule.iter().enumerate().filter(|(_, rule_hits)| rule_hits.descriptors > 0).collect();
+    rules.sort_by_key(|(_, rule_hits)| {
+        std::cmp::Reverse((rule_hits.hits.newly_denied + rule_hits.hits.newly_allowed, rule_hits.hits.denied))
+    });
+    for (id, rule_hits) in &rules {
+        let Hits { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
         html += &format!(
-            "<tr><td>{}<td>{asked}<td>{refused}<td>{newly_refused}<td>{newly_passed}<td>{}<td>{}",
+            "<tr><td>{}<td>{requested}<td>{denied}<td>{newly_denied}<td>{newly_allowed}<td>{}<td>{}",
             escaped(&name(*id)),
-            it.entities.len(),
-            it.touched()
+            rule_hits.entities.len(),
+            rule_hits.entities_denied()
         );
     }
     html += "</table>";
-    for (id, it) in asked.iter().take(PICTURES) {
+    for (id, rule_hits) in rules.iter().take(MAX_CHARTS) {
         html += &format!("<h2>{}</h2>", escaped(&name(*id)));
-        html += &picture("Hits", &it.series);
-        let harmed = it.harmed(ENTITIES);
-        if harmed.is_empty() {
+        html += &time_chart("Hits", &rule_hits.series);
+        let entities = rule_hits.most_denied(MAX_ENTITIES);
+        if entities.is_empty() {
             continue;
         }
-        html += &bars(&harmed.iter().map(|entity| (&*entity.name, entity.hits)).collect::<Vec<_>>());
-        html += "<table><tr><th>entity<th>hits<th>refused<th>newly refused";
-        for entity in harmed {
-            let Hits { requested: asked, denied: refused, newly_denied: newly_refused, .. } = entity.hits;
-            html += &format!("<tr><td>{}<td>{asked}<td>{refused}<td>{newly_refused}", escaped(&entity.name));
+        html += &entity_chart(&entities.iter().map(|entity| (&*entity.name, entity.hits)).collect::<Vec<_>>());
+        html += "<table><tr><th>entity<th>hits<th>denied<th>newly denied";
+        for entity in entities {
+            let Hits { requested, denied, newly_denied, .. } = entity.hits;
+            html += &format!("<tr><td>{}<td>{requested}<td>{denied}<td>{newly_denied}", escaped(&entity.name));
         }
         html += "</table>";
     }
     html + "</html>\n"
 }
 
-/// Admitted and refused over time, stacked.
-fn picture(title: &str, series: &Series) -> String {
+/// Draws allowed and denied hits over time as a stacked chart.
+fn time_chart(title: &str, series: &Series) -> String {
     let seconds = series.step as f64 / 1e6;
     let rate = |hits: u64| hits as f64 / seconds;
-    let top = series.sums.iter().map(|[admitted, refused]| rate(admitted + refused)).fold(1.0, f64::max);
+    let top = series.sums.iter().map(|[allowed, denied]| rate(allowed + denied)).fold(1.0, f64::max);
     let (unit, scale) =
         if series.sums.len() as f64 * seconds > 7_200.0 { ("hours", 3_600.0) } else { ("seconds", 1.0) };
-    let x = |place: usize| place as f64 * seconds / scale;
+    let x = |index: usize| index as f64 * seconds / scale;
     let end = x(series.sums.len().max(1));
     let mut svg = String::new();
-    let mut drawn = || -> Result<(), Box<dyn std::error::Error>> {
+    let mut draw = || -> Result<(), Box<dyn std::error::Error>> {
         let root = SVGBackend::with_string(&mut svg, (900, 260)).into_drawing_area();
         let mut chart = ChartBuilder::on(&root)
             .margin(10)
@@ -99,11 +100,11 @@ fn picture(title: &str, series: &Series) -> String {
             .light_line_style(TRANSPARENT)
             .draw()?;
         let sums = || series.sums.iter().enumerate();
-        let all = sums().map(|(place, [admitted, refused])| (x(place), rate(admitted + refused)));
-        let admitted = sums().map(|(place, [admitted, _])| (x(place), rate(*admitted)));
+        let all = sums().map(|(index, [allowed, denied])| (x(index), rate(allowed + denied)));
+        let allowed = sums().map(|(index, [allowed, _])| (x(index), rate(*allowed)));
         let square = |color: RGBColor| move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled());
-        chart.draw_series(AreaSeries::new(all, 0.0, REFUSED))?.label("refused").legend(square(REFUSED));
-        chart.draw_series(AreaSeries::new(admitted, 0.0, ADMITTED))?.label("admitted").legend(square(ADMITTED));
+        chart.draw_series(AreaSeries::new(all, 0.0, DENIED))?.label("denied").legend(square(DENIED));
+        chart.draw_series(AreaSeries::new(allowed, 0.0, ALLOWED))?.label("allowed").legend(square(ALLOWED));
         chart
             .configure_series_labels()
             .position(SeriesLabelPosition::UpperRight)
@@ -113,17 +114,17 @@ fn picture(title: &str, series: &Series) -> String {
         root.present()?;
         Ok(())
     };
-    // Into memory nothing fails; and a page without a picture is a page.
-    let _ = drawn();
+    // Drawing into memory does not fail, and the page is useful without a chart.
+    let _ = draw();
     svg
 }
 
-/// Of each entity what was admitted, and what was refused.
-fn bars(entities: &[(&str, Hits)]) -> String {
+/// Draws a bar per entity with its allowed and denied hits.
+fn entity_chart(entities: &[(&str, Hits)]) -> String {
     let top = entities.iter().map(|(_, hits)| hits.requested).max().unwrap_or(1).max(1) as f64;
     let rows = entities.len();
     let mut svg = String::new();
-    let mut drawn = || -> Result<(), Box<dyn std::error::Error>> {
+    let mut draw = || -> Result<(), Box<dyn std::error::Error>> {
         let root = SVGBackend::with_string(&mut svg, (900, 60 + 24 * rows as u32)).into_drawing_area();
         let mut chart = ChartBuilder::on(&root)
             .margin(10)
@@ -132,22 +133,22 @@ fn bars(entities: &[(&str, Hits)]) -> String {
             .build_cartesian_2d(0.0..top * 1.02, 0.0..rows as f64)?;
         chart.configure_mesh().disable_mesh().y_labels(0).x_desc("hits").draw()?;
         let style = ("sans-serif", 13).into_text_style(&root).pos(Pos::new(HPos::Right, VPos::Center));
-        for (place, (name, hits)) in entities.iter().enumerate() {
-            let row = (rows - 1 - place) as f64;
-            let name: String = name.chars().take(LONGEST_NAME).collect();
+        for (index, (name, hits)) in entities.iter().enumerate() {
+            let row = (rows - 1 - index) as f64;
+            let name: String = name.chars().take(MAX_NAME_CHARS).collect();
             let name = EmptyElement::at((0.0, row + 0.5)) + Text::new(name, (-8, 0), style.clone());
             chart.draw_series([name])?;
-            let admitted = (hits.requested - hits.denied) as f64;
+            let allowed = (hits.requested - hits.denied) as f64;
             let bar = |from: f64, to: f64, color: RGBColor| {
                 Rectangle::new([(from, row + 0.15), (to, row + 0.85)], color.filled())
             };
-            chart.draw_series([bar(0.0, admitted, ADMITTED), bar(admitted, hits.requested as f64, REFUSED)])?;
+            chart.draw_series([bar(0.0, allowed, ALLOWED), bar(allowed, hits.requested as f64, DENIED)])?;
         }
         root.present()?;
         Ok(())
     };
-    // Into memory nothing fails; and a page without a picture is a page.
-    let _ = drawn();
+    // Drawing into memory does not fail, and the page is useful without a chart.
+    let _ = draw();
     svg
 }
 

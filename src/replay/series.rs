@@ -1,16 +1,17 @@
-//! What happened when, in steps that grow with the time that is covered.
+//! [`Series`]: allowed and denied hits over time, in steps that become longer with the time covered.
 
 use crate::engine::Micros;
 
-/// Steps at most; then two become one.
-const STEPS: usize = 600;
+/// Maximum number of steps. When it is reached, adjacent steps are merged.
+const MAX_STEPS: usize = 600;
 
-/// Admitted and refused, over time.
+/// Allowed and denied hits per step.
 #[derive(Clone, Debug)]
 pub(super) struct Series {
     start: Option<u64>,
-    /// Microseconds.
+    /// Length of a step in microseconds.
     pub(super) step: u64,
+    /// Allowed and denied hits of each step.
     pub(super) sums: Vec<[u64; 2]>,
 }
 
@@ -21,19 +22,19 @@ impl Default for Series {
 }
 
 impl Series {
-    pub(super) fn add(&mut self, at: Micros, hits: u64, refused: bool) {
+    pub(super) fn add(&mut self, at: Micros, hits: u64, denied: bool) {
         let start = *self.start.get_or_insert(at.get());
-        // What is a little out of order belongs to the first step.
-        let mut place = (at.get().saturating_sub(start) / self.step) as usize;
-        while place >= STEPS {
+        // Hits before the start, from requests slightly out of order, are counted in the first step.
+        let mut index = (at.get().saturating_sub(start) / self.step) as usize;
+        while index >= MAX_STEPS {
             self.sums = self.sums.chunks(2).map(|two| two.iter().fold([0; 2], sum)).collect();
             self.step *= 2;
-            place = (at.get().saturating_sub(start) / self.step) as usize;
+            index = (at.get().saturating_sub(start) / self.step) as usize;
         }
-        if place >= self.sums.len() {
-            self.sums.resize(place + 1, [0; 2]);
+        if index >= self.sums.len() {
+            self.sums.resize(index + 1, [0; 2]);
         }
-        self.sums[place][usize::from(refused)] += hits;
+        self.sums[index][usize::from(denied)] += hits;
     }
 }
 
@@ -46,13 +47,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_is_lost_however_long_it_takes() {
+    fn merging_steps_keeps_all_hits() {
         let mut series = Series::default();
         for second in 0..5_000 {
             series.add(Micros::from_secs(1_000_000 + second), 2, second % 10 == 0);
         }
         series.add(Micros::from_secs(5), 1, false);
-        assert!(series.sums.len() <= STEPS && series.step == 16_000_000, "{}", series.step);
+        assert!(series.sums.len() <= MAX_STEPS && series.step == 16_000_000, "{}", series.step);
         assert_eq!(series.sums.iter().fold([0; 2], sum), [9_001, 1_000]);
         assert_eq!(series.sums[1], [2 * 14, 2 * 2]);
     }

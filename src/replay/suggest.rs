@@ -1,4 +1,4 @@
-//! Limits from traffic: what entities ask at their busiest, and what a limit there would have refused.
+//! [`Suggestions`]: limits derived from the peak usage of entities in recorded traffic, with their effect on it.
 
 use std::{collections::HashMap, hash::BuildHasher};
 
@@ -9,12 +9,12 @@ use crate::{
     traffic::RecordedRequest,
 };
 
-/// The windows that are looked at.
+/// The units for which limits are suggested.
 const UNITS: [Unit; 3] = [Unit::Second, Unit::Minute, Unit::Hour];
-/// Above the busiest of all but one in a hundred there is room for so much more.
-const ROOM: f64 = 1.2;
+/// Ratio of the suggested limit to the 99th percentile of the entities' peaks.
+const HEADROOM: f64 = 1.2;
 
-/// What one entity did in windows of one unit.
+/// Hits of one entity in windows of one unit: the current window, and the peak so far.
 #[derive(Clone, Copy, Default)]
 struct Window {
     number: u64,
@@ -27,42 +27,42 @@ struct Window {
 struct Shape {
     hits: u64,
     entities: HashMap<u64, [Window; UNITS.len()], FixedState>,
-    /// By unit: how many windows had so many hits.
+    /// For each unit, the number of windows by their number of hits.
     counts: [HashMap<u64, u64, FixedState>; UNITS.len()],
 }
 
-/// A domain, and keys.
-type ShapeName = (Box<str>, Vec<Box<str>>);
+/// The domain and the keys of a shape.
+type ShapeKey = (Box<str>, Vec<Box<str>>);
 
-/// What traffic says of limits.
+/// Collects recorded requests and suggests limits.
 #[derive(Default)]
 pub struct Suggestions {
-    shapes: HashMap<ShapeName, Shape, FixedState>,
+    shapes: HashMap<ShapeKey, Shape, FixedState>,
 }
 
-/// A limit, and what it would have done.
+/// A suggested limit, and the effect that it would have had.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suggestion {
     /// The domain.
     pub domain: Box<str>,
     /// The keys of the descriptors.
     pub keys: Vec<Box<str>>,
-    /// In a window of this.
+    /// The unit of the limit.
     pub unit: Unit,
-    /// The busiest window of the entity in the middle, of all but one in ten, in a hundred, in a thousand, and of all.
+    /// The 50th, 90th, 99th, 99.9th and 100th percentile of the entities' peaks, in hits per window.
     pub peaks: [u64; 5],
-    /// How many entities there are.
+    /// Number of entities.
     pub entities: usize,
-    /// The limit.
+    /// The suggested limit.
     pub limit: u32,
-    /// Of all hits, the share that it would have refused.
-    pub refused: f64,
-    /// And of how many entities something.
-    pub touched: usize,
+    /// Share of the hits that the limit would have denied.
+    pub denied_share: f64,
+    /// Number of entities with hits that the limit would have denied.
+    pub entities_denied: usize,
 }
 
 impl Suggestions {
-    /// A request was asked. They come in the order of time, about.
+    /// Adds a request. The order must be approximately chronological.
     pub fn add(&mut self, recorded: &RecordedRequest<'_>) {
         for descriptor in &recorded.request.descriptors {
             if descriptor.refund || descriptor.hits == 0 || descriptor.entries.is_empty() {
@@ -74,18 +74,20 @@ impl Suggestions {
         }
     }
 
-    /// A limit for each unit of each list of keys.
+    /// Suggests a limit for each unit and each list of keys.
     #[must_use]
     pub fn suggest(mut self) -> Vec<Suggestion> {
         let mut all = Vec::new();
         for ((domain, keys), shape) in &mut self.shapes {
-            shape.end();
-            for (place, unit) in UNITS.into_iter().enumerate() {
-                all.push(shape.suggest(domain, keys, place, unit));
+            shape.finish();
+            for (unit_index, unit) in UNITS.into_iter().enumerate() {
+                all.push(shape.suggest(domain, keys, unit_index, unit));
             }
         }
         all.sort_by(|one, other| {
-            let order = |it: &Suggestion| (it.domain.clone(), it.keys.clone(), it.unit.seconds());
+            let order = |suggestion: &Suggestion| {
+                (suggestion.domain.clone(), suggestion.keys.clone(), suggestion.unit.seconds())
+            };
             order(one).cmp(&order(other))
         });
         all
@@ -101,41 +103,42 @@ impl Shape {
         for ((window, counts), unit) in windows.iter_mut().zip(&mut self.counts).zip(UNITS) {
             let number = second / unit.seconds();
             if number != window.number {
-                window.end(counts);
+                window.finish(counts);
                 window.number = number;
             }
             window.count += hits;
         }
     }
 
-    fn end(&mut self) {
+    fn finish(&mut self) {
         for windows in self.entities.values_mut() {
-            windows.iter_mut().zip(&mut self.counts).for_each(|(window, counts)| window.end(counts));
+            windows.iter_mut().zip(&mut self.counts).for_each(|(window, counts)| window.finish(counts));
         }
     }
 
-    fn suggest(&self, domain: &str, keys: &[Box<str>], place: usize, unit: Unit) -> Suggestion {
-        let mut peaks: Vec<u64> = self.entities.values().map(|windows| windows[place].peak).collect();
+    fn suggest(&self, domain: &str, keys: &[Box<str>], unit_index: usize, unit: Unit) -> Suggestion {
+        let mut peaks: Vec<u64> = self.entities.values().map(|windows| windows[unit_index].peak).collect();
         peaks.sort_unstable();
-        let at = |share: f64| peaks.get(((peaks.len() - 1) as f64 * share).round() as usize).copied().unwrap_or(0);
-        let limit = rounded(at(0.99) as f64 * ROOM);
-        let over = self.counts[place].iter().filter(|(count, _)| **count > u64::from(limit));
-        let refused: u64 = over.map(|(count, windows)| (count - u64::from(limit)) * windows).sum();
+        let peak_at =
+            |quantile: f64| peaks.get(((peaks.len() - 1) as f64 * quantile).round() as usize).copied().unwrap_or(0);
+        let limit = rounded(peak_at(0.99) as f64 * HEADROOM);
+        let exceeding = self.counts[unit_index].iter().filter(|(count, _)| **count > u64::from(limit));
+        let denied: u64 = exceeding.map(|(count, windows)| (count - u64::from(limit)) * windows).sum();
         Suggestion {
             domain: domain.into(),
             keys: keys.to_vec(),
             unit,
-            peaks: [at(0.5), at(0.9), at(0.99), at(0.999), at(1.0)],
+            peaks: [peak_at(0.5), peak_at(0.9), peak_at(0.99), peak_at(0.999), peak_at(1.0)],
             entities: peaks.len(),
             limit,
-            refused: refused as f64 / self.hits.max(1) as f64,
-            touched: peaks.iter().filter(|peak| **peak > u64::from(limit)).count(),
+            denied_share: denied as f64 / self.hits.max(1) as f64,
+            entities_denied: peaks.iter().filter(|peak| **peak > u64::from(limit)).count(),
         }
     }
 }
 
 impl Window {
-    fn end(&mut self, counts: &mut HashMap<u64, u64, FixedState>) {
+    fn finish(&mut self, counts: &mut HashMap<u64, u64, FixedState>) {
         if self.count > 0 {
             *counts.entry(self.count).or_default() += 1;
             self.peak = self.peak.max(self.count);
@@ -144,7 +147,7 @@ impl Window {
     }
 }
 
-/// Up to a number that people would write: two digits and zeros.
+/// Rounds up to a number with two significant digits.
 fn rounded(limit: f64) -> u32 {
     let mut unit = 1.0;
     while limit / unit > 100.0 {
@@ -161,7 +164,7 @@ mod tests {
     use crate::engine::{Descriptor, Micros, Request};
 
     #[test]
-    fn a_limit_is_above_what_nearly_everybody_does() {
+    fn a_limit_is_above_the_peaks_of_nearly_all_entities() {
         let mut suggestions = Suggestions::default();
         let mut add = |user: &str, hits: u64, second: u64| {
             let entries = smallvec![Entry { key: "user", value: user }];
@@ -170,7 +173,7 @@ mod tests {
             let at = Micros::from_secs(second);
             suggestions.add(&RecordedRequest { at, request, allowed: None, over: smallvec![] });
         };
-        // A thousand ask 1 to 10 hits in each of two minutes, and one 500 in one second.
+        // A thousand entities use 1 to 10 hits in each of two minutes, and one uses 500 in one second.
         for user in 0..1_000 {
             for minute in [60, 120] {
                 add(&user.to_string(), user % 10 + 1, minute + user % 60);
@@ -180,8 +183,8 @@ mod tests {
         let all = suggestions.suggest();
         let [second, minute, hour] = all.as_slice() else { panic!("{all:?}") };
         assert_eq!((minute.unit, minute.entities, minute.peaks), (Unit::Minute, 1_001, [6, 10, 10, 10, 500]));
-        assert_eq!((minute.limit, minute.touched), (12, 1));
-        assert!((minute.refused - 488.0 / 11_500.0).abs() < 1e-9, "{minute:?}");
+        assert_eq!((minute.limit, minute.entities_denied), (12, 1));
+        assert!((minute.denied_share - 488.0 / 11_500.0).abs() < 1e-9, "{minute:?}");
         assert_eq!((second.limit, hour.peaks[4], hour.limit), (12, 500, 24));
     }
 

@@ -1,4 +1,4 @@
-//! From files to a [`RuleSet`]: all or nothing, with every mistake of every file.
+//! [`compile`]: builds a [`RuleSet`] from rule files, or reports every mistake of every file.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,31 +9,31 @@ use std::{
 use super::{
     diagnostic::{Diagnostic, Diagnostics, Location, Severity},
     limit::Limit,
-    matcher::{self, Entities, ModifierEntry, Plan, Rule, RuleSet, Segment},
+    matcher::{self, ModifierEntry, Plan, PlanAssignments, Rule, RuleSet, Segment},
     spec::{self, Descriptor, File, Plans, RateLimit},
 };
 use crate::algorithm::Micros;
 
-/// One file of a set.
+/// The name and text of one rule file.
 #[derive(Clone, Debug)]
 pub struct SourceFile {
-    /// How problems call it.
+    /// Name of the file in diagnostics.
     pub name: String,
-    /// What it says.
+    /// Content of the file.
     pub text: String,
 }
 
-/// Of the limits with the same requests and window, so many are looked at for one that is the same in all else.
-const COMPARED: usize = 16;
+/// Maximum number of limits with the same requests and window that are compared to find an equal limit.
+const MAX_COMPARED_LIMITS: usize = 16;
 
-/// Choices that change what a set of files means.
+/// Settings that change the meaning of rule files.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Several files may name one domain; their descriptors add up.
+    /// Whether several files may define one domain, so that their descriptors are combined.
     pub merge_domains: bool,
-    /// Domains that do not say otherwise charge for all limits of a request or for none.
+    /// Whether domains without `charge` take a request's hits from all of its limits or from none.
     pub charge_all: bool,
-    /// Among so many instances a limit is divided when each has to decide by itself.
+    /// Number of instances among which a limit is divided if each instance decides on its own.
     pub instances: NonZeroU32,
 }
 
@@ -43,24 +43,28 @@ impl Default for Options {
     }
 }
 
-/// Compiles a set of files. `Ok` brings the warnings along; `Err` has every error, and the warnings.
+/// Compiles a set of files and returns it with the warnings.
+///
+/// # Errors
+///
+/// Returns every error and warning of every file if there is at least one error.
 pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<Diagnostic>), Vec<Diagnostic>> {
     let mut list = Vec::new();
     let mut compiler = Compiler {
         set: RuleSet::default(),
         first_file: HashMap::new(),
         limits: HashMap::new(),
-        texts: HashSet::new(),
+        interned: HashSet::new(),
         options,
     };
     for file in files {
-        let mut problems = Diagnostics::new(&file.name, &mut list);
-        if let Some(spec) = spec::read(&file.text, options, &mut problems) {
-            compiler.file(&file.name, &spec, &mut problems);
+        let mut diagnostics = Diagnostics::new(&file.name, &mut list);
+        if let Some(spec) = spec::read(&file.text, options, &mut diagnostics) {
+            compiler.compile_file(&file.name, &spec, &mut diagnostics);
         }
-        problems.sort();
+        diagnostics.sort();
     }
-    if list.iter().any(|problem| problem.severity == Severity::Error) {
+    if list.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {
         return Err(list);
     }
     compiler.set.shrink();
@@ -69,53 +73,63 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<D
 
 struct Compiler {
     set: RuleSet,
-    /// The file that named a domain first.
+    /// The file that defined each domain first.
     first_file: HashMap<String, Arc<str>>,
-    /// By requests and window, to be shared.
+    /// Limits by requests and window, so that equal limits share memory.
     limits: HashMap<(u32, Micros), Vec<Arc<Limit>>>,
-    /// Keys and labels, to be shared: those of many levels are the same.
-    texts: HashSet<Arc<str>>,
+    /// Keys and labels, which are shared because many levels have the same ones.
+    interned: HashSet<Arc<str>>,
     options: Options,
 }
 
-/// What the levels above say of a descriptor.
+/// Properties that a list of descriptors inherits from the levels above.
 struct Parent<'a> {
     file: &'a Arc<str>,
     plans: &'a Plans,
-    entities: Arc<Entities>,
-    parent: u32,
+    entities: Arc<PlanAssignments>,
+    node: u32,
     /// The domain and a label for each level.
     labels: Vec<Arc<str>>,
     dynamic: bool,
 }
 
 impl Compiler {
-    fn file(&mut self, name: &str, spec: &File, problems: &mut Diagnostics<'_>) {
+    fn compile_file(&mut self, name: &str, spec: &File, diagnostics: &mut Diagnostics<'_>) {
         let file: Arc<str> = name.into();
         let first = self.first_file.entry(spec.domain.clone()).or_insert_with(|| Arc::clone(&file));
         if !Arc::ptr_eq(first, &file) && !self.options.merge_domains {
-            let message =
-                format!("domain {:?} is {first}'s already; rules.merge_domains would add the two up", spec.domain);
-            problems.error(spec.place, message);
+            let message = format!(
+                "domain {:?} is already defined in {first}; set rules.merge_domains to combine the files",
+                spec.domain
+            );
+            diagnostics.error(spec.domain_location, message);
             return;
         }
-        let parent = self.set.add_domain(&spec.domain);
+        let root = self.set.add_domain(&spec.domain);
         if let Err(first) = self.set.set_domain(&spec.domain, spec.charge_all, &spec.shard_by) {
-            let message =
-                format!("shard_by of domain {:?} is [{}] in another file: one domain has one", spec.domain, first);
-            problems.error(spec.shard_by_place, message);
+            let message = format!(
+                "shard_by of domain {:?} is [{first}] in another file; all files of a domain must agree",
+                spec.domain
+            );
+            diagnostics.error(spec.shard_by_location, message);
         }
-        let mut entities = Entities::new();
+        let mut entities = PlanAssignments::new();
         for ((key, entity), plan) in &spec.plans.entities {
             entities.entry(key.clone()).or_default().insert(entity.clone(), plan.as_str().into());
         }
         let (plans, entities) = (&spec.plans, Arc::new(entities));
-        let above =
-            Parent { file: &file, plans, entities, parent, labels: vec![spec.domain.as_str().into()], dynamic: false };
-        self.descriptors(&spec.descriptors, &above, problems);
+        let parent = Parent {
+            file: &file,
+            plans,
+            entities,
+            node: root,
+            labels: vec![spec.domain.as_str().into()],
+            dynamic: false,
+        };
+        self.compile_descriptors(&spec.descriptors, &parent, diagnostics);
     }
 
-    fn descriptors(&mut self, list: &[Descriptor], above: &Parent<'_>, problems: &mut Diagnostics<'_>) {
+    fn compile_descriptors(&mut self, list: &[Descriptor], parent: &Parent<'_>, diagnostics: &mut Diagnostics<'_>) {
         for descriptor in list {
             let segment = match &descriptor.value {
                 None => Segment::Any,
@@ -123,61 +137,68 @@ impl Compiler {
                 Some(value) if value.contains('*') => Segment::Pattern(value.as_str().into()),
                 Some(value) => Segment::Value(value.as_str().into()),
             };
-            let key = self.text(&descriptor.key);
-            match self.set.add_child(above.parent, &key, segment, descriptor.place) {
-                Ok(node) => self.level(node, descriptor, above, problems),
+            let key = self.intern(&descriptor.key);
+            match self.set.add_child(parent.node, &key, segment, descriptor.location) {
+                Ok(node) => self.compile_descriptor(node, descriptor, parent, diagnostics),
                 Err(first) => {
                     let value = descriptor.value.as_ref().map(|value| format!(" and value {value:?}"));
                     let message = format!(
-                        "the key {:?}{} stands twice in one list; first at line {}",
+                        "duplicate descriptor with key {:?}{}; first defined at line {}",
                         descriptor.key,
                         value.unwrap_or_default(),
                         first.line
                     );
-                    problems.error(descriptor.place, message);
+                    diagnostics.error(descriptor.location, message);
                 }
             }
         }
     }
 
-    fn level(&mut self, id: u32, descriptor: &Descriptor, above: &Parent<'_>, problems: &mut Diagnostics<'_>) {
+    fn compile_descriptor(
+        &mut self,
+        id: u32,
+        descriptor: &Descriptor,
+        parent: &Parent<'_>,
+        diagnostics: &mut Diagnostics<'_>,
+    ) {
         let node = self.set.node_mut(id);
         node.value_to_metric = descriptor.value_to_metric;
         node.ip_prefix = descriptor.ip_prefix;
-        let mut labels = above.labels.clone();
+        let mut labels = parent.labels.clone();
         let label = node.label();
-        let own_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
-        labels.push(self.text(&label));
-        let dynamic = above.dynamic || (descriptor.value_to_metric && own_value);
-        if let Some(written) = &descriptor.rate_limit {
-            let at = Level { descriptor, above, labels: &labels, dynamic };
-            match &written.by_plan {
+        let is_per_value = matches!(node.segment, Segment::Any | Segment::Pattern(_));
+        labels.push(self.intern(&label));
+        let dynamic = parent.dynamic || (descriptor.value_to_metric && is_per_value);
+        if let Some(rate_limit) = &descriptor.rate_limit {
+            let limited = LimitedDescriptor { descriptor, parent, labels: &labels, dynamic };
+            match &rate_limit.by_plan {
                 None => {
-                    let rule = at.rule(self, written);
-                    let levels = self.levels(vec![id], &written.asides, descriptor.place, problems);
+                    let rule = limited.build_rule(self, rate_limit);
+                    let levels =
+                        self.add_modifier_levels(vec![id], &rate_limit.modifiers, descriptor.location, diagnostics);
                     self.set.add_rule(&levels, rule);
                 }
-                Some((name, place)) => self.by_plan(id, &at, name, *place, problems),
+                Some((name, location)) => self.add_plan_rules(id, &limited, name, *location, diagnostics),
             }
         }
-        let below = Parent { parent: id, labels, dynamic, entities: Arc::clone(&above.entities), ..*above };
-        self.descriptors(&descriptor.children, &below, problems);
+        let child = Parent { node: id, labels, dynamic, entities: Arc::clone(&parent.entities), ..*parent };
+        self.compile_descriptors(&descriptor.children, &child, diagnostics);
     }
 
-    fn text(&mut self, text: &str) -> Arc<str> {
-        if let Some(known) = self.texts.get(text) {
+    fn intern(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.interned.get(text) {
             return Arc::clone(known);
         }
         let new = Arc::from(text);
-        self.texts.insert(Arc::clone(&new));
+        self.interned.insert(Arc::clone(&new));
         new
     }
 
-    /// The same limit as another rule's, where there is one.
-    fn shared(&mut self, limit: Option<&Limit>) -> Option<Arc<Limit>> {
+    /// Returns an equal limit of another rule if one is found, otherwise a new one.
+    fn intern_limit(&mut self, limit: Option<&Limit>) -> Option<Arc<Limit>> {
         let limit = limit?;
         let same = self.limits.entry((limit.requests(), limit.measure().window())).or_default();
-        let known = same.iter().rev().take(COMPARED).find(|known| ***known == *limit).cloned();
+        let known = same.iter().rev().take(MAX_COMPARED_LIMITS).find(|known| ***known == *limit).cloned();
         Some(known.unwrap_or_else(|| {
             let new = Arc::new(*limit);
             same.push(Arc::clone(&new));
@@ -185,25 +206,29 @@ impl Compiler {
         }))
     }
 
-    /// The levels of the entries that say who asks are below those that choose the counter, the first there, and have no say
-    /// in labels.
-    fn levels(
+    /// Adds one level per modifier entry below each of `levels`, and returns the lowest levels.
+    ///
+    /// Modifier entries come after the entries that select the counter, and they are not part of labels.
+    fn add_modifier_levels(
         &mut self,
         mut levels: Vec<u32>,
-        asides: &[(ModifierEntry, String)],
-        place: Location,
-        problems: &mut Diagnostics<'_>,
+        modifiers: &[(ModifierEntry, String)],
+        location: Location,
+        diagnostics: &mut Diagnostics<'_>,
     ) -> Vec<u32> {
-        for (aside, key) in asides {
+        for (modifier, key) in modifiers {
             for level in &mut levels {
-                let key = self.text(key);
-                match self.set.add_child(*level, &key, Segment::Any, place) {
-                    Ok(below) => {
-                        self.set.node_mut(below).modifier = Some(*aside);
-                        *level = below;
+                let key = self.intern(key);
+                match self.set.add_child(*level, &key, Segment::Any, location) {
+                    Ok(child) => {
+                        self.set.node_mut(child).modifier = Some(*modifier);
+                        *level = child;
                     }
                     Err(_) => {
-                        problems.error(place, format!("the entry {key:?} cannot be the request's plan, and more"));
+                        diagnostics.error(
+                            location,
+                            format!("the entry {key:?} cannot be both the plan and the class or holder of a request"),
+                        );
                     }
                 }
             }
@@ -211,77 +236,90 @@ impl Compiler {
         levels
     }
 
-    /// A rule for each plan; requests that name none end on the same level as those that do, less their last entry.
-    fn by_plan(&mut self, id: u32, at: &Level<'_>, name: &str, place: Location, problems: &mut Diagnostics<'_>) {
-        let plans = at.above.plans;
+    /// Adds one rule per plan.
+    ///
+    /// Requests without a plan entry end on the level of the descriptor, and requests with one end on a level below it.
+    /// Both levels lead to the rule of the default plan, from which [`RuleSet::find`] selects the request's plan.
+    fn add_plan_rules(
+        &mut self,
+        id: u32,
+        limited: &LimitedDescriptor<'_>,
+        name: &str,
+        location: Location,
+        diagnostics: &mut Diagnostics<'_>,
+    ) {
+        let plans = limited.parent.plans;
         let mut limits = Vec::new();
-        for (plan, of) in &plans.plans {
-            match of.limits.get(name) {
+        for (plan, definition) in &plans.plans {
+            match definition.limits.get(name) {
                 Some(limit) => limits.push((plan, limit)),
-                None => problems.error(
-                    of.place,
-                    format!("the plan {plan:?} has no limit {name:?}, which line {} wants", place.line),
+                None => diagnostics.error(
+                    definition.location,
+                    format!("the plan {plan:?} does not define the limit {name:?}, which line {} uses", location.line),
                 ),
             }
         }
         let Some((_, first)) = limits.first() else {
-            problems.error(place, format!("there is no plan that could have a limit {name:?}"));
+            diagnostics.error(location, format!("no plan defines the limit {name:?}"));
             return;
         };
-        if limits.iter().any(|(_, limit)| limit.asides != first.asides) {
-            problems.error(place, format!("the limits {name:?} of all plans need the same class and holder"));
+        if limits.iter().any(|(_, limit)| limit.modifiers != first.modifiers) {
+            diagnostics.error(location, format!("the limit {name:?} must have the same class and holder in all plans"));
             return;
         }
-        let named = self.levels(vec![id], &[(ModifierEntry::Plan, plans.key.clone())], place, problems);
-        let levels = self.levels([vec![id], named].concat(), &first.asides, place, problems);
-        // The default plan's comes last: the levels lead to it.
+        let plan_levels =
+            self.add_modifier_levels(vec![id], &[(ModifierEntry::Plan, plans.key.clone())], location, diagnostics);
+        let levels =
+            self.add_modifier_levels([vec![id], plan_levels].concat(), &first.modifiers, location, diagnostics);
+        // The rule that is added last is the one that the levels lead to.
         limits.sort_by_key(|(plan, _)| **plan == plans.default);
-        let next = self.set.rules().len()..;
-        let rules = limits.iter().zip(next).map(|((plan, _), rule)| (plan.as_str().into(), rule as u32)).collect();
-        let all = Arc::new(matcher::Plans { rules, entities: Arc::clone(&at.above.entities) });
+        let next_ids = self.set.rules().len()..;
+        let rules = limits.iter().zip(next_ids).map(|((plan, _), rule)| (plan.as_str().into(), rule as u32)).collect();
+        let plan_rules = Arc::new(matcher::Plans { rules, entities: Arc::clone(&limited.parent.entities) });
         for (plan, limit) in limits {
-            let mut rule = at.rule(self, limit);
-            rule.plan = Some(Box::new(Plan::new(plan, &all)));
-            let own = self.text(&format!("{}_{plan}", plans.key));
-            rule.labels = rule.labels.iter().cloned().chain([own]).collect();
+            let mut rule = limited.build_rule(self, limit);
+            rule.plan = Some(Box::new(Plan::new(plan, &plan_rules)));
+            let plan_label = self.intern(&format!("{}_{plan}", plans.key));
+            rule.labels = rule.labels.iter().cloned().chain([plan_label]).collect();
             self.set.add_rule(&levels, rule);
         }
     }
 }
 
-/// A descriptor that has a limit.
-struct Level<'a> {
+/// A descriptor with a limit, and the properties of the levels above.
+struct LimitedDescriptor<'a> {
     descriptor: &'a Descriptor,
-    above: &'a Parent<'a>,
+    parent: &'a Parent<'a>,
     labels: &'a [Arc<str>],
     dynamic: bool,
 }
 
-impl Level<'_> {
-    fn rule(&self, compiler: &mut Compiler, written: &RateLimit) -> Rule {
-        let Self { descriptor, above, labels, dynamic } = self;
+impl LimitedDescriptor<'_> {
+    fn build_rule(&self, compiler: &mut Compiler, rate_limit: &RateLimit) -> Rule {
+        let Self { descriptor, parent, labels, dynamic } = self;
         Rule {
             id: compiler.set.rules().len(),
-            limit: compiler.shared(written.limit.as_ref()),
-            name: (!written.name.is_empty()).then(|| written.name.as_str().into()),
+            limit: compiler.intern_limit(rate_limit.limit.as_ref()),
+            name: (!rate_limit.name.is_empty()).then(|| rate_limit.name.as_str().into()),
             policy: OnceLock::new(),
-            replaces: written.replaces.clone(),
+            replaces: rate_limit.replaces.clone(),
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
             detailed_metric: descriptor.detailed_metric,
-            on_error: written.on_error,
-            consistency: written.consistency,
-            needs_context: !written.asides.is_empty(),
-            classes: written.classes.clone().into(),
-            sheds: written.sheds,
-            elastic: written.elastic.clone().map(Box::new),
+            on_error: rate_limit.on_error,
+            consistency: rate_limit.consistency,
+            needs_context: !rate_limit.modifiers.is_empty(),
+            classes: rate_limit.classes.clone().into(),
+            sheds: rate_limit.sheds,
+            elastic: rate_limit.elastic.clone().map(Box::new),
             plan: None,
-            divided_limit: compiler.shared(written.part.as_ref().filter(|part| Some(**part) != written.limit)),
+            divided_limit: compiler
+                .intern_limit(rate_limit.divided_limit.as_ref().filter(|divided| Some(**divided) != rate_limit.limit)),
             metadata: descriptor.metadata.clone(),
             labels: (*labels).into(),
             dynamic_labels: *dynamic || descriptor.detailed_metric,
-            file: Arc::clone(above.file),
-            place: descriptor.place,
+            file: Arc::clone(parent.file),
+            location: descriptor.location,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The words of `rate_limit` without a rule around them: what an operator gives one customer while the service runs.
+//! [`CustomLimit`]: a limit outside of a rule, which an operator's override gives to one entity.
 
 use super::{
     compile::Options,
@@ -8,56 +8,60 @@ use super::{
 };
 use crate::algorithm::Consistency;
 
-/// What a descriptor may have, whatever its rule says.
+/// A limit that applies to a descriptor in place of its rule's limit.
 #[derive(Clone, Debug)]
 pub struct CustomLimit {
-    /// How much.
+    /// Whether `limit` applies, everything is allowed, or everything is denied.
     pub allowance: Allowance,
-    /// The limit, where it is one; else nothing at all.
+    /// The limit if `allowance` is [`Allowance::Limited`], otherwise [`Limit::NOTHING`].
     pub limit: Limit,
-    /// One instance's part of a limit, where that is less.
-    pub part: Option<Box<Limit>>,
-    /// What happens when the store cannot answer; `None`: as the rule says.
+    /// One instance's share of the limit; `None` if that is the whole limit.
+    pub divided_limit: Option<Box<Limit>>,
+    /// Failure policy; `None` if the rule's policy applies.
     pub on_error: Option<FailurePolicy>,
-    /// What its answers may owe to what the shared counter has not been asked.
+    /// How exactly the counter is shared between instances.
     pub consistency: Consistency,
 }
 
-/// How much passes.
+/// How much a custom limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowance {
-    /// What the limit says.
+    /// As much as the limit.
     Limited,
-    /// Everything, uncounted.
+    /// Everything, without counting.
     Unlimited,
-    /// Nothing, and the store is not asked.
+    /// Nothing, without a call to the store.
     Blocked,
 }
 
-/// The word for a descriptor of which nothing passes. A limit that does the same is a counter's.
+/// Value that denies everything without a counter. A limit of 0 denies everything as well, but has a counter.
 pub(super) const BLOCKED: &str = "blocked";
-/// The word for one that is not counted.
+/// Value that allows everything without a counter.
 pub(super) const UNLIMITED: &str = "unlimited";
 
 impl CustomLimit {
-    /// Reads `{unit: minute, requests_per_unit: 500}` and whatever else `rate_limit` takes, `500/minute` for short, or
-    /// `unlimited`, or `blocked`. An error has every mistake, with its place in the text.
+    /// Reads a map with the keywords of `rate_limit`, such as `{unit: minute, requests_per_unit: 500}`, or one of the
+    /// short forms `500/minute`, `unlimited` and `blocked`.
+    ///
+    /// # Errors
+    ///
+    /// Returns every mistake with its location in the text.
     pub fn read(text: &str, options: Options) -> Result<Self, Vec<Diagnostic>> {
         let mut list = Vec::new();
-        let mut problems = Diagnostics::new("limit", &mut list);
-        let terms = spec::read_terms(text, options, &mut problems);
-        problems.sort();
-        // Nobody would see a warning.
-        terms.filter(|_| list.is_empty()).ok_or(list)
+        let mut diagnostics = Diagnostics::new("limit", &mut list);
+        let custom_limit = spec::read_custom_limit(text, options, &mut diagnostics);
+        diagnostics.sort();
+        // Warnings are treated as errors, because a successful call has no way to report them.
+        custom_limit.filter(|_| list.is_empty()).ok_or(list)
     }
 
-    pub(super) const fn plain(allowance: Allowance) -> Self {
-        Self { allowance, limit: Limit::NOTHING, part: None, on_error: None, consistency: Consistency::Exact }
+    pub(super) const fn with_allowance(allowance: Allowance) -> Self {
+        Self { allowance, limit: Limit::DENY_ALL, divided_limit: None, on_error: None, consistency: Consistency::Exact }
     }
 }
 
-/// `500/minute`: so many in a unit.
-pub(super) fn short(text: &str) -> Option<(u32, Unit)> {
+/// Parses the short form `500/minute` into a number of requests and a unit.
+pub(super) fn parse_shorthand(text: &str) -> Option<(u32, Unit)> {
     let (requests, unit) = text.split_once('/')?;
     Some((requests.trim().replace('_', "").parse().ok()?, Unit::from_name(unit.trim())?))
 }
@@ -68,11 +72,11 @@ mod tests {
 
     fn read(text: &str) -> Result<CustomLimit, String> {
         CustomLimit::read(text, Options::default())
-            .map_err(|problems| problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
+            .map_err(|diagnostics| diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
     }
 
     #[test]
-    fn what_a_rule_may_say_of_its_limit_an_operator_may_say_of_a_customer() {
+    fn accepts_the_keywords_of_rate_limit_and_the_short_forms() {
         for (text, requests, algorithm) in [
             ("500/minute", 500, "fixed_window"),
             ("1_000 / Hour", 1_000, "fixed_window"),
@@ -86,16 +90,19 @@ mod tests {
         assert_eq!(read("unlimited").unwrap().allowance, Allowance::Unlimited);
         assert_eq!(read("{unlimited: true}").unwrap().allowance, Allowance::Unlimited);
         assert_eq!(read("blocked").unwrap().allowance, Allowance::Blocked);
-        let terms = read("{unit: minute, requests_per_unit: 9, on_error: allow, consistency: leased}").unwrap();
-        assert_eq!((terms.on_error, terms.consistency), (Some(FailurePolicy::Allow), Consistency::Leased));
+        let custom_limit = read("{unit: minute, requests_per_unit: 9, on_error: allow, consistency: leased}").unwrap();
+        assert_eq!(
+            (custom_limit.on_error, custom_limit.consistency),
+            (Some(FailurePolicy::Allow), Consistency::Leased)
+        );
         let options = Options { instances: std::num::NonZeroU32::new(3).unwrap(), ..Options::default() };
-        assert_eq!(CustomLimit::read("90/minute", options).unwrap().part.unwrap().requests(), 30);
+        assert_eq!(CustomLimit::read("90/minute", options).unwrap().divided_limit.unwrap().requests(), 30);
     }
 
     #[test]
-    fn what_cannot_be_one_customers_limit_is_refused_with_the_reason() {
+    fn rejects_invalid_limits_and_keywords_of_rules_with_the_reason() {
         for (text, expected) in [
-            ("", "a limit is expected"),
+            ("", "the limit is empty"),
             ("lots", "500/minute"),
             ("500/fortnight", "500/minute"),
             ("-1/minute", "500/minute"),
@@ -103,14 +110,14 @@ mod tests {
             ("{unit: minute, requests_per_unti: 4}", "did you mean requests_per_unit?"),
             (
                 "{unit: minute, requests_per_unit: 4, elastic: {resource: db, extra: 50%, idle: 30%, busy: 80%}}",
-                "elastic belongs to a rule",
+                "elastic is only allowed in rule files",
             ),
-            ("{by_plan: calls}", "by_plan belongs to a rule"),
-            ("{algorithm: concurrency, limit: 3, holder: request}", "holder belongs to a rule"),
-            ("{unit: minute, requests_per_unit: 4, replaces: [{name: x}]}", "replaces belongs to a rule"),
-            ("{unit: minute, requests_per_unit: 4, unlimited: true}", "not both"),
-            ("[1, 2]", "a map was expected"),
-            ("{a: *b}", "not YAML"),
+            ("{by_plan: calls}", "by_plan is only allowed in rule files"),
+            ("{algorithm: concurrency, limit: 3, holder: request}", "holder is only allowed in rule files"),
+            ("{unit: minute, requests_per_unit: 4, replaces: [{name: x}]}", "replaces is only allowed in rule files"),
+            ("{unit: minute, requests_per_unit: 4, unlimited: true}", "unlimited: true cannot be combined with unit"),
+            ("[1, 2]", "expected a map"),
+            ("{a: *b}", "invalid YAML"),
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");

@@ -1,54 +1,55 @@
-//! What is wrong in a rule file, and where.
+//! [`Diagnostic`]: an error or a warning about a rule file, with its [`Location`].
 
 use std::fmt;
 
-/// A place in a file; lines and columns count from 1. 0 and 0: the file's name says where.
+/// A position in a file. Lines and columns count from 1; a line of 0 means that only the file is known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Location {
-    /// The line.
+    /// Line number, from 1; 0 if unknown.
     pub line: usize,
-    /// The column, in characters.
+    /// Column number in characters, from 1; 0 if unknown.
     pub column: usize,
 }
 
-/// Whether the set may be used.
+/// Effect of a diagnostic on the rule set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// The set is refused.
+    /// The rule set is rejected.
     Error,
-    /// The set is used; the author should look all the same.
+    /// The rule set is used, but the author should check the file.
     Warning,
 }
 
-/// One mistake: `rules/api.yaml:14:11: unit "fortnight" is not one of …`.
+/// An error or a warning about a rule file, displayed as
+/// `rules/api.yaml:14:11: unit "fortnight" is not one of …`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
-    /// The file, as it was named to the compiler.
+    /// Name of the file, as it was passed to the compiler.
     pub file: String,
-    /// Where in it.
-    pub place: Location,
-    /// Whether the set is refused for it.
+    /// Position in the file.
+    pub location: Location,
+    /// Whether the rule set is rejected because of this diagnostic.
     pub severity: Severity,
-    /// What is wrong and what would be right.
+    /// Description of the mistake and of a correct form.
     pub message: String,
 }
 
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { file, place, severity, message } = self;
+        let Self { file, location, severity, message } = self;
         let kind = if *severity == Severity::Warning { "warning: " } else { "" };
-        match place {
+        match location {
             Location { line: 0, .. } => write!(f, "{file}: {kind}{message}"),
             Location { line, column } => write!(f, "{file}:{line}:{column}: {kind}{message}"),
         }
     }
 }
 
-/// Problems of one file in the making.
+/// Collector for the diagnostics of one file.
 pub(super) struct Diagnostics<'a> {
     file: &'a str,
     list: &'a mut Vec<Diagnostic>,
-    /// Where this file's begin.
+    /// Index in `list` of this file's first diagnostic.
     start: usize,
 }
 
@@ -58,20 +59,20 @@ impl<'a> Diagnostics<'a> {
         Self { file, list, start }
     }
 
-    pub(super) fn error(&mut self, place: Location, message: impl Into<String>) {
-        self.push(place, Severity::Error, message.into());
+    pub(super) fn error(&mut self, location: Location, message: impl Into<String>) {
+        self.push(location, Severity::Error, message.into());
     }
 
-    pub(super) fn warning(&mut self, place: Location, message: impl Into<String>) {
-        self.push(place, Severity::Warning, message.into());
+    pub(super) fn warning(&mut self, location: Location, message: impl Into<String>) {
+        self.push(location, Severity::Warning, message.into());
     }
 
-    /// As a reader meets them from top to bottom.
+    /// Sorts this file's diagnostics by their location.
     pub(super) fn sort(&mut self) {
-        self.list[self.start..].sort_by_key(|problem| problem.place);
+        self.list[self.start..].sort_by_key(|diagnostic| diagnostic.location);
     }
 
-    fn push(&mut self, place: Location, severity: Severity, message: String) {
-        self.list.push(Diagnostic { file: self.file.to_owned(), place, severity, message });
+    fn push(&mut self, location: Location, severity: Severity, message: String) {
+        self.list.push(Diagnostic { file: self.file.to_owned(), location, severity, message });
     }
 }

@@ -1,4 +1,4 @@
-//! Why the walk went where it went, for people: `sluicegate check --explain`.
+//! [`RuleSet::explain`]: the steps of a lookup as text, for `sluicegate check --explain`.
 
 use std::fmt;
 
@@ -8,69 +8,71 @@ use super::{
 };
 
 impl RuleSet {
-    /// One line for each step of [`RuleSet::find`].
+    /// Returns one line for each step of [`RuleSet::find`], and the resulting limit.
     #[must_use]
     pub fn explain(&self, domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
-        let Some(mut at) = self.domain(domain) else {
-            return vec![format!("domain {domain:?}: no rule file names it, so nothing is limited")];
+        let Some(mut node_id) = self.domain_root(domain) else {
+            return vec![format!("domain {domain:?}: not defined in any rule file, so nothing is limited")];
         };
-        let mut known = format!("domain {domain:?}: known");
+        let mut domain_text = format!("domain {domain:?}: defined");
         if let Some(settings) = self.settings_of(domain) {
             if settings.charge_all {
-                known += ", charges for all limits of a request or for none";
+                domain_text += ", charges all limits of a request or none";
             }
             if !settings.shard_by.is_empty() {
-                known += &format!(", sharded by {}", settings.shard_by.join(", "));
+                domain_text += &format!(", sharded by {}", settings.shard_by.join(", "));
             }
         }
-        let (mut lines, mut path) = (vec![known], Path::new());
+        let (mut lines, mut path) = (vec![domain_text], Path::new());
         for entry in entries {
-            let asked = format!("{}={}", entry.key, entry.value);
-            let Some(next) = self.child(at, *entry) else {
-                lines.push(format!("{asked}: {}", self.why_not(at, *entry)));
+            let entry_text = format!("{}={}", entry.key, entry.value);
+            let Some(next_id) = self.child_of(node_id, *entry) else {
+                lines.push(format!("{entry_text}: {}", self.explain_mismatch(node_id, *entry)));
                 return lines;
             };
-            let node = self.node(next);
+            let node = self.node(next_id);
             path.push(node);
-            let how = match &node.segment {
-                Segment::Value(_) => "the rule with exactly this value".to_owned(),
-                Segment::Any => format!("no rule has this value; the rule for any {}", node.key),
-                Segment::Pattern(pattern) => format!("the first pattern that fits, {pattern}"),
-                Segment::Shared(pattern) => format!("the first pattern that fits, {pattern}, one counter for all"),
+            let matched = match &node.segment {
+                Segment::Value(_) => "matches the rule with exactly this value".to_owned(),
+                Segment::Any => format!("no rule has this value; matches the rule for any {}", node.key),
+                Segment::Pattern(pattern) => format!("matches the first suitable pattern, {pattern}"),
+                Segment::Shared(pattern) => {
+                    format!("matches the first suitable pattern, {pattern}, with one counter for all values")
+                }
             };
             let network = node.ip_prefix.and_then(|prefix| prefix.network(entry.value));
-            let counted = network.map_or_else(String::new, |network| format!(", counted as {network}"));
-            let aside = match node.modifier {
+            let network_text = network.map_or_else(String::new, |network| format!(", counted as {network}"));
+            let modifier = match node.modifier {
                 Some(ModifierEntry::Plan) => ", the request's plan",
                 Some(ModifierEntry::Class) => ", the request's class",
-                Some(ModifierEntry::Holder) => ", who holds what it takes",
+                Some(ModifierEntry::Holder) => ", the holder of the request's slots",
                 None => "",
             };
-            lines.push(match aside {
-                "" => format!("{asked}: {how} (line {}){counted}", node.place.line),
-                aside => format!("{asked}{aside} (line {})", node.place.line),
+            lines.push(match modifier {
+                "" => format!("{entry_text}: {matched} (line {}){network_text}", node.location.line),
+                modifier => format!("{entry_text}{modifier} (line {})", node.location.line),
             });
-            at = next;
+            node_id = next_id;
         }
-        let node = self.node(at);
+        let node = self.node(node_id);
         lines.push(match self.rule_of(node) {
-            Some(rule) => format!("limit: {}", self.of_plan(rule, entries.iter().copied(), &path)),
+            Some(rule) => format!("limit: {}", self.select_plan_rule(rule, entries.iter().copied(), &path)),
             None if node.has_children => {
-                "no limit: the last entry ends on a rule without rate_limit; its children want more entries".into()
+                "no limit: the rule of the last entry has no rate_limit; its child rules require more entries".into()
             }
             None => "no limit: the rule has no rate_limit, so it allows everything".into(),
         });
         lines
     }
 
-    fn why_not(&self, parent: u32, entry: Entry<'_>) -> String {
-        let hint = "so nothing is limited (there is no going back to another branch)";
+    fn explain_mismatch(&self, parent: u32, entry: Entry<'_>) -> String {
+        let hint = "so nothing is limited (other branches are not tried)";
         if !self.node(parent).has_children {
-            return format!("the rules end one level above, {hint}");
+            return format!("the rules have no level for this entry, {hint}");
         }
         match self.group(parent, entry.key) {
             None => format!("no rule of this level has the key {:?}, {hint}", entry.key),
-            Some(_) => format!("rules of this level have the key {:?}, but none this value, {hint}", entry.key),
+            Some(_) => format!("rules of this level have the key {:?}, but none matches this value, {hint}", entry.key),
         }
     }
 }
@@ -83,7 +85,7 @@ impl fmt::Display for Limit {
             Measure::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name())?,
             Measure::InFlight { hold } => {
                 let hold = std::time::Duration::from_micros(hold.get());
-                write!(f, "at once, each for {} at most", humantime::format_duration(hold))?;
+                write!(f, "in flight, each for at most {}", humantime::format_duration(hold))?;
             }
         }
         if self.is_default() { Ok(()) } else { write!(f, ", {}", self.algorithm().name()) }
@@ -97,30 +99,30 @@ impl fmt::Display for Rule {
             Some(limit) => write!(f, "{limit}")?,
         }
         if !self.classes.is_empty() {
-            write!(f, ", shared by {} and others", self.classes.join(", "))?;
+            write!(f, ", shared by the classes {} and other", self.classes.join(", "))?;
         }
         if let Some(elastic) = &self.elastic {
-            let most = elastic.steps.last().map_or(0, Limit::requests);
-            write!(f, ", elastic up to {most} by {:?}", elastic.resource)?;
+            let max = elastic.steps.last().map_or(0, Limit::requests);
+            write!(f, ", elastic up to {max} while {:?} has spare capacity", elastic.resource)?;
         }
         if let Some(plan) = &self.plan {
-            write!(f, ", of the plan {:?}", plan.name)?;
+            write!(f, ", plan {:?}", plan.name)?;
         }
         if let Some(name) = &self.name {
             write!(f, ", named {name:?}")?;
         }
-        for (set, word) in [
-            (self.sheds, "its refusals are overload"),
+        for (set, note) in [
+            (self.sheds, "denials are reported as overload"),
             (self.shadow_mode, "shadow_mode: never enforced"),
-            (self.quota_mode, "quota_mode: refuses only when every quota rule of the request is over"),
+            (self.quota_mode, "quota_mode: denies only if every quota rule of the request is over its limit"),
         ] {
             if set {
-                write!(f, ", {word}")?;
+                write!(f, ", {note}")?;
             }
         }
         for name in &self.replaces {
             write!(f, ", replaces {name:?}")?;
         }
-        write!(f, " ({}:{}:{})", self.file, self.place.line, self.place.column)
+        write!(f, " ({}:{}:{})", self.file, self.location.line, self.location.column)
     }
 }

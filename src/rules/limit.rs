@@ -1,10 +1,12 @@
-//! A limit as a rule or a caller states it: so many requests in so many units.
+//! [`Limit`]: a maximum number of requests per window or in flight, and the algorithm that counts them.
 
 use crate::algorithm::{
     Algorithm, AlgorithmKind, InvalidLimit, LimitSpec, MAX_PERIOD, Micros, State, fixed_window::FixedWindow,
 };
 
-/// The units of the protocol. Months have 30 days and years 365: windows are aligned to the epoch, not to a calendar.
+/// A unit of time of the rate limit protocol.
+///
+/// A month has 30 days and a year 365 days, because windows are aligned to the epoch and not to a calendar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// 1 s.
@@ -24,16 +26,16 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// Every unit, the shortest first.
+    /// All units in ascending order.
     pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 
-    /// The unit's name, whatever the case of its letters.
+    /// Returns the unit with this name, ignoring case.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|unit| unit.name().eq_ignore_ascii_case(name))
     }
 
-    /// The word that a rule file uses.
+    /// Returns the unit's name in rule files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,7 +49,7 @@ impl Unit {
         }
     }
 
-    /// The length in seconds.
+    /// Returns the unit's length in seconds.
     #[must_use]
     pub const fn seconds(self) -> u64 {
         match self {
@@ -62,32 +64,34 @@ impl Unit {
     }
 }
 
-/// What becomes of a request whose counter could not be asked.
+/// Decision about a request if the store cannot decide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum FailurePolicy {
-    /// The caller gets an error, so that its own failure mode decides.
+    /// The caller receives an error, so that its own failure mode decides.
     #[default]
     Error,
-    /// The request passes.
+    /// The request is allowed.
     Allow,
-    /// The request is refused.
+    /// The request is denied.
     Deny,
-    /// This instance decides by itself, with its part of the limit.
+    /// This instance decides with a counter in its own memory and its share of the limit.
     Local,
 }
 
 impl FailurePolicy {
-    /// Every policy.
+    /// All failure policies.
     pub const ALL: [Self; 4] = [Self::Error, Self::Allow, Self::Deny, Self::Local];
 
-    /// Whether it lets nothing pass, as far as this service is asked.
+    /// Returns whether this service never allows a request under the policy.
+    ///
+    /// With [`Self::Error`], the caller decides, and it may allow the request.
     #[must_use]
     pub const fn denies(self) -> bool {
         matches!(self, Self::Error | Self::Deny)
     }
 
-    /// The word that files and settings use.
+    /// Returns the policy's name in rule files and settings.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -99,25 +103,25 @@ impl FailurePolicy {
     }
 }
 
-/// What a limit's number is a number of.
+/// Measure of a limit: requests per window or requests in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
-    /// Requests in a window of so many units.
+    /// Requests in a window of `multiplier` units.
     Rate {
-        /// The unit.
+        /// Unit of the window.
         unit: Unit,
-        /// How many of them.
+        /// Length of the window in units.
         multiplier: u32,
     },
-    /// Requests at once.
+    /// Requests in flight.
     InFlight {
-        /// None of them counts for longer, unless its holder says that it does.
+        /// Maximum time for which a request counts, unless its holder renews it.
         hold: Micros,
     },
 }
 
 impl Measure {
-    /// How long a request counts.
+    /// Returns how long a request counts.
     #[must_use]
     pub const fn window(self) -> Micros {
         match self {
@@ -127,148 +131,171 @@ impl Measure {
     }
 }
 
-/// A limit that can be counted. Made by [`Limit::new`] and [`Limit::shaped`] only, so its numbers make sense.
+/// A valid limit and the algorithm that counts it, built by [`Limit::new`], [`Limit::from_spec`] or [`Limit::divided`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     requests: u32,
     measure: Measure,
     algorithm: Algorithm,
-    /// How many hits pass at once, and the time in which so many come back.
+    /// Maximum burst, and the time in which it becomes available again.
     policy: (u64, Micros),
-    /// The part of a refused request that was below the limit counts as within it, as the peer has it.
-    splits_refused: bool,
-    /// A refusal makes the next ones wait longer, or may be over at any moment. In a fixed window they wait for its end in
-    /// any case.
-    refusal_counts: bool,
+    /// Whether the hits of a denied request that were below the limit are reported as within it, as
+    /// envoyproxy/ratelimit does.
+    splits_denied: bool,
+    /// Whether a denial delays later requests or may become invalid at any time. In a fixed window, denied requests
+    /// wait for the end of the window in any case.
+    denial_counts: bool,
 }
 
-/// Why a limit cannot be counted.
+/// Error returned when a limit is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LimitError {
-    /// The window is longer than a counter can say.
-    #[error("unit_multiplier makes a window of more than 100 years")]
-    TooLong,
-    /// A window of no length.
+    /// The window is longer than a counter's state can represent.
+    #[error("unit_multiplier must not result in a window of more than 100 years")]
+    WindowTooLong,
+    /// The window has a length of 0.
     #[error("unit_multiplier must be at least 1")]
-    NoLength,
-    /// The algorithm cannot count with these numbers.
+    ZeroWindow,
+    /// The algorithm does not support these numbers.
     #[error(transparent)]
     Invalid(#[from] InvalidLimit),
 }
 
 impl LimitError {
-    /// The word of the rule that is to blame.
+    /// Returns the keyword that caused the error.
     #[must_use]
     pub const fn keyword(self) -> &'static str {
         match self {
-            Self::TooLong | Self::NoLength => "unit_multiplier",
-            Self::Invalid(unfit) => unfit.keyword,
+            Self::WindowTooLong | Self::ZeroWindow => "unit_multiplier",
+            Self::Invalid(error) => error.keyword,
         }
     }
 }
 
 impl Limit {
-    /// For what refuses everything without being counted.
-    pub const NOTHING: Self = Self {
+    /// A limit of 0, for descriptors that are denied without a counter.
+    pub const DENY_ALL: Self = Self {
         requests: 0,
         measure: Measure::Rate { unit: Unit::Second, multiplier: 1 },
-        algorithm: Algorithm::FixedWindow(FixedWindow::NOTHING),
+        algorithm: Algorithm::FixedWindow(FixedWindow::DENY_ALL),
         policy: (0, Micros::from_secs(1)),
-        splits_refused: true,
-        refusal_counts: false,
+        splits_denied: true,
+        denial_counts: false,
     };
 
-    /// Fixed windows, as callers' own limits are counted: `requests_per_unit` in each window of `unit_multiplier` units.
+    /// Builds a limit of `requests_per_unit` in each fixed window of `unit_multiplier` units.
+    ///
+    /// Limits requested by callers are counted in this way.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LimitError`] if the window is empty or too long.
     pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
         let measure = Measure::Rate { unit, multiplier: unit_multiplier };
-        Self::shaped(requests_per_unit, measure, Algorithm::DEFAULT, LimitSpec::default())
+        Self::from_spec(requests_per_unit, measure, Algorithm::DEFAULT, LimitSpec::default())
     }
 
-    /// Counted by this algorithm, as the shape says; its requests and its window are what the other numbers make them.
-    pub fn shaped(requests: u32, measure: Measure, kind: AlgorithmKind, shape: LimitSpec) -> Result<Self, LimitError> {
+    /// Builds a limit that is counted by the algorithm `kind` with the parameters in `spec`.
+    ///
+    /// `requests` and the window of `measure` replace those in `spec`.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LimitError`] if the window is empty or too long, or if the algorithm does not support the parameters.
+    pub fn from_spec(
+        requests: u32,
+        measure: Measure,
+        kind: AlgorithmKind,
+        spec: LimitSpec,
+    ) -> Result<Self, LimitError> {
         let window = measure.window();
         if let Measure::Rate { .. } = measure {
             if window > MAX_PERIOD {
-                return Err(LimitError::TooLong);
+                return Err(LimitError::WindowTooLong);
             }
             if window == Micros::ZERO {
-                return Err(LimitError::NoLength);
+                return Err(LimitError::ZeroWindow);
             }
         }
-        let shape = LimitSpec { requests, window, ..shape };
-        // A limit of nothing refuses everything, however it counts.
+        let spec = LimitSpec { requests, window, ..spec };
+        // A limit of 0 denies everything with every algorithm.
         let kind = if requests == 0 { Algorithm::DEFAULT } else { kind };
-        let algorithm = (kind.build)(&shape)?;
-        let policy = match shape.burst.filter(|_| requests > 0) {
+        let algorithm = (kind.build)(&spec)?;
+        let policy = match spec.burst.filter(|_| requests > 0) {
             Some(burst) => {
                 let micros = u128::from(window.get()) * u128::from(burst) / u128::from(requests);
                 (burst.into(), Micros::new(u64::try_from(micros).unwrap_or(u64::MAX)))
             }
             None => (requests.into(), window),
         };
-        let splits_refused = kind == Algorithm::DEFAULT && shape.count_denied != Some(false);
-        let refusal_counts = kind != Algorithm::DEFAULT && algorithm.denial_counts(&State::default(), Micros::ZERO);
-        Ok(Self { requests, measure, algorithm, policy, splits_refused, refusal_counts })
+        let splits_denied = kind == Algorithm::DEFAULT && spec.count_denied != Some(false);
+        let denial_counts = kind != Algorithm::DEFAULT && algorithm.denial_counts(&State::default(), Micros::ZERO);
+        Ok(Self { requests, measure, algorithm, policy, splits_denied, denial_counts })
     }
 
-    /// One of so many instances' part of the same, rounded up.
+    /// Builds one instance's share of a limit that is divided among `instances`, rounded up.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`LimitError`] under the same conditions as [`Limit::from_spec`].
     pub fn divided(
         requests: u32,
         measure: Measure,
         kind: AlgorithmKind,
-        shape: LimitSpec,
+        spec: LimitSpec,
         instances: u32,
     ) -> Result<Self, LimitError> {
-        let shape = LimitSpec { requests, ..shape }.divided(instances);
-        Self::shaped(shape.requests, measure, kind, shape)
+        let spec = LimitSpec { requests, ..spec }.divided(instances);
+        Self::from_spec(spec.requests, measure, kind, spec)
     }
 
-    /// How many requests pass in one window, or at once.
+    /// Returns the maximum number of requests in one window, or in flight.
     #[must_use]
     pub const fn requests(&self) -> u32 {
         self.requests
     }
 
-    /// And which of these.
+    /// Returns whether requests are limited per window or in flight.
     #[must_use]
     pub const fn measure(&self) -> Measure {
         self.measure
     }
 
-    /// How it is counted.
+    /// Returns the algorithm that counts the limit.
     #[must_use]
     pub const fn algorithm(&self) -> &Algorithm {
         &self.algorithm
     }
 
-    /// Whether it is counted as a rule that does not say how.
+    /// Returns whether the algorithm is the default of rules without the keyword `algorithm`.
     #[must_use]
     pub fn is_default(&self) -> bool {
         self.algorithm.name() == Algorithm::DEFAULT.name
     }
 
-    /// How many hits pass at once, and the time in which so many pass in the long run.
+    /// Returns the maximum burst, and the time in which that number of hits is allowed in the long run.
     #[must_use]
     pub const fn policy(&self) -> (u64, Micros) {
         self.policy
     }
 
-    /// Whether it is counted where limits of unit second are, if they have a store of their own: as at the peer.
+    /// Returns whether the limit uses the store of per-second limits if there is one, as in envoyproxy/ratelimit.
     #[must_use]
     pub const fn is_per_second(&self) -> bool {
         matches!(self.measure, Measure::Rate { unit: Unit::Second, .. })
     }
 
-    /// Whether a refusal is not to be remembered: it makes the next ones wait longer, or may be over at any moment.
+    /// Returns whether denials must not be cached, because they delay later requests or may become invalid at any time.
     #[must_use]
     pub const fn denial_counts(&self) -> bool {
-        self.refusal_counts
+        self.denial_counts
     }
 
-    /// Whether the part of a refused request that was below the limit counts as within it, as the peer has it.
+    /// Returns whether the hits of a denied request that were below the limit are reported as within it, as
+    /// envoyproxy/ratelimit does.
     #[must_use]
     pub const fn splits_denied(&self) -> bool {
-        self.splits_refused
+        self.splits_denied
     }
 }
 
@@ -277,15 +304,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_have_a_length_and_an_end() {
+    fn rejects_windows_that_are_empty_or_longer_than_100_years() {
         assert!(Limit::new(1, Unit::Year, 100).is_ok());
-        assert_eq!(Limit::new(1, Unit::Year, 101), Err(LimitError::TooLong));
-        assert_eq!(Limit::new(1, Unit::Year, u32::MAX), Err(LimitError::TooLong));
-        assert_eq!(Limit::new(1, Unit::Second, 0), Err(LimitError::NoLength));
+        assert_eq!(Limit::new(1, Unit::Year, 101), Err(LimitError::WindowTooLong));
+        assert_eq!(Limit::new(1, Unit::Year, u32::MAX), Err(LimitError::WindowTooLong));
+        assert_eq!(Limit::new(1, Unit::Second, 0), Err(LimitError::ZeroWindow));
     }
 
     #[test]
-    fn a_policy_is_what_passes_at_once_and_the_time_it_takes_to_come_back() {
+    fn the_policy_is_the_burst_and_the_time_in_which_it_is_restored() {
         let bucket = Algorithm::kind("token_bucket").unwrap();
         for (kind, burst, expected) in [
             (Algorithm::DEFAULT, None, (100, 60)),
@@ -293,10 +320,10 @@ mod tests {
             (bucket, Some(20), (20, 12)),
             (bucket, Some(500), (500, 300)),
         ] {
-            let shape = LimitSpec { burst, ..LimitSpec::default() };
+            let spec = LimitSpec { burst, ..LimitSpec::default() };
             let minute = Measure::Rate { unit: Unit::Minute, multiplier: 1 };
-            let (hits, window) = Limit::shaped(100, minute, kind, shape).unwrap().policy();
-            assert_eq!((hits, window.get()), (expected.0, expected.1 * 1_000_000), "{shape:?}");
+            let (hits, window) = Limit::from_spec(100, minute, kind, spec).unwrap().policy();
+            assert_eq!((hits, window.get()), (expected.0, expected.1 * 1_000_000), "{spec:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A compiled set of rules: immutable, walked without locks and without allocation.
+//! [`RuleSet`]: the compiled rules, immutable and searched without locks and without allocation.
 //!
-//! One level of the walk is one or two hash probes, so its cost does not depend on how many rules there are.
+//! Each level of a lookup takes one or two hash probes, so the cost of a lookup does not depend on the number of rules.
 
 use std::{
     collections::HashMap,
@@ -21,102 +21,105 @@ use super::{
 };
 use crate::algorithm::Consistency;
 
-/// One key and value of a descriptor.
+/// One key and its value in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// The key.
     pub key: &'a str,
-    /// The value; may be empty.
+    /// The value, which may be empty.
     pub value: &'a str,
 }
 
-/// A domain and levels, as statistics call them: `domain`, then `key` or `key_value` for each. What stands above a rule is shared
-/// with those beside it.
+/// Labels of a rule in statistics: the domain, then `key` or `key_value` for each level.
+///
+/// The text of each label is shared between rules.
 pub type Labels = Arc<[Arc<str>]>;
 
-/// A rule that a descriptor can end on: a limit, or the word that there is none.
+/// A rule that a descriptor can end on, with its limit or the statement that there is none.
 #[derive(Debug)]
 pub struct Rule {
-    /// Its place among the set's rules.
+    /// Index in [`RuleSet::rules`].
     pub id: usize,
-    /// `None`: unlimited. Rules that say the same share it.
+    /// The limit, shared between rules with equal limits; `None` if unlimited.
     pub limit: Option<Arc<Limit>>,
-    /// The limit's name, if it has one.
+    /// Name of the limit, if it has one.
     pub name: Option<Arc<str>>,
     pub(super) policy: OnceLock<Arc<str>>,
-    /// Names of the limits that this one takes out of a request.
+    /// Names of the limits of a request that do not apply if this limit does.
     pub replaces: Vec<String>,
-    /// Counted and measured, never enforced.
+    /// Whether the limit is counted and measured, but never enforced.
     pub shadow_mode: bool,
-    /// Refuses only together with every other quota rule of the request.
+    /// Whether the rule denies a request only if every quota rule of the request is over its limit.
     pub quota_mode: bool,
-    /// Its statistics are kept per value of every level.
+    /// Whether there are statistics for each combination of values.
     pub detailed_metric: bool,
-    /// What happens when the store cannot answer; `None`: as the settings say.
+    /// Failure policy; `None` if the setting `decisions.on_error` applies.
     pub on_error: Option<FailurePolicy>,
-    /// What its answers may owe to what the shared counter has not been asked.
+    /// How exactly the counter is shared between instances.
     pub consistency: Consistency,
-    /// The limit as it stands depends on who asks: it has holders, or classes.
+    /// Whether the limit has holders or classes, so that decisions depend on the request's context.
     pub needs_context: bool,
-    /// The classes that share the limit, in the order in which it has them; the others are one more.
+    /// Classes that share the limit, in the order of its class table, without the last one for all other requests.
     pub classes: Box<[Box<str>]>,
-    /// A refusal is overload, whoever caused it.
+    /// Whether denials are reported as overload that the caller did not cause.
     pub sheds: bool,
-    /// The limit with more and more above it, for while a resource has capacity to spare.
+    /// Higher limits that apply while a resource has spare capacity.
     pub elastic: Option<Box<Elastic>>,
-    /// Whose plan the limit belongs to, and the rules of the other plans.
+    /// Plan that the limit belongs to, and the rules of the other plans.
     pub plan: Option<Box<Plan>>,
-    /// One instance's part of the limit, where that is less.
+    /// One instance's share of the limit; `None` if that is the whole limit.
     pub divided_limit: Option<Arc<Limit>>,
     /// Free-form data for the response.
     pub metadata: Option<Metadata>,
-    /// Its domain and levels.
+    /// The domain and the levels as labels of statistics.
     pub labels: Labels,
-    /// Whether any level puts the caller's value into the statistics.
+    /// Whether any level puts the request's value into the statistics.
     pub dynamic_labels: bool,
-    /// The file it stands in.
+    /// File that defines the rule.
     pub file: Arc<str>,
-    /// Where in the file.
-    pub place: Location,
+    /// Position of the rule in the file.
+    pub location: Location,
 }
 
-/// One level of a descriptor in the rules.
+/// A node of the tree of rules: one level of a descriptor.
 #[derive(Debug)]
 pub struct Node {
-    /// The key; levels that say the same share it.
+    /// Key of the entry, shared between levels with equal keys.
     pub key: Arc<str>,
-    /// What the level matches.
+    /// Values that the level matches.
     pub segment: Segment,
-    /// The caller's value goes into the statistics.
+    /// Whether the request's value is put into the statistics.
     pub value_to_metric: bool,
-    /// The value is an address, and counted by its prefix.
+    /// Prefix lengths, if the value is an address that is counted by its network prefix.
     pub ip_prefix: Option<IpPrefix>,
-    /// The value says something of the request, and is no part of the counter's name.
+    /// Kind of modifier entry; `None` if the value is part of the counter's name.
     pub modifier: Option<ModifierEntry>,
     pub(super) rule: Option<u32>,
     pub(super) has_children: bool,
-    /// Where it was written.
-    pub place: Location,
+    /// Position of the level in its file.
+    pub location: Location,
 }
 
-/// A limit that is higher while a resource has capacity to spare.
+/// A limit that is higher while a resource has spare capacity.
 #[derive(Clone, Debug)]
 pub struct Elastic {
-    /// The resource's name.
+    /// Name of the resource.
     pub resource: Box<str>,
-    /// Up to this utilization all of the extra is there.
+    /// Utilization up to which the highest limit applies.
     pub idle: f64,
-    /// From this utilization on nothing is.
+    /// Utilization from which only the rule's own limit applies.
     pub busy: f64,
-    /// The limit with a part of the extra, two parts, … up to all of it.
+    /// Limits above the rule's own, in ascending steps of 1/[`Self::STEPS`] of the extra capacity.
     pub steps: Box<[Limit]>,
 }
 
 impl Elastic {
-    /// Into so many parts the extra is divided.
+    /// Number of steps between the rule's own limit and the highest one.
     pub const STEPS: usize = 50;
 
-    /// The limit at this utilization of the resource: the lower, the more it is used, and `None` where nothing is to spare.
+    /// Returns the limit at this utilization of the resource. A higher utilization results in a lower limit.
+    ///
+    /// Returns `None` if the resource has no spare capacity, so that the rule's own limit applies.
     #[must_use]
     pub fn at(&self, utilization: f64) -> Option<&Limit> {
         let spare = (self.busy - utilization) / (self.busy - self.idle);
@@ -125,79 +128,79 @@ impl Elastic {
     }
 }
 
-/// A limit of one plan.
+/// The plan that a rule belongs to.
 #[derive(Debug)]
 pub struct Plan {
-    /// The plan's name.
+    /// Name of the plan.
     pub name: Box<str>,
-    /// The rules of all plans, by their names.
-    all: Arc<Plans>,
+    /// Rules of all plans for the same descriptor.
+    plans: Arc<Plans>,
 }
 
-/// The rules of a descriptor, of which a request's plan chooses one.
+/// Rules of one descriptor by plan name, from which the request's plan selects one, and the plans of entities.
 #[derive(Debug, Default)]
 pub(super) struct Plans {
     pub(super) rules: HashMap<Box<str>, u32>,
-    pub(super) entities: Arc<Entities>,
+    pub(super) entities: Arc<PlanAssignments>,
 }
 
-/// By an entry's key and value: its plan.
-pub(super) type Entities = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
+/// Plans of entities, by the key and the value of an entry.
+pub(super) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
 
-/// What the value of a level says of a request, where it does not choose the counter.
+/// Kind of a modifier entry. Modifier entries are not part of the counter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModifierEntry {
-    /// The plan that it belongs to.
+    /// The plan of the request.
     Plan,
-    /// The class that it belongs to.
+    /// The class of the request.
     Class,
-    /// Who holds what it takes.
+    /// The holder of the slots that the request takes.
     Holder,
 }
 
-/// What a level matches.
+/// The values that a level matches.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Segment {
-    /// This value.
+    /// Exactly this value.
     Value(Box<str>),
-    /// Values that fit the pattern, each counted by itself.
+    /// Values that match the pattern, with a counter for each value.
     Pattern(Box<str>),
-    /// Values that fit the pattern, all on one counter.
+    /// Values that match the pattern, with one counter for all of them.
     Shared(Box<str>),
     /// Any value.
     Any,
 }
 
-/// The levels that a descriptor went through, one for each of its entries.
+/// The nodes that a descriptor matched, one for each of its entries.
 pub type Path<'r> = SmallVec<[&'r Node; 6]>;
 
-/// What the rules say of a descriptor.
+/// Result of looking up a descriptor.
 #[derive(Debug)]
 pub enum Lookup<'r> {
-    /// No file names the domain.
+    /// No rule file defines the domain.
     UnknownDomain,
-    /// No rule matches, or the one that does has no limit.
+    /// No rule matches, or the matching level has no `rate_limit`.
     NoLimit,
-    /// This rule applies.
+    /// The rule that applies, and the nodes that the descriptor matched.
     Rule(&'r Rule, Path<'r>),
 }
 
-/// All levels with one parent and one key.
+/// The nodes with the same parent and key.
 pub(super) struct Group {
     parent: u32,
     key: Arc<str>,
     any: Option<u32>,
     has_values: bool,
-    /// Boxed: few have any.
+    /// Boxed because few groups have patterns.
     wildcards: Option<Box<Wildcards>>,
 }
 
-/// What holds for all rules of a domain.
+/// Settings of a domain, which apply to all of its rules.
 #[derive(Debug, Default)]
 pub struct DomainSettings {
-    /// Its requests are charged for all their limits or for none.
+    /// Whether a request takes hits from all of its limits or from none.
     pub charge_all: bool,
-    /// Keys of the entries that choose a counter's shard; empty: all of the descriptor does.
+    /// Keys of the entries that select a counter's shard; if empty, the whole descriptor selects it.
     pub shard_by: Vec<Box<str>>,
 }
 
@@ -207,116 +210,121 @@ pub struct RuleSet {
     nodes: Vec<Node>,
     groups: Vec<Group>,
     rules: Vec<Rule>,
-    /// What domains say of themselves; most say nothing.
+    /// Settings of the domains that have any; most have none.
     domains: HashMap<Box<str>, DomainSettings, RandomState>,
-    /// (parent node, key) → group. A domain is the key of a group without a parent.
+    /// Groups by (parent node, key). A domain is the key of a group without a parent.
     by_key: HashTable<u32>,
-    /// (group, exact value) → (group, node).
+    /// (group, node) by (group, exact value).
     by_value: HashTable<(u32, u32)>,
     hasher: RandomState,
 }
 
-/// The parent of domains.
+/// Parent of the groups that represent domains.
 const NO_PARENT: u32 = u32::MAX;
 
 impl RuleSet {
-    /// Every rule, in the order of files and lines.
+    /// Returns all rules in the order of files and lines.
     #[must_use]
     pub fn rules(&self) -> &[Rule] {
         &self.rules
     }
 
-    /// The same, to be changed where that makes no difference to what they mean.
+    /// Returns all rules for changes that do not affect their meaning.
     pub(crate) fn rules_mut(&mut self) -> &mut [Rule] {
         &mut self.rules
     }
 
-    /// What holds for all rules of the domain; `None` for one that says nothing of itself.
+    /// Returns the settings of the domain, or `None` if it has only default settings.
     #[must_use]
     pub fn settings_of(&self, domain: &str) -> Option<&DomainSettings> {
         if self.domains.is_empty() { None } else { self.domains.get(domain) }
     }
 
-    /// Whether there is any domain.
+    /// Returns whether at least one domain is defined.
     #[must_use]
     pub fn has_domains(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// How many domains there are.
+    /// Returns the number of domains.
     #[must_use]
     pub fn domains(&self) -> usize {
         self.groups.iter().filter(|group| group.parent == NO_PARENT).count()
     }
 
-    /// Walks the entries: at each level the exact value, else the first pattern that fits, else the bare key; never
-    /// back to try another branch. A rule applies only where the last entry ends on it.
+    /// Looks up the rule of a descriptor, level by level.
+    ///
+    /// At each level, the exact value takes precedence over the first matching pattern, and a pattern over the key
+    /// without a value. The lookup never returns to another branch. A rule applies only if the last entry matches its
+    /// level.
     #[must_use]
     pub fn find<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>> + Clone) -> Lookup<'_> {
-        let Some(mut at) = self.domain(domain) else {
+        let Some(mut node_id) = self.domain_root(domain) else {
             return Lookup::UnknownDomain;
         };
         let mut path = Path::new();
         for entry in entries.clone() {
-            let Some(next) = self.child(at, entry) else {
+            let Some(child) = self.child_of(node_id, entry) else {
                 return Lookup::NoLimit;
             };
-            path.push(self.node(next));
-            at = next;
+            path.push(self.node(child));
+            node_id = child;
         }
-        match self.rule_of(self.node(at)) {
+        match self.rule_of(self.node(node_id)) {
             Some(rule @ Rule { plan: None, .. }) => Lookup::Rule(rule, path),
-            Some(rule) => Lookup::Rule(self.of_plan(rule, entries, &path), path),
+            Some(rule) => Lookup::Rule(self.select_plan_rule(rule, entries, &path), path),
             None => Lookup::NoLimit,
         }
     }
 
-    /// The rule of the request's plan: the one it names, or that of one of its entries. `default`: the rule of the default plan.
-    pub(super) fn of_plan<'r, 'e>(
+    /// Returns the rule of the request's plan, which is the plan in its plan entry or the plan of one of its entities.
+    ///
+    /// Returns `default`, the rule of the default plan, if the request has no plan or an unknown one.
+    pub(super) fn select_plan_rule<'r, 'e>(
         &'r self,
         default: &'r Rule,
         entries: impl Iterator<Item = Entry<'e>>,
         path: &Path<'_>,
     ) -> &'r Rule {
-        let Some(Plan { all, .. }) = default.plan.as_deref() else {
+        let Some(Plan { plans, .. }) = default.plan.as_deref() else {
             return default;
         };
-        let (mut named, mut mapped) = (None, None);
+        let (mut named, mut assigned) = (None, None);
         for (entry, node) in entries.zip(path) {
             if node.modifier == Some(ModifierEntry::Plan) {
                 named = Some(entry.value);
-            } else if let Some(entities) = all.entities.get(entry.key) {
-                mapped = entities.get(entry.value).map(|plan| &**plan).or(mapped);
+            } else if let Some(entities) = plans.entities.get(entry.key) {
+                assigned = entities.get(entry.value).map(|plan| &**plan).or(assigned);
             }
         }
-        let rule = named.or(mapped).and_then(|name| all.rules.get(name));
+        let rule = named.or(assigned).and_then(|name| plans.rules.get(name));
         rule.map_or(default, |rule| &self.rules[*rule as usize])
     }
 
-    /// The rule that a descriptor ends on.
+    /// Returns the rule that applies to a descriptor.
     #[must_use]
     pub fn rule_for(&self, domain: &str, entries: &[Entry<'_>]) -> Option<&Rule> {
         if let Lookup::Rule(rule, _) = self.find(domain, entries.iter().copied()) { Some(rule) } else { None }
     }
 
-    /// The rule of the plan of this name, where there is one for the same descriptor.
+    /// Returns the rule of the plan `name` for the descriptor of `rule`, if the plan exists.
     #[must_use]
-    pub fn of_named_plan(&self, rule: &Rule, name: &str) -> Option<&Rule> {
-        let id = rule.plan.as_ref()?.all.rules.get(name)?;
+    pub fn rule_for_plan(&self, rule: &Rule, name: &str) -> Option<&Rule> {
+        let id = rule.plan.as_ref()?.plans.rules.get(name)?;
         self.rules.get(*id as usize)
     }
 
-    pub(super) fn domain(&self, domain: &str) -> Option<u32> {
+    pub(super) fn domain_root(&self, domain: &str) -> Option<u32> {
         self.group(NO_PARENT, domain)?.1.any
     }
 
-    /// The level that the entry leads to.
-    pub(super) fn child(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
+    /// Returns the child node that matches the entry.
+    pub(super) fn child_of(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
         if !self.node(parent).has_children {
             return None;
         }
         let (id, group) = self.group(parent, entry.key)?;
-        let exact = || group.has_values.then(|| self.value(id, entry.value)).flatten();
+        let exact = || group.has_values.then(|| self.exact_child(id, entry.value)).flatten();
         exact().or_else(|| group.wildcards.as_ref()?.find(entry.value)).or(group.any)
     }
 
@@ -329,7 +337,7 @@ impl RuleSet {
         Some((id, &self.groups[id as usize]))
     }
 
-    fn value(&self, group: u32, value: &str) -> Option<u32> {
+    fn exact_child(&self, group: u32, value: &str) -> Option<u32> {
         let same = |(of, node): &(u32, u32)| *of == group && self.node(*node).exact_value() == Some(value);
         let (_, node) = self.by_value.find(self.hasher.hash_one((group, value)), same)?;
         Some(*node)
@@ -345,21 +353,23 @@ impl RuleSet {
 }
 
 impl Plan {
-    pub(super) fn new(name: &str, all: &Arc<Plans>) -> Self {
-        Self { name: name.into(), all: Arc::clone(all) }
+    pub(super) fn new(name: &str, plans: &Arc<Plans>) -> Self {
+        Self { name: name.into(), plans: Arc::clone(plans) }
     }
 
-    /// Whether the request names another.
+    /// Returns whether the plan entry of the request contains a plan other than this one.
     #[must_use]
-    pub fn is_assigned_only(&self, entries: &[Entry<'_>], path: &[&Node]) -> bool {
+    pub fn is_other_plan_requested(&self, entries: &[Entry<'_>], path: &[&Node]) -> bool {
         let mut named = entries.iter().zip(path).filter(|(_, node)| node.modifier == Some(ModifierEntry::Plan));
         named.next().is_some_and(|(entry, _)| *entry.value != *self.name)
     }
 }
 
 impl Rule {
-    /// The name of its policy in headers: the limit's, or its levels', without the plan. Made when it is first asked for: of a
-    /// hundred thousand rules most are never met.
+    /// Returns the name of the rule's policy in headers: the name of the limit, or the labels of the levels without the
+    /// plan.
+    ///
+    /// The name is built at the first call, because most of a hundred thousand rules never match a request.
     #[must_use]
     pub fn policy(&self) -> &Arc<str> {
         self.policy.get_or_init(|| match &self.name {
@@ -368,13 +378,13 @@ impl Rule {
         })
     }
 
-    /// How many entries at the end say who asks, and do not choose the counter.
+    /// Returns the number of modifier entries at the end of the path.
     #[must_use]
     pub fn modifier_count(path: &[&Node]) -> usize {
         path.iter().rev().take_while(|node| node.modifier.is_some()).count()
     }
 
-    /// The place of a class among those that share the limit: of those that are not listed, the last.
+    /// Returns the index of a class in the limit's class table. Classes that are not listed have the last index.
     #[must_use]
     pub fn class(&self, name: &str) -> usize {
         self.classes.iter().position(|class| **class == *name).unwrap_or(self.classes.len())
@@ -382,7 +392,7 @@ impl Rule {
 }
 
 impl Node {
-    /// What a value must equal to be taken here before any pattern is tried; a pattern matches itself, too.
+    /// Returns the value that matches this node before any pattern is tested. The text of a pattern matches itself.
     fn exact_value(&self) -> Option<&str> {
         match &self.segment {
             Segment::Value(text) | Segment::Pattern(text) | Segment::Shared(text) => Some(text),
@@ -390,7 +400,7 @@ impl Node {
         }
     }
 
-    /// The statistics' word for the level: `key` or `key_value`, as in the file.
+    /// Returns the level's label in statistics: `key` or `key_value`, as in the file.
     #[must_use]
     pub fn label(&self) -> String {
         match self.exact_value() {
@@ -400,11 +410,11 @@ impl Node {
     }
 }
 
-/// How a set is put together; `compile` is the only caller.
+/// Construction, which is only called by `compile`.
 impl RuleSet {
-    /// The domain's root, made if need be.
+    /// Returns the root node of the domain, and adds it if it is missing.
     pub(super) fn add_domain(&mut self, domain: &str) -> u32 {
-        if let Some(root) = self.domain(domain) {
+        if let Some(root) = self.domain_root(domain) {
             return root;
         }
         let domain = Arc::from(domain);
@@ -414,7 +424,11 @@ impl RuleSet {
         root
     }
 
-    /// Adds to what holds for the domain; an error with the `shard_by` that another file gave it, if that differs.
+    /// Adds settings to the domain.
+    ///
+    /// # Errors
+    ///
+    /// Returns the `shard_by` of another file if it differs.
     pub(super) fn set_domain(&mut self, domain: &str, charge_all: bool, shard_by: &[String]) -> Result<(), String> {
         if !charge_all && shard_by.is_empty() {
             return Ok(());
@@ -432,24 +446,28 @@ impl RuleSet {
         Ok(())
     }
 
-    /// A level below `parent`; an error with the one that is there when it is taken.
+    /// Adds a node below `parent`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the location of the existing node if there is one with the same key and value.
     pub(super) fn add_child(
         &mut self,
         parent: u32,
         key: &Arc<str>,
         segment: Segment,
-        place: Location,
+        location: Location,
     ) -> Result<u32, Location> {
         let group = self.group(parent, key).map(|(id, _)| id);
         let group = group.unwrap_or_else(|| self.add_group(parent, key));
-        let taken = match &segment {
+        let existing = match &segment {
             Segment::Any => self.groups[group as usize].any,
-            Segment::Value(value) | Segment::Pattern(value) | Segment::Shared(value) => self.value(group, value),
+            Segment::Value(value) | Segment::Pattern(value) | Segment::Shared(value) => self.exact_child(group, value),
         };
-        if let Some(taken) = taken {
-            return Err(self.node(taken).place);
+        if let Some(existing) = existing {
+            return Err(self.node(existing).location);
         }
-        let id = self.add_node(key, segment, place);
+        let id = self.add_node(key, segment, location);
         self.nodes[parent as usize].has_children = true;
         let entry = &mut self.groups[group as usize];
         let value = match &self.nodes[id as usize].segment {
@@ -472,14 +490,14 @@ impl RuleSet {
         Ok(id)
     }
 
-    /// Puts a rule on levels.
+    /// Adds a rule and attaches it to the nodes.
     pub(super) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
         let id = u32::try_from(self.rules.len()).ok();
         nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
         self.rules.push(rule);
     }
 
-    /// Gives back what was set aside for more.
+    /// Releases unused capacity.
     pub(super) fn shrink(&mut self) {
         self.nodes.shrink_to_fit();
         self.groups.shrink_to_fit();
@@ -490,7 +508,7 @@ impl RuleSet {
         &mut self.nodes[id as usize]
     }
 
-    fn add_node(&mut self, key: &Arc<str>, segment: Segment, place: Location) -> u32 {
+    fn add_node(&mut self, key: &Arc<str>, segment: Segment, location: Location) -> u32 {
         let node = Node {
             key: Arc::clone(key),
             segment,
@@ -499,7 +517,7 @@ impl RuleSet {
             modifier: None,
             rule: None,
             has_children: false,
-            place,
+            location,
         };
         self.nodes.push(node);
         (self.nodes.len() - 1) as u32

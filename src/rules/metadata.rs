@@ -1,19 +1,19 @@
-//! A rule's free-form `metadata`, which a response can carry to the caller.
+//! [`Metadata`]: free-form data of a rule that a response can contain.
 
 use std::collections::BTreeMap;
 
 use super::yaml::{Kind, Yaml};
 
-/// A value as in JSON.
+/// A JSON value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Metadata {
-    /// Nothing.
+    /// No value.
     Null,
-    /// True or false.
+    /// A boolean.
     Bool(bool),
     /// A number.
     Number(f64),
-    /// A text.
+    /// A string.
     Text(String),
     /// A list.
     List(Vec<Metadata>),
@@ -22,7 +22,9 @@ pub enum Metadata {
 }
 
 impl Metadata {
-    /// Adds what is not there yet: a value that is there stays, and maps merge, as envoyproxy/ratelimit does it.
+    /// Adds the keys of `other` that are missing, as envoyproxy/ratelimit does.
+    ///
+    /// Values that are present are not replaced, and nested maps are merged in the same way.
     pub fn merge(&mut self, other: &Self) {
         let (Self::Map(own), Self::Map(other)) = (self, other) else {
             return;

@@ -1,7 +1,8 @@
-//! Which limits apply: rule files become an immutable, lock-free [`RuleSet`].
+//! Rule files and the immutable, lock-free [`RuleSet`] that they are compiled into.
 //!
-//! Two stages, no I/O in either: `spec` reads what a person wrote, with every mistake and its place ([`Problem`]);
-//! [`compile()`] turns it into what [`RuleSet::find`] walks. Reading directories is `service::reload`'s.
+//! There are two stages, and neither performs I/O. The `spec` module reads YAML and reports every mistake with its
+//! location as a [`Diagnostic`]. [`compile()`] then builds the tree that [`RuleSet::find`] walks. `service::reload`
+//! reads the directories.
 
 mod compile;
 mod custom_limit;

@@ -1,27 +1,28 @@
-//! Values with `*`: the first pattern in file order that matches, without trying them all.
+//! [`Wildcards`]: finds the first pattern in file order that matches a value, without testing all patterns.
 //!
-//! A pattern is looked up by what stands before its first `*` and after its last. Patterns of a level rarely have more
-//! than a handful of different lengths there, so a lookup is a handful of hash probes however many patterns there are.
-//! Only patterns with the same two ends (`*a*`, `*b*`) are tried one after the other.
+//! A pattern is indexed by its prefix, which is the text before its first `*`, and its suffix, which is the text after
+//! its last. The patterns of a level rarely have more than a handful of different pairs of prefix and suffix lengths.
+//! A lookup therefore needs a handful of hash probes, independently of the number of patterns. Only patterns with the
+//! same prefix and suffix (`*a*`, `*b*`) are tested one after the other.
 
 use std::hash::BuildHasher;
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-/// Patterns of one level and key, in file order.
+/// Index of the patterns of one level and key, in file order.
 #[derive(Default)]
 pub(super) struct Wildcards {
     patterns: Vec<Pattern>,
-    /// The distinct lengths of (prefix, suffix), in bytes.
-    shapes: Vec<(usize, usize)>,
-    /// Patterns with the same ends, as their places in `patterns`, ascending.
+    /// Distinct pairs of prefix and suffix length, in bytes.
+    end_lengths: Vec<(usize, usize)>,
+    /// Ascending indices in `patterns` of the patterns with the same prefix and suffix.
     buckets: HashTable<Vec<usize>>,
     hasher: RandomState,
 }
 
 struct Pattern {
-    /// What stands between the stars; at least two, empty ones included.
+    /// Texts between the `*`, including empty ones; at least two.
     parts: Vec<Box<str>>,
     node: u32,
 }
@@ -35,12 +36,12 @@ impl Pattern {
         self.parts.last().map_or("", |part| part)
     }
 
-    /// Whether the parts in the middle are found in order, given that both ends fit.
-    fn middle_matches(&self, mut rest: &str) -> bool {
+    /// Returns whether `remaining`, the value without prefix and suffix, contains the middle parts in order.
+    fn middle_matches(&self, mut remaining: &str) -> bool {
         let middle = self.parts.get(1..self.parts.len() - 1).unwrap_or_default();
-        middle.iter().all(|part| match rest.split_once(&**part) {
+        middle.iter().all(|part| match remaining.split_once(&**part) {
             Some((_, after)) => {
-                rest = after;
+                remaining = after;
                 true
             }
             None => false,
@@ -52,42 +53,46 @@ impl Wildcards {
     pub(super) fn insert(&mut self, pattern: &str, node: u32) {
         let pattern = Pattern { parts: pattern.split('*').map(Into::into).collect(), node };
         let (prefix, suffix) = (pattern.prefix(), pattern.suffix());
-        let shape = (prefix.len(), suffix.len());
-        if !self.shapes.contains(&shape) {
-            self.shapes.push(shape);
+        let lengths = (prefix.len(), suffix.len());
+        if !self.end_lengths.contains(&lengths) {
+            self.end_lengths.push(lengths);
         }
         let Self { patterns, buckets, hasher, .. } = self;
-        let place = patterns.len();
-        let hash = |place: &usize| {
-            let pattern = patterns.get(*place).unwrap_or(&pattern);
+        let index = patterns.len();
+        let hash = |index: &usize| {
+            let pattern = patterns.get(*index).unwrap_or(&pattern);
             hasher.hash_one((pattern.prefix(), pattern.suffix()))
         };
-        let same = |bucket: &Vec<usize>| {
+        let has_same_ends = |bucket: &Vec<usize>| {
             let first = bucket.first().and_then(|first| patterns.get(*first));
             first.is_some_and(|first| first.prefix() == prefix && first.suffix() == suffix)
         };
         let rehash = |bucket: &Vec<usize>| bucket.first().map_or(0, hash);
-        buckets.entry(hash(&place), same, rehash).or_insert_with(Vec::new).get_mut().push(place);
+        buckets.entry(hash(&index), has_same_ends, rehash).or_insert_with(Vec::new).get_mut().push(index);
         patterns.push(pattern);
     }
 
-    /// The node of the first pattern that matches.
+    /// Returns the node of the first pattern in file order that matches `value`.
     pub(super) fn find(&self, value: &str) -> Option<u32> {
         let mut first: Option<usize> = None;
-        for &(before, after) in &self.shapes {
-            let Some(middle_end) = value.len().checked_sub(after).filter(|end| *end >= before) else { continue };
-            let ends = (value.get(..before), value.get(before..middle_end), value.get(middle_end..));
+        for &(prefix_len, suffix_len) in &self.end_lengths {
+            let Some(middle_end) = value.len().checked_sub(suffix_len).filter(|end| *end >= prefix_len) else {
+                continue;
+            };
+            let ends = (value.get(..prefix_len), value.get(prefix_len..middle_end), value.get(middle_end..));
             let (Some(prefix), Some(middle), Some(suffix)) = ends else { continue };
-            let same = |bucket: &Vec<usize>| {
-                let pattern = bucket.first().and_then(|place| self.patterns.get(*place));
+            let has_same_ends = |bucket: &Vec<usize>| {
+                let pattern = bucket.first().and_then(|index| self.patterns.get(*index));
                 pattern.is_some_and(|pattern| pattern.prefix() == prefix && pattern.suffix() == suffix)
             };
-            let Some(bucket) = self.buckets.find(self.hasher.hash_one((prefix, suffix)), same) else { continue };
-            let earlier = bucket.iter().take_while(|place| first.is_none_or(|first| **place < first));
-            let hit = earlier.copied().find(|place| self.patterns[*place].middle_matches(middle));
-            first = hit.or(first);
+            let Some(bucket) = self.buckets.find(self.hasher.hash_one((prefix, suffix)), has_same_ends) else {
+                continue;
+            };
+            let earlier = bucket.iter().take_while(|index| first.is_none_or(|first| **index < first));
+            let earlier_match = earlier.copied().find(|index| self.patterns[*index].middle_matches(middle));
+            first = earlier_match.or(first);
         }
-        first.map(|place| self.patterns[place].node)
+        first.map(|index| self.patterns[index].node)
     }
 }
 
@@ -97,13 +102,14 @@ mod tests {
 
     use super::*;
 
-    /// The definition, tried on every pattern in turn.
+    /// Reference implementation that tests a single pattern.
     fn matches(pattern: &str, value: &str) -> bool {
         match pattern.split_once('*') {
             None => pattern == value,
-            Some((start, rest)) => value
-                .strip_prefix(start)
-                .is_some_and(|left| (0..=left.len()).any(|at| left.get(at..).is_some_and(|left| matches(rest, left)))),
+            Some((start, pattern_rest)) => value.strip_prefix(start).is_some_and(|value_rest| {
+                (0..=value_rest.len())
+                    .any(|at| value_rest.get(at..).is_some_and(|value_rest| matches(pattern_rest, value_rest)))
+            }),
         }
     }
 

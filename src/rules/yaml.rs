@@ -1,5 +1,7 @@
-//! YAML as a tree that remembers where everything stood. The parser is `saphyr-parser`'s; a tree of our own, because
-//! rule files want all mistakes with line and column, and a serde reader stops at the first.
+//! [`Yaml`]: a YAML tree with the location of every node.
+//!
+//! The parser is `saphyr-parser`. The tree is our own because all mistakes of a rule file must be reported with line
+//! and column, and a serde deserializer stops at the first one.
 
 use std::{collections::HashMap, rc::Rc};
 
@@ -7,25 +9,26 @@ use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
 use super::diagnostic::Location;
 
-/// Deeper nesting than this is refused.
+/// Maximum nesting depth.
 const MAX_DEPTH: usize = 128;
-/// Aliases may not blow a small file up: nodes of the tree, copies included.
+/// Maximum number of nodes, including the copies made by aliases, so that a small file cannot expand without bound.
 const MAX_NODES: usize = 20_000_000;
 
+/// A node of the tree.
 #[derive(Clone, Debug)]
 pub(super) struct Yaml {
-    pub(super) place: Location,
+    pub(super) location: Location,
     pub(super) kind: Kind,
-    /// Nodes in this subtree: what an alias to it costs.
+    /// Number of nodes in this subtree, which an alias to it adds to the total.
     size: usize,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Kind {
     Null,
-    /// `plain`: written without quotes, so it may be a number or a boolean.
     Scalar {
         text: String,
+        /// Whether the scalar is written without quotes, so that it may be a number or a boolean.
         plain: bool,
     },
     List(Rc<Vec<Yaml>>),
@@ -33,7 +36,7 @@ pub(super) enum Kind {
 }
 
 impl Yaml {
-    /// The text of a scalar, and whether it was written without quotes.
+    /// Returns the text of a scalar, and whether it is written without quotes.
     pub(super) fn scalar(&self) -> Option<(&str, bool)> {
         match &self.kind {
             Kind::Scalar { text, plain } => Some((text, *plain)),
@@ -51,32 +54,32 @@ impl Yaml {
     }
 }
 
-/// What stopped the parser.
+/// A syntax error, or an exceeded limit.
 pub(super) struct YamlError {
-    pub(super) place: Location,
+    pub(super) location: Location,
     pub(super) message: String,
 }
 
-/// The first document of the text; `None` where there is nothing but comments.
+/// Parses the first document of `text`. Returns `None` if it contains only comments.
 pub(super) fn parse(text: &str) -> Result<Option<Yaml>, YamlError> {
     let mut tree = TreeBuilder::default();
     for event in Parser::new_from_str(text) {
         let (event, span) = event.map_err(|error| YamlError {
-            place: Location { line: error.marker().line(), column: error.marker().col() + 1 },
-            message: format!("this is not YAML: {}", error.info()),
+            location: Location { line: error.marker().line(), column: error.marker().col() + 1 },
+            message: format!("invalid YAML: {}", error.info()),
         })?;
-        let place = place(&span);
+        let location = location_of(&span);
         match event {
             Event::Scalar(text, style, anchor, _) => {
                 let plain = style == ScalarStyle::Plain;
                 let null = plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
                 let kind = if null { Kind::Null } else { Kind::Scalar { text: text.into_owned(), plain } };
-                tree.add(Yaml { place, kind, size: 1 }, anchor)?;
+                tree.add(Yaml { location, kind, size: 1 }, anchor)?;
             }
-            Event::SequenceStart(anchor, _) => tree.open(place, anchor, false)?,
-            Event::MappingStart(anchor, _) => tree.open(place, anchor, true)?,
+            Event::SequenceStart(anchor, _) => tree.open(location, anchor, false)?,
+            Event::MappingStart(anchor, _) => tree.open(location, anchor, true)?,
             Event::SequenceEnd | Event::MappingEnd => tree.close()?,
-            Event::Alias(anchor) => tree.alias(place, anchor)?,
+            Event::Alias(anchor) => tree.alias(location, anchor)?,
             Event::DocumentEnd => break,
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) => {}
         }
@@ -84,15 +87,15 @@ pub(super) fn parse(text: &str) -> Result<Option<Yaml>, YamlError> {
     Ok(tree.root)
 }
 
-fn place(span: &Span) -> Location {
+fn location_of(span: &Span) -> Location {
     Location { line: span.start.line(), column: span.start.col() + 1 }
 }
 
-/// A list or map whose end has not come yet.
+/// A list or map that is not complete yet.
 struct OpenNode {
-    place: Location,
+    location: Location,
     anchor: usize,
-    map: bool,
+    is_map: bool,
     items: Vec<Yaml>,
 }
 
@@ -105,26 +108,26 @@ struct TreeBuilder {
 }
 
 impl TreeBuilder {
-    fn open(&mut self, place: Location, anchor: usize, map: bool) -> Result<(), YamlError> {
+    fn open(&mut self, location: Location, anchor: usize, is_map: bool) -> Result<(), YamlError> {
         if self.open.len() == MAX_DEPTH {
-            return Err(YamlError { place, message: format!("nested deeper than {MAX_DEPTH} levels") });
+            return Err(YamlError { location, message: format!("nesting is deeper than {MAX_DEPTH} levels") });
         }
-        self.open.push(OpenNode { place, anchor, map, items: Vec::new() });
+        self.open.push(OpenNode { location, anchor, is_map, items: Vec::new() });
         Ok(())
     }
 
     fn close(&mut self) -> Result<(), YamlError> {
-        let Some(OpenNode { place, anchor, map, items }) = self.open.pop() else {
+        let Some(OpenNode { location, anchor, is_map, items }) = self.open.pop() else {
             return Ok(());
         };
         let size = items.iter().fold(1, |sum: usize, item| sum.saturating_add(item.size));
-        let kind = if map { Kind::Map(Rc::new(pairs(items))) } else { Kind::List(Rc::new(items)) };
-        self.add(Yaml { place, kind, size }, anchor)
+        let kind = if is_map { Kind::Map(Rc::new(pairs(items))) } else { Kind::List(Rc::new(items)) };
+        self.add(Yaml { location, kind, size }, anchor)
     }
 
-    fn alias(&mut self, place: Location, anchor: usize) -> Result<(), YamlError> {
+    fn alias(&mut self, location: Location, anchor: usize) -> Result<(), YamlError> {
         let Some(target) = self.anchors.get(&anchor).cloned() else {
-            return Err(YamlError { place, message: "an alias to something that is not finished yet".into() });
+            return Err(YamlError { location, message: "the alias refers to a node that is not complete yet".into() });
         };
         self.nodes = self.nodes.saturating_add(target.size);
         self.add(target, 0)
@@ -133,8 +136,8 @@ impl TreeBuilder {
     fn add(&mut self, node: Yaml, anchor: usize) -> Result<(), YamlError> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            let message = format!("more than {MAX_NODES} values once aliases are written out");
-            return Err(YamlError { place: node.place, message });
+            let message = format!("more than {MAX_NODES} values after aliases are expanded");
+            return Err(YamlError { location: node.location, message });
         }
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
@@ -157,10 +160,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn remembers_places_and_shares_what_an_alias_names() {
+    fn nodes_have_locations_and_aliases_copy_their_targets() {
         let tree = parse("a: &x [1, two]\nb: *x\nc: 'true'\n").ok().flatten().unwrap();
         let Kind::Map(pairs) = &tree.kind else { panic!("not a map") };
-        assert_eq!(pairs[0].1.place, Location { line: 1, column: 4 });
+        assert_eq!(pairs[0].1.location, Location { line: 1, column: 4 });
         assert!(matches!(&pairs[1].1.kind, Kind::List(items) if items.len() == 2));
         assert!(matches!(&pairs[2].1.kind, Kind::Scalar { plain: false, .. }));
     }

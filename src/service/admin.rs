@@ -1,4 +1,4 @@
-//! What operators do to counters, and to limits together with their counters.
+//! [`Admin`]: the operators' actions on counters, and on overrides together with the counters that they affect.
 
 use std::sync::Arc;
 
@@ -12,41 +12,47 @@ use crate::{
     rules::Entry,
 };
 
-/// Why something has not been done.
+/// Error returned when an action of an operator fails.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
-    /// A override.
+    /// The overrides cannot be changed.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// The counter's store.
-    #[error("the counter cannot be asked now")]
+    /// The store cannot return the counter.
+    #[error("the counter cannot be read")]
     Store(#[from] StoreError),
-    /// The counter's store, or what its rule makes of its absence.
+    /// The engine cannot decide: the store cannot be reached, or there are no rules.
     #[error(transparent)]
     Decide(#[from] DecideError),
-    /// There is no counter.
-    #[error("nothing is counted of this descriptor; inspect says why")]
+    /// No counter belongs to the descriptor.
+    #[error("this descriptor has no counter; use inspect to see why")]
     NotCounted,
 }
 
-/// The operators' way in. It lives on the runtime that has the connections of its engine.
+/// The actions of operators. Must be used on the runtime to which the connections of `engine` belong.
 #[derive(Clone)]
 pub struct Admin {
-    /// Which asks the store.
+    /// The engine, which calls the store.
     pub engine: Engine,
-    /// Which keeps what they say.
+    /// The overrides.
     pub overrides: Arc<OverrideSync>,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
-    /// Those that are tried out.
+    /// The candidate rules.
     pub candidates: Arc<Candidates>,
-    /// What time it is.
+    /// The clock.
     pub clock: Clock,
 }
 
 impl Admin {
-    /// Says overrides. `additive`: what a new limit has more than the one before is given back to the counter, as far as it
-    /// is not there by itself. The number of hits given back goes with each.
+    /// Changes overrides. Returns the change and the number of refunded hits for each request.
+    ///
+    /// If `additive` is set, the difference between a higher new limit and the previous one is refunded to the counter,
+    /// except for the part by which the change of the limit itself raised the remaining hits.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the overrides cannot be changed, or a counter cannot be read or refunded.
     pub async fn put(
         &self,
         requests: &[ChangeRequest],
@@ -57,57 +63,72 @@ impl Admin {
         for request in requests {
             before.push(if additive { self.free_capacity(&request.target).await? } else { None });
         }
-        let changed = self.overrides.change(requests, info).await?;
-        let mut given_back = Vec::new();
+        let applied = self.overrides.change(requests, info).await?;
+        let mut refunded = Vec::new();
         for (request, before) in requests.iter().zip(before) {
-            given_back.push(self.add(&request.target, before).await?);
+            refunded.push(self.refund_difference(&request.target, before).await?);
         }
-        Ok((changed, given_back))
+        Ok((applied, refunded))
     }
 
-    /// What remains of a descriptor's limit, and what passes at once.
+    /// Returns the remaining hits of a limit and the most hits that it allows at once, or `None` without a counter.
     async fn free_capacity(&self, target: &Target) -> Result<Option<(u64, u64)>, AdminError> {
         let Target::Limit { domain, entries } = target else {
             return Ok(None);
         };
-        let standing = self.inspect(domain, &pairs(entries)).await?.counter;
-        Ok(standing.map(|standing| (standing.decision.remaining, standing.limit.policy().0)))
+        let counter = self.inspect(domain, &pairs(entries)).await?.counter;
+        Ok(counter.map(|counter| (counter.decision.remaining, counter.limit.policy().0)))
     }
 
-    async fn add(&self, target: &Target, before: Option<(u64, u64)>) -> Result<u64, AdminError> {
-        let (Some((remained, burst)), Target::Limit { domain, entries }) = (before, target) else {
+    /// Refunds the hits that `additive` promises after a change, and returns their number.
+    async fn refund_difference(&self, target: &Target, before: Option<(u64, u64)>) -> Result<u64, AdminError> {
+        let (Some((old_remaining, old_burst)), Target::Limit { domain, entries }) = (before, target) else {
             return Ok(0);
         };
-        let Some((remains, new_burst)) = self.free_capacity(target).await? else {
+        let Some((remaining, burst)) = self.free_capacity(target).await? else {
             return Ok(0);
         };
-        let hits = (remained + new_burst.saturating_sub(burst)).saturating_sub(remains);
+        let hits = (old_remaining + burst.saturating_sub(old_burst)).saturating_sub(remaining);
         if hits > 0 {
             self.engine.refund(domain, &pairs(entries), hits, self.clock.now()).await?;
         }
         Ok(hits)
     }
 
-    /// What a descriptor meets, and where its counter stands.
+    /// Returns the rule and the overrides that apply to a descriptor, and the state of its counter.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store cannot be reached or no rules are loaded.
     pub async fn inspect(&self, domain: &str, entries: &[Entry<'_>]) -> Result<Inspection, AdminError> {
         Ok(self.engine.inspect(domain, entries, self.clock.now()).await?)
     }
 
-    /// Forgets a descriptor's counter: its name, and whether there was one.
-    pub async fn forget(
+    /// Deletes the state of a descriptor's counter. Returns the counter's location and whether it had a state.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the author or the reason is invalid, the descriptor has no counter, or the store cannot be
+    /// written.
+    pub async fn reset_counter(
         &self,
         domain: &str,
         entries: &[Entry<'_>],
         info: ChangeInfo,
     ) -> Result<(CounterLocation, bool), AdminError> {
         info.check()?;
-        let forgotten = self.engine.forget(domain, entries, self.clock.now()).await?;
-        let (counter, existed) = forgotten.ok_or(AdminError::NotCounted)?;
-        self.record(&format!("forgot {}", counter.key), info).await?;
+        let deleted = self.engine.reset_counter(domain, entries, self.clock.now()).await?;
+        let (counter, existed) = deleted.ok_or(AdminError::NotCounted)?;
+        self.record(&format!("reset {}", counter.key), info).await?;
         Ok((counter, existed))
     }
 
-    /// Gives hits back to a descriptor's counter.
+    /// Refunds hits to a descriptor's counter, and returns the inspection after the refund.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the author or the reason is invalid, the descriptor has no counter, or the store cannot be
+    /// written.
     pub async fn refund(
         &self,
         domain: &str,
@@ -116,22 +137,22 @@ impl Admin {
         info: ChangeInfo,
     ) -> Result<Inspection, AdminError> {
         info.check()?;
-        let standing = self.inspect(domain, entries).await?.counter.ok_or(AdminError::NotCounted)?;
+        let state = self.inspect(domain, entries).await?.counter.ok_or(AdminError::NotCounted)?;
         self.engine.refund(domain, entries, hits, self.clock.now()).await?;
-        self.record(&format!("gave {hits} back to {}", standing.counter.key), info).await?;
+        self.record(&format!("refunded {hits} to {}", state.counter.key), info).await?;
         self.inspect(domain, entries).await
     }
 
-    async fn record(&self, what: &str, info: ChangeInfo) -> Result<(), AdminError> {
-        let reason = if info.reason.is_empty() { what.to_owned() } else { format!("{what}: {}", info.reason) };
+    async fn record(&self, action: &str, info: ChangeInfo) -> Result<(), AdminError> {
+        let reason = if info.reason.is_empty() { action.to_owned() } else { format!("{action}: {}", info.reason) };
         Ok(self.overrides.record_action(ChangeInfo { reason, ..info }).await?)
     }
 
-    /// The descriptors that were refused most, or asked most.
+    /// Returns the entities with the most denied or the most requested hits, among those that `matches` accepts.
     #[must_use]
-    pub fn top(&self, by: RankBy, most: usize, fits: impl Fn(&Target, &str) -> bool) -> Ranking {
+    pub fn top(&self, rank_by: RankBy, max_results: usize, matches: impl Fn(&Target, &str) -> bool) -> Ranking {
         let top = self.engine.top.as_ref();
-        top.map(|top| top.ranking(by, most, self.clock.now(), fits)).unwrap_or_default()
+        top.map(|top| top.ranking(rank_by, max_results, self.clock.now(), matches)).unwrap_or_default()
     }
 }
 

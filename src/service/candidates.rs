@@ -1,7 +1,8 @@
-//! Rules on their way into force: tried out on a share of the traffic, promoted, and rolled back.
+//! [`Candidates`]: evaluates candidate rules on a share of the traffic, promotes them, and rolls a promotion back.
 //!
-//! A set of rules is kept in the store under its digest, and overrides say what it is for; so all instances try the same rules
-//! and change over within a second. A directory of candidates (`rules.candidate_dir`) is this instance's own, until it is promoted.
+//! An uploaded rule set is stored under its digest. An override for each [`RuleSetSlot`] names the digest of the rule
+//! set in that slot. All instances therefore evaluate the same candidate rules, and switch to promoted rules within a
+//! second. A directory of candidate rules (`rules.candidate_dir`) concerns only this instance until it is promoted.
 
 use std::{
     path::PathBuf,
@@ -29,45 +30,45 @@ use crate::{
     store::overrides::OverrideStoreError,
 };
 
-/// Between two looks.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Between two looks whether the store still has what the overrides name.
-const RETENTION: Duration = Duration::from_secs(5);
-/// The largest set of rules that can be uploaded, in bytes.
-const MAX_BYTES: usize = 512 * 1_024;
-/// What stands in a slot for the rules of each instance's directory.
+/// Interval between two polls of the overrides and the candidate directory.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Interval between two checks that the store still has the rule sets that overrides name.
+const RESTORE_INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum size of a rule set that can be uploaded.
+const MAX_RULE_SET_BYTES: usize = 512 * 1_024;
+/// Value of a slot that means the rules in each instance's own directory.
 const DIRECTORY: &str = "directory";
 
-/// Why rules have not been tried, promoted or rolled back.
+/// Error returned when rules cannot be evaluated, promoted or rolled back.
 #[derive(Debug, thiserror::Error)]
 pub enum CandidateError {
-    /// What is wrong with them.
+    /// The rules cannot be read or are invalid.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// There are none.
+    /// There are no candidate rules.
     #[error("there are no candidate rules")]
-    None,
-    /// There were none before.
-    #[error("no other rules were in force before")]
+    NoCandidate,
+    /// No rules have been promoted that could be rolled back.
+    #[error("there are no previous rules to roll back to")]
     NoPrevious,
-    /// They are too large, or none.
-    #[error("a set of rules has at least one file, and {MAX_BYTES} bytes at most")]
+    /// The rule set has no files or is too large.
+    #[error("a rule set must have at least one file and at most {MAX_RULE_SET_BYTES} bytes")]
     Size,
-    /// A share of what?
-    #[error("the share of the traffic is above 0 and at most 1")]
+    /// The share is not in the valid range.
+    #[error("share must be above 0 and at most 1")]
     Share,
-    /// The overrides.
+    /// The overrides cannot be changed.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// The set.
-    #[error("the rules cannot be kept now")]
+    /// The rule set cannot be read from the store or written to it.
+    #[error("cannot access the stored rule set")]
     Store(#[from] OverrideStoreError),
-    /// Another instance knows, or knew.
-    #[error("the store does not have the rules {0}")]
-    Lost(String),
+    /// An override names a rule set that the store does not have. Contains its digest.
+    #[error("the store does not have the rule set {0}")]
+    MissingRuleSet(String),
 }
 
-/// Tries and promotes rules.
+/// Evaluates and promotes candidate rules according to the overrides.
 pub struct Candidates {
     overrides: Arc<OverrideSync>,
     reloader: Arc<Reloader>,
@@ -81,18 +82,18 @@ pub struct Candidates {
 
 #[derive(Default)]
 struct State {
-    /// The digest of the promoted set in force here.
+    /// Digest of the promoted rule set in force on this instance.
     in_force: Option<String>,
-    /// What is tried: the override's word, or the directory.
+    /// The evaluated candidate: the value of the override, or [`DIRECTORY`].
     active: Option<String>,
-    /// Why what should be tried is not, or what should be in force.
+    /// Why the candidate rules or the promoted rules cannot be used.
     error: Option<String>,
-    /// The sets that overrides name, for a store that loses them.
-    sets: Vec<(String, String)>,
+    /// Digests and texts of the rule sets that overrides name, to restore them in a store that has lost them.
+    rule_sets: Vec<(String, String)>,
 }
 
 impl Candidates {
-    /// Nothing is tried yet. `share`: of the traffic, for those of a directory.
+    /// Creates an instance without candidate rules. `share` is the share of the traffic for rules in `directory`.
     #[must_use]
     pub fn new(
         overrides: Arc<OverrideSync>,
@@ -103,55 +104,55 @@ impl Candidates {
         (directory, share): (Option<PathBuf>, f64),
     ) -> Arc<Self> {
         let state = Mutex::default();
-        Arc::new(Self { overrides: overrides, reloader, resources, clock, workers, directory, share, state })
+        Arc::new(Self { overrides, reloader, resources, clock, workers, directory, share, state })
     }
 
-    /// Follows the overrides and the directory, for ever.
+    /// Polls the overrides and the directory. Never returns.
     pub async fn follow(self: Arc<Self>) {
-        let look = || self.directory.as_deref().map(|directory| fingerprint(directory, FileFilter::Yaml));
-        // What is there at the start is new.
-        let mut settled: Debounce<Option<Fingerprint>> = Debounce::new(None);
+        let current = || self.directory.as_deref().map(|directory| fingerprint(directory, FileFilter::Yaml));
+        // The files that exist at the start count as new.
+        let mut debounce: Debounce<Option<Fingerprint>> = Debounce::new(None);
         let mut tick = interval(POLL_INTERVAL);
-        let mut kept = Instant::now();
+        let mut last_restore = Instant::now();
         loop {
             tick.tick().await;
-            let changed = settled.poll(look());
+            let changed = debounce.poll(current());
             self.poll(changed).await;
-            if kept.elapsed() >= RETENTION {
-                kept = Instant::now();
-                self.keep().await;
+            if last_restore.elapsed() >= RESTORE_INTERVAL {
+                last_restore = Instant::now();
+                self.restore_rule_sets().await;
             }
         }
     }
 
-    /// Puts in force, or on trial, what the overrides say now.
+    /// Puts the promoted rules in force and starts or stops evaluating candidate rules, as the overrides specify.
     pub async fn poll(&self, directory_changed: bool) {
         let (in_force, candidate) = {
             let snapshot = self.reloader.rules().load();
-            let word = |slot| snapshot.overrides().rules(slot).map(|it| it.value.to_string());
-            (word(RuleSetSlot::InForce).filter(|word| word != DIRECTORY), word(RuleSetSlot::Candidate))
+            let value = |slot| snapshot.overrides().rules(slot).map(|entry| entry.value.to_string());
+            (value(RuleSetSlot::InForce).filter(|value| value != DIRECTORY), value(RuleSetSlot::Candidate))
         };
         if self.state().in_force != in_force {
-            self.noting(self.put_in_force(in_force).await);
+            self.record_result(self.put_in_force(in_force).await);
         }
-        let tried = self.state().active.clone();
+        let active = self.state().active.clone();
         match candidate {
-            Some(word) if tried.as_ref() != Some(&word) => {
-                let result = self.start_uploaded(&word).await;
+            Some(value) if active.as_ref() != Some(&value) => {
+                let result = self.start_uploaded(&value).await;
                 if result.is_ok() {
-                    self.state().active = Some(word);
+                    self.state().active = Some(value);
                 }
-                self.noting(result);
+                self.record_result(result);
             }
             Some(_) => {}
             None => match &self.directory {
-                Some(directory) if directory_changed || tried.as_deref() != Some(DIRECTORY) => {
+                Some(directory) if directory_changed || active.as_deref() != Some(DIRECTORY) => {
                     let result = self.start_directory(directory.clone()).await;
                     self.state().active = Some(DIRECTORY.to_owned());
-                    self.noting(result);
+                    self.record_result(result);
                 }
                 Some(_) => {}
-                None if tried.is_some() => {
+                None if active.is_some() => {
                     self.reloader.set_candidate(None);
                     self.state().active = None;
                 }
@@ -171,19 +172,20 @@ impl Candidates {
         Ok(())
     }
 
-    async fn start_uploaded(&self, word: &str) -> Result<(), CandidateError> {
-        let (digest, share) = read_value(word).ok_or_else(|| CandidateError::Lost(word.to_owned()))?;
+    async fn start_uploaded(&self, value: &str) -> Result<(), CandidateError> {
+        let (digest, share) = parse_value(value).ok_or_else(|| CandidateError::MissingRuleSet(value.to_owned()))?;
         let files = self.fetch(digest).await?;
         self.start(files, share).await
     }
 
+    /// Starts to evaluate the rules in the directory. Stops the evaluation if the directory has no rules.
     async fn start_directory(&self, directory: PathBuf) -> Result<(), CandidateError> {
         if !directory.exists() {
             self.reloader.set_candidate(None);
             return Ok(());
         }
         let read = run_on_compile_thread(move || Source::directory(directory).read()).await;
-        let files = read.map_err(|_| CandidateError::None)??;
+        let files = read.map_err(|_| CandidateError::NoCandidate)??;
         if files.is_empty() {
             self.reloader.set_candidate(None);
             return Ok(());
@@ -194,15 +196,19 @@ impl Candidates {
     async fn start(&self, files: Vec<SourceFile>, share: f64) -> Result<(), CandidateError> {
         let options = self.reloader.options();
         let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
-        let (rules, _) = compiled.map_err(|_| CandidateError::None)?.map_err(LoadError::Invalid)?;
+        let (rules, _) = compiled.map_err(|_| CandidateError::NoCandidate)?.map_err(LoadError::Invalid)?;
         let count = rules.rules().len();
-        let trial = Candidate::new(rules, share, self.clock.now(), self.workers, &self.resources);
-        self.reloader.set_candidate(Some(trial));
-        tracing::info!(rules = count, share, "candidate rules are tried out");
+        let candidate = Candidate::new(rules, share, self.clock.now(), self.workers, &self.resources);
+        self.reloader.set_candidate(Some(candidate));
+        tracing::info!(rules = count, share, "evaluating candidate rules");
         Ok(())
     }
 
-    /// Compiles rules and tries them out, on all instances; with what should be looked at.
+    /// Stores rules as the candidate, so that all instances evaluate them. Returns the warnings about the rules.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the rules or the share are invalid, or if the store cannot be written.
     pub async fn upload(
         &self,
         files: Vec<SourceFile>,
@@ -212,69 +218,86 @@ impl Candidates {
         if !(share > 0.0 && share <= 1.0) {
             return Err(CandidateError::Share);
         }
-        let (digest, text) = write_set(&files)?;
+        let (digest, text) = serialize_rule_set(&files)?;
         let options = self.reloader.options();
         let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
-        let (_, warnings) = compiled.map_err(|_| CandidateError::None)?.map_err(LoadError::Invalid)?;
+        let (_, warnings) = compiled.map_err(|_| CandidateError::NoCandidate)?.map_err(LoadError::Invalid)?;
         self.overrides.store().put_rule_set(&digest, &text).await?;
-        self.put(&[(RuleSetSlot::Candidate, Some(format!("{digest} {share}")))], info).await?;
+        self.set_slots(&[(RuleSetSlot::Candidate, Some(format!("{digest} {share}")))], info).await?;
         Ok(warnings)
     }
 
-    /// Tries nothing any more, or again what the directory has.
+    /// Stops evaluating the uploaded candidate rules. Instances with a candidate directory evaluate its rules again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are no uploaded candidate rules, or if the store cannot be written.
     pub async fn drop_candidate(&self, info: ChangeInfo) -> Result<(), CandidateError> {
         if self.value(RuleSetSlot::Candidate).is_none() {
-            return Err(CandidateError::None);
+            return Err(CandidateError::NoCandidate);
         }
-        self.put(&[(RuleSetSlot::Candidate, None)], info).await
+        self.set_slots(&[(RuleSetSlot::Candidate, None)], info).await
     }
 
-    /// Puts the candidate in force, on all instances.
+    /// Puts the candidate rules in force on all instances.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are no candidate rules, if they are invalid, or if the store cannot be written.
     pub async fn promote(&self, info: ChangeInfo) -> Result<(), CandidateError> {
         let digest = match (self.value(RuleSetSlot::Candidate), &self.directory) {
-            (Some(word), _) => read_value(&word).ok_or(CandidateError::None)?.0.to_owned(),
+            (Some(value), _) => parse_value(&value).ok_or(CandidateError::NoCandidate)?.0.to_owned(),
             (None, Some(directory)) => {
                 let files = Source::directory(directory.clone()).read()?;
                 rules::compile(&files, self.reloader.options()).map_err(LoadError::Invalid)?;
-                let (digest, text) = write_set(&files)?;
+                let (digest, text) = serialize_rule_set(&files)?;
                 self.overrides.store().put_rule_set(&digest, &text).await?;
                 digest
             }
-            (None, None) => return Err(CandidateError::None),
+            (None, None) => return Err(CandidateError::NoCandidate),
         };
-        let before = self.value(RuleSetSlot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
+        let current = self.value(RuleSetSlot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
         let changes = [
             (RuleSetSlot::InForce, Some(digest)),
-            (RuleSetSlot::Previous, Some(before)),
+            (RuleSetSlot::Previous, Some(current)),
             (RuleSetSlot::Candidate, None),
         ];
-        self.put(&changes, info).await
+        self.set_slots(&changes, info).await
     }
 
-    /// Puts in force what was before; what is now can be brought back the same way.
+    /// Puts the previous rules in force on all instances. Another call reverses the rollback.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are no previous rules, or if the store cannot be written.
     pub async fn rollback(&self, info: ChangeInfo) -> Result<(), CandidateError> {
-        let before = self.value(RuleSetSlot::Previous).ok_or(CandidateError::NoPrevious)?;
-        let now = self.value(RuleSetSlot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
-        self.put(&[(RuleSetSlot::InForce, Some(before)), (RuleSetSlot::Previous, Some(now))], info).await
+        let previous = self.value(RuleSetSlot::Previous).ok_or(CandidateError::NoPrevious)?;
+        let current = self.value(RuleSetSlot::InForce).unwrap_or_else(|| DIRECTORY.to_owned());
+        self.set_slots(&[(RuleSetSlot::InForce, Some(previous)), (RuleSetSlot::Previous, Some(current))], info).await
     }
 
-    /// What should be tried or in force, and cannot be.
+    /// Returns why the candidate rules or the promoted rules cannot be used, or `None` if they can.
     #[must_use]
     pub fn error(&self) -> Option<String> {
         self.state().error.clone()
     }
 
-    /// Shows what the candidate would do to the meter.
+    /// Registers the metrics of the candidate rules with `meter`.
     pub fn observe(&self, meter: &Meter) {
         let reloader = Arc::clone(&self.reloader);
         Candidate::observe_metrics(move || reloader.rules().load().candidate().cloned(), meter);
     }
 
-    async fn put(&self, changes: &[(RuleSetSlot, Option<String>)], info: ChangeInfo) -> Result<(), CandidateError> {
+    /// Sets or clears slots in one change, and deletes rule sets that no slot names any more.
+    async fn set_slots(
+        &self,
+        changes: &[(RuleSetSlot, Option<String>)],
+        info: ChangeInfo,
+    ) -> Result<(), CandidateError> {
         let before = self.digests();
-        let request = |(slot, word): &(RuleSetSlot, Option<String>)| ChangeRequest {
+        let request = |(slot, value): &(RuleSetSlot, Option<String>)| ChangeRequest {
             target: Target::Rules(*slot),
-            value: word.clone(),
+            value: value.clone(),
             until: None,
             expected: None,
         };
@@ -282,59 +305,60 @@ impl Candidates {
         self.overrides.change(&requests, info).await?;
         let after = self.digests();
         for digest in before.iter().filter(|digest| !after.contains(digest)) {
-            // What nobody names any more is of no use; if it stays, nothing is lost.
+            // If the deletion fails, an unused rule set stays in the store, which does no harm.
             let _ = self.overrides.store().delete_rule_set(digest).await;
-            self.state().sets.retain(|(kept, _)| kept != digest);
+            self.state().rule_sets.retain(|(stored, _)| stored != digest);
         }
         self.poll(false).await;
         Ok(())
     }
 
     fn value(&self, slot: RuleSetSlot) -> Option<String> {
-        self.reloader.rules().load().overrides().rules(slot).map(|it| it.value.to_string())
+        self.reloader.rules().load().overrides().rules(slot).map(|entry| entry.value.to_string())
     }
 
     fn digests(&self) -> Vec<String> {
-        let words = [RuleSetSlot::Candidate, RuleSetSlot::InForce, RuleSetSlot::Previous]
+        let values = [RuleSetSlot::Candidate, RuleSetSlot::InForce, RuleSetSlot::Previous]
             .into_iter()
             .filter_map(|slot| self.value(slot));
-        let digest = |word: String| word.split(' ').next().map(str::to_owned);
-        words.filter_map(digest).filter(|digest| digest != DIRECTORY).collect()
+        let digest = |value: String| value.split(' ').next().map(str::to_owned);
+        values.filter_map(digest).filter(|digest| digest != DIRECTORY).collect()
     }
 
+    /// Reads a rule set from the store, and holds its text to restore it.
     async fn fetch(&self, digest: &str) -> Result<Vec<SourceFile>, CandidateError> {
         let text = self.overrides.store().get_rule_set(digest).await?;
-        let text = text.ok_or_else(|| CandidateError::Lost(digest.to_owned()))?;
-        let files = read_set(&text).ok_or_else(|| CandidateError::Lost(digest.to_owned()))?;
+        let text = text.ok_or_else(|| CandidateError::MissingRuleSet(digest.to_owned()))?;
+        let files = parse_rule_set(&text).ok_or_else(|| CandidateError::MissingRuleSet(digest.to_owned()))?;
         let mut state = self.state();
-        if !state.sets.iter().any(|(kept, _)| kept == digest) {
-            state.sets.push((digest.to_owned(), text));
+        if !state.rule_sets.iter().any(|(stored, _)| stored == digest) {
+            state.rule_sets.push((digest.to_owned(), text));
         }
         Ok(files)
     }
 
-    /// Brings sets back that the store has lost.
-    async fn keep(&self) {
+    /// Writes rule sets to the store that it has lost.
+    async fn restore_rule_sets(&self) {
         let named = self.digests();
-        let sets: Vec<_> = {
+        let rule_sets: Vec<_> = {
             let mut state = self.state();
-            state.sets.retain(|(digest, _)| named.contains(digest));
-            state.sets.clone()
+            state.rule_sets.retain(|(digest, _)| named.contains(digest));
+            state.rule_sets.clone()
         };
-        for (digest, text) in sets {
+        for (digest, text) in rule_sets {
             if let Ok(None) = self.overrides.store().get_rule_set(&digest).await
                 && self.overrides.store().put_rule_set(&digest, &text).await.is_ok()
             {
-                tracing::warn!(digest, "the store had lost a set of rules, and has it again");
+                tracing::warn!(digest, "the store was missing a rule set; restored it");
             }
         }
     }
 
-    fn noting(&self, result: Result<(), CandidateError>) {
+    fn record_result(&self, result: Result<(), CandidateError>) {
         let error = result.err().map(|error| crate::errors::chain(&error));
         let mut state = self.state();
         if let Some(error) = error.as_ref().filter(|error| state.error.as_ref() != Some(error)) {
-            tracing::error!("the candidate rules cannot be used:\n{error}");
+            tracing::error!("cannot use the candidate or promoted rules:\n{error}");
         }
         state.error = error;
     }
@@ -344,16 +368,16 @@ impl Candidates {
     }
 }
 
-/// The digest, and the share.
-fn read_value(word: &str) -> Option<(&str, f64)> {
-    let (digest, share) = word.split_once(' ')?;
+/// Parses the value of the candidate slot: the digest and the share of the traffic.
+fn parse_value(value: &str) -> Option<(&str, f64)> {
+    let (digest, share) = value.split_once(' ')?;
     Some((digest, share.parse().ok()?))
 }
 
-fn write_set(files: &[SourceFile]) -> Result<(String, String), CandidateError> {
+fn serialize_rule_set(files: &[SourceFile]) -> Result<(String, String), CandidateError> {
     let pairs: Vec<(&str, &str)> = files.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
     let text = serde_json::to_string(&pairs).unwrap_or_default();
-    if files.is_empty() || text.len() > MAX_BYTES {
+    if files.is_empty() || text.len() > MAX_RULE_SET_BYTES {
         return Err(CandidateError::Size);
     }
     let digest = Sha256::digest(text.as_bytes());
@@ -361,7 +385,7 @@ fn write_set(files: &[SourceFile]) -> Result<(String, String), CandidateError> {
     Ok((digest, text))
 }
 
-fn read_set(text: &str) -> Option<Vec<SourceFile>> {
+fn parse_rule_set(text: &str) -> Option<Vec<SourceFile>> {
     let pairs: Vec<(String, String)> = serde_json::from_str(text).ok()?;
     Some(pairs.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
 }

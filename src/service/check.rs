@@ -1,4 +1,4 @@
-//! May this request pass? Validation, the clock, the engine, and how long it took.
+//! [`Check`]: validates a request, decides it at the current time, and measures how long the decision took.
 
 use std::{
     sync::Arc,
@@ -13,13 +13,13 @@ use crate::{
     metrics::{Counter, Histogram, Totals, TraceId},
 };
 
-/// Why a request has no verdict.
+/// Error returned when a request has no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
-    /// There is nothing to match against.
+    /// The domain is empty.
     #[error("rate limit domain must not be empty")]
     NoDomain,
-    /// There is nothing to match.
+    /// The request has no descriptors.
     #[error("rate limit descriptor list must not be empty")]
     NoDescriptors,
     /// The engine could not decide.
@@ -27,10 +27,10 @@ pub enum CheckError {
     Undecided(#[source] DecideError),
 }
 
-/// As the peer names what is asked.
+/// The label that envoyproxy/ratelimit gives to the method.
 const METHOD: [(&str, &str); 1] = [("grpc_method", "ShouldRateLimit")];
 
-/// What the service counts of its calls.
+/// Metrics of the checks.
 pub struct Metrics {
     latency: Arc<Histogram>,
     invalid: Counter,
@@ -38,7 +38,7 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Nothing counted yet.
+    /// Creates the metrics with a stripe per worker.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         let latency = Histogram::new("ratelimit_service_response_time_seconds", "Time to decide a request", workers);
@@ -49,8 +49,8 @@ impl Metrics {
         })
     }
 
-    /// Adds it up under the peer's names in statsd.
-    pub fn total(&self, totals: &mut Totals) {
+    /// Adds the counts to `totals`, under the statsd names of envoyproxy/ratelimit.
+    pub fn add_totals(&self, totals: &mut Totals) {
         for (name, value) in [
             ("ratelimit.service.call.should_rate_limit.service_error", self.invalid.get()),
             ("ratelimit.service.call.should_rate_limit.redis_error", self.undecided.get()),
@@ -60,23 +60,24 @@ impl Metrics {
         }
     }
 
-    /// How long requests took to decide.
+    /// Returns the histogram of the times to decide a request.
     #[must_use]
     pub const fn latency(&self) -> &Arc<Histogram> {
         &self.latency
     }
 
-    /// Shows everything but the latency to the meter, under the peer's names.
+    /// Registers all metrics except the histogram with `meter`, under the names of envoyproxy/ratelimit.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
-        let requests =
-            meter.u64_observable_counter("ratelimit_service_total_requests").with_description("Requests decided");
+        let requests = meter
+            .u64_observable_counter("ratelimit_service_total_requests")
+            .with_description("Number of requests decided");
         let labels = METHOD.map(|(name, value)| KeyValue::new(name, value));
         requests.with_callback(move |observer| observer.observe(this.latency.count(), &labels)).build();
         let this = Arc::clone(self);
         let errors = meter
             .u64_observable_counter("ratelimit_service_should_rate_limit_error")
-            .with_description("Requests without a decision");
+            .with_description("Number of requests without a decision, by type of error");
         errors
             .with_callback(move |observer| {
                 observer.observe(this.invalid.get(), &[KeyValue::new("err_type", "service_error")]);
@@ -86,26 +87,30 @@ impl Metrics {
     }
 }
 
-/// One worker's service.
+/// Decides the requests of one worker.
 #[derive(Clone)]
 pub struct Check {
-    /// What decides.
+    /// The engine that decides.
     pub engine: Engine,
-    /// What time it is.
+    /// The clock.
     pub clock: Clock,
-    /// What is counted.
+    /// The metrics, shared by all workers.
     pub metrics: Arc<Metrics>,
-    /// Who keeps a sample of the requests.
+    /// The recorder, if a sample of the requests is recorded.
     pub recorder: Option<Arc<Recorder>>,
 }
 
 impl Check {
-    /// Shows the trace of a request that was decided.
-    pub fn exemplify(&self, took: Duration, trace: TraceId) {
-        self.metrics.latency.exemplify(took, trace, Duration::from_micros(self.clock.now().get()));
+    /// Records the trace of a decided request as an exemplar of the histogram.
+    pub fn record_exemplar(&self, took: Duration, trace: TraceId) {
+        self.metrics.latency.record_exemplar(took, trace, Duration::from_micros(self.clock.now().get()));
     }
 
     /// Decides one request.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the request has no domain or no descriptors, or if the engine cannot decide.
     pub async fn check(&self, request: &Request<'_>) -> Result<Verdict, CheckError> {
         let invalid = match request {
             Request { domain: "", .. } => Some(CheckError::NoDomain),
@@ -116,11 +121,11 @@ impl Check {
             self.metrics.invalid.add(self.engine.worker, 1);
             return Err(error);
         }
-        // First: the clock is read while what it looks for is fetched.
-        let begun = self.engine.prepare(request);
-        let (asked, now) = (Instant::now(), self.clock.now());
-        let verdict = self.engine.decide_prepared(&begun, now).await;
-        self.metrics.latency.record(self.engine.worker, asked.elapsed());
+        // `prepare` comes first: the processor fetches the data for the lookup while the clock is read.
+        let prepared = self.engine.prepare(request);
+        let (started, now) = (Instant::now(), self.clock.now());
+        let verdict = self.engine.decide_prepared(&prepared, now).await;
+        self.metrics.latency.record(self.engine.worker, started.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);
         }

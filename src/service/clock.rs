@@ -1,4 +1,4 @@
-//! The one reader of the wall clock.
+//! [`Clock`]: the only code that reads the wall clock.
 
 use std::{
     sync::{
@@ -10,23 +10,23 @@ use std::{
 
 use crate::algorithm::Micros;
 
-/// Where the time comes from.
+/// A source of the current time.
 #[derive(Clone, Debug)]
 pub enum Clock {
-    /// The machine.
+    /// The wall clock of the host.
     System,
-    /// A hand, in tests: microseconds.
+    /// A time in microseconds that tests set.
     Manual(Arc<AtomicU64>),
 }
 
 impl Clock {
-    /// Now.
+    /// Returns the time since the Unix epoch.
     #[must_use]
     pub fn now(&self) -> Micros {
         match self {
             #[expect(clippy::disallowed_methods, reason = "this is the clock")]
             Self::System => {
-                // Before 1970 it is 1970: an algorithm copes with clocks that jump.
+                // A time before 1970 counts as 1970. The algorithms tolerate clocks that jump.
                 let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 Micros::new(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
             }

@@ -1,22 +1,28 @@
-//! Work that takes a while, beside what has to be quick.
+//! [`run_on_compile_thread`]: runs long work, such as compiling rules, without delaying the workers.
 
 use std::{io, thread};
 
 use tokio::sync::oneshot;
 
-/// The workers go first: on the same core they get about ten times as much of it.
+/// Nice value of the compile thread. A worker on the same core gets about ten times as much CPU time.
 const NICENESS: i32 = 10;
 
-/// Runs it on a thread of its own that gives way to the workers. A set of rules is made of many times the memory that it takes
-/// in the end: the rest is given back to the system before the thread ends.
+/// Runs `work` on a new thread with a low priority.
+///
+/// Compiling a rule set needs many times the memory of the finished rule set. The thread returns the freed memory to
+/// the operating system before it ends.
+///
+/// # Errors
+///
+/// Returns an error if the thread cannot be started or `work` panics.
 pub async fn run_on_compile_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-    let (done, result) = oneshot::channel();
-    thread::Builder::new().name("apart".into()).spawn(move || {
-        // On Linux that is the thread's. Where it may not be set, all are equal.
+    let (sender, receiver) = oneshot::channel();
+    thread::Builder::new().name("compile".into()).spawn(move || {
+        // On Linux this sets the priority of the thread. If it cannot be set, the thread keeps the default priority.
         let _ = rustix::process::setpriority_process(None, NICENESS);
         let result = work();
         crate::allocator::release_memory();
-        let _ = done.send(result);
+        let _ = sender.send(result);
     })?;
-    result.await.map_err(io::Error::other)
+    receiver.await.map_err(io::Error::other)
 }

@@ -1,5 +1,12 @@
-//! The use cases, protocol-neutral: [`check`] decides a request, [`reload`] keeps the rules current, [`admin`] is what operators may do,
-//! [`overrides`] what operators say over them, [`candidates`] those that are tried out, [`resources`] knows what resources say of themselves.
+//! The use cases of the service, independent of any protocol.
+//!
+//! - [`check`] decides a request.
+//! - [`reload`] loads the rules and follows their source.
+//! - [`overrides`] synchronises the operators' overrides with the store.
+//! - [`candidates`] evaluates, promotes and rolls back rule sets.
+//! - [`admin`] performs the operators' actions on counters and overrides.
+//! - [`resources`] collects the reported utilization of resources.
+//! - [`record`] writes a sample of the requests to files.
 
 pub mod admin;
 pub mod candidates;

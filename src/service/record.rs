@@ -1,8 +1,8 @@
-//! A sample of the requests, kept in files for `sluicegate simulate`.
+//! [`Recorder`]: writes a sample of the requests to files for `sluicegate simulate`.
 //!
-//! Whole entities are kept or left out, never single requests: who is kept follows from the first descriptor, or from the
-//! entries that `record.entity_keys` names. A thread compresses and writes; a worker hands a request over, and leaves it out
-//! when the thread does not keep up.
+//! The sample consists of entities: all requests of an entity are recorded, or none. The first descriptor identifies
+//! the entity, or the entries that `record.entity_keys` names. The workers send requests to one thread that compresses
+//! and writes them. If this thread falls behind, the workers skip requests.
 
 use std::{
     fs, io,
@@ -27,28 +27,28 @@ use crate::{
     traffic::{Writer, encode},
 };
 
-/// Requests on their way to the thread.
-const WAITING: usize = 8_192;
-/// What waits is written after so long, also when nothing follows.
-const IDLE: Duration = Duration::from_secs(1);
-/// At the end nobody waits longer for the disk.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Capacity of the queue between the workers and the thread, in requests.
+const QUEUE_CAPACITY: usize = 8_192;
+/// Time without a request after which buffered requests are flushed to the file.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+/// Maximum time that the shutdown waits for the disk.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Whether requests are kept, and which.
+/// Settings for recording requests.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// The directory; without it nothing is kept.
+    /// The directory for the files. Without it, nothing is recorded.
     pub dir: Option<PathBuf>,
-    /// Of all entities, so many are kept; from 0 to 1.
+    /// Fraction of the entities whose requests are recorded, from 0 to 1.
     pub share: f64,
-    /// Keys of the entries that tell entities apart; empty: all of the first descriptor does.
+    /// Keys of the entries that identify an entity. If empty, the whole first descriptor identifies the entity.
     pub entity_keys: Vec<String>,
-    /// A file of this size is followed by another.
+    /// Size in bytes at which a new file is started.
     pub max_file_bytes: u64,
-    /// The oldest files are removed when all are larger than this.
+    /// Maximum size of all files in bytes. The oldest files are removed.
     pub max_total_bytes: u64,
-    /// A file with a secret: values are replaced by 64 bits of a hash under it.
+    /// A file with a secret key. If set, entry values are replaced by 64 bits of a hash with this key.
     pub hash_key_file: Option<PathBuf>,
 }
 
@@ -66,62 +66,68 @@ impl Default for Settings {
     }
 }
 
-/// What the thread is told.
+/// A message to the recording thread.
 enum Message {
+    /// An encoded request.
     Request(Vec<u8>),
-    /// To say when all before is written.
+    /// A request to reply when all earlier messages are written.
     Finish(SyncSender<()>),
 }
 
-/// Keeps requests.
+/// Records a sample of the requests.
 pub struct Recorder {
-    share: u64,
-    by: Vec<String>,
-    key: Option<Vec<u8>>,
+    /// The fraction of recorded entities, as the upper bound of a 32-bit hash.
+    max_hash: u64,
+    entity_keys: Vec<String>,
+    hash_key: Option<Vec<u8>>,
     sender: SyncSender<Message>,
-    kept: Counter,
+    recorded: Counter,
     skipped: Counter,
 }
 
 impl Recorder {
-    /// Starts the thread; `None` where nothing is to be kept.
+    /// Starts the recording thread. Returns `None` if no directory is configured.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the directory cannot be created, the key cannot be read, or the thread cannot be started.
     pub fn start(settings: &Settings, workers: usize, now: Micros) -> io::Result<Option<Arc<Self>>> {
         let Some(directory) = settings.dir.clone() else {
             return Ok(None);
         };
         fs::create_dir_all(&directory)?;
-        let key = settings.hash_key_file.as_ref().map(fs::read).transpose()?;
-        let (sender, receiver) = sync_channel(WAITING);
+        let hash_key = settings.hash_key_file.as_ref().map(fs::read).transpose()?;
+        let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let writer = Writer::new(directory, settings.max_file_bytes, settings.max_total_bytes, now.get());
         thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver))?;
         Ok(Some(Arc::new(Self {
-            share: (settings.share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
-            by: settings.entity_keys.clone(),
-            key,
+            max_hash: (settings.share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
+            entity_keys: settings.entity_keys.clone(),
+            hash_key,
             sender,
-            kept: Counter::new(workers),
+            recorded: Counter::new(workers),
             skipped: Counter::new(workers),
         })))
     }
 
-    /// A request has been decided.
+    /// Records a decided request if its entity is in the sample.
     pub fn record(&self, worker: WorkerId, request: &Request<'_>, verdict: Option<&Verdict>, at: Micros) {
-        if u64::from(self.entity(request) as u32) >= self.share {
+        if u64::from(self.entity_hash(request) as u32) >= self.max_hash {
             return;
         }
         let mut message = Vec::with_capacity(128);
-        encode(at, request, verdict, |value| self.masked(value), &mut message);
+        encode(at, request, verdict, |value| self.hashed(value), &mut message);
         match self.sender.try_send(Message::Request(message)) {
-            Ok(()) => self.kept.add(worker, 1),
+            Ok(()) => self.recorded.add(worker, 1),
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => self.skipped.add(worker, 1),
         }
     }
 
-    /// Whose request it is.
-    fn entity(&self, request: &Request<'_>) -> u128 {
+    /// Returns the hash of the entity that the request belongs to.
+    fn entity_hash(&self, request: &Request<'_>) -> u128 {
         let mut identity = Identity::new(request.domain);
         let all = || request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
-        match self.by.as_slice() {
+        match self.entity_keys.as_slice() {
             [] => {
                 let first = request.descriptors.first().into_iter().flat_map(|first| &first.entries);
                 first.for_each(|entry| identity.add(entry.key, entry.value));
@@ -134,16 +140,16 @@ impl Recorder {
         identity.finish()
     }
 
-    /// Waits until all that was handed over is written.
+    /// Waits until all requests passed to [`record`](Self::record) are written, at most `FINISH_TIMEOUT`.
     pub fn finish(&self) {
         let (sender, receiver) = sync_channel(1);
         if self.sender.send(Message::Finish(sender)).is_ok() {
-            let _ = receiver.recv_timeout(PATIENCE);
+            let _ = receiver.recv_timeout(FINISH_TIMEOUT);
         }
     }
 
-    fn masked(&self, value: &str) -> Option<String> {
-        let key = self.key.as_ref()?;
+    fn hashed(&self, value: &str) -> Option<String> {
+        let key = self.hash_key.as_ref()?;
         let mut digest = Sha256::new();
         digest.update((key.len() as u64).to_le_bytes());
         digest.update(key);
@@ -152,27 +158,27 @@ impl Recorder {
         Some(digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Shows everything to the meter.
+    /// Registers the metrics of the recorder with `meter`.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
-        observe_counter(meter, "sluicegate_recorded_requests_total", "Requests that were recorded", move || {
-            this.kept.get()
+        observe_counter(meter, "sluicegate_recorded_requests_total", "Number of requests recorded", move || {
+            this.recorded.get()
         });
         let this = Arc::clone(self);
         observe_counter(
             meter,
             "sluicegate_recording_skipped_requests_total",
-            "Requests that should have been recorded, and were not: the disk did not keep up",
+            "Number of sampled requests that were not recorded because the disk was too slow",
             move || this.skipped.get(),
         );
     }
 }
 
-/// Until nobody sends any more.
+/// Writes messages until all senders are dropped.
 fn write(mut writer: Writer, receiver: &Receiver<Message>) {
-    let mut told = false;
+    let mut logged = false;
     loop {
-        let written = match receiver.recv_timeout(IDLE) {
+        let written = match receiver.recv_timeout(FLUSH_INTERVAL) {
             Ok(Message::Request(message)) => writer.add(&message),
             Ok(Message::Finish(sender)) => {
                 let written = writer.flush();
@@ -186,10 +192,10 @@ fn write(mut writer: Writer, receiver: &Receiver<Message>) {
             }
         };
         match written {
-            Ok(()) => told = false,
-            Err(error) if !told => {
-                tracing::error!(%error, "requests cannot be recorded");
-                told = true;
+            Ok(()) => logged = false,
+            Err(error) if !logged => {
+                tracing::error!(%error, "cannot write recorded requests");
+                logged = true;
             }
             Err(_) => {}
         }
@@ -204,7 +210,7 @@ mod tests {
     use crate::{engine::Descriptor, rules::Entry};
 
     #[test]
-    fn in_the_end_all_is_written() {
+    fn finish_waits_until_all_requests_are_written() {
         let folder = tempfile::tempdir().unwrap();
         let settings = Settings { dir: Some(folder.path().to_owned()), share: 1.0, ..Settings::default() };
         let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
@@ -217,10 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn an_entity_is_what_the_named_keys_say() {
+    fn the_configured_keys_identify_the_entity() {
         let folder = tempfile::tempdir().unwrap();
-        let by = vec!["org".to_owned(), "user".to_owned()];
-        let settings = Settings { dir: Some(folder.path().to_owned()), entity_keys: by, ..Settings::default() };
+        let entity_keys = vec!["org".to_owned(), "user".to_owned()];
+        let settings = Settings { dir: Some(folder.path().to_owned()), entity_keys, ..Settings::default() };
         let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
         let entity = |entries: &[(&str, &str)]| {
             let descriptors = entries.iter().map(|(key, value)| Descriptor {
@@ -229,7 +235,7 @@ mod tests {
                 refund: false,
                 requested_limit: None,
             });
-            recorder.entity(&Request { domain: "api", descriptors: descriptors.collect(), feedback: Vec::new() })
+            recorder.entity_hash(&Request { domain: "api", descriptors: descriptors.collect(), feedback: Vec::new() })
         };
         let bob = entity(&[("org", "a"), ("user", "bob")]);
         assert_eq!(bob, entity(&[("path", "/x"), ("user", "bob"), ("org", "a")]));

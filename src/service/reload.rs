@@ -1,8 +1,10 @@
-//! Rules that follow their source: read, compile, swap; a bad set keeps the last good one.
+//! [`Reloader`]: reads rules from their source, compiles them, and swaps them in. If new rules are invalid, the
+//! previous rules stay in force.
 //!
-//! The directory is looked at four times a second, and taken when two looks in a row agree: an editor that writes a
-//! file in two steps is not read half-way. Looking costs a `stat` per file and sees everything that file
-//! notifications miss: symlinks swapped anywhere in the path (Kubernetes' ConfigMaps), network file systems.
+//! The directory is polled four times a second. It is read when two consecutive polls agree, so a file that an editor
+//! writes in two steps is not read between them. A poll costs a `stat` per file. It also detects changes that file
+//! notifications miss: symlinks that are swapped anywhere in the path (Kubernetes' `ConfigMap`s), and changes on
+//! network file systems.
 
 use std::{
     fs, io,
@@ -24,84 +26,89 @@ use crate::{
     rules::{self, Diagnostic, Options, RuleSet, SourceFile},
 };
 
-/// Between two looks at the directory.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// The old rules are dropped after this: no worker still reads them, so none has to take a large set apart.
-const RETIRE: Duration = Duration::from_secs(2);
+/// Interval between two polls of the directory.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Delay before replaced rules are dropped. By then no worker reads them, so no worker has to free a large rule set.
+const RETIRE_DELAY: Duration = Duration::from_secs(2);
 
-/// Why a directory's rules are not in force.
+/// Error returned when rules cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The directory or one of its files.
+    /// The directory or one of its files cannot be read.
     #[error("cannot read the rules in {path}")]
     Read {
-        /// What was read.
+        /// The directory or file.
         path: PathBuf,
-        /// What went wrong.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// What the files say; every mistake, and the warnings.
-    #[error("{}", list(.0))]
+    /// The files are invalid. Contains all errors and warnings.
+    #[error("{}", join_lines(.0))]
     Invalid(Vec<Diagnostic>),
 }
 
-fn list(problems: &[Diagnostic]) -> String {
-    problems.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+fn join_lines(diagnostics: &[Diagnostic]) -> String {
+    diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// Where rules come from.
+/// The source of the rules.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Files of a directory.
+    /// The files of a directory that the filter accepts.
     Directory(PathBuf, FileFilter),
-    /// Files that are part of the program.
+    /// Files that are embedded in the program.
     BuiltIn(Vec<SourceFile>),
-    /// Whatever [`Reloader::feed`] brings; nothing until then.
+    /// Calls of [`Reloader::push`]. There are no rules before the first call.
     Pushed,
 }
 
-/// Of a directory's files; those whose names begin with a dot are never looked at.
+/// Selects the rule files of a directory. Files whose names begin with a dot are always ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFilter {
-    /// `*.yaml` and `*.yml`.
+    /// Files named `*.yaml` or `*.yml`.
     Yaml,
-    /// Whatever their names end with, as the peer reads them.
+    /// All files, whatever their extension, as in envoyproxy/ratelimit.
     All,
 }
 
 impl Source {
-    /// The rule files of a directory, by their usual names.
+    /// Returns a source for the YAML files of a directory.
     #[must_use]
     pub const fn directory(path: PathBuf) -> Self {
         Self::Directory(path, FileFilter::Yaml)
     }
 
-    /// The files, in the order of their names.
+    /// Reads the files, ordered by path.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the directory or one of its files cannot be read.
     pub fn read(&self) -> Result<Vec<SourceFile>, LoadError> {
         match self {
             Self::BuiltIn(files) => Ok(files.clone()),
             Self::Pushed => Ok(Vec::new()),
-            Self::Directory(directory, which) => {
+            Self::Directory(directory, filter) => {
                 let read = |path: PathBuf| match fs::read_to_string(&path) {
                     Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
                     Err(source) => Err(LoadError::Read { path, source }),
                 };
                 let error = |source| LoadError::Read { path: directory.clone(), source };
-                files(directory, *which).map_err(error)?.into_iter().map(read).collect()
+                files(directory, *filter).map_err(error)?.into_iter().map(read).collect()
             }
         }
     }
 }
 
-/// The rule files of a directory, by name.
-fn files(directory: &Path, which: FileFilter) -> io::Result<Vec<PathBuf>> {
+/// Returns the paths of the rule files in a directory, in order.
+fn files(directory: &Path, filter: FileFilter) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let hidden = entry.file_name().to_string_lossy().starts_with('.');
         let path = entry.path();
-        let is_one = which == FileFilter::All || path.extension().is_some_and(|end| end == "yaml" || end == "yml");
-        if is_one && !hidden && path.is_file() {
+        let is_rule_file = filter == FileFilter::All
+            || path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+        if is_rule_file && !hidden && path.is_file() {
             paths.push(path);
         }
     }
@@ -109,78 +116,83 @@ fn files(directory: &Path, which: FileFilter) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// What tells one state of a directory from another, without reading it: through symlinks, the files behind them.
-/// An error is a state too: a directory that is gone is a change, and so is its return.
+/// Metadata that changes whenever the files of a directory change: path, path behind symlinks, size, modification time.
+/// An error if the directory cannot be read: its disappearance and its return are changes, too.
 pub(super) type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
 
-pub(super) fn fingerprint(directory: &Path, which: FileFilter) -> Fingerprint {
-    let look = |path: PathBuf| {
+pub(super) fn fingerprint(directory: &Path, filter: FileFilter) -> Fingerprint {
+    let describe = |path: PathBuf| {
         let metadata = fs::metadata(&path)?;
         let real = fs::canonicalize(&path)?;
         Ok((path, real, metadata.len(), metadata.modified().ok()))
     };
-    let all = files(directory, which).and_then(|paths| paths.into_iter().map(look).collect());
+    let all = files(directory, filter).and_then(|paths| paths.into_iter().map(describe).collect());
     all.map_err(|error| error.kind())
 }
 
-/// What to tell about the rules in force.
+/// State of the rules in force.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// When they were loaded; `None` before the first have come.
+    /// Time at which the rules were loaded, or `None` before the first rules.
     pub loaded_at: Option<Micros>,
-    /// Why a later set was refused, if it was.
+    /// The error of a later attempt to load rules, or `None` if there was none.
     pub last_error: Option<String>,
 }
 
-/// Files that are there to be compared, and in case they are wanted again: a tenth of their size.
+/// Compressed copy of rule files, to compare them with new ones and to load them again. A tenth of their size.
 #[derive(PartialEq, Eq)]
 struct CompressedFiles(Vec<u8>);
 
 impl CompressedFiles {
-    /// `None` should never be; then they are not there.
+    /// Compresses `files`. Returns `None` if that fails, which is not expected.
     fn new(files: &[SourceFile]) -> Option<Self> {
         let files: Vec<_> = files.iter().map(|file| (&file.name, &file.text)).collect();
         zstd::encode_all(&*serde_json::to_vec(&files).ok()?, 1).ok().map(Self)
     }
 
+    /// Returns the decompressed files.
     fn files(&self) -> Option<Vec<SourceFile>> {
         let files: Vec<(String, String)> = serde_json::from_slice(&zstd::decode_all(&*self.0).ok()?).ok()?;
         Some(files.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
     }
 }
 
-/// What stands over the rules, or beside them, whichever they are.
+/// Everything that stays in force when the rules are replaced.
 #[derive(Default)]
 struct ActiveLayers {
     overrides: Overrides,
-    trial: Option<Arc<Candidate>>,
-    /// In place of the source.
+    candidate: Option<Arc<Candidate>>,
+    /// Promoted rule files, which replace those of the source.
     promoted: Option<Vec<SourceFile>>,
-    /// The last that were fed and could be used.
-    fed: Option<CompressedFiles>,
+    /// The last valid files that were pushed.
+    pushed: Option<CompressedFiles>,
 }
 
-/// Keeps the rules current.
+/// Holds the rules in force, and replaces them when their source changes.
 pub struct Reloader {
     source: Source,
-    /// How the directory looked before it was first read.
-    first: Option<Fingerprint>,
+    /// Fingerprint of the directory before it was first read.
+    first_fingerprint: Option<Fingerprint>,
     options: Options,
     clock: Clock,
     statistics: Arc<Statistics>,
     resources: Arc<Resources>,
     rules: Arc<ArcSwap<Snapshot>>,
-    /// For the next set as well. Held while a set is swapped.
-    over: Mutex<ActiveLayers>,
+    /// Locked while a snapshot is swapped.
+    layers: Mutex<ActiveLayers>,
     status: Mutex<Status>,
-    /// Whether there have been rules.
+    /// Whether rules have ever been loaded.
     loaded: watch::Sender<bool>,
     successes: Counter,
     failures: Counter,
 }
 
 impl Reloader {
-    /// Loads the first set, if there is one. An error: there is nothing to fall back on.
+    /// Creates a reloader, and loads the first rules unless they are pushed later.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the rules cannot be read or are invalid.
     pub fn start(
         source: Source,
         options: Options,
@@ -188,8 +200,8 @@ impl Reloader {
         statistics: Arc<Statistics>,
         resources: Arc<Resources>,
     ) -> Result<Arc<Self>, LoadError> {
-        let first = match &source {
-            Source::Directory(directory, which) => Some(fingerprint(directory, *which)),
+        let first_fingerprint = match &source {
+            Source::Directory(directory, filter) => Some(fingerprint(directory, *filter)),
             Source::BuiltIn(_) | Source::Pushed => None,
         };
         let (successes, failures) = (Counter::new(1), Counter::new(1));
@@ -198,8 +210,8 @@ impl Reloader {
             Source::Directory(..) | Source::BuiltIn(_) => {
                 let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
                 warn(&warnings);
-                let (domains, number) = (rules.domains(), rules.rules().len());
-                tracing::info!(domains, rules = number, "rules loaded");
+                let (domains, count) = (rules.domains(), rules.rules().len());
+                tracing::info!(domains, rules = count, "rules loaded");
                 successes.add(WorkerId(0), 1);
                 (Some(clock.now()), Snapshot::new(rules, &statistics, &resources))
             }
@@ -207,13 +219,13 @@ impl Reloader {
         let status = Status { loaded_at, last_error: None };
         Ok(Arc::new(Self {
             source,
-            first,
+            first_fingerprint,
             options,
             clock,
             statistics,
             resources,
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
-            over: Mutex::default(),
+            layers: Mutex::default(),
             loaded: watch::Sender::new(status.loaded_at.is_some()),
             status: Mutex::new(status),
             successes,
@@ -221,116 +233,121 @@ impl Reloader {
         }))
     }
 
-    /// The rules in force, now and later.
+    /// Returns the current snapshot, which is replaced whenever rules, overrides or the candidate change.
     #[must_use]
     pub fn rules(&self) -> &Arc<ArcSwap<Snapshot>> {
         &self.rules
     }
 
-    /// Puts what operators say over them in force.
+    /// Puts overrides in force.
     pub fn set_overrides(&self, overrides: Overrides) {
-        self.change(|over| {
-            if let Some(trial) = &over.trial {
-                trial.set_overrides(&overrides);
+        self.update_layers(|layers| {
+            if let Some(candidate) = &layers.candidate {
+                candidate.set_overrides(&overrides);
             }
-            over.overrides = overrides;
+            layers.overrides = overrides;
         });
     }
 
-    /// Tries rules out beside them; no others from now on.
-    pub fn set_candidate(&self, trial: Option<Arc<Candidate>>) {
-        self.change(|over| {
-            if let Some(trial) = &trial {
-                trial.set_overrides(&over.overrides);
+    /// Replaces the candidate rules. `None` ends their evaluation.
+    pub fn set_candidate(&self, candidate: Option<Arc<Candidate>>) {
+        self.update_layers(|layers| {
+            if let Some(candidate) = &candidate {
+                candidate.set_overrides(&layers.overrides);
             }
-            over.trial = trial;
+            layers.candidate = candidate;
         });
     }
 
-    fn change(&self, change: impl FnOnce(&mut ActiveLayers)) {
-        let mut over = self.over();
-        change(&mut over);
-        let snapshot = over.above(&self.rules.load(), self.clock.now());
+    fn update_layers(&self, change: impl FnOnce(&mut ActiveLayers)) {
+        let mut layers = self.layers();
+        change(&mut layers);
+        let snapshot = layers.apply_to(&self.rules.load(), self.clock.now());
         let old = self.rules.swap(Arc::new(snapshot));
-        drop(over);
+        drop(layers);
         retire(old);
     }
 
-    /// Puts these files in force in place of the source, or the source again.
+    /// Puts promoted files in force in place of the source. `None` puts the source in force again.
     pub fn promote(&self, files: Option<Vec<SourceFile>>) {
-        self.over().promoted = files;
+        self.layers().promoted = files;
         self.reload();
     }
 
-    /// Puts these files in force, for a source that is fed; but for files that are promoted, which go first. An error: they
-    /// cannot be used, and those before stay. `locate` says of problems where they are, for who wrote them.
-    /// Takes a while: to be done apart.
+    /// Puts files in force for [`Source::Pushed`]. While other files are promoted, the pushed files are only stored.
+    ///
+    /// `locate` replaces the locations in diagnostics by those in the sender's format. Compiling takes long: call this
+    /// function on the compile thread.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the files are invalid. The previous rules stay in force.
     pub fn push(&self, files: &[SourceFile], locate: impl FnOnce(&mut Vec<Diagnostic>)) -> Result<(), LoadError> {
-        let packed = CompressedFiles::new(files);
-        let is_known = packed.is_some() && self.over().fed == packed;
+        let pushed = CompressedFiles::new(files);
+        let is_known = pushed.is_some() && self.layers().pushed == pushed;
         if is_known && self.status().last_error.is_none() {
             return Ok(());
         }
-        let compiled = rules::compile(files, self.options).map_err(|mut problems| {
-            locate(&mut problems);
-            LoadError::Invalid(problems)
+        let compiled = rules::compile(files, self.options).map_err(|mut diagnostics| {
+            locate(&mut diagnostics);
+            LoadError::Invalid(diagnostics)
         });
         if compiled.is_ok() {
-            let mut over = self.over();
-            over.fed = packed;
-            if over.promoted.is_some() {
-                drop(over);
+            let mut layers = self.layers();
+            layers.pushed = pushed;
+            if layers.promoted.is_some() {
+                drop(layers);
                 self.status.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
                 return Ok(());
             }
         }
-        self.take(compiled)
+        self.install(compiled)
     }
 
-    /// Whether there are rules for anybody.
+    /// Returns whether the rules have at least one domain.
     #[must_use]
     pub fn has_domains(&self) -> bool {
         self.rules.load().rules().has_domains()
     }
 
-    /// Until there are rules.
-    pub async fn loaded(&self) {
+    /// Waits until rules have been loaded.
+    pub async fn wait_until_loaded(&self) {
         let _ = self.loaded.subscribe().wait_for(|loaded| *loaded).await;
     }
 
-    /// The files in force, or to be.
+    /// Returns the files to load: promoted files, else pushed files, else those of the source.
     fn source_files(&self) -> Result<Vec<SourceFile>, LoadError> {
-        let over = self.over();
-        let files = over.promoted.clone().or_else(|| over.fed.as_ref()?.files());
-        drop(over);
+        let layers = self.layers();
+        let files = layers.promoted.clone().or_else(|| layers.pushed.as_ref()?.files());
+        drop(layers);
         files.map_or_else(|| self.source.read(), Ok)
     }
 
-    /// How files become rules.
+    /// Returns the options for compiling rules.
     #[must_use]
     pub const fn options(&self) -> Options {
         self.options
     }
 
-    fn over(&self) -> MutexGuard<'_, ActiveLayers> {
-        self.over.lock().unwrap_or_else(PoisonError::into_inner)
+    fn layers(&self) -> MutexGuard<'_, ActiveLayers> {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// When they were loaded, and what was wrong with a later set.
+    /// Returns when the rules were loaded, and the error of a later attempt.
     #[must_use]
     pub fn status(&self) -> Status {
         self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Follows the directory for ever.
+    /// Polls the directory and reloads the rules when it changes. Never returns if the source is a directory.
     pub async fn follow(self: Arc<Self>) {
-        let (Source::Directory(directory, which), Some(first)) = (&self.source, &self.first) else {
+        let (Source::Directory(directory, filter), Some(first)) = (&self.source, &self.first_fingerprint) else {
             return;
         };
-        let mut settled = Debounce::new(first.clone());
+        let mut debounce = Debounce::new(first.clone());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            if settled.poll(fingerprint(directory, *which)) {
+            if debounce.poll(fingerprint(directory, *filter)) {
                 let this = Arc::clone(&self);
                 let _ = run_on_compile_thread(move || this.reload()).await;
             }
@@ -340,12 +357,12 @@ impl Reloader {
     fn reload(&self) {
         let compiled =
             self.source_files().and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid));
-        // It is told and kept in the status.
-        let _ = self.take(compiled);
+        // `install` has logged an error and stored it in the status.
+        let _ = self.install(compiled);
     }
 
-    /// Puts a set in force, or says why not.
-    fn take(&self, compiled: Result<(RuleSet, Vec<Diagnostic>), LoadError>) -> Result<(), LoadError> {
+    /// Puts compiled rules in force. Logs an error and stores it in the status, and the previous rules stay in force.
+    fn install(&self, compiled: Result<(RuleSet, Vec<Diagnostic>), LoadError>) -> Result<(), LoadError> {
         let compiled =
             compiled.map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
         let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
@@ -353,9 +370,9 @@ impl Reloader {
             Ok((snapshot, warnings)) => {
                 warn(&warnings);
                 let (domains, rules) = (snapshot.rules().domains(), snapshot.rules().rules().len());
-                let over = self.over();
-                let old = self.rules.swap(Arc::new(over.above(&snapshot, self.clock.now())));
-                drop(over);
+                let layers = self.layers();
+                let old = self.rules.swap(Arc::new(layers.apply_to(&snapshot, self.clock.now())));
+                drop(layers);
                 *status = Status { loaded_at: Some(self.clock.now()), last_error: None };
                 self.successes.add(WorkerId(0), 1);
                 let first = !self.loaded.send_replace(true);
@@ -367,43 +384,52 @@ impl Reloader {
             Err(error) => {
                 let chain = crate::errors::chain(&error);
                 self.failures.add(WorkerId(0), 1);
-                tracing::error!("the rules changed, but not for the better; those before stay in force:\n{chain}");
+                tracing::error!("cannot load the changed rules; the previous rules stay in force:\n{chain}");
                 status.last_error = Some(chain);
                 Err(error)
             }
         }
     }
 
-    /// Adds it up under the peer's names in statsd.
-    pub fn total(&self, totals: &mut Totals) {
+    /// Adds the counts to `totals`, under the statsd names of envoyproxy/ratelimit.
+    pub fn add_totals(&self, totals: &mut Totals) {
         totals.insert("ratelimit.service.config_load_success".to_owned(), self.successes.get());
         totals.insert("ratelimit.service.config_load_error".to_owned(), self.failures.get());
     }
 
-    /// Shows everything to the meter, under the peer's names where it has some.
+    /// Registers the metrics of the rules with `meter`, under the names of envoyproxy/ratelimit where it has them.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
-        observe_counter(meter, "ratelimit_service_config_load_success", "Sets of rules put in force", move || {
-            this.successes.get()
-        });
+        observe_counter(
+            meter,
+            "ratelimit_service_config_load_success",
+            "Number of times that rules were put in force",
+            move || this.successes.get(),
+        );
         let this = Arc::clone(self);
-        observe_counter(meter, "ratelimit_service_config_load_error", "Sets of rules that were refused", move || {
-            this.failures.get()
-        });
+        observe_counter(
+            meter,
+            "ratelimit_service_config_load_error",
+            "Number of times that rules could not be loaded",
+            move || this.failures.get(),
+        );
         let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_rules", "Rules in force", move || {
+        observe_gauge(meter, "sluicegate_rules", "Number of rules in force", move || {
             this.rules.load().rules().rules().len() as u64
         });
         let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_rules_loaded_timestamp_seconds", "When the rules were loaded", move || {
-            this.status().loaded_at.map_or(0, Micros::floor_secs)
-        });
+        observe_gauge(
+            meter,
+            "sluicegate_rules_loaded_timestamp_seconds",
+            "Unix time at which the rules in force were loaded, in seconds",
+            move || this.status().loaded_at.map_or(0, Micros::floor_secs),
+        );
     }
 }
 
 impl ActiveLayers {
-    fn above(&self, rules: &Snapshot, now: Micros) -> Snapshot {
-        rules.with(self.overrides.clone(), self.trial.clone(), now)
+    fn apply_to(&self, rules: &Snapshot, now: Micros) -> Snapshot {
+        rules.with(self.overrides.clone(), self.candidate.clone(), now)
     }
 }
 
@@ -413,14 +439,14 @@ fn warn(warnings: &[Diagnostic]) {
     }
 }
 
-/// Drops a set on a thread of its own, once no worker has it any more.
+/// Drops a snapshot on another thread, once no worker reads it any more.
 fn retire(old: Arc<Snapshot>) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else {
         return;
     };
     runtime.spawn(async move {
-        tokio::time::sleep(RETIRE).await;
-        // A change of overrides leaves the rules to the next one.
+        tokio::time::sleep(RETIRE_DELAY).await;
+        // If only the overrides have changed, the next snapshot shares the rules, and little is freed here.
         let _ = match old.shares_rules() {
             true => tokio::task::spawn_blocking(move || drop(old)).await.map_err(io::Error::other),
             false => run_on_compile_thread(move || drop(old)).await,

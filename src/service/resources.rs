@@ -1,4 +1,5 @@
-//! What resources say of themselves: reported, asked, and followed for the limits that depend on it.
+//! [`ResourceReports`]: receives reports about the utilization of resources, returns it, and keeps the values current
+//! that elastic limits depend on.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,46 +9,50 @@ use tokio::time::interval;
 use super::Clock;
 use crate::engine::{Engine, Micros, Report, ReportError, Resources, StoreError, Utilization};
 
-/// Between two looks at what is said: all instances know within a second.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// The longest name of a resource or a reporter.
+/// Interval between two polls of the store. All instances receive a report within a second.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum length of the name of a resource or a reporter.
 const MAX_NAME_BYTES: usize = 256;
-/// The longest life of a report.
+/// Maximum time that a report is valid.
 const MAX_TTL: Micros = Micros::from_secs(3_600);
 
-/// Why a report has not been kept, or nothing can be said.
+/// Error returned when a report is not accepted or the utilization is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResourceError {
-    /// It has no name, or too long a one.
-    #[error("a resource and a reporter have names of 1 to {MAX_NAME_BYTES} bytes")]
+    /// A name is empty or too long.
+    #[error("the names of the resource and the reporter must have 1 to {MAX_NAME_BYTES} bytes")]
     Name,
-    /// No share of anything.
-    #[error("a utilization is a number from 0 to 1")]
+    /// The utilization is not a number in the valid range.
+    #[error("utilization must be between 0 and 1")]
     Utilization,
-    /// It holds for no time, or for too long.
-    #[error("a report holds for more than nothing, and an hour at most")]
-    Life,
-    /// Nobody can keep it.
+    /// The TTL is zero or too long.
+    #[error("the TTL of a report must be above 0 and at most 1 hour")]
+    Ttl,
+    /// The report cannot be stored.
     #[error(transparent)]
     Report(#[from] ReportError),
-    /// Nobody can say.
+    /// The store cannot return the utilization.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
 
-/// The way to what resources say.
+/// Access to the reported utilization of resources.
 #[derive(Clone)]
 pub struct ResourceReports {
-    /// Which asks the store.
+    /// The engine, which calls the store.
     pub engine: Engine,
-    /// What time it is.
+    /// The clock.
     pub clock: Clock,
-    /// Those that rules name.
+    /// The resources that rules name.
     pub resources: Arc<Resources>,
 }
 
 impl ResourceReports {
-    /// Keeps a report, and says what all say.
+    /// Stores a report and returns the utilization according to all current reports. A value above 1 is stored as 1.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the report is invalid or cannot be stored.
     pub async fn report(&self, report: &Report<'_>) -> Result<Option<Utilization>, ResourceError> {
         check(report.resource)?;
         check(report.reporter)?;
@@ -55,19 +60,25 @@ impl ResourceReports {
             return Err(ResourceError::Utilization);
         }
         if report.ttl == Micros::ZERO || report.ttl > MAX_TTL {
-            return Err(ResourceError::Life);
+            return Err(ResourceError::Ttl);
         }
         Ok(self.engine.report(report, self.clock.now()).await?)
     }
 
-    /// What all say; `None` when nobody does.
+    /// Returns the utilization according to all current reports, or `None` if there are none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the name is invalid or the store cannot be reached.
     pub async fn get(&self, resource: &str) -> Result<Option<Utilization>, ResourceError> {
         check(resource)?;
-        let said = self.engine.utilization(&[resource], self.clock.now()).await.pop();
-        Ok(said.unwrap_or(Err(StoreError::Rejected))?)
+        let utilization = self.engine.utilization(&[resource], self.clock.now()).await.pop();
+        Ok(utilization.unwrap_or(Err(StoreError::Rejected))?)
     }
 
-    /// Looks at what is said of the resources that rules name, for ever. Whatever cannot be asked has nothing to spare.
+    /// Polls the utilization of the resources that rules name. Never returns.
+    ///
+    /// A resource whose utilization cannot be read counts as fully utilized.
     pub async fn follow(self) {
         let mut tick = interval(POLL_INTERVAL);
         loop {
@@ -77,19 +88,21 @@ impl ResourceReports {
                 continue;
             }
             let names: Vec<_> = named.iter().map(|(name, _)| &**name).collect();
-            let said = self.engine.utilization(&names, self.clock.now()).await;
-            for ((_, resource), said) in named.iter().zip(said) {
-                resource.set(said.ok().flatten().map(|said| said.worst));
+            let utilizations = self.engine.utilization(&names, self.clock.now()).await;
+            for ((_, resource), utilization) in named.iter().zip(utilizations) {
+                resource.set(utilization.ok().flatten().map(|utilization| utilization.worst));
             }
         }
     }
 
-    /// Shows what this instance last heard to the meter.
+    /// Registers the metric of the last polled utilizations with `meter`.
     pub fn observe(&self, meter: &Meter) {
         let resources = Arc::clone(&self.resources);
         let gauge = meter.f64_observable_gauge("sluicegate_resource_utilization");
         gauge
-            .with_description("Utilization of resources that limits depend on, as last heard; 1 when nobody says")
+            .with_description(
+                "Last polled utilization of each resource that limits depend on; 1 if there are no reports",
+            )
             .with_callback(move |observer| {
                 for (name, resource) in resources.in_force() {
                     observer.observe(resource.utilization(), &[KeyValue::new("resource", name.to_string())]);

@@ -1,5 +1,6 @@
-//! All settings as one typed struct: defaults, then a file, then the environment, then flags. Only this module knows
-//! of files and variables; each part of the service has its own `Settings` beside it.
+//! [`Settings`]: all settings, built from defaults, a file, environment variables and flags, in ascending precedence.
+//!
+//! Only this module reads settings files and variables. Each part of the service defines its own `Settings` type.
 
 pub mod envoyproxy;
 mod schema;
@@ -20,10 +21,11 @@ use self::envoyproxy::EnvoyproxySettings;
 pub use self::schema::schema;
 use crate::{engine, service, store, telemetry, transport};
 
-/// `SLUICEGATE__GRPC__ADDR` is `grpc.addr`.
+/// Prefix of environment variables: `SLUICEGATE__GRPC__ADDR` sets `grpc.addr`.
 const PREFIX: &str = "SLUICEGATE";
+/// Separator between the sections of a variable's name.
 const SEPARATOR: &str = "__";
-/// Settings that are lists, empty by default: a default that is nothing does not show. Only a file can have them.
+/// Settings that are lists, which only a file can contain. Their empty defaults are not serialized, so they are listed.
 const LISTS: [&str; 9] = [
     "admin.operate",
     "admin.read",
@@ -36,50 +38,51 @@ const LISTS: [&str; 9] = [
     "telemetry.statsd.tags",
 ];
 
-/// Everything that can be set.
+/// All settings of the service.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// `memory`, or the address of Redis: `redis://` (a server), `redis+sentinel://`, `redis+cluster://` or
-    /// `redis+ring://` (several), with TLS `rediss://` and so on; `redis+unix://`.
+    /// Store of the counters: `memory`, or the address of Redis as `redis://` (one server), `redis+sentinel://`,
+    /// `redis+cluster://`, `redis+ring://` (several servers) or `redis+unix://`. With TLS, the scheme begins with
+    /// `rediss`.
     pub store: String,
-    /// Threads that decide; 0: as many as the machine has cores.
+    /// Number of worker threads, which decide requests; with 0, the number of CPU cores.
     pub workers: usize,
-    /// What this instance knows of the others.
+    /// The instances that share the store.
     pub cluster: ClusterSettings,
-    /// Where rules come from.
+    /// Source of the rules.
     pub rules: RulesSettings,
-    /// What holds for all rules.
+    /// Defaults for decisions.
     pub decisions: engine::Settings,
-    /// What answers carry beside the verdict.
+    /// Headers and metadata in responses.
     pub response: transport::grpc::ResponseSettings,
-    /// How gRPC is served.
+    /// The gRPC server.
     pub grpc: transport::grpc::Settings,
-    /// How HTTP is served.
+    /// The HTTP server.
     pub http: transport::http::Settings,
-    /// Who may operate the service, and where.
+    /// The admin API and its authentication.
     pub admin: transport::admin::Settings,
     /// The store `memory`.
     pub memory: store::memory::Settings,
     /// The store `redis…://`.
     pub redis: store::redis::Settings,
-    /// A store of its own for limits of unit second.
+    /// A separate store for limits with the unit `second`.
     pub per_second: PerSecondSettings,
-    /// Refusals that are remembered rather than asked for again.
+    /// The cache of denials that are still valid.
     pub deny_cache: store::local::DenyCacheSettings,
-    /// Quota that is taken in advance, for rules that want it.
+    /// Leases of hits, for rules with `consistency: leased`.
     pub lease: store::local::LeaseSettings,
-    /// Counting in arrears, for rules that want it.
+    /// Counters that are synchronised with Redis at an interval, for rules with `consistency: eventual`.
     pub eventual: store::local::EventualSettings,
-    /// What operators say while the service runs.
+    /// Overrides, which operators set while the service runs.
     pub overrides: service::overrides::Settings,
-    /// A sample of the requests, in files.
+    /// Recording of a sample of the requests in files.
     pub record: service::record::Settings,
-    /// Logs, metrics, traces.
+    /// Logs, metrics and traces.
     pub telemetry: telemetry::Settings,
-    /// How to leave.
+    /// Shutdown on SIGTERM or SIGINT.
     pub shutdown: ShutdownSettings,
-    /// What is to be said of them at the start.
+    /// Warnings about the settings, which are logged at startup.
     #[serde(skip)]
     pub warnings: Vec<String>,
 }
@@ -111,11 +114,11 @@ impl Default for Settings {
     }
 }
 
-/// What this instance knows of the others.
+/// The instances that share the store.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ClusterSettings {
-    /// How many instances share the store: among them limits are divided when each decides by itself (`on_error: local`).
+    /// Number of instances that share the store. With `on_error: local`, each instance applies its share of a limit.
     pub instances: NonZeroU32,
 }
 
@@ -125,35 +128,35 @@ impl Default for ClusterSettings {
     }
 }
 
-/// A store of its own for limits of unit second, which have many more writes than others and shorter lives.
+/// A separate store for limits with the unit `second`. Their counters have more writes and shorter lifetimes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PerSecondSettings {
-    /// An address like that of the store; without one they are counted where all are.
+    /// Address of the separate store, in the format of `store`. By default, all limits use the same store.
     pub store: Option<String>,
-    /// How to use it.
+    /// Redis settings of the separate store.
     pub redis: store::redis::Settings,
 }
 
-/// Where rules come from.
+/// Source of the rules.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct RulesSettings {
-    /// A directory of `*.yaml`; without one, the built-in examples.
+    /// Directory of rule files (`*.yaml`). By default, the built-in examples are used.
     pub dir: Option<PathBuf>,
-    /// Every file of it, whatever its name ends with.
+    /// Whether every file of the directory is a rule file, independently of its extension.
     pub all_files: bool,
-    /// Several files may name one domain; their descriptors add up.
+    /// Whether several files may define one domain, so that their descriptors are combined.
     pub merge_domains: bool,
-    /// Domains that do not say `charge` charge for all limits of a request or for none.
+    /// Whether domains without `charge` take a request's hits from all of its limits or from none.
     pub charge_all: bool,
-    /// A directory of rules that are tried out on a share of the traffic, and enforced nowhere.
+    /// Directory of candidate rules, which are evaluated on a share of the traffic and never enforced.
     pub candidate_dir: Option<PathBuf>,
-    /// Of the counters that such rules would have, so many are counted; from 0 to 1.
+    /// Share of the candidate rules' counters that are evaluated, from 0 to 1.
     pub candidate_share: f64,
-    /// Health says no while there is no domain.
+    /// Whether the service is unhealthy while no domain is defined.
     pub required_for_health: bool,
-    /// A control plane that sends them, in place of a directory.
+    /// Control plane that sends rules by xDS in place of a directory.
     pub xds: transport::xds::Settings,
 }
 
@@ -172,15 +175,15 @@ impl Default for RulesSettings {
     }
 }
 
-/// How to leave, on SIGTERM or SIGINT.
+/// Shutdown on SIGTERM or SIGINT.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ShutdownSettings {
-    /// Health says NOT_SERVING for so long before connections are asked to go: time for callers to notice.
+    /// Time for which health checks report `NOT_SERVING` before connections are closed, so that callers notice.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub delay: Duration,
-    /// And calls under way have so long after that.
+    /// Time after `delay` in which calls in progress can finish.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub grace: Duration,
@@ -192,48 +195,54 @@ impl Default for ShutdownSettings {
     }
 }
 
-/// What flags may say over all else.
+/// Settings from command line flags, which take precedence over all other sources.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
-    /// `--rules`.
+    /// Directory of rule files, from `--rules`.
     pub rules: Option<PathBuf>,
-    /// `--store`.
+    /// Store of the counters, from `--store`.
     pub store: Option<String>,
-    /// `--grpc-addr`.
+    /// Address of the gRPC server, from `--grpc-addr`.
     pub grpc_addr: Option<SocketAddr>,
-    /// `--http-addr`.
+    /// Address of the HTTP server, from `--http-addr`.
     pub http_addr: Option<SocketAddr>,
-    /// `--compat`: what the environment of another service says, under the file.
+    /// Settings from the variables of envoyproxy/ratelimit, with `--compat`. The settings file overrides them.
     pub envoyproxy: Option<EnvoyproxySettings>,
 }
 
-/// Settings that cannot be used.
+/// Error returned when settings are invalid or cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// A key that nothing knows.
+    /// A key is not a setting.
     #[error("unknown setting {key:?} in {origin}{}", .nearest.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default())]
     Unknown {
         /// The key.
         key: String,
-        /// Where it stood.
+        /// The file, or the environment.
         origin: String,
-        /// What was most likely meant.
+        /// The most similar setting.
         nearest: Option<String>,
     },
-    /// A file or value that cannot be read.
-    #[error("the settings cannot be read")]
+    /// A file or a value cannot be read.
+    #[error("cannot read the settings")]
     Read(#[from] config::ConfigError),
-    /// A value that makes no sense.
+    /// A value is out of range, or settings contradict each other.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl Settings {
-    /// Puts the layers together. `environment`: in place of the process' own, for tests.
+    /// Loads the settings from the file, the environment and the flags.
+    ///
+    /// `environment` replaces the variables of the process in tests.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a setting is unknown or invalid, or if the file cannot be read.
     pub fn load(
         file: Option<&Path>,
         environment: Option<Map<String, String>>,
-        overrides: Flags,
+        flags: Flags,
     ) -> Result<Self, SettingsError> {
         let defaults = Config::try_from(&Self::default())?;
         let mut known = keys(&defaults.collect()?);
@@ -242,8 +251,8 @@ impl Settings {
             Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
         reject_unknown(&known, &environment.collect()?, "the environment")?;
         let mut builder = Config::builder().add_source(defaults);
-        if let Some(peer) = &overrides.envoyproxy {
-            builder = builder.add_source(File::from_str(&peer.toml(), FileFormat::Toml));
+        if let Some(envoyproxy) = &flags.envoyproxy {
+            builder = builder.add_source(File::from_str(&envoyproxy.toml(), FileFormat::Toml));
         }
         if let Some(path) = file {
             let file = File::from(path);
@@ -252,13 +261,13 @@ impl Settings {
         }
         builder = builder
             .add_source(environment)
-            .set_override_option("rules.dir", overrides.rules.map(|path| path.to_string_lossy().into_owned()))?
-            .set_override_option("store", overrides.store)?
-            .set_override_option("grpc.addr", overrides.grpc_addr.map(|addr| addr.to_string()))?
-            .set_override_option("http.addr", overrides.http_addr.map(|addr| addr.to_string()))?;
+            .set_override_option("rules.dir", flags.rules.map(|path| path.to_string_lossy().into_owned()))?
+            .set_override_option("store", flags.store)?
+            .set_override_option("grpc.addr", flags.grpc_addr.map(|addr| addr.to_string()))?
+            .set_override_option("http.addr", flags.http_addr.map(|addr| addr.to_string()))?;
         let mut settings: Self = builder.build()?.try_deserialize()?;
         settings.validate()?;
-        settings.warnings.extend(overrides.envoyproxy.iter().filter_map(EnvoyproxySettings::remark));
+        settings.warnings.extend(flags.envoyproxy.iter().filter_map(EnvoyproxySettings::warning));
         Ok(settings)
     }
 
@@ -268,65 +277,68 @@ impl Settings {
         let headers = [&response.limit_header, &response.remaining_header, &response.reset_header];
         let zero = Duration::ZERO;
         let redis = [&self.redis, &self.per_second.redis];
-        for (fine, complaint) in [
+        for (is_valid, message) in [
             (
                 self.store == "memory" || self.store.contains("://"),
-                "store must be memory or an address like redis://host:6379",
+                "store must be memory or an address such as redis://host:6379",
             ),
-            ((0.0..=1.0).contains(&self.decisions.near_limit_ratio), "decisions.near_limit_ratio must be from 0 to 1"),
-            ((0.0..=1.0).contains(&self.record.share), "record.share must be from 0 to 1"),
-            ((0.0..=1.0).contains(&self.rules.candidate_share), "rules.candidate_share must be from 0 to 1"),
+            (
+                (0.0..=1.0).contains(&self.decisions.near_limit_ratio),
+                "decisions.near_limit_ratio must be between 0 and 1",
+            ),
+            ((0.0..=1.0).contains(&self.record.share), "record.share must be between 0 and 1"),
+            ((0.0..=1.0).contains(&self.rules.candidate_share), "rules.candidate_share must be between 0 and 1"),
             (
                 (0.0..=1.0).contains(&self.telemetry.otlp.sample_ratio),
-                "telemetry.otlp.sample_ratio must be from 0 to 1",
+                "telemetry.otlp.sample_ratio must be between 0 and 1",
             ),
-            (headers.into_iter().all(|name| is_header(name)), "response.*_header must be names of HTTP headers"),
+            (headers.into_iter().all(|name| is_header(name)), "response.*_header must be valid names of HTTP headers"),
             (
                 self.per_second.store.as_ref().is_none_or(|store| store.contains("://") && self.store != "memory"),
-                "per_second.store must be an address like redis://host:6379, beside a store that is one too",
+                "per_second.store must be an address such as redis://host:6379, and store must be one as well",
             ),
             (
                 redis.iter().all(|redis| redis.timeout > zero && redis.connect_timeout > zero),
-                "redis timeouts must be above 0",
+                "redis.timeout and redis.connect_timeout must be greater than 0",
             ),
             (
                 redis.iter().all(|redis| !redis.key_prefix.contains(['{', '}'])),
-                "redis.key_prefix must not have braces: they say what chooses a key's shard",
+                "redis.key_prefix must not contain braces, which mark the shard key",
             ),
             (
                 self.rules.dir.is_none() || self.rules.xds.server.is_none(),
-                "rules come from rules.dir or from rules.xds.server, not from both",
+                "rules.dir and rules.xds.server cannot be combined",
             ),
             (
                 self.rules.xds.retry_min > zero && self.rules.xds.retry_min <= self.rules.xds.retry_max,
-                "rules.xds.retry_min must be above 0, and no more than retry_max",
+                "rules.xds.retry_min must be greater than 0 and at most rules.xds.retry_max",
             ),
             (
                 self.rules.xds.connect_timeout > zero && self.rules.xds.max_message_bytes > 0,
-                "rules.xds.connect_timeout and rules.xds.max_message_bytes must be above 0",
+                "rules.xds.connect_timeout and rules.xds.max_message_bytes must be greater than 0",
             ),
-            (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be above 0"),
-            (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be above 0"),
-            (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be above 0"),
+            (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be greater than 0"),
+            (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be greater than 0"),
+            (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be greater than 0"),
             (
                 self.http.metrics_path.starts_with('/') && !self.http.metrics_path.contains(['{', '}', '*', ':']),
-                "http.metrics_path must be a path like /metrics",
+                "http.metrics_path must be a path such as /metrics",
             ),
-            (self.grpc.max_connections > 0, "grpc.max_connections must be above 0"),
+            (self.grpc.max_connections > 0, "grpc.max_connections must be greater than 0"),
             (
                 self.http.max_connections > 0 && self.admin.max_connections > 0,
-                "http.max_connections and admin.max_connections must be above 0",
+                "http.max_connections and admin.max_connections must be greater than 0",
             ),
-            (self.memory.max_counters > 0, "memory.max_counters must be above 0"),
+            (self.memory.max_counters > 0, "memory.max_counters must be greater than 0"),
         ] {
-            if !fine {
-                return Err(SettingsError::Invalid(complaint.to_owned()));
+            if !is_valid {
+                return Err(SettingsError::Invalid(message.to_owned()));
             }
         }
         Ok(())
     }
 
-    /// As TOML that `--config` takes, without passwords.
+    /// Returns the settings as TOML for `--config`, without passwords.
     #[must_use]
     pub fn masked(&self) -> String {
         let per_second = PerSecondSettings {
@@ -340,7 +352,7 @@ impl Settings {
     }
 }
 
-/// The dotted keys of all leaves.
+/// Returns the dotted keys of the values that are not tables.
 fn keys(table: &Map<String, Value>) -> BTreeSet<String> {
     let mut all = BTreeSet::new();
     for (key, value) in table {
@@ -354,15 +366,17 @@ fn keys(table: &Map<String, Value>) -> BTreeSet<String> {
     all
 }
 
+/// Returns an error with a suggestion if `table` contains a key that is not in `known`.
 fn reject_unknown(known: &BTreeSet<String>, table: &Map<String, Value>, origin: &str) -> Result<(), SettingsError> {
     let Some(key) = keys(table).into_iter().find(|key| !known.contains(key)) else {
         return Ok(());
     };
-    // The last word counts most: people get the section right or forget it.
-    let distance = |near: &&String| strsim::damerau_levenshtein(&key, near);
-    let last = |text: &str| text.rsplit('.').next().unwrap_or_default().to_owned();
-    let same_word = known.iter().find(|near| last(near) == last(&key));
-    let nearest = same_word.or_else(|| known.iter().min_by_key(distance).filter(|near| distance(near) <= 6));
+    // A setting with the same last segment is preferred, because a wrong section is the most frequent mistake.
+    let distance = |candidate: &&String| strsim::damerau_levenshtein(&key, candidate);
+    let last_segment = |text: &str| text.rsplit('.').next().unwrap_or_default().to_owned();
+    let same_setting = known.iter().find(|candidate| last_segment(candidate) == last_segment(&key));
+    let nearest =
+        same_setting.or_else(|| known.iter().min_by_key(distance).filter(|candidate| distance(candidate) <= 6));
     Err(SettingsError::Unknown { nearest: nearest.cloned(), key, origin: origin.to_owned() })
 }
 
@@ -380,19 +394,19 @@ mod tests {
     }
 
     #[test]
-    fn later_layers_win() {
+    fn later_sources_take_precedence() {
         let toml = "workers = 3\n[grpc]\naddr = '127.0.0.1:1'\n[redis]\ntimeout = '5ms'\n";
         let settings = load(toml, &[("SLUICEGATE__GRPC__ADDR", "127.0.0.1:2")]).unwrap();
         assert_eq!(settings.workers, 3);
         assert_eq!(settings.grpc.addr.port(), 2);
         assert_eq!(settings.redis.timeout, Duration::from_millis(5));
         assert_eq!(settings.http.addr.port(), 8080);
-        let overrides = Flags { store: Some("redis://x".into()), ..Flags::default() };
-        assert_eq!(Settings::load(None, Some(Map::new()), overrides).unwrap().store, "redis://x");
+        let flags = Flags { store: Some("redis://x".into()), ..Flags::default() };
+        assert_eq!(Settings::load(None, Some(Map::new()), flags).unwrap().store, "redis://x");
     }
 
     #[test]
-    fn an_unknown_key_is_an_error_that_suggests_the_nearest() {
+    fn rejects_an_unknown_key_and_suggests_the_most_similar_one() {
         for (toml, environment, expected) in [
             ("[grpc]\nadr = 'x'\n", vec![], "did you mean \"grpc.addr\"?"),
             ("grpc_addr = 'x'\n", vec![], "did you mean \"grpc.addr\"?"),
@@ -405,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_are_refused() {
+    fn rejects_invalid_values() {
         for toml in [
             "store = 'disk'\n",
             "[redis]\ntimeout = 'soon'\n",
@@ -424,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn printed_settings_can_be_read_back_and_hold_no_password() {
+    fn printed_settings_can_be_loaded_and_contain_no_password() {
         let toml = "store = 'redis+ring://'\n[[redis.ring]]\nname = 'a'\nurl = 'redis://:hunter2@host'\n\
                     [redis.sentinel]\npassword = 'hunter2'\n[per_second]\nstore = 'redis+cluster://:hunter2@a,b'\n\
                     [per_second.redis.sentinel]\npassword = 'hunter2'\n";

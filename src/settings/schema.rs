@@ -1,4 +1,4 @@
-//! A JSON Schema (draft 2020-12) of settings files, for editors: made from the types that they are read into.
+//! [`schema`]: a JSON Schema (draft 2020-12) of settings files for editors, generated from the types of the settings.
 
 use schemars::{
     Schema,
@@ -9,20 +9,20 @@ use serde_json::Value;
 
 use super::Settings;
 
-/// The schema.
+/// Returns the JSON Schema of settings files.
 #[must_use]
 pub fn schema() -> Value {
-    let generator = SchemaSettings::draft2020_12().with_transform(Closed).into_generator();
+    let generator = SchemaSettings::draft2020_12().with_transform(RejectUnknownSettings).into_generator();
     let mut schema = generator.into_root_schema_for::<Settings>();
     schema.insert("title".to_owned(), "Settings of Sluicegate".into());
     schema.to_value()
 }
 
-/// What is not known is refused, as by the reader.
+/// Rejects unknown settings, as [`Settings::load`] does.
 #[derive(Clone)]
-struct Closed;
+struct RejectUnknownSettings;
 
-impl Transform for Closed {
+impl Transform for RejectUnknownSettings {
     fn transform(&mut self, schema: &mut Schema) {
         if schema.get("properties").is_some() {
             schema.insert("additionalProperties".to_owned(), false.into());
@@ -39,8 +39,8 @@ mod tests {
 
     use super::{super::*, schema};
 
-    /// The dotted names of all leaves.
-    fn leaves(schema: &serde_json::Value, node: &serde_json::Value, above: &str, found: &mut BTreeSet<String>) {
+    /// Collects the dotted names of the settings.
+    fn collect_names(schema: &serde_json::Value, node: &serde_json::Value, above: &str, found: &mut BTreeSet<String>) {
         let options = node["anyOf"].as_array().into_iter().flatten().chain([node]);
         let mut inner = options.filter_map(|option| {
             let name = option["$ref"].as_str().and_then(|name| name.strip_prefix("#/$defs/"));
@@ -51,7 +51,7 @@ mod tests {
             Some(properties) => {
                 for (name, property) in properties {
                     let name = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
-                    leaves(schema, property, &name, found);
+                    collect_names(schema, property, &name, found);
                 }
             }
             None => {
@@ -61,14 +61,14 @@ mod tests {
     }
 
     #[test]
-    fn it_has_every_setting_that_the_reader_knows() {
+    fn the_schema_contains_every_setting() {
         let schema = schema();
         let mut described = BTreeSet::new();
-        leaves(&schema, &schema, "", &mut described);
+        collect_names(&schema, &schema, "", &mut described);
         let mut known = keys(&Config::try_from(&Settings::default()).unwrap().collect().unwrap());
         known.extend(LISTS.map(str::to_owned));
         assert!(known.is_subset(&described), "{:?}", known.difference(&described).collect::<Vec<_>>());
-        // What is behind a list or is optional as a whole shows by its inner names.
+        // Lists of tables and optional tables appear with the names of their fields.
         let more: Vec<_> = described
             .difference(&known)
             .filter(|name| !known.iter().any(|known| name.starts_with(&format!("{known}."))))
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_checked_by_it() {
+    fn the_schema_accepts_valid_files_and_rejects_invalid_ones() {
         let schema = schema();
         jsonschema::meta::validate(&schema).unwrap_or_else(|error| panic!("{error}"));
         let validator = jsonschema::validator_for(&schema).unwrap();

@@ -1,4 +1,4 @@
-//! How the store does: time per call, and calls that failed.
+//! [`Metrics`]: latency and errors of store calls.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use super::{StoreError, local, redis::Health};
 use crate::metrics::{Counter, Histogram, WorkerId};
 
-/// Counts of a store that is asked over the network.
+/// Metrics of a store that is called over the network.
 pub struct Metrics {
     latency: Arc<Histogram>,
     errors: [Counter; StoreError::ALL.len()],
@@ -16,16 +16,17 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Nothing counted yet.
+    /// Creates metrics at zero for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         let errors = std::array::from_fn(|_| Counter::new(workers));
         let (redis, local) = (Health::new(workers), local::Metrics::new(workers));
-        let latency = Histogram::new("sluicegate_store_seconds", "Time of store calls that were answered", workers);
+        let latency =
+            Histogram::new("sluicegate_store_seconds", "Time in seconds until a store call was answered", workers);
         Arc::new(Self { latency: Arc::new(latency), errors, redis, local })
     }
 
-    /// Of what is decided before a store is asked.
+    /// Returns the metrics of decisions that are made without a store call.
     #[must_use]
     pub const fn local(&self) -> &Arc<local::Metrics> {
         &self.local
@@ -35,27 +36,28 @@ impl Metrics {
         &self.redis
     }
 
-    pub(super) fn answered(&self, worker: WorkerId, took: Duration) {
-        self.latency.record(worker, took);
+    pub(super) fn record_latency(&self, worker: WorkerId, elapsed: Duration) {
+        self.latency.record(worker, elapsed);
     }
 
-    pub(super) fn failed(&self, worker: WorkerId, error: StoreError) {
+    pub(super) fn count_error(&self, worker: WorkerId, error: StoreError) {
         self.errors[error as usize].add(worker, 1);
     }
 
-    /// How long calls took.
+    /// Returns the histogram of call latencies.
     #[must_use]
     pub const fn latency(&self) -> &Arc<Histogram> {
         &self.latency
     }
 
-    /// Shows everything else to the meter.
+    /// Registers all metrics except the latency histogram with the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         self.redis.observe(meter);
         self.local.observe(meter);
         let this = Arc::clone(self);
-        let errors =
-            meter.u64_observable_counter("sluicegate_store_errors_total").with_description("Store calls that failed");
+        let errors = meter
+            .u64_observable_counter("sluicegate_store_errors_total")
+            .with_description("Number of failed store calls");
         errors
             .with_callback(move |observer| {
                 for error in StoreError::ALL {

@@ -1,7 +1,7 @@
-//! Remember it, atomically: counters in this process ([`Memory`]) or in Redis ([`Redis`]), and before those what this
-//! instance need not ask ([`Local`]).
+//! Stores, which change counters atomically: [`Memory`] in this process, [`Redis`] for several instances, and [`Local`]
+//! for decisions that an instance makes without a call to Redis. [`AnyStore`] is the store that the settings select.
 //!
-//! A store runs the algorithm's step where the counter is locked. It never asks which algorithm it is.
+//! A store runs the algorithm's step while the counter is locked, and does not depend on the algorithm.
 
 mod identity;
 pub mod local;
@@ -21,41 +21,41 @@ use smallvec::SmallVec;
 
 use crate::algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
 
-/// One question to one counter, under its name.
+/// An operation on one named counter.
 #[derive(Clone, Copy, Debug)]
 pub struct Hit<'a> {
-    /// The counter's name: unambiguous, printable, bounded.
+    /// Name of the counter: unambiguous, printable, and of bounded length.
     pub key: &'a [u8],
-    /// How it counts.
+    /// Algorithm of the counter, with its numbers.
     pub algorithm: &'a Algorithm,
-    /// What to do.
+    /// Action to perform.
     pub action: Action,
-    /// How many hits.
+    /// Number of hits.
     pub cost: u64,
-    /// Under [`Charge::All`]: when it does not pass, no hit takes anything.
-    pub binding: bool,
-    /// Under [`Charge::All`]: the same when nobody can decide it.
-    pub needed: bool,
-    /// Of a limit of unit second, which may have a store of its own.
+    /// Whether a denial of this hit prevents every take of the request, under [`Charge::All`].
+    pub blocks_on_denial: bool,
+    /// Whether a store error for this hit prevents every take of the request, under [`Charge::All`].
+    pub blocks_on_error: bool,
+    /// Whether the limit has the unit second. Such limits can have a separate store.
     pub per_second: bool,
-    /// What may be decided without asking.
+    /// Consistency of the counter among instances.
     pub consistency: Consistency,
-    /// So many hits the caller could admit by itself.
+    /// Hits that the caller could admit without a check.
     pub demand: u64,
 }
 
-/// Who pays when the hits of one call do not all pass.
+/// Whether a request's hits are charged if one of them is denied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Charge {
-    /// Each hit takes its own.
+    /// Each allowed hit is charged.
     #[default]
     Each,
-    /// None takes anything unless all that are binding pass. No counter is named twice.
+    /// No hit is charged unless all binding hits are allowed. The hits must name different counters.
     All,
 }
 
 impl<'a> Hit<'a> {
-    /// A take on whose refusal all depends.
+    /// Creates a binding and needed take of `cost` hits, with exact consistency and without demand.
     #[must_use]
     pub const fn take(key: &'a [u8], algorithm: &'a Algorithm, cost: u64) -> Self {
         Self {
@@ -63,27 +63,27 @@ impl<'a> Hit<'a> {
             algorithm,
             action: Action::Take,
             cost,
-            binding: true,
-            needed: true,
+            blocks_on_denial: true,
+            blocks_on_error: true,
             per_second: false,
             consistency: Consistency::Exact,
             demand: 0,
         }
     }
 
-    /// The same without taking anything.
+    /// Returns the same hit with a take replaced by a peek.
     #[must_use]
     pub fn peek(&self) -> Self {
         let action = if self.action == Action::Take { Action::Peek } else { self.action };
         Self { action, ..*self }
     }
 
-    /// Whether nothing may be taken when this is the answer, if all are charged together.
+    /// Returns `true` if this decision about the hit prevents every take of the request under [`Charge::All`].
     #[must_use]
     pub fn is_denied_by(&self, answer: &Result<HitDecision, StoreError>) -> bool {
         match answer {
-            Ok(answer) => self.binding && !answer.decision.allowed,
-            Err(_) => self.needed,
+            Ok(answer) => self.blocks_on_denial && !answer.decision.allowed,
+            Err(_) => self.blocks_on_error,
         }
     }
 
@@ -92,44 +92,44 @@ impl<'a> Hit<'a> {
     }
 }
 
-/// The answers, in the order of the hits. Hits that live on several servers can have different fates.
+/// Decisions in the order of the hits. If the counters are on several servers, some can be errors.
 pub type HitDecisions = SmallVec<[Result<HitDecision, StoreError>; 1]>;
 
-/// The answer to one hit.
+/// Decision about one hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HitDecision {
-    /// What it says.
+    /// The decision.
     pub decision: Decision,
-    /// Whose it is.
+    /// Source of the decision.
     pub decider: Decider,
-    /// Hits that the caller may admit by itself.
+    /// Hits that the caller may admit without a check.
     pub grant: Option<Grant>,
 }
 
-/// Hits that a caller may admit by itself, of those that this instance has taken in advance.
+/// A part of this instance's lease that a caller may use without a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grant {
-    /// How many.
+    /// Number of granted hits.
     pub hits: NonZeroU32,
-    /// For how long, from the moment at which the caller asked.
+    /// Lifetime of the grant, from the moment at which the caller sent its check.
     pub ttl: Micros,
-    /// By which the caller says what has become of it.
+    /// Identifier with which the caller reports the used hits.
     pub id: u64,
 }
 
-/// Who decided.
+/// Source of a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decider {
-    /// The counter.
+    /// The counter in the store.
     #[default]
     Store,
-    /// A refusal of the counter's that still holds.
+    /// The deny cache: an earlier denial by the counter that is still valid.
     DenyCache,
-    /// What this instance has taken of the counter in advance.
+    /// This instance's lease on the counter.
     Lease,
-    /// What this instance has heard of the counter, and counted since.
+    /// This instance's eventual counter: the last known state of the counter, and the hits counted here since.
     Eventual,
-    /// The rule's `on_error`: the counter was out of reach.
+    /// The rule's `on_error` policy, because the counter was unavailable.
     Fallback,
 }
 
@@ -139,117 +139,127 @@ impl From<Decision> for HitDecision {
     }
 }
 
-/// What counters have become, in the order of the hits.
+/// Step outcomes in the order of the hits.
 pub type StepOutcomes = SmallVec<[Result<StepOutcome, StoreError>; 1]>;
 
-/// What a step did to one counter, and what it left.
+/// The outcome of one step: the decision and the counter's new state.
 #[derive(Clone, Debug)]
 pub struct StepOutcome {
-    /// Whether the hit passes.
+    /// Whether the hit is allowed.
     pub allowed: bool,
-    /// What was done: under [`Charge::All`] not always what was asked.
+    /// The action performed. Under [`Charge::All`] a requested take can have become a peek.
     pub action: Action,
-    /// When, by the store's clock.
+    /// Time of the step by the store's clock.
     pub at: Micros,
-    /// The counter afterwards.
+    /// State of the counter after the step.
     pub state: State,
 }
 
 impl StepOutcome {
-    /// What to tell the caller.
+    /// Computes the decision for the caller from the state after the step.
     #[must_use]
     pub fn explain(&self, hit: &Hit<'_>) -> Decision {
-        let ask = Operation { action: self.action, ..hit.operation(self.at) };
-        hit.algorithm.explain(&self.state, ask, self.allowed)
+        let operation = Operation { action: self.action, ..hit.operation(self.at) };
+        hit.algorithm.explain(&self.state, operation, self.allowed)
     }
 }
 
-/// Nobody could decide. That a caller is over its limit is never an error.
+/// Error returned when the store could not decide a hit. A denial is never an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    /// The store is known to be out of reach; it was not asked.
-    #[error("the store is out of reach")]
+    /// The store is known to be unavailable. The call was not sent.
+    #[error("store is unavailable")]
     Unavailable,
     /// The store did not answer within the deadline. The hits may or may not have been counted.
-    #[error("the store did not answer in time")]
+    #[error("store did not answer within the deadline")]
     Timeout,
-    /// The store answered something else than decisions.
-    #[error("the store refused the call")]
+    /// The store answered with an error instead of decisions.
+    #[error("store rejected the call")]
     Rejected,
     /// The connection broke. The hits may or may not have been counted.
-    #[error("the connection to the store broke")]
+    #[error("connection to the store failed")]
     Broken,
 }
 
 impl StoreError {
-    /// Every error.
+    /// All errors.
     pub const ALL: [Self; 4] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken];
 
-    /// A word for metrics.
+    /// Returns the error's label value in metrics.
     #[must_use]
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Unavailable => "unavailable",
             Self::Timeout => "timeout",
-            Self::Rejected => "refused",
+            Self::Rejected => "rejected",
             Self::Broken => "broken",
         }
     }
 }
 
-/// What a store must guarantee: the hits of one call are decided in order and each atomically (under [`Charge::All`]
-/// all together), however many callers there are in however many processes; one call is one round trip to each server
-/// that has a part in it; it ends within the store's deadline.
+/// A store of counters.
 ///
-/// Under [`Charge::All`] hits on several servers are taken apart, and given back where one does not pass: what that
-/// means for others is in docs/operations.md.
+/// A store guarantees, for any number of callers in any number of processes:
+///
+/// - The hits of one call are decided in order, and each one atomically. Under [`Charge::All`] they are decided
+///   atomically together.
+/// - One call is one round trip to each server that has one of its counters.
+/// - A call ends within the store's deadline.
+///
+/// Under [`Charge::All`], hits on several servers are taken on each server separately, and rolled back if one is
+/// denied. `docs/guides/redis.md` describes the effect on other callers.
 pub trait Store {
-    /// Decides all hits of one request. `now` is the service's clock; a store with a clock of its own may use that.
+    /// Decides all hits of one request. `now` is the service's time; a store with its own clock may use that instead.
     fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = HitDecisions> + Send;
 }
 
-/// A store that says what its counters have become, so that others can go on from there.
+/// A store that returns the state of its counters, from which [`Local`] can compute further decisions.
 pub trait CounterStore {
-    /// As [`Store::apply`].
+    /// Decides all hits as [`Store::apply`] does, and returns the counters' new states.
     fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = StepOutcomes> + Send;
 }
 
-/// The stores there are, as one type.
+/// The store selected by the settings.
 #[derive(Clone)]
 pub enum AnyStore {
-    /// In this process.
+    /// Counters in this process.
     Memory(std::sync::Arc<Memory>),
-    /// In Redis, on one server or on many.
+    /// Counters in Redis, on one server or several.
     Redis(Local<Redis>),
 }
 
 impl AnyStore {
-    /// Gives back what was taken in advance and nobody asks for any more, and tells what was counted here. To be called now
-    /// and then.
+    /// Returns idle leases to the store and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
         if let Self::Redis(local) = self {
             local.sweep(now).await;
         }
     }
 
-    /// A caller has done with a grant of the counter that this hit asks, and has admitted so many hits of it: so many of
-    /// them were his.
-    pub fn report(&self, hit: &Hit<'_>, id: u64, spent: u64, now: Micros) -> u64 {
+    /// Finishes grant `id` of the hit's counter and returns the unused hits to the lease.
+    ///
+    /// `used` is the number of hits that the caller reports as admitted. Returns the number of them that the grant
+    /// covered, which is 0 for an unknown grant.
+    pub fn report(&self, hit: &Hit<'_>, id: u64, used: u64, now: Micros) -> u64 {
         match self {
             Self::Memory(_) => 0,
-            Self::Redis(local) => local.report(hit, id, spent, now),
+            Self::Redis(local) => local.report(hit, id, used, now),
         }
     }
 
-    /// Forgets a counter; whether there was one. What instances have taken of it in advance stays theirs until it ends.
-    pub async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
+    /// Deletes a counter and returns whether it existed. Leases on the counter remain valid until they end.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if Redis is unavailable, does not answer within the deadline, or rejects the call.
+    pub async fn delete(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
         match self {
-            Self::Memory(memory) => Ok(memory.forget(key)),
-            Self::Redis(local) => local.forget(key, per_second).await,
+            Self::Memory(memory) => Ok(memory.delete(key)),
+            Self::Redis(local) => local.delete(key, per_second).await,
         }
     }
 
-    /// What stands before a counter's name.
+    /// Returns the prefix of all counter names in the store.
     #[must_use]
     pub fn key_prefix(&self) -> &str {
         match self {
@@ -258,7 +268,7 @@ impl AnyStore {
         }
     }
 
-    /// The server that has a counter, as far as is known; `None` in memory.
+    /// Returns the server of a counter. Returns `None` if the counter is in memory or its server is unknown.
     #[must_use]
     pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<std::sync::Arc<str>> {
         match self {
@@ -267,7 +277,7 @@ impl AnyStore {
         }
     }
 
-    /// The servers by name, and whether every worker can ask them; none in memory.
+    /// Returns the name of each server and whether all workers are connected to it. The list is empty in memory.
     #[must_use]
     pub fn servers(&self) -> Vec<(std::sync::Arc<str>, bool)> {
         match self {
@@ -276,7 +286,7 @@ impl AnyStore {
         }
     }
 
-    /// Gives back all that was taken in advance, and tells all that was counted here, at the end.
+    /// Returns all leases to the store and reports all hits of eventual counters. To be called at shutdown.
     pub async fn return_all(&self, now: Micros) {
         if let Self::Redis(local) = self {
             local.return_all(now).await;
@@ -293,13 +303,13 @@ impl Store for AnyStore {
     }
 }
 
-/// The address without its password, for logs and `--print-settings`.
+/// Returns the address with its password replaced by `***`, for logs and `--print-settings`.
 #[must_use]
 pub fn redact(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else {
         return url.to_owned();
     };
-    // A password may hold an @ or a / that is not escaped: everything up to the last @ is secret.
+    // A password can contain an unescaped @ or /, so everything up to the last @ is treated as secret.
     let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
         return url.to_owned();
     };
@@ -312,9 +322,9 @@ mod tests {
     use super::*;
     use crate::algorithm::{MaxHits, leaky_bucket::LeakyBucket};
 
-    /// Charged together with one that was refused, a hit was not taken, whatever was asked.
+    /// Under `Charge::All`, a take that is not charged because another hit was denied has the outcome of a peek.
     #[test]
-    fn what_was_only_looked_at_is_told_as_a_look() {
+    fn an_uncharged_take_is_explained_as_a_peek() {
         let rule: Algorithm = LeakyBucket::new(1, Micros::from_secs(1), MaxHits::hard(3), 1, false).unwrap().into();
         let (hit, at, mut state) = (Hit::take(b"k", &rule, 1), Micros::from_secs(9), State::default());
         assert!(rule.step(&mut state, Operation { action: Action::Take, cost: 1, now: at }));
@@ -323,8 +333,8 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_shown() {
-        for (url, shown) in [
+    fn redacts_every_password() {
+        for (url, redacted) in [
             ("memory", "memory"),
             ("redis://localhost:6379/1", "redis://localhost:6379/1"),
             ("redis://:secret@localhost", "redis://:***@localhost"),
@@ -332,7 +342,7 @@ mod tests {
             ("redis://secret@host", "redis://:***@host"),
             ("redis://:a/b@host/1", "redis://:***@host/1"),
         ] {
-            assert_eq!(redact(url), shown);
+            assert_eq!(redact(url), redacted);
         }
     }
 }

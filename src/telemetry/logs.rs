@@ -1,4 +1,4 @@
-//! Log lines on standard error, as text or JSON, with a level for each target.
+//! [`LogSettings`]: log lines on standard error, as text or JSON, with a level for each target.
 
 use std::io::IsTerminal;
 
@@ -19,13 +19,13 @@ use tracing_subscriber::{
 
 use super::{TelemetryError, wall_clock};
 
-/// What is logged, and how.
+/// Settings of the log.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct LogSettings {
-    /// A level (`info`), or levels by target (`warn,sluicegate::store=debug`).
+    /// Minimum level (`info`), or levels by target (`warn,sluicegate::store=debug`).
     pub level: String,
-    /// `text`, `json` or `logstash`.
+    /// Format of log lines: `text`, `json` or `logstash`.
     pub format: LogFormat,
 }
 
@@ -35,25 +35,28 @@ impl Default for LogSettings {
     }
 }
 
-/// How a line looks.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// For machines: one object a line.
+    /// JSON, one object per line.
     Json,
-    /// The same with the names of Logstash, as envoyproxy/ratelimit has them.
+    /// JSON with the field names of Logstash, like envoyproxy/ratelimit.
     Logstash,
 }
 
 impl LogSettings {
     /// Starts logging for the whole process.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the level is invalid or if a logger is already set.
     pub fn start(&self) -> Result<(), TelemetryError> {
-        let filter = EnvFilter::try_new(&self.level).map_err(|error| {
-            TelemetryError(format!("telemetry.log.level {:?} is not a filter: {error}", self.level))
-        })?;
+        let filter = EnvFilter::try_new(&self.level)
+            .map_err(|error| TelemetryError(format!("invalid telemetry.log.level {:?}: {error}", self.level)))?;
         let registry = tracing_subscriber::registry().with(filter);
         let layer = fmt::layer().with_writer(std::io::stderr);
         let started = match self.format {
@@ -65,7 +68,7 @@ impl LogSettings {
     }
 }
 
-/// `@timestamp`, `@message`, `level` and `logger`, and the event's own fields.
+/// Formatter that writes `@timestamp`, `@message`, `level` and `logger`, and the event's own fields.
 struct Logstash;
 
 impl<S, N> FormatEvent<S, N> for Logstash

@@ -1,4 +1,4 @@
-//! OpenTelemetry metrics: a registry that Prometheus reads, and a collector that gets them if it is wanted.
+//! [`Meters`]: OpenTelemetry metrics, read by Prometheus and optionally sent to a collector.
 
 use std::sync::Arc;
 
@@ -9,8 +9,10 @@ use prometheus::{IntGauge, Opts, Registry, process_collector::ProcessCollector};
 use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::Exporter};
 use crate::metrics::{Histogram, Totals};
 
-/// OpenTelemetry folds what is above 2,000 series of an instrument into one; statistics per rule may have more. Not
-/// for every instrument: room for so many is set aside at once.
+/// Maximum number of series of a statistic per rule.
+///
+/// OpenTelemetry merges series above 2,000 per instrument into one. The higher limit does not apply to all instruments,
+/// because memory for this number of series is allocated immediately.
 const SERIES_PER_RULE_STATISTIC: usize = 200_000;
 const RULE_STATISTICS: &str = "ratelimit_service_rate_limit_";
 
@@ -22,18 +24,22 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Sets the provider up. Inside a tokio runtime, for the collector's connection.
+    /// Creates the provider. Must be called inside a tokio runtime, for the connection to the collector.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a collector cannot be registered or if the settings of OTLP are invalid.
     pub fn start(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
         let error = |error: String| TelemetryError(error);
         let registry = Registry::new();
-        let build = Opts::new("sluicegate_build_info", "The version that runs; always 1")
+        let build = Opts::new("sluicegate_build_info", "Version of the running service; always 1")
             .const_label("version", env!("CARGO_PKG_VERSION"));
         let build = IntGauge::with_opts(build).map_err(|cause| error(cause.to_string()))?;
         build.set(1);
         for collector in [Box::new(build) as _, Box::new(ProcessCollector::for_self()) as _] {
             registry.register(collector).map_err(|cause| error(cause.to_string()))?;
         }
-        // The peer's names have no suffixes.
+        // Metric names of envoyproxy/ratelimit have no suffixes.
         let prometheus = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())
             .without_counter_suffixes()
@@ -42,12 +48,14 @@ impl Meters {
             .without_target_info()
             .build()
             .map_err(|cause| error(cause.to_string()))?;
-        let wide = |instrument: &Instrument| {
+        let more_series = |instrument: &Instrument| {
             let stream = Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC);
             instrument.name().starts_with(RULE_STATISTICS).then(|| stream.build().ok()).flatten()
         };
-        let mut provider =
-            SdkMeterProvider::builder().with_resource(settings.resource()).with_reader(prometheus).with_view(wide);
+        let mut provider = SdkMeterProvider::builder()
+            .with_resource(settings.resource())
+            .with_reader(prometheus)
+            .with_view(more_series);
         if settings.metrics {
             let exporter = Exporter::new(settings, histograms.clone())?;
             provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());
@@ -55,13 +63,17 @@ impl Meters {
         Ok(Self { provider: provider.build(), registry, histograms })
     }
 
-    /// Where instruments are made.
+    /// Returns the meter with which instruments are created.
     #[must_use]
     pub fn meter(&self) -> Meter {
         self.provider.meter("sluicegate")
     }
 
-    /// What Prometheus reads of it. `totals`: what is counted, by its names in statsd.
+    /// Creates the page that Prometheus reads. `totals` returns all counters by their names in statsd.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the mapping file is invalid.
     pub fn page(
         &self,
         settings: &PrometheusSettings,
@@ -70,10 +82,10 @@ impl Meters {
         MetricsPage::new(self.registry.clone(), self.histograms.clone(), settings, totals)
     }
 
-    /// Sends what was not sent yet.
+    /// Sends the metrics that were not sent yet.
     pub fn stop(&self) {
         if let Err(error) = self.provider.shutdown() {
-            tracing::debug!(%error, "the last metrics were not sent");
+            tracing::debug!(%error, "cannot send the last metrics to the OpenTelemetry collector");
         }
     }
 }

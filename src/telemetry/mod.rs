@@ -1,4 +1,4 @@
-//! Logs, metrics and traces: set-up only. What is counted stands beside what counts it.
+//! Setup of logs, metrics and traces. The metrics themselves are defined in the modules that they describe.
 
 mod exposition;
 mod logs;
@@ -23,22 +23,22 @@ use opentelemetry_sdk::Resource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The response time's name in statsd; it is in milliseconds there.
+/// Name of the response time in statsd, where it is in milliseconds.
 const RESPONSE_TIME: &str = "ratelimit_server.ShouldRateLimit.response_time";
 
-/// What to tell, and whom.
+/// Settings of logs, metrics and traces.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Logs, on standard error.
+    /// Settings of the log on standard error.
     pub log: LogSettings,
-    /// Series that callers' values can make (`detailed_metric`, `value_to_metric`, overrides).
+    /// Maximum number of series with values of callers (`detailed_metric`, `value_to_metric`, overrides).
     pub max_dynamic_series: usize,
-    /// OpenTelemetry collector to send to.
+    /// Settings of the OpenTelemetry collector.
     pub otlp: OtlpSettings,
-    /// What Prometheus reads.
+    /// Settings of the metrics that Prometheus reads.
     pub prometheus: PrometheusSettings,
-    /// Statsd to send to.
+    /// Settings of the statsd server.
     pub statsd: StatsdSettings,
 }
 
@@ -54,40 +54,40 @@ impl Default for Settings {
     }
 }
 
-/// How a collector is spoken to.
+/// Protocol of the OpenTelemetry collector.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
-    /// Over gRPC.
+    /// gRPC.
     #[default]
     Grpc,
-    /// Over HTTP, in protobuf.
+    /// HTTP with protobuf.
     Http,
 }
 
-/// An OpenTelemetry collector, spoken to in OTLP.
+/// Settings of an OpenTelemetry collector (OTLP).
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OtlpSettings {
-    /// `http://host:4317`; over HTTP `http://host:4318`, to which `/v1/traces` and `/v1/metrics` are added.
+    /// Address: `http://host:4317`, or for HTTP `http://host:4318`, to which `/v1/traces` and `/v1/metrics` are added.
     pub endpoint: String,
-    /// How.
+    /// Protocol: `grpc` or `http`.
     pub protocol: OtlpProtocol,
-    /// What the service calls itself.
+    /// Name of the service (`service.name`).
     pub service_name: String,
-    /// And the name of what it is a part of.
+    /// Namespace of the service (`service.namespace`).
     pub service_namespace: Option<String>,
-    /// And what this instance is called.
+    /// Identifier of this instance (`service.instance.id`).
     pub service_instance_id: Option<String>,
-    /// Send metrics, too; `/metrics` is there in any case.
+    /// Whether to send metrics. `/metrics` is available in any case.
     pub metrics: bool,
-    /// Between two sendings of metrics.
+    /// Interval at which metrics are sent.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub interval: Duration,
-    /// Send traces.
+    /// Whether to send traces.
     pub traces: bool,
-    /// Share of the requests that start a trace; a caller's own sampling decision is followed.
+    /// Proportion of requests that start a trace. A sampling decision of the caller takes precedence.
     pub sample_ratio: f64,
 }
 
@@ -107,9 +107,9 @@ impl Default for OtlpSettings {
     }
 }
 
-/// Telemetry cannot be set up.
+/// Error returned when telemetry cannot be set up.
 #[derive(Debug, thiserror::Error)]
-#[error("telemetry cannot be set up: {0}")]
+#[error("cannot set up telemetry: {0}")]
 pub struct TelemetryError(pub(crate) String);
 
 impl OtlpSettings {
@@ -120,14 +120,14 @@ impl OtlpSettings {
         Resource::builder().with_service_name(self.service_name.clone()).with_attributes(named).build()
     }
 
-    /// Where one kind of data goes over HTTP.
+    /// Returns the URL for one kind of data over HTTP.
     fn url(&self, path: &str) -> String {
         format!("{}{path}", self.endpoint.trim_end_matches('/'))
     }
 }
 
-/// What stands beside what is told: it decides nothing.
-#[expect(clippy::disallowed_methods, reason = "log lines and data points say when they were written")]
+/// Returns the current time for logs and metrics. It does not influence decisions.
+#[expect(clippy::disallowed_methods, reason = "log lines and data points contain the time at which they were written")]
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }

@@ -1,8 +1,8 @@
-//! Metrics on their way to an OpenTelemetry collector.
+//! [`Exporter`]: sends metrics to an OpenTelemetry collector.
 //!
-//! OpenTelemetry's own exporter sends what its instruments have gathered, and histograms are none of these: its own one
-//! takes a lock for every value, and there is none that is read when somebody collects. So they are put beside the others
-//! here, before all of it is sent.
+//! OpenTelemetry's own exporter sends only the values of its instruments, and the histograms of this service are not
+//! instruments. OpenTelemetry's histograms take a lock for every value, and it has no observable histogram that is read
+//! when metrics are collected. So this exporter adds the histograms to the other metrics before it sends them.
 
 use std::{
     sync::Arc,
@@ -30,20 +30,21 @@ use tonic::{
 use super::{OtlpProtocol, OtlpSettings, TelemetryError, wall_clock};
 use crate::metrics::{Distribution, Exemplar, Histogram, LogThrottle};
 
-/// For one sending.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// What every request carries, `name=value,…`, percent-encoded (the OpenTelemetry specification's own variables).
-const HEADERS: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"];
+/// Timeout for one export.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Environment variables, from the OpenTelemetry specification, with the headers of every request: `name=value,…`,
+/// percent-encoded.
+const HEADER_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"];
 
-/// Sends them.
+/// An exporter of metrics, including histograms.
 pub(super) struct Exporter {
     collector: Collector,
     headers: HeaderMap,
     histograms: Vec<Arc<Histogram>>,
     started: SystemTime,
-    /// Where the connection lives; whoever collects has a thread of his own.
+    /// Runtime of the connection; metrics are collected on another thread.
     runtime: Handle,
-    away: LogThrottle,
+    log_throttle: LogThrottle,
 }
 
 #[derive(Clone)]
@@ -53,29 +54,29 @@ enum Collector {
 }
 
 impl Exporter {
-    /// Inside a tokio runtime. It connects when there is something to send.
+    /// Creates an exporter, which connects when it first sends. Must be called inside a tokio runtime.
     pub(super) fn new(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
-        let wrong = |error: &dyn std::error::Error| TelemetryError(format!("telemetry.otlp.endpoint: {error}"));
+        let invalid = |error: &dyn std::error::Error| TelemetryError(format!("telemetry.otlp.endpoint: {error}"));
         let collector = match settings.protocol {
             OtlpProtocol::Grpc => {
-                let endpoint = Endpoint::from_shared(settings.endpoint.clone()).map_err(|error| wrong(&error))?;
-                Collector::Grpc(endpoint.connect_timeout(PATIENCE).connect_lazy())
+                let endpoint = Endpoint::from_shared(settings.endpoint.clone()).map_err(|error| invalid(&error))?;
+                Collector::Grpc(endpoint.connect_timeout(EXPORT_TIMEOUT).connect_lazy())
             }
             OtlpProtocol::Http => {
                 let url = settings.url("/v1/metrics");
-                reqwest::Url::parse(&url).map_err(|error| wrong(&error))?;
+                reqwest::Url::parse(&url).map_err(|error| invalid(&error))?;
                 Collector::Http(reqwest::Client::new(), url)
             }
         };
-        let headers = HEADERS.into_iter().filter_map(|name| std::env::var(name).ok());
-        let headers = headers.flat_map(|list| read_headers(&list)).collect();
+        let headers = HEADER_VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
+        let headers = headers.flat_map(|list| parse_headers(&list)).collect();
         Ok(Self {
             collector,
             headers,
             histograms,
             started: wall_clock(),
             runtime: Handle::current(),
-            away: LogThrottle::default(),
+            log_throttle: LogThrottle::default(),
         })
     }
 
@@ -89,8 +90,8 @@ impl Exporter {
     }
 }
 
-/// Those of the list that can be headers.
-fn read_headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
+/// Returns the valid headers of a list.
+fn parse_headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
     let pair = |pair: &str| {
         let (name, value) = pair.split_once('=')?;
         let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
@@ -102,16 +103,16 @@ fn read_headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
 impl PushMetricExporter for Exporter {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         let (collector, headers, request) = (self.collector.clone(), self.headers.clone(), self.request(metrics));
-        let sent = self.runtime.spawn(async move { timeout(PATIENCE, collector.send(request, headers)).await });
+        let sent = self.runtime.spawn(async move { timeout(EXPORT_TIMEOUT, collector.send(request, headers)).await });
         let error = match sent.await {
             Ok(Ok(Ok(()))) => return Ok(()),
             Ok(Ok(Err(error))) => error,
-            Ok(Err(_)) => format!("no answer within {PATIENCE:?}"),
+            Ok(Err(_)) => format!("no reply within {EXPORT_TIMEOUT:?}"),
             Err(error) => error.to_string(),
         };
-        // OpenTelemetry says nothing of it; and what is counted goes with the next, since it is all there is.
-        if self.away.should_log() {
-            tracing::warn!(error, "the collector cannot be told of metrics; it will be later");
+        // OpenTelemetry does not log the failure. No counts are lost, because the next export contains the totals.
+        if self.log_throttle.should_log() {
+            tracing::warn!(error, "cannot send metrics to the OpenTelemetry collector; retrying at the next interval");
         }
         Err(OTelSdkError::InternalFailure(error))
     }
@@ -150,8 +151,8 @@ impl Collector {
 
 fn metric(histogram: &Histogram, started: SystemTime) -> v1::Metric {
     let Distribution { count, sum, buckets, .. } = histogram.distribution();
-    let mut below = 0;
-    let in_bucket = |(_, count, _): &(f64, u64, Option<Exemplar>)| count - std::mem::replace(&mut below, *count);
+    let mut previous = 0;
+    let in_bucket = |(_, count, _): &(f64, u64, Option<Exemplar>)| count - std::mem::replace(&mut previous, *count);
     let attribute = |(name, value): &(&str, &str)| KeyValue {
         key: (*name).to_owned(),
         value: Some(AnyValue { value: Some(any_value::Value::StringValue((*value).to_owned())) }),
@@ -198,8 +199,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_are_those_of_the_specification() {
-        let headers = read_headers("api-key=a%20b, x = y,nothing,bad name=z,=,");
+    fn parses_headers_as_the_specification_defines() {
+        let headers = parse_headers("api-key=a%20b, x = y,nothing,bad name=z,=,");
         let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         assert_eq!(headers, [("api-key", "a b"), ("x", "y")]);
     }

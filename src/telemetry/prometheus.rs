@@ -1,4 +1,4 @@
-//! The page that Prometheus reads: every number there is, under the names that are wanted.
+//! [`MetricsPage`]: the page that Prometheus reads, with all metrics under the configured names.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -13,20 +13,20 @@ use super::{
 };
 use crate::metrics::{Histogram, Totals};
 
-/// What the peer's exporter shows has this in front.
-const PEER: &str = "ratelimit_service_";
+/// Prefix of the metrics that the Prometheus exporter of envoyproxy/ratelimit provides.
+const ENVOYPROXY_PREFIX: &str = "ratelimit_service_";
 
-/// Under which names Prometheus reads what envoyproxy/ratelimit counts as well.
+/// Settings of the metrics that Prometheus reads and that envoyproxy/ratelimit provides too.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PrometheusSettings {
-    /// A mapping file of statsd_exporter; where there is none the names are those of the built-in one.
+    /// Mapping file of `statsd_exporter`. If it is not set or does not exist, the metrics have the built-in names.
     pub mapping_file: Option<PathBuf>,
-    /// The response time is in milliseconds, whatever its name says.
+    /// Whether the response time is in milliseconds, despite its name.
     pub milliseconds: bool,
 }
 
-/// Everything that Prometheus can read.
+/// The page of all metrics.
 pub struct MetricsPage {
     registry: Registry,
     histograms: Vec<Arc<Histogram>>,
@@ -46,7 +46,7 @@ impl MetricsPage {
             Some(path) => {
                 let mapping = Mapping::read(path)?;
                 if mapping.is_none() {
-                    tracing::warn!(path = %path.display(), "there is no mapping file; the built-in names are shown");
+                    tracing::warn!(path = %path.display(), "mapping file not found; using the built-in metric names");
                 }
                 mapping
             }
@@ -55,18 +55,19 @@ impl MetricsPage {
         Ok(Self { registry, histograms, milliseconds: settings.milliseconds, mapping, totals: Box::new(totals) })
     }
 
-    /// All of it, as whoever asks wants it.
+    /// Returns all metrics in the given format.
     #[must_use]
     pub fn write(&self, exposition: Exposition) -> Vec<u8> {
         let gathered: Vec<MetricFamily> = self.registry.gather();
-        let mut families: Vec<_> = gathered.iter().map(Family::of).collect();
+        let mut families: Vec<_> = gathered.iter().map(Family::from_registry).collect();
         families.extend(self.histograms.iter().map(|histogram| self.histogram(histogram)));
         if let Some(mapping) = &self.mapping {
-            let is_peers = |histogram: &&Arc<Histogram>| histogram.name.starts_with(PEER);
-            let latency = self.histograms.iter().find(is_peers);
-            families.retain(|family| !family.name.starts_with(PEER));
-            let mapped = mapping.families(&(self.totals)(), latency.map(|it| it.distribution()).unwrap_or_default());
-            // A name of our own stays ours.
+            let is_response_time = |histogram: &&Arc<Histogram>| histogram.name.starts_with(ENVOYPROXY_PREFIX);
+            let latency = self.histograms.iter().find(is_response_time);
+            families.retain(|family| !family.name.starts_with(ENVOYPROXY_PREFIX));
+            let mapped = mapping
+                .families(&(self.totals)(), latency.map(|histogram| histogram.distribution()).unwrap_or_default());
+            // Mapped metrics come last, so that a metric of the service with the same name takes precedence.
             families.extend(mapped);
         }
         families.sort_by(|one, other| one.name.cmp(&other.name));
@@ -76,7 +77,7 @@ impl MetricsPage {
 
     fn histogram(&self, histogram: &Histogram) -> Family<'static> {
         let distribution = histogram.distribution();
-        let in_milliseconds = self.milliseconds && histogram.name.starts_with(PEER);
+        let in_milliseconds = self.milliseconds && histogram.name.starts_with(ENVOYPROXY_PREFIX);
         let value = if in_milliseconds { distribution.scaled(1e3) } else { distribution };
         let labels = histogram.labels.iter().map(|(name, value)| ((*name).into(), (*value).into()));
         Family {

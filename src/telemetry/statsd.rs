@@ -1,8 +1,8 @@
-//! What is counted, sent to statsd under the names of envoyproxy/ratelimit: over TCP as that service does it, or over UDP with
-//! DogStatsD's tags.
+//! [`Statsd`]: sends counters to statsd under the names of envoyproxy/ratelimit, over TCP like that service or over UDP
+//! with DogStatsD tags.
 //!
-//! Counters go as what has been added since they were last sent. What could not be sent over TCP goes with the next; of a
-//! datagram nobody knows whether it arrived.
+//! A counter is sent as its increase since the last transmission. If a transmission over TCP fails, the next one
+//! contains its increase as well; with UDP it is unknown whether a datagram arrived.
 
 use std::{collections::BTreeMap, fmt::Write, io, sync::Arc, time::Duration};
 
@@ -19,26 +19,26 @@ use tokio::{
 use super::{RESPONSE_TIME, TelemetryError};
 use crate::metrics::{Histogram, LogThrottle, Totals};
 
-/// To connect, and to send all there is.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// Fits into a frame of Ethernet, as DogStatsD's clients have it.
-const DATAGRAM: usize = 1_432;
+/// Timeout for connecting and sending all metrics.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum length of a datagram, as in the clients of DogStatsD: it fits into an Ethernet frame.
+const MAX_DATAGRAM_BYTES: usize = 1_432;
 
-/// Whom to tell, and how.
+/// Settings of a statsd server.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct StatsdSettings {
-    /// `host:port`; without it nobody is told.
+    /// Address as `host:port`. Without it no metrics are sent.
     pub addr: Option<String>,
-    /// How.
+    /// Protocol: `tcp` or `udp`.
     pub protocol: StatsdProtocol,
-    /// How often.
+    /// Interval at which metrics are sent.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub interval: Duration,
-    /// `name:value`, for all.
+    /// Tags of all metrics, as `name:value`.
     pub tags: Vec<String>,
-    /// Names that become others with tags, over UDP.
+    /// Mappings of names to other names with tags, for UDP.
     pub name_mappings: Vec<NameMapping>,
 }
 
@@ -54,51 +54,57 @@ impl Default for StatsdSettings {
     }
 }
 
-/// How statsd is spoken to.
+/// Protocol of a statsd server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum StatsdProtocol {
-    /// Lines; tags are a part of the name, `name.__tag=value`.
+    /// Lines over TCP, with tags as a part of the name: `name.__tag=value`.
     #[default]
     Tcp,
-    /// Datagrams of lines, with DogStatsD's tags.
+    /// Datagrams of lines over UDP, with DogStatsD tags.
     Udp,
 }
 
-/// A name that becomes another one, and parts of it tags; the first that fits has the say.
+/// Mapping of a name to another name with tags. The first mapping with a matching pattern applies.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NameMapping {
-    /// A regular expression.
+    /// Regular expression for the name.
     pub pattern: String,
-    /// The name then; `$1` is the first group.
+    /// New name; `$1` is the first group.
     pub name: String,
-    /// `tag:$2`.
+    /// Tags such as `tag:$2`.
     #[serde(default)]
     pub tags: Vec<String>,
 }
 
-/// Tells it.
+/// A sender of metrics to statsd.
 pub struct Statsd {
     addr: String,
     protocol: StatsdProtocol,
     interval: Duration,
     tags: Vec<String>,
     name_mappings: Vec<(Regex, NameMapping)>,
-    /// What was sent.
-    before: Totals,
-    times_before: BTreeMap<Duration, u64>,
-    away: LogThrottle,
+    /// Totals of the last successful transmission.
+    sent_totals: Totals,
+    sent_times: BTreeMap<Duration, u64>,
+    log_throttle: LogThrottle,
 }
 
 impl Statsd {
-    /// `None` where nobody is to be told.
+    /// Creates a sender; `None` if no address is configured.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the pattern of a name mapping is invalid.
     pub fn new(settings: &StatsdSettings) -> Result<Option<Self>, TelemetryError> {
         let Some(addr) = settings.addr.clone() else {
             return Ok(None);
         };
         let name_mappings = settings.name_mappings.iter().map(|mapping| {
-            let pattern = Regex::new(&mapping.pattern).map_err(|error| TelemetryError(error.to_string()))?;
+            let pattern = Regex::new(&mapping.pattern).map_err(|error| {
+                TelemetryError(format!("invalid pattern in telemetry.statsd.name_mappings: {error}"))
+            })?;
             Ok((pattern, mapping.clone()))
         });
         Ok(Some(Self {
@@ -107,13 +113,13 @@ impl Statsd {
             interval: settings.interval,
             tags: settings.tags.clone(),
             name_mappings: name_mappings.collect::<Result<_, TelemetryError>>()?,
-            before: Totals::new(),
-            times_before: BTreeMap::new(),
-            away: LogThrottle::default(),
+            sent_totals: Totals::new(),
+            sent_times: BTreeMap::new(),
+            log_throttle: LogThrottle::default(),
         }))
     }
 
-    /// Until the service stops, and once more then.
+    /// Sends metrics at the interval until the service stops, and a last time then.
     pub async fn run(
         mut self,
         read: impl Fn() -> Totals + Send + Sync + 'static,
@@ -122,24 +128,28 @@ impl Statsd {
     ) {
         let read = Arc::new(read);
         let mut tick = interval(self.interval);
-        let mut last = false;
-        while !last {
+        let mut is_last = false;
+        while !is_last {
             tokio::select! {
                 _ = tick.tick() => {}
-                _ = stopping.wait_for(|stop| *stop) => last = true,
+                _ = stopping.wait_for(|stop| *stop) => is_last = true,
             }
             let read = Arc::clone(&read);
-            // Of many rules this is work for a while.
+            // With many rules, reading all counters takes a while.
             let Ok(totals) = tokio::task::spawn_blocking(move || read()).await else {
                 continue;
             };
             let times = latency.buckets().collect();
             let lines = self.lines(&totals, &times);
-            match timeout(PATIENCE, self.send(&lines)).await {
-                Ok(Ok(())) => (self.before, self.times_before) = (totals, times),
-                failed if self.away.should_log() => {
-                    let error = failed.ok().and_then(Result::err).map_or("too slow".into(), |error| error.to_string());
-                    tracing::warn!(addr = self.addr, error, "statsd cannot be told; it will be later");
+            match timeout(SEND_TIMEOUT, self.send(&lines)).await {
+                Ok(Ok(())) => (self.sent_totals, self.sent_times) = (totals, times),
+                failed if self.log_throttle.should_log() => {
+                    let error = failed.ok().and_then(Result::err).map_or("timeout".into(), |error| error.to_string());
+                    tracing::warn!(
+                        addr = self.addr,
+                        error,
+                        "cannot send metrics to statsd; retrying at the next interval"
+                    );
                 }
                 _ => {}
             }
@@ -147,19 +157,19 @@ impl Statsd {
     }
 
     fn lines(&self, totals: &Totals, times: &BTreeMap<Duration, u64>) -> Vec<String> {
-        // A rule that went and came back begins at nothing.
-        let since = |before: Option<&u64>, now: u64| now.checked_sub(before.copied().unwrap_or(0)).unwrap_or(now);
+        // The counters of a rule that was removed and added again restart at zero.
+        let increase = |before: Option<&u64>, now: u64| now.checked_sub(before.copied().unwrap_or(0)).unwrap_or(now);
         let mut lines = Vec::new();
         for (name, total) in totals {
-            let added = since(self.before.get(name), *total);
+            let added = increase(self.sent_totals.get(name), *total);
             if added > 0 {
                 lines.push(self.line(name, &format!("{added}|c")));
             }
         }
         for (time, total) in times {
-            let added = since(self.times_before.get(time), *total);
+            let added = increase(self.sent_times.get(time), *total);
             if added > 0 {
-                // So many like this one.
+                // The sample rate stands for `added` requests with this response time.
                 let value = format!("{}|ms|@{}", time.as_secs_f64() * 1e3, 1.0 / added as f64);
                 lines.push(self.line(RESPONSE_TIME, &value));
             }
@@ -176,8 +186,8 @@ impl Statsd {
             self.tags.iter().for_each(|it| tag(&mut line, it));
             return format!("{line}:{value}\n");
         }
-        let found = self.name_mappings.iter().find_map(|(pattern, to)| Some((pattern.captures(name)?, to)));
-        let (name, mut tags) = match found {
+        let matching = self.name_mappings.iter().find_map(|(pattern, to)| Some((pattern.captures(name)?, to)));
+        let (name, mut tags) = match matching {
             Some((groups, NameMapping { name, tags, .. })) => {
                 let expand = |template: &str| {
                     let mut text = String::new();
@@ -199,19 +209,19 @@ impl Statsd {
         }
         match self.protocol {
             StatsdProtocol::Tcp => {
-                // A connection of its own for each time: one that stays open may be dead without anybody knowing.
+                // Each transmission uses a new connection, because a failure of an idle connection is not detected.
                 let mut stream = TcpStream::connect(&self.addr).await?;
                 stream.write_all(lines.concat().as_bytes()).await?;
                 stream.shutdown().await
             }
             StatsdProtocol::Udp => {
                 let target = tokio::net::lookup_host(&self.addr).await?.next();
-                let target = target.ok_or_else(|| io::Error::other("no such host"))?;
-                let any = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-                let socket = UdpSocket::bind(any).await?;
+                let target = target.ok_or_else(|| io::Error::other("host not found"))?;
+                let local = if target.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                let socket = UdpSocket::bind(local).await?;
                 let mut datagram = String::new();
                 for line in lines {
-                    if !datagram.is_empty() && datagram.len() + line.len() > DATAGRAM {
+                    if !datagram.is_empty() && datagram.len() + line.len() > MAX_DATAGRAM_BYTES {
                         socket.send_to(datagram.as_bytes(), target).await?;
                         datagram.clear();
                     }
@@ -236,10 +246,10 @@ mod tests {
     }
 
     #[test]
-    fn what_was_added_is_told() {
+    fn sends_the_increase_since_the_last_time() {
         let mut statsd = statsd(StatsdSettings { tags: vec!["zone:a".into(), "b:c:d".into()], ..Default::default() });
-        statsd.before = totals(&[("a", 5), ("b", 5), ("c", 5)]);
-        statsd.times_before = BTreeMap::from([(Duration::from_micros(1_500), 4)]);
+        statsd.sent_totals = totals(&[("a", 5), ("b", 5), ("c", 5)]);
+        statsd.sent_times = BTreeMap::from([(Duration::from_micros(1_500), 4)]);
         let times = BTreeMap::from([(Duration::from_micros(1_500), 8), (Duration::from_millis(2), 0)]);
         let lines = statsd.lines(&totals(&[("a", 7), ("b", 5), ("c", 2), ("d", 1)]), &times);
         let tags = ".__zone=a.__b=c:d";
@@ -255,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_datagram_has_tags() {
+    fn lines_over_udp_have_tags() {
         let mapping = |pattern: &str, name: &str, tags: &[&str]| NameMapping {
             pattern: pattern.into(),
             name: name.into(),
@@ -272,11 +282,11 @@ mod tests {
         });
         assert_eq!(statsd.line("rate.d.k.v.hits", "1|c"), "rate.hits:1|c|#domain:d,rule:k.v_x,zone:a\n");
         assert_eq!(statsd.line("other", "1|c"), "other:1|c|#zone:a\n");
-        let wrong = StatsdSettings {
+        let invalid = StatsdSettings {
             addr: Some("x:1".into()),
             name_mappings: vec![mapping("(", "x", &[])],
             ..Default::default()
         };
-        assert!(Statsd::new(&wrong).is_err());
+        assert!(Statsd::new(&invalid).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! OTLP traces, off by default: one span per sampled decision, a child of the caller's.
+//! [`Traces`]: OTLP traces, off by default: one span per sampled decision, as a child of the caller's span.
 
 use std::time::{Duration, Instant};
 
@@ -17,12 +17,16 @@ use opentelemetry_sdk::{
 use super::{OtlpProtocol, OtlpSettings, TelemetryError};
 use crate::metrics::TraceId;
 
-/// Where spans go; nowhere by default, at the cost of one comparison per decision.
+/// An exporter of spans. By default it exports nothing, at the cost of one comparison per decision.
 #[derive(Clone, Default)]
 pub struct Traces(Option<(SdkTracerProvider, SdkTracer)>);
 
 impl Traces {
-    /// Sets the provider up. Inside a tokio runtime, for the collector's connection.
+    /// Creates the provider. Must be called inside a tokio runtime, for the connection to the collector.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the exporter cannot be created.
     pub fn start_exporting(settings: &OtlpSettings) -> Result<Self, TelemetryError> {
         if !settings.traces {
             return Ok(Self::default());
@@ -32,7 +36,7 @@ impl Traces {
             OtlpProtocol::Grpc => builder.with_tonic().with_endpoint(&settings.endpoint).build(),
             OtlpProtocol::Http => builder.with_http().with_endpoint(settings.url("/v1/traces")).build(),
         };
-        let exporter = exporter.map_err(|error| TelemetryError(error.to_string()))?;
+        let exporter = exporter.map_err(|error| TelemetryError(format!("telemetry.otlp: {error}")))?;
         let ratio = Sampler::TraceIdRatioBased(settings.sample_ratio);
         let provider = SdkTracerProvider::builder()
             .with_resource(settings.resource())
@@ -43,19 +47,19 @@ impl Traces {
         Ok(Self(Some((provider, tracer))))
     }
 
-    /// A span for one decision, if traces are on and this one is sampled.
+    /// Starts the span of a decision; `None` if traces are off or this one is not sampled.
     #[must_use]
     pub fn start(&self, headers: &HeaderMap) -> Option<Span> {
-        self.start_in(&Headers(headers))
+        self.start_with(&Headers(headers))
     }
 
-    /// The same for one of many in a frame, by its W3C `traceparent`.
+    /// Starts the span of one decision of a frame, by its W3C `traceparent`.
     #[must_use]
     pub fn start_from(&self, traceparent: &str) -> Option<Span> {
-        self.start_in(&Traceparent(traceparent))
+        self.start_with(&Traceparent(traceparent))
     }
 
-    fn start_in(&self, carrier: &dyn Extractor) -> Option<Span> {
+    fn start_with(&self, carrier: &dyn Extractor) -> Option<Span> {
         let (_, tracer) = self.0.as_ref()?;
         let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), carrier);
         let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
@@ -63,34 +67,34 @@ impl Traces {
         span.is_recording().then(|| Span(Box::new((span, Instant::now()))))
     }
 
-    /// Sends what was not sent yet.
+    /// Sends the spans that were not sent yet.
     pub fn stop(&self) {
         let Some((provider, _)) = &self.0 else {
             return;
         };
         if let Err(error) = provider.shutdown() {
-            tracing::debug!(%error, "the last traces were not sent");
+            tracing::debug!(%error, "cannot send the last traces to the OpenTelemetry collector");
         }
     }
 }
 
-/// A decision under way.
+/// The span of a decision in progress.
 pub struct Span(Box<(opentelemetry_sdk::trace::Span, Instant)>);
 
 impl Span {
-    /// What is timed begins.
-    pub fn ask(&mut self) {
+    /// Restarts the time measurement.
+    pub fn start_timing(&mut self) {
         self.0.1 = Instant::now();
     }
 
-    /// How long it took so far, and whose it is.
+    /// Returns the time since the start of the measurement, and the trace ID.
     #[must_use]
-    pub fn asked(&self) -> (Duration, TraceId) {
-        let (span, asked) = &*self.0;
-        (asked.elapsed(), TraceId(u128::from_be_bytes(span.span_context().trace_id().to_bytes())))
+    pub fn timing(&self) -> (Duration, TraceId) {
+        let (span, started) = &*self.0;
+        (started.elapsed(), TraceId(u128::from_be_bytes(span.span_context().trace_id().to_bytes())))
     }
 
-    /// Ends it, with what it was about.
+    /// Ends the span with its domain and outcome.
     pub fn end(mut self, domain: &str, outcome: &'static str) {
         let (span, _) = &mut *self.0;
         span.set_attribute(KeyValue::new("domain", domain.to_owned()));

@@ -1,4 +1,4 @@
-//! Envoy's access log in JSON, as the requests that a rate limit filter would have asked.
+//! [`Mapping`]: converts Envoy's access log in JSON into the requests that a rate limit filter would have sent.
 //!
 //! ```yaml
 //! domain: api
@@ -11,7 +11,7 @@
 //! - [{ key: generic_key, value: shop }]
 //! ```
 //!
-//! A descriptor of which a field is not in a line, or `-`, is left out, as Envoy does with actions that have no value.
+//! A descriptor is omitted if one of its fields is missing in a line or `-`, as Envoy does for actions without a value.
 
 use serde::Deserialize;
 
@@ -21,71 +21,87 @@ use crate::{
     rules::Entry,
 };
 
-/// How fields become descriptors.
+/// Describes how the fields of a log line become descriptors.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mapping {
     domain: String,
     time: String,
     hits: Option<String>,
-    descriptors: Vec<Vec<Part>>,
+    descriptors: Vec<Vec<EntryMapping>>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct EntryMapping {
     key: String,
     field: Option<String>,
     value: Option<String>,
     cut: Option<Cut>,
 }
 
-/// What of a value is left out.
+/// The part of a value that is removed.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Cut {
-    /// From the first question mark on.
+    /// The query of a path: everything from the first question mark.
     Query,
-    /// From the last colon on, and the brackets of an address.
+    /// The port of an address: everything from the last colon, and the brackets around an IPv6 address.
     Port,
 }
 
-/// A mapping that says nothing.
+/// Error returned for an invalid mapping.
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
-    /// It cannot be read.
+    /// The YAML cannot be read.
     #[error("the mapping cannot be read")]
     Read(#[from] config::ConfigError),
-    /// It makes no sense.
+    /// The mapping is inconsistent.
     #[error("{0}")]
     Invalid(String),
 }
 
 impl Mapping {
-    /// Reads YAML.
+    /// Reads a mapping in YAML.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the YAML or the mapping is invalid.
     pub fn read(text: &str) -> Result<Self, MappingError> {
         let file = config::File::from_str(text, config::FileFormat::Yaml);
         let mapping: Self = config::Config::builder().add_source(file).build()?.try_deserialize()?;
-        let nonsense = |why: &str| Err(MappingError::Invalid(why.to_owned()));
+        let invalid = |why: &str| Err(MappingError::Invalid(why.to_owned()));
         if mapping.domain.is_empty() || mapping.descriptors.is_empty() {
-            return nonsense("a mapping needs a domain and descriptors");
+            return invalid("the mapping needs a domain and descriptors");
         }
-        for part in mapping.descriptors.iter().flatten() {
-            if part.field.is_some() == part.value.is_some() {
-                return Err(MappingError::Invalid(format!("{:?} needs a field or a value, and not both", part.key)));
+        for entry in mapping.descriptors.iter().flatten() {
+            if entry.field.is_some() == entry.value.is_some() {
+                return Err(MappingError::Invalid(format!(
+                    "entry {:?} of the mapping needs either a field or a value",
+                    entry.key
+                )));
             }
         }
-        if mapping.descriptors.iter().any(Vec::is_empty) { nonsense("a descriptor has no entry") } else { Ok(mapping) }
+        if mapping.descriptors.iter().any(Vec::is_empty) {
+            invalid("a descriptor of the mapping has no entry")
+        } else {
+            Ok(mapping)
+        }
     }
 
-    /// Appends the request of a line; false when it would not have asked. `None`: it is no line of the log.
+    /// Appends the encoded request of a log line to `bytes`.
+    ///
+    /// Returns `Some(false)` if the line has no descriptors, and `None` if it is not a valid log line.
     #[must_use]
     pub fn encode(&self, line: &str, bytes: &mut Vec<u8>) -> Option<bool> {
         let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
         let at = time(fields.get(&self.time)?)?;
         let hits = self.hits.as_ref().and_then(|name| number(fields.get(name)?)).unwrap_or(1);
-        let values: Vec<Option<Vec<(&str, String)>>> =
-            self.descriptors.iter().map(|parts| parts.iter().map(|part| part.entry(&fields)).collect()).collect();
+        let values: Vec<Option<Vec<(&str, String)>>> = self
+            .descriptors
+            .iter()
+            .map(|descriptor| descriptor.iter().map(|entry| entry.read(&fields)).collect())
+            .collect();
         let descriptors = values.iter().flatten().map(|entries| Descriptor {
             entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
             hits,
@@ -101,8 +117,8 @@ impl Mapping {
     }
 }
 
-impl Part {
-    fn entry(&self, fields: &serde_json::Map<String, serde_json::Value>) -> Option<(&str, String)> {
+impl EntryMapping {
+    fn read(&self, fields: &serde_json::Map<String, serde_json::Value>) -> Option<(&str, String)> {
         if let Some(value) = &self.value {
             return Some((&self.key, value.clone()));
         }
@@ -159,20 +175,25 @@ descriptors:
 - [{ key: generic_key, value: shop }]
 ";
 
-    /// The line's descriptors, and when and for how many hits.
+    /// Returns the descriptors of a line, its time in microseconds, and its hits.
     fn read(line: &str) -> Option<(Vec<String>, u64, u64)> {
         let mut bytes = Vec::new();
         assert!(Mapping::read(MAPPING).unwrap().encode(line, &mut bytes)?);
         let recorded = decode(&bytes).unwrap();
-        let name = |it: &Descriptor<'_>| {
-            it.entries.iter().map(|it| format!("{}={}", it.key, it.value)).collect::<Vec<_>>().join("|")
+        let name = |descriptor: &Descriptor<'_>| {
+            descriptor
+                .entries
+                .iter()
+                .map(|descriptor| format!("{}={}", descriptor.key, descriptor.value))
+                .collect::<Vec<_>>()
+                .join("|")
         };
         let hits = recorded.request.descriptors[0].hits;
         Some((recorded.request.descriptors.iter().map(name).collect(), recorded.at.get(), hits))
     }
 
     #[test]
-    fn a_line_becomes_what_the_filter_would_have_asked() {
+    fn a_line_becomes_the_request_of_the_rate_limit_filter() {
         let line = r#"{"start_time": "2026-11-22T04:00:00.250Z", "x_user": "bob", "path": "/x?y=1", "method": "GET",
                       "peer": "[::1]:4711", "cost": "3", "bytes": 12}"#;
         let (descriptors, at, hits) = read(line).unwrap();
@@ -189,10 +210,10 @@ descriptors:
     }
 
     #[test]
-    fn a_mapping_that_makes_no_sense_says_why() {
+    fn rejects_an_invalid_mapping_with_the_reason() {
         for (from, to, expected) in [
             ("domain: api", "domain: ''", "needs a domain"),
-            ("field: x_user", "field: x_user, value: y", "a field or a value"),
+            ("field: x_user", "field: x_user, value: y", "either a field or a value"),
             ("{ key: user, field: x_user }", "", "has no entry"),
             ("cut: query", "cut: half", "half"),
             ("hits: cost", "hit: cost", "hit"),

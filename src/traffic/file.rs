@@ -1,4 +1,4 @@
-//! Files of recorded requests.
+//! [`Writer`] and [`Reader`] for files of recorded requests.
 
 use std::{
     fs::{self, File},
@@ -11,14 +11,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// What is waiting is compressed and written when it is so much …
-const PIECE: usize = 256 * 1_024;
-/// … or so old: then it can be read, whatever becomes of this process.
-const AGE: Duration = Duration::from_secs(1);
-/// No request is longer.
-const LONGEST: usize = 16 << 20;
+/// Number of buffered bytes at which the buffer is compressed and written.
+const BLOCK_BYTES: usize = 256 * 1_024;
+/// Maximum age of buffered messages. Written messages can be read even if this process is killed.
+const MAX_AGE: Duration = Duration::from_secs(1);
+/// Maximum length of a message in bytes.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
-/// A file that cannot be used.
+/// Error returned when a file of recorded requests cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot use {path} as recorded traffic")]
 pub struct TrafficError {
@@ -26,78 +26,86 @@ pub struct TrafficError {
     source: io::Error,
 }
 
-/// Writes files into a directory: each up to a size, and the oldest go when all are too large.
+/// Writes messages into files of limited size in a directory. Removes the oldest files if the total size is exceeded.
 pub struct Writer {
     directory: PathBuf,
     file_bytes: u64,
     max_bytes: u64,
     file: Option<(File, u64)>,
-    waiting: Vec<u8>,
+    buffer: Vec<u8>,
     since: Instant,
     number: u64,
 }
 
 impl Writer {
-    /// `started`: tells the files of this process from those of others.
+    /// Creates a writer. `started` is the number of the first file, which must differ from those of other processes.
     #[must_use]
     pub fn new(directory: PathBuf, file_bytes: u64, max_bytes: u64, started: u64) -> Self {
-        let (waiting, since) = (Vec::new(), Instant::now());
-        Self { directory, file_bytes, max_bytes, file: None, waiting, since, number: started }
+        let (buffer, since) = (Vec::new(), Instant::now());
+        Self { directory, file_bytes, max_bytes, file: None, buffer, since, number: started }
     }
 
-    /// Adds a message.
+    /// Adds a message, and writes the buffer if it is large or old enough.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if writing fails.
     pub fn add(&mut self, message: &[u8]) -> io::Result<()> {
-        if self.waiting.is_empty() {
+        if self.buffer.is_empty() {
             self.since = Instant::now();
         }
         let mut length = message.len() as u64;
         while length >= 0x80 {
-            self.waiting.push(length as u8 | 0x80);
+            self.buffer.push(length as u8 | 0x80);
             length >>= 7;
         }
-        self.waiting.push(length as u8);
-        self.waiting.extend_from_slice(message);
-        if self.waiting.len() >= PIECE || self.since.elapsed() >= AGE { self.flush() } else { Ok(()) }
+        self.buffer.push(length as u8);
+        self.buffer.extend_from_slice(message);
+        if self.buffer.len() >= BLOCK_BYTES || self.since.elapsed() >= MAX_AGE { self.flush() } else { Ok(()) }
     }
 
-    /// Writes what waits.
+    /// Writes the buffered messages.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if writing fails.
     pub fn flush(&mut self) -> io::Result<()> {
-        if self.waiting.is_empty() {
+        if self.buffer.is_empty() {
             return Ok(());
         }
-        let piece = zstd::bulk::compress(&self.waiting, 3)?;
-        self.waiting.clear();
+        let block = zstd::bulk::compress(&self.buffer, 3)?;
+        self.buffer.clear();
         let (file, written) = match &mut self.file {
             Some(open) if open.1 < self.file_bytes => open,
             _ => {
                 fs::create_dir_all(&self.directory)?;
                 let path = self.directory.join(format!("traffic-{:020}.zst", self.number));
                 self.number += 1;
-                // Another one's file is not written to.
+                // `create_new` fails if another process has created the file.
                 self.file.insert((File::create_new(path)?, 0))
             }
         };
-        file.write_all(&piece)?;
-        *written += piece.len() as u64;
-        self.tidy()
+        file.write_all(&block)?;
+        *written += block.len() as u64;
+        self.remove_oldest_files()
     }
 
-    /// Removes the oldest files, until the rest is small enough.
-    fn tidy(&self) -> io::Result<()> {
+    /// Removes the oldest files until the total size is within the maximum.
+    fn remove_oldest_files(&self) -> io::Result<()> {
         let mut files = files(&self.directory)?;
         let mut sizes = Vec::new();
         for path in &files {
             sizes.push(fs::metadata(path)?.len());
         }
-        let mut all: u64 = sizes.iter().sum();
-        // The last is the one that is written.
+        let mut total: u64 = sizes.iter().sum();
+        // The last file is being written, so it is not removed.
         files.pop();
         for (path, size) in files.iter().zip(sizes) {
-            if all <= self.max_bytes {
+            if total <= self.max_bytes {
                 break;
             }
             fs::remove_file(path)?;
-            all -= size;
+            total -= size;
         }
         Ok(())
     }
@@ -115,17 +123,17 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads files, one after the other.
+/// Reads messages from files, one file after the other.
 pub struct Reader {
     paths: Vec<PathBuf>,
-    place: usize,
+    next_path: usize,
     open: Option<Box<dyn Read + Send>>,
-    /// Compressed bytes of all.
+    /// Total compressed size of the files in bytes.
     bytes: u64,
     read: Arc<AtomicU64>,
 }
 
-/// Counts what is read of a file.
+/// A file that counts the bytes read from it.
 struct Counting(File, Arc<AtomicU64>);
 
 impl Read for Counting {
@@ -137,7 +145,11 @@ impl Read for Counting {
 }
 
 impl Reader {
-    /// Of these files; of a directory, all of its.
+    /// Creates a reader of files. A directory stands for all its files.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a path does not exist or cannot be read.
     pub fn new(paths: &[PathBuf]) -> Result<Self, TrafficError> {
         let mut all = Vec::new();
         for path in paths {
@@ -148,23 +160,28 @@ impl Reader {
         for path in &all {
             bytes += fs::metadata(path).map_err(|source| TrafficError { path: path.clone(), source })?.len();
         }
-        Ok(Self { paths: all, place: 0, open: None, bytes, read: Arc::default() })
+        Ok(Self { paths: all, next_path: 0, open: None, bytes, read: Arc::default() })
     }
 
-    /// How much of all has been read, of 1.
+    /// Returns the share of the bytes that has been read, from 0 to 1.
     #[must_use]
     pub fn progress(&self) -> f64 {
         self.read.load(Relaxed) as f64 / self.bytes.max(1) as f64
     }
 
-    /// The next message, into `message`; false at the end. A file that ends in the middle of one, as that of a process that was
-    /// killed, ends before it.
+    /// Reads the next message into `message`. Returns `false` at the end of the last file.
+    ///
+    /// An incomplete message at the end of a file, as left by a killed process, is ignored.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a file cannot be read or does not contain recorded requests.
     pub fn next(&mut self, message: &mut Vec<u8>) -> Result<bool, TrafficError> {
         loop {
             if self.open.is_none() && !self.open_next()? {
                 return Ok(false);
             }
-            let path = self.paths[self.place - 1].clone();
+            let path = self.paths[self.next_path - 1].clone();
             let Some(open) = &mut self.open else { continue };
             match read(open, message) {
                 Ok(true) => return Ok(true),
@@ -176,20 +193,20 @@ impl Reader {
     }
 
     fn open_next(&mut self) -> Result<bool, TrafficError> {
-        let Some(path) = self.paths.get(self.place) else {
+        let Some(path) = self.paths.get(self.next_path) else {
             return Ok(false);
         };
-        self.place += 1;
+        self.next_path += 1;
         let open = || -> io::Result<Box<dyn Read + Send>> {
             let decoder = zstd::Decoder::new(Counting(File::open(path)?, Arc::clone(&self.read)))?;
-            Ok(Box::new(BufReader::with_capacity(PIECE, decoder)))
+            Ok(Box::new(BufReader::with_capacity(BLOCK_BYTES, decoder)))
         };
         self.open = Some(open().map_err(|source| TrafficError { path: path.clone(), source })?);
         Ok(true)
     }
 }
 
-/// False where there is none.
+/// Reads one message. Returns `false` at the end of the file.
 fn read(from: &mut dyn Read, message: &mut Vec<u8>) -> io::Result<bool> {
     let (mut length, mut shift, mut byte) = (0_u64, 0, [0]);
     loop {
@@ -202,11 +219,11 @@ fn read(from: &mut dyn Read, message: &mut Vec<u8>) -> io::Result<bool> {
             break;
         }
         if shift > 28 {
-            return Err(io::Error::other("this is not recorded traffic"));
+            return Err(io::Error::other("not recorded traffic: invalid message length"));
         }
     }
-    if length as usize > LONGEST {
-        return Err(io::Error::other("this is not recorded traffic"));
+    if length as usize > MAX_MESSAGE_BYTES {
+        return Err(io::Error::other("not recorded traffic: message too long"));
     }
     message.resize(length as usize, 0);
     from.read_exact(message)?;
@@ -226,8 +243,8 @@ mod tests {
         Ok(messages)
     }
 
-    /// Something that does not compress.
-    fn noise(number: u64) -> Vec<u8> {
+    /// Returns pseudorandom bytes, which do not compress.
+    fn incompressible(number: u64) -> Vec<u8> {
         let mut state = number + 1;
         let byte = |_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -237,27 +254,29 @@ mod tests {
     }
 
     #[test]
-    fn files_are_bounded_and_the_oldest_go() {
+    fn the_size_of_all_files_is_bounded_and_the_oldest_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = Writer::new(folder.path().to_owned(), 300_000, 1_000_000, 7);
         for number in 0..500 {
-            writer.add(&noise(number)).unwrap();
+            writer.add(&incompressible(number)).unwrap();
         }
         writer.flush().unwrap();
         let sizes: u64 = files(folder.path()).unwrap().iter().map(|path| fs::metadata(path).unwrap().len()).sum();
         assert!((600_000..1_600_000).contains(&sizes), "{sizes}");
         let messages = all(folder.path()).unwrap();
-        // The latest, all of them from one on.
+        // The messages are the latest ones, without a gap.
         let first = 500 - messages.len() as u64;
-        assert!(first > 100 && messages.iter().zip(first..).all(|(message, number)| *message == noise(number)));
+        assert!(
+            first > 100 && messages.iter().zip(first..).all(|(message, number)| *message == incompressible(number))
+        );
     }
 
     #[test]
-    fn a_file_that_was_cut_off_ends_earlier_and_another_is_refused() {
+    fn a_truncated_file_ends_early_and_an_invalid_file_is_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = Writer::new(folder.path().to_owned(), u64::MAX, u64::MAX, 0);
         for number in 0..200 {
-            writer.add(&noise(number)).unwrap();
+            writer.add(&incompressible(number)).unwrap();
         }
         writer.flush().unwrap();
         let path = files(folder.path()).unwrap().remove(0);

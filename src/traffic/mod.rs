@@ -1,7 +1,8 @@
-//! Requests that were asked once, in files: to be asked again of other rules.
+//! Recorded requests ([`RecordedRequest`]) in files, to be replayed against other rules.
 //!
-//! A file is zstd, and in it `sluicegate.v1.RecordedRequest` (proto/sluicegate/v1/traffic.proto), each after its length as a
-//! varint; so `zstd -d` and any protobuf library read it. Access logs of Envoy become the same ([`access_log`]).
+//! A file is compressed with zstd. It contains `sluicegate.v1.RecordedRequest` messages
+//! (proto/sluicegate/v1/traffic.proto), each with its length as a varint prefix, so `zstd -d` and any protobuf library
+//! can read it. Envoy's access logs are converted to the same format ([`access_log`]).
 
 pub mod access_log;
 mod file;
@@ -16,39 +17,41 @@ use crate::{
     rules::{Entry, Limit, Measure, Unit},
 };
 
-/// A request, when it was asked, and what was said.
+/// A recorded request, with its time and decision.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest<'m> {
-    /// When.
+    /// Time of the request.
     pub at: Micros,
-    /// What.
+    /// The request.
     pub request: Request<'m>,
-    /// Whether it was let pass; `None`: nobody was asked.
+    /// Whether it was allowed; `None` if it was not decided.
     pub allowed: Option<bool>,
-    /// Of each descriptor, whether its limit refused it.
+    /// For each descriptor, whether its limit denied it.
     pub over: SmallVec<[bool; 2]>,
 }
 
-/// Appends a request and what was said. `masked`: what stands in place of an entry's value.
+/// Appends an encoded request with its verdict to `bytes`.
+///
+/// `mask` returns a replacement for the value of an entry, or `None` to record the value itself.
 pub fn encode(
     at: Micros,
     request: &Request<'_>,
     verdict: Option<&Verdict>,
-    masked: impl Fn(&str) -> Option<String>,
+    mask: impl Fn(&str) -> Option<String>,
     bytes: &mut Vec<u8>,
 ) {
     let mut message = wire::Writer(bytes);
     message.number(1, at.get());
-    // 1: refused, 2: let pass.
+    // 1 means denied and 2 means allowed.
     message.number(2, verdict.map_or(0, |verdict| 1 + u64::from(verdict.overall == Code::Ok)));
     message.text(3, request.domain);
-    for (place, descriptor) in request.descriptors.iter().enumerate() {
-        let over = verdict.and_then(|verdict| verdict.statuses.get(place)).is_some_and(crate::engine::Status::is_over);
+    for (index, descriptor) in request.descriptors.iter().enumerate() {
+        let over = verdict.and_then(|verdict| verdict.statuses.get(index)).is_some_and(crate::engine::Status::is_over);
         message.message(4, |message| {
             for Entry { key, value } in &descriptor.entries {
                 message.message(1, |message| {
                     message.text(1, key);
-                    message.text(2, masked(value).as_deref().unwrap_or(value));
+                    message.text(2, mask(value).as_deref().unwrap_or(value));
                 });
             }
             message.optional(2, (descriptor.hits != 1).then_some(descriptor.hits));
@@ -58,26 +61,30 @@ pub fn encode(
                 && let Measure::Rate { unit, multiplier } = limit.measure()
             {
                 message.optional(5, Some(limit.requests().into()));
-                message.number(6, Unit::ALL.iter().position(|known| *known == unit).unwrap_or_default() as u64);
+                message.number(6, Unit::ALL.iter().position(|other| *other == unit).unwrap_or_default() as u64);
                 message.optional(7, Some(multiplier.into()));
             }
         });
     }
 }
 
-/// Reads what [`encode`] wrote.
+/// Decodes a request that [`encode`] wrote.
+///
+/// # Errors
+///
+/// Returns an error if the message is malformed.
 pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, Malformed> {
     let (mut at, mut allowed, mut domain) = (0, None, "");
     let (mut descriptors, mut over) = (SmallVec::new(), SmallVec::new());
-    for field in Fields::of(message) {
+    for field in Fields::new(message) {
         match field? {
             (1, value) => at = value.number()?,
             (2, value) => allowed = Some(value.number()? == 2),
             (3, value) => domain = value.text()?,
             (4, value) => {
-                let (descriptor, refused) = decode_descriptor(value)?;
+                let (descriptor, denied) = decode_descriptor(value)?;
                 descriptors.push(descriptor);
-                over.push(refused);
+                over.push(denied);
             }
             _ => {}
         }
@@ -128,27 +135,27 @@ mod tests {
     fn descriptor<'a>(
         entries: &'a [(String, String)],
         hits: u64,
-        give_back: bool,
+        refund: bool,
         limit: Option<(u32, usize, u32)>,
     ) -> Descriptor<'a> {
         let limit =
             limit.and_then(|(requests, unit, multiplier)| Limit::new(requests, Unit::ALL[unit], multiplier).ok());
         let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        Descriptor { entries, hits, refund: give_back, requested_limit: limit.map(Box::new) }
+        Descriptor { entries, hits, refund, requested_limit: limit.map(Box::new) }
     }
 
     proptest! {
         #[test]
-        fn what_was_recorded_is_what_was_asked(
+        fn a_decoded_request_is_the_encoded_one(
             at in any::<u64>(),
             domain in ".{0,5}",
             entries in prop::collection::vec((".{0,4}", ".{0,4}"), 0..4),
             hits in any::<u64>(),
-            give_back in any::<bool>(),
+            refund in any::<bool>(),
             limit in prop::option::of((any::<u32>(), 0..7_usize, 1..9_u32)),
             over in any::<bool>(),
         ) {
-            let one = descriptor(&entries, hits, give_back, limit);
+            let one = descriptor(&entries, hits, refund, limit);
             let request = Request { domain: &domain, descriptors: smallvec![one.clone(), one], feedback: Vec::new() };
             let code = if over { Code::OverLimit } else { Code::Ok };
             let statuses = smallvec![Status { code, ..Status::NO_LIMIT }, Status::NO_LIMIT];
@@ -158,7 +165,7 @@ mod tests {
             let read = decode(&bytes).unwrap();
             prop_assert_eq!((read.at.get(), read.allowed, read.over.as_slice()), (at, Some(!over), &[over, false][..]));
             prop_assert_eq!(format!("{:?}", read.request), format!("{request:?}"));
-            // Nothing that is damaged does more than be refused.
+            // A truncated message may be rejected but must not cause a panic.
             for cut in 0..bytes.len() {
                 let _ = decode(&bytes[..cut]);
             }

@@ -1,8 +1,8 @@
-//! HTTP/1 and HTTP/2 for the few who are not decisions: pages, metrics, operators.
+//! [`HttpServer`]: HTTP/1 and HTTP/2 for pages, metrics and the admin API, which have few callers.
 //!
-//! A connection has a time to say what it wants, a request a time to be answered, and silence an end. When all
-//! connections are taken, or no descriptors are left, the one that was answered least lately gives way to the
-//! newcomer: whoever holds connections and says nothing shuts nobody out.
+//! The head of a request, the response and an idle connection have timeouts. If the maximum number of connections is
+//! open, or the process has no free file descriptors, a new connection replaces the one whose last response is the
+//! oldest. Callers that hold idle connections therefore cannot lock others out.
 
 use std::{
     collections::BTreeMap,
@@ -38,47 +38,48 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutStream;
 
-use super::{grpc::told_to_stop, tls::Tls};
+use super::{grpc::wait_for_shutdown, tls::Tls};
 use crate::metrics::LogThrottle;
 
-/// For a TLS handshake, and for the head of a request.
-const HEAD: Duration = Duration::from_secs(10);
-/// For a request's body, and what is done with it.
-const REQUEST: Duration = Duration::from_secs(30);
-/// Nothing comes and nothing can be sent for so long: that is the end. Longer than Prometheus waits between two scrapes.
-const SILENCE: Duration = Duration::from_secs(90);
-/// HTTP/2 asks after so much silence whether anybody is there.
-const PING: Duration = Duration::from_secs(60);
-/// After an accept that failed.
+/// Timeout for a TLS handshake, and for the head of a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout for the body and the handling of a request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time without received or sent bytes after which a connection is closed. Longer than Prometheus' scrape interval.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Interval of HTTP/2 pings on an idle connection.
+const PING_INTERVAL: Duration = Duration::from_secs(60);
+/// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A listener, and how many it serves at once.
+/// An HTTP listener with a maximum number of connections.
 pub(crate) struct HttpServer {
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
-    most: usize,
-    /// For the log.
+    max_connections: usize,
+    /// The name of the listener in log messages.
     name: &'static str,
 }
 
 impl HttpServer {
-    /// Listens; connections wait until it runs.
+    /// Opens the listener. Connections wait until [`run`](Self::run) is called.
     pub(crate) async fn bind(
         addr: SocketAddr,
         tls: Option<Arc<Tls>>,
-        most: usize,
+        max_connections: usize,
         name: &'static str,
     ) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(addr).await?, tls, most, name })
+        Ok(Self { listener: TcpListener::bind(addr).await?, tls, max_connections, name })
     }
 
-    /// Where it listens, the port settled.
+    /// Returns the address with the actual port.
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Serves until it is told to stop, and then what is under way. `router`: for a connection, by the certificate that it
-    /// showed.
+    /// Serves connections until `stopping` is true, and then finishes the calls in progress.
+    ///
+    /// `router` returns the routes for a connection, given the client's certificate.
     pub(crate) async fn run(
         self,
         router: impl Fn(Option<&CertificateDer<'_>>) -> Router + Clone + Send + 'static,
@@ -87,54 +88,56 @@ impl HttpServer {
         if let Some(tls) = &self.tls {
             tokio::spawn(Arc::clone(tls).follow());
         }
-        let (line, mut connections) = (Arc::new(Mutex::new(ConnectionQueue::default())), JoinSet::new());
-        let (full, refused) = (LogThrottle::default(), LogThrottle::default());
+        let (queue, mut connections) = (Arc::new(Mutex::new(ConnectionQueue::default())), JoinSet::new());
+        let (log_full, log_accept_error) = (LogThrottle::default(), LogThrottle::default());
         loop {
             let stream = tokio::select! {
                 accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => stream,
                     Err(error) => {
-                        if refused.should_log() {
-                            tracing::warn!(listener = self.name, %error, "connections cannot be accepted; trying on");
+                        if log_accept_error.should_log() {
+                            tracing::warn!(listener = self.name, %error, "cannot accept connections; trying again");
                         }
-                        // Most likely there are no descriptors left.
-                        lock(&line).evict_oldest();
+                        // The most likely reason is that no file descriptors are free.
+                        lock(&queue).evict_oldest();
                         sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
                 },
                 Some(_) = connections.join_next() => continue,
-                () = told_to_stop(&mut stopping) => break,
+                () = wait_for_shutdown(&mut stopping) => break,
             };
-            // Answers are small and wanted at once.
+            // Responses are small, and must not wait for Nagle's algorithm.
             let _ = stream.set_nodelay(true);
-            let mut queue = lock(&line);
-            if queue.open.len() >= self.most {
-                queue.evict_oldest();
-                if full.should_log() {
+            let mut locked = lock(&queue);
+            if locked.open.len() >= self.max_connections {
+                locked.evict_oldest();
+                if log_full.should_log() {
                     tracing::warn!(
                         listener = self.name,
-                        most = self.most,
-                        "all connections are taken; the one answered least lately gives way"
+                        max = self.max_connections,
+                        "the maximum number of connections is open; closing the one with the oldest last response"
                     );
                 }
             }
-            queue.last += 1;
-            let place = Arc::new(ConnectionSlot { line: Arc::clone(&line), at: AtomicU64::new(queue.last) });
+            locked.last += 1;
+            let slot = Arc::new(ConnectionSlot { queue: Arc::clone(&queue), position: AtomicU64::new(locked.last) });
             let (tls, router, stopping) = (self.tls.clone(), router.clone(), stopping.clone());
-            let handle = connections.spawn(serve(stream, tls, router, place, stopping));
-            let last = queue.last;
-            queue.open.insert(last, handle);
+            let handle = connections.spawn(serve(stream, tls, router, slot, stopping));
+            let last = locked.last;
+            locked.open.insert(last, handle);
         }
         drop(self.listener);
         while connections.join_next().await.is_some() {}
     }
 }
 
-/// Connections that are open, the one that was answered least lately first.
+/// The open connections, ordered by the time of their last response.
 #[derive(Default)]
 struct ConnectionQueue {
+    /// The highest position.
     last: u64,
+    /// The task of each connection, by position.
     open: BTreeMap<u64, AbortHandle>,
 }
 
@@ -146,90 +149,90 @@ impl ConnectionQueue {
     }
 }
 
-/// A connection's place in the line. Gone with it.
+/// A connection's entry in the queue, removed when the slot is dropped.
 struct ConnectionSlot {
-    line: Arc<Mutex<ConnectionQueue>>,
-    at: AtomicU64,
+    queue: Arc<Mutex<ConnectionQueue>>,
+    position: AtomicU64,
 }
 
 impl ConnectionSlot {
-    /// It has an answer, and goes to the end.
-    fn answered(&self) {
-        let mut line = lock(&self.line);
-        if let Some(handle) = line.open.remove(&self.at.load(Relaxed)) {
-            line.last += 1;
-            let last = line.last;
-            line.open.insert(last, handle);
-            self.at.store(last, Relaxed);
+    /// Moves the connection to the end of the queue, after a response.
+    fn move_to_end(&self) {
+        let mut queue = lock(&self.queue);
+        if let Some(handle) = queue.open.remove(&self.position.load(Relaxed)) {
+            queue.last += 1;
+            let last = queue.last;
+            queue.open.insert(last, handle);
+            self.position.store(last, Relaxed);
         }
     }
 }
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        lock(&self.line).open.remove(&self.at.load(Relaxed));
+        lock(&self.queue).open.remove(&self.position.load(Relaxed));
     }
 }
 
-fn lock(line: &Mutex<ConnectionQueue>) -> MutexGuard<'_, ConnectionQueue> {
-    line.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(queue: &Mutex<ConnectionQueue>) -> MutexGuard<'_, ConnectionQueue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn serve(
     stream: TcpStream,
     tls: Option<Arc<Tls>>,
     router: impl Fn(Option<&CertificateDer<'_>>) -> Router,
-    place: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
     stopping: watch::Receiver<bool>,
 ) {
     let Some(tls) = tls else {
-        return serve_http(stream, router(None), place, stopping).await;
+        return serve_http(stream, router(None), slot, stopping).await;
     };
-    match timeout(HEAD, tls.accept(stream)).await {
+    match timeout(HEAD_TIMEOUT, tls.accept(stream)).await {
         Ok(Ok(stream)) => {
             let certificates = stream.get_ref().1.peer_certificates();
             let router = router(certificates.and_then(<[_]>::first));
-            serve_http(stream, router, place, stopping).await;
+            serve_http(stream, router, slot, stopping).await;
         }
-        Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
-        Err(_) => tracing::debug!("a TLS handshake took too long"),
+        Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+        Err(_) => tracing::debug!("TLS handshake timed out"),
     }
 }
 
 async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
     router: Router,
-    place: Arc<ConnectionSlot>,
+    slot: Arc<ConnectionSlot>,
     mut stopping: watch::Receiver<bool>,
 ) {
     let mut stream = Box::pin(TimeoutStream::new(stream));
-    stream.as_mut().set_read_timeout_pinned(Some(SILENCE));
-    stream.as_mut().set_write_timeout_pinned(Some(SILENCE));
-    let router = router.layer(from_fn_with_state(place, in_time));
+    stream.as_mut().set_read_timeout_pinned(Some(IDLE_TIMEOUT));
+    stream.as_mut().set_write_timeout_pinned(Some(IDLE_TIMEOUT));
+    let router = router.layer(from_fn_with_state(slot, with_timeout));
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(32).keep_alive_interval(Some(PING));
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(32).keep_alive_interval(Some(PING_INTERVAL));
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut connection = pin!(connection);
-    let mut told = false;
+    let mut is_shutting_down = false;
     loop {
         tokio::select! {
             result = connection.as_mut() => {
                 if let Err(error) = result {
-                    tracing::debug!(error, "a connection broke");
+                    tracing::debug!(error, "connection failed");
                 }
                 return;
             }
-            () = told_to_stop(&mut stopping), if !told => {
-                told = true;
+            () = wait_for_shutdown(&mut stopping), if !is_shutting_down => {
+                is_shutting_down = true;
                 connection.as_mut().graceful_shutdown();
             }
         }
     }
 }
 
-async fn in_time(State(place): State<Arc<ConnectionSlot>>, request: Request, next: Next) -> Response {
-    let answer = timeout(REQUEST, next.run(request)).await;
-    place.answered();
-    answer.unwrap_or_else(|_| (StatusCode::REQUEST_TIMEOUT, "the request took too long\n").into_response())
+async fn with_timeout(State(slot): State<Arc<ConnectionSlot>>, request: Request, next: Next) -> Response {
+    let response = timeout(REQUEST_TIMEOUT, next.run(request)).await;
+    slot.move_to_end();
+    response.unwrap_or_else(|_| (StatusCode::REQUEST_TIMEOUT, "request timed out\n").into_response())
 }

@@ -1,4 +1,5 @@
-//! Bytes in, bytes out, status codes, and limits on what may come in. Nothing of gRPC or HTTP goes below here.
+//! The network protocols: gRPC, HTTP, the admin API and xDS, with their status codes and their limits on input. Other
+//! modules contain nothing that is specific to gRPC or HTTP.
 
 pub mod admin;
 pub mod grpc;

@@ -1,4 +1,5 @@
-//! TLS and mutual TLS; certificates are read anew when their files change, and bad ones change nothing.
+//! [`Tls`]: TLS and mutual TLS for listeners. Certificates are reloaded when their files change. If the new files are
+//! invalid, the previous certificates stay in use.
 
 use std::{
     fs, io,
@@ -20,41 +21,44 @@ use webpki::EndEntityCert;
 use super::grpc::TlsSettings;
 use crate::debounce::Debounce;
 
-/// Between two looks at the files.
+/// Interval between two polls of the files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Why there is no TLS.
+/// Error returned when TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// One of the two is missing.
+    /// The certificate or the key is missing.
     #[error("TLS needs both cert_file and key_file")]
     Incomplete,
-    /// A file that is not what it should be.
+    /// A file cannot be read or is invalid.
     #[error("cannot use {path}: {reason}")]
     File {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         reason: String,
     },
-    /// A name that no certificate can have.
-    #[error("client_name is a DNS name that clients' certificates have, beside a client_ca_file")]
+    /// `client_name` is no DNS name, or `client_ca_file` is missing.
+    #[error("client_name must be a DNS name and needs client_ca_file")]
     Name,
-    /// The files don't make a configuration together.
-    #[error("the certificate and key cannot be used together")]
+    /// The certificate and the key do not belong together.
+    #[error("the certificate and the key cannot be used together")]
     Config(#[source] rustls::Error),
 }
 
+/// TLS configuration of a listener, replaced when its files change.
 pub(super) struct Tls {
     settings: TlsSettings,
     protocols: &'static [&'static [u8]],
     config: ArcSwap<ServerConfig>,
-    /// In the certificates of all who come in.
+    /// Name that the certificates of all clients must have.
     client_name: Option<ServerName<'static>>,
 }
 
 impl Tls {
-    /// `None` without a certificate in the settings. `protocols`: those of HTTP that are spoken, the best first.
+    /// Loads the certificates. Returns `None` if the settings contain none.
+    ///
+    /// `protocols` are the ALPN names of the supported protocols, in order of preference.
     pub(super) fn new(
         settings: &TlsSettings,
         protocols: &'static [&'static [u8]],
@@ -71,25 +75,25 @@ impl Tls {
         Ok(Some(Arc::new(Self { settings: settings.clone(), protocols, config, client_name })))
     }
 
-    /// The handshake, and whether whoever calls has the name that is wanted.
+    /// Performs the TLS handshake, and verifies that the client's certificate has the name `client_name`.
     pub(super) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<TlsStream<S>> {
         let stream = TlsAcceptor::from(self.config.load_full()).accept(stream).await?;
         if let Some(name) = &self.client_name {
             let certificate = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-            let certificate = certificate.and_then(|it| EndEntityCert::try_from(it).ok());
-            if certificate.is_none_or(|it| it.verify_is_valid_for_subject_name(name).is_err()) {
-                return Err(io::Error::other("the caller's certificate has another name than client_name"));
+            let certificate = certificate.and_then(|der| EndEntityCert::try_from(der).ok());
+            if certificate.is_none_or(|certificate| certificate.verify_is_valid_for_subject_name(name).is_err()) {
+                return Err(io::Error::other("the client's certificate does not have the name in client_name"));
             }
         }
         Ok(stream)
     }
 
-    /// Follows the files for ever.
+    /// Polls the files and reloads them when they change. Never returns.
     pub(super) async fn follow(self: Arc<Self>) {
-        let mut settled = Debounce::new(fingerprint(&self.settings));
+        let mut debounce = Debounce::new(fingerprint(&self.settings));
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            if !settled.poll(fingerprint(&self.settings)) {
+            if !debounce.poll(fingerprint(&self.settings)) {
                 continue;
             }
             match load(&self.settings, self.protocols) {
@@ -99,7 +103,7 @@ impl Tls {
                 }
                 Err(error) => {
                     let error = crate::errors::chain(&error);
-                    tracing::error!(error, "the certificates changed and cannot be used; those before stay");
+                    tracing::error!(error, "cannot use the changed certificates; the previous ones stay in use");
                 }
             }
         }
@@ -107,12 +111,12 @@ impl Tls {
 }
 
 fn fingerprint(settings: &TlsSettings) -> Vec<Option<(SystemTime, u64)>> {
-    let look = |path: &PathBuf| {
+    let describe = |path: &PathBuf| {
         let metadata = fs::metadata(path).ok()?;
         Some((metadata.modified().ok()?, metadata.len()))
     };
     let files = [&settings.cert_file, &settings.key_file, &settings.client_ca_file];
-    files.into_iter().flatten().map(look).collect()
+    files.into_iter().flatten().map(describe).collect()
 }
 
 fn load(settings: &TlsSettings, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsError> {
@@ -120,17 +124,17 @@ fn load(settings: &TlsSettings, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>
         return Err(TlsError::Incomplete);
     };
     let chain = certificates(cert)?;
-    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| unusable(key, &error))?;
+    let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|error| file_error(key, &error))?;
     let builder = ServerConfig::builder();
     let builder = match &settings.client_ca_file {
         None => builder.with_no_client_auth(),
         Some(path) => {
             let mut roots = RootCertStore::empty();
             for certificate in certificates(path)? {
-                roots.add(certificate).map_err(|error| unusable(path, &error))?;
+                roots.add(certificate).map_err(|error| file_error(path, &error))?;
             }
             let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build();
-            builder.with_client_cert_verifier(verifier.map_err(|error| unusable(path, &error))?)
+            builder.with_client_cert_verifier(verifier.map_err(|error| file_error(path, &error))?)
         }
     };
     let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Config)?;
@@ -140,18 +144,18 @@ fn load(settings: &TlsSettings, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let pem = read(path)?;
-    let all: Vec<_> =
-        CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| unusable(path, &error))?;
-    if all.is_empty() {
-        return Err(TlsError::File { path: path.to_owned(), reason: "no certificate in it".into() });
+    let certificates: Vec<_> =
+        CertificateDer::pem_slice_iter(&pem).collect::<Result<_, _>>().map_err(|error| file_error(path, &error))?;
+    if certificates.is_empty() {
+        return Err(TlsError::File { path: path.to_owned(), reason: "the file contains no certificate".into() });
     }
-    Ok(all)
+    Ok(certificates)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|error: io::Error| unusable(path, &error))
+    fs::read(path).map_err(|error: io::Error| file_error(path, &error))
 }
 
-fn unusable(path: &Path, error: &impl ToString) -> TlsError {
+fn file_error(path: &Path, error: &impl ToString) -> TlsError {
     TlsError::File { path: path.to_owned(), reason: error.to_string() }
 }

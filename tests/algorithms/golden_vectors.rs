@@ -1,5 +1,5 @@
-//! Vectors derived by definition (`tests/golden/derive.py`), held against the Rust functions, the memory store and
-//! Redis. The limits are written as in a rule file.
+//! Vectors derived from the definitions of the algorithms (`tests/golden/derive.py`), compared with the Rust functions,
+//! the memory store and Redis. The limits are written as in a rule file.
 
 use std::{collections::BTreeSet, fs, sync::Arc, time::Duration};
 
@@ -12,7 +12,7 @@ use sluicegate::{
 
 use crate::{
     redis::stores::connect,
-    support::{RedisCluster, RedisServer, Sentinels, all, repository, ring},
+    support::{RedisCluster, RedisServer, Sentinels, repository, ring, unwrap_decisions},
 };
 
 #[derive(Deserialize)]
@@ -23,7 +23,7 @@ struct Vector {
 
 #[derive(Debug, Deserialize)]
 struct Step {
-    /// Since [`START`].
+    /// Microseconds since [`START`].
     at_us: u64,
     action: String,
     cost: u64,
@@ -35,7 +35,7 @@ struct Step {
     delay_us: u64,
     #[serde(default)]
     soft: bool,
-    /// Whose request it is, where several share the limit.
+    /// Index of the request's class, if several classes share the limit.
     #[serde(default)]
     class: u8,
 }
@@ -43,29 +43,29 @@ struct Step {
 const START: u64 = 1_763_672_400_000_000;
 
 impl Step {
-    fn ask(&self) -> Operation {
+    fn operation(&self) -> Operation {
         let action = match self.action.as_str() {
             "take" => Action::Take,
             "peek" => Action::Peek,
             "return" => Action::Refund,
-            other => panic!("{other} is no action"),
+            other => panic!("unknown action {other}"),
         };
         Operation { action, cost: self.cost, now: Micros::new(START + self.at_us) }
     }
 
-    /// As whoever asks has it.
+    /// Returns the algorithm of the limit for the class of this step.
     fn algorithm(&self, limit: &Limit) -> Algorithm {
         limit.algorithm().with_context(RequestContext { class: self.class, ..RequestContext::default() })
     }
 
-    /// What the vector has of a decision.
+    /// Returns the decision that the vector expects, in the form of [`decision_fields`].
     fn expected(&self) -> [Option<u64>; 6] {
         let (allowed, soft) = (self.allowed.into(), self.soft.into());
         [Some(allowed), Some(soft), Some(self.remaining), Some(self.reset_us), self.retry_after_us, Some(self.delay_us)]
     }
 }
 
-fn given(decision: &Decision) -> [Option<u64>; 6] {
+fn decision_fields(decision: &Decision) -> [Option<u64>; 6] {
     let (allowed, soft) = (decision.allowed.into(), decision.soft.into());
     let (reset, delay) = (decision.reset.get(), decision.delay.get());
     let retry_after = decision.retry_after.map(Micros::get);
@@ -74,7 +74,7 @@ fn given(decision: &Decision) -> [Option<u64>; 6] {
 
 fn vectors() -> Vec<(String, Vector)> {
     let files = fs::read_dir(repository("tests/golden")).unwrap().map(|entry| entry.unwrap().path());
-    let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
     let read = |path: std::path::PathBuf| {
         let vector = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
         (path.file_stem().unwrap().to_str().unwrap().to_owned(), vector)
@@ -82,7 +82,7 @@ fn vectors() -> Vec<(String, Vector)> {
     files.map(read).collect()
 }
 
-/// JSON is YAML: the vector's limit is the rule's.
+/// Compiles the limit of a vector, which is valid in a rule file because JSON is YAML.
 fn limit(rate_limit: &serde_json::Value) -> Limit {
     let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {rate_limit}}}]");
     let file = SourceFile { name: "golden.yaml".into(), text };
@@ -90,7 +90,7 @@ fn limit(rate_limit: &serde_json::Value) -> Limit {
     let entry = |key| Entry { key, value: "" };
     let class = rate_limit.get("class").and_then(serde_json::Value::as_str).map(entry);
     let Lookup::Rule(rule, _) = rules.find("d", std::iter::once(entry("k")).chain(class)) else {
-        panic!("the rule is not found");
+        panic!("the rule was not found");
     };
     **rule.limit.as_ref().unwrap()
 }
@@ -99,47 +99,48 @@ async fn replay(store: &AnyStore) {
     for (name, vector) in vectors() {
         let limit = limit(&vector.rate_limit);
         for (number, step) in vector.steps.iter().enumerate() {
-            let Operation { action, cost, now } = step.ask();
+            let Operation { action, cost, now } = step.operation();
             let algorithm = step.algorithm(&limit);
             let hit = Hit { action, ..Hit::take(name.as_bytes(), &algorithm, cost) };
-            let decisions = all(store.apply(&[hit], Charge::Each, now).await);
-            assert_eq!(given(&decisions[0]), step.expected(), "{name} #{number}: {step:#?}");
+            let decisions = unwrap_decisions(store.apply(&[hit], Charge::Each, now).await);
+            assert_eq!(decision_fields(&decisions[0]), step.expected(), "{name} #{number}: {step:#?}");
         }
     }
 }
 
 #[test]
-fn the_functions_answer_as_derived() {
+fn the_rust_functions_match_the_vectors() {
     let mut covered = BTreeSet::new();
     for (name, vector) in vectors() {
         let limit = limit(&vector.rate_limit);
         covered.insert(limit.algorithm().name());
         let mut state = State::default();
         for (number, step) in vector.steps.iter().enumerate() {
-            let decision = step.algorithm(&limit).apply(&mut state, step.ask());
-            assert_eq!(given(&decision), step.expected(), "{name} #{number}: {step:#?}");
+            let decision = step.algorithm(&limit).apply(&mut state, step.operation());
+            assert_eq!(decision_fields(&decision), step.expected(), "{name} #{number}: {step:#?}");
         }
     }
-    // Reports are no limit, and what a limit learns has vectors of Netflix' own (common/src/adaptive).
-    let without = ["reports of a resource", "adaptive"];
+    // Utilization reports are not a limit, and adaptive limits are compared with Netflix's own vectors
+    // (common/src/adaptive).
+    let not_covered = ["reports of a resource", "adaptive"];
     let names = Algorithm::KINDS.iter().map(|kind| kind.name);
-    let all = names.filter(|name| !name.ends_with("on lease") && !without.contains(name));
-    assert_eq!(covered, all.collect(), "every algorithm of a rule has vectors");
+    let expected = names.filter(|name| !name.ends_with("on lease") && !not_covered.contains(name));
+    assert_eq!(covered, expected.collect(), "every algorithm of a rule has vectors");
 }
 
 #[tokio::test]
-async fn memory_answers_as_derived() {
+async fn memory_matches_the_vectors() {
     replay(&AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())))).await;
 }
 
 #[tokio::test]
-async fn redis_answers_as_derived() {
+async fn redis_matches_the_vectors() {
     let server = RedisServer::start();
     replay(&AnyStore::Redis(connect(&server.url(), Duration::from_secs(3_600)).await)).await;
 }
 
 #[tokio::test]
-async fn every_topology_answers_as_derived() {
+async fn every_topology_matches_the_vectors() {
     let (cluster, sentinels, (_nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
     for url in [cluster.url(), sentinels.url(), ring] {
         replay(&AnyStore::Redis(connect(&url, Duration::from_secs(3_600)).await)).await;

@@ -1,5 +1,5 @@
-//! Memory and Redis are one: the same questions at the same instants get the same answers, for every algorithm,
-//! whatever it is asked: costs, looks, refunds, idle times, limits that change, clocks that jump.
+//! Memory and Redis return the same decisions for the same operations at the same times, for every algorithm. The random
+//! histories contain costs, peeks, refunds, idle times, limits that change and clocks that jump.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use proptest::{
 };
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX, Micros, RequestContext, Sample, State,
-        reports::UtilizationReports, sliding_window::WindowEdge,
+        Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX_NUMBER, Micros, RequestContext, Sample,
+        State, reports::UtilizationReports, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
 };
@@ -20,31 +20,32 @@ use sluicegate_common::adaptive::Method;
 use tokio::task::JoinSet;
 
 use crate::{
-    redis::stores::{connect, connect_remembering},
-    support::{RedisCluster, RedisServer, Sentinels, all, ring},
+    redis::stores::{connect, connect_with_deny_cache},
+    support::{RedisCluster, RedisServer, Sentinels, ring, unwrap_decisions},
 };
 
 /// Histories per algorithm.
 const HISTORIES: usize = 10_000;
-/// Histories under way at once: calls to Redis are pipelined.
-const AT_ONCE: usize = 100;
+/// Maximum number of concurrent histories, so that calls to Redis are pipelined.
+const MAX_CONCURRENT: usize = 100;
 /// A whole number of minutes and of hours.
 const START: u64 = 1_763_672_400_000_000;
-/// A minute before the tags of a fixed window of one minute begin anew.
+/// One minute before the tags of a fixed window of one minute restart.
 const WRAP: u64 = 33 * 900_000 * 60_000_000 - 60_000_000;
 
-/// One request: several hits on one counter, so long after the one before; negative when the clock stepped back.
+/// One request: several hits on one counter.
 #[derive(Clone, Debug)]
 struct Step {
-    later: i64,
-    /// Which of the history's two limits applies: they change while it runs.
+    /// Microseconds since the previous step; negative if the clock stepped back.
+    elapsed: i64,
+    /// Whether the second of the history's two limits applies: the limit changes during a history.
     changed: bool,
-    /// What to do, how many hits, and who asks, where that matters.
+    /// Action, cost and context of each hit.
     hits: Vec<(Action, u64, RequestContext)>,
 }
 
-/// An undo is of a take so long before the step that it stands in.
-const UNDONE: [u64; 5] = [0, 1, 1_000_000, 30_000_000, 60_000_000];
+/// Microseconds between a roll back and the take that it undoes.
+const ROLL_BACK_AGES: [u64; 5] = [0, 1, 1_000_000, 30_000_000, 60_000_000];
 
 #[derive(Clone, Debug)]
 struct History {
@@ -53,12 +54,13 @@ struct History {
     steps: Vec<Step>,
 }
 
-/// Few distinct spans, most of them a window's edge or a microsecond beside it: where off-by-ones live.
-fn later() -> impl Strategy<Value = i64> {
+/// Generates few distinct times between steps. Most of them are the edge of a window or one microsecond off, where
+/// off-by-one errors occur.
+fn elapsed() -> impl Strategy<Value = i64> {
     let spans = [0_i64, 1, 1_000_000, 7_500_000, 15_000_000, 30_000_000, 59_999_999, 60_000_000, 120_000_000];
     prop_oneof![
         6 => Just(0_i64),
-        12 => (select(spans.to_vec()), -1_i64..2).prop_map(|(span, beside)| (span + beside).max(0)),
+        12 => (select(spans.to_vec()), -1_i64..2).prop_map(|(span, offset)| (span + offset).max(0)),
         3 => 0_i64..200_000_000,
         1 => select(vec![-1_i64, -999_999, -5_000_000, -30_000_000, -60_000_000, -61_000_000, -200_000_000]),
         1 => select(vec![3_600_000_000_i64, 86_400_000_000, 31_536_000_000_000, -86_400_000_000]),
@@ -66,17 +68,18 @@ fn later() -> impl Strategy<Value = i64> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let undo = select(UNDONE.to_vec()).prop_map(|before| Action::RollBack(Micros::new(before)));
-    let action = prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Refund), 1 => undo];
-    let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX), 1 => Just(u64::MAX)];
-    // Names that a search for one another's bytes could find where none begins.
-    let asker = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| RequestContext {
+    let roll_back = select(ROLL_BACK_AGES.to_vec()).prop_map(|age| Action::RollBack(Micros::new(age)));
+    let action =
+        prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Refund), 1 => roll_back];
+    let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX_NUMBER), 1 => Just(u64::MAX)];
+    // Holders of which a search for the bytes of one could match in the middle of another.
+    let context = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| RequestContext {
         holder,
         class,
         sample: None,
     });
-    let hits = prop::collection::vec((action, cost, asker), 1..3);
-    (later(), prop::bool::weighted(0.2), hits).prop_map(|(later, changed, hits)| Step { later, changed, hits })
+    let hits = prop::collection::vec((action, cost, context), 1..3);
+    (elapsed(), prop::bool::weighted(0.2), hits).prop_map(|(elapsed, changed, hits)| Step { elapsed, changed, hits })
 }
 
 fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History> {
@@ -89,11 +92,11 @@ fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History>
     })
 }
 
-/// Limits of one kind, with every word that belongs to it.
+/// Generates limits of one kind, with every keyword that belongs to it.
 fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
     if kind.name == UtilizationReports::NAME {
         return select(vec![1_u64, 10, 3_600])
-            .prop_map(|life| UtilizationReports::new(Micros::from_secs(life)).into())
+            .prop_map(|ttl| UtilizationReports::new(Micros::from_secs(ttl)).into())
             .boxed();
     }
     let requests =
@@ -101,106 +104,113 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
     let window = select(vec![1_u64, 15, 60, 60, 60, 3_600, 31_536_000]);
     let percent = select(vec![None, None, None, Some(10), Some(50)]);
     let numbers = (requests, window, percent, any::<bool>(), 0_u32..9, 0_u32..9);
-    let limits =
-        numbers.prop_filter_map("the numbers do not fit", move |(requests, window, soft, denied, one, other)| {
-            let given = |word: &str, chosen: bool| chosen && kind.keywords.contains(&word);
-            let shape = LimitSpec {
+    let limits = numbers.prop_filter_map(
+        "the numbers are not a valid limit",
+        move |(requests, window, soft, denied, first, second)| {
+            let if_chosen = |keyword: &str, chosen: bool| chosen && kind.keywords.contains(&keyword);
+            let spec = LimitSpec {
                 requests,
                 window: Micros::from_secs(window),
-                buckets: given("buckets", one > 4).then_some(other + 1),
-                edge: given("edge", one % 2 == 0).then_some(WindowEdge::Strict),
-                burst: given("burst", one > 2).then_some(other + 1),
-                queue: given("queue", other > 2).then_some(one),
-                warm_up: kind.name.contains("warm_up").then_some(Micros::new(1 + u64::from(other) * 30_000_001)),
+                buckets: if_chosen("buckets", first > 4).then_some(second + 1),
+                edge: if_chosen("edge", first % 2 == 0).then_some(WindowEdge::Strict),
+                burst: if_chosen("burst", first > 2).then_some(second + 1),
+                queue: if_chosen("queue", second > 2).then_some(first),
+                warm_up: kind.name.contains("warm_up").then_some(Micros::new(1 + u64::from(second) * 30_000_001)),
                 count_denied: Some(denied),
-                min_interval: given("min_interval", one > 4).then_some(Micros::new(u64::from(other) * 100_000)),
+                min_interval: if_chosen("min_interval", first > 4).then_some(Micros::new(u64::from(second) * 100_000)),
                 soft: soft.filter(|_| !kind.name.contains("warm_up")),
-                method: given("method", true).then(|| Method::ALL[other as usize % 3]),
-                floor: given("floor", one > 2).then_some(one % 3),
-                timeout: given("timeout", one > 4).then_some(Micros::new(1_500_000)),
+                method: if_chosen("method", true).then(|| Method::ALL[second as usize % 3]),
+                floor: if_chosen("floor", first > 2).then_some(first % 3),
+                timeout: if_chosen("timeout", first > 4).then_some(Micros::new(1_500_000)),
                 ..LimitSpec::default()
             };
-            let shape =
-                if given("shares", one > 3 || kind.name == "shares") { shared(shape, one, other)? } else { shape };
-            let learns = kind.keywords.contains(&"method");
-            let shape = if learns { LimitSpec { soft: None, count_denied: None, ..shape } } else { shape };
-            (kind.build)(&shape).ok()
-        });
-    // One and the same counter is asked, taken from in advance, and told what has passed elsewhere.
-    let used = (limits, 0_u32..10).prop_map(|(limit, way)| match way {
+            let spec = if if_chosen("shares", first > 3 || kind.name == "shares") {
+                with_classes(spec, first, second)?
+            } else {
+                spec
+            };
+            let is_adaptive = kind.keywords.contains(&"method");
+            let spec = if is_adaptive { LimitSpec { soft: None, count_denied: None, ..spec } } else { spec };
+            (kind.build)(&spec).ok()
+        },
+    );
+    // The same counter is used exactly, for leases, and for hits that other instances have already allowed.
+    let any_use = (limits, 0_u32..10).prop_map(|(limit, choice)| match choice {
         0..3 => limit.leasing().unwrap_or(limit),
-        3 => limit.counting(),
+        3 => limit.recording(),
         _ => limit,
     });
-    used.boxed()
+    any_use.boxed()
 }
 
-/// Three classes or four, with more or less that is kept for each.
-fn shared(shape: LimitSpec, one: u32, other: u32) -> Option<LimitSpec> {
-    let capacity = shape.requests;
-    let part = |part: u32| (u64::from(capacity) * u64::from(part) / 20) as u32;
-    let mut shares = vec![(part(one), part(one) + 1), (part(other), capacity), (0, part(10).max(1))];
-    if one.is_multiple_of(2) {
-        shares.push((part(1), capacity));
+/// Adds three or four classes with different minimums. Returns `None` if they do not fit into the capacity.
+fn with_classes(spec: LimitSpec, first: u32, second: u32) -> Option<LimitSpec> {
+    let capacity = spec.requests;
+    let twentieths = |number: u32| (u64::from(capacity) * u64::from(number) / 20) as u32;
+    let mut shares =
+        vec![(twentieths(first), twentieths(first) + 1), (twentieths(second), capacity), (0, twentieths(10).max(1))];
+    if first.is_multiple_of(2) {
+        shares.push((twentieths(1), capacity));
     }
     let classes = Classes::new(&shares, capacity).ok()?;
-    Some(LimitSpec { classes: Some(classes), soft: None, count_denied: None, ..shape })
+    Some(LimitSpec { classes: Some(classes), soft: None, count_denied: None, ..spec })
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
-    let algorithms: Vec<_> = step.hits.iter().map(|(_, _, asker)| algorithm.with_context(*asker)).collect();
+    let algorithms: Vec<_> = step.hits.iter().map(|(_, _, context)| algorithm.with_context(*context)).collect();
     let hit = |((action, cost, _), algorithm): (&(Action, u64, RequestContext), _)| {
         let action = match action {
-            Action::RollBack(before) => Action::RollBack(Micros::new(now) - *before),
+            Action::RollBack(age) => Action::RollBack(Micros::new(now) - *age),
             action => *action,
         };
         Hit { action, ..Hit::take(key.as_bytes(), algorithm, *cost) }
     };
     let hits: Vec<_> = step.hits.iter().zip(&algorithms).map(hit).collect();
-    let decisions = all(store.apply(&hits, Charge::Each, Micros::new(now)).await);
+    let decisions = unwrap_decisions(store.apply(&hits, Charge::Each, Micros::new(now)).await);
     decisions.iter().map(|decision| format!("{decision:?}")).collect()
 }
 
-/// Runs one history against both; an error shows the first answer that differs.
+/// Runs one history against both stores. The error contains the first decision that differs.
 async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(), String> {
     let (memory, redis) =
         (AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default()))), AnyStore::Redis(redis));
     let mut now = history.start;
     for (number, step) in history.steps.iter().enumerate() {
-        now = now.saturating_add_signed(step.later);
+        now = now.saturating_add_signed(step.elapsed);
         let algorithm = &history.limits[usize::from(step.changed)];
-        let one = decide(&memory, &key, algorithm, step, now).await;
-        let other = decide(&redis, &key, algorithm, step, now).await;
-        if one != other {
-            return Err(format!("memory {one:#?}\nredis {other:#?}\nat step {number} of {history:#?}"));
+        let in_memory = decide(&memory, &key, algorithm, step, now).await;
+        let in_redis = decide(&redis, &key, algorithm, step, now).await;
+        if in_memory != in_redis {
+            return Err(format!("memory {in_memory:#?}\nredis {in_redis:#?}\nat step {number} of {history:#?}"));
         }
     }
     Ok(())
 }
 
-/// A fixed window may count what it refuses. What is refused without asking it has not counted, and histories give back
-/// what was never taken.
-fn counts_refusals(history: &History) -> bool {
+/// Returns whether a fixed window of the history counts denials. Such a window cannot count denials from the deny cache,
+/// and the missing hits become visible because histories refund hits that were never taken.
+fn counts_denials(history: &History) -> bool {
     let counts = |limit: &Algorithm| limit.denial_counts(&State::default(), Micros::new(history.start));
     history.limits.iter().any(|limit| limit.name() == "fixed_window" && counts(limit))
 }
 
-async fn agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize) {
-    // Redis' own clock goes on between two steps at one instant: what is over in microseconds must not expire meanwhile.
+async fn assert_stores_agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize) {
+    // Redis's own clock advances between two steps of the same time: a state that ends microseconds later must not expire
+    // in the meantime.
     let jitter = std::time::Duration::from_secs(86_400);
-    let (asking, remembering) = (connect(url, jitter).await, connect_remembering(url, jitter).await);
+    let (without_cache, with_cache) = (connect(url, jitter).await, connect_with_deny_cache(url, jitter).await);
     let strategy = histories(&limit);
     let mut runner = TestRunner::new(Config::default());
-    let mut under_way = JoinSet::new();
+    let mut running = JoinSet::new();
     for number in 0..histories_each {
         let history = strategy.new_tree(&mut runner).unwrap().current();
-        let redis = if counts_refusals(&history) { &asking } else { &remembering };
-        under_way.spawn(compare(redis.clone(), format!("history{number}"), history));
-        while under_way.len() >= AT_ONCE {
-            under_way.join_next().await.unwrap().unwrap().unwrap_or_else(|difference| panic!("{difference}"));
+        let redis = if counts_denials(&history) { &without_cache } else { &with_cache };
+        running.spawn(compare(redis.clone(), format!("history{number}"), history));
+        while running.len() >= MAX_CONCURRENT {
+            running.join_next().await.unwrap().unwrap().unwrap_or_else(|difference| panic!("{difference}"));
         }
     }
-    for outcome in under_way.join_all().await {
+    for outcome in running.join_all().await {
         outcome.unwrap_or_else(|difference| panic!("{difference}"));
     }
 }
@@ -209,16 +219,16 @@ async fn agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize
 async fn memory_and_redis_agree_on_random_histories_of_every_algorithm() {
     for kind in Algorithm::KINDS {
         let server = RedisServer::start();
-        agree(limits(*kind), &server.url(), HISTORIES).await;
+        assert_stores_agree(limits(*kind), &server.url(), HISTORIES).await;
     }
 }
 
-/// Requests that come and go in batches, each with a latency: enough of them for many steps of a limit that learns.
+/// Generates requests that start and end in batches, each with a latency: enough for many steps of an adaptive limit.
 fn batches(kind: AlgorithmKind) -> impl Strategy<Value = History> {
     let batch = (1_usize..40, 1_u64..700_000, prop::bool::weighted(0.1), 0_i64..2_500_000);
     let limits = (limits(kind), limits(kind)).prop_map(|(one, other)| [one, other]);
     (limits, prop::collection::vec(batch, 20..60)).prop_map(|(limits, batches)| {
-        let steps = batches.into_iter().enumerate().flat_map(|(number, (size, latency, dropped, later))| {
+        let steps = batches.into_iter().enumerate().flat_map(|(number, (size, latency, dropped, elapsed))| {
             let hits = move |action, latency: u64| {
                 let holders = 1..=size as u64;
                 let sample = move |holder| Some(Sample { latency: Micros::new(latency + holder), dropped });
@@ -227,25 +237,25 @@ fn batches(kind: AlgorithmKind) -> impl Strategy<Value = History> {
                     .collect()
             };
             let changed = number % 7 == 6;
-            let come = Step { later, changed, hits: hits(Action::Take, latency) };
-            [come, Step { later: latency as i64, changed, hits: hits(Action::Refund, latency) }]
+            let start = Step { elapsed, changed, hits: hits(Action::Take, latency) };
+            [start, Step { elapsed: latency as i64, changed, hits: hits(Action::Refund, latency) }]
         });
         History { start: START, limits, steps: steps.collect() }
     })
 }
 
 #[tokio::test]
-async fn what_is_learned_is_the_same_in_memory_and_in_redis() {
+async fn adaptive_limits_learn_the_same_in_memory_and_in_redis() {
     let server = RedisServer::start();
     let kind = Algorithm::kind("adaptive").unwrap();
     let redis = connect(&server.url(), std::time::Duration::from_secs(3_600)).await;
     let mut runner = TestRunner::new(Config::default());
-    let mut under_way = JoinSet::new();
+    let mut running = JoinSet::new();
     for number in 0..200 {
         let history = batches(kind).new_tree(&mut runner).unwrap().current();
-        under_way.spawn(compare(redis.clone(), format!("batches{number}"), history));
+        running.spawn(compare(redis.clone(), format!("batches{number}"), history));
     }
-    for outcome in under_way.join_all().await {
+    for outcome in running.join_all().await {
         outcome.unwrap_or_else(|difference| panic!("{}", &difference[..difference.len().min(3_000)]));
     }
 }
@@ -255,7 +265,7 @@ async fn memory_and_every_topology_agree_on_random_histories() {
     let (cluster, sentinels, (nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
     for kind in Algorithm::KINDS {
         for url in [cluster.url(), sentinels.url(), ring.clone()] {
-            agree(limits(*kind), &url, HISTORIES / 10).await;
+            assert_stores_agree(limits(*kind), &url, HISTORIES / 10).await;
         }
         let servers = cluster.nodes.iter().chain(&nodes).chain(&sentinels.servers[..1]);
         servers.for_each(|server| assert_eq!(server.cli(&["flushall"]), "OK"));

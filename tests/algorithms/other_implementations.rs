@@ -1,4 +1,4 @@
-//! The GCRA family beside governor, which keeps the same instant in nanoseconds.
+//! The GCRA family compared with governor, which stores the same state in nanoseconds.
 
 use std::{num::NonZeroU32, time::Duration};
 
@@ -13,9 +13,9 @@ const START: u64 = 1_763_672_400_000_000;
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
-    /// Paces that are whole nanoseconds, since governor has no smaller unit: 8 a second are 125 ms apart.
+    /// The intervals are whole nanoseconds, since governor has no smaller unit: 8 hits per second are 125 ms apart.
     #[test]
-    fn governor_gives_the_same_answers(
+    fn governor_makes_the_same_decisions(
         requests in prop::sample::select(vec![1_u32, 2, 5, 8, 10, 16, 1_000]),
         burst in 1_u32..12,
         hits in prop::collection::vec((1_u32..5, prop_oneof![Just(0_u64), Just(125_000), 0_u64..2_000_000]), 1..40),
@@ -31,10 +31,10 @@ proptest! {
         let quota = GovernorQuota::with_period(Duration::from_secs(1) / requests).unwrap().allow_burst(number(burst));
         let theirs = RateLimiter::direct_with_clock(quota, clock.clone());
         let mut now = START;
-        for (cost, later) in hits {
-            now += later;
-            clock.advance(Duration::from_micros(later));
-            // Inside: conforms or not. Outside: more than the burst never does.
+        for (cost, elapsed) in hits {
+            now += elapsed;
+            clock.advance(Duration::from_micros(elapsed));
+            // The inner result is governor's decision. The outer one is an error if the cost exceeds the burst.
             let expected = theirs.check_n(number(cost));
             for (algorithm, state) in ours.iter().zip(&mut states) {
                 let decision = algorithm.apply(state, Operation { action: Action::Take, cost: cost.into(), now: Micros::new(now) });

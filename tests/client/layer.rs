@@ -13,7 +13,7 @@ use sluicegate_client::{
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::support::{DEADLINE, Server, rules, until_async};
+use crate::support::{DEADLINE, Server, rules, wait_for_async};
 
 const RULES: &str = "
 domain: d
@@ -32,7 +32,7 @@ fn start() -> Server {
 }
 
 fn client(server: &Server) -> Client {
-    let client = Client::builder(format!("http://{}", server.grpc)).domain("d").deadline(DEADLINE);
+    let client = Client::builder(format!("http://{}", server.grpc)).domain("d").timeout(DEADLINE);
     client.deny_cache(0).connect_lazy().unwrap()
 }
 
@@ -86,7 +86,7 @@ async fn a_refused_request_says_what_to_do() {
     let problem: serde_json::Value = serde_json::from_str(&body(response).await).unwrap();
     assert_eq!((&problem["status"], &problem["violated-policies"][0]), (&429.into(), &"the \"few\"".into()));
     assert!(problem["type"].as_str().unwrap().ends_with("#quota-exceeded"), "{problem}");
-    assert_eq!(problem["detail"], format!("Come back in {wait} s."));
+    assert_eq!(problem["detail"], format!("Retry in {wait} s."));
     // Others, and those that count as nothing, are served.
     assert_eq!(ask(&mut service, "few=bob", "").await.status(), StatusCode::OK);
     let free = ask(&mut service, "nothing", "").await;
@@ -136,7 +136,7 @@ async fn a_shaped_request_waits_for_its_turn() {
     }
     assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
     // No longer than the bound.
-    let mut impatient = layer(client(&server)).longest_delay(Duration::ZERO).headers(false).layer(router);
+    let mut impatient = layer(client(&server)).max_delay(Duration::ZERO).headers(false).layer(router);
     let began = Instant::now();
     for _ in 0..4 {
         let response = ask(&mut impatient, "paced=bob", "").await;
@@ -153,7 +153,7 @@ async fn a_cost_that_is_known_later_is_settled() {
     let told = Router::new().route("/", get(async || (Extension(Cost(130)), "served")));
     let mut service = layer(client(&server)).hits(100).layer(told);
     ask(&mut service, "tokens=alice", "").await;
-    until_async("30 more to be taken", async || (left().await == 870).then_some(())).await;
+    wait_for_async("30 more to be taken", async || (left().await == 870).then_some(())).await;
     let held = Router::new().route(
         "/",
         get(async |Extension(reservation): Extension<Reservation>| {
@@ -163,7 +163,7 @@ async fn a_cost_that_is_known_later_is_settled() {
     );
     let mut service = layer(client(&server)).hits(100).layer(held);
     ask(&mut service, "tokens=alice", "").await;
-    until_async("99 to be given back", async || (left().await == 869).then_some(())).await;
+    wait_for_async("99 to be given back", async || (left().await == 869).then_some(())).await;
 }
 
 #[tokio::test]

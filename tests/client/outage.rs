@@ -14,18 +14,18 @@ use tokio::task::JoinSet;
 
 use crate::{
     client::verdicts::{RULES, client, few, start},
-    support::{DEADLINE, Fault, Proxy, Server, rules, until_async},
+    support::{DEADLINE, Fault, Proxy, Server, rules, wait_for_async},
 };
 
 /// Nobody listens at one of two addresses: the other one is asked, and no caller notices.
 #[tokio::test]
 async fn an_instance_that_is_not_there_is_passed_over() {
     let server = start();
-    for coalesce in [true, false] {
-        let limiter = client(&server).endpoint("http://127.0.0.1:1").routing(Routing::RoundRobin).coalesce(coalesce);
+    for batching in [true, false] {
+        let limiter = client(&server).endpoint("http://127.0.0.1:1").routing(Routing::RoundRobin).batching(batching);
         let limiter = limiter.connect_lazy().unwrap();
         for _ in 0..20 {
-            limiter.check([descriptor! { "many" => "x" }]).strict().await.unwrap();
+            limiter.check([descriptor! { "many" => "x" }]).without_fallback().await.unwrap();
         }
     }
 }
@@ -40,11 +40,14 @@ async fn what_nobody_waits_for_is_not_sent() {
     for _ in 0..100 {
         let limiter = limiter.clone();
         let within = Duration::from_millis(50);
-        late.spawn(async move { limiter.check([descriptor! { "many" => "x" }]).within(within).strict().await });
+        late.spawn(
+            async move { limiter.check([descriptor! { "many" => "x" }]).timeout(within).without_fallback().await },
+        );
     }
     assert!(late.join_all().await.iter().all(Result::is_err));
     server.signal("CONT");
-    until_async("an answer", async || limiter.check([descriptor! { "many" => "x" }]).strict().await.ok()).await;
+    wait_for_async("an answer", async || limiter.check([descriptor! { "many" => "x" }]).without_fallback().await.ok())
+        .await;
     assert_eq!(limiter.check([descriptor! { "many" => "x" }]).await.remaining(), Some(999_998));
 }
 
@@ -52,11 +55,11 @@ async fn what_nobody_waits_for_is_not_sent() {
 #[tokio::test]
 async fn there_is_always_an_answer_in_time() {
     const WITHIN: Duration = Duration::from_millis(50);
-    for coalesce in [true, false] {
+    for batching in [true, false] {
         let server = start();
         let proxy = Proxy::start(server.grpc.port());
-        let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").deadline(WITHIN);
-        let limiter = limiter.coalesce(coalesce).connect_lazy().unwrap();
+        let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").timeout(WITHIN);
+        let limiter = limiter.batching(batching).connect_lazy().unwrap();
         let well = async || {
             let verdict = limiter.check([descriptor! { "many" => "x" }]).await;
             (verdict.decided_by() == DecidedBy::Server).then_some(())
@@ -65,11 +68,11 @@ async fn there_is_always_an_answer_in_time() {
             Fault::Cut,
             Fault::Swallow,
             Fault::Delay(Duration::from_millis(200)),
-            Fault::Say(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-            Fault::Say(b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
+            Fault::Replace(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+            Fault::Replace(b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
         ];
         for fault in faults {
-            until_async("the service to be asked", well).await;
+            wait_for_async("the service to be asked", well).await;
             proxy.set(fault);
             let began = Instant::now();
             let mut slowest = Duration::ZERO;
@@ -86,7 +89,7 @@ async fn there_is_always_an_answer_in_time() {
             // Tests beside this one have the processors too.
             assert!(slowest < WITHIN + Duration::from_millis(100), "{fault:?}: {slowest:?}");
             // The breaker is why there are many more than the deadline alone would allow.
-            assert!(failures > 40, "{fault:?}, coalesce {coalesce}: {failures}");
+            assert!(failures > 40, "{fault:?}, batching {batching}: {failures}");
             proxy.set(Fault::None);
         }
     }
@@ -98,11 +101,11 @@ async fn what_an_outage_means_is_the_callers_choice() {
     let deny = Client::builder(nobody).domain("d").on_error(OnError::Deny).connect_lazy().unwrap();
     let refused = deny.check([few("alice")]).await;
     assert_eq!((refused.allowed(), refused.decided_by(), refused.statuses().len()), (false, DecidedBy::Fallback, 0));
-    let failure = deny.check([few("alice")]).strict().await.unwrap_err();
+    let failure = deny.check([few("alice")]).without_fallback().await.unwrap_err();
     assert!(failure.to_string().contains("refused"), "{failure}");
     // After some of these nobody is asked any more.
-    until_async("the breaker to open", async || {
-        let failure = deny.check([few("alice")]).strict().await.unwrap_err();
+    wait_for_async("the breaker to open", async || {
+        let failure = deny.check([few("alice")]).without_fallback().await.unwrap_err();
         (failure == Failure::Unreachable).then_some(())
     })
     .await;
@@ -114,13 +117,13 @@ async fn what_an_outage_means_is_the_callers_choice() {
 #[tokio::test]
 async fn a_check_that_cannot_be_is_no_outage() {
     let server = start();
-    for coalesce in [true, false] {
-        let limiter = client(&server).coalesce(coalesce).connect_lazy().unwrap();
+    for batching in [true, false] {
+        let limiter = client(&server).batching(batching).connect_lazy().unwrap();
         for _ in 0..100 {
-            let failure = limiter.check((0..200).map(|_| few("alice"))).strict().await.unwrap_err();
+            let failure = limiter.check((0..200).map(|_| few("alice"))).without_fallback().await.unwrap_err();
             assert!(matches!(failure, Failure::Service { code: tonic::Code::InvalidArgument, .. }), "{failure}");
         }
-        assert!(limiter.check([few("alice").hits(0)]).strict().await.is_ok(), "coalesce {coalesce}");
+        assert!(limiter.check([few("alice").hits(0)]).without_fallback().await.is_ok(), "batching {batching}");
     }
 }
 
@@ -137,14 +140,14 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").connect_lazy().unwrap();
     for _ in 0..2 {
         proxy.set(Fault::Cut);
-        until_async("the breaker to open", async || {
-            let failure = limiter.check([few("alice").hits(0)]).strict().await.err()?;
+        wait_for_async("the breaker to open", async || {
+            let failure = limiter.check([few("alice").hits(0)]).without_fallback().await.err()?;
             (failure == Failure::Unreachable).then_some(())
         })
         .await;
         proxy.set(Fault::None);
-        until_async("the service to be asked again", async || {
-            limiter.check([few("alice").hits(0)]).strict().await.ok()
+        wait_for_async("the service to be asked again", async || {
+            limiter.check([few("alice").hits(0)]).without_fallback().await.ok()
         })
         .await;
     }
@@ -153,8 +156,8 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     let lines: Vec<_> = log.lines().filter(|line| line.contains(&address)).collect();
     assert_eq!(lines.len(), 4, "{log}");
     for pair in lines.chunks(2) {
-        assert!(pair[0].contains("WARN") && pair[0].contains("it is not asked for a while"), "{log}");
-        assert!(pair[1].contains("INFO") && pair[1].contains("answers again"), "{log}");
+        assert!(pair[0].contains("WARN") && pair[0].contains("circuit breaker opened"), "{log}");
+        assert!(pair[1].contains("INFO") && pair[1].contains("circuit breaker closed"), "{log}");
     }
 }
 
@@ -182,7 +185,7 @@ async fn three_instances_are_restarted_one_after_the_other() {
         addresses[1..].iter().fold(Client::builder(format!("http://{}", addresses[0])), |builder, address| {
             builder.endpoint(format!("http://{address}"))
         });
-    let limiter = limiter.domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    let limiter = limiter.domain("d").timeout(DEADLINE).connect_lazy().unwrap();
     let failures = Arc::new(AtomicUsize::new(0));
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let mut load = JoinSet::new();
@@ -205,7 +208,7 @@ async fn three_instances_are_restarted_one_after_the_other() {
         assert!(server.wait().await.success());
         let again = Server::builder_at(*address).rules(folder.path()).start();
         let seen = || again.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
-        until_async("the new instance to be asked", async || (seen() > 0.0).then_some(())).await;
+        wait_for_async("the new instance to be asked", async || (seen() > 0.0).then_some(())).await;
         servers[place] = Some(again);
     }
     stop.send_replace(true);
@@ -229,7 +232,7 @@ async fn a_connection_that_is_old_costs_no_check() {
             let mut checks = 0_u64;
             while began.elapsed() < Duration::from_secs(2) {
                 let user = format!("user{task}");
-                limiter.check([descriptor! { "many" => user }]).strict().await.unwrap();
+                limiter.check([descriptor! { "many" => user }]).without_fallback().await.unwrap();
                 checks += 1;
             }
             checks
@@ -251,7 +254,7 @@ async fn checks_go_where_the_placement_says() {
             addresses[1..].iter().fold(Client::builder(format!("http://{}", addresses[0])), |builder, name| {
                 builder.endpoint(format!("http://{name}"))
             });
-        builder.domain("d").deadline(DEADLINE).routing(routing).connect_lazy().unwrap()
+        builder.domain("d").timeout(DEADLINE).routing(routing).connect_lazy().unwrap()
     };
     let ring = sluicegate_common::Ring::new(addresses.iter().map(|name| (name.as_str(), 1)));
     let asked = |server: &Option<Server>| {
@@ -263,7 +266,8 @@ async fn checks_go_where_the_placement_says() {
     for user in 0..60 {
         let user = format!("user{user}");
         expected[ring.node_of(format!("d|many={user}").as_bytes()).unwrap()] += 1.0;
-        let verdict = by_user.check([descriptor! { "path" => "/", "many" => &*user }]).strict().await.unwrap();
+        let verdict =
+            by_user.check([descriptor! { "path" => "/", "many" => &*user }]).without_fallback().await.unwrap();
         assert!(verdict.allowed());
     }
     assert_eq!(servers.iter().map(asked).collect::<Vec<_>>(), expected);
@@ -272,7 +276,7 @@ async fn checks_go_where_the_placement_says() {
     let on_first = (0..).map(|user| format!("user{user}"));
     let mut on_first = on_first.filter(|user| ring.node_of(format!("d|many={user}").as_bytes()) == Some(0));
     let user = on_first.next().unwrap();
-    until_async("somebody else to be asked", async || {
+    wait_for_async("somebody else to be asked", async || {
         let verdict = by_user.check([descriptor! { "many" => &*user }]).await;
         (verdict.decided_by() == DecidedBy::Server).then_some(())
     })
@@ -282,12 +286,12 @@ async fn checks_go_where_the_placement_says() {
         let user = format!("user{user}");
         let place = ring.node_among(format!("d|many={user}").as_bytes(), |place| place != 0).unwrap();
         expected[place] += 1.0;
-        by_user.check([descriptor! { "many" => &*user }]).strict().await.unwrap();
+        by_user.check([descriptor! { "many" => &*user }]).without_fallback().await.unwrap();
     }
     assert_eq!(servers[1..].iter().map(asked).collect::<Vec<_>>(), expected[1..]);
     let in_turn = limiter(Routing::RoundRobin);
     for _ in 0..40 {
-        in_turn.check([descriptor! { "many" => "x" }]).strict().await.unwrap();
+        in_turn.check([descriptor! { "many" => "x" }]).without_fallback().await.unwrap();
     }
     let grown: Vec<_> = servers[1..].iter().map(asked).zip(&expected[1..]).map(|(now, before)| now - before).collect();
     assert!(grown.iter().all(|grown| *grown >= 10.0), "{grown:?}");
@@ -298,14 +302,14 @@ async fn checks_go_where_the_placement_says() {
 async fn names_are_looked_up_again() {
     let server = start();
     let port = server.grpc.port();
-    let limiter = Client::builder(format!("http://localhost:{port}")).domain("d").deadline(DEADLINE);
+    let limiter = Client::builder(format!("http://localhost:{port}")).domain("d").timeout(DEADLINE);
     let limiter = limiter.resolve_every(Duration::from_millis(20)).connect_lazy().unwrap();
-    until_async("the name's addresses", async || {
+    wait_for_async("the name's addresses", async || {
         let known: BTreeSet<_> = limiter.endpoints().iter().map(ToString::to_string).collect();
         known.contains(&format!("127.0.0.1:{port}")).then_some(())
     })
     .await;
-    assert!(limiter.check([few("alice")]).strict().await.unwrap().allowed());
+    assert!(limiter.check([few("alice")]).without_fallback().await.unwrap().allowed());
 }
 
 /// Checks that are given up leave nothing behind, neither here nor there.
@@ -325,7 +329,8 @@ async fn a_check_that_is_given_up_leaves_nothing() {
     }
     let verdicts: Vec<Verdict> = vec![limiter.check([few("never asked")]).hits(3).await];
     assert!(verdicts[0].allowed());
-    let descriptors = server.descriptors();
+    let descriptors = server.open_file_descriptors();
     drop(limiter);
-    until_async("the connection to end", async || (server.descriptors() < descriptors).then_some(())).await;
+    wait_for_async("the connection to end", async || (server.open_file_descriptors() < descriptors).then_some(()))
+        .await;
 }

@@ -20,7 +20,7 @@ use tower_service::Service;
 use crate::support::{
     DEADLINE, RedisServer, Server, descriptor as entries,
     plain::{self, Request as Ask},
-    rules, until_async,
+    rules, wait_for_async,
 };
 
 const RULES: &str = "
@@ -42,7 +42,7 @@ fn start(store: &str) -> Server {
 }
 
 fn client(server: &Server) -> Client {
-    Client::builder(format!("http://{}", server.grpc)).domain("d").deadline(DEADLINE).connect_lazy().unwrap()
+    Client::builder(format!("http://{}", server.grpc)).domain("d").timeout(DEADLINE).connect_lazy().unwrap()
 }
 
 /// How many more could be had.
@@ -52,23 +52,23 @@ async fn left(plain: &plain::Client, key: &str) -> u32 {
 }
 
 async fn until_left(plain: &plain::Client, key: &str, slots: u32) {
-    until_async("slots to be free", async || (left(plain, key).await == slots).then_some(())).await;
+    wait_for_async("slots to be free", async || (left(plain, key).await == slots).then_some(())).await;
 }
 
 #[tokio::test]
 async fn a_permit_is_given_back_however_its_holder_ends() {
     let redis = RedisServer::start();
-    for (store, coalesces) in [("memory", true), (&*redis.url(), true), ("memory", false)] {
+    for (store, batching) in [("memory", true), (&*redis.url(), true), ("memory", false)] {
         let server = start(store);
         let plain = server.client().await;
         let address = format!("http://{}", server.grpc);
-        let client = Client::builder(address).domain("d").deadline(DEADLINE).coalesce(coalesces);
+        let client = Client::builder(address).domain("d").timeout(DEADLINE).batching(batching);
         let client = client.connect_lazy().unwrap();
         let acquire = || client.acquire([descriptor! { "user" => "x" }]);
         let (one, two) = (acquire().await.unwrap(), acquire().await.unwrap());
         let refused = acquire().await.unwrap_err();
         assert!(refused.retry_after() > Some(Duration::from_secs(3_500)) && !refused.shed());
-        one.give_back().await;
+        one.release().await;
         assert_eq!(left(&plain, "user").await, 1, "it waits until the service knows");
         let two = tokio::spawn(async move {
             let _two = two;
@@ -103,16 +103,16 @@ async fn a_permit_is_given_back_however_its_holder_ends() {
 async fn a_permit_that_lives_longer_than_its_hold_keeps_its_slot() {
     let server = start("memory");
     let client = client(&server);
-    let acquire = || client.acquire([descriptor! { "brief" => "x" }]).holder("request_id");
+    let acquire = || client.acquire([descriptor! { "brief" => "x" }]).holder_key("request_id");
     let permit = acquire().await.unwrap();
     let began = Instant::now();
-    until_async("a while", async || {
+    wait_for_async("a while", async || {
         assert!(acquire().await.is_err() && !permit.is_lost());
         (began.elapsed() > Duration::from_secs(3)).then_some(())
     })
     .await;
     drop(permit);
-    until_async("the slot to be free", async || acquire().await.ok()).await.give_back().await;
+    wait_for_async("the slot to be free", async || acquire().await.ok()).await.release().await;
 }
 
 /// Whoever dies gives nothing back: his slots end by themselves, and not before.
@@ -122,7 +122,7 @@ async fn a_service_that_goes_away_loses_no_slot_for_ever() {
     let (one, other) = (start(&redis.url()), start(&redis.url()));
     let addresses = [&one, &other].map(|server| format!("http://{}", server.grpc));
     let [first, second] = addresses;
-    let builder = Client::builder(first).endpoint(second).domain("d").deadline(Duration::from_secs(1));
+    let builder = Client::builder(first).endpoint(second).domain("d").timeout(Duration::from_secs(1));
     let client = builder.connect_lazy().unwrap();
     let plain = other.client().await;
     let mut permits = Vec::new();
@@ -142,15 +142,15 @@ async fn what_may_have_been_taken_is_given_back() {
     let server = start("memory");
     let plain = server.client().await;
     let builder = Client::builder(format!("http://{}", server.grpc)).domain("d").on_error(OnError::Deny);
-    let client = builder.deadline(Duration::from_millis(500)).connect_lazy().unwrap();
-    client.acquire([descriptor! { "user" => "x" }]).await.unwrap().give_back().await;
+    let client = builder.timeout(Duration::from_millis(500)).connect_lazy().unwrap();
+    client.acquire([descriptor! { "user" => "x" }]).await.unwrap().release().await;
     let asked = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"user\"}");
     let before = asked();
     server.signal("STOP");
     let refused = client.acquire([descriptor! { "user" => "x" }]).await.unwrap_err();
     server.signal("CONT");
     assert_eq!(refused.decided_by(), DecidedBy::Fallback);
-    until_async("the slot to be taken", async || (asked() > before).then_some(())).await;
+    wait_for_async("the slot to be taken", async || (asked() > before).then_some(())).await;
     until_left(&plain, "user", 2).await;
 }
 
@@ -233,7 +233,7 @@ async fn the_layer_holds_its_slot_until_the_body_ends() {
 async fn a_limit_learns_from_all_who_give_back() {
     let redis = RedisServer::start();
     let (one, other) = (start(&redis.url()), start(&redis.url()));
-    let unary = Client::builder(format!("http://{}", other.grpc)).domain("d").deadline(DEADLINE).coalesce(false);
+    let unary = Client::builder(format!("http://{}", other.grpc)).domain("d").timeout(DEADLINE).batching(false);
     let clients = [client(&one), unary.connect_lazy().unwrap()];
     let limit = |verdict: &sluicegate_client::Verdict| {
         verdict.statuses()[0].limit.as_ref().map(|limit| limit.requests_per_unit).unwrap()
@@ -253,14 +253,15 @@ async fn a_limit_learns_from_all_who_give_back() {
         }
         let many = permits.len();
         for mut permit in permits {
-            permit.ended(outcome);
-            permit.give_back().await;
+            permit.set_outcome(outcome);
+            permit.release().await;
         }
         many
     };
     assert_eq!(round(Outcome::Success).await, 10);
     let rises =
-        until_async("the limit to rise", async || Some(round(Outcome::Success).await).filter(|many| *many > 10)).await;
+        wait_for_async("the limit to rise", async || Some(round(Outcome::Success).await).filter(|many| *many > 10))
+            .await;
     let falls = async || Some(round(Outcome::Dropped).await).filter(|many| *many < rises);
-    until_async("the limit to fall", falls).await;
+    wait_for_async("the limit to fall", falls).await;
 }

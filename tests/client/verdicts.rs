@@ -28,7 +28,7 @@ use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
 use tokio_stream::{StreamExt, wrappers::TcpListenerStream};
 use tonic::{Request, Response, Status};
 
-use crate::support::{DEADLINE, Server, rules, until_async};
+use crate::support::{DEADLINE, Server, rules, wait_for_async};
 
 pub(super) const RULES: &str = "
 domain: d
@@ -48,7 +48,7 @@ pub(super) fn start() -> Server {
 
 /// With a deadline that no test meets by chance.
 pub(super) fn client(server: &Server) -> Builder {
-    Client::builder(format!("http://{}", server.grpc)).domain("d").deadline(DEADLINE)
+    Client::builder(format!("http://{}", server.grpc)).domain("d").timeout(DEADLINE)
 }
 
 pub(super) fn few(user: &str) -> Descriptor<'_> {
@@ -114,9 +114,9 @@ async fn plain() -> (Plain, String) {
 #[tokio::test]
 async fn a_verdict_says_all_that_the_service_does() {
     let server = start();
-    for coalesce in [true, false] {
-        let limiter = client(&server).coalesce(coalesce).deny_cache(0).connect_lazy().unwrap();
-        let user = format!("alice{coalesce}");
+    for batching in [true, false] {
+        let limiter = client(&server).batching(batching).deny_cache(0).connect_lazy().unwrap();
+        let user = format!("alice{batching}");
         let first = limiter.check([few(&user), descriptor! { "many" => &*user }.hits(5)]).hits(2).await;
         assert_eq!(
             (first.allowed(), first.decided_by(), first.remaining()),
@@ -134,8 +134,8 @@ async fn a_verdict_says_all_that_the_service_does() {
         assert_eq!(wait, Some(()));
         let wait = limiter.check([descriptor! { "brief" => &*user }]).await.retry_after().unwrap();
         assert!(wait <= Duration::from_secs(1), "{wait:?}");
-        assert_eq!(wait.subsec_micros() != 0, coalesce, "exact on a stream, in seconds without: {wait:?}");
-        let refused = limiter.check([]).strict().await.unwrap_err();
+        assert_eq!(wait.subsec_micros() != 0, batching, "exact on a stream, in seconds without: {wait:?}");
+        let refused = limiter.check([]).without_fallback().await.unwrap_err();
         let Failure::Service { code, message } = refused else { panic!("{refused:?}") };
         assert_eq!(
             (code, message.as_str()),
@@ -147,19 +147,19 @@ async fn a_verdict_says_all_that_the_service_does() {
 #[tokio::test]
 async fn any_service_with_envoys_protocol_will_do() {
     let (plain, url) = plain().await;
-    let builder = || Client::builder(&url).domain("d").deadline(DEADLINE);
-    let stranger = builder().connect_lazy().unwrap().check([few("x")]).strict().await.unwrap_err();
+    let builder = || Client::builder(&url).domain("d").timeout(DEADLINE);
+    let stranger = builder().connect_lazy().unwrap().check([few("x")]).without_fallback().await.unwrap_err();
     assert!(matches!(stranger, Failure::Service { code: tonic::Code::Unauthenticated, .. }), "{stranger}");
     let limiter = builder().bearer_token("open sesame").connect_lazy().unwrap();
     // All at once, before anybody knows that there is no stream: each is asked once.
     let mut checks = JoinSet::new();
     for number in 0..50 {
         let limiter = limiter.clone();
-        checks.spawn(async move { limiter.check([few(&number.to_string())]).strict().await.unwrap() });
+        checks.spawn(async move { limiter.check([few(&number.to_string())]).without_fallback().await.unwrap() });
     }
     let verdicts = checks.join_all().await;
     assert_eq!((plain.calls.load(Relaxed), verdicts.iter().filter(|verdict| verdict.allowed()).count()), (50, 2));
-    limiter.check([few("x")]).strict().await.unwrap();
+    limiter.check([few("x")]).without_fallback().await.unwrap();
     assert_eq!(plain.streams.load(Relaxed), 2, "found out once by each client");
     let broken = limiter.check([few("x")]).domain("broken").await;
     assert!(broken.allowed() && broken.decided_by() == DecidedBy::Fallback, "{broken:?}");
@@ -193,7 +193,7 @@ async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
     assert!(brief().await.allowed());
     let refused = brief().await;
     let (wait, began) = (refused.retry_after().unwrap(), Instant::now());
-    until_async("the refusal to end", async || brief().await.allowed().then_some(())).await;
+    wait_for_async("the refusal to end", async || brief().await.allowed().then_some(())).await;
     assert!(began.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", began.elapsed());
 }
 
@@ -256,7 +256,7 @@ impl RateLimitService for Granting {
         let answer = RateLimitResponse { overall_code: Code::Ok.into(), statuses, ..RateLimitResponse::default() };
         let mut response = Response::new(answer);
         if let Some(lives) = self.lives {
-            response.metadata_mut().insert("sluicegate-grant-life-us", lives.parse().unwrap());
+            response.metadata_mut().insert("sluicegate-grant-ttl-us", lives.parse().unwrap());
         }
         Ok(response)
     }
@@ -299,7 +299,7 @@ async fn granting(granting: Granting, streams: bool) -> (Granting, Client) {
     }
     let server = tonic::transport::Server::builder().add_routes(services);
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-    (granting, Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap())
+    (granting, Client::builder(url).domain("d").timeout(DEADLINE).connect_lazy().unwrap())
 }
 
 #[tokio::test]
@@ -308,7 +308,7 @@ async fn what_was_granted_is_spent_without_asking_and_no_further() {
     let dated = Granting { valid_for: Some(60), ..Granting::default() };
     for (service, streams) in [(Granting::default(), true), (relative, false), (dated, false)] {
         let (service, limiter) = granting(service, streams).await;
-        let check = async |hits| limiter.check([few("alice")]).hits(hits).strict().await.unwrap();
+        let check = async |hits| limiter.check([few("alice")]).hits(hits).without_fallback().await.unwrap();
         assert_eq!(check(1).await.decided_by(), DecidedBy::Server);
         for left in [7, 4, 1] {
             let verdict = check(3).await;
@@ -349,7 +349,7 @@ async fn a_thousand_tasks_share_a_client() {
             let user = format!("user{}", task % 100);
             let mut allowed = 0;
             for _ in 0..5 {
-                allowed += usize::from(limiter.check([few(&user)]).strict().await.unwrap().allowed());
+                allowed += usize::from(limiter.check([few(&user)]).without_fallback().await.unwrap().allowed());
             }
             allowed
         });
@@ -368,7 +368,7 @@ async fn a_crowd_is_taken_in_parts() {
             let limiter = limiter.clone();
             tasks.spawn(async move {
                 let name = format!("{task:0>900}");
-                limiter.check([descriptor! { "many" => name }]).within(Duration::from_secs(5)).strict().await
+                limiter.check([descriptor! { "many" => name }]).timeout(Duration::from_secs(5)).without_fallback().await
             });
         }
         tasks
@@ -389,16 +389,16 @@ async fn a_crowd_is_taken_in_parts() {
 async fn a_check_can_have_less_time_and_not_more() {
     let server = start();
     server.signal("STOP");
-    let limiter = client(&server).deadline(Duration::from_millis(200)).connect_lazy().unwrap();
+    let limiter = client(&server).timeout(Duration::from_millis(200)).connect_lazy().unwrap();
     for (within, allowed) in [(50, 50), (10_000, 200)] {
         let (began, within) = (Instant::now(), Duration::from_millis(within));
-        let failure = limiter.check([few("alice")]).within(within).strict().await.unwrap_err();
-        assert_eq!(failure, Failure::Deadline(Duration::from_millis(allowed)));
+        let failure = limiter.check([few("alice")]).timeout(within).without_fallback().await.unwrap_err();
+        assert_eq!(failure, Failure::Timeout(Duration::from_millis(allowed)));
         assert!(began.elapsed() >= Duration::from_millis(allowed) * 9 / 10 && began.elapsed() < Duration::from_secs(5));
     }
     server.signal("CONT");
-    let patient = client(&server).deadline(Duration::MAX).connect_lazy().unwrap();
-    assert!(patient.check([few("alice")]).strict().await.unwrap().allowed());
+    let patient = client(&server).timeout(Duration::MAX).connect_lazy().unwrap();
+    assert!(patient.check([few("alice")]).without_fallback().await.unwrap().allowed());
 }
 
 /// Takes its time for refunds, and refuses everything else.
@@ -434,11 +434,11 @@ async fn a_refusal_does_not_outlive_a_refund() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service.clone()));
     tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
-    let limiter = Client::builder(url).domain("d").deadline(DEADLINE).connect_lazy().unwrap();
+    let limiter = Client::builder(url).domain("d").timeout(DEADLINE).connect_lazy().unwrap();
     let check = async || limiter.check([few("alice")]).await.decided_by();
     let refunding = limiter.clone();
     let refund = tokio::spawn(async move { refunding.check([few("alice").refund()]).await });
-    until_async("the refund to be on its way", async || (service.seen.load(Relaxed) == 1).then_some(())).await;
+    wait_for_async("the refund to be on its way", async || (service.seen.load(Relaxed) == 1).then_some(())).await;
     assert_eq!((check().await, check().await), (DecidedBy::Server, DecidedBy::DenyCache));
     service.refund.notify_one();
     assert!(refund.await.unwrap().allowed());

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{
     support::{
-        RedisServer, Server, ask,
+        RedisServer, Server,
         envoy::Envoy,
-        repository,
+        repository, request_for,
         server::{command, get},
         tool,
     },
@@ -137,7 +137,7 @@ async fn start(manifests: &str, redis: &RedisServer) -> Server {
         }
     }
     assert_eq!(tls, manifests.contains("/certs"));
-    let server = Server::of(command)
+    let server = Server::from_command(command)
         .set("grpc.addr", "127.0.0.1:0")
         .set("http.addr", "127.0.0.1:0")
         .set("telemetry.log.format", "json")
@@ -177,7 +177,7 @@ async fn the_chart_is_what_helm_and_kubernetes_take() {
 fn the_manifests_are_the_charts() {
     let path = repository("deploy/kubernetes/sluicegate.yaml");
     let told_by_helm = ["# Source:", "helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:"];
-    let head = "# Two instances that count in memory, each for itself; for more, SLUICEGATE__STORE is the address of a Redis.\n\
+    let head = "# Two instances, each with counters in its own memory. To share them, set SLUICEGATE__STORE to a Redis address.\n\
                 #\n#   kubectl apply -f deploy/kubernetes/sluicegate.yaml\n";
     let manifests = helm(&["template", "sluicegate"], "");
     let lines = manifests.lines().filter(|line| !told_by_helm.iter().any(|word| line.trim().starts_with(word)));
@@ -247,9 +247,9 @@ async fn istios_gateway_asks() {
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
     fs::write(&file, written(&config)).unwrap();
     let envoy = Envoy::start_with(file.path().to_str().unwrap(), server.grpc, upstream().0, false);
-    let codes: Vec<u16> = (0..62).map(|_| envoy.ask("GET", "/", &[("x-user", "ann")]).0).collect();
+    let codes: Vec<u16> = (0..62).map(|_| envoy.send("GET", "/", &[("x-user", "ann")]).0).collect();
     assert_eq!(codes.iter().filter(|code| **code == 200).count(), 60, "{codes:?}");
-    assert_eq!((codes[61], envoy.ask("GET", "/", &[("x-user", "bob")]).0), (429, 200));
+    assert_eq!((codes[61], envoy.send("GET", "/", &[("x-user", "bob")]).0), (429, 200));
 }
 
 #[tokio::test]
@@ -259,7 +259,7 @@ async fn contours_descriptors_are_limited() {
     let redis = RedisServer::start();
     let server = start(&manifests, &redis).await;
     let client = server.client().await;
-    let ask = |address| ask("contour", &[("generic_key", "orders"), ("remote_address", address)]);
+    let ask = |address| request_for("contour", &[("generic_key", "orders"), ("remote_address", address)]);
     assert_eq!(client.check(ask("10.0.0.1")).await.unwrap().remaining(), Some(59));
     assert_eq!(client.check(ask("2001:db8::1")).await.unwrap().remaining(), Some(59));
     assert_eq!(client.check(ask("2001:db8::2")).await.unwrap().remaining(), Some(58));

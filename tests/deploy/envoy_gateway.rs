@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use crate::{
     support::{
-        Server, ask,
+        Server,
         control_plane::ControlPlane,
         descriptor,
         envoy::Envoy,
         plain::Request,
-        repository,
+        repository, request_for,
         server::{Builder, command},
-        until_async,
+        wait_for_async,
     },
     wire::envoy::upstream,
 };
@@ -30,7 +30,7 @@ fn served_by(plane: &ControlPlane) -> Builder {
 
 async fn until_in_force(plane: &ControlPlane, version: &str) {
     let request = |request: &Value| request["version"] == version || request["error"] != "";
-    let answer = plane.until_request("an answer", request).await;
+    let answer = plane.wait_for_request("an answer", request).await;
     assert_eq!((&answer["version"], &answer["error"]), (&version.into(), &"".into()));
 }
 
@@ -70,7 +70,7 @@ async fn what_its_translator_makes_is_in_force() {
             leaves(&config["descriptors"], &[], &mut all);
             for (entries, expected) in all {
                 let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
-                let answer = client.check(ask(config["domain"].as_str().unwrap(), &entries)).await.unwrap();
+                let answer = client.check(request_for(config["domain"].as_str().unwrap(), &entries)).await.unwrap();
                 let limit = answer.0.statuses[0].current_limit.clone().unwrap();
                 let got = (limit.requests_per_unit, limit.unit().as_str_name());
                 let (requests, unit) = (&expected["requests_per_unit"], expected["unit"].as_str().unwrap());
@@ -130,7 +130,7 @@ async fn an_envoy_as_it_configures_one_is_answered() {
     let (upstream, _) = upstream();
     let envoy = Envoy::start_with("deploy/envoy-gateway/envoy.yaml", server.grpc, upstream, false);
     let codes = |method: &str, path: &str, headers: &[(&str, &str)]| -> Vec<u16> {
-        (0..3).map(|_| envoy.ask(method, path, headers).0).collect()
+        (0..3).map(|_| envoy.send(method, path, headers).0).collect()
     };
     let from = |address| [("x-forwarded-for", address)];
 
@@ -154,7 +154,7 @@ async fn an_envoy_as_it_configures_one_is_answered() {
     // 4 of 10, and once more, and then a cost that is more than what is left: it is charged, and the next one refused.
     let costs = || envoy.get("/costs", &[("x-cost", "4")]).1["x-ratelimit-remaining"].to_str().unwrap().to_owned();
     for remaining in ["10", "6", "2", "0"] {
-        until_async(remaining, async || (plane_remaining(&server).await == remaining).then_some(())).await;
+        wait_for_async(remaining, async || (plane_remaining(&server).await == remaining).then_some(())).await;
         assert_eq!(costs(), remaining);
     }
     assert_eq!(codes("GET", "/costs", &[("x-cost", "1")])[0], 429);
@@ -206,7 +206,7 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     let client = server.client().await;
     let entries = [("route", "r"), ("masked_remote_address", "0.0.0.0/0"), ("remote_address", "10.0.0.1")];
     for _ in 0..3 {
-        client.check(ask("d", &entries)).await.unwrap();
+        client.check(request_for("d", &entries)).await.unwrap();
     }
     let text = server.get("/metrics");
     let labels = "{domain=\"d\",key1=\"route_r\",key2=\"masked_remote_address_0_0_0_0/0\"}";
@@ -225,7 +225,7 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     }
     // Where the file is not, and one may not be, the names are the built-in ones; the unit is what was wanted.
     let server = served(&folder.path().join("none.yaml"), "true");
-    server.client().await.check(ask("d", &entries)).await.unwrap();
+    server.client().await.check(request_for("d", &entries)).await.unwrap();
     let text = server.get("/metrics");
     for line in [
         &format!("ratelimit_service_rate_limit_total_hits{labels} 1"),
@@ -233,7 +233,7 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     ] {
         assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
     }
-    assert!(server.log().contains("there is no mapping file"), "{}", server.log());
+    assert!(server.log().contains("mapping file not found"), "{}", server.log());
     fs::write(&mapping, "mappings: [{match: a, nam: x}]").unwrap();
     let failed = command()
         .args(["--grpc-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0"])

@@ -5,11 +5,11 @@ use std::{fs, io::Read, os::unix::fs::symlink, path::Path, process::Command};
 use tonic::transport::Endpoint;
 
 use crate::support::{
-    DEADLINE, RedisServer, Server, ask,
+    DEADLINE, RedisServer, Server,
     plain::Client,
-    repository,
+    repository, request_for,
     server::{command, get},
-    until,
+    wait_for,
 };
 
 const RULES: &str = "domain: example\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 5}}]\n";
@@ -61,10 +61,10 @@ async fn its_environment_is_enough() {
         ("DEBUG_PORT", &debug),
         ("NOBODY_KNOWS_THIS", "1"),
     ]);
-    let server = Server::of(command).start();
+    let server = Server::from_command(command).start();
     // Both families, by the one address.
-    let client = Client::with(Endpoint::from_shared(format!("http://127.0.0.1:{grpc}")).unwrap()).await.unwrap();
-    let answer = client.check(ask("example", &[("user", "a")])).await.unwrap();
+    let client = Client::connect(Endpoint::from_shared(format!("http://127.0.0.1:{grpc}")).unwrap()).await.unwrap();
+    let answer = client.check(request_for("example", &[("user", "a")])).await.unwrap();
     assert_eq!(answer.remaining(), Some(4));
     let page = |port: &str, path: &str| get(&format!("http://127.0.0.1:{port}{path}"));
     assert_eq!(page(&http, "/healthcheck"), (200, "OK".into()));
@@ -74,7 +74,7 @@ async fn its_environment_is_enough() {
     fs::write(config.join("..2026_11_23/config"), RULES.replace('5', "7")).unwrap();
     symlink("..2026_11_23", config.join("..next")).unwrap();
     fs::rename(config.join("..next"), config.join("..data")).unwrap();
-    until("the swap to take effect", || page(&debug, "/rlconfig").1.contains("requests_per_unit=7").then_some(()));
+    wait_for("the swap to take effect", || page(&debug, "/rlconfig").1.contains("requests_per_unit=7").then_some(()));
     let (code, stats) = page(&debug, "/stats");
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
     assert!(code == 200 && stats.contains(&format!("{total}: 1\n")), "{stats}");
@@ -114,16 +114,16 @@ async fn statsd_is_told() {
         ("STATS_FLUSH_INTERVAL", "100ms"),
         ("EXTRA_TAGS", "zone:a"),
     ]);
-    let server = Server::of(command).start();
+    let server = Server::from_command(command).start();
     let client = server.client().await;
     for _ in 0..3 {
-        client.check(ask("d", &[("a", "1"), ("b", "2"), ("c", "10.0.0.1")])).await.unwrap();
+        client.check(request_for("d", &[("a", "1"), ("b", "2"), ("c", "10.0.0.1")])).await.unwrap();
     }
-    until("nobody to listen", || server.log().contains("statsd cannot be told").then_some(()));
+    wait_for("nobody to listen", || server.log().contains("cannot send metrics to statsd").then_some(()));
     let listener = std::net::TcpListener::bind(format!("127.0.0.1:{statsd}")).unwrap();
     let all = [("total_hits", 3), ("within_limit", 2), ("over_limit", 1), ("near_limit", 1)];
     let (mut lines, mut counts) = (String::new(), 0);
-    until("all to be told", || {
+    wait_for("all to be told", || {
         listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
         counts = lines.matches("rate_limit.d.a.b.c.").count();
         (counts >= all.len()).then_some(())
@@ -140,7 +140,7 @@ async fn statsd_is_told() {
     let times: f64 = times.map(|line| 1.0 / line.rsplit_once('@').unwrap().1.parse::<f64>().unwrap()).sum();
     assert!((times - 3.0).abs() < 1e-6, "{lines}");
     // At the end what was not told yet is.
-    client.check(ask("d", &[("a", "1"), ("b", "2"), ("c", "x")])).await.unwrap();
+    client.check(request_for("d", &[("a", "1"), ("b", "2"), ("c", "x")])).await.unwrap();
     server.signal("TERM");
     drop(client);
     let told = std::thread::spawn(move || {
@@ -175,7 +175,7 @@ async fn dogstatsd_is_told() {
     let server = builder.rules(folder.path()).start();
     let client = server.client().await;
     for key in &keys {
-        client.check(ask("d", &[(key, "a")])).await.unwrap();
+        client.check(request_for("d", &[(key, "a")])).await.unwrap();
     }
     let line = |key: &String| format!("hits.total_hits:1|c|#domain:d,rule:{key},zone:a\n");
     let (mut lines, mut datagram) = (String::new(), [0; 20_000]);
@@ -206,7 +206,7 @@ fn the_settings_that_say_the_same_are_printed() {
         String::from_utf8(output.stdout).unwrap()
     };
     let migrated = text(command().args(["migrate", "--from-env"]));
-    assert!(migrated.starts_with("# MEMCACHE_SRV has no effect: counters are in Redis"), "{migrated}");
+    assert!(migrated.starts_with("# MEMCACHE_SRV has no effect: counters are stored in Redis"), "{migrated}");
     let file = folder.path().join("settings.toml");
     fs::write(&file, migrated).unwrap();
     let by_file = text(command().args(["--print-settings", "--config", file.to_str().unwrap()]));
@@ -223,7 +223,7 @@ fn the_settings_that_say_the_same_are_printed() {
     assert!(text(command().arg("--print-settings")).contains("store = \"memory\""));
     let output = command().args(["serve", "--compat", "envoyproxy"]).env("PORT", "x").output().unwrap();
     let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && complaint.contains("PORT=\"x\" is no port"), "{complaint}");
+    assert!(!output.status.success() && complaint.contains("PORT=\"x\" is not a port number"), "{complaint}");
 }
 
 /// The table in the documentation is the program's. `UPDATE_TABLES=1` writes it.

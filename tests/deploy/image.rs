@@ -8,7 +8,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::support::{Server, ask, repository, rules};
+use crate::support::{Server, repository, request_for, rules};
 
 /// What `deploy/container/Dockerfile` puts into the image: the program, its other name, and what the program is linked with.
 fn assemble(root: &Path) {
@@ -65,8 +65,8 @@ async fn it_runs_as_any_user_on_a_root_that_is_read_only() {
         ("DEBUG_PORT", "0"),
         ("SLUICEGATE__STORE", "memory"),
     ]);
-    let server = Server::of(command).start();
-    let answer = server.client().await.check(ask("a", &[("k", "v")])).await.unwrap();
+    let server = Server::from_command(command).start();
+    let answer = server.client().await.check(request_for("a", &[("k", "v")])).await.unwrap();
     assert_eq!(answer.remaining(), Some(4));
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     assert!(status.contains("Uid:\t64321\t64321"), "{status}");

@@ -3,11 +3,11 @@
 use std::fs;
 
 use crate::support::{
-    Operator, RedisServer, Server, ask,
+    Operator, RedisServer, Server,
     operator::{OPERATE, READ, admin_addr},
-    rules,
+    request_for, rules,
     server::{agent, command, get},
-    until,
+    wait_for,
 };
 
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n\
@@ -30,14 +30,14 @@ fn nobody_gets_in_who_is_not_known() {
     assert_eq!(get(&format!("{}/v1/GetHealth", operator.addr)).0, 401);
     // Whoever may look may not change anything, by either way in.
     assert_eq!(tried(READ, "GetHealth"), 200);
-    for method in ["PutOverrides", "Forget", "GiveBack", "UploadCandidate", "PromoteCandidate", "RollbackRules"] {
+    for method in ["PutOverrides", "ResetCounter", "Refund", "UploadCandidate", "PromoteCandidate", "RollbackRules"] {
         let (code, answer) = operator.call(READ, method, "{}");
         assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{answer}");
     }
     // However its name is written.
-    let off = r#"{"requests": [{"target": {"switch": {"everything": true}}, "word": "off"}]}"#;
-    assert_eq!(operator.call(READ, "%50utDirectives", off).0, 403);
-    assert_eq!(operator.call(READ, "GetHealth", "{}").1["directivesVersion"], serde_json::Value::Null);
+    let off = r#"{"changes": [{"target": {"switch": {"everything": true}}, "value": "off"}]}"#;
+    assert_eq!(operator.call(READ, "%50utOverrides", off).0, 403);
+    assert_eq!(operator.call(READ, "GetHealth", "{}").1["overridesVersion"], serde_json::Value::Null);
     let ctl = |token: &str, args: &[&str]| {
         let output = command().args(["ctl", "--addr", &operator.addr, "--token", token]).args(args).output().unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
@@ -46,7 +46,7 @@ fn nobody_gets_in_who_is_not_known() {
     let (done, error) = ctl(READ, &["switch", "off", "everything"]);
     assert!(!done && error.contains("eve may look") && error.contains("PermissionDenied"), "{error}");
     let (done, error) = ctl("somebody-else-0123", &["health"]);
-    assert!(!done && error.contains("show a token"), "{error}");
+    assert!(!done && error.contains("authentication requires a token"), "{error}");
     // No token is ever in a log.
     assert!(!operator.server.log().contains("0123456789abcdef"), "{}", operator.server.log());
 }
@@ -65,10 +65,10 @@ fn tokens_follow_their_file_and_a_bad_one_changes_nothing() {
     };
     assert_eq!(code("first-0123456789"), 200);
     fs::write(tokens.path(), "operate second-0123456789 alice\n").unwrap();
-    until("the new token", || (code("second-0123456789") == 200).then_some(()));
+    wait_for("the new token", || (code("second-0123456789") == 200).then_some(()));
     assert_eq!(code("first-0123456789"), 401);
     fs::write(tokens.path(), "operate short alice\n").unwrap();
-    until("the complaint", || server.log().contains("those before stay").then_some(()));
+    wait_for("the complaint", || server.log().contains("cannot use the changed token file").then_some(()));
     assert_eq!(code("second-0123456789"), 200);
 }
 
@@ -94,17 +94,17 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
     let operator = Operator::start(folder.path(), &redis.url());
     let client = operator.server.client().await;
     for _ in 0..3 {
-        client.check(ask("api", &[("user", "bob")])).await.unwrap();
+        client.check(request_for("api", &[("user", "bob")])).await.unwrap();
     }
     let text = operator.ctl(&["inspect", "api", "user=bob"]);
     for expected in [
-        "user=bob: no rule has this value; the rule for any user (line 3)",
+        "user=bob: no rule has this value; matches the rule for any user (line 3)",
         "limit: 2 per year",
         "counter: sluicegate:{api|user=bob}fw:31536000 on 127.0.0.1:",
         "limit 2 per year; used 3, remaining 0",
-        "refuses for ",
-        "now: a request would be refused, by its rule",
-        "refused since 20",
+        "retry after ",
+        "now: a request would be denied by the rule",
+        "denied since 20",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -112,30 +112,30 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
     assert!(operator.ctl(&["inspect", "api", "user=bob"]).contains("used 3"));
     // In shadow mode nothing is refused.
     for _ in 0..2 {
-        client.check(ask("api", &[("dark", "x")])).await.unwrap();
+        client.check(request_for("api", &[("dark", "x")])).await.unwrap();
     }
     let text = operator.ctl(&["inspect", "api", "dark=x"]);
-    assert!(text.contains("one request would pass") && text.contains("remaining 0"), "{text}");
+    assert!(text.contains("a request would be allowed") && text.contains("remaining 0"), "{text}");
     // Who asks is no part of the counter.
     let text = operator.ctl(&["inspect", "api", "job=nightly", "id=7"]);
     assert!(text.contains("counter: sluicegate:{api|job=nightly}"), "{text}");
-    operator.ctl(&["give-back", "api", "user=bob", "--hits", "2", "--reason", "sorry"]);
-    assert!(client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
-    assert!(!client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
-    let forgotten = operator.ctl(&["forget", "api", "user=bob"]);
-    assert!(forgotten.contains("{api|user=bob}fw:31536000: forgotten"), "{forgotten}");
+    operator.ctl(&["refund", "api", "user=bob", "--hits", "2", "--reason", "sorry"]);
+    assert!(client.check(request_for("api", &[("user", "bob")])).await.unwrap().allowed());
+    assert!(!client.check(request_for("api", &[("user", "bob")])).await.unwrap().allowed());
+    let reset = operator.ctl(&["reset", "api", "user=bob"]);
+    assert!(reset.contains("{api|user=bob}fw:31536000: reset"), "{reset}");
     assert_eq!(redis.cli(&["EXISTS", "sluicegate:{api|user=bob}fw:31536000"]), "0");
-    assert!(client.check(ask("api", &[("user", "bob")])).await.unwrap().allowed());
-    assert!(operator.ctl(&["forget", "api", "user=nobody"]).contains("nothing to forget"));
-    assert!(operator.try_ctl(&["forget", "api", "path=x"]).unwrap_err().contains("nothing is counted"));
+    assert!(client.check(request_for("api", &[("user", "bob")])).await.unwrap().allowed());
+    assert!(operator.ctl(&["reset", "api", "user=nobody"]).contains("the counter did not exist"));
+    assert!(operator.try_ctl(&["reset", "api", "path=x"]).unwrap_err().contains("has no counter"));
     let audit = operator.ctl(&["audit"]);
     assert!(
-        audit.contains("gave 2 back to {api|user=bob}fw:31536000: sorry") && audit.contains("forgot {api|user=bob}"),
+        audit.contains("refunded 2 to {api|user=bob}fw:31536000: sorry") && audit.contains("reset {api|user=bob}"),
         "{audit}"
     );
     operator.ctl(&["limit", "set", "api", "user=bob", "blocked", "--reason", "fraud"]);
     let (_, log) = operator.call(OPERATE, "ListAuditLog", "{}");
-    let changes = log["changes"].as_array().unwrap();
+    let changes = log["entries"].as_array().unwrap();
     let dated = |change: &serde_json::Value| change["at"].as_str().is_some_and(|at| at.starts_with("20"));
     assert!(changes.len() >= 3 && changes.iter().all(dated), "each says when: {log}");
     let text = operator.ctl(&["inspect", "api", "user=bob", "--json"]);
@@ -146,7 +146,7 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
     let rules = operator.ctl(&["rules", "api"]);
     assert!(rules.contains("2 per year") && rules.contains("api.yaml:3"), "{rules}");
     let health = operator.ctl(&["health"]);
-    assert!(health.contains(": up") && health.contains("overrides 4"), "{health}");
+    assert!(health.contains(": up") && health.contains("overrides version 4"), "{health}");
 }
 
 #[tokio::test]
@@ -156,13 +156,13 @@ async fn top_says_who_is_refused_and_who_asks() {
     let client = operator.server.client().await;
     for (user, asks) in [("few", 1), ("many", 30), ("more", 50)] {
         for _ in 0..asks {
-            client.check(ask("api", &[("user", user)])).await.unwrap();
+            client.check(request_for("api", &[("user", user)])).await.unwrap();
         }
     }
     let top = operator.ctl(&["top"]);
     let lines: Vec<Vec<&str>> = top.lines().skip(2).map(|line| line.split_whitespace().take(3).collect()).collect();
     assert_eq!(lines, [["48", "api|user=more", "user"], ["28", "api|user=many", "user"]], "{top}");
-    let asked = operator.ctl(&["top", "--asked", "-n", "1"]);
+    let asked = operator.ctl(&["top", "--requested", "-n", "1"]);
     assert!(asked.contains("50") && asked.contains("user=more") && !asked.contains("user=many"), "{asked}");
     assert_eq!(operator.ctl(&["top", "--domain", "other"]).lines().count(), 2);
     assert_eq!(operator.ctl(&["top", "--rule", "path"]).lines().count(), 2);
@@ -183,16 +183,19 @@ fn many_are_said_at_once_and_an_import_goes_on_where_it_stopped() {
     fs::write(file.path(), &text).unwrap();
     let path = file.path().to_str().unwrap();
     let error = operator.try_ctl(&["import", path]).unwrap_err();
-    assert!(error.contains("is no limit") && error.contains("200 said before, go on with --from 201"), "{error}");
+    assert!(
+        error.contains("is not a limit") && error.contains("200 overrides set, continue with --from 201"),
+        "{error}"
+    );
     assert_eq!(operator.ctl(&["limit", "list"]).lines().count(), 201);
     fs::write(file.path(), text.replace("lots", "5/minute")).unwrap();
-    assert_eq!(operator.ctl(&["import", path, "--from", "201"]), "52 overrides said\n");
+    assert_eq!(operator.ctl(&["import", path, "--from", "201"]), "52 overrides set\n");
     let exported = operator.ctl(&["export"]);
     assert_eq!(exported.lines().count(), 252);
     assert!(exported.contains("switch|domain|web,shadow,2040-01-01T00:00:00Z\n"), "{exported}");
     // What was exported can be imported.
     fs::write(file.path(), &exported).unwrap();
-    assert_eq!(operator.ctl(&["import", path]), "252 overrides said\n");
+    assert_eq!(operator.ctl(&["import", path]), "252 overrides set\n");
     assert_eq!(operator.ctl(&["export"]), exported);
     for bad in ["limit|api,5/minute\n", "limit|api|a=b,5/minute,soon\n", "limit|api|a=b,5/minute,,more\n"] {
         fs::write(file.path(), bad).unwrap();
@@ -208,29 +211,29 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
     let long = "x".repeat(2_000);
     let limit = |domain: &str, key: &str, value: &str, word: &str| {
         let target = serde_json::json!({ "limit": { "domain": domain, "entries": [{ "key": key, "value": value }] } });
-        serde_json::json!({ "wishes": [{ "target": target, "word": word }] }).to_string()
+        serde_json::json!({ "changes": [{ "target": target, "value": word }] }).to_string()
     };
-    let twice = r#"{"requests": [{"target": {"plan": {"domain": "d", "key": "k"}}, "word": "a"},
-                              {"target": {"plan": {"domain": "d", "key": "k"}}, "word": "b"}]}"#;
+    let twice = r#"{"changes": [{"target": {"plan": {"domain": "d", "key": "k"}}, "value": "a"},
+                              {"target": {"plan": {"domain": "d", "key": "k"}}, "value": "b"}]}"#;
     for (body, expected) in [
         ("", "1 to 100 overrides"),
-        ("{", "this is not a PutOverridesRequest in JSON"),
-        ("[]", "this is not a PutOverridesRequest in JSON"),
-        (r#"{"request": []}"#, "this is not a PutOverridesRequest in JSON"),
+        ("{", "not a valid PutOverridesRequest in JSON"),
+        ("[]", "not a valid PutOverridesRequest in JSON"),
+        (r#"{"request": []}"#, "not a valid PutOverridesRequest in JSON"),
         (r#"{"requests": [{}]}"#, "a target needs"),
-        (r#"{"requests": [{"target": {"switch": {}}, "word": "off"}]}"#, "a scope"),
-        (r#"{"requests": [{"target": {"switch": {"everything": false}}, "word": "off"}]}"#, "a scope"),
-        (r#"{"requests": [{"target": {"switch": {"everything": true}}, "word": "maybe"}]}"#, "is no mode"),
-        (r#"{"requests": [{"target": {"limit": {"domain": "d"}}, "word": "1/second"}]}"#, "entries with keys"),
+        (r#"{"changes": [{"target": {"switch": {}}, "value": "off"}]}"#, "a scope"),
+        (r#"{"changes": [{"target": {"switch": {"everything": false}}, "value": "off"}]}"#, "a scope"),
+        (r#"{"changes": [{"target": {"switch": {"everything": true}}, "value": "maybe"}]}"#, "is not a mode"),
+        (r#"{"changes": [{"target": {"limit": {"domain": "d"}}, "value": "1/second"}]}"#, "entries with keys"),
         (
-            r#"{"requests": [{"target": {"plan": {"domain": "d", "key": "k"}}, "word": "p", "until": "1901-01-01T00:00:00Z"}]}"#,
+            r#"{"changes": [{"target": {"plan": {"domain": "d", "key": "k"}}, "value": "p", "until": "1901-01-01T00:00:00Z"}]}"#,
             "after 1970",
         ),
         (
-            r#"{"thisInstance": true, "requests": [{"target": {"plan": {"domain": "d", "key": "k"}}, "word": "p"}]}"#,
-            "is for switches",
+            r#"{"thisInstance": true, "changes": [{"target": {"plan": {"domain": "d", "key": "k"}}, "value": "p"}]}"#,
+            "only available for switches",
         ),
-        (twice, "each once"),
+        (twice, "each target once"),
         (&limit("", "k", "v", "1/second"), "needs a domain"),
         (&limit("d", "", "v", "1/second"), "needs a domain"),
         (&limit("d", "k", &long, "1/second"), "1024 bytes"),
@@ -246,12 +249,12 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
     // Nor does a reason go into the log that is longer than the log will have it.
     let descriptor = r#"{"domain": "api", "entries": [{"key": "user", "value": "bob"}]}"#;
     let body = format!(r#"{{"descriptor": {descriptor}, "hits": "1", "reason": "{long}"}}"#);
-    for (method, body) in [("GiveBack", body.clone()), ("Forget", body.replace(r#""hits": "1", "#, ""))] {
+    for (method, body) in [("Refund", body.clone()), ("ResetCounter", body.replace(r#""hits": "1", "#, ""))] {
         let (code, answer) = operator.call(OPERATE, method, &body);
         assert!(code == 400 && answer["message"].as_str().unwrap().contains("a reason 1024"), "{method}: {answer}");
     }
     let (code, answer) = operator.call(OPERATE, "Nonsense", "{}");
-    assert!(code == 404 && answer["message"].as_str().unwrap().contains("no method"), "{answer}");
+    assert!(code == 404 && answer["message"].as_str().unwrap().contains("unknown method"), "{answer}");
     let huge = format!(r#"{{"prefix": "{}"}}"#, "x".repeat(2 << 20));
     let request = agent().post(format!("{}/v1/ListOverrides", operator.addr));
     let refused = request.header("authorization", format!("Bearer {OPERATE}")).send(huge.as_bytes());
@@ -262,7 +265,7 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
     let (_, list) = operator.call(READ, "ListOverrides", "{}");
     assert_eq!(list["overrides"][0]["target"]["limit"]["entries"][0]["value"], name, "{list}");
     let (code, health) = operator.call(READ, "GetHealth", "");
-    assert!(code == 200 && health["directivesVersion"] == "1", "{health}");
+    assert!(code == 200 && health["overridesVersion"] == "1", "{health}");
 }
 
 #[test]
@@ -280,7 +283,7 @@ fn the_description_names_every_method_and_message() {
         let name = text[at + "#/components/schemas/".len()..].split('"').next().unwrap();
         assert!(schemas[name].is_object(), "{name} is not described");
     }
-    assert_eq!(schemas["Directive"]["properties"]["until"]["format"], "date-time");
+    assert_eq!(schemas["Override"]["properties"]["until"]["format"], "date-time");
     assert_eq!(description["paths"].as_object().unwrap().len(), 14);
 }
 
@@ -300,7 +303,7 @@ async fn watch_draws_again_and_again() {
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let client = operator.server.client().await;
     for _ in 0..5 {
-        client.check(ask("api", &[("user", "bob")])).await.unwrap();
+        client.check(request_for("api", &[("user", "bob")])).await.unwrap();
     }
     let seen = lines.by_ref().map_while(Result::ok).find(|line| line.starts_with("3 ") && line.contains("user=bob"));
     child.kill().unwrap();

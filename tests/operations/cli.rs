@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use crate::support::{Server, ask, repository, rules, server::command};
+use crate::support::{Server, repository, request_for, rules, server::command};
 
 fn run(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -14,7 +14,7 @@ async fn without_a_word_it_serves_the_examples() {
     let builder = Server::builder();
     let server = builder.start();
     let client = server.client().await;
-    let answers = [0; 4].map(|_| client.check(ask("example", &[("user", "bob")])));
+    let answers = [0; 4].map(|_| client.check(request_for("example", &[("user", "bob")])));
     let mut allowed = Vec::new();
     for answer in answers {
         allowed.push(answer.await.unwrap().allowed());
@@ -40,7 +40,7 @@ fn check_prints_every_error_of_every_file() {
     assert!(lines[0].starts_with("a.yaml:4:22: unit \"fortnight\" is not one of second, minute"), "{out}");
     assert!(lines[1].starts_with("a.yaml:4:52: requests_per_unit must be a whole number"), "{out}");
     assert!(lines[2].starts_with("a.yaml:5:3: a descriptor needs a key"), "{out}");
-    assert!(lines[3].starts_with("b.yaml:1:1: domain \"a\" is a.yaml's already"), "{out}");
+    assert!(lines[3].starts_with("b.yaml:1:1: domain \"a\" is already defined in a.yaml"), "{out}");
     assert!(lines[4].starts_with("b.yaml:2:1: unknown key \"extra\""), "{out}");
     assert!(lines[5].starts_with("c.yaml:"), "{out}");
     assert_eq!(lines.len(), 6, "{out}");
@@ -55,21 +55,23 @@ fn check_explains_which_rule_a_descriptor_meets() {
     let alice = explain(&["example", "user=alice"]);
     assert!(alice.contains("exactly this value") && alice.contains("5 per minute, named \"alice\""), "{alice}");
     let path = explain(&["example", "path=/login/x"]);
-    assert!(path.contains("/login/*, one counter for all") && path.contains("10 per 5 minutes"), "{path}");
-    assert!(explain(&["example", "api=other", "user=x"]).contains("none this value"));
-    assert!(explain(&["nowhere", "a=b"]).contains("no rule file names it"));
+    assert!(path.contains("/login/*, with one counter for all values") && path.contains("10 per 5 minutes"), "{path}");
+    assert!(explain(&["example", "api=other", "user=x"]).contains("none matches this value"));
+    assert!(explain(&["nowhere", "a=b"]).contains("not defined in any rule file"));
     // Who asks, and whose plan it is.
     let shared = explain(&["shedding", "fleet=api", "priority=critical", "request_id=7"]);
     assert!(shared.contains("priority=critical, the request's class (line "), "{shared}");
-    assert!(shared.contains("request_id=7, who holds what it takes (line "), "{shared}");
-    let limit = "limit: 100 at once, each for 1m at most, concurrency, shared by critical and others, named \"fleet\", \
-                 its refusals are overload";
+    assert!(shared.contains("request_id=7, the holder of the request's slots (line "), "{shared}");
+    let limit = "limit: 100 in flight, each for at most 1m, concurrency, shared by the classes critical and other, \
+                 named \"fleet\", denials are reported as overload";
     assert!(shared.contains(limit), "{shared}");
-    assert!(explain(&["shedding", "report=x"]).contains("60 per minute, elastic up to 120 by \"db\""));
+    assert!(
+        explain(&["shedding", "report=x"]).contains("60 per minute, elastic up to 120 while \"db\" has spare capacity")
+    );
     for (words, limit) in [
-        (&["plans", "user=acme"][..], "limit: 1000 per second, token_bucket, of the plan \"pro\""),
-        (&["plans", "user=bob"], "limit: 50 per second, token_bucket, of the plan \"free\""),
-        (&["plans", "user=bob", "plan=standard"], "limit: 500 per second, token_bucket, of the plan \"standard\""),
+        (&["plans", "user=acme"][..], "limit: 1000 per second, token_bucket, plan \"pro\""),
+        (&["plans", "user=bob"], "limit: 50 per second, token_bucket, plan \"free\""),
+        (&["plans", "user=bob", "plan=standard"], "limit: 500 per second, token_bucket, plan \"standard\""),
     ] {
         assert!(explain(words).contains(limit), "{}", explain(words));
     }
@@ -115,7 +117,7 @@ fn schemas_and_the_manual_are_printed() {
     let (code, text, _) = run(command().args(["man", "check"]));
     assert!(code == Some(0) && text.contains("sarif"), "{text}");
     let (code, _, error) = run(command().args(["man", "nothing"]));
-    assert!(code == Some(1) && error.contains("there is no word \"nothing\""), "{error}");
+    assert!(code == Some(1) && error.contains("unknown command \"nothing\""), "{error}");
 }
 
 #[test]
@@ -142,9 +144,9 @@ fn what_cannot_start_says_why_in_a_sentence() {
         (&["--grpc-addr", "127.0.0.1:0", "--http-addr", &busy], "for HTTP: Address already in use"),
         (&["--rules", "/nowhere"], "cannot read the rules in /nowhere: No such file"),
         (&["--rules", bad], "a.yaml:2:1: unknown key \"extra\""),
-        (&["--store", "redis://"], "cannot be used as the address of a Redis store"),
+        (&["--store", "redis://"], "invalid Redis store address redis://"),
         (&["--store", "disk"], "store must be memory or an address"),
-        (&["--config", "/nowhere.toml"], "the settings cannot be read: configuration file \"/nowhere.toml\" not found"),
+        (&["--config", "/nowhere.toml"], "cannot read the settings: configuration file \"/nowhere.toml\" not found"),
     ];
     for (args, expected) in cases {
         let mut command = command();
@@ -228,7 +230,7 @@ fn it_asks_itself_whether_it_is_well() {
     assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let (code, text, error) = health(&nobody);
-    assert!(code == Some(1) && text.is_empty() && error.contains(&format!("{nobody} does not answer")), "{error}");
+    assert!(code == Some(1) && text.is_empty() && error.contains(&format!("no response from {nobody}")), "{error}");
     // The gRPC port is not the place to ask.
     assert_eq!(health(&server.grpc.to_string()).0, Some(1));
 }

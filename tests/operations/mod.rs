@@ -14,5 +14,5 @@ mod overrides;
 mod shutdown;
 /// `sluicegate simulate` on recorded traffic.
 mod simulate;
-/// The transcripts of docs/operating.md.
+/// The transcripts of docs/guides/operations.md.
 mod transcripts;

@@ -10,7 +10,8 @@ use std::{
 use serde_json::Value;
 
 use crate::support::{
-    RedisServer, Server, ask, control_plane::ControlPlane, repository, rules, server::agent, tool, until, until_async,
+    RedisServer, Server, control_plane::ControlPlane, repository, request_for, rules, server::agent, tool, wait_for,
+    wait_for_async,
 };
 
 #[test]
@@ -23,12 +24,12 @@ fn alerts_do_what_their_tests_say() {
     }
     // Each of them has a line in the runbook, and a test.
     let read = |path| fs::read_to_string(repository(path)).unwrap();
-    let (alerts, tests, book) =
-        (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts_test.yaml"), read("docs/operations.md"));
+    let (alerts, tests) = (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts_test.yaml"));
+    let book = read("docs/guides/monitoring.md");
     let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(names.len() > 10, "{names:?}");
     for name in names {
-        assert!(book.contains(&format!("| `{name}` |")), "{name} is not in docs/operations.md");
+        assert!(book.contains(&format!("| `{name}` |")), "{name} is not in docs/guides/monitoring.md");
         assert!(
             tests.contains(&format!("alertname: {name}\n    exp_alerts:\n    - ")),
             "{name} has no test in which it fires"
@@ -68,8 +69,8 @@ async fn every_metric_that_is_named_is_there() {
         .set("rules.xds.start_without_rules", "true")
         .start();
     let client = on_redis.client().await;
-    let page = until_async("the candidate to be asked", async || {
-        client.check(ask("all", &[("plain", "x")])).await.unwrap();
+    let page = wait_for_async("the candidate to be asked", async || {
+        client.check(request_for("all", &[("plain", "x")])).await.unwrap();
         let page = on_redis.get("/metrics");
         page.contains("\nsluicegate_candidate_hits{").then_some(page)
     })
@@ -107,7 +108,7 @@ async fn a_real_prometheus_reads_it() {
     let server = Server::builder().set("telemetry.otlp.traces", "true").set("telemetry.otlp.sample_ratio", "1").start();
     let client = server.client().await;
     for _ in 0..3 {
-        client.check(ask("example", &[("user", "x")])).await.unwrap();
+        client.check(request_for("example", &[("user", "x")])).await.unwrap();
     }
     let mut page = agent().get(server.url("/metrics")).header("accept", "application/openmetrics-text").call().unwrap();
     assert_eq!(page.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
@@ -115,21 +116,21 @@ async fn a_real_prometheus_reads_it() {
 
     let prometheus = Prometheus::of(&server, &[]);
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
-    until("the hits to be scraped", || prometheus.answer(total).filter(|hits| *hits == 3.0));
+    wait_for("the hits to be scraped", || prometheus.answer(total).filter(|hits| *hits == 3.0));
     let quantile = "histogram_quantile(0.5, ratelimit_service_response_time_seconds_bucket)";
-    assert!(until("a quantile", || prometheus.answer(quantile)) > 0.0);
-    assert!(until("memory", || prometheus.answer("process_resident_memory_bytes")) > 1e6);
+    assert!(wait_for("a quantile", || prometheus.answer(quantile)) > 0.0);
+    assert!(wait_for("memory", || prometheus.answer("process_resident_memory_bytes")) > 1e6);
     assert_eq!(prometheus.answer("sluicegate_build_info"), Some(1.0));
     assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
 
     let prometheus = Prometheus::of(&server, &["--enable-feature=native-histograms,exemplar-storage"]);
     let count = "histogram_count(ratelimit_service_response_time_seconds)";
-    until("a native histogram", || prometheus.answer(count).filter(|count| *count == 3.0));
+    wait_for("a native histogram", || prometheus.answer(count).filter(|count| *count == 3.0));
     let quantile = prometheus.answer("histogram_quantile(0.5, ratelimit_service_response_time_seconds)").unwrap();
     assert!(quantile > 0.0 && quantile < 1.0, "{quantile}");
     assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
     let url = "/api/v1/query_exemplars?query=ratelimit_service_response_time_seconds&start=0&end=99999999999";
-    let exemplars = until("an exemplar", || Some(prometheus.get(url)?).filter(|it| it["data"][0].is_object()));
+    let exemplars = wait_for("an exemplar", || Some(prometheus.get(url)?).filter(|it| it["data"][0].is_object()));
     let trace = exemplars["data"][0]["exemplars"][0]["labels"]["trace_id"].as_str().unwrap();
     assert!(trace.len() == 32 && trace != "0".repeat(32), "{exemplars}");
 }
@@ -184,7 +185,7 @@ impl Drop for Prometheus {
 /// The fields of all log lines that are written where nobody debugs, by a look at the sources.
 #[test]
 fn the_fields_of_the_log_are_documented() {
-    let book = fs::read_to_string(repository("docs/operations.md")).unwrap();
+    let book = fs::read_to_string(repository("docs/guides/monitoring.md")).unwrap();
     let (_, table) = book.split_once("## Log lines").unwrap();
     let table = table.split("\n## ").next().unwrap();
     let mut fields = BTreeSet::new();
@@ -210,5 +211,30 @@ fn the_fields_of_the_log_are_documented() {
     fields.remove("");
     assert!(fields.len() > 20, "{fields:?}");
     let missing: Vec<_> = fields.iter().filter(|field| !table.contains(&format!("`{field}`"))).collect();
-    assert!(missing.is_empty(), "docs/operations.md has nothing of {missing:?}");
+    assert!(missing.is_empty(), "docs/guides/monitoring.md has nothing of {missing:?}");
+}
+
+/// `promtool check metrics` reports names without `_total` and descriptions that are missing. Names given by
+/// envoyproxy/ratelimit stay as they are.
+#[test]
+fn prometheus_has_no_complaint_about_our_metrics() {
+    let server = Server::builder().start();
+    let page = tempfile::NamedTempFile::new().unwrap();
+    fs::write(page.path(), server.get("/metrics")).unwrap();
+    let input = fs::File::open(page.path()).unwrap();
+    let output = Command::new(tool("promtool")).args(["check", "metrics"]).stdin(input).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("ratelimit_service_"), "promtool was not asked: {text}");
+    let ours: Vec<&str> = text.lines().filter(|line| line.starts_with("sluicegate_")).collect();
+    assert!(ours.is_empty(), "{ours:?}");
+}
+
+/// envoyproxy/ratelimit creates this series with its first value, and scripts of its users count the lines.
+#[tokio::test]
+async fn a_counter_of_the_deny_cache_appears_with_its_first_hit() {
+    let server = Server::builder().start();
+    server.client().await.check(request_for("example", &[("user", "bob")])).await.unwrap();
+    let page = server.get("/metrics");
+    assert!(page.contains("ratelimit_service_rate_limit_over_limit{"), "{page}");
+    assert!(!page.contains("over_limit_with_local_cache{"), "{page}");
 }

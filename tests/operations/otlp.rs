@@ -29,7 +29,7 @@ use tonic::{
     transport::{Endpoint, server::TcpIncoming},
 };
 
-use crate::support::{DEADLINE, Server, until_async};
+use crate::support::{DEADLINE, Server, wait_for_async};
 
 #[derive(Clone, Default)]
 struct Collector {
@@ -143,7 +143,7 @@ async fn a_collector_is_spoken_to_over_http() {
         .set("telemetry.otlp.interval", "1h")
         .set("telemetry.otlp.service_name", "envoy-ratelimit")
         .set("telemetry.otlp.service_instance_id", "pod-7")
-        .variable("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
         .start();
     ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
     // At the end there is what was not sent yet, of both kinds.
@@ -174,13 +174,21 @@ async fn a_check_on_a_stream_continues_its_trace() {
         .set("telemetry.otlp.traces", "true")
         .set("telemetry.otlp.sample_ratio", "0")
         .start();
-    for coalesce in [true, false] {
-        let limiter = Client::builder(format!("http://{}", server.grpc)).domain("example").deadline(DEADLINE);
-        let limiter = limiter.coalesce(coalesce).connect_lazy().unwrap();
+    for batching in [true, false] {
+        let limiter = Client::builder(format!("http://{}", server.grpc)).domain("example").timeout(DEADLINE);
+        let limiter = limiter.batching(batching).connect_lazy().unwrap();
         let check = || limiter.check([descriptor! { "user" => "alice" }]);
-        check().strict().await.unwrap();
-        check().traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").strict().await.unwrap();
-        check().traceparent("00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00").strict().await.unwrap();
+        check().without_fallback().await.unwrap();
+        check()
+            .traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+            .without_fallback()
+            .await
+            .unwrap();
+        check()
+            .traceparent("00-0af7651916cd43dd8448eb211c80319d-b7ad6b7169203331-00")
+            .without_fallback()
+            .await
+            .unwrap();
     }
     server.signal("TERM");
     assert!(server.wait().await.success());
@@ -201,15 +209,15 @@ async fn metrics_are_sent_when_wanted() {
         .set("telemetry.otlp.endpoint", &url)
         .set("telemetry.otlp.metrics", "true")
         .set("telemetry.otlp.interval", "50ms")
-        .variable("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
         .start();
     ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
-    until_async("the hit to be reported", async || {
+    wait_for_async("the hit to be reported", async || {
         let names = format!("{:?}", collector.metrics.lock().unwrap());
         names.contains("ratelimit_service_rate_limit_total_hits").then_some(())
     })
     .await;
-    let point = until_async("the response time", async || latency(&collector.metrics.lock().unwrap())).await;
+    let point = wait_for_async("the response time", async || latency(&collector.metrics.lock().unwrap())).await;
     assert_eq!((point.count, point.bucket_counts.iter().sum(), point.bucket_counts.len()), (1, 1_u64, 17));
     assert_eq!((point.explicit_bounds.len(), point.explicit_bounds[0]), (16, 1e-6));
     assert!(point.sum() > 0.0 && point.time_unix_nano > point.start_time_unix_nano && point.start_time_unix_nano > 0);
@@ -227,7 +235,10 @@ async fn a_collector_that_is_away_is_in_the_log() {
             .set("telemetry.otlp.metrics", "true")
             .set("telemetry.otlp.interval", "50ms")
             .start();
-        until_async("the complaint", async || server.log().contains("cannot be told of metrics").then_some(())).await;
+        wait_for_async("the complaint", async || {
+            server.log().contains("cannot send metrics to the OpenTelemetry collector").then_some(())
+        })
+        .await;
     }
 }
 

@@ -9,10 +9,10 @@ use std::{
 };
 
 use crate::support::{
-    Operator, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    Operator, RedisCluster, RedisServer, Sentinels, Server, descriptor,
     operator::OPERATE,
     plain::{Answer, Request},
-    ring, rules, until, until_async,
+    request_for, ring, rules, wait_for, wait_for_async,
 };
 
 const RULES: &str = "\
@@ -44,7 +44,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 async fn answer(server: &Server, entries: &[(&str, &str)]) -> Answer {
-    server.client().await.check(ask("api", entries)).await.unwrap()
+    server.client().await.check(request_for("api", entries)).await.unwrap()
 }
 
 async fn allowed(server: &Server, entries: &[(&str, &str)]) -> bool {
@@ -52,7 +52,7 @@ async fn allowed(server: &Server, entries: &[(&str, &str)]) -> bool {
 }
 
 async fn given_back(server: &Server, entries: &[(&str, &str)]) -> bool {
-    let request = Request::new("api").descriptor(descriptor(entries).hits(1).give_back());
+    let request = Request::new("api").descriptor(descriptor(entries).hits(1).refund());
     server.client().await.check(request).await.unwrap().allowed()
 }
 
@@ -104,7 +104,7 @@ async fn a_customer_has_a_limit_of_its_own_from_now_on() {
     assert!(operator.ctl(&["limit", "get", "api", "user=bob"]).contains("ticket 4711"));
     operator.ctl(&["limit", "unset", "api", "user=bob"]);
     assert_eq!(limit(server, &[("user", "bob")]).await, Some((2, 0)));
-    assert!(operator.try_ctl(&["limit", "get", "api", "user=bob"]).unwrap_err().contains("nothing has been said"));
+    assert!(operator.try_ctl(&["limit", "get", "api", "user=bob"]).unwrap_err().contains("no limit is set for"));
 }
 
 #[tokio::test]
@@ -122,16 +122,17 @@ async fn what_was_said_survives_a_restart_and_ends_in_time() {
     drop(operator);
     let operator = start();
     assert_eq!(limit(&operator.server, &[("user", "bob")]).await, Some((10, 9)));
-    until_async("the end of a limit", async || {
+    wait_for_async("the end of a limit", async || {
         (limit(&operator.server, &[("user", "eve")]).await?.0 == 2).then_some(())
     })
     .await;
-    until_async("the end of a switch", async || limit(&operator.server, &[("user", "x"), ("path", "/x")]).await).await;
-    let audit = until("both to be taken back", || {
+    wait_for_async("the end of a switch", async || limit(&operator.server, &[("user", "x"), ("path", "/x")]).await)
+        .await;
+    let audit = wait_for("both to be taken back", || {
         Some(operator.ctl(&["audit"])).filter(|audit| {
-            audit.matches("its time is over").count() >= 1
-                && audit.contains("user=eve: taken back")
-                && audit.contains("per_path: taken back")
+            audit.matches("expired").count() >= 1
+                && audit.contains("user=eve: removed")
+                && audit.contains("per_path: removed")
         })
     });
     assert!(audit.contains("alice") && audit.contains("limit|api|user=bob: 10/year"), "{audit}");
@@ -145,11 +146,11 @@ fn a_full_disk_refuses_a_change_and_keeps_the_others() {
     let kept = tempfile::tempdir().unwrap();
     let file = kept.path().join("overrides").display().to_string();
     let builder = || Server::builder().rules(folder.path()).store("memory").set("overrides.file", &file);
-    let operator = Operator::with(builder().largest_file(4));
+    let operator = Operator::with(builder().max_file_blocks(4));
     let set = |user: &str, reason: &str| operator.try_ctl(&["limit", "set", "api", user, "9/year", "--reason", reason]);
     set("user=a", &"x".repeat(600)).unwrap();
     let error = set("user=b", &"x".repeat(900)).unwrap_err();
-    assert!(error.contains("cannot be kept now"), "{error}");
+    assert!(error.contains("overrides cannot be stored"), "{error}");
     set("user=c", "short").unwrap();
     drop(operator);
     let operator = Operator::with(builder());
@@ -207,7 +208,7 @@ async fn a_switch_does_what_it_says_and_shows() {
     let off = answer(server, &user).await;
     assert!(off.allowed() && off.0.statuses[0].current_limit.is_none() && entry(&off), "{off:?}");
     let page = server.get("/rlconfig");
-    assert!(page.contains("# switch|rule|api|user.path off, by the store\n"), "{page}");
+    assert!(page.contains("# switch|rule|api|user.path off, origin: store\n"), "{page}");
     assert!(
         page.contains(
             "api.user.path: unit=YEAR requests_per_unit=3, shadow_mode: false, quota_mode: false, switched: off\n"
@@ -228,11 +229,11 @@ async fn a_switch_does_what_it_says_and_shows() {
     let back = answer(server, &user).await;
     assert!(back.remaining() == Some(2) && !entry(&back), "{back:?}");
 
-    switch("shadow", &["kind", "fixed_window"]);
+    switch("shadow", &["algorithm", "fixed_window"]);
     for _ in 0..5 {
         assert!(allowed(server, &user).await);
     }
-    switch("clear", &["kind", "fixed_window"]);
+    switch("clear", &["algorithm", "fixed_window"]);
     assert!(!allowed(server, &user).await);
 
     assert!(allowed(server, &[("shadow", "a")]).await);
@@ -248,7 +249,7 @@ async fn a_switch_refuses_all_that_is_charged_together() {
                 - {key: b, rate_limit: {unit: year, requests_per_unit: 9}}\n";
     let folder = rules(&[("api.yaml", text)]);
     let operator = Operator::start(folder.path(), "memory");
-    let both = || ask("api", &[("a", "1")]).descriptor(descriptor(&[("b", "1")]));
+    let both = || request_for("api", &[("a", "1")]).descriptor(descriptor(&[("b", "1")]));
     let client = operator.server.client().await;
     operator.ctl(&["switch", "deny", "rule", "api", "b"]);
     for _ in 0..3 {
@@ -277,7 +278,7 @@ async fn heard_everywhere(store: &str) {
     one.ctl(&["limit", "set", "api", "user=bob", "10/year"]);
     one.ctl(&["switch", "deny", "rule", "api", "bucket"]);
     let mut asked = 0;
-    until_async("the other to know both", async || {
+    wait_for_async("the other to know both", async || {
         let knows = limit(&other.server, &[("user", "bob")]).await?.0 == 10;
         // Another one each time: none is exhausted by the asking.
         asked += 1;
@@ -294,7 +295,7 @@ async fn heard_everywhere(store: &str) {
     one.ctl(&["limit", "set", "api", "user=x", "20/year"]);
     other.ctl(&["limit", "set", "api", "user=y", "30/year"]);
     for operator in [&one, &other] {
-        until_async("both to be known", async || {
+        wait_for_async("both to be known", async || {
             let known = (
                 limit(&operator.server, &[("user", "x")]).await?.0,
                 limit(&operator.server, &[("user", "y")]).await?.0,
@@ -303,7 +304,7 @@ async fn heard_everywhere(store: &str) {
         })
         .await;
     }
-    until_async("all to have one version", async || {
+    wait_for_async("all to have one version", async || {
         let version = |it: &Operator| it.server.metric("sluicegate_overrides_version");
         [&one, &other, &late].into_iter().all(|it| version(it) == 5.0).then_some(())
     })
@@ -336,9 +337,9 @@ async fn all_instances_behind_sentinels_hear_of_it_and_a_failover_loses_nothing(
     let folder = folder();
     let operator = Operator::start(folder.path(), &sentinels.url());
     sentinels.fail_over();
-    until("a change after the failover", || operator.try_ctl(&["limit", "set", "api", "user=bob", "11/year"]).ok());
+    wait_for("a change after the failover", || operator.try_ctl(&["limit", "set", "api", "user=bob", "11/year"]).ok());
     let late = Operator::start(folder.path(), &sentinels.url());
-    until_async("the change elsewhere", async || {
+    wait_for_async("the change elsewhere", async || {
         (limit(&late.server, &[("user", "bob")]).await?.0 == 11).then_some(())
     })
     .await;
@@ -364,7 +365,7 @@ async fn a_switch_for_one_instance_needs_no_store() {
     assert!(allowed(&operator.server, &[("user", "bob")]).await);
     // An entity's own consistency, too.
     operator.ctl(&["limit", "set", "api", "user=ann", "{unit: year, requests_per_unit: 20000, consistency: leased}"]);
-    until_async("quota in advance", async || {
+    wait_for_async("quota in advance", async || {
         assert!(allowed(&operator.server, &[("user", "ann")]).await);
         (operator.server.metric("sluicegate_lease_decisions_total") > 0.0).then_some(())
     })
@@ -372,8 +373,10 @@ async fn a_switch_for_one_instance_needs_no_store() {
     redis.freeze();
     let error = operator.try_ctl(&["switch", "off", "everything"]).unwrap_err();
     assert!(error.contains("Unavailable"), "{error}");
-    until_async("the rule's on_error", async || (!allowed(&operator.server, &[("user", "bob")]).await).then_some(()))
-        .await;
+    wait_for_async("the rule's on_error", async || {
+        (!allowed(&operator.server, &[("user", "bob")]).await).then_some(())
+    })
+    .await;
     // An entity's own counts, with this instance's part of its own limit.
     for max in [true, true, false] {
         assert_eq!(allowed(&operator.server, &[("user", "max")]).await, max);
@@ -386,25 +389,26 @@ async fn a_switch_for_one_instance_needs_no_store() {
     assert!(!allowed(&operator.server, &[("user", "bob")]).await);
     operator.ctl(&["switch", "off", "everything", "--here", "--for", "1s"]);
     assert!(allowed(&operator.server, &[("user", "bob")]).await);
-    until_async("its end", async || (!allowed(&operator.server, &[("user", "bob")]).await).then_some(())).await;
+    wait_for_async("its end", async || (!allowed(&operator.server, &[("user", "bob")]).await).then_some(())).await;
     fs::write(&file, "off domain api # incident 42\n").unwrap();
-    until_async("the file's switch", async || allowed(&operator.server, &[("user", "bob")]).await.then_some(())).await;
+    wait_for_async("the file's switch", async || allowed(&operator.server, &[("user", "bob")]).await.then_some(()))
+        .await;
     assert!(
         operator
             .ctl(&["switch", "list"])
-            .contains("switch domain|api off, by this instance's file (by file: incident 42)")
+            .contains("switch domain|api off, from the file of this instance (by file: incident 42)")
     );
     fs::write(&file, "offf domain api\n").unwrap();
-    until("the complaint", || operator.server.log().contains("is no mode").then_some(()));
+    wait_for("the complaint", || operator.server.log().contains("is not a mode").then_some(()));
     assert!(allowed(&operator.server, &[("user", "bob")]).await);
-    assert!(operator.server.get("/readyz").contains("not heard of now"), "{}", operator.server.get("/readyz"));
+    assert!(operator.server.get("/readyz").contains("sync failed"), "{}", operator.server.get("/readyz"));
     fs::remove_file(&file).unwrap();
-    until_async("the switch to end with its file", async || {
+    wait_for_async("the switch to end with its file", async || {
         (!allowed(&operator.server, &[("user", "bob")]).await).then_some(())
     })
     .await;
     redis.thaw();
-    until_async("the limit from before", async || {
+    wait_for_async("the limit from before", async || {
         (limit(&operator.server, &[("user", "bob")]).await?.0 == 10).then_some(())
     })
     .await;
@@ -423,13 +427,13 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
     for (user, limit) in [("user=b", "11/year"), ("user=b", "12/year"), ("user=d", "13/year")] {
         one.ctl(&["limit", "set", "api", user, limit]);
     }
-    until_async("the other to know", async || (limit(&other.server, &[("user", "d")]).await?.0 == 13).then_some(()))
+    wait_for_async("the other to know", async || (limit(&other.server, &[("user", "d")]).await?.0 == 13).then_some(()))
         .await;
-    one.ctl(&["switch", "shadow", "kind", "gcra", "--here"]);
+    one.ctl(&["switch", "shadow", "algorithm", "gcra", "--here"]);
     // As a failover to a replica that had not heard the last three.
     let script = "for _, key in ipairs(KEYS) do redis.call('COPY', key .. '.copy', key, 'REPLACE') end";
     redis.cli(&["EVAL", script, "3", &keys[0], &keys[1], &keys[2]]);
-    until("the last three to be there again", || {
+    wait_for("the last three to be there again", || {
         redis.cli(&["HGET", &keys[0], "limit|api|user=d"]).contains("13/year").then_some(())
     });
     assert!(redis.cli(&["HGET", &keys[0], "limit|api|user=b"]).contains("12/year"));
@@ -447,7 +451,7 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
         operator.server.signal("CONT");
     }
     for operator in [&one, &other, &stranger] {
-        until_async("all of it to be known", async || {
+        wait_for_async("all of it to be known", async || {
             let known = (
                 limit(&operator.server, &[("user", "b")]).await?.0,
                 limit(&operator.server, &[("user", "c")]).await?.0,
@@ -459,27 +463,31 @@ async fn a_store_that_loses_what_was_said_is_told_again() {
     }
     stranger.ctl(&["limit", "unset", "api", "user=d"]);
     stranger.ctl(&["limit", "unset", "api", "user=c"]);
-    until_async("that to be known, too", async || (limit(&one.server, &[("user", "c")]).await?.0 == 2).then_some(()))
-        .await;
+    wait_for_async("that to be known, too", async || {
+        (limit(&one.server, &[("user", "c")]).await?.0 == 2).then_some(())
+    })
+    .await;
     // And as a server that was emptied.
     redis.cli(&["FLUSHALL"]);
-    until("all to be there again", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
+    wait_for("all to be there again", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
     // Or one that threw a part away to have room.
     redis.cli(&["HDEL", &keys[0], "limit|api|user=b"]);
-    until("all to be there once more", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
+    wait_for("all to be there once more", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
     assert_eq!(redis.cli(&["TTL", &keys[0]]), "-1");
     let late = Operator::start(folder.path(), &redis.url());
     assert_eq!(limit(&late.server, &[("user", "b")]).await.map(|limit| limit.0), Some(12));
     one.ctl(&["limit", "unset", "api", "user=b"]);
-    until_async("the next change", async || (limit(&other.server, &[("user", "b")]).await?.0 == 2).then_some(())).await;
+    wait_for_async("the next change", async || (limit(&other.server, &[("user", "b")]).await?.0 == 2).then_some(()))
+        .await;
     // Two that have parted: what the store says holds.
     let script = "redis.call('HSET', KEYS[1], 'limit|api|user=a', '1|{\"w\":\"7/year\",\"a\":\"x\",\"t\":1}') \
                   redis.call('HSET', KEYS[2], 'id', 'another')";
     redis.cli(&["EVAL", script, "2", &keys[0], &keys[2]]);
-    until_async("the store's own", async || (limit(&one.server, &[("user", "a")]).await?.0 == 7).then_some(())).await;
+    wait_for_async("the store's own", async || (limit(&one.server, &[("user", "a")]).await?.0 == 7).then_some(()))
+        .await;
     // What one instance was told by itself is none of the store's.
     assert!(
-        one.ctl(&["switch", "list"]).contains("gcra shadow, on this instance alone"),
+        one.ctl(&["switch", "list"]).contains("gcra shadow, on this instance only"),
         "{}",
         one.ctl(&["switch", "list"])
     );
@@ -500,7 +508,7 @@ fn conflicts(store: &str) {
     };
     set("10/year", "0").unwrap();
     let error = set("20/year", "0").unwrap_err();
-    assert!(error.contains("has been changed meanwhile: it has version 1") && error.contains("Aborted"), "{error}");
+    assert!(error.contains("was changed by another call: it has version 1") && error.contains("Aborted"), "{error}");
     set("20/year", "1").unwrap();
     assert!(set("30/year", "1").is_err());
     let unset = operator.try_ctl(&["limit", "unset", "api", "user=bob", "--if-version", "1"]);
@@ -528,14 +536,23 @@ async fn an_exhausted_customer_breathes_at_once() {
         assert!(!allowed(&operator.server, &bucket).await);
         let more = "{unit: year, requests_per_unit: 15, algorithm: token_bucket}";
         let said = operator.ctl(&["limit", "set", "api", "bucket=a", more, "--additive"]);
-        assert!(said.contains("5 hits given back"), "{said}");
+        assert!(said.contains("5 hits refunded"), "{said}");
         let mut passed = 0;
-        until_async("the difference to be had", async || {
+        wait_for_async("the difference to be had", async || {
             passed += u32::from(allowed(&operator.server, &bucket).await);
             (passed == 5).then_some(())
         })
         .await;
         assert!(!allowed(&operator.server, &bucket).await);
+    }
+}
+
+/// Sets a flag when it is dropped.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
     }
 }
 
@@ -549,15 +566,17 @@ async fn nothing_is_lost_when_redis_fails_over_while_it_is_said() {
         (Operator::start(folder.path(), &sentinels.url()), Operator::start(folder.path(), &sentinels.url()));
     let (said, stop) = (AtomicU32::new(0), AtomicBool::new(false));
     let late = std::thread::scope(|scope| {
+        // Also if an assertion fails: the scope waits for its threads, and the test would hang.
+        let _stop = SetOnDrop(&stop);
         scope.spawn(|| {
             while !stop.load(Relaxed) {
                 let number = said.load(Relaxed);
                 let request = |key: &str| {
                     let entries = serde_json::json!([{ "key": key, "value": number.to_string() }]);
                     let target = serde_json::json!({ "limit": { "domain": "api", "entries": entries } });
-                    serde_json::json!({ "target": target, "word": format!("{number}/year") })
+                    serde_json::json!({ "target": target, "value": format!("{number}/year") })
                 };
-                let body = serde_json::json!({ "wishes": [request("user"), request("bucket")] }).to_string();
+                let body = serde_json::json!({ "changes": [request("user"), request("bucket")] }).to_string();
                 // What was not answered is said again.
                 if one.call(OPERATE, "PutOverrides", &body).0 == 200 {
                     said.fetch_add(1, Relaxed);
@@ -566,7 +585,7 @@ async fn nothing_is_lost_when_redis_fails_over_while_it_is_said() {
         });
         let more = |many: u32| {
             let before = said.load(Relaxed);
-            until("more to be said", || (said.load(Relaxed) >= before + many).then_some(()));
+            wait_for("more to be said", || (said.load(Relaxed) >= before + many).then_some(()));
         };
         more(20);
         let master = sentinels.master();
@@ -575,12 +594,11 @@ async fn nothing_is_lost_when_redis_fails_over_while_it_is_said() {
         drop(other);
         let late = Operator::start(folder.path(), &sentinels.url());
         more(20);
-        stop.store(true, Relaxed);
         late
     });
     let said = said.load(Relaxed);
     let export = |operator: &Operator| operator.ctl(&["export", "limit"]);
-    until("both to know the same", || (export(&one) == export(&late)).then_some(()));
+    wait_for("both to know the same", || (export(&one) == export(&late)).then_some(()));
     let known = export(&late);
     for number in 0..said {
         for key in ["user", "bucket"] {

@@ -5,7 +5,7 @@ use tonic_health::pb::{
     HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_client::HealthClient,
 };
 
-use crate::support::{RedisServer, Server, ask, until, until_async};
+use crate::support::{RedisServer, Server, request_for, wait_for, wait_for_async};
 
 async fn health(server: &Server) -> HealthClient<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
@@ -19,7 +19,7 @@ fn of(service: &str) -> HealthCheckRequest {
 /// Waits until a call has come as far as the store.
 async fn until_asked(server: &Server) {
     let series = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
-    until_async("the call to count as asked", async || (server.metric(series) == 1.0).then_some(())).await;
+    wait_for_async("the call to count as asked", async || (server.metric(series) == 1.0).then_some(())).await;
 }
 
 #[tokio::test]
@@ -31,13 +31,13 @@ async fn health_says_not_serving_while_calls_are_still_answered() {
         assert_eq!(health.check(of(name)).await.unwrap().into_inner().status(), ServingStatus::Serving);
     }
     server.signal("TERM");
-    until_async("health to say NOT_SERVING", async || {
+    wait_for_async("health to say NOT_SERVING", async || {
         let status = health.check(of(service)).await.unwrap().into_inner().status();
         (status == ServingStatus::NotServing).then_some(())
     })
     .await;
-    assert!(client.check(ask("example", &[("user", "x")])).await.unwrap().allowed());
-    assert!(server.get("/readyz").contains("leaving"));
+    assert!(client.check(request_for("example", &[("user", "x")])).await.unwrap().allowed());
+    assert!(server.get("/readyz").contains("shutting down"));
     server.signal("TERM");
     assert!(server.wait().await.success(), "a second signal ends it at once");
 }
@@ -49,10 +49,10 @@ async fn calls_under_way_finish() {
     let server = Server::builder().store(&redis.url()).set("redis.timeout", "20s").start();
     let client = server.client().await;
     redis.freeze();
-    let call = tokio::spawn(async move { client.check(ask("example", &[("user", "x")])).await });
+    let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });
     until_asked(&server).await;
     server.signal("TERM");
-    until("the port to close", || std::net::TcpStream::connect(server.grpc).err());
+    wait_for("the port to close", || std::net::TcpStream::connect(server.grpc).err());
     redis.thaw();
     assert!(call.await.unwrap().is_ok());
     assert!(server.wait().await.success());
@@ -74,7 +74,7 @@ async fn watchers_and_endless_calls_do_not_hold_it_up() {
         Server::builder().store(&redis.url()).set("redis.timeout", "1h").set("shutdown.grace", "100ms").start();
     let client = server.client().await;
     redis.freeze();
-    let call = tokio::spawn(async move { client.check(ask("example", &[("user", "x")])).await });
+    let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });
     until_asked(&server).await;
     server.signal("INT");
     assert!(server.wait().await.success());

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path, process::Output};
 
-use crate::support::{Server, ask, descriptor, plain::Unit, rules, server::command, until};
+use crate::support::{Server, descriptor, plain::Unit, request_for, rules, server::command, wait_for};
 
 fn simulate(args: &[&str]) -> Output {
     command().arg("simulate").args(args).output().unwrap()
@@ -45,11 +45,11 @@ async fn a_simulation_says_what_the_service_said() {
     let (mut refused, mut requests) = (0, 0);
     for round in 0..40 {
         for user in ["a", "b", "c"] {
-            let both = ask("api", &[("user", user)]).descriptor(descriptor(&[("both", user)]));
-            let own = ask("api", &[]).descriptor(descriptor(&[("own", user)]).limit(2, Unit::Hour, None));
+            let both = request_for("api", &[("user", user)]).descriptor(descriptor(&[("both", user)]));
+            let own = request_for("api", &[]).descriptor(descriptor(&[("own", user)]).limit(2, Unit::Hour, None));
             let request = match round % 4 {
-                0 => ask("api", &[("user", user)]).hits(round % 3 + 1),
-                1 => ask("api", &[("bucket", user)]),
+                0 => request_for("api", &[("user", user)]).hits(round % 3 + 1),
+                1 => request_for("api", &[("bucket", user)]),
                 2 => both,
                 _ => own,
             };
@@ -60,7 +60,7 @@ async fn a_simulation_says_what_the_service_said() {
         }
     }
     assert!((20..110).contains(&refused), "{refused} of {requests}");
-    until("all to be recorded", || {
+    wait_for("all to be recorded", || {
         (server.metric("sluicegate_recorded_requests_total") >= requests as f64).then_some(())
     });
     server.signal("TERM");
@@ -68,15 +68,15 @@ async fn a_simulation_says_what_the_service_said() {
     let (rules_dir, traffic_dir) = (path(in_force.path()), path(traffic.path()));
     let same = json(&["--rules", rules_dir, "--traffic", traffic_dir]);
     assert_eq!(
-        (&same["requests"], &same["refused"], &same["refused_before"]),
+        (&same["requests"], &same["denied"], &same["denied_before"]),
         (&requests.into(), &refused.into(), &refused.into())
     );
     for rule in same["rules"].as_array().unwrap() {
-        assert_eq!((&rule["hits"]["newly_refused"], &rule["hits"]["newly_passed"]), (&0.into(), &0.into()), "{rule}");
+        assert_eq!((&rule["hits"]["newly_denied"], &rule["hits"]["newly_allowed"]), (&0.into(), &0.into()), "{rule}");
     }
     // Against itself nothing changes, and with less more is refused.
     let against = json(&["--rules", rules_dir, "--against", rules_dir, "--traffic", traffic_dir]);
-    assert_eq!(against["refused"], against["refused_before"]);
+    assert_eq!(against["denied"], against["denied_before"]);
     let strict = rules(&[("api.yaml", &RULES.replace("requests_per_unit: 5", "requests_per_unit: 1"))]);
     let html = traffic.path().join("page.html");
     let text = said(&["--rules", path(strict.path()), "--traffic", traffic_dir, "--html", path(&html)]);
@@ -84,7 +84,7 @@ async fn a_simulation_says_what_the_service_said() {
     let page = fs::read_to_string(&html).unwrap();
     assert!(
         page.contains("<svg")
-            && page.contains("admitted")
+            && page.contains("allowed")
             && page.contains("hits per second")
             && !page.contains("http://sl"),
         "{page}"
@@ -103,14 +103,14 @@ async fn whole_entities_are_recorded_and_names_can_be_hidden() {
     let client = server.client().await;
     for user in 0..200 {
         for _ in 0..3 {
-            client.check(ask("api", &[("user", &format!("person-{user}"))])).await.unwrap();
+            client.check(request_for("api", &[("user", &format!("person-{user}"))])).await.unwrap();
         }
     }
     server.signal("TERM");
     assert!(server.wait().await.success());
     let result = json(&["--rules", path(in_force.path()), "--traffic", path(traffic.path())]);
     let rule = &result["rules"][0];
-    let (asked, entities) = (rule["hits"]["asked"].as_u64().unwrap(), rule["entities"].as_u64().unwrap());
+    let (asked, entities) = (rule["hits"]["requested"].as_u64().unwrap(), rule["entities"].as_u64().unwrap());
     assert_eq!(asked, entities * 3);
     assert!((25..80).contains(&entities), "{entities}");
     // Those who would be refused are listed.
@@ -141,16 +141,16 @@ fn limits_are_suggested_from_an_access_log() {
     fs::write(&mapping, "domain: api\ntime: start_time\ndescriptors:\n- [{ key: user, field: x_user }]\n").unwrap();
     let output = simulate(&["--suggest", "--traffic", path(&log), "--mapping", path(&mapping)]);
     let (said_out, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert!(complained.contains("1 lines are none of the access log"), "{complained}");
+    assert!(complained.contains("1 lines skipped: not an access log entry"), "{complained}");
     assert!(said_out.contains("api user: 20 entities"), "{said_out}");
-    assert!(said_out.contains("per minute: half of them 30, 90% 30, 99% 600"), "{said_out}");
+    assert!(said_out.contains("per minute: p50 30, p90 30, p99 600"), "{said_out}");
     let rules = rules(&[(
         "api.yaml",
         "domain: api\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 36}}]\n",
     )]);
     let result = json(&["--rules", path(rules.path()), "--traffic", path(&log), "--mapping", path(&mapping)]);
-    assert_eq!((&result["requests"], &result["rules"][0]["touched"]), (&11_700.into(), &1.into()));
-    assert_eq!(result["rules"][0]["harmed"][0]["entity"], "user=u7");
+    assert_eq!((&result["requests"], &result["rules"][0]["entities_denied"]), (&11_700.into(), &1.into()));
+    assert_eq!(result["rules"][0]["most_denied"][0]["entity"], "user=u7");
     assert_eq!(result["unknown_before"], 11_700);
 }
 

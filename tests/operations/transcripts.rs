@@ -1,9 +1,9 @@
-//! The transcripts of docs/operating.md, typed as they stand: what they print is what they say.
+//! The transcripts of docs/guides/operations.md, typed as they stand: what they print is what they say.
 //! `UPDATE_TRANSCRIPTS=1` writes what is printed now into the document.
 
 use std::{fs, path::Path, process::Command};
 
-use crate::support::{Operator, Server, operator::OPERATE, repository, until};
+use crate::support::{Operator, Server, operator::OPERATE, repository, wait_for};
 
 /// The access log that the document speaks of: two hundred users in ten minutes, one of whom is quicker.
 fn access_log() -> String {
@@ -51,7 +51,7 @@ fn fits(line: &str, expected: &str) -> bool {
 
 /// What differs from run to run is told by its form.
 fn with_gaps(line: &str) -> String {
-    for start in ["  restored in ", "  refuses for "] {
+    for start in ["  reset in ", "  retry after "] {
         if line.starts_with(start) {
             return format!("{start}…");
         }
@@ -102,7 +102,7 @@ fn run(line: &str, folder: &Path, operator: &Operator) -> String {
 
 #[test]
 fn the_transcripts_are_true() {
-    let file = repository("docs/operating.md");
+    let file = repository("docs/guides/operations.md");
     let document = fs::read_to_string(&file).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
@@ -126,9 +126,9 @@ fn the_transcripts_are_true() {
         asked += command.matches("curl").count();
         if command.starts_with("sluicegate simulate --rules") {
             let recorded = || operator.server.metric("sluicegate_recorded_requests_total");
-            until("all to be recorded", || (recorded() >= asked as f64).then_some(()));
+            wait_for("all to be recorded", || (recorded() >= asked as f64).then_some(()));
             // What waits is written within a second.
-            until("a file", || at("traffic").read_dir().ok()?.next().map(drop));
+            wait_for("a file", || at("traffic").read_dir().ok()?.next().map(drop));
         }
         let printed = run(command, folder.path(), &operator);
         let mut expected = Vec::new();

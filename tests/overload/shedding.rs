@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sluicegate_client::shed::{CLASSES, LoadShedder, Settings, Signal};
+use sluicegate_client::shed::{DEFAULT_CLASSES, LoadShedder, Settings, Signal};
 use sluicegate_proto::sluicegate::v1::{
     GetRequest, ReportRequest, Utilization, resource_service_client::ResourceServiceClient,
 };
@@ -14,7 +14,7 @@ use crate::support::{
     plain::{Answer, Client, Request},
     ring, rules,
     server::{agent, get, post},
-    until, until_async,
+    wait_for, wait_for_async,
 };
 
 const RULES: &str = "
@@ -76,7 +76,7 @@ async fn what_is_reserved_is_there_and_all_else_is_shed() {
         assert!(!take("get").await && !take("post").await, "{store}: four fifths");
         assert!(take("critical").await && take("critical").await && !take("critical").await, "{store}");
         // Whoever is done makes room, for critical traffic first.
-        let back = descriptor(&[("fleet", "api"), ("priority", "get"), ("id", "1")]).give_back();
+        let back = descriptor(&[("fleet", "api"), ("priority", "get"), ("id", "1")]).refund();
         client.check(Request::new("d").descriptor(back)).await.unwrap();
         assert!(take("critical").await && !take("get").await, "{store}");
         let (code, wait, answer) = json(&server, &[&[("fleet", "api"), ("priority", "get"), ("id", "x")]]);
@@ -91,8 +91,8 @@ async fn what_is_reserved_is_there_and_all_else_is_shed() {
         };
         let page = server.get("/metrics");
         let metric = |class: &str, outcome: &str| server.metric(&series(class, outcome));
-        assert_eq!((metric("other", "passed"), metric("other", "shed")), (8.0, 4.0), "{page}");
-        assert_eq!((metric("critical", "passed"), metric("critical", "shed")), (3.0, 1.0));
+        assert_eq!((metric("other", "allowed"), metric("other", "shed")), (8.0, 4.0), "{page}");
+        assert_eq!((metric("critical", "allowed"), metric("critical", "shed")), (3.0, 1.0));
         let since = |class: &str| {
             server.metric(&format!(
                 "sluicegate_shedding_since_timestamp_seconds{{class=\"{class}\",domain=\"d\",key1=\"fleet\"}}"
@@ -125,12 +125,12 @@ async fn a_refusal_says_which_it_is() {
     }
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "gold")]]), 503);
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "nobody")]]), 503);
-    for (class, outcome, expected) in [("free", "refused", 1.0), ("free", "shed", 0.0), ("gold", "shed", 1.0)] {
+    for (class, outcome, expected) in [("free", "denied", 1.0), ("free", "shed", 0.0), ("gold", "shed", 1.0)] {
         let labels = format!("class=\"{class}\",domain=\"d\",key1=\"tenants\",outcome=\"{outcome}\"");
         assert_eq!(server.metric(&format!("sluicegate_class_hits_total{{{labels}}}")), expected, "{class} {outcome}");
     }
     let ours = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
-    let ours = ours.deadline(crate::support::DEADLINE).connect_lazy().unwrap();
+    let ours = ours.timeout(crate::support::DEADLINE).connect_lazy().unwrap();
     let shed = async |key: &str| ours.check([sluicegate_client::Descriptor::new().entry(key, "x")]).await.shed();
     assert!(shed("backend").await && !shed("own").await);
 }
@@ -163,8 +163,8 @@ async fn shares_hold_over_all_instances() {
     }
 }
 
-fn report(server: &Server, reporter: &str, utilization: f64, life: &str) -> (u16, String) {
-    let body = json!({"reporter": reporter, "utilization": utilization, "life": life}).to_string();
+fn report(server: &Server, reporter: &str, utilization: f64, ttl: &str) -> (u16, String) {
+    let body = json!({"reporter": reporter, "utilization": utilization, "ttl": ttl}).to_string();
     post(&server.url("/resources/db"), body.as_bytes())
 }
 
@@ -195,32 +195,33 @@ async fn an_elastic_limit_is_as_long_as_its_resource_has_to_spare() {
     let metric = || other.metric("sluicegate_resource_utilization{resource=\"db\"}");
     assert_eq!(burst(&client, "before").await, (10, 0), "nobody says anything");
     assert_eq!(report(&one, "db-1", 0.2, "1h"), (200, r#"{"reporters":1,"worst":0.2,"mean":0.2}"#.into()));
-    until("the other instance to know", || (metric() == 0.2).then_some(()));
+    wait_for("the other instance to know", || (metric() == 0.2).then_some(()));
     assert_eq!(burst(&client, "idle").await, (20, 10));
     // Of several the worst counts, and what is there shrinks with it.
     assert_eq!(report(&one, "db-2", 0.7, "1h").1, r#"{"reporters":2,"worst":0.7,"mean":0.45}"#);
-    until("the other instance to know", || (metric() == 0.7).then_some(()));
+    wait_for("the other instance to know", || (metric() == 0.7).then_some(()));
     assert_eq!(burst(&client, "half").await, (15, 5));
     report(&one, "db-2", 0.95, "3s");
-    until("the other instance to know", || (metric() == 0.95).then_some(()));
+    wait_for("the other instance to know", || (metric() == 0.95).then_some(()));
     assert_eq!(burst(&client, "busy").await, (10, 0));
     // A refusal is not remembered: it is over as soon as there is something to spare.
     let ours = sluicegate_client::Client::builder(format!("http://{}", other.grpc)).domain("d");
-    let ours = ours.deadline(crate::support::DEADLINE).connect_lazy().unwrap();
+    let ours = ours.timeout(crate::support::DEADLINE).connect_lazy().unwrap();
     let passes = async || ours.check([sluicegate_client::descriptor! { "report" => "busy" }]).await.allowed();
     assert!(!passes().await && !passes().await);
-    until_async("the refusal to end", async || passes().await.then_some(())).await;
-    until("the report to end", || (metric() == 0.2).then_some(()));
+    wait_for_async("the refusal to end", async || passes().await.then_some(())).await;
+    wait_for("the report to end", || (metric() == 0.2).then_some(()));
     assert_eq!(burst(&client, "again").await, (20, 10));
     drop(redis);
-    until("nobody to be able to say", || (metric() == 1.0).then_some(()));
+    wait_for("nobody to be able to say", || (metric() == 1.0).then_some(()));
 }
 
 #[tokio::test]
 async fn resources_are_reported_by_both_protocols_and_bad_reports_are_refused() {
     let server = start("memory");
     let url = format!("http://{}", server.grpc);
-    let mut grpc = until_async("a connection", async || ResourceServiceClient::connect(url.clone()).await.ok()).await;
+    let mut grpc =
+        wait_for_async("a connection", async || ResourceServiceClient::connect(url.clone()).await.ok()).await;
     let asked = |resource: &str| GetRequest { resource: resource.into() };
     assert_eq!(grpc.get(asked("cache")).await.unwrap().into_inner(), Utilization::default());
     let said = |reporter: &str, utilization| ReportRequest {
@@ -250,13 +251,13 @@ async fn resources_are_reported_by_both_protocols_and_bad_reports_are_refused() 
     for body in [
         "",
         "{}",
-        r#"{"reporter":"a","utilization":"much","life":"1s"}"#,
-        r#"{"reporter":"a","utilization":0.5,"life":"soon"}"#,
+        r#"{"reporter":"a","utilization":"much","ttl":"1s"}"#,
+        r#"{"reporter":"a","utilization":0.5,"ttl":"soon"}"#,
     ] {
         let (code, text) = post(&server.url("/resources/db"), body.as_bytes());
         assert_eq!(code, 400, "{body}: {text}");
     }
-    assert_eq!(report(&server, "a", -1.0, "1s"), (400, "a utilization is a number from 0 to 1\n".into()));
+    assert_eq!(report(&server, "a", -1.0, "1s"), (400, "utilization must be between 0 and 1\n".into()));
     assert_eq!(report(&server, "a", 0.5, "2h").0, 400);
     // So many may say something, and no more.
     let mut calls = JoinSet::new();
@@ -366,8 +367,8 @@ descriptors:
     }
     let series = |labels: &str| format!("sluicegate_class_hits_total{{class=\"all\",domain=\"d\",key1=\"a\"{labels}}}");
     let metric = |labels: &str| server.metric(&series(labels));
-    assert_eq!((metric(",outcome=\"passed\""), metric(",outcome=\"shed\"")), (1.0, 1.0));
-    assert_eq!(metric(",key2=\"all\",outcome=\"passed\""), 2.0, "of the two below, and not of the one between");
+    assert_eq!((metric(",outcome=\"allowed\""), metric(",outcome=\"shed\"")), (1.0, 1.0));
+    assert_eq!(metric(",key2=\"all\",outcome=\"allowed\""), 2.0, "of the two below, and not of the one between");
 }
 
 /// Slots of classes come back by themselves, too.
@@ -383,7 +384,7 @@ async fn a_class_gets_back_what_a_crashed_holder_had() {
     let again = async || passes(&client, &[("fleet", "api"), ("priority", "get"), ("id", "again")]).await.then_some(());
     let refused = client.check(request(&[("fleet", "api"), ("priority", "get"), ("id", "9")])).await.unwrap();
     assert!(refused.allowed() || refused.retry_after().unwrap() <= Duration::from_secs(1));
-    until_async("their end", again).await;
+    wait_for_async("their end", again).await;
 }
 
 /// A box says how busy it is, and a gateway hears of it. When nobody can be asked any more, nothing changes.
@@ -391,25 +392,29 @@ async fn a_class_gets_back_what_a_crashed_holder_had() {
 async fn a_gateway_sheds_by_what_boxes_report() {
     let server = start("memory");
     let client = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
-    let client = client.deadline(Duration::from_millis(500)).connect_lazy().unwrap();
-    let at_once = Settings { patience: Duration::ZERO, shed_in: Duration::from_secs(2), ..Settings::default() };
-    let full = LoadShedder::new(Signal::Busy(2)).reporting(client.clone(), "boxes", "box-1");
-    let idle = LoadShedder::new(Signal::Busy(2)).reporting(client.clone(), "boxes", "box-2");
-    let gateway = LoadShedder::of(Signal::Reported(client.clone(), "boxes".into()), CLASSES, at_once);
+    let client = client.timeout(Duration::from_millis(500)).connect_lazy().unwrap();
+    let at_once = Settings { stabilization: Duration::ZERO, shed_time: Duration::from_secs(2), ..Settings::default() };
+    let full = LoadShedder::new(Signal::WorkerUtilization(2)).report_to(client.clone(), "boxes", "box-1");
+    let idle = LoadShedder::new(Signal::WorkerUtilization(2)).report_to(client.clone(), "boxes", "box-2");
+    let gateway = LoadShedder::with_classes(
+        Signal::ReportedUtilization(client.clone(), "boxes".into()),
+        DEFAULT_CLASSES,
+        at_once,
+    );
     assert!(gateway.admit(3, 1).is_some() && idle.admit(0, 1).is_some());
     let _busy: Vec<_> = (0..4).map(|key| full.admit(0, key)).collect();
     let both = async || client.utilization("boxes").await.ok().filter(|said| said.reporters == 2);
-    let said = until_async("both to report", both).await;
+    let said = wait_for_async("both to report", both).await;
     assert_eq!((said.worst, said.mean), (1.0, 0.5), "a box with twice as much as it can do has nothing to spare");
-    until_async("the gateway to hear it", async || (gateway.utilization() == 0.5).then_some(())).await;
+    wait_for_async("the gateway to hear it", async || (gateway.utilization() == 0.5).then_some(())).await;
     assert_eq!(gateway.level(), 0.0);
     let _busier: Vec<_> = (0..4).map(|key| idle.admit(0, key)).collect();
-    until_async("the gateway to shed", async || (gateway.level() > 0.3).then_some(())).await;
+    wait_for_async("the gateway to shed", async || (gateway.level() > 0.3).then_some(())).await;
     drop(server);
     let unknown = async || (gateway.utilization() == 0.75).then_some(gateway.level());
-    let level = until_async("the gateway to know nothing", unknown).await;
+    let level = wait_for_async("the gateway to know nothing", unknown).await;
     let since = Instant::now();
-    until_async("a while", async || {
+    wait_for_async("a while", async || {
         assert_eq!(gateway.level(), level);
         (since.elapsed() > Duration::from_secs(3)).then_some(())
     })

@@ -1,15 +1,15 @@
-//! `charge: all` where the limits of a request live on several servers.
+//! `charge: all` for requests whose limits are stored on several servers.
 
 use std::{path::Path, time::Duration};
 
 use tokio::task::JoinSet;
 
 use crate::support::{
-    Fault, Proxy, RedisCluster, RedisServer, Server, ask, descriptor, plain::Request, ring, rules, server, until,
-    until_async,
+    Fault, Proxy, RedisCluster, RedisServer, Server, descriptor, plain::Request, request_for, ring, rules, server,
+    wait_for, wait_for_async,
 };
 
-/// The server that has the counter of a descriptor of one entry, by these rules.
+/// Returns the server of the counter for a descriptor with one entry under these rules.
 fn node_of(store: &str, folder: &Path, entry: &str) -> String {
     let mut command = server::command();
     command.args(["shard", "d", entry, "--store", store, "--rules"]).arg(folder);
@@ -17,10 +17,10 @@ fn node_of(store: &str, folder: &Path, entry: &str) -> String {
     text.lines().find_map(|line| line.strip_prefix("node")).unwrap().trim().to_owned()
 }
 
-/// `charge: all` over two instances and two shards: 64 callers, exactly the smaller limit; and what is refused takes
-/// nothing of the larger one.
+/// Two instances and 64 callers share limits on two or more shards: exactly the smallest limit is allowed, and denied
+/// requests take nothing from the larger limits.
 #[tokio::test]
-async fn charged_for_all_or_none_across_shards_is_exact() {
+async fn charge_all_is_exact_across_shards() {
     let text = "
 domain: d
 charge: all
@@ -52,23 +52,24 @@ descriptors:
         let passed: u32 = callers.join_all().await.into_iter().sum();
         assert!(passed <= 300, "{url}: {passed}");
         let client = servers[0].client().await;
-        // While some gave back, others may have seen too little: what is left can still be had.
-        let mut rest = 0;
+        // Hits that are being rolled back may have caused denials of other callers. They are still available now.
+        let mut passed_later = 0;
         while client.check(request.clone()).await.unwrap().allowed() {
-            rest += 1;
+            passed_later += 1;
         }
-        assert_eq!(passed + rest, 300, "{url}");
+        assert_eq!(passed + passed_later, 300, "{url}");
         for entry in [("user", "u"), ("tenant", "t")] {
-            let look = Request::new("d").descriptor(descriptor(&[entry]).hits(0));
-            assert_eq!(client.check(look).await.unwrap().remaining(), Some(100_000 - 300), "{url}: {entry:?}");
+            let peek = Request::new("d").descriptor(descriptor(&[entry]).hits(0));
+            assert_eq!(client.check(peek).await.unwrap().remaining(), Some(100_000 - 300), "{url}: {entry:?}");
         }
         assert_eq!(servers[0].metric("sluicegate_redis_rollback_failures_total"), 0.0);
     }
 }
 
-/// One limit's shard is dead: what the others took is given back, unless that limit lets requests pass without it.
+/// If the shard of one limit is dead, the takes of the other limits are rolled back, unless the dead limit's failure
+/// policy allows requests.
 #[tokio::test]
-async fn what_was_taken_beside_a_dead_shard_is_given_back() {
+async fn takes_are_rolled_back_if_the_shard_of_another_limit_is_dead() {
     let text = "
 domain: d
 charge: all
@@ -81,34 +82,34 @@ descriptors:
     let folder = rules(&[("d.yaml", text)]);
     let server = Server::builder().rules(folder.path()).store(&url).start();
     let client = server.client().await;
-    let place = |entry: &str| node_of(&url, folder.path(), entry);
+    let node = |entry: &str| node_of(&url, folder.path(), entry);
     let dead = format!("127.0.0.1:{}", nodes[0].port);
-    let user = (0..).map(|n| format!("u{n}")).find(|user| place(&format!("user={user}")) != dead).unwrap();
-    let other = (0..)
+    let user = (0..).map(|n| format!("u{n}")).find(|user| node(&format!("user={user}")) != dead).unwrap();
+    let on_dead_node = (0..)
         .map(|n| format!("o{n}"))
-        .find(|value| place(&format!("open={value}")) == dead && place(&format!("closed={value}")) == dead);
-    let other = other.unwrap();
+        .find(|value| node(&format!("open={value}")) == dead && node(&format!("closed={value}")) == dead);
+    let on_dead_node = on_dead_node.unwrap();
     nodes[0].kill();
-    until("somebody to notice", || server.get("/readyz").contains("1 of 3").then_some(()));
+    wait_for("the dead node to be detected", || server.get("/readyz").contains("1 of 3").then_some(()));
     let both = |key: &str| {
-        Request::new("d").descriptor(descriptor(&[("user", &user)])).descriptor(descriptor(&[(key, &other)]))
+        Request::new("d").descriptor(descriptor(&[("user", &user)])).descriptor(descriptor(&[(key, &on_dead_node)]))
     };
-    let left = async || {
-        let look = Request::new("d").descriptor(descriptor(&[("user", &user)]).hits(0));
-        client.check(look).await.unwrap().remaining()
+    let remaining = async || {
+        let peek = Request::new("d").descriptor(descriptor(&[("user", &user)]).hits(0));
+        client.check(peek).await.unwrap().remaining()
     };
     assert!(!client.check(both("closed")).await.unwrap().allowed());
-    assert_eq!(left().await, Some(10));
+    assert_eq!(remaining().await, Some(10));
     assert!(client.check(both("open")).await.unwrap().allowed());
-    assert_eq!(left().await, Some(9));
+    assert_eq!(remaining().await, Some(9));
     assert_eq!(server.metric("sluicegate_on_error_total{policy=\"allow\"}"), 1.0);
     assert_eq!(server.metric("sluicegate_on_error_total{policy=\"deny\"}"), 1.0);
 }
 
-/// What a limit in shadow mode refuses beside one that refuses indeed: what counted is given back, and what did not is
-/// not.
+/// A request exceeds a limit in shadow mode and is denied by another limit. The first limit's hits are rolled back if it
+/// counts denials, and otherwise it has nothing to roll back.
 #[tokio::test]
-async fn what_is_given_back_is_what_was_counted() {
+async fn only_counted_hits_are_rolled_back() {
     let text = "
 domain: d
 charge: all
@@ -123,26 +124,27 @@ descriptors:
     let client = server.client().await;
     let first = format!("127.0.0.1:{}", nodes[0].port);
     let value = |key: &str, is_first| {
-        let is_there = |value: &String| (node_of(&url, folder.path(), &format!("{key}={value}")) == first) == is_first;
-        (0..).map(|n| format!("{key}{n}")).find(is_there).unwrap()
+        let is_on_node =
+            |value: &String| (node_of(&url, folder.path(), &format!("{key}={value}")) == first) == is_first;
+        (0..).map(|n| format!("{key}{n}")).find(is_on_node).unwrap()
     };
     let none = value("none", false);
     for key in ["counts", "does_not"] {
-        let dark = value(key, true);
-        let counted = || nodes[0].cli(&["eval", "return redis.call('get', redis.call('keys', '*')[1])", "0"]);
-        assert!(client.check(ask("d", &[(key, &dark)]).hits(2)).await.unwrap().allowed());
-        let before = counted();
+        let shadowed = value(key, true);
+        let stored_state = || nodes[0].cli(&["eval", "return redis.call('get', redis.call('keys', '*')[1])", "0"]);
+        assert!(client.check(request_for("d", &[(key, &shadowed)]).hits(2)).await.unwrap().allowed());
+        let before = stored_state();
         assert!(before.ends_with("0000000002"), "{before}");
-        let both = ask("d", &[(key, &dark)]).descriptor(descriptor(&[("none", &none)]));
+        let both = request_for("d", &[(key, &shadowed)]).descriptor(descriptor(&[("none", &none)]));
         assert!(!client.check(both).await.unwrap().allowed());
-        assert_eq!(counted(), before, "{key}");
+        assert_eq!(stored_state(), before, "{key}");
         nodes[0].cli(&["flushall"]);
     }
 }
 
-/// A server dies between the take and the refusal of another: what cannot be given back is told.
+/// A server dies after its take and before the denial of another server: the failed roll back is counted and logged.
 #[tokio::test]
-async fn what_cannot_be_given_back_is_counted() {
+async fn a_failed_roll_back_is_counted() {
     let text = "
 domain: d
 charge: all
@@ -150,24 +152,24 @@ descriptors:
 - {key: user, rate_limit: {unit: year, requests_per_unit: 10}}
 - {key: none, rate_limit: {unit: year, requests_per_unit: 0}}
 ";
-    let (mut taken, late) = (RedisServer::start(), RedisServer::start());
-    let proxy = Proxy::start(late.port);
-    let url = format!("redis+ring://127.0.0.1:{},{}", taken.port, proxy.address);
+    let (mut first_node, delayed_node) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::start(delayed_node.port);
+    let url = format!("redis+ring://127.0.0.1:{},{}", first_node.port, proxy.address);
     let folder = rules(&[("d.yaml", text)]);
     let server = Server::builder().rules(folder.path()).store(&url).set("redis.timeout", "5s").start();
     let client = server.client().await;
-    let place = |entry: &str| node_of(&url, folder.path(), entry).ends_with(&format!(":{}", taken.port));
+    let is_on_first = |entry: &str| node_of(&url, folder.path(), entry).ends_with(&format!(":{}", first_node.port));
     let value = |key: &str, first| {
-        (0..).map(|n| format!("{key}{n}")).find(|value| place(&format!("{key}={value}")) == first).unwrap()
+        (0..).map(|n| format!("{key}{n}")).find(|value| is_on_first(&format!("{key}={value}")) == first).unwrap()
     };
     let (user, none) = (value("user", true), value("none", false));
     let request =
         Request::new("d").descriptor(descriptor(&[("user", &user)])).descriptor(descriptor(&[("none", &none)]));
     proxy.set(Fault::Delay(Duration::from_secs(1)));
-    let asked = tokio::spawn(async move { client.check(request).await });
-    until_async("the take", async || (taken.cli(&["dbsize"]) == "1").then_some(())).await;
-    taken.kill();
-    assert!(!asked.await.unwrap().unwrap().allowed());
+    let pending = tokio::spawn(async move { client.check(request).await });
+    wait_for_async("the take to be stored", async || (first_node.cli(&["dbsize"]) == "1").then_some(())).await;
+    first_node.kill();
+    assert!(!pending.await.unwrap().unwrap().allowed());
     assert_eq!(server.metric("sluicegate_redis_rollback_failures_total"), 1.0);
-    assert!(server.log().contains("could not be given back"), "{}", server.log());
+    assert!(server.log().contains("could not be rolled back"), "{}", server.log());
 }

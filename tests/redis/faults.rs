@@ -1,12 +1,12 @@
-//! A Redis that breaks in every way that a network and a server can: each has an outcome, a metric by its kind, one line
-//! in the log, and an end.
+//! Every kind of failure of a network and a Redis server: each has an outcome, a metric with its kind, one line in the
+//! log, and a recovery.
 
 use std::time::{Duration, Instant};
 
 use crate::support::{
-    DEADLINE, Fault, Proxy, RedisCluster, RedisServer, Server, ask, descriptor,
+    DEADLINE, Fault, Proxy, RedisCluster, RedisServer, Server, descriptor,
     plain::{Client, Request},
-    ring, rules, until, until_async,
+    request_for, ring, rules, wait_for, wait_for_async,
 };
 
 const RULES: &str = "
@@ -30,96 +30,101 @@ fn start(store: &str) -> Server {
         .start()
 }
 
-/// Every way in which a server can fail, and the kind that is counted for it.
+/// Every fault of a server, and the kind that is counted for it.
 const FAULTS: [(Fault, &str); 17] = [
     (Fault::Cut, "io"),
     (Fault::Swallow, "timeout"),
     (Fault::Delay(Duration::from_millis(200)), "timeout"),
-    (Fault::Say(b"?nonsense\r\n"), "garbage"),
-    (Fault::Say(b"+OK\r\n"), "garbage"),
-    (Fault::Say(b"-LOADING Redis is loading the dataset in memory\r\n"), "loading"),
-    (Fault::Say(b"-READONLY You can't write against a read only replica.\r\n"), "readonly"),
-    (Fault::Say(b"-MASTERDOWN Link with MASTER is down\r\n"), "masterdown"),
-    (Fault::Say(b"-NOAUTH Authentication required.\r\n"), "noauth"),
-    (Fault::Say(b"-NOPERM this user has no permissions to run the 'evalsha' command\r\n"), "noperm"),
-    (Fault::Say(b"-CLUSTERDOWN Hash slot not served\r\n"), "clusterdown"),
-    (Fault::Say(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"), "oom"),
-    (Fault::Say(b"-BUSY Redis is busy running a script.\r\n"), "busy"),
-    (Fault::Say(b"-MISCONF Errors writing to the AOF file\r\n"), "misconf"),
-    (Fault::Say(b"-NOREPLICAS Not enough good replicas to write.\r\n"), "noreplicas"),
-    (Fault::Say(b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n"), "tryagain"),
-    (Fault::Say(b"-MOVED 1 127.0.0.1:1\r\n"), "moved"),
+    (Fault::Replace(b"?nonsense\r\n"), "garbage"),
+    (Fault::Replace(b"+OK\r\n"), "garbage"),
+    (Fault::Replace(b"-LOADING Redis is loading the dataset in memory\r\n"), "loading"),
+    (Fault::Replace(b"-READONLY You can't write against a read only replica.\r\n"), "readonly"),
+    (Fault::Replace(b"-MASTERDOWN Link with MASTER is down\r\n"), "masterdown"),
+    (Fault::Replace(b"-NOAUTH Authentication required.\r\n"), "noauth"),
+    (Fault::Replace(b"-NOPERM this user has no permissions to run the 'evalsha' command\r\n"), "noperm"),
+    (Fault::Replace(b"-CLUSTERDOWN Hash slot not served\r\n"), "clusterdown"),
+    (Fault::Replace(b"-OOM command not allowed when used memory > 'maxmemory'.\r\n"), "oom"),
+    (Fault::Replace(b"-BUSY Redis is busy running a script.\r\n"), "busy"),
+    (Fault::Replace(b"-MISCONF Errors writing to the AOF file\r\n"), "misconf"),
+    (Fault::Replace(b"-NOREPLICAS Not enough good replicas to write.\r\n"), "noreplicas"),
+    (Fault::Replace(b"-TRYAGAIN Multiple keys request during rehashing of slot\r\n"), "tryagain"),
+    (Fault::Replace(b"-MOVED 1 127.0.0.1:1\r\n"), "moved"),
 ];
 
-async fn is_decided(client: &Client) -> bool {
-    let answer = client.check(ask("d", &[("k", "v")])).await.unwrap();
+/// Returns whether Redis decided the request.
+async fn is_decided_by_redis(client: &Client) -> bool {
+    let answer = client.check(request_for("d", &[("k", "v")])).await.unwrap();
     assert!(answer.allowed());
-    // A counter that was asked shows what this request took; one that was not is as if never used, less this request.
+    // Redis remembers earlier hits. Without Redis, remaining is the limit less this request, as for an unused counter.
     answer.remaining() != Some(999_999)
 }
 
 #[tokio::test]
-async fn every_fault_has_an_outcome_a_metric_one_line_and_an_end() {
+async fn every_fault_has_an_outcome_a_metric_one_log_line_and_a_recovery() {
     let redis = RedisServer::start();
     let proxy = Proxy::start(redis.port);
     let server = start(&proxy.url());
     let client = server.client().await;
     for _ in 0..2 {
-        client.check(ask("d", &[("k", "v")])).await.unwrap();
+        client.check(request_for("d", &[("k", "v")])).await.unwrap();
     }
-    assert!(is_decided(&client).await);
+    assert!(is_decided_by_redis(&client).await);
     let (mut before, started) = (None, Instant::now());
     for (fault, kind) in FAULTS {
         let series = format!("sluicegate_redis_failures_total{{kind=\"{kind}\"}}");
         let count = server.metric(&series);
         proxy.set(fault);
-        until_async(&format!("{fault:?} to be counted as {kind}"), async || {
-            let asked = Instant::now();
-            is_decided(&client).await;
-            assert!(asked.elapsed() < Duration::from_secs(5), "{fault:?}");
+        wait_for_async(&format!("{fault:?} to be counted as {kind}"), async || {
+            let sent = Instant::now();
+            is_decided_by_redis(&client).await;
+            assert!(sent.elapsed() < Duration::from_secs(5), "{fault:?}");
             (server.metric(&series) > count).then_some(())
         })
         .await;
         proxy.set(Fault::None);
-        until_async(&format!("the end of {fault:?}"), async || is_decided(&client).await.then_some(())).await;
-        until("all connections", || server.get("/readyz").contains("redis, up").then_some(()));
-        // The first rounds fill what is kept for good: buffers, threads for names.
-        let now = (server.descriptors(), server.resident());
+        wait_for_async(&format!("the recovery from {fault:?}"), async || {
+            is_decided_by_redis(&client).await.then_some(())
+        })
+        .await;
+        wait_for("all connections to be up", || server.get("/readyz").contains("redis, up").then_some(()));
+        // The first rounds create resources that are kept: buffers and threads for name resolution.
+        let now = (server.open_file_descriptors(), server.resident_memory());
         let (descriptors, resident) = *before.get_or_insert(now);
         assert!(now.0 <= descriptors + 8, "{fault:?}: {} descriptors instead of {descriptors}", now.0);
         assert!(now.1 <= resident + (32 << 20), "{fault:?}: {} bytes instead of {resident}", now.1);
     }
-    // Seventeen outages within seconds are a server that comes and goes, told every ten; a refusal of each kind has a line.
+    // Seventeen outages within seconds are an unstable server, which is logged every ten seconds. Each kind of error reply
+    // has a line.
     let log = server.log();
-    let told = log.matches("out of reach").count() as u64;
-    assert!((1..=1 + started.elapsed().as_secs() / 10).contains(&told), "{log}");
+    let logged = log.matches("Redis server is unavailable").count() as u64;
+    assert!((1..=1 + started.elapsed().as_secs() / 10).contains(&logged), "{log}");
     for kind in ["moved", "noperm", "clusterdown", "oom", "busy", "misconf", "noreplicas"] {
         assert_eq!(log.matches(&format!("\"kind\":\"{kind}\"")).count(), 1, "{kind}: {log}");
     }
 }
 
-/// Time-outs that are not in a row are no outage.
+/// Timeouts that are not consecutive are not an outage.
 #[tokio::test]
-async fn a_late_answer_now_and_then_takes_nobody_down() {
+async fn occasional_timeouts_are_not_an_outage() {
     let redis = RedisServer::start();
     let server = start(&redis.url());
     let client = server.client().await;
     let timeouts = || server.metric("sluicegate_store_errors_total{kind=\"timeout\"}");
     for round in 1..=4 {
-        assert!(client.check(ask("d", &[("k", "v")])).await.unwrap().allowed());
+        assert!(client.check(request_for("d", &[("k", "v")])).await.unwrap().allowed());
         redis.freeze();
-        // One call, one time-out; then the server answers again before the next.
-        client.check(ask("d", &[("k", "v")])).await.unwrap();
+        // One call times out. The server answers again before the next call.
+        client.check(request_for("d", &[("k", "v")])).await.unwrap();
         redis.thaw();
         assert!(timeouts() >= f64::from(round));
-        until_async("an answer", async || is_decided(&client).await.then_some(())).await;
+        wait_for_async("Redis to decide again", async || is_decided_by_redis(&client).await.then_some(())).await;
     }
-    assert!(!server.log().contains("out of reach"), "{}", server.log());
+    assert!(!server.log().contains("Redis server is unavailable"), "{}", server.log());
 }
 
-/// Where a name points to another address, the next connection goes there.
+/// If a host name changes its address, the next connection uses the new address.
 #[tokio::test]
-async fn a_name_that_changes_its_address_is_followed() {
+async fn a_changed_address_of_a_host_name_is_followed() {
     let mut first = RedisServer::with(&["--bind", "127.0.0.2"]);
     let port = first.port.to_string();
     let second = RedisServer::with(&["--bind", "127.0.0.3", "--port", &port]);
@@ -131,28 +136,28 @@ async fn a_name_that_changes_its_address_is_followed() {
         .hosts(&names.path().join("hosts"))
         .start();
     let client = server.client().await;
-    client.check(ask("d", &[("k", "v")])).await.unwrap();
+    client.check(request_for("d", &[("k", "v")])).await.unwrap();
     assert_eq!((first.cli(&["dbsize"]), second.cli(&["dbsize"])), ("1".into(), "0".into()));
-    // In place: what is mounted over /etc/hosts is this very file.
+    // The file is overwritten in place, because this inode is mounted over /etc/hosts.
     std::fs::write(names.path().join("hosts"), "127.0.0.3 counters.test").unwrap();
     first.kill();
-    until_async("the new server to decide", async || is_decided(&client).await.then_some(())).await;
+    wait_for_async("the new server to decide", async || is_decided_by_redis(&client).await.then_some(())).await;
     assert_eq!(second.cli(&["dbsize"]), "1");
 }
 
-/// One of three is frozen: its users wait for nobody, and the others' do not know of it.
+/// If one of three nodes is frozen, requests of its users do not wait, and other requests are not affected.
 #[tokio::test]
-async fn a_sick_node_touches_nobody_elses_requests() {
+async fn a_frozen_node_does_not_affect_the_requests_of_other_nodes() {
     let (nodes, url) = ring(3);
     let server = start(&url);
     let client = server.client().await;
     let users: Vec<_> = (0..30).map(|number| format!("user{number}")).collect();
-    let remaining = async |user: &str| client.check(ask("d", &[("k", user)])).await.unwrap().remaining();
+    let remaining = async |user: &str| client.check(request_for("d", &[("k", user)])).await.unwrap().remaining();
     for user in &users {
         assert_eq!(remaining(user).await, Some(999_999));
     }
     nodes[0].freeze();
-    until_async("its node to be given up", async || {
+    wait_for_async("the frozen node to be unavailable", async || {
         for user in &users {
             remaining(user).await;
         }
@@ -164,19 +169,19 @@ async fn a_sick_node_touches_nobody_elses_requests() {
     for user in &users {
         decided += usize::from(remaining(user).await != Some(999_999));
     }
-    // About two thirds of them, by the chance of the ports; one in a million runs has fewer than these, or all.
+    // Redis decides about two thirds of them, depending on the ports. One in a million runs has fewer than 8, or all 30.
     assert!((8..30).contains(&decided), "{decided}");
     assert_eq!(server.metric("sluicegate_store_errors_total{kind=\"timeout\"}"), timeouts);
     nodes[0].thaw();
-    until("it to be back", || server.get("/readyz").contains("redis, up").then_some(()));
+    wait_for("the node to be back", || server.get("/readyz").contains("redis, up").then_some(()));
     for user in &users {
         assert_ne!(remaining(user).await, Some(999_999), "{user}");
     }
 }
 
-/// Each instance decides with its part of the limit, and nothing of that is handed on to Redis afterwards.
+/// Without Redis, each instance decides with its share of the limit. These hits are not sent to Redis afterwards.
 #[tokio::test]
-async fn without_redis_an_instance_decides_with_its_part_of_the_limit() {
+async fn without_redis_an_instance_decides_with_its_share_of_the_limit() {
     let mut redis = RedisServer::start();
     let server = start(&redis.url());
     let client = server.client().await;
@@ -188,65 +193,66 @@ async fn without_redis_an_instance_decides_with_its_part_of_the_limit() {
         }
         passed
     };
-    assert!(client.check(ask("d", &[("local", "a")])).await.unwrap().allowed());
+    assert!(client.check(request_for("d", &[("local", "a")])).await.unwrap().allowed());
     redis.kill();
-    until("somebody to notice", || server.get("/readyz").contains("out of reach").then_some(()));
-    // 10, 5 at once and 6, divided by four instances and rounded up.
-    assert_eq!(passed(ask("d", &[("local", "a")])).await, 3);
-    assert_eq!(passed(ask("d", &[("bucket", "a")])).await, 2);
+    wait_for("the outage to be detected", || server.get("/readyz").contains("unavailable").then_some(()));
+    // The limits of 10, 5 (burst) and 6 are divided by four instances and rounded up.
+    assert_eq!(passed(request_for("d", &[("local", "a")])).await, 3);
+    assert_eq!(passed(request_for("d", &[("bucket", "a")])).await, 2);
     let own = descriptor(&[("k", "own")]).limit(6, sluicegate_proto::envoy::r#type::v3::RateLimitUnit::Year, None);
     assert_eq!(passed(Request::new("d").descriptor(own)).await, 2);
     assert!(server.metric("sluicegate_on_error_total{policy=\"local\"}") >= 10.0);
-    // What is decided here is counted like all else.
+    // The statistics count local decisions like all others.
     let over = "ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"local\"}";
     assert_eq!(server.metric(over), 1.0);
     redis.restart();
-    until("redis to be back", || server.get("/readyz").contains("redis, up").then_some(()));
-    assert_eq!(passed(ask("d", &[("local", "a")])).await, 10, "a new Redis knows of nothing");
+    wait_for("Redis to be back", || server.get("/readyz").contains("redis, up").then_some(()));
+    assert_eq!(passed(request_for("d", &[("local", "a")])).await, 10, "a new Redis is empty");
 }
 
-/// Nothing answers at all: the service starts, says so, and needs nobody when the servers come.
+/// The service starts without any Redis server, reports this, and connects without help when the servers start.
 #[tokio::test]
-async fn many_servers_may_be_absent_at_the_start() {
+async fn the_service_starts_without_any_redis_server() {
     let (mut nodes, ring) = ring(2);
     nodes.iter_mut().for_each(RedisServer::kill);
-    let nowhere = "127.0.0.1:1,127.0.0.1:2";
-    for (url, said) in [
-        (ring, "redis, out of reach"),
-        (format!("redis+cluster://{nowhere}"), "nobody has said yet"),
-        (format!("redis+sentinel://{nowhere}/main"), "nobody has said yet"),
+    let closed_ports = "127.0.0.1:1,127.0.0.1:2";
+    for (url, expected) in [
+        (ring, "redis, unavailable"),
+        (format!("redis+cluster://{closed_ports}"), "topology unknown"),
+        (format!("redis+sentinel://{closed_ports}/main"), "topology unknown"),
     ] {
         let server = start(&url);
         let client = server.client().await;
-        assert!(client.check(ask("d", &[("k", "v")])).await.unwrap().allowed());
-        assert!(server.get("/readyz").contains(said), "{}", server.get("/readyz"));
-        if said.contains("out of reach") {
+        assert!(client.check(request_for("d", &[("k", "v")])).await.unwrap().allowed());
+        assert!(server.get("/readyz").contains(expected), "{}", server.get("/readyz"));
+        if expected.contains("unavailable") {
             nodes.iter_mut().for_each(RedisServer::restart);
-            until("the ring", || server.get("/readyz").contains("redis, up").then_some(()));
+            wait_for("the ring to be up", || server.get("/readyz").contains("redis, up").then_some(()));
         }
-        let asked = Instant::now();
-        assert!(client.check(ask("d", &[("local", "v")])).await.unwrap().allowed());
-        assert!(asked.elapsed() < DEADLINE);
-        let word = if said.contains("out of reach") { "this Redis server is out of reach" } else { "nobody says" };
-        let lines = server.log().lines().filter(|line| line.contains(word)).count();
-        assert_eq!(lines, if said.contains("out of reach") { 2 } else { 1 }, "{}", server.log());
+        let sent = Instant::now();
+        assert!(client.check(request_for("d", &[("local", "v")])).await.unwrap().allowed());
+        assert!(sent.elapsed() < DEADLINE);
+        let message =
+            if expected.contains("unavailable") { "Redis server is unavailable" } else { "Redis topology is unknown" };
+        let lines = server.log().lines().filter(|line| line.contains(message)).count();
+        assert_eq!(lines, if expected.contains("unavailable") { 2 } else { 1 }, "{}", server.log());
     }
 }
 
-/// Nobody in a cluster of one can say how it is, twice: a line for each time.
+/// The only node of a cluster dies twice, and each time one line in the log reports an unknown topology.
 #[tokio::test]
-async fn whoever_knows_nothing_says_so_once_an_episode() {
-    let mut node = RedisCluster::node(&[]);
+async fn an_unknown_topology_is_logged_once_per_outage() {
+    let mut node = RedisCluster::start_node(&[]);
     assert_eq!(node.cli(&["cluster", "addslotsrange", "0", "16383"]), "OK");
-    until("the cluster", || node.cli(&["cluster", "info"]).contains("cluster_state:ok").then_some(()));
+    wait_for("the cluster to be ready", || node.cli(&["cluster", "info"]).contains("cluster_state:ok").then_some(()));
     let server = start(&format!("redis+cluster://127.0.0.1:{}", node.port));
-    let nobody = || server.log().lines().filter(|line| line.contains("nobody says which Redis servers")).count();
-    for episode in 1..=2 {
-        until("the server to be up", || server.get("/readyz").contains("redis, up").then_some(()));
+    let log_lines = || server.log().lines().filter(|line| line.contains("Redis topology is unknown")).count();
+    for outage in 1..=2 {
+        wait_for("the server to be up", || server.get("/readyz").contains("redis, up").then_some(()));
         node.kill();
-        until("somebody to notice", || (nobody() == episode).then_some(()));
+        wait_for("the outage to be logged", || (log_lines() == outage).then_some(()));
         node.restart();
     }
-    until("the server to be up", || server.get("/readyz").contains("redis, up").then_some(()));
-    assert_eq!(nobody(), 2);
+    wait_for("the server to be up", || server.get("/readyz").contains("redis, up").then_some(()));
+    assert_eq!(log_lines(), 2);
 }

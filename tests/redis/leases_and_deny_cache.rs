@@ -1,9 +1,9 @@
-//! What an instance decides without asking the store that it shares with others.
+//! Decisions that an instance makes without a call to the shared store: the deny cache and leases.
 
 use crate::support::{
     RedisServer, Server, descriptor,
     plain::{Answer, Client, Request},
-    rules, until_async,
+    rules, wait_for_async,
 };
 
 const RULES: &str = "
@@ -20,7 +20,7 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 5}
 ";
 
-const STUBBORN: &str = "
+const COUNTS_DENIALS: &str = "
 - key: stubborn
   rate_limit: {unit: year, requests_per_unit: 5, algorithm: gcra, count_denied: true}
 ";
@@ -31,128 +31,136 @@ pub(crate) fn start(redis: &RedisServer, text: &str, settings: &[(&str, &str)]) 
     settings.iter().fold(builder, |builder, (name, value)| builder.set(name, value)).start()
 }
 
-pub(crate) fn one(key: &str, hits: u64) -> Request {
+/// Builds a request for one counter.
+pub(crate) fn single_request(key: &str, hits: u64) -> Request {
     Request::new("d").descriptor(descriptor(&[(key, "x")]).hits(hits))
 }
 
-fn back(key: &str, hits: u64) -> Request {
-    Request::new("d").descriptor(descriptor(&[(key, "x")]).hits(hits).give_back())
+/// Builds a refund for one counter.
+fn refund(key: &str, hits: u64) -> Request {
+    Request::new("d").descriptor(descriptor(&[(key, "x")]).hits(hits).refund())
 }
 
 pub(crate) async fn check(client: &Client, request: Request) -> Answer {
     client.check(request).await.unwrap()
 }
 
-/// Calls that this has cost.
-async fn calls(redis: &RedisServer, what: impl AsyncFnOnce()) -> u64 {
+/// Returns the number of script calls that Redis receives during an action.
+async fn calls(redis: &RedisServer, action: impl AsyncFnOnce()) -> u64 {
     redis.cli(&["config", "resetstat"]);
-    what().await;
+    action().await;
     let stats = redis.cli(&["info", "commandstats"]);
     let calls = stats.split_once("cmdstat_evalsha:calls=").map(|(_, rest)| rest.split(',').next().unwrap_or_default());
     calls.map_or(0, |calls| calls.parse().unwrap())
 }
 
 #[tokio::test]
-async fn what_is_refused_costs_redis_nothing_until_it_may_have_changed() {
+async fn a_denial_causes_no_calls_until_the_counter_may_have_changed() {
     let redis = RedisServer::start();
     let long = [("deny_cache.max_age", "1h"), ("response.dynamic_metadata", "true")];
     let (server, other) = (start(&redis, RULES, &long), start(&redis, RULES, &[]));
-    let (client, elsewhere) = (server.client().await, other.client().await);
+    let (client, other_client) = (server.client().await, other.client().await);
     for key in ["window", "log", "gcra"] {
-        // A larger cost than passes, and then one that does.
-        assert!(check(&client, one(key, 4)).await.allowed());
+        // A cost that is too large is denied, and then a smaller one is allowed.
+        assert!(check(&client, single_request(key, 4)).await.allowed());
         if key != "window" {
-            assert!(!check(&client, one(key, 3)).await.allowed(), "{key}");
+            assert!(!check(&client, single_request(key, 3)).await.allowed(), "{key}");
         }
-        assert!(check(&client, one(key, 1)).await.allowed(), "{key}: what would pass is asked");
-        let refused = check(&client, one(key, 1)).await;
-        let asked = calls(&redis, async || {
+        assert!(
+            check(&client, single_request(key, 1)).await.allowed(),
+            "{key}: a cost that may be allowed is sent to Redis"
+        );
+        let denied = check(&client, single_request(key, 1)).await;
+        let call_count = calls(&redis, async || {
             for cost in [1, 2, 9].into_iter().cycle().take(300) {
-                let known = check(&client, one(key, cost)).await;
-                assert_eq!((known.allowed(), known.remaining()), (false, refused.remaining()), "{key}: {cost}");
-                let (first, now) = (&refused.exact()[0], &known.exact()[0]);
+                let cached = check(&client, single_request(key, cost)).await;
+                assert_eq!((cached.allowed(), cached.remaining()), (false, denied.remaining()), "{key}: {cost}");
+                let (original, current) = (&denied.exact()[0], &cached.exact()[0]);
                 assert!(
-                    now.reset <= first.reset && (cost > 1 || now.retry_after <= first.retry_after),
-                    "{key}: {now:?}"
+                    current.reset <= original.reset && (cost > 1 || current.retry_after <= original.retry_after),
+                    "{key}: {current:?}"
                 );
-                assert_eq!(now.retry_after.is_some(), cost <= 5, "{key}: {cost}");
+                assert_eq!(current.retry_after.is_some(), cost <= 5, "{key}: {cost}");
             }
         })
         .await;
-        assert_eq!(asked, 0, "{key}");
+        assert_eq!(call_count, 0, "{key}");
         let metric =
             |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"{key}\"}}"));
         assert_eq!(metric("over_limit_with_local_cache"), 1_200.0, "{key}");
         let before = if key == "window" { 1.0 } else { 4.0 };
         assert_eq!((metric("over_limit"), metric("within_limit")), (1_200.0 + before, 5.0), "{key}");
-        // Where another instance gives back it is not noticed, here it is.
-        check(&elsewhere, back(key, 2)).await;
-        assert!(!check(&client, one(key, 1)).await.allowed(), "{key}");
-        check(&client, back(key, 1)).await;
-        assert!(check(&client, one(key, 1)).await.allowed(), "{key}");
+        // A refund by another instance is not noticed, a refund by this instance is.
+        check(&other_client, refund(key, 2)).await;
+        assert!(!check(&client, single_request(key, 1)).await.allowed(), "{key}");
+        check(&client, refund(key, 1)).await;
+        assert!(check(&client, single_request(key, 1)).await.allowed(), "{key}");
     }
     assert_eq!(server.metric("sluicegate_deny_cache_denials_total"), 903.0);
 }
 
 #[tokio::test]
-async fn a_refusal_is_asked_for_again_when_it_is_old() {
+async fn an_old_denial_is_checked_again() {
     let redis = RedisServer::start();
     let server = start(&redis, RULES, &[("deny_cache.max_age", "50ms")]);
     let other = start(&redis, RULES, &[]);
-    let (client, elsewhere) = (server.client().await, other.client().await);
-    check(&client, one("gcra", 5)).await;
-    assert!(!check(&client, one("gcra", 1)).await.allowed());
-    check(&elsewhere, back("gcra", 5)).await;
-    until_async("the refund to be noticed", async || check(&client, one("gcra", 1)).await.allowed().then_some(()))
-        .await;
+    let (client, other_client) = (server.client().await, other.client().await);
+    check(&client, single_request("gcra", 5)).await;
+    assert!(!check(&client, single_request("gcra", 1)).await.allowed());
+    check(&other_client, refund("gcra", 5)).await;
+    wait_for_async("the refund to be noticed", async || {
+        check(&client, single_request("gcra", 1)).await.allowed().then_some(())
+    })
+    .await;
 }
 
-/// Where a refused hit makes the wait longer, each has to be counted; and where nothing is to be remembered, nothing is.
+/// If denied hits make the wait longer, Redis must count each of them. Without entries in the deny cache, all denials are
+/// sent to Redis as well.
 #[tokio::test]
-async fn refusals_that_count_are_asked_every_time() {
+async fn denials_that_count_are_sent_to_redis_every_time() {
     let redis = RedisServer::start();
-    let remembering = start(&redis, &[RULES, STUBBORN].concat(), &[]);
-    let forgetful = start(&redis, RULES, &[("deny_cache.max_entries", "0")]);
-    for (server, key) in [(&remembering, "stubborn"), (&forgetful, "gcra")] {
+    let with_cache = start(&redis, &[RULES, COUNTS_DENIALS].concat(), &[]);
+    let without_cache = start(&redis, RULES, &[("deny_cache.max_entries", "0")]);
+    for (server, key) in [(&with_cache, "stubborn"), (&without_cache, "gcra")] {
         let client = server.client().await;
-        check(&client, one(key, 5)).await;
-        let asked = calls(&redis, async || {
+        check(&client, single_request(key, 5)).await;
+        let call_count = calls(&redis, async || {
             for _ in 0..20 {
-                assert!(!check(&client, one(key, 1)).await.allowed());
+                assert!(!check(&client, single_request(key, 1)).await.allowed());
             }
         });
-        assert_eq!(asked.await, 20, "{key}");
+        assert_eq!(call_count.await, 20, "{key}");
         assert_eq!(server.metric("sluicegate_deny_cache_denials_total"), 0.0, "{key}");
     }
 }
 
 #[tokio::test]
-async fn of_several_limits_only_those_are_asked_that_may_pass() {
+async fn only_limits_that_may_allow_are_sent_to_redis() {
     let redis = RedisServer::start();
     for charge in ["each", "all"] {
         let text = RULES.replace("domain: d", &format!("domain: d\ncharge: {charge}"));
         let server = start(&redis, &text, &[("deny_cache.max_age", "1h")]);
         let client = server.client().await;
-        check(&client, one("gcra", 5)).await;
-        assert!(!check(&client, one("gcra", 1)).await.allowed());
+        check(&client, single_request("gcra", 5)).await;
+        assert!(!check(&client, single_request("gcra", 1)).await.allowed());
         let both = |keys: [&str; 2]| {
             keys.iter().fold(Request::new("d"), |request, key| request.descriptor(descriptor(&[(*key, "x")])))
         };
-        let asked = calls(&redis, async || {
+        let call_count = calls(&redis, async || {
             for hit in 1..=3 {
                 let answer = check(&client, both(["log", "gcra"])).await;
-                // Charged for all, the other only looks.
-                let left = if charge == "all" { 5 } else { 5 - hit };
-                assert_eq!((answer.allowed(), answer.0.statuses[0].limit_remaining), (false, left), "{charge}");
+                // With `charge: all`, the other limit is only peeked.
+                let remaining = if charge == "all" { 5 } else { 5 - hit };
+                assert_eq!((answer.allowed(), answer.0.statuses[0].limit_remaining), (false, remaining), "{charge}");
             }
         });
-        assert_eq!(asked.await, 3, "{charge}");
-        // A refusal that holds nobody back keeps nobody from paying.
-        check(&client, one("dark", 5)).await;
-        check(&client, one("dark", 1)).await;
+        assert_eq!(call_count.await, 3, "{charge}");
+        // A denial in shadow mode does not keep the other limit from being charged.
+        check(&client, single_request("dark", 5)).await;
+        check(&client, single_request("dark", 1)).await;
         let answer = check(&client, both(["dark", "log"])).await;
-        let left = if charge == "all" { 4 } else { 1 };
-        assert_eq!((answer.allowed(), answer.0.statuses[1].limit_remaining), (true, left), "{charge}");
+        let remaining = if charge == "all" { 4 } else { 1 };
+        assert_eq!((answer.allowed(), answer.0.statuses[1].limit_remaining), (true, remaining), "{charge}");
         redis.cli(&["flushall"]);
     }
 }
@@ -170,14 +178,15 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 1000000}
 ";
 
-/// How many of so many requests pass, asked by several callers at once until one of them is refused.
+/// Sends requests from 16 concurrent callers and returns how many were allowed. Each caller stops after `each` allowed
+/// requests or at its first denial.
 pub(crate) async fn spend(client: &Client, key: &'static str, each: u64) -> u64 {
     let mut callers = tokio::task::JoinSet::new();
     for _ in 0..16 {
         let client = client.clone();
         callers.spawn(async move {
             let mut passed = 0;
-            while passed < each && check(&client, one(key, 1)).await.allowed() {
+            while passed < each && check(&client, single_request(key, 1)).await.allowed() {
                 passed += 1;
             }
             passed
@@ -186,33 +195,34 @@ pub(crate) async fn spend(client: &Client, key: &'static str, each: u64) -> u64 
     callers.join_all().await.into_iter().sum()
 }
 
-/// Three instances that take quota in advance let exactly the limit through, at a call for many decisions.
+/// Three instances with leases allow exactly the limit, with one call to Redis for many decisions.
 #[tokio::test]
-async fn leases_add_up_to_the_limit_and_no_more() {
+async fn leases_add_up_to_exactly_the_limit() {
     let redis = RedisServer::start();
     let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
     for key in ["window", "sliding", "bucket"] {
-        // What comes back to a bucket after its lease has ended has drained for a moment, and is a little less than a hit.
-        let all = if key == "bucket" { 19_980..=20_000 } else { 20_000..=20_000 };
+        // Hits that return to a bucket after the end of their lease have drained a little, and are slightly less than whole
+        // hits.
+        let expected = if key == "bucket" { 19_980..=20_000 } else { 20_000..=20_000 };
         redis.cli(&["config", "resetstat"]);
         let mut passed = 0;
-        // One has most of the traffic.
+        // The first instance has most of the traffic.
         for (server, each) in servers.iter().zip([400, 100, 50]) {
             passed += spend(&server.client().await, key, each).await;
         }
-        assert_eq!(passed, 16 * 550, "{key}: below half the limit nobody is refused");
+        assert_eq!(passed, 16 * 550, "{key}: below half of the limit no request is denied");
         let stats = redis.cli(&["info", "commandstats"]);
         let calls = stats.split_once("cmdstat_evalsha:calls=").unwrap().1.split(',').next().unwrap();
         let calls: u64 = calls.parse().unwrap();
         assert!(calls < passed / 10, "{key}: {calls} calls for {passed} decisions");
         assert!(servers[0].metric("sluicegate_lease_decisions_total") > 5_000.0, "{}", servers[0].get("/metrics"));
-        // What others hold comes back, and the rest can be had to the last hit.
-        until_async("the whole limit to be spent", async || {
+        // Leases of the other instances are returned, and all remaining hits can be taken.
+        wait_for_async("the whole limit to be spent", async || {
             for server in &servers {
                 passed += spend(&server.client().await, key, u64::MAX).await;
             }
             assert!(passed <= 20_000, "{key}: {passed}");
-            all.contains(&passed).then_some(())
+            expected.contains(&passed).then_some(())
         })
         .await;
         let within: f64 = servers
@@ -225,9 +235,9 @@ async fn leases_add_up_to_the_limit_and_no_more() {
     }
 }
 
-/// Only what may be taken in advance is, whatever it is asked for with.
+/// Only counters with `consistency: leased` are leased, even if a request uses them with other counters.
 #[tokio::test]
-async fn a_counter_beside_a_leased_one_stays_exact() {
+async fn an_exact_counter_stays_exact_in_a_request_with_a_leased_one() {
     let redis = RedisServer::start();
     let server = start(&redis, LEASED, &[]);
     let client = server.client().await;
@@ -236,65 +246,69 @@ async fn a_counter_beside_a_leased_one_stays_exact() {
         let client = client.clone();
         callers.spawn(async move {
             for _ in 0..100 {
-                let both = one("window", 1).descriptor(descriptor(&[("other", "x")]).hits(1));
+                let both = single_request("window", 1).descriptor(descriptor(&[("other", "x")]).hits(1));
                 assert!(check(&client, both).await.allowed());
             }
         });
     }
     callers.join_all().await;
     assert!(server.metric("sluicegate_lease_decisions_total") > 0.0);
-    assert_eq!(check(&client, one("other", 0)).await.remaining(), Some(1_000_000 - 1_600));
+    assert_eq!(check(&client, single_request("other", 0)).await.remaining(), Some(1_000_000 - 1_600));
 }
 
-/// What is paid from a lease comes back when another limit of the same request refuses, and the answer says so.
+/// Hits from a lease are returned to it if another limit of the same request denies, and the answer's remaining includes
+/// them.
 #[tokio::test]
-async fn a_lease_pays_nothing_for_what_is_refused() {
+async fn a_lease_pays_nothing_for_denied_requests() {
     let redis = RedisServer::start();
     let server = start(&redis, &LEASED.replace("domain: d", "domain: d\ncharge: all"), &[]);
     let client = server.client().await;
-    until_async("an answer of a lease", async || {
+    wait_for_async("decisions by a lease", async || {
         spend(&client, "window", 60).await;
         let before = server.metric("sluicegate_lease_decisions_total");
-        let left = check(&client, one("window", 0)).await.remaining();
-        let refused = one("window", 5).descriptor(descriptor(&[("other", "x")]).hits(2_000_000));
-        let refused = check(&client, refused).await;
-        assert!(!refused.allowed());
+        let remaining = check(&client, single_request("window", 0)).await.remaining();
+        let denied = single_request("window", 5).descriptor(descriptor(&[("other", "x")]).hits(2_000_000));
+        let denied = check(&client, denied).await;
+        assert!(!denied.allowed());
         (server.metric("sluicegate_lease_decisions_total") >= before + 2.0).then_some(())?;
-        assert_eq!(Some(refused.0.statuses[0].limit_remaining), left);
+        assert_eq!(Some(denied.0.statuses[0].limit_remaining), remaining);
         Some(())
     })
     .await;
 }
 
-/// What a counter in Redis stands at: of a fixed window, its last ten digits.
-pub(crate) fn counted(redis: &RedisServer) -> u64 {
+/// Returns the count of the fixed window in Redis, which is the last ten digits of its state.
+pub(crate) fn stored_count(redis: &RedisServer) -> u64 {
     let key = redis.cli(&["keys", "*window*"]);
     redis.cli(&["get", &key]).parse::<u64>().unwrap() % 10_000_000_000
 }
 
 #[tokio::test]
-async fn what_was_not_spent_is_given_back() {
+async fn unspent_hits_of_leases_are_returned() {
     let redis = RedisServer::start();
-    for orderly in [true, false] {
+    for shut_down in [true, false] {
         let server = start(&redis, LEASED, &[]);
         let passed = spend(&server.client().await, "window", 60).await;
-        assert!(server.metric("sluicegate_lease_decisions_total") > 0.0 && counted(&redis) > passed);
-        if orderly {
+        assert!(server.metric("sluicegate_lease_decisions_total") > 0.0 && stored_count(&redis) > passed);
+        if shut_down {
             server.signal("TERM");
             server.wait().await;
-            assert_eq!(counted(&redis), passed, "at the end of the process");
+            assert_eq!(stored_count(&redis), passed, "after the shutdown");
         } else {
             let mut spent = passed;
-            until_async("it to come back by itself", async || (counted(&redis) == passed).then_some(())).await;
+            wait_for_async("the idle lease to be returned", async || (stored_count(&redis) == passed).then_some(()))
+                .await;
             spent += spend(&server.client().await, "window", 1).await;
-            until_async("no more than that", async || (counted(&redis) == spent).then_some(())).await;
+            wait_for_async("the count to equal the spent hits", async || (stored_count(&redis) == spent).then_some(()))
+                .await;
             assert!(server.metric("sluicegate_lease_returned_hits_total") > 0.0);
         }
         redis.cli(&["flushall"]);
     }
 }
 
-/// What this instance holds is no reason to refuse: a cost that is larger takes it along, also with another limit beside.
+/// Hits held on a lease are not a reason to deny: a cost above the lease uses the lease as well, also in a request with
+/// another limit.
 #[tokio::test]
 async fn a_large_cost_is_paid_by_the_lease_and_the_store_together() {
     let redis = RedisServer::start();
@@ -302,31 +316,31 @@ async fn a_large_cost_is_paid_by_the_lease_and_the_store_together() {
         let text = LEASED.replace("domain: d", &format!("domain: d\ncharge: {charge}"));
         let server = start(&redis, &text, &[]);
         let client = server.client().await;
-        let beside = |hits: u64| {
+        let with_other = |hits: u64| {
             let hits = u32::try_from(hits).unwrap();
             let other = Request::new("d").descriptor(descriptor(&[("other", "x")]));
             other.descriptor(descriptor(&[("window", "x")])).hits(hits)
         };
         let mut passed = 0;
-        until_async("something to be held", async || {
+        wait_for_async("a lease to hold hits", async || {
             passed += spend(&client, "window", 4).await;
-            (counted(&redis) > passed).then_some(())
+            (stored_count(&redis) > passed).then_some(())
         })
         .await;
         if charge == "all" {
-            // More than there is takes nothing, and what is held is still there.
-            assert!(!check(&client, beside(20_001 - passed)).await.allowed());
+            // A cost above all remaining hits takes nothing, and the lease still holds its hits.
+            assert!(!check(&client, with_other(20_001 - passed)).await.allowed());
         }
-        assert!(check(&client, beside(20_000 - passed)).await.allowed(), "{charge}");
-        assert!(!check(&client, one("window", 1)).await.allowed(), "{charge}");
+        assert!(check(&client, with_other(20_000 - passed)).await.allowed(), "{charge}");
+        assert!(!check(&client, single_request("window", 1)).await.allowed(), "{charge}");
         redis.cli(&["flushall"]);
     }
 }
 
-/// Three instances, of which one is killed and one stands still for a while: what they held is lost until the window
-/// ends, and nobody gets more for it.
+/// Of three instances, one is killed and one is suspended for a while. Hits of their leases are lost until the window
+/// ends, and the limit is not exceeded.
 #[tokio::test]
-async fn instances_that_die_take_their_leases_with_them() {
+async fn leases_of_dead_instances_are_lost_until_the_window_ends() {
     let redis = RedisServer::start();
     let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
     let mut callers = tokio::task::JoinSet::new();
@@ -335,7 +349,7 @@ async fn instances_that_die_take_their_leases_with_them() {
             let client = server.client().await;
             callers.spawn(async move {
                 let mut passed = 0;
-                while let Ok(answer) = client.check(one("window", 1)).await
+                while let Ok(answer) = client.check(single_request("window", 1)).await
                     && answer.allowed()
                 {
                     passed += 1;
@@ -344,38 +358,44 @@ async fn instances_that_die_take_their_leases_with_them() {
             });
         }
     }
-    until_async("leases", async || (servers[0].metric("sluicegate_lease_decisions_total") > 100.0).then_some(())).await;
+    wait_for_async("leases to be used", async || {
+        (servers[0].metric("sluicegate_lease_decisions_total") > 100.0).then_some(())
+    })
+    .await;
     servers[0].signal("KILL");
     servers[1].signal("STOP");
-    let held = counted(&redis);
-    until_async("the third to go on", async || (counted(&redis) > held + 1_000).then_some(())).await;
+    let count_before = stored_count(&redis);
+    wait_for_async("the third instance to continue", async || {
+        (stored_count(&redis) > count_before + 1_000).then_some(())
+    })
+    .await;
     servers[1].signal("CONT");
     let passed: u64 = callers.join_all().await.into_iter().sum();
     let client = servers[2].client().await;
-    let rest = spend(&client, "window", u64::MAX).await;
-    assert!(passed + rest <= 20_000, "{passed} + {rest}");
-    assert!(passed + rest > 15_000, "{passed} + {rest}");
+    let passed_later = spend(&client, "window", u64::MAX).await;
+    assert!(passed + passed_later <= 20_000, "{passed} + {passed_later}");
+    assert!(passed + passed_later > 15_000, "{passed} + {passed_later}");
 }
 
-/// Redis is gone: leases are spent, and then `on_error` decides.
+/// Without Redis, leases are spent first, and then `on_error` decides.
 #[tokio::test]
-async fn a_lease_outlives_its_redis() {
+async fn leases_are_spent_after_redis_has_failed() {
     let mut redis = RedisServer::start();
     let server = start(&redis, LEASED, &[("redis.timeout", "100ms")]);
     let client = server.client().await;
     let refill = async || {
         spend(&client, "window", 60).await;
         let before = server.metric("sluicegate_lease_decisions_total");
-        check(&client, one("window", 1)).await;
+        check(&client, single_request("window", 1)).await;
         (server.metric("sluicegate_lease_decisions_total") > before).then_some(())
     };
-    until_async("a lease", refill).await;
+    wait_for_async("a lease to decide", refill).await;
     redis.kill();
     let mut passed = 0;
-    while client.check(one("window", 1)).await.is_ok_and(|answer| answer.allowed()) {
+    while client.check(single_request("window", 1)).await.is_ok_and(|answer| answer.allowed()) {
         passed += 1;
-        assert!(passed <= 20_000 / 4, "a quarter of what remains at most");
+        assert!(passed <= 20_000 / 4, "a lease is at most a quarter of the remaining hits");
     }
     assert!(passed > 0);
-    assert!(client.check(one("window", 1)).await.is_err());
+    assert!(client.check(single_request("window", 1)).await.is_err());
 }

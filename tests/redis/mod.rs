@@ -1,4 +1,4 @@
-//! Redis as the store: state, topologies, failures, and what is decided without asking it.
+//! Redis as the store: state, topologies, failures, and decisions without a call to it.
 
 /// `charge: all` for requests whose limits are on several servers.
 mod charge_all;
@@ -14,5 +14,5 @@ mod outage;
 mod override_store;
 /// The state in Redis, and exact limits shared by many callers.
 pub(crate) mod stores;
-/// Clusters, sentinels and rings: where counters are stored, and what moves.
+/// Clusters, sentinels and rings: locations of counters, migrations and failovers.
 mod topologies;

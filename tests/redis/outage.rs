@@ -1,9 +1,9 @@
-//! Redis stopped, killed, frozen, flushed: answers at once all the same, and all is well when it is back.
+//! Redis stopped, killed, frozen and flushed: the service still answers immediately, and recovers when Redis is back.
 
 use crate::support::{
-    RedisServer, Server, ask,
+    RedisServer, Server,
     plain::{Answer, Client, Error},
-    rules, until, until_async,
+    request_for, rules, wait_for, wait_for_async,
 };
 
 const RULES: &str = "
@@ -22,24 +22,24 @@ fn start(redis: &RedisServer) -> Server {
 }
 
 async fn check(client: &Client, key: &str) -> Result<Answer, Error> {
-    client.check(ask("d", &[(key, "x")])).await
+    client.check(request_for("d", &[(key, "x")])).await
 }
 
-/// Asks until the store is known to be out of reach: from then on nothing waits.
-async fn until_down(server: &Server, client: &Client) {
-    until_async("the breaker to open", async || {
+/// Sends requests until the store is known to be unavailable, after which no request waits.
+async fn wait_until_down(server: &Server, client: &Client) {
+    wait_for_async("the breaker to open", async || {
         let _ = check(client, "default").await;
         (server.metric("sluicegate_store_errors_total{kind=\"unavailable\"}") > 0.0).then_some(())
     })
     .await;
 }
 
-async fn until_up(client: &Client) -> Answer {
-    until_async("decisions to be made again", async || check(client, "default").await.ok()).await
+async fn wait_until_up(client: &Client) -> Answer {
+    wait_for_async("Redis to decide again", async || check(client, "default").await.ok()).await
 }
 
-/// No call of these may wait for a time-out.
-async fn answers_at_once(server: &Server, client: &Client) {
+/// Checks that no call waits for a timeout.
+async fn assert_answers_immediately(server: &Server, client: &Client) {
     let timeouts = server.metric("sluicegate_store_errors_total{kind=\"timeout\"}");
     for _ in 0..200 {
         let error = check(client, "default").await.unwrap_err();
@@ -55,38 +55,38 @@ async fn answers_at_once(server: &Server, client: &Client) {
 }
 
 #[tokio::test]
-async fn a_killed_redis_is_noticed_and_its_return_too() {
+async fn the_death_and_the_return_of_redis_are_detected() {
     let mut redis = RedisServer::start();
     let server = start(&redis);
     let client = server.client().await;
     assert!(check(&client, "default").await.unwrap().allowed());
     redis.kill();
-    until_down(&server, &client).await;
-    answers_at_once(&server, &client).await;
-    until("/readyz to tell", || server.get("/readyz").contains("redis, out of reach").then_some(()));
+    wait_until_down(&server, &client).await;
+    assert_answers_immediately(&server, &client).await;
+    wait_for("/readyz to report the outage", || server.get("/readyz").contains("redis, unavailable").then_some(()));
     redis.restart();
-    assert_eq!(until_up(&client).await.remaining(), Some(4), "the new Redis is empty");
+    assert_eq!(wait_until_up(&client).await.remaining(), Some(4), "the new Redis is empty");
     assert!(check(&client, "closed").await.unwrap().allowed());
-    until("/readyz to tell", || server.get("/readyz").contains("redis, up").then_some(()));
-    assert_eq!(server.log().matches("out of reach").count(), 1, "once per episode:\n{}", server.log());
+    wait_for("/readyz to report the recovery", || server.get("/readyz").contains("redis, up").then_some(()));
+    assert_eq!(server.log().matches("Redis server is unavailable").count(), 1, "once per outage:\n{}", server.log());
 }
 
 #[tokio::test]
-async fn a_frozen_redis_costs_a_few_timeouts_and_no_more() {
+async fn a_frozen_redis_causes_only_a_few_timeouts() {
     let redis = RedisServer::start();
     let server = start(&redis);
     let client = server.client().await;
     assert!(check(&client, "default").await.unwrap().allowed());
     redis.freeze();
-    until_down(&server, &client).await;
-    answers_at_once(&server, &client).await;
+    wait_until_down(&server, &client).await;
+    assert_answers_immediately(&server, &client).await;
     assert!(server.metric("sluicegate_store_errors_total{kind=\"timeout\"}") <= 6.0);
     redis.thaw();
-    assert!(until_up(&client).await.allowed());
+    assert!(wait_until_up(&client).await.allowed());
 }
 
 #[tokio::test]
-async fn a_service_that_starts_before_its_redis_waits_for_it() {
+async fn a_service_can_start_before_its_redis() {
     let mut redis = RedisServer::start();
     redis.kill();
     let server = start(&redis);
@@ -94,11 +94,11 @@ async fn a_service_that_starts_before_its_redis_waits_for_it() {
     assert!(check(&client, "default").await.is_err());
     assert!(check(&client, "open").await.unwrap().allowed());
     redis.restart();
-    assert!(until_up(&client).await.allowed());
+    assert!(wait_until_up(&client).await.allowed());
 }
 
 #[tokio::test]
-async fn a_flush_of_scripts_goes_unnoticed() {
+async fn a_flush_of_scripts_does_not_affect_decisions() {
     let redis = RedisServer::start();
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
@@ -111,7 +111,7 @@ async fn a_flush_of_scripts_goes_unnoticed() {
 }
 
 #[tokio::test]
-async fn a_redis_that_refuses_is_an_error_and_no_outage() {
+async fn an_error_reply_of_redis_is_not_an_outage() {
     let redis = RedisServer::start();
     let server = start(&redis);
     let client = server.client().await;
@@ -121,53 +121,53 @@ async fn a_redis_that_refuses_is_an_error_and_no_outage() {
     redis.cli(&["lpush", &key, "not a number"]);
     assert_eq!(check(&client, "default").await.unwrap_err().code(), Some(tonic::Code::Unavailable));
     assert!(check(&client, "open").await.unwrap().allowed());
-    assert_eq!(server.metric("sluicegate_store_errors_total{kind=\"refused\"}"), 1.0);
+    assert_eq!(server.metric("sluicegate_store_errors_total{kind=\"rejected\"}"), 1.0);
     assert_eq!(server.metric("sluicegate_redis_failures_total{kind=\"wrongtype\"}"), 1.0);
-    // Requests may share a call to Redis: the bad counter spoils its own only.
+    // Requests may share a call to Redis: the invalid counter affects only its own requests.
     let mut calls = tokio::task::JoinSet::new();
     for number in 0..200 {
         let (client, value) = (client.clone(), format!("x{number}"));
         calls.spawn(async move {
             let key = if number % 10 == 0 { "default" } else { "open" };
             let value = if number % 10 == 0 { "x".to_owned() } else { value };
-            (number % 10 == 0, client.check(ask("d", &[(key, &value)])).await)
+            (number % 10 == 0, client.check(request_for("d", &[(key, &value)])).await)
         });
     }
-    for (bad, answer) in calls.join_all().await {
-        assert_eq!(answer.is_err(), bad, "{answer:?}");
-        assert!(bad || answer.unwrap().remaining() == Some(4));
+    for (invalid, answer) in calls.join_all().await {
+        assert_eq!(answer.is_err(), invalid, "{answer:?}");
+        assert!(invalid || answer.unwrap().remaining() == Some(4));
     }
     assert_eq!(server.log().matches("\"kind\":\"wrongtype\"").count(), 1, "{}", server.log());
     redis.cli(&["del", &key]);
     assert!(check(&client, "default").await.unwrap().allowed());
 }
 
-/// As after a failover: the server answers, but does not write any more.
+/// As after a failover, the server answers but no longer accepts writes.
 #[tokio::test]
-async fn a_redis_that_became_a_replica_is_out_of_reach() {
+async fn a_redis_that_became_a_replica_is_unavailable() {
     let redis = RedisServer::start();
     let server = start(&redis);
     let client = server.client().await;
     assert!(check(&client, "default").await.unwrap().allowed());
     redis.cli(&["replicaof", "127.0.0.1", "1"]);
-    until_down(&server, &client).await;
+    wait_until_down(&server, &client).await;
     redis.cli(&["config", "resetstat"]);
-    answers_at_once(&server, &client).await;
-    assert!(!redis.cli(&["info", "commandstats"]).contains("cmdstat_evalsha"), "nobody is sent there");
-    assert_eq!(server.log().matches("out of reach").count(), 1, "{}", server.log());
+    assert_answers_immediately(&server, &client).await;
+    assert!(!redis.cli(&["info", "commandstats"]).contains("cmdstat_evalsha"), "no request is sent to the replica");
+    assert_eq!(server.log().matches("Redis server is unavailable").count(), 1, "{}", server.log());
     redis.cli(&["replicaof", "no", "one"]);
-    assert!(until_up(&client).await.allowed());
+    assert!(wait_until_up(&client).await.allowed());
 }
 
 /// Password, ACL user, database number, key prefix, unix socket.
 #[tokio::test]
-async fn every_way_to_a_redis_is_taken() {
-    let plain = RedisServer::start();
+async fn every_kind_of_redis_url_works() {
+    let open = RedisServer::start();
     let locked = RedisServer::with(&["--requirepass", "p@ss", "--user", "app", "on", ">s3cret", "~app:*", "+@all"]);
     let port = locked.port;
     for (store, server) in [
-        (format!("{}/3", plain.url()), &plain),
-        (format!("redis+unix://{}?db=2", plain.socket()), &plain),
+        (format!("{}/3", open.url()), &open),
+        (format!("redis+unix://{}?db=2", open.socket()), &open),
         (format!("redis://:p%40ss@127.0.0.1:{port}"), &locked),
         (format!("redis://app:s3cret@127.0.0.1:{port}"), &locked),
     ] {
@@ -179,8 +179,8 @@ async fn every_way_to_a_redis_is_taken() {
         drop(service);
         server.cli(&["flushall"]);
     }
-    assert_eq!(plain.cli(&["info", "keyspace"]), "# Keyspace");
+    assert_eq!(open.cli(&["info", "keyspace"]), "# Keyspace");
     let service = Server::start(rules(&[("d.yaml", RULES)]).path(), &format!("redis://:wrong@127.0.0.1:{port}"));
-    until("the refusal to be told", || service.log().contains("\"kind\":\"noauth\"").then_some(()));
+    wait_for("the authentication error to be logged", || service.log().contains("\"kind\":\"noauth\"").then_some(()));
     assert!(!service.log().contains("wrong@"), "{}", service.log());
 }

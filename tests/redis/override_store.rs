@@ -1,4 +1,4 @@
-//! What operators said, as Redis keeps it: one history, which nobody continues who knows another.
+//! Overrides in Redis: one history, which a writer that knows another history cannot continue.
 
 use std::time::Duration;
 
@@ -12,38 +12,38 @@ use crate::{redis::stores::connect, support::RedisServer};
 const TEXTS: &str = "sluicegate:{directives}texts";
 const LOG: &str = "sluicegate:{directives}log";
 
-fn part(target: &str, text: &str, expected: Option<u64>) -> Write {
+fn write(target: &str, text: &str, expected: Option<u64>) -> Write {
     Write { target: target.into(), text: Some(text.into()), expected }
 }
 
-/// Says something under this id, knowing what the mark says.
-async fn say(redis: &Redis, id: &str, part: Write, known: &Cursor, exactly: bool) -> Option<WriteOutcome> {
-    redis.put_overrides((id, "head"), &[part], (known, exactly), 10_000).await.unwrap()
+/// Writes a change with this id, made by a writer that knows the history up to a cursor.
+async fn try_put(redis: &Redis, id: &str, write: Write, known: &Cursor, exactly: bool) -> Option<WriteOutcome> {
+    redis.put_overrides((id, "head"), &[write], (known, exactly), 10_000).await.unwrap()
 }
 
-/// The mark after a change that is made.
-async fn said(redis: &Redis, id: &str, target: &str, known: &Cursor) -> Cursor {
-    match say(redis, id, part(target, id, None), known, false).await {
-        Some(WriteOutcome::Done(mark, _)) => mark,
-        Some(WriteOutcome::Conflict { .. }) | None => panic!("{id} was not said"),
+/// Writes a change that must succeed, and returns the cursor after it.
+async fn put(redis: &Redis, id: &str, target: &str, known: &Cursor) -> Cursor {
+    match try_put(redis, id, write(target, id, None), known, false).await {
+        Some(WriteOutcome::Done(cursor, _)) => cursor,
+        Some(WriteOutcome::Conflict { .. }) | None => panic!("the change {id} was not written"),
     }
 }
 
-async fn all(redis: &Redis) -> (Option<Cursor>, Vec<Versioned>) {
-    let mut all = Vec::new();
-    let mark = redis.overrides(|kept| all.extend(kept)).await.unwrap();
-    all.sort();
-    (mark, all)
+async fn overrides(redis: &Redis) -> (Option<Cursor>, Vec<Versioned>) {
+    let mut overrides = Vec::new();
+    let cursor = redis.overrides(|versioned| overrides.extend(versioned)).await.unwrap();
+    overrides.sort();
+    (cursor, overrides)
 }
 
-fn kept(target: &str, version: u64, text: &str) -> Versioned {
+fn versioned(target: &str, version: u64, text: &str) -> Versioned {
     (target.into(), version, text.into())
 }
 
-async fn news(redis: &Redis, mark: &Cursor) -> String {
-    match redis.overrides_since(mark).await.unwrap() {
-        Update::Nothing => "nothing".into(),
-        Update::Other => "other".into(),
+async fn update_since(redis: &Redis, cursor: &Cursor) -> String {
+    match redis.overrides_since(cursor).await.unwrap() {
+        Update::Unchanged => "nothing".into(),
+        Update::Diverged => "other".into(),
         Update::Empty => "empty".into(),
         Update::Behind => "behind".into(),
         Update::Changes(changes) => changes.iter().map(|change| change.id.as_str()).collect::<Vec<_>>().join(" "),
@@ -51,47 +51,49 @@ async fn news(redis: &Redis, mark: &Cursor) -> String {
 }
 
 #[tokio::test]
-async fn nobody_continues_a_history_who_knows_another() {
+async fn a_writer_that_knows_another_history_cannot_continue_this_one() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_secs(1)).await;
     let redis = redis.store();
-    assert_eq!(news(redis, &Cursor::default()).await, "empty");
-    let first = said(redis, "one", "a", &Cursor::default()).await;
-    let second = said(redis, "two", "b", &first).await;
-    let third = said(redis, "three", "a", &first).await;
+    assert_eq!(update_since(redis, &Cursor::default()).await, "empty");
+    let first = put(redis, "one", "a", &Cursor::default()).await;
+    let second = put(redis, "two", "b", &first).await;
+    let third = put(redis, "three", "a", &first).await;
     assert_eq!([first.version, second.version, third.version], [1, 2, 3]);
-    assert_eq!(all(redis).await, (Some(third.clone()), vec![kept("a", 3, "three"), kept("b", 2, "two")]));
+    assert_eq!(stored(redis).await, (Some(third.clone()), vec![versioned("a", 3, "three"), versioned("b", 2, "two")]));
 
-    let elsewhere = |mark: &Cursor| Cursor { id: "elsewhere".into(), ..mark.clone() };
-    let epoch = |mark: &Cursor| Cursor { epoch: "another".into(), ..mark.clone() };
+    let with_other_id = |cursor: &Cursor| Cursor { id: "elsewhere".into(), ..cursor.clone() };
+    let with_other_epoch = |cursor: &Cursor| Cursor { with_other_epoch: "another".into(), ..cursor.clone() };
     let later = Cursor { version: 4, ..third.clone() };
     for (known, expected) in [
-        (&Cursor { epoch: third.epoch.clone(), ..Cursor::default() }, "other"),
+        (&Cursor { with_other_epoch: third.epoch.clone(), ..Cursor::default() }, "other"),
         (&first, "two three"),
         (&third, "nothing"),
         (&later, "behind"),
-        (&elsewhere(&first), "other"),
-        (&elsewhere(&third), "other"),
-        (&epoch(&first), "other"),
-        (&epoch(&third), "other"),
+        (&with_other_id(&first), "other"),
+        (&with_other_id(&third), "other"),
+        (&with_other_epoch(&first), "other"),
+        (&with_other_epoch(&third), "other"),
     ] {
-        assert_eq!(news(redis, known).await, expected, "{known:?}");
+        assert_eq!(update_since(redis, known).await, expected, "{known:?}");
     }
-    for known in [&later, &elsewhere(&third), &epoch(&first), &epoch(&third)] {
-        assert!(say(redis, "four", part("a", "x", None), known, false).await.is_none(), "{known:?}");
+    for known in [&later, &with_other_id(&third), &with_other_epoch(&first), &with_other_epoch(&third)] {
+        assert!(try_put(redis, "four", write("a", "x", None), known, false).await.is_none(), "{known:?}");
     }
-    // What must be the very next is not said after another.
-    assert!(say(redis, "four", part("a", "x", None), &second, true).await.is_none());
+    // A change that must directly follow the known one is not written after another change.
+    assert!(try_put(redis, "four", write("a", "x", None), &second, true).await.is_none());
     for (target, expected, version) in [("a", 1, 3), ("a", 0, 3), ("c", 1, 0)] {
-        match say(redis, "four", part(target, "x", Some(expected)), &third, false).await {
-            Some(WriteOutcome::Conflict { target: met, version: is }) => assert_eq!((&*met, is), (target, version)),
+        match try_put(redis, "four", write(target, "x", Some(expected)), &third, false).await {
+            Some(WriteOutcome::Conflict { target: actual_target, version: actual_version }) => {
+                assert_eq!((&*actual_target, actual_version), (target, version));
+            }
             Some(WriteOutcome::Done(..)) | None => panic!("{target} {expected}"),
         }
     }
-    assert!(say(redis, "four", part("a", "x", Some(3)), &third, true).await.is_some());
-    // Whoever knows a change that the log has no more cannot be told what came next.
+    assert!(try_put(redis, "four", write("a", "x", Some(3)), &third, true).await.is_some());
+    // If the last known change was trimmed from the log, the changes after it cannot be listed.
     server.cli(&["XTRIM", LOG, "MAXLEN", "2"]);
-    assert_eq!([news(redis, &first).await, news(redis, &third).await], ["other", "four"]);
+    assert_eq!([update_since(redis, &first).await, update_since(redis, &third).await], ["other", "four"]);
 }
 
 #[tokio::test]
@@ -100,43 +102,44 @@ async fn the_log_is_bounded() {
     let redis = connect(&server.url(), Duration::from_secs(1)).await;
     let mut known = Cursor::default();
     for _ in 0..400 {
-        let parts = [part("a", "x", None)];
+        let parts = [write("a", "x", None)];
         let written = redis.store().put_overrides(("id", "head"), &parts, (&known, true), 10).await.unwrap();
-        let Some(WriteOutcome::Done(mark, _)) = written else {
-            panic!("it was not said");
+        let Some(WriteOutcome::Done(cursor, _)) = written else {
+            panic!("the change was not written");
         };
-        known = mark;
+        known = cursor;
     }
     let entries: u32 = server.cli(&["XLEN", LOG]).parse().unwrap();
     assert!((10..200).contains(&entries), "{entries}");
 }
 
 #[tokio::test]
-async fn what_was_lost_is_brought_back_whole_or_not_at_all() {
+async fn lost_overrides_are_restored_completely_or_not_at_all() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_secs(1)).await;
     let redis = redis.store();
-    let known = said(redis, "one", "a", &Cursor::default()).await;
-    let known = said(redis, "two", "b", &known).await;
-    let (_, texts) = all(redis).await;
-    // There it is already: what was on its way goes by itself.
-    assert!(!redis.restore_overrides(&known, "head", &[kept("z", 9, "z")]).await.unwrap());
-    assert_eq!(all(redis).await, (Some(known.clone()), texts.clone()));
+    let known = put(redis, "one", "a", &Cursor::default()).await;
+    let known = put(redis, "two", "b", &known).await;
+    let (_, texts) = stored(redis).await;
+    // The overrides still exist, so that nothing is restored, and the uploaded copy expires.
+    assert!(!redis.restore_overrides(&known, "head", &[versioned("z", 9, "z")]).await.unwrap());
+    assert_eq!(stored(redis).await, (Some(known.clone()), texts.clone()));
     let gathered = server.cli(&["KEYS", "*gathered*"]);
     let seconds: i64 = server.cli(&["TTL", &gathered]).parse().unwrap();
     assert!((1..=120).contains(&seconds), "{seconds}");
 
     server.cli(&["FLUSHALL"]);
     assert!(redis.restore_overrides(&known, "head", &texts).await.unwrap());
-    assert_eq!((all(redis).await, server.cli(&["TTL", TEXTS])), ((Some(known.clone()), texts), "-1".into()));
-    // Others who know the same go on from there.
-    assert_eq!(news(redis, &known).await, "nothing");
-    let next = said(redis, "three", "c", &known).await;
-    assert_eq!((next.version, news(redis, &known).await), (3, "three".into()));
+    assert_eq!((stored(redis).await, server.cli(&["TTL", TEXTS])), ((Some(known.clone()), texts), "-1".into()));
+    // Others that know the same history continue it.
+    assert_eq!(update_since(redis, &known).await, "nothing");
+    let next = put(redis, "three", "c", &known).await;
+    assert_eq!((next.version, update_since(redis, &known).await), (3, "three".into()));
 
-    // A server that evicts leaves a part: that is as good as nothing, and the next beginning is without it.
+    // A server that evicts keys leaves incomplete overrides. They count as none, and the next history starts without
+    // them.
     server.cli(&["HDEL", TEXTS, "a"]);
-    assert_eq!((news(redis, &next).await, redis.overrides_cursor().await.unwrap()), ("empty".into(), None));
-    let anew = said(redis, "four", "d", &Cursor::default()).await;
-    assert_eq!(all(redis).await, (Some(anew), vec![kept("d", 1, "four")]));
+    assert_eq!((update_since(redis, &next).await, redis.overrides_cursor().await.unwrap()), ("empty".into(), None));
+    let restarted = put(redis, "four", "d", &Cursor::default()).await;
+    assert_eq!(stored(redis).await, (Some(restarted), vec![versioned("d", 1, "four")]));
 }

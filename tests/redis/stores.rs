@@ -1,5 +1,5 @@
-//! What Redis holds, and for how long. And many callers of one counter, in one process or in two, share its limit
-//! exactly. That memory and Redis give the same answers is `histories.rs`.
+//! The state in Redis and its lifetime, and limits that many callers in one or two processes share exactly.
+//! `histories.rs` checks that memory and Redis return the same decisions.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,25 +19,25 @@ use sluicegate::{
     store::{self, AnyStore, Charge, Hit, Local, Memory, Redis, Store, StoreError, local, memory, redis},
 };
 
-use crate::support::{DEADLINE, RedisServer, Server, all, ask, rules};
+use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
 
-/// Asks Redis every time.
+/// Connects without a deny cache, so that every hit is sent to Redis.
 pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Local<Redis> {
     connect_with(url, expiry_jitter, redis::Time::Caller, 0).await
 }
 
-/// Remembers refusals for as long as they hold.
-pub(crate) async fn connect_remembering(url: &str, expiry_jitter: Duration) -> Local<Redis> {
+/// Connects with a deny cache that uses denials as long as they are valid.
+pub(crate) async fn connect_with_deny_cache(url: &str, expiry_jitter: Duration) -> Local<Redis> {
     connect_with(url, expiry_jitter, redis::Time::Caller, 10_000).await
 }
 
-async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, refusals: usize) -> Local<Redis> {
+async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, max_denials: usize) -> Local<Redis> {
     let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
     let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
-    setup.follow();
+    tokio::spawn(setup.follow());
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);
-    let deny_cache = local::DenyCacheSettings { max_entries: refusals, max_age: Duration::MAX };
+    let deny_cache = local::DenyCacheSettings { max_entries: max_denials, max_age: Duration::MAX };
     let (leases, eventual) = (local::LeaseSettings::default(), local::EventualSettings::default());
     Local::new(
         redis,
@@ -59,7 +59,7 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     let now = Micros::from_secs(1_763_672_430);
     for _ in 0..3 {
         let hit = Hit::take(b"{api|user=alice}fw:60", &rule, 2);
-        all(redis.apply(&[hit], Charge::Each, now).await);
+        unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
     }
     let key = "sluicegate:{api|user=alice}fw:60";
     assert_eq!(server.cli(&["keys", "*"]), key);
@@ -68,50 +68,50 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     assert_eq!(server.cli(&["get", key]), format!("{window}0000000006"));
     let ttl = |server: &RedisServer, key: &str| server.cli(&["pttl", key]).parse::<u64>().unwrap();
     assert!((10_000..=30_001).contains(&ttl(&server, key)), "{}", ttl(&server, key));
-    let look = Hit { action: Action::Peek, ..Hit::take(b"{api|user=bob}fw:60", &rule, 0) };
-    all(redis.apply(&[look], Charge::Each, now).await);
-    assert_eq!(server.cli(&["dbsize"]), "1", "a look leaves nothing behind");
+    let peek = Hit { action: Action::Peek, ..Hit::take(b"{api|user=bob}fw:60", &rule, 0) };
+    unwrap_decisions(redis.apply(&[peek], Charge::Each, now).await);
+    assert_eq!(server.cli(&["dbsize"]), "1", "a peek stores nothing");
 
-    // With jitter, keys of one window go one after the other.
+    // With jitter, the keys of one window expire at different times.
     let redis = connect(&server.url(), Duration::from_secs(300)).await;
     let mut ttls = Vec::new();
     for user in 0..20 {
         let name = format!("{{api|user={user}}}fw:60");
         let hit = Hit::take(name.as_bytes(), &rule, 1);
-        all(redis.apply(&[hit], Charge::Each, now).await);
+        unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
         ttls.push(ttl(&server, &format!("sluicegate:{name}")));
     }
     assert!(ttls.iter().all(|ttl| (10_000..=330_001).contains(ttl)), "{ttls:?}");
     assert!(ttls.iter().max().unwrap() - ttls.iter().min().unwrap() > 100_000, "{ttls:?}");
 }
 
-/// A key lives until its state says no more than none would: to the millisecond, with the least of jitters.
+/// A key expires to the millisecond when its state has the same meaning as no state, if the jitter is minimal.
 #[tokio::test]
-async fn a_key_lives_exactly_as_long_as_it_matters() {
+async fn a_key_expires_when_its_state_no_longer_matters() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_millis(1)).await;
-    let (window, quota) = (Micros::from_secs(86_400), MaxHits::hard(10));
+    let (window, max_hits) = (Micros::from_secs(86_400), MaxHits::hard(10));
     let algorithms: [Algorithm; 8] = [
-        FixedWindow::new(quota, window, true).unwrap().into(),
-        FixedWindow::new(quota, window, false).unwrap().into(),
-        SlidingWindow::new(quota, window, 1, WindowEdge::Weighted, false).unwrap().into(),
-        SlidingWindow::new(quota, window, 6, WindowEdge::Strict, false).unwrap().into(),
-        SlidingLog::new(quota, window, Micros::ZERO, false).unwrap().into(),
-        TokenBucket::new(10, window, quota, false).unwrap().into(),
-        LeakyBucket::new(10, window, quota, 10, false).unwrap().into(),
+        FixedWindow::new(max_hits, window, true).unwrap().into(),
+        FixedWindow::new(max_hits, window, false).unwrap().into(),
+        SlidingWindow::new(max_hits, window, 1, WindowEdge::Weighted, false).unwrap().into(),
+        SlidingWindow::new(max_hits, window, 6, WindowEdge::Strict, false).unwrap().into(),
+        SlidingLog::new(max_hits, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(10, window, max_hits, false).unwrap().into(),
+        LeakyBucket::new(10, window, max_hits, 10, false).unwrap().into(),
         WarmUp::new(10, window, 1, Micros::from_secs(3_600), false).unwrap().into(),
     ];
     for (number, algorithm) in algorithms.iter().enumerate() {
         let key = format!("{{life}}{number}");
-        // The second take goes to a counter that is there already.
+        // The second take uses an existing counter.
         let mut state = State::default();
-        for later in [0, 3_600] {
-            let now = Micros::from_secs(1_763_672_430 + later);
+        for elapsed in [0, 3_600] {
+            let now = Micros::from_secs(1_763_672_430 + elapsed);
             let hit = Hit::take(key.as_bytes(), algorithm, 1);
-            all(redis.apply(&[hit], Charge::Each, now).await);
+            unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
             let written = algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now });
-            if later > 0 && (!written || algorithm.name() == "fixed_window") {
-                continue; // a window's life is fixed when it begins
+            if elapsed > 0 && (!written || algorithm.name() == "fixed_window") {
+                continue; // the lifetime of a window is fixed when it begins
             }
             let ttl = server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap();
             let expected = (algorithm.expires(&state, now) - now).ceil_millis();
@@ -121,13 +121,13 @@ async fn a_key_lives_exactly_as_long_as_it_matters() {
     }
 }
 
-/// Somebody wrote something else to a counter's key: its own hit has no answer, or that of a counter that is used up
-/// or new, and its neighbours in the call have theirs.
+/// If the key of a counter contains a foreign value, its own hit fails or is decided as for an exhausted or a new counter.
+/// Other hits in the same call are decided normally.
 #[tokio::test]
-async fn nonsense_under_a_key_spoils_nobody_else() {
+async fn an_invalid_value_affects_only_its_own_counter() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_secs(300)).await;
-    let shape = LimitSpec {
+    let spec = LimitSpec {
         requests: 10,
         window: Micros::from_secs(60),
         warm_up: Some(Micros::from_secs(30)),
@@ -135,10 +135,10 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
     };
     let now = Micros::from_secs(1_763_672_430);
     for kind in Algorithm::KINDS {
-        let warm_up = shape.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
+        let warm_up = spec.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
         let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.keywords.contains(&"shares"));
-        let built = (kind.build)(&LimitSpec { warm_up, classes, ..shape });
-        // Reports are no limit.
+        let built = (kind.build)(&LimitSpec { warm_up, classes, ..spec });
+        // Utilization reports are not a limit.
         let algorithm = built.unwrap_or_else(|_| UtilizationReports::new(Micros::from_secs(10)).into());
         for write in
             [&["set", "0"][..], &["set", "nonsense"], &["set", &"nonsense".repeat(9)], &["rpush", "0"], &["set", "-1"]]
@@ -159,42 +159,42 @@ async fn nonsense_under_a_key_spoils_nobody_else() {
     }
 }
 
-/// Requests that are ready at once share a call. What one of them may not take has nothing to do with the next; and the
-/// time is the server's.
+/// Requests that are ready at the same time share a call. A denial of one does not affect the next, and the time is the
+/// server's.
 #[tokio::test]
-async fn requests_that_share_a_call_do_not_touch_each_other() {
+async fn requests_that_share_a_call_do_not_affect_each_other() {
     let server = RedisServer::start();
     let redis = connect_with(&server.url(), Duration::from_secs(300), redis::Time::Server, 0).await;
-    let (few, many) = (window(0, 3_600), window(10, 3_600));
+    let (zero, ten) = (window(0, 3_600), window(10, 3_600));
     let hit = |key, algorithm| Hit::take(key, algorithm, 1);
     let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
     server.cli(&["config", "resetstat"]);
-    let (none, other) = ([hit(b"{a}", &many), hit(b"{b}", &few)], [hit(b"{c}", &many)]);
-    let (refused, passed) =
+    let (none, other) = ([hit(b"{a}", &ten), hit(b"{b}", &zero)], [hit(b"{c}", &ten)]);
+    let (denied, passed) =
         tokio::join!(redis.apply(&none, Charge::All, Micros::ZERO), redis.apply(&other, Charge::Each, Micros::ZERO));
     let stats = server.cli(&["info", "commandstats"]);
     assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
-    let (refused, passed) = (all(refused), all(passed));
-    assert_eq!((refused[0].allowed, refused[0].remaining, refused[1].allowed), (true, 10, false));
+    let (denied, passed) = (unwrap_decisions(denied), unwrap_decisions(passed));
+    assert_eq!((denied[0].allowed, denied[0].remaining, denied[1].allowed), (true, 10, false));
     assert_eq!((passed[0].allowed, passed[0].remaining), (true, 9));
     let after = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
     let ends: Vec<_> = [before, after].map(|second| 3_600 - second % 3_600).to_vec();
     assert!(ends.contains(&passed[0].reset.ceil_secs()), "{:?}, {ends:?}", passed[0].reset);
 }
 
-/// 64 callers of one counter, as many calls as it takes to be over the limit twice.
+/// 64 callers of one counter send twice as many requests as the limit allows.
 #[tokio::test]
 async fn concurrent_callers_share_every_limit_exactly() {
     let server = RedisServer::start();
-    let (window, quota) = (Micros::from_secs(31_536_000), MaxHits::hard(500));
+    let (window, max_hits) = (Micros::from_secs(31_536_000), MaxHits::hard(500));
     let algorithms: [Algorithm; 7] = [
-        FixedWindow::new(quota, window, true).unwrap().into(),
-        SlidingWindow::new(quota, window, 1, WindowEdge::Weighted, false).unwrap().into(),
-        SlidingWindow::new(quota, window, 6, WindowEdge::Strict, false).unwrap().into(),
-        SlidingLog::new(quota, window, Micros::ZERO, false).unwrap().into(),
-        TokenBucket::new(500, window, quota, false).unwrap().into(),
-        LeakyBucket::new(500, window, quota, 10, false).unwrap().into(),
-        Gcra::new(500, window, quota, false).unwrap().into(),
+        FixedWindow::new(max_hits, window, true).unwrap().into(),
+        SlidingWindow::new(max_hits, window, 1, WindowEdge::Weighted, false).unwrap().into(),
+        SlidingWindow::new(max_hits, window, 6, WindowEdge::Strict, false).unwrap().into(),
+        SlidingLog::new(max_hits, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(500, window, max_hits, false).unwrap().into(),
+        LeakyBucket::new(500, window, max_hits, 10, false).unwrap().into(),
+        Gcra::new(500, window, max_hits, false).unwrap().into(),
     ];
     let memory = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
     let redis = AnyStore::Redis(connect(&server.url(), Duration::from_secs(300)).await);
@@ -209,7 +209,8 @@ async fn concurrent_callers_share_every_limit_exactly() {
                         let key = format!("{{hot}}{number}");
                         let hit = Hit::take(key.as_bytes(), &algorithm, 1);
                         let now = Micros::from_secs(1_763_672_430);
-                        passed += usize::from(all(store.apply(&[hit], Charge::Each, now).await)[0].allowed);
+                        passed +=
+                            usize::from(unwrap_decisions(store.apply(&[hit], Charge::Each, now).await)[0].allowed);
                     }
                     passed
                 });
@@ -229,7 +230,7 @@ async fn a_request_with_many_descriptors_is_one_round_trip() {
     let hit = |key| Hit::take(key, &rule, 1);
     let hits: Vec<_> = keys.iter().map(|key| hit(key.as_bytes())).collect();
     server.cli(&["config", "resetstat"]);
-    assert_eq!(all(redis.apply(&hits, Charge::Each, Micros::from_secs(60)).await).len(), 128);
+    assert_eq!(unwrap_decisions(redis.apply(&hits, Charge::Each, Micros::from_secs(60)).await).len(), 128);
     let stats = server.cli(&["info", "commandstats"]);
     assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
     assert!(!stats.contains("cmdstat_get:"), "{stats}");
@@ -249,7 +250,7 @@ async fn two_instances_share_a_limit_exactly() {
             let client = server.client().await;
             for _ in 0..1_000 {
                 let client = client.clone();
-                calls.spawn(async move { client.check(ask("d", &[("hot", "key")])).await.unwrap().allowed() });
+                calls.spawn(async move { client.check(request_for("d", &[("hot", "key")])).await.unwrap().allowed() });
             }
         }
     }

@@ -12,9 +12,9 @@ use tokio::task::JoinSet;
 use tonic::transport::Endpoint;
 
 use crate::support::{
-    DEADLINE, Operator, RedisCluster, RedisServer, Sentinels, Server, ask, descriptor,
+    DEADLINE, Operator, RedisCluster, RedisServer, Sentinels, Server, descriptor,
     plain::{Client, Request},
-    ring, rules, until, until_async,
+    request_for, ring, rules, wait_for, wait_for_async,
 };
 
 const RULES: &str = "
@@ -65,7 +65,7 @@ impl Load {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-                let client = Client::with(endpoint.timeout(DEADLINE)).await.unwrap();
+                let client = Client::connect(endpoint.timeout(DEADLINE)).await.unwrap();
                 let callers = users.iter().cycle().take(4 * users.len());
                 let callers: JoinSet<_> =
                     callers.map(|user| call(client.clone(), user.clone(), Arc::clone(&stopped))).collect();
@@ -85,7 +85,7 @@ impl Load {
 async fn call(client: Client, user: String, stop: Arc<AtomicBool>) -> (String, u64, u64) {
     let (mut decided, mut failed) = (0, 0);
     while !stop.load(Relaxed) {
-        let request = ask("d", &[("user", &user)]).descriptor(descriptor(&[("user", &user), ("path", "/")]));
+        let request = request_for("d", &[("user", &user)]).descriptor(descriptor(&[("user", &user), ("path", "/")]));
         match client.check(request).await {
             Ok(answer) => {
                 assert!(answer.allowed());
@@ -112,7 +112,7 @@ fn sum(callers: Vec<(String, u64, u64)>) -> Vec<(String, u64, u64)> {
 fn go_on(server: &Server, requests: f64) {
     let decided = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
     let before = decided();
-    until("requests to go on", || (decided() > before + requests).then_some(()));
+    wait_for("requests to go on", || (decided() > before + requests).then_some(()));
 }
 
 /// What is left of a user's two limits.
@@ -120,7 +120,7 @@ async fn left(client: &Client, user: &str) -> Vec<u32> {
     let look = |entries| descriptor(entries).hits(0);
     let path = [("user", user), ("path", "/")];
     let request = Request::new("d").descriptor(look(&[("user", user)])).descriptor(look(&path));
-    let answer = until_async("an answer", async || client.check(request.clone()).await.ok()).await;
+    let answer = wait_for_async("an answer", async || client.check(request.clone()).await.ok()).await;
     answer.0.statuses.iter().map(|status| status.limit_remaining).collect()
 }
 
@@ -141,7 +141,7 @@ async fn a_key_is_where_the_command_line_says() {
     for user in users() {
         let args = ["d", &format!("user={user}"), "path=/"];
         for server in [&on_ring, &in_cluster] {
-            let request = ask("d", &[("user", &user), ("path", "/")]);
+            let request = request_for("d", &[("user", &user), ("path", "/")]);
             assert!(server.client().await.check(request).await.unwrap().allowed());
         }
         let key = shard("key", &ring, &args);
@@ -153,11 +153,11 @@ async fn a_key_is_where_the_command_line_says() {
         assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1");
     }
     // Who has a slot is no part of the key.
-    let slot = ask("d", &[("slots", "x"), ("id", "1")]);
+    let slot = request_for("d", &[("slots", "x"), ("id", "1")]);
     assert!(in_cluster.client().await.check(slot).await.unwrap().allowed());
     let key = shard("key", &cluster.url(), &["d", "slots=x", "id=2"]);
     assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1", "{key}");
-    let moved = shard("then", &ring, &["d", "user=a", "--nodes", "x,y"]);
+    let moved = shard("after", &ring, &["d", "user=a", "--nodes", "x,y"]);
     assert!(moved.starts_with("moves from 127.0.0.1:"), "{moved}");
     // Names and weights of the settings file: the same again moves nothing.
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ async fn a_key_is_where_the_command_line_says() {
     std::fs::write(&config, [node("a", 1), node("b", 5)].concat()).unwrap();
     for user in users() {
         let args = ["d", &format!("user={user}"), "--config", config.to_str().unwrap(), "--nodes", "a,b*5"];
-        let then = shard("then", "redis+ring://", &args);
+        let then = shard("after", "redis+ring://", &args);
         assert!(then.starts_with("stays on "), "{user}: {then}");
     }
 }
@@ -178,7 +178,7 @@ async fn limits_of_one_user_are_one_call() {
     let cluster = RedisCluster::start();
     let server = start(&cluster.url());
     let client = server.client().await;
-    let request = ask("d", &[("user", "u")]).descriptor(descriptor(&[("user", "u"), ("path", "/")]));
+    let request = request_for("d", &[("user", "u")]).descriptor(descriptor(&[("user", "u"), ("path", "/")]));
     assert!(client.check(request.clone()).await.unwrap().allowed());
     cluster.nodes.iter().for_each(|node| drop(node.cli(&["config", "resetstat"])));
     assert!(client.check(request).await.unwrap().allowed());
@@ -201,14 +201,14 @@ async fn a_slot_that_moves_under_load_loses_and_doubles_nothing() {
         let slot = cluster.nodes[0].cli(&["cluster", "keyslot", key]).parse().unwrap();
         let from = cluster.owner(key);
         let to = (from + 1) % 3;
-        cluster.begin_to_move(slot, from, to);
+        cluster.begin_slot_migration(slot, from, to);
         // One of the user's two counters is there, the other still here.
         cluster.move_key(key, from, to);
         let asks = server.metric("sluicegate_redis_failures_total{kind=\"ask\"}");
-        until("requests to be sent on", || {
+        wait_for("requests to be sent on", || {
             (server.metric("sluicegate_redis_failures_total{kind=\"ask\"}") > asks).then_some(())
         });
-        cluster.end_move(slot, from, to);
+        cluster.finish_slot_migration(slot, from, to);
         go_on(&server, 200.0);
     }
     for (user, decided, failed) in load.stop() {
@@ -241,7 +241,7 @@ descriptors:
             .set("deny_cache.max_entries", "0")
             .start();
         let client = server.client().await;
-        let request = ask("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
+        let request = request_for("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
         let slot = format!("{{d|user={user}}}");
         let slot: u16 = cluster.nodes[0].cli(&["cluster", "keyslot", &slot]).parse().unwrap();
         let from = cluster.owner(&format!("{{d|user={user}}}"));
@@ -253,7 +253,7 @@ descriptors:
             (answer.allowed(), left)
         };
         assert_eq!(check().await, (true, vec![99, 2]), "{user}");
-        cluster.begin_to_move(slot, from, to);
+        cluster.begin_slot_migration(slot, from, to);
         let keys = cluster.nodes[from].cli(&["cluster", "getkeysinslot", &slot.to_string(), "10"]);
         let key = keys.lines().find(|key| key.contains(moved)).unwrap_or_else(|| panic!("{moved} in {keys}"));
         cluster.move_key(key, from, to);
@@ -263,9 +263,9 @@ descriptors:
         for _ in 0..3 {
             assert_eq!(check().await, (false, vec![97, 0]), "{user}: nothing is taken");
         }
-        cluster.end_move(slot, from, to);
+        cluster.finish_slot_migration(slot, from, to);
         assert_eq!(check().await, (false, vec![97, 0]), "{user}");
-        let back = Request::new("d").descriptor(descriptor(&[("user", user), ("path", "/")]).hits(1).give_back());
+        let back = Request::new("d").descriptor(descriptor(&[("user", user), ("path", "/")]).hits(1).refund());
         assert!(client.check(back).await.unwrap().allowed());
         assert_eq!(check().await, (true, vec![96, 0]), "{user}");
         assert_eq!(server.metric("sluicegate_redis_rollback_failures_total"), 0.0);
@@ -282,12 +282,12 @@ async fn a_redirect_to_a_new_node_is_followed_at_once() {
     for user in &users {
         assert_eq!(left(&client, user).await, [1_000_000, 1_000_000]);
     }
-    cluster.nodes.push(RedisCluster::node(&[]));
+    cluster.nodes.push(RedisCluster::start_node(&[]));
     let known = cluster.nodes[0].cli(&["cluster", "nodes"]);
     let address = known.lines().find(|line| line.contains("myself")).unwrap().split(' ').nth(1).unwrap();
     let (port, bus) = address.split([',', ' ']).next().unwrap().rsplit_once(':').unwrap().1.split_once('@').unwrap();
     assert_eq!(cluster.nodes[3].cli(&["cluster", "meet", "127.0.0.1", port, bus]), "OK");
-    until("everybody to know it", || {
+    wait_for("everybody to know it", || {
         let info: Vec<_> = cluster.nodes.iter().map(|node| node.cli(&["cluster", "info"])).collect();
         let known = |info: &String| info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:4");
         info.iter().all(known).then_some(())
@@ -296,9 +296,9 @@ async fn a_redirect_to_a_new_node_is_followed_at_once() {
         let key = shard("key", &cluster.url(), &["d", &format!("user={user}")]);
         let slot = cluster.nodes[0].cli(&["cluster", "keyslot", &key]).parse().unwrap();
         let from = cluster.owner(&key);
-        cluster.begin_to_move(slot, from, 3);
-        cluster.end_move(slot, from, 3);
-        let request = ask("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
+        cluster.begin_slot_migration(slot, from, 3);
+        cluster.finish_slot_migration(slot, from, 3);
+        let request = request_for("d", &[("user", user)]).descriptor(descriptor(&[("user", user), ("path", "/")]));
         assert!(client.check(request).await.unwrap().allowed(), "{user}");
         has_counted(&client, user, 1).await;
     }
@@ -314,7 +314,7 @@ async fn a_failover_that_is_asked_for_goes_by_and_nothing_is_counted_twice() {
     for master in 0..3 {
         let replica = cluster.replica_of(master);
         assert_eq!(cluster.nodes[replica].cli(&["cluster", "failover"]), "OK");
-        until("the replica to be the master", || {
+        wait_for("the replica to be the master", || {
             cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(())
         });
     }
@@ -345,18 +345,19 @@ async fn a_master_that_became_a_replica_sends_its_callers_on() {
             nodes.lines().any(|line| line.contains("myself,slave") && line.contains(&cluster.id(master)))
         })?;
         assert_eq!(cluster.nodes[other].cli(&["cluster", "failover"]), "OK");
-        until("the two to change places", || {
+        wait_for("the two to change places", || {
             let is = |node: usize, role| cluster.nodes[node].cli(&["role"]).starts_with(role);
             (is(other, "master") && is(master, "slave")).then_some(())
         });
         let refused = || server.metric("sluicegate_redis_failures_total{kind=\"readonly\"}");
         let before = refused();
-        let request = ask("d", &[("user", "user0")]).descriptor(descriptor(&[("user", "user0"), ("path", "/")]));
+        let request =
+            request_for("d", &[("user", "user0")]).descriptor(descriptor(&[("user", "user0"), ("path", "/")]));
         let passed = client.check(request).await.is_ok_and(|answer| answer.allowed());
         counted += u64::from(passed);
         (passed && refused() > before).then_some(())
     };
-    until_async("a request to be sent on", ask_at_once).await;
+    wait_for_async("a request to be sent on", ask_at_once).await;
     has_counted(&client, "user0", counted).await;
 }
 
@@ -378,11 +379,11 @@ async fn a_master_that_dies_takes_only_its_own_users_with_it() {
     let load = Load::start(&server, &elsewhere);
     assert_eq!(left(&client, "user0").await, [1_000_000, 1_000_000]);
     cluster.nodes[dead].kill();
-    until("somebody to notice", || server.get("/readyz").contains("1 of 3 servers out of reach").then_some(()));
+    wait_for("somebody to notice", || server.get("/readyz").contains("1 of 3 servers unavailable").then_some(()));
     let is_up =
         |node: &RedisServer| server.metric(&format!("sluicegate_redis_up{{server=\"127.0.0.1:{}\"}}", node.port));
     assert_eq!(cluster.nodes[..3].iter().map(is_up).sum::<f64>(), 2.0, "{}", server.get("/metrics"));
-    until("the replica to take over", || cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(()));
+    wait_for("the replica to take over", || cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(()));
     let promoted = Instant::now();
     left(&client, "user0").await;
     assert!(promoted.elapsed() < Duration::from_secs(10), "{:?}", promoted.elapsed());
@@ -390,7 +391,7 @@ async fn a_master_that_dies_takes_only_its_own_users_with_it() {
         assert_eq!(failed, 0, "{user}: {}", server.log());
         has_counted(&client, &user, decided).await;
     }
-    until("all to be well", || server.get("/readyz").contains("redis, up").then_some(()));
+    wait_for("all to be well", || server.get("/readyz").contains("redis, up").then_some(()));
 }
 
 #[tokio::test]
@@ -401,16 +402,16 @@ async fn sentinels_say_who_the_master_is_now() {
     assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
     let first = sentinels.master();
     sentinels.fail_over();
-    until("another master", || (sentinels.master() != first).then_some(()));
-    until("the service to follow", || {
+    wait_for("another master", || (sentinels.master() != first).then_some(()));
+    wait_for("the service to follow", || {
         server.get("/readyz").contains(&format!("127.0.0.1:{}: up", sentinels.master())).then_some(())
     });
-    assert!(client.check(ask("d", &[("user", "a")])).await.unwrap().allowed());
+    assert!(client.check(request_for("d", &[("user", "a")])).await.unwrap().allowed());
     assert!(!server.get("/readyz").contains(&format!(":{first}")), "nobody is connected to a replica");
     let second = sentinels.master();
     let killed = sentinels.servers.iter_mut().find(|server| server.port == second).unwrap();
     killed.kill();
-    until("a third one", || (sentinels.master() != second).then_some(()));
+    wait_for("a third one", || (sentinels.master() != second).then_some(()));
     left(&client, "a").await;
 }
 
@@ -428,10 +429,10 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
     assert!(!server.log().contains("m%40ster"), "{}", server.log());
 }
 
-/// What docs/operations.md says is enough, is.
+/// What docs/guides/redis.md says is enough, is.
 #[tokio::test]
 async fn a_cluster_grants_what_is_needed_and_no_more() {
-    let docs = std::fs::read_to_string(crate::support::repository("docs/operations.md")).unwrap();
+    let docs = std::fs::read_to_string(crate::support::repository("docs/guides/redis.md")).unwrap();
     let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER sluicegate on >SECRET ")).unwrap();
     let user: Vec<_> = ["--user", "sluicegate", "on", ">secret"].into_iter().chain(line.split(' ')).collect();
     let cluster = RedisCluster::with(3, 0, &user);
@@ -447,7 +448,7 @@ async fn a_cluster_grants_what_is_needed_and_no_more() {
         let client = server.client().await;
         for (hits, give_back) in [(1, false), (3, true), (3, false)] {
             let one = descriptor(&[("k", "v")]).hits(hits);
-            let one = if give_back { one.give_back() } else { one };
+            let one = if give_back { one.refund() } else { one };
             let answer = client.check(Request::new(kind).descriptor(one)).await;
             assert!(answer.is_ok_and(|answer| answer.allowed()), "{kind}: {}", server.log());
         }
@@ -455,7 +456,7 @@ async fn a_cluster_grants_what_is_needed_and_no_more() {
     assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
     // What operators say is heard of, too.
     let operator = Operator::with(Server::builder().store(&url));
-    until("a change", || operator.try_ctl(&["switch", "shadow", "everything"]).ok());
+    wait_for("a change", || operator.try_ctl(&["switch", "shadow", "everything"]).ok());
     operator.ctl(&["switch", "clear", "everything"]);
     assert_eq!(operator.ctl(&["audit"]).matches("alice").count(), 2);
 }
@@ -487,15 +488,15 @@ async fn limits_per_second_have_a_store_of_their_own() {
         .set("redis.timeout", "1s");
     let operator = Operator::with(builder);
     let client = operator.server.client().await;
-    let request = ask("d", &[("user", "u")]).descriptor(descriptor(&[("second", "s")]));
+    let request = request_for("d", &[("user", "u")]).descriptor(descriptor(&[("second", "s")]));
     assert!(client.check(request).await.unwrap().allowed());
     assert_eq!(main.cli(&["keys", "*"]), "sluicegate:{d|user=u}|user|fw:31536000");
     let keys: Vec<_> =
         short.nodes.iter().map(|node| node.cli(&["keys", "*"])).filter(|keys| !keys.is_empty()).collect();
     assert_eq!(keys, ["sluicegate:{d|second=s}fw:1"]);
     // It is looked at where it is, within its second.
-    until_async("it to be seen", async || {
-        client.check(ask("d", &[("second", "s")])).await.unwrap();
+    wait_for_async("it to be seen", async || {
+        client.check(request_for("d", &[("second", "s")])).await.unwrap();
         operator.ctl(&["inspect", "d", "second=s"]).contains("used 1,").then_some(())
     })
     .await;

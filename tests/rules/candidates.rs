@@ -3,10 +3,10 @@
 use std::{fs, path::Path};
 
 use crate::support::{
-    Operator, RedisServer, Server, ask, descriptor,
+    Operator, RedisServer, Server, descriptor,
     operator::OPERATE,
     plain::{Request, Unit},
-    rules, until, until_async,
+    request_for, rules, wait_for, wait_for_async,
 };
 
 fn text(limit: u32) -> String {
@@ -32,62 +32,64 @@ fn outcomes(operator: &Operator) -> [u64; 4] {
             |rule: &serde_json::Value| rule["outcomes"][name].as_str().map_or(0, |it| it.parse::<u64>().unwrap());
         report["rules"].as_array().map_or(0, |rules| rules.iter().map(number).sum())
     };
-    ["asked", "refused", "newlyRefused", "newlyPassed"].map(number)
+    ["requested", "denied", "newlyDenied", "newlyAllowed"].map(number)
 }
 
 async fn limit(operator: &Operator, user: &str) -> u32 {
-    let answer = operator.server.client().await.check(ask("api", &[("user", user)])).await.unwrap();
+    let answer = operator.server.client().await.check(request_for("api", &[("user", user)])).await.unwrap();
     answer.0.statuses[0].current_limit.as_ref().unwrap().requests_per_unit
 }
 
 async fn tried(store: &str) {
     let (in_force, candidate) = (folder(4), folder(2));
     let operator = Operator::start(in_force.path(), store);
-    assert!(operator.ctl(&["candidate", "report"]).contains("no rules are tried out"));
+    assert!(operator.ctl(&["candidate", "report"]).contains("no candidate rules"));
     upload(&operator, candidate.path(), "100%");
     let client = operator.server.client().await;
     for (user, hits) in [("bob", 5), ("eve", 3), ("mia", 1)] {
         for hit in 1..=hits {
-            let answer = client.check(ask("api", &[("user", user)])).await.unwrap();
+            let answer = client.check(request_for("api", &[("user", user)])).await.unwrap();
             // Nobody notices.
             assert_eq!((answer.allowed(), answer.remaining()), (hit <= 4, Some(4_u32.saturating_sub(hit))));
         }
     }
     // Of 9 hits it would refuse 3 of bob's, of which one is refused now, and one of eve's.
-    until("all to be counted", || (outcomes(&operator) == [9, 4, 3, 0]).then_some(()));
+    wait_for("all to be counted", || (outcomes(&operator) == [9, 4, 3, 0]).then_some(()));
     let report = operator.ctl(&["candidate", "report"]);
     for expected in ["api of_user: 2 per year", "api|user=bob", "api|user=eve", "100% of all counters"] {
         assert!(report.contains(expected), "{expected}: {report}");
     }
     assert!(!report.contains("user=mia"), "{report}");
     // Nor is it counted as if it were in force.
-    let asked = operator.ctl(&["top", "--asked", "-n", "1"]);
+    let asked = operator.ctl(&["top", "--requested", "-n", "1"]);
     assert!(asked.lines().nth(2).is_some_and(|line| line.starts_with("5 ")), "{asked}");
-    let metric = "sluicegate_candidate_hits{domain=\"api\",key1=\"user\",outcome=\"newly_refused\"}";
+    let metric = "sluicegate_candidate_hits{domain=\"api\",key1=\"user\",outcome=\"newly_denied\"}";
     assert_eq!(operator.server.metric(metric), 3.0);
     // What an operator gave a customer holds for the candidate, too.
     operator.ctl(&["limit", "set", "api", "user=max", "50/year"]);
     for _ in 0..5 {
-        client.check(ask("api", &[("user", "max")])).await.unwrap();
+        client.check(request_for("api", &[("user", "max")])).await.unwrap();
     }
-    until("max to be counted", || (outcomes(&operator) == [14, 4, 3, 0]).then_some(()));
+    wait_for("max to be counted", || (outcomes(&operator) == [14, 4, 3, 0]).then_some(()));
     // And what a caller said of itself, which is counted once.
     let own = Request::new("api").descriptor(descriptor(&[("user", "own")]).limit(7, Unit::Year, None));
     client.check(own).await.unwrap();
-    until("own to be counted", || (outcomes(&operator) == [15, 4, 3, 0]).then_some(()));
+    wait_for("own to be counted", || (outcomes(&operator) == [15, 4, 3, 0]).then_some(()));
     let series = "ratelimit_service_rate_limit_total_hits{domain=\"api\",key1=\"user_own\"}";
     assert_eq!(operator.server.metric(series), 1.0);
     // And what is refused now would pass with more.
     upload(&operator, folder(100).path(), "100%");
-    client.check(ask("api", &[("user", "bob")])).await.unwrap();
-    until("bob to pass", || (outcomes(&operator) == [1, 0, 0, 1]).then_some(()));
+    client.check(request_for("api", &[("user", "bob")])).await.unwrap();
+    wait_for("bob to pass", || (outcomes(&operator) == [1, 0, 0, 1]).then_some(()));
     // Where it has no rule any more, so does what is refused now.
     upload(&operator, rules(&[("api.yaml", "domain: api\ndescriptors: [{key: other}]\n")]).path(), "100%");
-    client.check(ask("api", &[("user", "bob")])).await.unwrap();
-    client.check(ask("api", &[("user", "mia")])).await.unwrap();
-    until("bob to pass again", || (outcomes(&operator) == [1, 0, 0, 1]).then_some(()));
+    client.check(request_for("api", &[("user", "bob")])).await.unwrap();
+    client.check(request_for("api", &[("user", "mia")])).await.unwrap();
+    wait_for("bob to pass again", || (outcomes(&operator) == [1, 0, 0, 1]).then_some(()));
     operator.ctl(&["candidate", "drop"]);
-    until("nothing to be tried", || operator.ctl(&["candidate", "report"]).contains("no rules").then_some(()));
+    wait_for("nothing to be tried", || {
+        operator.ctl(&["candidate", "report"]).contains("no candidate rules").then_some(())
+    });
     assert!(operator.try_ctl(&["candidate", "promote"]).unwrap_err().contains("no candidate rules"));
 }
 
@@ -112,13 +114,13 @@ async fn of_many_at_once_none_is_left_out() {
         let client = client.clone();
         callers.spawn(async move {
             for _ in 0..EACH {
-                client.check(ask("api", &[("user", &format!("u{caller}"))])).await.unwrap();
+                client.check(request_for("api", &[("user", &format!("u{caller}"))])).await.unwrap();
             }
         });
     }
     callers.join_all().await;
     let refused = CALLERS * (EACH - 30);
-    until("all to be counted", || (outcomes(&operator) == [CALLERS * EACH, refused, refused, 0]).then_some(()));
+    wait_for("all to be counted", || (outcomes(&operator) == [CALLERS * EACH, refused, refused, 0]).then_some(()));
 }
 
 /// A counter is in the share with all its hits, or with none.
@@ -130,7 +132,7 @@ async fn a_share_is_one_of_whole_counters() {
     let client = operator.server.client().await;
     for user in 0..400 {
         for _ in 0..4 {
-            client.check(ask("api", &[("user", &format!("u{user}"))])).await.unwrap();
+            client.check(request_for("api", &[("user", &format!("u{user}"))])).await.unwrap();
         }
     }
     let [asked, refused, newly, _] = outcomes(&operator);
@@ -147,16 +149,20 @@ async fn a_candidate_is_promoted_everywhere_and_rolled_back() {
     // What nobody tries any more is not kept, by nobody.
     let sets = || redis.cli(&["KEYS", "sluicegate:{directives}set:*"]).lines().filter(|key| !key.is_empty()).count();
     upload(&one, folder(3).path(), "10%");
-    until("the other to try it", || other.ctl(&["candidate", "report"]).contains("10% of all counters").then_some(()));
+    wait_for("the other to try it", || {
+        other.ctl(&["candidate", "report"]).contains("10% of all counters").then_some(())
+    });
     assert_eq!(sets(), 1);
     other.ctl(&["candidate", "drop"]);
     assert_eq!(sets(), 0);
-    until("one to drop it", || one.ctl(&["candidate", "report"]).contains("no rules").then_some(()));
+    wait_for("one to drop it", || one.ctl(&["candidate", "report"]).contains("no candidate rules").then_some(()));
     upload(&one, candidate.path(), "10%");
-    until("the other to try it", || other.ctl(&["candidate", "report"]).contains("10% of all counters").then_some(()));
+    wait_for("the other to try it", || {
+        other.ctl(&["candidate", "report"]).contains("10% of all counters").then_some(())
+    });
     one.ctl(&["candidate", "promote", "--reason", "as tried"]);
     let changed = async |to: u32| {
-        until_async("both to change over", async || {
+        wait_for_async("both to change over", async || {
             (limit(&one, "a").await == to && limit(&other, "a").await == to).then_some(())
         })
         .await;
@@ -167,7 +173,7 @@ async fn a_candidate_is_promoted_everywhere_and_rolled_back() {
     // A set that was promoted survives a restart, a change of the directory, and a store that forgets.
     fs::write(in_force.path().join("api.yaml"), text(7)).unwrap();
     redis.cli(&["FLUSHALL"]);
-    until("the set to be there again", || {
+    wait_for("the set to be there again", || {
         let keys = redis.cli(&["KEYS", "sluicegate:{directives}*"]);
         (keys.contains("set:") && keys.contains("texts")).then_some(())
     });
@@ -187,7 +193,9 @@ async fn a_directory_of_candidates_is_followed() {
     let builder = Server::builder().rules(in_force.path()).store("memory");
     let builder = builder.set("rules.candidate_dir", candidate.path().to_str().unwrap());
     let operator = Operator::with(builder.set("rules.candidate_share", "1"));
-    until("it to be tried", || operator.ctl(&["candidate", "report"]).contains("100% of all counters").then_some(()));
+    wait_for("it to be tried", || {
+        operator.ctl(&["candidate", "report"]).contains("100% of all counters").then_some(())
+    });
     for _ in 0..3 {
         limit(&operator, "a").await;
     }
@@ -195,24 +203,24 @@ async fn a_directory_of_candidates_is_followed() {
     // What comes back, or is only looked at, is no hit.
     let client = operator.server.client().await;
     let hits = |hits| descriptor(&[("user", "a")]).hits(hits);
-    client.check(Request::new("api").descriptor(hits(1).give_back())).await.unwrap();
+    client.check(Request::new("api").descriptor(hits(1).refund())).await.unwrap();
     client.check(Request::new("api").descriptor(hits(0))).await.unwrap();
     client.check(Request::new("api").descriptor(hits(1))).await.unwrap();
-    until("the last", || (outcomes(&operator)[0] > 3).then_some(()));
+    wait_for("the last", || (outcomes(&operator)[0] > 3).then_some(()));
     assert_eq!(outcomes(&operator), [4, 2, 2, 0]);
     fs::write(candidate.path().join("api.yaml"), "domain: api\ndescriptors: [{key: user, rate_limit: {unit: eon}}]\n")
         .unwrap();
-    until("the mistake to be told", || {
+    wait_for("the mistake to be told", || {
         operator.ctl(&["candidate", "report"]).contains("unit \"eon\" is not one of").then_some(())
     });
     fs::write(candidate.path().join("api.yaml"), text(3)).unwrap();
-    until("the new ones", || (outcomes(&operator) == [0; 4]).then_some(()));
+    wait_for("the new ones", || (outcomes(&operator) == [0; 4]).then_some(()));
     // Rules that did not change go on with what they have counted.
     let log = operator.server.log();
-    assert_eq!(log.matches("candidate rules are tried out").count(), 2, "{log}");
-    assert_eq!(log.matches("candidate rules cannot be used").count(), 1, "{log}");
+    assert_eq!(log.matches("evaluating candidate rules").count(), 2, "{log}");
+    assert_eq!(log.matches("cannot use the candidate or promoted rules").count(), 1, "{log}");
     operator.ctl(&["candidate", "promote"]);
-    until_async("them to be in force", async || (limit(&operator, "b").await == 3).then_some(())).await;
+    wait_for_async("them to be in force", async || (limit(&operator, "b").await == 3).then_some(())).await;
 }
 
 #[test]
@@ -235,8 +243,8 @@ fn what_cannot_be_tried_is_refused_with_every_mistake() {
     }
     let large = rules(&[("a.yaml", &format!("domain: a\n{}", "# padding\n".repeat(60_000)))]);
     let error = operator.try_ctl(&["candidate", "upload", large.path().to_str().unwrap()]).unwrap_err();
-    assert!(error.contains("524288 bytes at most"), "{error}");
+    assert!(error.contains("at most 524288 bytes"), "{error}");
     let empty = tempfile::tempdir().unwrap();
     assert!(operator.try_ctl(&["candidate", "upload", empty.path().to_str().unwrap()]).is_err());
-    assert!(operator.try_ctl(&["candidate", "rollback"]).unwrap_err().contains("no other rules"));
+    assert!(operator.try_ctl(&["candidate", "rollback"]).unwrap_err().contains("no previous rules"));
 }

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use crate::support::{Server, ask, rules, until_async};
+use crate::support::{Server, request_for, rules, wait_for_async};
 
 fn text(domain: &str, limit: u32) -> String {
     format!("domain: {domain}\ndescriptors: [{{key: k, rate_limit: {{unit: year, requests_per_unit: {limit}}}}}]\n")
@@ -17,13 +17,13 @@ fn text(domain: &str, limit: u32) -> String {
 
 /// The limit in force; `None`: the domain is unknown.
 async fn limit(server: &Server, domain: &str) -> Option<u32> {
-    let answer = server.client().await.check(ask(domain, &[("k", "v")])).await.unwrap();
+    let answer = server.client().await.check(request_for(domain, &[("k", "v")])).await.unwrap();
     answer.0.statuses[0].current_limit.as_ref().map(|limit| limit.requests_per_unit)
 }
 
 async fn until_limit(server: &Server, domain: &str, expected: Option<u32>) {
     let what = format!("{domain} to have the limit {expected:?}");
-    until_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
+    wait_for_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
 }
 
 #[tokio::test]
@@ -43,7 +43,7 @@ async fn changed_added_and_removed_files_take_effect() {
     let misplaced = text("c", 3).replace("}}", ", shadow_mode: true}}");
     fs::write(folder.path().join("c.yaml"), misplaced).unwrap();
     until_limit(&server, "c", Some(3)).await;
-    until_async("the warning", async || server.log().contains("shadow_mode has no effect here").then_some(())).await;
+    wait_for_async("the warning", async || server.log().contains("shadow_mode has no effect here").then_some(())).await;
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_bad_set_changes_nothing_and_is_told() {
     let server = Server::start(folder.path(), "memory");
     fs::write(folder.path().join("b.yaml"), "domain: b\ndescriptors: [{key: k, rate_limit: {unit: fortnight}}]\n")
         .unwrap();
-    until_async("the error to be counted", async || {
+    wait_for_async("the error to be counted", async || {
         (server.metric("ratelimit_service_config_load_error") == 1.0).then_some(())
     })
     .await;
@@ -65,7 +65,7 @@ async fn a_bad_set_changes_nothing_and_is_told() {
     until_limit(&server, "b", Some(7)).await;
     assert!(!server.get("/rlconfig").contains("last error"));
     fs::remove_dir_all(folder.path()).unwrap();
-    until_async("the loss of the directory to be counted", async || {
+    wait_for_async("the loss of the directory to be counted", async || {
         (server.metric("ratelimit_service_config_load_error") == 2.0).then_some(())
     })
     .await;
@@ -103,21 +103,21 @@ async fn counters_go_on_and_no_request_is_dropped() {
     let load = tokio::spawn(async move {
         let mut asked = 0;
         while !stopped.load(Relaxed) {
-            assert!(client.check(ask("a", &[("k", "v")])).await.unwrap().allowed());
+            assert!(client.check(request_for("a", &[("k", "v")])).await.unwrap().allowed());
             asked += 1;
         }
         (asked, client)
     });
     for limit in [2_000_000, 3_000_000] {
         fs::write(folder.path().join("a.yaml"), text("a", limit)).unwrap();
-        until_async("the change", async || {
+        wait_for_async("the change", async || {
             server.get("/rlconfig").contains(&format!("requests_per_unit={limit},")).then_some(())
         })
         .await;
     }
     stop.store(true, Relaxed);
     let (asked, client) = load.await.unwrap();
-    let last = client.check(ask("a", &[("k", "v")])).await.unwrap();
+    let last = client.check(request_for("a", &[("k", "v")])).await.unwrap();
     assert_eq!(last.remaining(), Some(3_000_000 - asked - 1));
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"a\",key1=\"k\"}";
     assert_eq!(server.metric(total), f64::from(asked + 1), "an unchanged rule keeps its statistics");

@@ -2,7 +2,7 @@
 
 use sluicegate::rules::{Entry, Lookup, Options, RuleSet, Severity, SourceFile, compile};
 
-use crate::support::{Server, ask, descriptor, rules};
+use crate::support::{Server, descriptor, request_for, rules};
 
 fn files(texts: &[&str]) -> Vec<SourceFile> {
     let name = |number: usize| format!("{}.yaml", char::from(b'a' + u8::try_from(number).unwrap()));
@@ -32,27 +32,27 @@ fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
 fn every_mistake_has_a_place_and_a_sentence() {
     let limit = "rate_limit: {unit: day, requests_per_unit: 1";
     for (text, expected) in [
-        ("", "a.yaml:1:1: the file is empty; it needs a domain"),
-        ("# nothing\n", "a.yaml:1:1: the file is empty; it needs a domain"),
-        ("descriptors: []", "a.yaml:1:1: the file has no domain, or an empty one"),
-        ("domain: ''", "a.yaml:1:1: the file has no domain, or an empty one"),
-        ("[]", "a.yaml:1:1: a map was expected here, not a list"),
+        ("", "a.yaml:1:1: the file is empty; a domain is required"),
+        ("# nothing\n", "a.yaml:1:1: the file is empty; a domain is required"),
+        ("descriptors: []", "a.yaml:1:1: the file has no domain, or the domain is empty"),
+        ("domain: ''", "a.yaml:1:1: the file has no domain, or the domain is empty"),
+        ("[]", "a.yaml:1:1: expected a map, not a list"),
         ("domain: d\ndescriptor: []", "a.yaml:2:1: unknown key \"descriptor\"; did you mean descriptors?"),
         ("domain: d\ndescriptors: x", "a.yaml:2:14: descriptors must be a list, not a scalar"),
-        ("domain: d\ndescriptors: [{value: x}]", "a.yaml:2:15: a descriptor needs a key that is not empty"),
-        ("domain: d\ndescriptors: [{key: ''}]", "a.yaml:2:15: a descriptor needs a key that is not empty"),
-        ("domain: d\ndomain: e", "a.yaml:2:1: domain is given twice"),
+        ("domain: d\ndescriptors: [{value: x}]", "a.yaml:2:15: a descriptor requires a non-empty key"),
+        ("domain: d\ndescriptors: [{key: ''}]", "a.yaml:2:15: a descriptor requires a non-empty key"),
+        ("domain: d\ndomain: e", "a.yaml:2:1: duplicate key \"domain\""),
         (
             "domain: d\ndescriptors:\n- key: k\n- {key: k, value: v}\n- key: k\n",
-            "a.yaml:5:3: the key \"k\" stands twice in one list; first at line 3",
+            "a.yaml:5:3: duplicate descriptor with key \"k\"; first defined at line 3",
         ),
         (
             "domain: d\ndescriptors: [{key: k, value: v}, {key: k, value: v}]",
-            "a.yaml:2:35: the key \"k\" and value \"v\" stands twice in one list; first at line 2",
+            "a.yaml:2:35: duplicate descriptor with key \"k\" and value \"v\"; first defined at line 2",
         ),
         (
             "domain: d\ndescriptors: [{key: k, rate_limit: {requests_per_unit: 1}}]",
-            "a.yaml:2:36: rate_limit needs a unit (second, minute, hour, day, week, month, year) or unlimited: true",
+            "a.yaml:2:36: rate_limit requires a unit (second, minute, hour, day, week, month, year) or unlimited: true",
         ),
         (
             "domain: d\ndescriptors: [{key: k, rate_limit: {unit: eon}}]",
@@ -60,7 +60,7 @@ fn every_mistake_has_a_place_and_a_sentence() {
         ),
         (
             "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, unlimited: true}}]",
-            "a.yaml:2:43: a limit is either unlimited or has a unit, not both",
+            "a.yaml:2:43: unlimited: true cannot be combined with unit or unit_multiplier",
         ),
         (
             &format!("domain: d\ndescriptors: [{{key: k, {limit}, name: n, replaces: [{{name: n}}]}}}}]"),
@@ -68,11 +68,11 @@ fn every_mistake_has_a_place_and_a_sentence() {
         ),
         (
             &format!("domain: d\ndescriptors: [{{key: k, {limit}, replaces: [{{name: ''}}]}}}}]"),
-            "a.yaml:2:81: replaces needs the name of another limit, not an empty one",
+            "a.yaml:2:81: replaces requires the name of another limit, not an empty one",
         ),
         (
             "domain: d\ndescriptors: [{key: k, value: v, share_threshold: true}]",
-            "a.yaml:2:34: share_threshold needs a value with a wildcard (*): other values share nothing",
+            "a.yaml:2:34: share_threshold requires a value with a wildcard (*)",
         ),
         (
             "domain: d\ndescriptors: [{key: k, shadow_mode: maybe}]",
@@ -99,11 +99,11 @@ fn every_mistake_has_a_place_and_a_sentence() {
             "a.yaml:2:24: unknown key \"unit_multiplier\"; it belongs under rate_limit",
         ),
         ("domain: d\ndescriptors: [{key: k, metadata: 3}]", "a.yaml:2:34: metadata must be a map, not a scalar"),
-        ("domain: 'd", "a.yaml:1:9: this is not YAML: "),
+        ("domain: 'd", "a.yaml:1:9: invalid YAML: "),
         ("domain: d\ncharge: some", "a.yaml:2:9: charge \"some\" is not one of each, all"),
         (
             "domain: d\ncharge: all\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 1, count_denied: true}}]",
-            "a.yaml:3:70: count_denied contradicts the domain's charge: all",
+            "a.yaml:3:70: count_denied cannot be combined with the domain's charge: all",
         ),
         (
             "domain: d\ndescriptors: [{key: k, ip_prefix: {v4: 33}}]",
@@ -111,7 +111,7 @@ fn every_mistake_has_a_place_and_a_sentence() {
         ),
         (
             "domain: d\ndescriptors: [{key: k, value: 'a*', share_threshold: true, ip_prefix: {v6: 64}}]",
-            "a.yaml:2:60: ip_prefix and share_threshold exclude each other: one counter has no prefixes",
+            "a.yaml:2:60: ip_prefix cannot be combined with share_threshold, which uses one counter for all addresses",
         ),
         (
             "domain: d\ndescriptors: [{key: k, burst: 1}]",
@@ -132,30 +132,39 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
             "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
              leaky_bucket, gcra, concurrency, shares, adaptive",
         ),
-        ("limit: 6", "2:72: limit belongs to algorithm concurrency, not to fixed_window"),
-        ("buckets: 6", "2:72: buckets belongs to algorithm sliding_window, not to fixed_window"),
-        ("burst: 6", "2:72: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to fixed_window"),
-        ("algorithm: gcra, edge: strict", "2:89: edge belongs to algorithm sliding_window, not to gcra"),
-        ("queue: 6, algorithm: token_bucket", "2:72: queue belongs to algorithm leaky_bucket, not to token_bucket"),
-        ("algorithm: gcra, warm_up: 1s", "2:89: warm_up belongs to algorithm token_bucket, not to gcra"),
-        ("min_interval: 1s", "2:72: min_interval belongs to algorithm sliding_log, not to fixed_window"),
+        ("limit: 6", "2:72: limit is not supported by algorithm fixed_window, only by concurrency"),
+        ("buckets: 6", "2:72: buckets is not supported by algorithm fixed_window, only by sliding_window"),
+        (
+            "burst: 6",
+            "2:72: burst is not supported by algorithm fixed_window, only by token_bucket, leaky_bucket, gcra",
+        ),
+        ("algorithm: gcra, edge: strict", "2:89: edge is not supported by algorithm gcra, only by sliding_window"),
+        (
+            "queue: 6, algorithm: token_bucket",
+            "2:72: queue is not supported by algorithm token_bucket, only by leaky_bucket",
+        ),
+        ("algorithm: gcra, warm_up: 1s", "2:89: warm_up is not supported by algorithm gcra, only by token_bucket"),
+        ("min_interval: 1s", "2:72: min_interval is not supported by algorithm fixed_window, only by sliding_log"),
         ("algorithm: sliding_window, buckets: 0", "2:99: buckets must be from 1 to 256"),
         ("algorithm: sliding_window, buckets: 257", "2:99: buckets must be from 1 to 256"),
         ("algorithm: sliding_window, edge: sharp", "2:105: edge \"sharp\" is not one of weighted, strict"),
-        ("algorithm: sliding_window, unit_multiplier: 4000", "2:99: a sliding window can be ten years long at most"),
+        (
+            "algorithm: sliding_window, unit_multiplier: 4000",
+            "2:99: the window of a sliding window or log must be at most 10 years",
+        ),
         ("algorithm: gcra, burst: 0", "2:89: burst must be at least 1"),
-        ("algorithm: gcra, burst: 4000000", "2:89: a burst that large takes more than 100 years to come back"),
-        ("algorithm: token_bucket, warm_up: 2h", "2:97: warm_up must be more than nothing and at most an hour"),
-        ("algorithm: token_bucket, warm_up: 0s", "2:97: warm_up must be more than nothing and at most an hour"),
+        ("algorithm: gcra, burst: 4000000", "2:89: burst must refill within 100 years"),
+        ("algorithm: token_bucket, warm_up: 2h", "2:97: warm_up must be greater than 0 and at most 1 hour"),
+        ("algorithm: token_bucket, warm_up: 0s", "2:97: warm_up must be greater than 0 and at most 1 hour"),
         (
             "algorithm: token_bucket, warm_up: soon",
-            "2:106: warm_up must be a duration like 200ms, 30s or 5m, not \"soon\"",
+            "2:106: warm_up must be a duration such as 200ms, 30s or 5m, not \"soon\"",
         ),
-        ("algorithm: token_bucket, warm_up: 1s, soft: 10%", "2:110: soft does not go with warm_up"),
+        ("algorithm: token_bucket, warm_up: 1s, soft: 10%", "2:110: soft is not supported with warm_up"),
         ("algorithm: sliding_log, min_interval: 25h", "2:96: min_interval must not be longer than the window"),
         (
             "algorithm: sliding_log, soft: 1000%",
-            "2:36: a sliding_log keeps every hit and takes 1000 at most, its soft part included; sliding_window has no such bound",
+            "2:36: sliding_log stores every hit: requests_per_unit must be at most 1000, including its soft part; sliding_window has no such bound",
         ),
         ("soft: 10", "2:78: soft must be a whole percentage from 1% to 1000%, not \"10\""),
         ("soft: 0%", "2:78: soft must be a whole percentage from 1% to 1000%, not \"0%\""),
@@ -166,88 +175,109 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
         assert_eq!(refusal(&[&text]), [format!("a.yaml:{expected}")], "{words}");
     }
     let unlimited = "domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, burst: 3}}]";
-    assert_eq!(refusal(&[unlimited]), ["a.yaml:2:54: burst has no meaning for a limit that is unlimited"]);
+    assert_eq!(refusal(&[unlimited]), ["a.yaml:2:54: burst cannot be combined with unlimited: true"]);
 }
 
 #[test]
 fn a_limit_of_requests_at_once_has_words_of_its_own() {
     for (words, expected) in [
-        (
-            "limit: 2, unit: day",
-            "2:77: concurrency says how many by itself, and goes with no unit and no requests_per_unit",
-        ),
+        ("limit: 2, unit: day", "2:77: concurrency cannot be combined with unit, unit_multiplier or requests_per_unit"),
         (
             "limit: 2, requests_per_unit: 3",
-            "2:71: concurrency says how many by itself, and goes with no unit and no requests_per_unit",
+            "2:71: concurrency cannot be combined with unit, unit_multiplier or requests_per_unit",
         ),
-        ("hold: 1s", "2:36: concurrency needs a limit: how many requests at once"),
-        ("limit: 1001", "2:61: concurrency keeps every slot and takes 1000 at most, its soft part included"),
-        ("limit: 2, hold: 0s", "2:71: hold must be longer than nothing, and a day at most"),
-        ("limit: 2, hold: 25h", "2:71: hold must be longer than nothing, and a day at most"),
-        ("limit: 2, holder: ''", "2:79: holder needs the key of the entry that names it, not an empty one"),
-        ("limit: 2, count_denied: true", "2:71: whoever is refused holds nothing that could count"),
-        ("limit: 2, burst: 3", "2:71: burst belongs to algorithm token_bucket, leaky_bucket, gcra, not to concurrency"),
+        ("hold: 1s", "2:36: concurrency requires limit: the maximum number of requests in flight"),
+        ("limit: 1001", "2:61: concurrency stores every slot: limit must be at most 1000, including its soft part"),
+        ("limit: 2, hold: 0s", "2:71: hold must be greater than 0 and at most 1 day"),
+        ("limit: 2, hold: 25h", "2:71: hold must be greater than 0 and at most 1 day"),
+        ("limit: 2, holder: ''", "2:79: holder must be the key of an entry, not empty"),
+        (
+            "limit: 2, count_denied: true",
+            "2:71: count_denied is not supported with concurrency: a denied request holds no slot",
+        ),
+        (
+            "limit: 2, burst: 3",
+            "2:71: burst is not supported by algorithm concurrency, only by token_bucket, leaky_bucket, gcra",
+        ),
         (
             "limit: 2, consistency: leased",
-            "2:84: consistency: leased cannot promise that no more than the limit passes with concurrency as it is written here",
+            "2:84: consistency: leased is not supported by concurrency with these keywords, because the limit could be exceeded",
         ),
-        ("limit: 2, consistency: eventual", "2:84: consistency: eventual does not go with concurrency: "),
+        ("limit: 2, consistency: eventual", "2:84: consistency: eventual cannot be combined with concurrency: "),
     ] {
         let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{algorithm: concurrency, {words}}}}}]");
         let errors = refusal(&[&text]);
         assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
     }
     let text = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: concurrency, limit: 2, holder: id}, descriptors: [{key: id}]}]";
-    assert_eq!(refusal(&[text]), ["a.yaml:2:98: the key \"id\" stands twice in one list; first at line 2"]);
+    assert_eq!(refusal(&[text]), ["a.yaml:2:98: duplicate descriptor with key \"id\"; first defined at line 2"]);
 }
 
 #[test]
 fn a_capacity_is_shared_by_words_of_its_own() {
     let full = "capacity: 10/s, class: c";
     for (words, expected) in [
-        ("capacity: many", "2:47: capacity is a number at once (100), or per s, m, h, d or second, "),
-        ("capacity: 10/w", "2:47: capacity is a number at once (100), or per s, m, h, d or second, "),
-        ("capacity: 10/s", "2:37: a capacity per time needs shares, or a reserve"),
-        ("algorithm: shares", "2:36: shares are of a capacity: 1000/s"),
+        (
+            "capacity: many",
+            "2:47: capacity must be a number of requests in flight (100), or of hits per s, m, h, d, second, ",
+        ),
+        (
+            "capacity: 10/w",
+            "2:47: capacity must be a number of requests in flight (100), or of hits per s, m, h, d, second, ",
+        ),
+        ("capacity: 10/s", "2:37: capacity per unit of time requires shares or reserve"),
+        ("algorithm: shares", "2:36: algorithm shares requires a capacity such as 1000/s"),
         (
             "capacity: 10/s, algorithm: gcra, shares: {a: {}}, class: c",
-            "2:53: capacity says by itself how it is counted",
+            "2:53: algorithm cannot be combined with capacity, which determines the algorithm",
         ),
-        ("capacity: 10/s, unit: day, shares: {a: {}}, class: c", "2:59: capacity says how many by itself"),
-        ("capacity: 10, limit: 5", "2:51: a limit at once is a capacity that nobody shares: one of the two"),
+        (
+            "capacity: 10/s, unit: day, shares: {a: {}}, class: c",
+            "2:59: capacity cannot be combined with unit, unit_multiplier or requests_per_unit",
+        ),
+        (
+            "capacity: 10, limit: 5",
+            "2:51: limit cannot be combined with capacity; a limit is a capacity without classes",
+        ),
         (
             "capacity: 10/s, shares: {a: {}}",
-            "2:53: shares need a class: the key of the entry that says whose request it is",
+            "2:53: shares and reserve require class: the key of the entry that contains a request's class",
         ),
-        ("capacity: 10, class: c", "2:51: a class needs shares, or a reserve"),
-        ("capacity: 10, class: c, holder: c, reserve: {a: 1}", "2:51: class and holder are two entries"),
+        ("capacity: 10, class: c", "2:51: class requires shares or reserve"),
+        ("capacity: 10, class: c, holder: c, reserve: {a: 1}", "2:51: class and holder must be different entries"),
         (
             &format!("{full}, shares: {{a: {{min: 6}}, b: {{min: 5}}}}"),
-            "2:71: the minima add up to more than the capacity",
+            "2:71: the minimums of the classes add up to more than the capacity",
         ),
-        (&format!("{full}, shares: {{a: {{min: 6, max: 5}}}}"), "2:71: a class has a maximum below its minimum"),
+        (&format!("{full}, shares: {{a: {{min: 6, max: 5}}}}"), "2:71: the maximum of a class must be at least 1"),
         (
             &format!("{full}, shares: {{a: {{max: 11}}}}"),
-            "2:71: a class has a maximum below its minimum, or of 0, or above",
+            "2:71: the maximum of a class must be at least 1, at least its minimum",
         ),
         (&format!("{full}, shares: {{a: {{most: 1}}}}"), "2:76: unknown key \"most\"; did you mean max?"),
         (&format!("{full}, shares: [a]"), "2:71: shares must be a map, not a list"),
-        (&format!("{full}, reserve: {{a: 101%}}"), "2:76: what is reserved must be a whole percentage from 0% to 100%"),
-        (&format!("{full}, reserve: {{a: 60%, b: 50%}}"), "2:72: the minima add up to more than the capacity"),
+        (&format!("{full}, reserve: {{a: 101%}}"), "2:76: a reserve must be a whole percentage from 0% to 100%"),
+        (
+            &format!("{full}, reserve: {{a: 60%, b: 50%}}"),
+            "2:72: the minimums of the classes add up to more than the capacity",
+        ),
         (
             &format!("{full}, reserve: {{a: 1}}, shares: {{a: {{}}}}"),
-            "2:80: shares and reserve exclude each other: a reserve is a share for short",
+            "2:80: shares and reserve cannot be combined; reserve is a short form of shares",
         ),
-        (&format!("{full}, shares: {{a: {{}}}}, soft: 10%"), "2:80: a shared capacity has ceilings, and is not soft"),
-        (&format!("{full}, shares: {{a: {{}}}}, consistency: leased"), "2:93: consistency: leased cannot promise"),
+        (&format!("{full}, shares: {{a: {{}}}}, soft: 10%"), "2:80: soft is not supported with shared capacities"),
+        (
+            &format!("{full}, shares: {{a: {{}}}}, consistency: leased"),
+            "2:93: consistency: leased is not supported by shares",
+        ),
         (
             &format!("{full}, shares: {{a: {{}}}}, consistency: eventual"),
-            "2:93: consistency: eventual does not go with shares",
+            "2:93: consistency: eventual cannot be combined with shares",
         ),
-        ("capacity: 70000000/s, shares: {a: {}}, class: c", "2:67: a capacity that is shared is 67108863 at most"),
+        ("capacity: 70000000/s, shares: {a: {}}, class: c", "2:67: a shared capacity must be at most 67108863"),
         (
             "capacity: 60000000/h, shares: {a: {}}, class: c",
-            "2:37: capacity times the microseconds of its time must stay",
+            "2:37: capacity times its unit in microseconds must be below 2^52",
         ),
     ] {
         let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{words}}}}}]");
@@ -257,22 +287,28 @@ fn a_capacity_is_shared_by_words_of_its_own() {
     let fixed =
         "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 3, reserve: {a: 1}, class: c}}]";
     let errors = refusal(&[fixed]);
-    assert!(errors[0].ends_with("reserve belongs to algorithm concurrency, shares, not to fixed_window"), "{errors:?}");
+    assert!(
+        errors[0].ends_with("reserve is not supported by algorithm fixed_window, only by concurrency, shares"),
+        "{errors:?}"
+    );
     let many: Vec<_> = (0..16).map(|class| format!("c{class}: {{}}")).collect();
     let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{full}, shares: {{{}}}}}}}]", many.join(", "));
-    assert_eq!(refusal(&[&text]), ["a.yaml:2:71: a capacity is shared by 1 to 16 classes"]);
+    assert_eq!(refusal(&[&text]), ["a.yaml:2:71: a capacity must be shared by 1 to 16 classes"]);
 }
 
 #[test]
 fn elastic_needs_a_resource_and_how_much() {
     for (words, expected) in [
-        ("{resource: db}", "2:81: elastic needs a resource, and up_to: how much of the limit there is at most"),
-        ("{up_to: 200%}", "2:81: elastic needs a resource, and up_to: how much of the limit there is at most"),
-        ("{resource: db, up_to: 200%, idle: 90%, busy: 90%}", "2:81: a resource is idle below the utilization"),
-        ("{resource: db, up_to: 200%}, consistency: leased", "2:123: consistency: leased does not go with elastic"),
+        ("{resource: db}", "2:81: elastic requires resource and up_to"),
+        ("{up_to: 200%}", "2:81: elastic requires resource and up_to"),
+        ("{resource: db, up_to: 200%, idle: 90%, busy: 90%}", "2:81: idle must be less than busy"),
+        (
+            "{resource: db, up_to: 200%}, consistency: leased",
+            "2:123: consistency: leased cannot be combined with elastic",
+        ),
         (
             "{resource: db, up_to: 200%}, algorithm: sliding_log",
-            "2:72: with all of its extra, a sliding_log keeps every hit",
+            "2:72: at the highest elastic limit, sliding_log stores every hit",
         ),
     ] {
         let text = format!(
@@ -290,7 +326,7 @@ fn plans_are_one_table() {
     let rule = "descriptors: [{key: k, rate_limit: {by_plan: calls}}]";
     let one = "{unit: day, requests_per_unit: 1}";
     for (plans, expected) in [
-        ("plans: {default: a}".to_owned(), "2:8: plans needs limits: those of each plan by their names"),
+        ("plans: {default: a}".to_owned(), "2:8: plans requires limits for at least one plan"),
         (format!("plans: {{limits: {{a: {{calls: {one}}}}}}}"), "2:8: the default plan \"\" is not one of a"),
         (
             format!("plans: {{default: b, limits: {{a: {{calls: {one}}}}}}}"),
@@ -298,7 +334,7 @@ fn plans_are_one_table() {
         ),
         (
             format!("plans: {{default: a, limits: {{a: {{calls: {one}}}, b: {{}}}}}}"),
-            "2:77: the plan \"b\" has no limit \"calls\", which line 3 wants",
+            "2:77: the plan \"b\" does not define the limit \"calls\", which line 3 uses",
         ),
         (
             format!("plans: {{default: a, limits: {{a: {{calls: {one}}}}}, entities: {{user: {{bob: c}}}}}}"),
@@ -306,30 +342,33 @@ fn plans_are_one_table() {
         ),
         (
             "plans: {default: a, limits: {a: {calls: {by_plan: other}}}}".to_owned(),
-            "2:42: a plan's limit cannot be another plan's",
+            "2:42: by_plan is not allowed in the limit of a plan",
         ),
         (
             format!(
                 "plans: {{default: a, limits: {{a: {{calls: {one}}}, \
                  b: {{calls: {{algorithm: concurrency, limit: 1, holder: id}}}}}}}}"
             ),
-            "3:37: the limits \"calls\" of all plans need the same class and holder",
+            "3:37: the limit \"calls\" must have the same class and holder in all plans",
         ),
     ] {
         let errors = refusal(&[&format!("domain: d\n{plans}\n{rule}")]);
         assert!(errors[0].starts_with(&format!("a.yaml:{expected}")), "{plans}: {errors:?}");
     }
     let errors = refusal(&[&format!("domain: d\n{rule}")]);
-    assert_eq!(errors, ["a.yaml:2:37: there is no plan that could have a limit \"calls\""]);
+    assert_eq!(errors, ["a.yaml:2:37: no plan defines the limit \"calls\""]);
     let twice = format!(
         "domain: d\nplans: {{key: id, default: a, limits: {{a: {{calls: {}}}}}}}\n{rule}",
         "{algorithm: concurrency, limit: 1, holder: id}"
     );
-    assert!(refusal(&[&twice])[0].ends_with("the entry \"id\" cannot be the request's plan, and more"));
+    assert!(
+        refusal(&[&twice])[0]
+            .ends_with("the entry \"id\" cannot be both the plan and the class or holder of a request")
+    );
     let beside = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
     assert_eq!(
         refusal(&[beside])[1],
-        "a.yaml:2:53: unit has no meaning beside by_plan: the plans say how it is counted"
+        "a.yaml:2:53: unit cannot be combined with by_plan, which refers to a limit of a plan"
     );
 }
 
@@ -339,12 +378,12 @@ fn one_domain_in_two_files_is_refused_unless_merged() {
     let two = "domain: d\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 2}}]";
     assert_eq!(
         refusal(&[one, two]),
-        ["b.yaml:1:1: domain \"d\" is a.yaml's already; rules.merge_domains would add the two up"]
+        ["b.yaml:1:1: domain \"d\" is already defined in a.yaml; set rules.merge_domains to combine the files"]
     );
     let (set, _) = accepted(&[one, two], Options { merge_domains: true, ..Options::default() });
     assert_eq!((limit(&set, "d", &[("a", "")]), limit(&set, "d", &[("b", "")])), (Some(1), Some(2)));
     let problems = compile(&files(&[one, one]), Options { merge_domains: true, ..Options::default() }).err().unwrap();
-    assert!(problems[0].to_string().starts_with("b.yaml:2:15: the key \"a\" stands twice"), "{problems:?}");
+    assert!(problems[0].to_string().starts_with("b.yaml:2:15: duplicate descriptor with key \"a\""), "{problems:?}");
 }
 
 #[test]
@@ -446,9 +485,9 @@ async fn a_setting_says_how_domains_charge() {
         let server = Server::builder().rules(folder.path()).set("rules.charge_all", charge_all).start();
         let client = server.client().await;
         for _ in 0..2 {
-            client.check(ask("d", &[("a", "x")]).descriptor(descriptor(&[("b", "x")]))).await.unwrap();
+            client.check(request_for("d", &[("a", "x")]).descriptor(descriptor(&[("b", "x")]))).await.unwrap();
         }
-        let answer = client.check(ask("d", &[("b", "x")])).await.unwrap();
+        let answer = client.check(request_for("d", &[("b", "x")])).await.unwrap();
         assert_eq!(answer.remaining(), Some(left), "{charge_all}");
     }
 }

@@ -11,12 +11,12 @@ use tonic::{Code, transport::Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 
 use crate::support::{
-    Operator, Server, ask,
+    Operator, Server,
     certificates::{Authority, Files},
     control_plane::{Certificates, ControlPlane},
-    rules,
+    request_for, rules,
     server::{Builder, command, get},
-    until_async,
+    wait_for_async,
 };
 
 const TYPE: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
@@ -51,41 +51,41 @@ fn served_by(address: &str) -> Builder {
 
 /// The limit in force; `None`: there is no such domain, or no rules at all.
 async fn limit(server: &Server, domain: &str) -> Option<u32> {
-    let answer = server.client().await.check(ask(domain, &[("k", "v")])).await.ok()?;
+    let answer = server.client().await.check(request_for(domain, &[("k", "v")])).await.ok()?;
     answer.0.statuses[0].current_limit.as_ref().map(|limit| limit.requests_per_unit)
 }
 
 async fn until_limit(server: &Server, domain: &str, expected: Option<u32>) {
     let what = format!("{domain} to have the limit {expected:?}");
-    until_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
+    wait_for_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
 }
 
 #[tokio::test]
 async fn snapshots_are_taken_or_refused_whatever_their_versions() {
     let mut plane = ControlPlane::start();
     let server = served_by(plane.address()).start();
-    let first = plane.until_request("the first request", |_| true).await;
+    let first = plane.wait_for_request("the first request", |_| true).await;
     assert_eq!(
         (&first["type"], &first["node"], &first["version"], &first["nonce"], &first["names"]),
         (&TYPE.into(), &"default".into(), &"".into(), &"".into(), &serde_json::Value::Null)
     );
     // There is a connection, and nothing has come.
-    let error = server.client().await.check(ask("a", &[("k", "v")])).await.unwrap_err();
+    let error = server.client().await.check(request_for("a", &[("k", "v")])).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::Unavailable));
     assert!(error.to_string().contains("no rate limit configuration loaded"), "{error}");
-    assert!(server.get("/rlconfig").starts_with("# not loaded yet\n"));
+    assert!(server.get("/rlconfig").starts_with("# no rules loaded yet\n"));
     assert_eq!(server.metric("sluicegate_xds_connected"), 1.0);
 
     plane.set("one", &[config("a", 1), config("b", 2)]);
     until_limit(&server, "a", Some(1)).await;
     assert_eq!(limit(&server, "b").await, Some(2));
-    let taken = plane.until_request("the first to be taken", |request| request["version"] == "one").await;
+    let taken = plane.wait_for_request("the first to be taken", |request| request["version"] == "one").await;
     assert!(taken["nonce"] != "" && taken["error"] == "", "{taken}");
 
     // Which comes in any order, again and again.
     let others = ["c", "d", "e", "f", "g"].map(|domain| config(domain, 5));
     plane.set("two", &[&[config("a", 5), bad("b")], &others[..]].concat());
-    let refused = plane.until_request("the second to be refused", |request| request["error"] != "").await;
+    let refused = plane.wait_for_request("the second to be refused", |request| request["error"] != "").await;
     assert_eq!(refused["version"], "one");
     let sentence = "b, k: unit \"UNKNOWN\" is not one of second, minute, hour, day, week, month, year";
     assert_eq!(refused["error"], sentence);
@@ -95,14 +95,14 @@ async fn snapshots_are_taken_or_refused_whatever_their_versions() {
     // Two resources with one domain are one too many, as with files.
     plane.set("three", &[config("a", 5), RateLimitConfig { name: "other".into(), ..config("a", 6) }]);
     plane
-        .until_request("the third to be refused", |request| {
-            request["error"].as_str().is_some_and(|error| error.contains("domain \"a\" is a's already"))
+        .wait_for_request("the third to be refused", |request| {
+            request["error"].as_str().is_some_and(|error| error.contains("domain \"a\" is already defined in a"))
         })
         .await;
 
     // What was in force is good again, and there is nothing to complain about any more.
     plane.set("four", &[config("b", 2), config("a", 1)]);
-    plane.until_request("the fourth to be taken", |request| request["version"] == "four").await;
+    plane.wait_for_request("the fourth to be taken", |request| request["version"] == "four").await;
     assert!(!server.get("/rlconfig").contains("last error"));
 
     // No version is newer than another.
@@ -114,7 +114,7 @@ async fn snapshots_are_taken_or_refused_whatever_their_versions() {
     plane.set("none", &[]);
     until_limit(&server, "a", None).await;
     // That is a state as well: nothing is limited, and nothing fails.
-    assert!(server.client().await.check(ask("a", &[("k", "v")])).await.unwrap().allowed());
+    assert!(server.client().await.check(request_for("a", &[("k", "v")])).await.unwrap().allowed());
     assert_eq!(server.metric("sluicegate_xds_updates_rejected_total"), 2.0);
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 2.0);
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 7.0);
@@ -130,26 +130,26 @@ async fn a_control_plane_dies_and_comes_back() {
         plane.set("1", &[config("a", life)]);
         until_limit(&server, "a", Some(life)).await;
         drop(plane);
-        until_async("the loss to be noticed", async || {
+        wait_for_async("the loss to be noticed", async || {
             (server.metric("sluicegate_xds_connected") == 0.0).then_some(())
         })
         .await;
         assert_eq!(limit(&server, "a").await, Some(life));
         plane = ControlPlane::start_at(&address, "default", None);
         // Connected, and not told anything yet: the rules stay.
-        plane.until_request("the next request", |request| request["version"] == "").await;
+        plane.wait_for_request("the next request", |request| request["version"] == "").await;
         assert_eq!(limit(&server, "a").await, Some(life));
     }
     // What has not changed is not loaded again.
     let loads = server.metric("ratelimit_service_config_load_success");
     plane.set("1", &[config("a", 3)]);
-    plane.until_request("it to be taken", |request| request["version"] == "1").await;
+    plane.wait_for_request("it to be taken", |request| request["version"] == "1").await;
     assert_eq!(server.metric("ratelimit_service_config_load_success"), loads);
     let log = server.log();
     let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
     // That the stream has ended, and that nobody listens then.
-    assert!((3..=6).contains(&lines("no control plane; the rules stay")), "{log}");
-    assert_eq!(lines("the control plane answers"), 4, "{log}");
+    assert!((3..=6).contains(&lines("control plane unavailable")), "{log}");
+    assert_eq!(lines("receiving rules from the control plane"), 4, "{log}");
 }
 
 #[tokio::test]
@@ -157,9 +157,9 @@ async fn it_waits_for_the_first_rules_unless_it_is_told_not_to() {
     let mut plane = ControlPlane::start();
     let builder = served_by(plane.address()).set("rules.xds.start_without_rules", "false");
     let starting = tokio::task::spawn_blocking(move || builder.start());
-    plane.until_request("the first request", |_| true).await;
+    plane.wait_for_request("the first request", |_| true).await;
     plane.set("bad", &[bad("a")]);
-    plane.until_request("the first rules to be refused", |request| request["error"] != "").await;
+    plane.wait_for_request("the first rules to be refused", |request| request["error"] != "").await;
     assert!(!starting.is_finished());
     plane.set("good", &[config("a", 1)]);
     assert_eq!(limit(&starting.await.unwrap(), "a").await, Some(1));
@@ -173,9 +173,9 @@ async fn it_ends_while_it_waits() {
     command.args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"]);
     command.env("SLUICEGATE__RULES__XDS__SERVER", format!("http://{}", plane.address()));
     let mut child = command.spawn().unwrap();
-    plane.until_request("the first request", |_| true).await;
+    plane.wait_for_request("the first request", |_| true).await;
     crate::support::server::signal(child.id(), "TERM");
-    let ended = until_async("the end", async || child.try_wait().unwrap()).await;
+    let ended = wait_for_async("the end", async || child.try_wait().unwrap()).await;
     assert!(ended.success());
 }
 
@@ -186,7 +186,7 @@ async fn it_says_who_asks() {
     let text = "[rules.xds]\nnode_id = 'me'\nnode_metadata = ['zone=a', 'owner=b=c']\nheaders = ['x-key=s e=cret']\n";
     fs::write(&file, text).unwrap();
     let server = served_by(plane.address()).args(["--config".as_ref(), file.path().as_os_str()]).start();
-    let first = plane.until_request("the first request", |_| true).await;
+    let first = plane.wait_for_request("the first request", |_| true).await;
     assert_eq!((&first["node"], &first["metadata"]), (&"me".into(), &serde_json::json!({"zone": "a", "owner": "b=c"})));
     assert_eq!(plane.events("open")[0]["headers"]["x-key"], serde_json::json!(["s e=cret"]));
     plane.set("1", &[config("a", 1)]);
@@ -202,7 +202,7 @@ async fn a_message_that_is_too_large_is_not_taken() {
     until_limit(&server, "a", Some(1)).await;
     let many: Vec<_> = (0..100).map(|number| config(&format!("domain-{number}"), 1)).collect();
     plane.set("2", &many);
-    until_async("the complaint", async || server.log().contains("decoded message length too large").then_some(()))
+    wait_for_async("the complaint", async || server.log().contains("decoded message length too large").then_some(()))
         .await;
     assert_eq!(limit(&server, "a").await, Some(1));
     plane.set("3", &[config("a", 3)]);
@@ -223,10 +223,10 @@ async fn what_is_promoted_goes_first() {
     operator.ctl(&["candidate", "promote"]);
     until_limit(server, "a", Some(50)).await;
     plane.set("bad", &[bad("a")]);
-    plane.until_request("the first to be refused", |request| request["error"] != "").await;
+    plane.wait_for_request("the first to be refused", |request| request["error"] != "").await;
     assert!(server.get("/rlconfig").contains("# last error"));
     plane.set("2", &[config("a", 2)]);
-    plane.until_request("the second to be taken", |request| request["version"] == "2").await;
+    plane.wait_for_request("the second to be taken", |request| request["version"] == "2").await;
     assert!(!server.get("/rlconfig").contains("# last error"));
     assert_eq!(limit(server, "a").await, Some(50));
     operator.ctl(&["candidate", "rollback"]);
@@ -239,13 +239,13 @@ async fn a_handshake_has_its_time() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://{}", silent.local_addr().unwrap());
     let server = served_by("unused").set("rules.xds.server", &address).set("rules.xds.connect_timeout", "50ms").start();
-    until_async("the complaint", async || server.log().contains("no connection within 50ms").then_some(())).await;
+    wait_for_async("the complaint", async || server.log().contains("no connection within 50ms").then_some(())).await;
     // Again and again, and one line for all.
-    until_async("more attempts", async || {
+    wait_for_async("more attempts", async || {
         (server.metric("sluicegate_xds_connection_attempts_total") > 3.0).then_some(())
     })
     .await;
-    assert_eq!(server.log().matches("no control plane").count(), 1, "{}", server.log());
+    assert_eq!(server.log().matches("control plane unavailable").count(), 1, "{}", server.log());
 }
 
 #[tokio::test]
@@ -255,8 +255,8 @@ async fn health_can_depend_on_rules() {
     let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
     let mut health = HealthClient::new(endpoint.connect().await.unwrap());
     let mut says = async |code: u16, status: ServingStatus| {
-        until_async("health to change", async || (get(&server.url("/healthcheck")).0 == code).then_some(())).await;
-        until_async("health over gRPC to change", async || {
+        wait_for_async("health to change", async || (get(&server.url("/healthcheck")).0 == code).then_some(())).await;
+        wait_for_async("health over gRPC to change", async || {
             let told = health.check(HealthCheckRequest { service: "ratelimit".into() }).await.unwrap().into_inner();
             (told.status() == status).then_some(())
         })
@@ -267,7 +267,7 @@ async fn health_can_depend_on_rules() {
     says(200, ServingStatus::Serving).await;
     // What is refused changes nothing.
     plane.set("2", &[bad("a")]);
-    plane.until_request("the second to be refused", |request| request["error"] != "").await;
+    plane.wait_for_request("the second to be refused", |request| request["error"] != "").await;
     says(200, ServingStatus::Serving).await;
     plane.set("3", &[]);
     says(500, ServingStatus::NotServing).await;
@@ -290,7 +290,7 @@ async fn changes_alone_are_enough() {
     let mut plane = ControlPlane::start();
     let address = plane.address().to_owned();
     let server = served_by(&address).set("rules.xds.protocol", "delta").start();
-    let first = plane.until_request("the first request", |_| true).await;
+    let first = plane.wait_for_request("the first request", |_| true).await;
     assert_eq!((&first["type"], &first["node"]), (&TYPE.into(), &"default".into()));
     plane.set("1", &[config("a", 1), config("b", 1), config("c", 1)]);
     until_limit(&server, "c", Some(1)).await;
@@ -298,7 +298,7 @@ async fn changes_alone_are_enough() {
     until_limit(&server, "b", Some(2)).await;
     assert_eq!((limit(&server, "a").await, limit(&server, "c").await), (Some(1), None));
     plane.set("3", &[config("a", 1), bad("b")]);
-    let refused = plane.until_request("the third to be refused", |request| request["error"] != "").await;
+    let refused = plane.wait_for_request("the third to be refused", |request| request["error"] != "").await;
     assert!(refused["error"].as_str().unwrap().starts_with("b, k: unit \"UNKNOWN\""), "{refused}");
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(1), Some(2)));
     plane.set("4", &[config("a", 4), config("b", 2)]);
@@ -307,7 +307,7 @@ async fn changes_alone_are_enough() {
     // What is gone when the control plane comes back is not named by anybody.
     drop(plane);
     let mut plane = ControlPlane::start_at(&address, "default", None);
-    plane.until_request("the next request", |_| true).await;
+    plane.wait_for_request("the next request", |_| true).await;
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(4), Some(2)));
     plane.set("1", &[config("b", 3)]);
     until_limit(&server, "b", Some(3)).await;
@@ -340,7 +340,7 @@ async fn a_control_plane_can_say_all_that_files_can() {
     assert!(server.get("/rlconfig").contains("a.k: unit=HOUR algorithm=token_bucket requests_per_unit=60"));
     let client = server.client().await;
     let mut passed = 0;
-    while client.check(ask("a", &[("k", "other")])).await.unwrap().allowed() {
+    while client.check(request_for("a", &[("k", "other")])).await.unwrap().allowed() {
         passed += 1;
     }
     assert_eq!(passed, 2);
@@ -401,11 +401,11 @@ async fn envoy_gateways_environment_is_enough() {
         ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "10ms"),
         ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "50ms"),
     ]);
-    let server = Server::of(command).start();
+    let server = Server::from_command(command).start();
     assert_eq!(server.get("/healthcheck"), "OK");
     let in_force = async |limit: u32| {
         let line = format!("first-listener.k: unit=YEAR requests_per_unit={limit},");
-        until_async("the rules", async || server.get("/rlconfig").contains(&line).then_some(())).await;
+        wait_for_async("the rules", async || server.get("/rlconfig").contains(&line).then_some(())).await;
     };
     plane.set("1", &[config("first-listener", 1)]);
     in_force(1).await;
@@ -420,7 +420,7 @@ async fn envoy_gateways_environment_is_enough() {
     own.write("ca.crt", &stranger.pem);
     drop(plane);
     let plane = ControlPlane::start_at(&format!("127.0.0.1:{port}"), "envoy-ratelimit", Some(&certificates));
-    until_async("the complaint", async || server.log().contains("invalid peer certificate").then_some(())).await;
+    wait_for_async("the complaint", async || server.log().contains("invalid peer certificate").then_some(())).await;
     assert_eq!(plane.events("open").len(), 0);
     in_force(2).await;
 }
@@ -448,19 +448,19 @@ async fn a_hundred_thousand_limits_take_a_kilobyte_each() {
     let server = served_by(plane.address()).start();
     plane.set("small", &[config("a", 1)]);
     until_limit(&server, "a", Some(1)).await;
-    let before = server.resident();
+    let before = server.resident_memory();
     let route = "httproute/default/httproute-9999/rule/0/match/0/example_com";
     let client = server.client().await;
     for limit in [5, 6] {
         plane.set(&limit.to_string(), &[many(limit)]);
-        until_async("the limits to be in force", async || {
-            let question = ask("gateway", &[(route, route), ("rule-9-match-0", "rule-9-match-0")]);
+        wait_for_async("the limits to be in force", async || {
+            let question = request_for("gateway", &[(route, route), ("rule-9-match-0", "rule-9-match-0")]);
             let answer = client.check(question).await.unwrap();
             (answer.0.statuses[0].current_limit.as_ref()?.requests_per_unit == limit).then_some(())
         })
         .await;
-        until_async("the memory to be given back that they took to be made", async || {
-            (server.resident() < before + 100_000 * 1_024).then_some(())
+        wait_for_async("the memory to be given back that they took to be made", async || {
+            (server.resident_memory() < before + 100_000 * 1_024).then_some(())
         })
         .await;
     }

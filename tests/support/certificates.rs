@@ -1,10 +1,10 @@
-//! Certificates of an authority that a test trusts.
+//! Certificates that are signed by an authority of the tests.
 
 use std::{fs, path::PathBuf};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 
-/// An authority that signs for localhost.
+/// A certificate authority.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pub(crate) pem: String,
@@ -20,11 +20,12 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// Certificate and key.
+    /// Signs a certificate for localhost and returns the certificate and its key in PEM.
     pub(crate) fn sign(&self) -> (String, String) {
         self.sign_for(&["localhost", "127.0.0.1"])
     }
 
+    /// Signs a certificate for these names and returns the certificate and its key in PEM.
     pub(crate) fn sign_for(&self, names: &[&str]) -> (String, String) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>()).unwrap();
@@ -32,6 +33,7 @@ impl Authority {
     }
 }
 
+/// A temporary directory of PEM files.
 pub(crate) struct Files(tempfile::TempDir);
 
 impl Files {

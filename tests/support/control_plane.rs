@@ -1,4 +1,5 @@
-//! A real control plane, on go-control-plane (`tests/control_plane`): it sends what a test says, and notes what it hears.
+//! [`ControlPlane`]: a real xDS control plane, built on go-control-plane (`tests/control_plane`). It sends the snapshots
+//! that a test sets and records the requests that it receives.
 
 use std::{
     fmt::Write as _,
@@ -12,7 +13,7 @@ use prost::Message;
 use serde_json::Value;
 use sluicegate_proto::ratelimit::config::ratelimit::v3::RateLimitConfig;
 
-use super::{tool, until, until_async};
+use super::{tool, wait_for, wait_for_async};
 
 /// A running control plane; killed when dropped.
 pub(crate) struct ControlPlane {
@@ -22,7 +23,7 @@ pub(crate) struct ControlPlane {
     events: Arc<Mutex<Vec<Value>>>,
 }
 
-/// A certificate and its key, and who signs clients'.
+/// Files of the control plane's certificate and key, and of the authority that signs the clients' certificates.
 pub(crate) struct Certificates<'a> {
     pub(crate) cert: &'a Path,
     pub(crate) key: &'a Path,
@@ -43,14 +44,14 @@ impl ControlPlane {
         let mut child = command.spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
         let events = Arc::new(Mutex::new(Vec::<Value>::new()));
-        let told = Arc::clone(&events);
+        let recorded = Arc::clone(&events);
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                told.lock().unwrap().push(serde_json::from_str(&line).unwrap());
+                recorded.lock().unwrap().push(serde_json::from_str(&line).unwrap());
             }
         });
-        let address = until("the control plane to listen", || {
-            assert!(child.try_wait().unwrap().is_none(), "the control plane has ended");
+        let address = wait_for("the control plane to listen", || {
+            assert!(child.try_wait().unwrap().is_none(), "the control plane has exited");
             Some(events.lock().unwrap().first()?["address"].as_str()?.to_owned())
         });
         Self { child, input, address, events }
@@ -60,7 +61,7 @@ impl ControlPlane {
         &self.address
     }
 
-    /// Has this state from now on.
+    /// Serves this snapshot from now on.
     pub(crate) fn set(&mut self, version: &str, configs: &[RateLimitConfig]) {
         let hex = |config: &RateLimitConfig| {
             config.encode_to_vec().iter().fold(String::new(), |mut text, byte| {
@@ -72,23 +73,23 @@ impl ControlPlane {
         writeln!(self.input, "{line}").unwrap();
     }
 
-    /// Has what these files of Envoy Gateway's translator say, and tells it as JSON.
+    /// Serves the rules in these output files of Envoy Gateway's translator, and returns them as JSON.
     pub(crate) fn set_files(&mut self, version: &str, files: &[std::path::PathBuf]) -> Vec<Value> {
         writeln!(self.input, "{}", serde_json::json!({"version": version, "files": files})).unwrap();
-        until("the files to be read", || {
+        wait_for("the files to be read", || {
             let read = self.events("read").into_iter().find(|event| event["version"] == version)?;
             Some(read["configs"].as_array().unwrap().clone())
         })
     }
 
-    /// What it has heard so far: streams opened, and requests.
+    /// Returns the recorded events of one kind: `open` (a stream), `request` or `read` (files).
     pub(crate) fn events(&self, kind: &str) -> Vec<Value> {
         self.events.lock().unwrap().iter().filter(|event| event["event"] == kind).cloned().collect()
     }
 
-    /// The first request that fits.
-    pub(crate) async fn until_request(&self, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
-        until_async(what, async || self.events("request").into_iter().find(|request| fits(request))).await
+    /// Waits for the first request that matches, and returns it.
+    pub(crate) async fn wait_for_request(&self, what: &str, matches: impl Fn(&Value) -> bool) -> Value {
+        wait_for_async(what, async || self.events("request").into_iter().find(|request| matches(request))).await
     }
 }
 

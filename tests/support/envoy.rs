@@ -1,4 +1,4 @@
-//! A real Envoy 1.40 with a configuration of `deploy`, its ports replaced by free ones.
+//! A real Envoy 1.40 with a configuration from `deploy`, whose ports are replaced by free ones.
 
 use std::{
     net::SocketAddr,
@@ -9,10 +9,10 @@ use std::{
 use super::{
     repository,
     server::{agent, get},
-    tool, until,
+    tool, wait_for,
 };
 
-/// Envoys of one machine tell each other apart by this.
+/// Source of `--base-id` values, which must differ between the Envoy processes on one machine.
 static BASE_ID: AtomicU32 = AtomicU32::new(0);
 
 /// A running Envoy; killed when dropped.
@@ -23,7 +23,7 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// With `deploy/envoy`. `failure_mode_deny`: a service without an answer refuses.
+    /// Starts Envoy with `deploy/envoy`. With `failure_mode_deny`, Envoy denies requests if the service does not answer.
     pub(crate) fn start(service: SocketAddr, upstream: SocketAddr, failure_mode_deny: bool) -> Self {
         Self::start_with("deploy/envoy/envoy.yaml", service, upstream, failure_mode_deny)
     }
@@ -38,7 +38,7 @@ impl Envoy {
             ("port_value: 10000", "port_value: 0".to_owned()),
             ("port_value: 9000", format!("port_value: {}", upstream.port())),
             ("port_value: 8081", format!("port_value: {}", service.port())),
-            // A machine that runs all tests at once is slow; how long Envoy waits is not what they test.
+            // The tests do not check Envoy's timeout, and a machine that runs all tests at once is slow.
             ("timeout: 0.1s", "timeout: 5s".to_owned()),
             ("failure_mode_deny: false", format!("failure_mode_deny: {failure_mode_deny}")),
         ]
@@ -67,8 +67,8 @@ impl Envoy {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let address = until("Envoy to listen", || {
-            assert!(child.try_wait().unwrap().is_none(), "Envoy ended");
+        let address = wait_for("Envoy to listen", || {
+            assert!(child.try_wait().unwrap().is_none(), "Envoy has exited");
             let admin = std::fs::read_to_string(&admin).ok().filter(|address| !address.is_empty())?;
             agent().get(format!("http://{admin}/ready")).call().ok().filter(|ready| ready.status() == 200)?;
             let (_, listeners) = get(&format!("http://{admin}/listeners"));
@@ -77,22 +77,23 @@ impl Envoy {
         Self { child, address, folder }
     }
 
-    /// What it has logged so far.
+    /// Returns the path of the access log.
     pub(crate) fn access_log(&self) -> std::path::PathBuf {
         self.folder.path().join("access.log")
     }
 
-    /// Where it listens.
+    /// Returns the address of the listener.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// Code and headers of one request.
+    /// Sends a GET request and returns the status code and headers of the response.
     pub(crate) fn get(&self, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
-        self.ask("GET", path, headers)
+        self.send("GET", path, headers)
     }
 
-    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
+    /// Sends a request without a body and returns the status code and headers of the response.
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> (u16, http::HeaderMap) {
         let request = http::Request::builder().method(method).uri(format!("http://{}{path}", self.address));
         let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
         let response = agent().run(request.body(()).unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Real servers on free ports, and waiting for conditions instead of sleeping.
+//! Real servers on free ports, and functions that wait for a condition instead of sleeping.
 
 pub(crate) mod certificates;
 pub(crate) mod control_plane;
@@ -26,46 +26,46 @@ pub(crate) use self::{
     server::Server,
 };
 
-/// Nothing that works takes this long.
+/// Maximum time to wait for a condition: no working operation takes this long.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
-/// Waits until the condition gives a value.
-pub(crate) fn until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+/// Waits until the condition returns a value, and returns the value. Panics after [`DEADLINE`].
+pub(crate) fn wait_for<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(value) = condition() {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The same, for conditions that have to be asked.
-pub(crate) async fn until_async<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
+/// Waits like [`wait_for`], for an asynchronous condition.
+pub(crate) async fn wait_for_async<T>(what: &str, mut condition: impl AsyncFnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + DEADLINE;
     loop {
         if let Some(value) = condition().await {
             return value;
         }
-        assert!(Instant::now() < deadline, "waited in vain for: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// A file of the repository.
+/// Returns the path of a file in the repository.
 pub(crate) fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Something that `tests/setup.sh` installed.
+/// Returns the path of a program that `tests/setup.sh` installed.
 pub(crate) fn tool(name: &str) -> PathBuf {
     let path = repository("target/test-tools/bin").join(name);
     assert!(path.exists(), "{} is missing: run tests/setup.sh (make test does)", path.display());
     path
 }
 
-/// A folder of rule files.
+/// Creates a temporary folder with these rule files.
 pub(crate) fn rules(files: &[(&str, &str)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in files {
@@ -74,16 +74,17 @@ pub(crate) fn rules(files: &[(&str, &str)]) -> tempfile::TempDir {
     folder
 }
 
-/// Decisions on all hits, from a store that can decide.
-pub(crate) fn all(answers: HitDecisions) -> Vec<Decision> {
-    answers.into_iter().map(|answer| answer.unwrap().decision).collect()
+/// Returns the decisions about all hits. Panics if the store could not decide one.
+pub(crate) fn unwrap_decisions(results: HitDecisions) -> Vec<Decision> {
+    results.into_iter().map(|result| result.unwrap().decision).collect()
 }
 
-/// A request with one descriptor.
-pub(crate) fn ask(domain: &str, entries: &[(&str, &str)]) -> Request {
+/// Builds a request with one descriptor.
+pub(crate) fn request_for(domain: &str, entries: &[(&str, &str)]) -> Request {
     Request::new(domain).descriptor(descriptor(entries))
 }
 
+/// Builds a descriptor with these entries.
 pub(crate) fn descriptor(entries: &[(&str, &str)]) -> Descriptor {
     entries.iter().fold(Descriptor::new(), |descriptor, (key, value)| descriptor.entry(*key, *value))
 }

@@ -4,14 +4,15 @@ use std::path::Path;
 
 use super::server::{Builder, Server, agent, command};
 
-/// May do everything, and may only look.
+/// Token of an operator that may do everything.
 pub(crate) const OPERATE: &str = "operate-0123456789abcdef";
+/// Token of an operator that may only read.
 pub(crate) const READ: &str = "read-0123456789abcdef";
 
-/// A running service, and the way to its admin API.
+/// A running service and the address of its admin API.
 pub(crate) struct Operator {
     pub(crate) server: Server,
-    /// `http://…`
+    /// Address of the admin API: `http://…`
     pub(crate) addr: String,
     _tokens: tempfile::NamedTempFile,
 }
@@ -30,7 +31,7 @@ impl Operator {
         Self { server, addr, _tokens: tokens }
     }
 
-    /// What `ctl` prints, and what it complains of.
+    /// Runs `sluicegate ctl` and returns its output, or its error output if it fails.
     pub(crate) fn try_ctl(&self, args: &[&str]) -> Result<String, String> {
         let all = [&["ctl", "--addr", &self.addr, "--token", OPERATE], args].concat();
         let output = command().args(all).output().unwrap();
@@ -38,12 +39,12 @@ impl Operator {
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
 
-    /// The same when nothing is to go wrong.
+    /// Runs `sluicegate ctl` and returns its output. Panics if it fails.
     pub(crate) fn ctl(&self, args: &[&str]) -> String {
         self.try_ctl(args).unwrap_or_else(|error| panic!("{args:?}: {error}"))
     }
 
-    /// Code and answer of a method in JSON.
+    /// Calls a method of the admin API in JSON and returns the status code and the answer.
     pub(crate) fn call(&self, token: &str, method: &str, body: &str) -> (u16, serde_json::Value) {
         let request = agent().post(format!("{}/v1/{method}", self.addr));
         let mut response = request.header("authorization", format!("Bearer {token}")).send(body.as_bytes()).unwrap();
@@ -52,12 +53,12 @@ impl Operator {
     }
 }
 
-/// Where operators are served.
+/// Returns the address of the admin API, which the service logs.
 pub(crate) fn admin_addr(server: &Server) -> String {
     let log = server.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let addr = lines
         .filter(|line| line["message"] == "serving operators")
         .find_map(|line| line["admin"].as_str().map(str::to_owned));
-    addr.expect("it says where")
+    addr.expect("the service logs the address of its admin API")
 }

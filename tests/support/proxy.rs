@@ -1,4 +1,4 @@
-//! A TCP proxy that breaks what passes through it.
+//! [`Proxy`]: a TCP proxy that injects faults into its connections.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -9,39 +9,40 @@ use tokio::{
     time::sleep,
 };
 
-/// What becomes of connections and of what is sent on them, also of those that are there.
+/// A fault of new and existing connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Answers come so much later.
+    /// Answers are delayed by this time.
     Delay(Duration),
-    /// Connections break, and new ones are closed at once.
+    /// Connections are closed, and new ones are closed immediately.
     Cut,
-    /// Connections stay, and nothing comes out of them.
+    /// Connections stay open, but all data in both directions is discarded.
     Swallow,
-    /// Every answer is replaced.
-    Say(&'static [u8]),
+    /// Every answer is replaced with these bytes.
+    Replace(&'static [u8]),
 }
 
+/// A running proxy in front of one port of this machine.
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     fault: watch::Sender<Fault>,
 }
 
 impl Proxy {
-    /// In front of this port, on a thread of its own: tests wait without giving way.
+    /// Starts a proxy for this port. It runs on its own thread, because tests block theirs while they wait.
     pub(crate) fn start(port: u16) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let fault = watch::Sender::new(Fault::None);
-        let (faults, to) = (fault.clone(), SocketAddr::from(([127, 0, 0, 1], port)));
+        let (faults, target) = (fault.clone(), SocketAddr::from(([127, 0, 0, 1], port)));
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = TcpListener::from_std(listener).unwrap();
-                while let Ok((caller, _)) = listener.accept().await {
-                    tokio::spawn(pass(caller, to, faults.subscribe()));
+                while let Ok((client, _)) = listener.accept().await {
+                    tokio::spawn(forward(client, target, faults.subscribe()));
                 }
             });
         });
@@ -57,40 +58,40 @@ impl Proxy {
     }
 }
 
-async fn pass(mut caller: TcpStream, to: SocketAddr, mut fault: watch::Receiver<Fault>) {
+async fn forward(mut client: TcpStream, target: SocketAddr, mut fault: watch::Receiver<Fault>) {
     if *fault.borrow_and_update() == Fault::Cut {
         return;
     }
-    let Ok(mut server) = TcpStream::connect(to).await else {
+    let Ok(mut server) = TcpStream::connect(target).await else {
         return;
     };
-    let (mut question, mut answer) = (vec![0; 65_536], vec![0; 65_536]);
+    let (mut request, mut response) = (vec![0; 65_536], vec![0; 65_536]);
     loop {
-        let now = *fault.borrow_and_update();
-        if now == Fault::Cut {
+        let current = *fault.borrow_and_update();
+        if current == Fault::Cut {
             return;
         }
         tokio::select! {
             _ = fault.changed() => {}
-            read = caller.read(&mut question) => match read {
+            read = client.read(&mut request) => match read {
                 Ok(bytes) if bytes > 0 => {
-                    if let Fault::Say(words) = now {
-                        if caller.write_all(words).await.is_err() {
+                    if let Fault::Replace(reply) = current {
+                        if client.write_all(reply).await.is_err() {
                             return;
                         }
-                    } else if now != Fault::Swallow && server.write_all(&question[..bytes]).await.is_err() {
+                    } else if current != Fault::Swallow && server.write_all(&request[..bytes]).await.is_err() {
                         return;
                     }
                 }
                 _ => return,
             },
-            read = server.read(&mut answer) => match read {
+            read = server.read(&mut response) => match read {
                 Ok(bytes) if bytes > 0 => {
-                    if let Fault::Delay(delay) = now {
+                    if let Fault::Delay(delay) = current {
                         sleep(delay).await;
                     }
-                    let silent = matches!(*fault.borrow(), Fault::Swallow | Fault::Say(_));
-                    if !silent && caller.write_all(&answer[..bytes]).await.is_err() {
+                    let discarded = matches!(*fault.borrow(), Fault::Swallow | Fault::Replace(_));
+                    if !discarded && client.write_all(&response[..bytes]).await.is_err() {
                         return;
                     }
                 }

@@ -1,11 +1,11 @@
-//! A real `redis-server` of the test's own.
+//! [`RedisServer`]: a real `redis-server` process for one test.
 
 use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},
 };
 
-use super::{server::signal, until};
+use super::{server::signal, wait_for};
 
 /// A running Redis; killed when dropped.
 pub(crate) struct RedisServer {
@@ -20,21 +20,21 @@ impl RedisServer {
         Self::with(&[])
     }
 
-    /// With more of its own options.
+    /// Starts a server with additional options.
     pub(crate) fn with(args: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        // Between the moment that a free port is found and Redis' own bind somebody may take it: then try another.
+        // Another process may take the free port before Redis binds it: then try another port.
         for _ in 0..5 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if let Some(child) = run(port, &folder, &args) {
+            if let Some(child) = spawn(port, &folder, &args) {
                 return Self { child, port, folder, args };
             }
         }
-        panic!("redis-server ends at once with {args:?}");
+        panic!("redis-server exits immediately with the options {args:?}");
     }
 
-    /// Speaks nothing but TLS on its port, and wants a certificate of its callers.
+    /// Starts a server that accepts only TLS on its port and requires a client certificate.
     pub(crate) fn tls(certificate: &str, key: &str, ca: &str) -> Self {
         let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca];
         Self::with(&[&files[..], &["--tls"]].concat())
@@ -48,7 +48,7 @@ impl RedisServer {
         self.folder.path().join("redis.sock").display().to_string()
     }
 
-    /// One command, as at a shell.
+    /// Runs one command with `redis-cli` and returns its output.
     pub(crate) fn cli(&self, args: &[&str]) -> String {
         let output = Command::new("redis-cli").args(["-s", &self.socket()]).args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
@@ -67,9 +67,9 @@ impl RedisServer {
         self.child.wait().unwrap();
     }
 
-    /// Starts it anew on the same port, empty.
+    /// Starts an empty server on the same port.
     pub(crate) fn restart(&mut self) {
-        self.child = until("Redis on its old port", || run(self.port, &self.folder, &self.args));
+        self.child = wait_for("Redis to start on its old port", || spawn(self.port, &self.folder, &self.args));
     }
 }
 
@@ -80,8 +80,9 @@ impl Drop for RedisServer {
     }
 }
 
-/// `None` when it ended at once, as it does when its port is taken.
-fn run(port: u16, folder: &tempfile::TempDir, args: &[String]) -> Option<Child> {
+/// Starts the process and waits until it answers. Returns `None` if it exited immediately, as it does if its port is
+/// taken.
+fn spawn(port: u16, folder: &tempfile::TempDir, args: &[String]) -> Option<Child> {
     let socket = folder.path().join("redis.sock");
     let _ = std::fs::remove_file(&socket);
     let port = port.to_string();
@@ -98,7 +99,7 @@ fn run(port: u16, folder: &tempfile::TempDir, args: &[String]) -> Option<Child> 
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is missing: run tests/setup.sh (make test does)");
-    until("Redis to answer", || {
+    wait_for("Redis to answer", || {
         if child.try_wait().unwrap().is_some() {
             return Some(None);
         }

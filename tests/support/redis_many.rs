@@ -1,37 +1,37 @@
-//! Redis servers that belong together: a cluster, a master with its sentinels, a ring.
+//! Groups of Redis servers: a cluster, a master with replicas and sentinels, a ring.
 
 use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},
 };
 
-use super::{RedisServer, until};
+use super::{RedisServer, wait_for};
 
-/// A Redis Cluster: masters first, then a replica for each, if there are any.
+/// A Redis Cluster. `nodes` contains the masters first, then their replicas, if there are any.
 pub(crate) struct RedisCluster {
     pub(crate) nodes: Vec<RedisServer>,
 }
 
 impl RedisCluster {
-    /// Three masters.
+    /// Starts a cluster of three masters.
     pub(crate) fn start() -> Self {
         Self::with(3, 0, &[])
     }
 
-    /// With so many replicas for each master and more options for each server.
+    /// Starts a cluster with `replicas` replicas for each master and with additional options for each server.
     pub(crate) fn with(masters: usize, replicas: usize, args: &[&str]) -> Self {
         Self::create(masters, replicas, args, &[])
     }
 
-    /// Three masters that speak nothing but TLS.
+    /// Starts a cluster of three masters that accept only TLS.
     pub(crate) fn tls(certificate: &str, key: &str, ca: &str) -> Self {
         let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca];
-        let own = [&files[..], &["--tls", "--tls-cluster", "yes"]].concat();
-        Self::create(3, 0, &own, &["--tls", "--cert", certificate, "--key", key, "--cacert", ca])
+        let args = [&files[..], &["--tls", "--tls-cluster", "yes"]].concat();
+        Self::create(3, 0, &args, &["--tls", "--cert", certificate, "--key", key, "--cacert", ca])
     }
 
     fn create(masters: usize, replicas: usize, args: &[&str], cli: &[&str]) -> Self {
-        let nodes: Vec<_> = (0..masters * (1 + replicas)).map(|_| Self::node(args)).collect();
+        let nodes: Vec<_> = (0..masters * (1 + replicas)).map(|_| Self::start_node(args)).collect();
         let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port));
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(addresses);
@@ -39,25 +39,27 @@ impl RedisCluster {
         let output = create.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         let cluster = Self { nodes };
-        until("the cluster to agree", || {
-            let all = |node: &RedisServer| {
+        wait_for("all nodes to agree on the cluster", || {
+            let is_ready = |node: &RedisServer| {
                 let known = node.cli(&["cluster", "nodes"]);
-                let all_follow = known.lines().filter(|line| line.contains("slave")).count() == masters * replicas;
-                // A replica that has never heard from its master does not stand for election.
+                let all_replicas_follow =
+                    known.lines().filter(|line| line.contains("slave")).count() == masters * replicas;
+                // A replica that has never been connected to its master is not a candidate in elections.
                 let linked = !node.cli(&["info", "replication"]).contains("master_link_status:down");
-                node.cli(&["cluster", "info"]).contains("cluster_state:ok") && all_follow && linked
+                node.cli(&["cluster", "info"]).contains("cluster_state:ok") && all_replicas_follow && linked
             };
-            cluster.nodes.iter().all(all).then_some(())
+            cluster.nodes.iter().all(is_ready).then_some(())
         });
         cluster
     }
 
-    /// A server that belongs to no cluster yet.
-    pub(crate) fn node(args: &[&str]) -> RedisServer {
+    /// Starts a server in cluster mode that belongs to no cluster yet.
+    pub(crate) fn start_node(args: &[&str]) -> RedisServer {
         let bus = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
-        let own = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", &bus];
+        let cluster_args = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", &bus];
         RedisServer::with(
-            &[&own[..], &["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"], args].concat(),
+            &[&cluster_args[..], &["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"], args]
+                .concat(),
         )
     }
 
@@ -66,48 +68,48 @@ impl RedisCluster {
         format!("redis+cluster://{}", hosts.join(","))
     }
 
-    /// The node's id, and what else it says of itself and the others.
+    /// Returns the node's id in the cluster.
     pub(crate) fn id(&self, node: usize) -> String {
         self.nodes[node].cli(&["cluster", "myid"])
     }
 
-    /// The place of the node that has the key.
+    /// Returns the index of the node that owns the key's slot.
     pub(crate) fn owner(&self, key: &str) -> usize {
         let slot: u16 = self.nodes[0].cli(&["cluster", "keyslot", key]).parse().unwrap();
         let is_owner = |node: &RedisServer| {
             let nodes = node.cli(&["cluster", "nodes"]);
             let own = nodes.lines().find(|line| line.contains("myself") && line.contains("master"));
-            own.is_some_and(|line| line.split(' ').skip(8).any(|range| within(range, slot)))
+            own.is_some_and(|line| line.split(' ').skip(8).any(|range| range_contains(range, slot)))
         };
-        until("a node to have the slot", || self.nodes.iter().position(is_owner))
+        wait_for("a node to own the slot", || self.nodes.iter().position(is_owner))
     }
 
-    /// The replica that follows this master.
+    /// Returns the index of the replica that follows this master.
     pub(crate) fn replica_of(&self, master: usize) -> usize {
         let id = self.id(master);
         let follows = |node: &RedisServer| {
             let nodes = node.cli(&["cluster", "nodes"]);
             nodes.lines().any(|line| line.contains("myself,slave") && line.contains(&id))
         };
-        until("a replica to follow", || self.nodes.iter().position(follows))
+        wait_for("a replica to follow", || self.nodes.iter().position(follows))
     }
 
-    /// Begins to move a slot: from here on new keys are the other's.
-    pub(crate) fn begin_to_move(&self, slot: u16, from: usize, to: usize) {
+    /// Begins to migrate a slot: from now on, new keys of the slot belong to the node `to`.
+    pub(crate) fn begin_slot_migration(&self, slot: u16, from: usize, to: usize) {
         let slot = slot.to_string();
         assert_eq!(self.nodes[to].cli(&["cluster", "setslot", &slot, "importing", &self.id(from)]), "OK");
         assert_eq!(self.nodes[from].cli(&["cluster", "setslot", &slot, "migrating", &self.id(to)]), "OK");
     }
 
-    /// Moves one key of it.
+    /// Moves one key of a migrating slot.
     pub(crate) fn move_key(&self, key: &str, from: usize, to: usize) {
         let port = self.nodes[to].port.to_string();
         let answer = self.nodes[from].cli(&["migrate", "127.0.0.1", &port, key, "0", "5000"]);
         assert!(matches!(answer.as_str(), "OK" | "NOKEY"), "{answer}");
     }
 
-    /// Moves what is left of it, and tells everybody.
-    pub(crate) fn end_move(&self, slot: u16, from: usize, to: usize) {
+    /// Moves the remaining keys of a slot and announces its new owner.
+    pub(crate) fn finish_slot_migration(&self, slot: u16, from: usize, to: usize) {
         let number = slot.to_string();
         loop {
             let keys = self.nodes[from].cli(&["cluster", "getkeysinslot", &number, "100"]);
@@ -123,8 +125,8 @@ impl RedisCluster {
     }
 }
 
-/// Whether `5461-10922` or `7` has the slot.
-fn within(range: &str, slot: u16) -> bool {
+/// Returns whether a range such as `5461-10922` or `7` contains the slot.
+fn range_contains(range: &str, slot: u16) -> bool {
     let (first, last) = range.split_once('-').unwrap_or((range, range));
     let bounds = (first.parse::<u16>(), last.parse::<u16>());
     matches!(bounds, (Ok(first), Ok(last)) if (first..=last).contains(&slot))
@@ -136,6 +138,7 @@ pub(crate) struct Sentinels {
     sentinels: Vec<Sentinel>,
 }
 
+/// One sentinel process.
 struct Sentinel {
     child: Child,
     port: u16,
@@ -150,27 +153,28 @@ impl Drop for Sentinel {
 }
 
 impl Sentinels {
-    /// `password`: of the servers; `own`: of the sentinels.
-    pub(crate) fn start(password: Option<&str>, own: Option<&str>) -> Self {
-        let secret: Vec<&str> = password.iter().flat_map(|it| ["--requirepass", it, "--masterauth", it]).collect();
-        let master = RedisServer::with(&secret);
+    /// Starts all processes with a password for the servers and one for the sentinels.
+    pub(crate) fn start(password: Option<&str>, sentinel_password: Option<&str>) -> Self {
+        let auth_args: Vec<&str> =
+            password.iter().flat_map(|password| ["--requirepass", password, "--masterauth", password]).collect();
+        let master = RedisServer::with(&auth_args);
         let port = master.port.to_string();
         let replicaof = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
-        let replica = || RedisServer::with(&[&secret[..], &replicaof].concat());
+        let replica = || RedisServer::with(&[&auth_args[..], &replicaof].concat());
         let servers = vec![replica(), replica()];
         let servers: Vec<_> = std::iter::once(master).chain(servers).collect();
-        let sentinels = (0..3).map(|_| Sentinel::start(servers[0].port, password, own)).collect();
-        let all = Self { servers, sentinels };
-        until("the sentinels to know all", || {
-            let knows = |sentinel: &Sentinel| {
-                let master = sentinel.cli(own, &["sentinel", "master", "main"]);
+        let sentinels = (0..3).map(|_| Sentinel::start(servers[0].port, password, sentinel_password)).collect();
+        let group = Self { servers, sentinels };
+        wait_for("the sentinels to know all replicas and sentinels", || {
+            let knows_all = |sentinel: &Sentinel| {
+                let master = sentinel.cli(sentinel_password, &["sentinel", "master", "main"]);
                 let fields: Vec<_> = master.lines().collect();
-                let value = |name| fields.iter().position(|it| *it == name).map(|place| fields[place + 1]);
+                let value = |name| fields.iter().position(|field| *field == name).map(|index| fields[index + 1]);
                 value("num-slaves") == Some("2") && value("num-other-sentinels") == Some("2")
             };
-            all.sentinels.iter().all(knows).then_some(())
+            group.sentinels.iter().all(knows_all).then_some(())
         });
-        all
+        group
     }
 
     pub(crate) fn hosts(&self) -> String {
@@ -182,20 +186,20 @@ impl Sentinels {
         format!("redis+sentinel://{}/main", self.hosts())
     }
 
-    /// The port of the master, as a sentinel has it.
+    /// Returns the master's port according to one of the sentinels.
     pub(crate) fn master(&self) -> u16 {
         let answer = self.sentinels[1].cli(None, &["sentinel", "get-master-addr-by-name", "main"]);
         answer.lines().nth(1).unwrap().parse().unwrap()
     }
 
     pub(crate) fn fail_over(&self) {
-        let asked = || self.sentinels[0].cli(None, &["sentinel", "failover", "main"]);
-        until("the sentinel to agree", || (asked() == "OK").then_some(()));
+        let failover = || self.sentinels[0].cli(None, &["sentinel", "failover", "main"]);
+        wait_for("the sentinel to accept the failover", || (failover() == "OK").then_some(()));
     }
 }
 
 impl Sentinel {
-    fn start(master: u16, password: Option<&str>, own: Option<&str>) -> Self {
+    fn start(master: u16, password: Option<&str>, sentinel_password: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let mut config = format!(
@@ -206,26 +210,26 @@ impl Sentinel {
         if let Some(password) = password {
             config += &format!("sentinel auth-pass main {password}\n");
         }
-        if let Some(own) = own {
-            config += &format!("requirepass {own}\nsentinel sentinel-pass {own}\n");
+        if let Some(sentinel_password) = sentinel_password {
+            config += &format!("requirepass {sentinel_password}\nsentinel sentinel-pass {sentinel_password}\n");
         }
         let path = folder.path().join("sentinel.conf");
         std::fs::write(&path, config).unwrap();
         let child = Command::new("redis-server").arg(&path).arg("--sentinel").stdout(Stdio::null()).spawn().unwrap();
         let sentinel = Self { child, port, _folder: folder };
-        until("the sentinel to answer", || (sentinel.cli(own, &["ping"]) == "PONG").then_some(()));
+        wait_for("the sentinel to answer", || (sentinel.cli(sentinel_password, &["ping"]) == "PONG").then_some(()));
         sentinel
     }
 
     fn cli(&self, password: Option<&str>, args: &[&str]) -> String {
-        let secret: Vec<&str> = password.iter().flat_map(|it| ["--no-auth-warning", "-a", it]).collect();
+        let auth_args: Vec<&str> = password.iter().flat_map(|password| ["--no-auth-warning", "-a", password]).collect();
         let output =
-            Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(secret).args(args).output().unwrap();
+            Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(auth_args).args(args).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 }
 
-/// Independent servers, and the address of the ring that they are.
+/// Starts independent servers and returns them with the URL of their ring.
 pub(crate) fn ring(nodes: usize) -> (Vec<RedisServer>, String) {
     let servers: Vec<_> = (0..nodes).map(|_| RedisServer::start()).collect();
     let hosts: Vec<_> = servers.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();

@@ -1,4 +1,4 @@
-//! The service itself, as a process of its own on free ports.
+//! [`Server`]: the service as a separate process on free ports.
 
 use std::{
     ffi::OsStr,
@@ -12,7 +12,7 @@ use std::{
 use super::plain::Client;
 use tonic::transport::Endpoint;
 
-use super::{DEADLINE, until, until_async};
+use super::{DEADLINE, wait_for, wait_for_async};
 
 /// A running service; killed when dropped.
 pub(crate) struct Server {
@@ -22,7 +22,7 @@ pub(crate) struct Server {
     log: Arc<Mutex<Vec<String>>>,
 }
 
-/// How to start one.
+/// Builder for a [`Server`].
 pub(crate) struct Builder {
     command: Command,
 }
@@ -32,7 +32,7 @@ impl Server {
         Self::builder_at(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
-    /// On this address.
+    /// Returns a builder for a service with this gRPC address.
     pub(crate) fn builder_at(grpc: SocketAddr) -> Builder {
         let mut command = command();
         command.args(["serve", "--grpc-addr", &grpc.to_string(), "--http-addr", "127.0.0.1:0"]);
@@ -40,13 +40,13 @@ impl Server {
         Builder { command }
     }
 
-    /// As this command starts it.
-    pub(crate) fn of(mut command: Command) -> Builder {
+    /// Returns a builder for a service that is started by this command.
+    pub(crate) fn from_command(mut command: Command) -> Builder {
         command.env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json").env("SLUICEGATE__TELEMETRY__LOG__LEVEL", "info");
         Builder { command }
     }
 
-    /// With rules of this folder and counters in this store.
+    /// Starts the service with the rules in this folder and counters in this store.
     pub(crate) fn start(rules: &Path, store: &str) -> Self {
         Self::builder().rules(rules).store(store).start()
     }
@@ -55,22 +55,22 @@ impl Server {
         self.child.id()
     }
 
-    /// With a deadline so long that no test meets it by chance.
+    /// Connects to the service. The deadline of a call is too long to be exceeded by chance.
     pub(crate) async fn client(&self) -> Client {
         let endpoint = Endpoint::from_shared(format!("http://{}", self.grpc)).unwrap();
-        Client::with(endpoint.timeout(DEADLINE)).await.unwrap()
+        Client::connect(endpoint.timeout(DEADLINE)).await.unwrap()
     }
 
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.http)
     }
 
-    /// The body of a page; the code is not looked at.
+    /// Returns the body of a page, whatever its status code.
     pub(crate) fn get(&self, path: &str) -> String {
         get(&self.url(path)).1
     }
 
-    /// One number of `/metrics`; 0 while it is not there.
+    /// Returns the value of a series in `/metrics`, or 0 if the series does not exist.
     pub(crate) fn metric(&self, series: &str) -> f64 {
         let metrics = self.get("/metrics");
         let line = metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
@@ -81,15 +81,15 @@ impl Server {
         self.log.lock().unwrap().join("\n")
     }
 
-    /// Memory in use, in bytes.
-    pub(crate) fn resident(&self) -> u64 {
+    /// Returns the resident memory in bytes.
+    pub(crate) fn resident_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
-    /// Open file descriptors.
-    pub(crate) fn descriptors(&self) -> usize {
+    /// Returns the number of open file descriptors.
+    pub(crate) fn open_file_descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
@@ -97,9 +97,10 @@ impl Server {
         signal(self.pid(), name);
     }
 
-    /// Without holding up the thread: the caller's own connections have a part in an orderly end.
+    /// Waits until the process exits. The thread is not blocked, because the caller's own connections take part in an
+    /// orderly shutdown.
     pub(crate) async fn wait(mut self) -> ExitStatus {
-        until_async("the service to end", async || self.child.try_wait().unwrap()).await
+        wait_for_async("the service to exit", async || self.child.try_wait().unwrap()).await
     }
 }
 
@@ -124,37 +125,37 @@ impl Builder {
         self
     }
 
-    /// A setting by its dotted name.
+    /// Sets a setting by its dotted name.
     pub(crate) fn set(mut self, key: &str, value: &str) -> Self {
-        self.command.env(variable(key), value);
+        self.command.env(env_name(key), value);
         self
     }
 
-    /// A variable of the environment that is no setting.
-    pub(crate) fn variable(mut self, name: &str, value: &str) -> Self {
+    /// Sets an environment variable that is not a setting.
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.command.env(name, value);
         self
     }
 
-    /// With this file in the place of `/etc/hosts`, for this process alone.
+    /// Replaces `/etc/hosts` with this file, for this process alone.
     pub(crate) fn hosts(self, file: &Path) -> Self {
         let script = format!("mount --bind '{}' /etc/hosts", file.display());
-        self.through(Command::new("unshare").arg("--mount"), &script)
+        self.wrapped_by(Command::new("unshare").arg("--mount"), &script)
     }
 
-    /// No file of this process grows beyond so many blocks of 512 bytes: as on a full disk, what is too much is not
-    /// written.
-    pub(crate) fn largest_file(self, blocks: u32) -> Self {
-        self.through(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -f {blocks}"))
+    /// Limits each file of this process to this number of blocks of 512 bytes. As on a full disk, data beyond the limit
+    /// is not written.
+    pub(crate) fn max_file_blocks(self, blocks: u32) -> Self {
+        self.wrapped_by(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -f {blocks}"))
     }
 
-    /// With so few file descriptors.
-    pub(crate) fn open_files(self, number: u32) -> Self {
-        self.through(&mut Command::new("env"), &format!("ulimit -n {number}"))
+    /// Limits the number of open file descriptors.
+    pub(crate) fn max_open_files(self, number: u32) -> Self {
+        self.wrapped_by(&mut Command::new("env"), &format!("ulimit -n {number}"))
     }
 
-    /// Started by another command, after a script.
-    fn through(mut self, command: &mut Command, script: &str) -> Self {
+    /// Starts the service through another command that runs a script first.
+    fn wrapped_by(mut self, command: &mut Command, script: &str) -> Self {
         let service = self.command;
         self.command = Command::new(command.get_program());
         self.command.args(command.get_args()).args(["sh", "-c", &format!(r#"{script} && exec "$0" "$@""#)]);
@@ -177,15 +178,15 @@ impl Builder {
                 lines.lock().unwrap().push(line);
             }
         });
-        let addresses = until("the service to serve", || {
-            assert!(child.try_wait().unwrap().is_none(), "it ended: {:?}", log.lock().unwrap());
+        let addresses = wait_for("the service to start serving", || {
+            assert!(child.try_wait().unwrap().is_none(), "the service has exited: {:?}", log.lock().unwrap());
             log.lock().unwrap().iter().find_map(|line| addresses(line))
         });
         Server { child, grpc: addresses.0, http: addresses.1, log }
     }
 }
 
-/// The program, with nothing of this process' environment that is meant for it.
+/// Returns a command that runs the service without the settings in this process's environment.
 pub(crate) fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLUICEGATE__")) {
@@ -194,14 +195,14 @@ pub(crate) fn command() -> Command {
     command
 }
 
-fn variable(key: &str) -> String {
+fn env_name(key: &str) -> String {
     format!("SLUICEGATE__{}", key.to_uppercase().replace('.', "__"))
 }
 
 fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     let address = |name: &str| line.get(name)?.as_str()?.parse().ok();
-    // On a Unix socket it has none.
+    // A service on a Unix socket has no gRPC address.
     let none = SocketAddr::from(([0; 4], 0));
     let message = line.get("message").or_else(|| line.get("@message"))?;
     (message == "serving").then(|| Some((address("grpc").unwrap_or(none), address("http")?)))?
@@ -212,13 +213,13 @@ pub(crate) fn signal(pid: u32, name: &str) {
     assert!(sent.success());
 }
 
-/// Code and body of a page.
+/// Returns the status code and the body of a page.
 pub(crate) fn get(url: &str) -> (u16, String) {
     let mut response = agent().get(url).call().unwrap();
     (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
 }
 
-/// Code and body of what comes for a post.
+/// Sends a POST request and returns the status code and the body of the response.
 pub(crate) fn post(url: &str, body: &[u8]) -> (u16, String) {
     let mut response = agent().post(url).send(body).unwrap();
     (response.status().as_u16(), response.body_mut().read_to_string().unwrap())

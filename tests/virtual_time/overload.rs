@@ -9,7 +9,7 @@ mod worker;
 
 use sluicegate_common::adaptive::Method;
 use upstream::{Limit, SCENARIOS, Scenario, run};
-use worker::{AT_THE_EDGE, CLASSES, COMES_AND_GOES, Load, reversals};
+use worker::{CLASS_SHARES, Load, NEAR_CAPACITY, OVERLOAD_PERIOD, reversals};
 
 const SEEDS: std::ops::Range<u64> = 1..6;
 
@@ -31,8 +31,8 @@ fn vegas_settles_at_the_best_limit() {
     let steady = scenario("steady");
     for seed in SEEDS {
         let (limit, goodput) = best(steady, seed);
-        let vegas = run(steady, &Limit::learning(Method::Vegas), seed);
-        let settled = vegas.limit(60, 300);
+        let vegas = run(steady, &Limit::adaptive(Method::Vegas), seed);
+        let settled = vegas.mean_limit(60, 300);
         // Fifty is where the queue begins; a few more bridge the gaps between arrivals.
         assert!(settled > 45.0 && settled < 1.1 * limit.max(54.0), "{settled} beside {limit}, seed {seed}");
         let (good, unlimited) = (vegas.goodput(60, 300), run(steady, &Limit::Unlimited, seed).goodput(60, 300));
@@ -45,11 +45,11 @@ fn vegas_settles_at_the_best_limit() {
 #[test]
 fn a_halved_capacity_is_found_within_seconds() {
     for seed in SEEDS {
-        let vegas = run(scenario("step"), &Limit::learning(Method::Vegas), seed);
+        let vegas = run(scenario("step"), &Limit::adaptive(Method::Vegas), seed);
         let found = vegas.limits.iter().enumerate().skip(600).find(|(_, limit)| **limit <= 35.0);
         let after = (found.unwrap().0 - 600) as f64 / 10.0;
         assert!(after <= 5.0, "{after} s, seed {seed}");
-        let (low, high) = (vegas.limit(70, 120), vegas.limit(135, 180));
+        let (low, high) = (vegas.mean_limit(70, 120), vegas.mean_limit(135, 180));
         assert!((22.0..37.0).contains(&low) && (45.0..70.0).contains(&high), "{low} and {high}, seed {seed}");
         let fixed = run(scenario("step"), &Limit::Fixed(25), seed).goodput(65, 120);
         assert!(vegas.goodput(65, 120) > 0.93 * fixed, "{} of {fixed}, seed {seed}", vegas.goodput(65, 120));
@@ -59,8 +59,8 @@ fn a_halved_capacity_is_found_within_seconds() {
 #[test]
 fn two_fleets_share_an_upstream_and_neither_takes_it_over() {
     for seed in SEEDS {
-        let vegas = run(scenario("two-fleets"), &Limit::learning(Method::Vegas), seed);
-        let (before, after) = (vegas.limit(60, 120), vegas.limit(240, 300));
+        let vegas = run(scenario("two-fleets"), &Limit::adaptive(Method::Vegas), seed);
+        let (before, after) = (vegas.mean_limit(60, 120), vegas.mean_limit(240, 300));
         assert!((45.0..80.0).contains(&before) && (45.0..80.0).contains(&after), "{before} and {after}, seed {seed}");
         assert!(vegas.goodput(60, 300) > 450.0, "{} seed {seed}", vegas.goodput(60, 300));
     }
@@ -72,7 +72,7 @@ fn bursts_and_a_drift_cost_little() {
         for seed in SEEDS {
             let seconds = scenario(name).seconds as usize;
             let fixed = run(scenario(name), &Limit::Fixed(50), seed).goodput(30, seconds);
-            let vegas = run(scenario(name), &Limit::learning(Method::Vegas), seed).goodput(30, seconds);
+            let vegas = run(scenario(name), &Limit::adaptive(Method::Vegas), seed).goodput(30, seconds);
             assert!(vegas > part * fixed, "{name}: {vegas} of {fixed}, seed {seed}");
         }
     }
@@ -83,7 +83,7 @@ fn bursts_and_a_drift_cost_little() {
 fn every_method_keeps_an_upstream_alive() {
     for method in Method::ALL {
         for seed in SEEDS {
-            let good = run(scenario("steady"), &Limit::learning(method), seed).goodput(30, 300);
+            let good = run(scenario("steady"), &Limit::adaptive(method), seed).goodput(30, 300);
             assert!(good > 400.0, "{}: {good}, seed {seed}", method.name());
         }
     }
@@ -93,10 +93,10 @@ fn loads() -> [Load; 4] {
     let sudden = |second: u64| if second >= 60 { 3.0 } else { 0.2 };
     let waves = |second: u64| 0.9 + 0.5 * (second as f64 / 500.0).sin();
     [
-        COMES_AND_GOES,
-        AT_THE_EDGE,
-        Load { name: "three times as much", seconds: 1_800, asked: sudden, noise: 0.1 },
-        Load { name: "waves", seconds: 7_200, asked: waves, noise: 0.2 },
+        OVERLOAD_PERIOD,
+        NEAR_CAPACITY,
+        Load { name: "three times as much", seconds: 1_800, offered: sudden, noise: 0.1 },
+        Load { name: "waves", seconds: 7_200, offered: waves, noise: 0.2 },
     ]
 }
 
@@ -129,9 +129,10 @@ fn it_does_not_flap() {
 #[test]
 fn it_sheds_within_two_minutes_and_comes_back_more_slowly() {
     for seed in SEEDS {
-        let run = worker::run(&COMES_AND_GOES, seed);
-        let part =
-            |second: usize| -> f64 { CLASSES.iter().zip(run[second].shed).map(|((_, part), shed)| part * shed).sum() };
+        let run = worker::run(&OVERLOAD_PERIOD, seed);
+        let part = |second: usize| -> f64 {
+            CLASS_SHARES.iter().zip(run[second].shed).map(|((_, part), shed)| part * shed).sum()
+        };
         assert_eq!(part(320), 0.0, "not at once");
         assert!(part(420) > 0.2, "{} after two minutes", part(420));
         // It stays where the box is neither calm nor busy.

@@ -33,7 +33,7 @@ use sluicegate::{
         StoreError, local,
     },
 };
-use sluicegate_client::simulation::{Holder, Told};
+use sluicegate_client::simulation::{GrantCache, GrantFeedback};
 use tokio::time::{Instant, sleep};
 
 const RUNS: u64 = 10_000;
@@ -382,7 +382,7 @@ async fn decide(
     algorithms: &[Algorithm],
     charge: Charge,
     cost: u64,
-    told: &[Told],
+    told: &[GrantFeedback],
 ) -> HitDecisions {
     let wants = |place: usize| told.get(place).map_or(0, |told| told.0);
     let hit = |(place, (algorithm, key))| Hit {
@@ -414,7 +414,7 @@ async fn decide(
 }
 
 /// What a client says of grants that it has done with.
-fn report(world: &World, local: &Local<Remote>, hits: &[Hit<'_>], told: &[Told]) {
+fn report(world: &World, local: &Local<Remote>, hits: &[Hit<'_>], told: &[GrantFeedback]) {
     for (hit, (_, reports)) in hits.iter().zip(told) {
         if let Some((id, spent)) = reports {
             local.report(hit, *id, *spent, world.wall_time());
@@ -437,7 +437,7 @@ async fn client(
         move || ahead + world.began.elapsed()
     };
     let names = &NAMES[..limits.len()];
-    let mut holder = Arc::new(Holder::default());
+    let mut holder = Arc::new(GrantCache::default());
     let choose = |world: &World| {
         let instances = world.instances.lock().unwrap();
         let place = if world.one_in(world.network.late) { home + 1 } else { home };
@@ -448,7 +448,7 @@ async fn client(
         sleep(gap).await;
         if world.one_in(world.network.late) && world.one_in(20) {
             // It has crashed, and with it goes what it held.
-            holder = Arc::new(Holder::default());
+            holder = Arc::new(GrantCache::default());
         }
         for _ in 0..calls {
             let cost = world.random.lock().unwrap().random_range(1..3);
@@ -459,7 +459,7 @@ async fn client(
                 world.granted.fetch_add(1, Relaxed);
                 continue;
             }
-            let told = holder.tell(names, cost, sent);
+            let told = holder.feedback(names, cost, sent);
             let (world, limits, holder, local) =
                 (Arc::clone(&world), Arc::clone(&limits), Arc::clone(&holder), choose(&world));
             let changed = world.began.elapsed() > until / 2;
@@ -484,7 +484,7 @@ async fn client(
                     Some((grant.hits.get().into(), life + Duration::from_micros(grant.ttl.get()), grant.id))
                 };
                 let granted: Vec<_> = answers.iter().map(granted).collect();
-                holder.keep(names, &told, &granted, sent);
+                holder.store(names, &told, &granted, sent);
             });
         }
     }
@@ -492,7 +492,7 @@ async fn client(
     sleep(Duration::from_millis(5)).await;
     let local = choose(&world);
     let algorithms: Vec<_> = limits.iter().map(|limit| limit.algorithm(true)).collect();
-    for (name, id, spent) in holder.end(clock()) {
+    for (name, id, spent) in holder.return_all(clock()) {
         let place = NAMES.iter().position(|known| *known == name).unwrap();
         local.report(&Hit::take(KEYS[place], &algorithms[place], 0), id, spent, world.wall_time());
     }
@@ -691,7 +691,7 @@ fn faults_that_are_planted_are_found() {
     }
 }
 
-/// With leases, too, no more passes beyond the limit than what was counted in the lag: docs/operations.md.
+/// With leases, too, no more passes beyond the limit than what was counted in the lag: docs/guides/redis.md.
 #[test]
 fn a_failover_costs_no_more_than_it_forgets() {
     let runs =

@@ -8,7 +8,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 
-use crate::support::{DEADLINE, Operator, RedisServer, Server, ask, server::command, until, until_async};
+use crate::support::{DEADLINE, Operator, RedisServer, Server, request_for, server::command, wait_for, wait_for_async};
 
 #[tokio::test]
 async fn an_old_connection_is_asked_to_go_after_its_calls() {
@@ -25,8 +25,8 @@ async fn an_old_connection_is_asked_to_go_after_its_calls() {
     let connection = tokio::spawn(connection);
     redis.freeze();
     let call = tokio::spawn(sender.send_request(request()));
-    until_async("the connection to be asked to go", async || {
-        server.log().contains("a connection is asked to go").then_some(())
+    wait_for_async("the connection to be asked to go", async || {
+        server.log().contains("closing connection gracefully").then_some(())
     })
     .await;
     redis.thaw();
@@ -73,15 +73,16 @@ fn request() -> Request<Full<Bytes>> {
 async fn a_connection_too_many_is_closed() {
     let server = Server::builder().set("grpc.max_connections", "2").start();
     let clients = [server.client().await, server.client().await];
-    until("both to count", || (server.metric("sluicegate_grpc_connections") == 2.0).then_some(()));
+    wait_for("both to count", || (server.metric("sluicegate_grpc_connections") == 2.0).then_some(()));
     let mut third = std::net::TcpStream::connect(server.grpc).unwrap();
     third.set_read_timeout(Some(DEADLINE)).unwrap();
     assert_eq!(third.read(&mut [0; 16]).unwrap(), 0, "closed without a word");
     for client in clients {
-        assert!(client.check(ask("nowhere", &[("k", "v")])).await.unwrap().allowed());
+        assert!(client.check(request_for("nowhere", &[("k", "v")])).await.unwrap().allowed());
     }
-    until_async("room for another", async || (server.metric("sluicegate_grpc_connections") == 0.0).then_some(())).await;
-    assert!(server.client().await.check(ask("nowhere", &[("k", "v")])).await.unwrap().allowed());
+    wait_for_async("room for another", async || (server.metric("sluicegate_grpc_connections") == 0.0).then_some(()))
+        .await;
+    assert!(server.client().await.check(request_for("nowhere", &[("k", "v")])).await.unwrap().allowed());
 }
 
 /// A handful of connections is spread over the workers evenly, not by chance.
@@ -92,7 +93,7 @@ async fn every_worker_gets_its_share() {
     for _ in 0..8 {
         clients.push(server.client().await);
     }
-    until("all to count", || (server.metric("sluicegate_grpc_connections") == 8.0).then_some(()));
+    wait_for("all to count", || (server.metric("sluicegate_grpc_connections") == 8.0).then_some(()));
     for worker in 0..4 {
         let series = format!("sluicegate_grpc_worker_connections{{worker=\"{worker}\"}}");
         assert_eq!(server.metric(&series), 2.0, "{}", server.get("/metrics"));
@@ -116,9 +117,9 @@ async fn the_one_that_was_answered_least_lately_gives_way() {
     };
     let mut asking = connect();
     assert!(ask(&mut asking).contains("200 OK"));
-    let before = server.descriptors();
+    let before = server.open_file_descriptors();
     let mut silent = [connect(), connect()];
-    until("both to be there", || (server.descriptors() == before + 2).then_some(()));
+    wait_for("both to be there", || (server.open_file_descriptors() == before + 2).then_some(()));
     assert!(ask(&mut asking).contains("200 OK"));
     let mut last = connect();
     // It was there first, and has been answered since the first of the silent ones came.
@@ -130,7 +131,7 @@ async fn the_one_that_was_answered_least_lately_gives_way() {
 #[tokio::test]
 async fn whoever_says_nothing_shuts_nobody_out() {
     let redis = RedisServer::start();
-    let builder = Server::builder().store(&redis.url()).set("admin.addr", "127.0.0.1:0").open_files(256);
+    let builder = Server::builder().store(&redis.url()).set("admin.addr", "127.0.0.1:0").max_open_files(256);
     let operator = Operator::with(builder);
     let server = &operator.server;
     assert!(server.log().contains("the limit of open files has no room for grpc.max_connections"), "{}", server.log());
@@ -147,16 +148,16 @@ async fn whoever_says_nothing_shuts_nobody_out() {
         assert_eq!(server.get("/healthcheck"), "OK");
     }
     // Those that gave way are closed, and not only forgotten.
-    until("few to be open", || (server.descriptors() < 220).then_some(()));
+    wait_for("few to be open", || (server.open_file_descriptors() < 220).then_some(()));
     assert!(operator.ctl(&["health"]).contains("up"));
-    let times = server.log().matches("the one answered least lately gives way").count();
+    let times = server.log().matches("closing the one with the oldest last response").count();
     assert_eq!(times, 2, "a line for each listener: {}", server.log());
-    assert!(server.log().matches("cannot be accepted").count() <= 3, "{}", server.log());
+    assert!(server.log().matches("cannot accept connections").count() <= 3, "{}", server.log());
     // Redis is reached anew.
     redis.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     drop(callers.drain(400..));
-    until_async("a decision", async || {
-        let answer = server.client().await.check(ask("example", &[("user", "y")])).await.ok()?;
+    wait_for_async("a decision", async || {
+        let answer = server.client().await.check(request_for("example", &[("user", "y")])).await.ok()?;
         answer.remaining().map(drop)
     })
     .await;

@@ -19,7 +19,7 @@ use crate::support::{
     envoy::Envoy,
     repository, rules,
     server::{command, post},
-    tool, until,
+    tool, wait_for,
 };
 
 /// Who is in the upstream now, and how many there were at once at most.
@@ -135,7 +135,7 @@ fn a_refusal_for_overload_is_503() {
     }
     // Given back each time: two would have it filled.
     for _ in 0..5 {
-        until("the slot to be given back", || {
+        wait_for("the slot to be given back", || {
             (envoy.get("/shop", &[("x-priority", "critical")]).0 == 200).then_some(())
         });
     }
@@ -148,7 +148,7 @@ fn a_refusal_for_overload_is_503() {
 fn hits_are_taken_when_the_stream_is_done() {
     let (server, envoy) = start("memory", false);
     let charged = |total: f64| {
-        until(&format!("{total} tokens to be charged"), || {
+        wait_for(&format!("{total} tokens to be charged"), || {
             let series = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"tokens_user\"}";
             (server.metric(series) == total).then_some(())
         });
@@ -199,7 +199,7 @@ fn slots_are_given_back_however_a_request_ends() {
                 });
             }
         });
-        until("both slots to be free", || {
+        wait_for("both slots to be free", || {
             let (code, headers) = envoy.get("/slow", &[("x-user", "alice")]);
             (code == 200 && header(&headers, "x-ratelimit-remaining") == "1").then_some(())
         });
@@ -219,7 +219,7 @@ fn a_request_that_outlives_its_slot_frees_no_other() {
     let get = |work: &str| envoy.get("/slow", &[("x-user", "alice"), ("x-work", work)]).0;
     std::thread::scope(|scope| {
         let long = scope.spawn(|| get("4000"));
-        until("it to be there", || (crowd.now.load(Relaxed) == 1).then_some(()));
+        wait_for("it to be there", || (crowd.now.load(Relaxed) == 1).then_some(()));
         assert_eq!(get("0"), 429);
         // Nobody gets in by calling himself the same.
         let named = || envoy.get("/slow", &[("x-user", "bob"), ("x-request-id", "me"), ("x-work", "500")]).0;
@@ -227,7 +227,7 @@ fn a_request_that_outlives_its_slot_frees_no_other() {
         assert!(both.contains(&200) && both.contains(&429), "{both:?}");
         let began = Instant::now();
         // The next one has the slot from here on, and is there when the first ends.
-        until("the slot to end", || (get("3000") == 200).then_some(()));
+        wait_for("the slot to end", || (get("3000") == 200).then_some(()));
         assert_eq!(long.join().unwrap(), 200);
         assert!(began.elapsed() > Duration::from_secs(3), "the second was the last to end");
     });
@@ -243,9 +243,9 @@ fn a_stopped_redis_leaves_it_to_envoys_failure_mode() {
             assert_eq!(ask().0, code);
         }
         redis.kill();
-        until("Envoy's failure mode", || (ask().0 == without_redis).then_some(()));
+        wait_for("Envoy's failure mode", || (ask().0 == without_redis).then_some(()));
         redis.restart();
-        until("the limit to hold again", || (ask().0 == 429).then_some(()));
+        wait_for("the limit to hold again", || (ask().0 == 429).then_some(()));
     }
 }
 
@@ -274,7 +274,7 @@ fn an_access_log_says_what_rules_would_have_done() {
         }
     }
     let logged = || std::fs::read_to_string(envoy.access_log()).unwrap_or_default().lines().count();
-    until("seven lines", || (logged() == 7).then_some(()));
+    wait_for("seven lines", || (logged() == 7).then_some(()));
     let folder = rules(&[
         ("rules.yaml", "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3}}]\n"),
         (
@@ -294,9 +294,9 @@ fn an_access_log_says_what_rules_would_have_done() {
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let result: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!((&result["requests"], &result["refused"]), (&7.into(), &2.into()), "{result}");
+    assert_eq!((&result["requests"], &result["denied"]), (&7.into(), &2.into()), "{result}");
     let rules = result["rules"].as_array().unwrap();
-    assert_eq!(rules[0]["harmed"][0]["entity"], "user=bob", "{result}");
+    assert_eq!(rules[0]["most_denied"][0]["entity"], "user=bob", "{result}");
     // Of the others there is one path, and one address.
     assert_eq!((&rules[1]["rule"], &rules[1]["entities"]), (&"(no rule)".into(), &2.into()), "{result}");
 }

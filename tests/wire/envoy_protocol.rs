@@ -7,9 +7,9 @@ use sluicegate_proto::envoy::service::ratelimit::v3::{
 };
 
 use crate::support::{
-    RedisServer, Server, ask, descriptor,
+    RedisServer, Server, descriptor,
     plain::{Answer, Client, Descriptor, Request, Unit},
-    rules,
+    request_for, rules,
 };
 
 const RULES: &str = "
@@ -99,11 +99,15 @@ async fn counts_and_refuses() {
             assert!((1..=31_536_000).contains(&reset.seconds) && reset.nanos == 0);
         }
         assert_eq!(
-            brief(&check(&client, ask("d", &[("few", "y")])).await),
+            brief(&check(&client, request_for("d", &[("few", "y")])).await),
             (true, vec![(true, 2)]),
             "{store}: by value"
         );
-        assert_eq!(brief(&check(&client, ask("d", &[("none", "x")])).await), (false, vec![(false, 0)]), "{store}");
+        assert_eq!(
+            brief(&check(&client, request_for("d", &[("none", "x")])).await),
+            (false, vec![(false, 0)]),
+            "{store}"
+        );
     }
 }
 
@@ -112,7 +116,7 @@ async fn counts_and_refuses() {
 async fn an_answer_has_the_headers_of_grpc_and_no_others() {
     let server = Server::builder().start();
     let mut service = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
-    let answer = service.should_rate_limit(ask("example", &[("user", "bob")]).into_message()).await.unwrap();
+    let answer = service.should_rate_limit(request_for("example", &[("user", "bob")]).into_message()).await.unwrap();
     let mut names: Vec<_> = answer.metadata().as_ref().keys().map(http::HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["content-type", "grpc-status"]);
@@ -123,12 +127,12 @@ async fn what_is_not_limited_passes() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         for (request, remaining) in [
-            (ask("elsewhere", &[("few", "x")]), 0),
-            (ask("d", &[("unknown", "x")]), 0),
-            (ask("d", &[("allowed", "x")]), 0),
-            (ask("d", &[("few", "x"), ("deeper", "y")]), 0),
-            (ask("d", &[]), 0),
-            (ask("d", &[("free", "x")]), u32::MAX),
+            (request_for("elsewhere", &[("few", "x")]), 0),
+            (request_for("d", &[("unknown", "x")]), 0),
+            (request_for("d", &[("allowed", "x")]), 0),
+            (request_for("d", &[("few", "x"), ("deeper", "y")]), 0),
+            (request_for("d", &[]), 0),
+            (request_for("d", &[("free", "x")]), u32::MAX),
         ] {
             let answer = check(&client, request.clone()).await;
             assert_eq!(brief(&answer), (true, vec![(true, remaining)]), "{store}: {request:?}");
@@ -146,11 +150,11 @@ async fn hits_can_be_given_back_but_never_above_full() {
         let few = || descriptor(&[("few", "x")]);
         for (descriptor, expected) in [
             (few().hits(5), (false, 0)),
-            (few().hits(3).give_back(), (true, 1)),
+            (few().hits(3).refund(), (true, 1)),
             (few().hits(1), (true, 0)),
-            (few().hits(u64::MAX).give_back(), (true, 3)),
+            (few().hits(u64::MAX).refund(), (true, 3)),
             (few(), (true, 2)),
-            (few().hits(2).give_back(), (true, 3)),
+            (few().hits(2).refund(), (true, 3)),
         ] {
             let answer = check(&client, Request::new("d").descriptor(descriptor.clone())).await;
             assert_eq!(brief(&answer), (expected.0, vec![expected]), "{store}: {descriptor:?}");
@@ -174,7 +178,7 @@ async fn any_number_of_hits_is_defined() {
             let limit = answer.0.statuses[0].current_limit.clone().unwrap();
             assert_eq!(limit.unit_multiplier, Some(2));
         }
-        let request = Request::new("d").descriptor(descriptor(&[("many", "x")]).hits(u64::MAX).give_back());
+        let request = Request::new("d").descriptor(descriptor(&[("many", "x")]).hits(u64::MAX).refund());
         assert_eq!(brief(&check(&client, request).await), (true, vec![(true, u32::MAX)]), "{store}");
     }
 }
@@ -201,7 +205,7 @@ async fn shadow_quota_replaces_and_shared_wildcards() {
     for (store, client) in both.clients().await {
         for expected in [0, 0] {
             assert_eq!(
-                brief(&check(&client, ask("d", &[("shadow", "x")])).await),
+                brief(&check(&client, request_for("d", &[("shadow", "x")])).await),
                 (true, vec![(true, expected)]),
                 "{store}"
             );
@@ -216,7 +220,7 @@ async fn shadow_quota_replaces_and_shared_wildcards() {
             Request::new("d").descriptor(descriptor(&[("few", "r")])).descriptor(descriptor(&[("strict", "r")]));
         assert_eq!(brief(&check(&client, replaced).await), (true, vec![(true, 0), (true, 0)]), "{store}");
         assert_eq!(
-            brief(&check(&client, ask("d", &[("few", "r")])).await),
+            brief(&check(&client, request_for("d", &[("few", "r")])).await),
             (true, vec![(true, 2)]),
             "{store}: uncounted"
         );
@@ -227,7 +231,7 @@ async fn shadow_quota_replaces_and_shared_wildcards() {
             ("own/a", (true, 0)),
             ("own/b", (true, 0)),
         ] {
-            let answer = check(&client, ask("d", &[("file", value)])).await;
+            let answer = check(&client, request_for("d", &[("file", value)])).await;
             assert_eq!(brief(&answer), (expected.0, vec![expected]), "{store}: {value}");
         }
     }
@@ -239,7 +243,7 @@ async fn an_override_replaces_the_rule_and_counts_on_its_counter() {
     for (store, client) in both.clients().await {
         let few = |limit| Request::new("d").descriptor(descriptor(&[("few", "o")]).limit(limit, Unit::Year, None));
         for _ in 0..3 {
-            check(&client, ask("d", &[("few", "o")])).await;
+            check(&client, request_for("d", &[("few", "o")])).await;
         }
         let answer = check(&client, few(5)).await;
         assert_eq!(brief(&answer), (true, vec![(true, 1)]), "{store}: 3 taken under the rule, 1 now, of 5");
@@ -284,10 +288,10 @@ async fn headers_and_metadata_are_given_when_wanted() {
             assert!(metadata.contains(part), "{store}: {part} in {metadata}");
         }
         // A rule that refuses adds nothing.
-        let refused = check(&client, ask("d", &[("few", "h")]).hits(9)).await.0;
+        let refused = check(&client, request_for("d", &[("few", "h")]).hits(9)).await.0;
         let metadata = format!("{:?}", refused.dynamic_metadata);
         assert!(refused.dynamic_metadata.is_some() && !metadata.contains("\"plan\""), "{store}: {metadata}");
-        let nothing = check(&client, ask("d", &[("free", "h")])).await.0;
+        let nothing = check(&client, request_for("d", &[("free", "h")])).await.0;
         assert!(nothing.response_headers_to_add.is_empty(), "{store}");
     }
 }
@@ -296,7 +300,11 @@ async fn headers_and_metadata_are_given_when_wanted() {
 async fn global_modes_hold_for_all_rules() {
     let shadow = Both::start(&[("decisions.shadow_mode", "true")]);
     for (store, client) in shadow.clients().await {
-        assert_eq!(brief(&check(&client, ask("d", &[("none", "x")])).await), (true, vec![(false, 0)]), "{store}");
+        assert_eq!(
+            brief(&check(&client, request_for("d", &[("none", "x")])).await),
+            (true, vec![(false, 0)]),
+            "{store}"
+        );
     }
     for (store, server) in &shadow.servers {
         assert_eq!(server.metric("ratelimit_service_global_shadow_mode"), 1.0, "{store}");

@@ -30,7 +30,7 @@ fn a_foreign_client_has_a_stream() {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     let allowed = "0: allowed, 2 remaining\n1: allowed, 1 remaining\n2: allowed, 0 remaining\n";
-    assert!(out.starts_with(&format!("{allowed}3: refused, come back in ")), "{out}");
+    assert!(out.starts_with(&format!("{allowed}3: denied, retry after ")), "{out}");
     assert_eq!(out.lines().count(), 5, "{out}");
 }
 
@@ -49,4 +49,7 @@ async fn the_older_reflection_is_there_too() {
     let mut answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
     let answer = format!("{:?}", answers.message().await.unwrap());
     assert!(answer.contains("envoy.service.ratelimit.v3.RateLimitService"), "{answer}");
+    for elsewhere in ["AdminService", "AggregatedDiscoveryService"] {
+        assert!(!answer.contains(elsewhere), "{elsewhere} is not served on this port: {answer}");
+    }
 }

@@ -3,8 +3,8 @@
 use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_service_client::RateLimitServiceClient;
 
 use crate::{
-    redis::leases_and_deny_cache::{LEASED, one, spend, start},
-    support::{DEADLINE, RedisServer, descriptor, until_async},
+    redis::leases_and_deny_cache::{LEASED, single_request, spend, start},
+    support::{DEADLINE, RedisServer, descriptor, wait_for_async},
 };
 
 /// Clients that admit hits by themselves, of two instances and by both protocols: together no more than the limit, and
@@ -16,10 +16,10 @@ async fn what_clients_hold_is_part_of_the_limit() {
     for key in ["window", "bucket"] {
         let clients: Vec<_> = [(0, true), (0, false), (1, true)]
             .into_iter()
-            .map(|(server, coalesces)| {
+            .map(|(server, batching)| {
                 let builder =
                     sluicegate_client::Client::builder(format!("http://{}", servers[server].grpc)).domain("d");
-                let builder = builder.deadline(DEADLINE).coalesce(coalesces).hold_grants(true);
+                let builder = builder.timeout(DEADLINE).batching(batching).request_grants(true);
                 builder.connect_lazy().unwrap()
             })
             .collect();
@@ -28,7 +28,8 @@ async fn what_clients_hold_is_part_of_the_limit() {
             callers.spawn(async move {
                 let (mut asked, mut held) = (0, [0_u64; 3]);
                 loop {
-                    let verdict = client.check([sluicegate_client::descriptor! { key => "x" }]).strict().await.unwrap();
+                    let verdict =
+                        client.check([sluicegate_client::descriptor! { key => "x" }]).without_fallback().await.unwrap();
                     match verdict.decided_by() {
                         _ if !verdict.allowed() => return (asked, held),
                         sluicegate_client::DecidedBy::Grant => held[number] += 1,
@@ -57,7 +58,7 @@ async fn what_clients_hold_is_part_of_the_limit() {
                 .sum()
         };
         assert!(granted() >= held as f64);
-        until_async("all to be known", async || {
+        wait_for_async("all to be known", async || {
             let (granted, settled): (f64, f64) = (granted(), settled());
             // What came back after its lease had ended is nobody's.
             (granted - settled < 0.01 * granted).then_some(())
@@ -79,16 +80,16 @@ async fn grants_are_for_those_who_want_them() {
     assert!(server.metric("sluicegate_lease_decisions_total") > 0.0);
     assert_eq!(server.metric("sluicegate_grant_hits_total"), 0.0);
     let ask = async |hold: &str| {
-        let mut request = tonic::Request::new(one("window", 1).into_message());
+        let mut request = tonic::Request::new(single_request("window", 1).into_message());
         request.metadata_mut().insert("sluicegate-feedback", hold.parse().unwrap());
         let mut service = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
         service.should_rate_limit(request).await
     };
-    let granted = until_async("a lease", async || {
+    let granted = wait_for_async("a lease", async || {
         spend(&client, "window", 60).await;
         let answer = ask("8").await.unwrap();
         let quota = answer.get_ref().statuses[0].quota.clone()?;
-        Some((quota, answer.metadata().get("sluicegate-grant-life-us").unwrap().to_str().unwrap().to_owned()))
+        Some((quota, answer.metadata().get("sluicegate-grant-ttl-us").unwrap().to_str().unwrap().to_owned()))
     });
     let (quota, life) = granted.await;
     assert!((4..=8).contains(&quota.requests) && quota.expiration_specifier.is_some() && !quota.id.is_empty());
@@ -109,7 +110,7 @@ async fn what_is_granted_is_granted_once() {
     let client = server.client().await;
     let quotas = async || {
         spend(&client, "window", 60).await;
-        let both = one("window", 1).descriptor(descriptor(&[("window", "x")]).hits(1));
+        let both = single_request("window", 1).descriptor(descriptor(&[("window", "x")]).hits(1));
         let mut request = tonic::Request::new(both.into_message());
         request.metadata_mut().insert("sluicegate-feedback", "8,8".parse().unwrap());
         let mut service = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
@@ -117,5 +118,5 @@ async fn what_is_granted_is_granted_once() {
         let quotas: Vec<_> = answer.statuses.iter().map(|status| status.quota.is_some()).collect();
         quotas.contains(&true).then_some(quotas)
     };
-    assert_eq!(until_async("a grant", quotas).await, [true, false]);
+    assert_eq!(wait_for_async("a grant", quotas).await, [true, false]);
 }

@@ -1,9 +1,9 @@
 //! The pages of the side door.
 
 use crate::support::{
-    Server, ask, descriptor,
+    Server, descriptor,
     plain::{Request, Unit},
-    rules,
+    request_for, rules,
     server::{get, post},
 };
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ async fn an_error_is_500() {
     let body = r#"{"domain":"example","descriptors":[{"entries":[{"key":"user","value":"x"}]}]}"#;
     let (code, text) = post(&server.url("/json"), body.as_bytes());
     assert_eq!(code, 500);
-    assert!(text.contains("the store is out of reach"), "{text}");
+    assert!(text.contains("store is unavailable"), "{text}");
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn statistics_have_the_peers_names() {
     for user in ["a", "10.0.0.1", "b", "c", "d"] {
         ask_hits(&[("detailed", user)], 1).await;
     }
-    client.check(ask("unknown", &[("x", "y")])).await.unwrap();
+    client.check(request_for("unknown", &[("x", "y")])).await.unwrap();
     let overridden = Request::new("d").descriptor(descriptor(&[("o", "v")]).limit(1, Unit::Hour, None));
     client.check(overridden).await.unwrap();
     assert!(client.check(Request::new("")).await.is_err());

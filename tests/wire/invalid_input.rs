@@ -24,7 +24,7 @@ use sluicegate_proto::{
     sluicegate::v1::{Check, CheckFrame, ResponseFrame},
 };
 
-use crate::support::{RedisServer, Server, ask, server::post, until_async};
+use crate::support::{RedisServer, Server, request_for, server::post, wait_for_async};
 
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
@@ -97,11 +97,19 @@ async fn what_is_too_much_is_refused_with_a_sentence() {
     for (message, code, sentence) in [
         (RateLimitRequest::default(), INVALID, "domain must not be empty"),
         (request(vec![]), INVALID, "descriptor list must not be empty"),
-        (request(vec![descriptor(1, "x"); 129]), INVALID, "129 descriptors are more than the 128"),
-        (request(vec![descriptor(33, "x")]), INVALID, "33 entries are more than the 32"),
-        (request(vec![descriptor(1, &long)]), INVALID, "a value of 1025 bytes is longer than the 1024"),
+        (
+            request(vec![descriptor(1, "x"); 129]),
+            INVALID,
+            "129 descriptors, more than grpc.limits.max_descriptors (128)",
+        ),
+        (request(vec![descriptor(33, "x")]), INVALID, "33 entries, more than grpc.limits.max_entries (32)"),
+        (
+            request(vec![descriptor(1, &long)]),
+            INVALID,
+            "a value of 1025 bytes is longer than grpc.limits.max_text_bytes (1024)",
+        ),
         (RateLimitRequest { domain: long.clone(), ..request(vec![descriptor(1, "x")]) }, INVALID, "a domain of 1025"),
-        (request(vec![descriptor(1, &"x".repeat(70_000))]), EXHAUSTED, "larger than the 65536"),
+        (request(vec![descriptor(1, &"x".repeat(70_000))]), EXHAUSTED, "maximum of 65536"),
         (with_limit(0, None), INVALID, "needs a unit from SECOND to YEAR"),
         (with_limit(99, None), INVALID, "needs a unit from SECOND to YEAR"),
         (with_limit(1, Some(0)), INVALID, "must be at least 1"),
@@ -184,9 +192,9 @@ async fn what_is_compressed_is_taken_within_bounds() {
     };
     for (bytes, status, sentence) in [
         (gzip(&padded(65_536)), "0", ""),
-        (gzip(&padded(65_537)), "8", "larger than the 65536"),
-        (gzip(&vec![0; 100_000_000]), "8", "larger than the 65536"),
-        (half, "3", "this is not gzip"),
+        (gzip(&padded(65_537)), "8", "maximum of 65536"),
+        (gzip(&vec![0; 100_000_000]), "8", "maximum of 65536"),
+        (half, "3", "invalid gzip data"),
         (zlib, "12", "grpc-encoding gzip"),
         (vec![], "12", "grpc-encoding gzip"),
     ] {
@@ -268,9 +276,9 @@ async fn frames_of_odd_shapes_are_answered_or_refused() {
         (three, "0", "", &[5, 5, u64::MAX, 0]),
         (cut, "3", "bytes into a frame", &[5, 5, u64::MAX]),
         (compressed, "12", "compressed", &[1]),
-        (announced, "8", "larger than the 262144", &[1]),
-        (nonsense, "3", "not a Check", &[1]),
-        (not_a_check, "3", "not a Check", &[1]),
+        (announced, "8", "maximum of 262144", &[1]),
+        (nonsense, "3", "invalid CheckFrame", &[1]),
+        (not_a_check, "3", "invalid CheckFrame", &[1]),
     ] {
         let (code, text, bytes) = raw.send(STREAM, body).await;
         assert_eq!((code.as_str(), answered(&bytes)), (status, ids.to_vec()), "{text}");
@@ -334,13 +342,13 @@ async fn random_bytes_end_in_a_status_and_leave_memory_alone() {
                 other => panic!("status {other}: {text}"),
             }
             if round == 2_000 {
-                resident = server.resident();
+                resident = server.resident_memory();
             }
         }
-        let grown = server.resident().saturating_sub(resident);
+        let grown = server.resident_memory().saturating_sub(resident);
         assert!(grown < 8 << 20, "{grown} bytes more after 4,000 more requests");
         assert!(!server.log().contains("panicked"), "{}", server.log());
-        assert!(server.client().await.check(ask("example", &[("user", "y")])).await.unwrap().allowed());
+        assert!(server.client().await.check(request_for("example", &[("user", "y")])).await.unwrap().allowed());
     };
     rounds(Server::builder().start()).await;
     rounds(Server::builder().store(&redis.url()).set("redis.timeout", "20s").start()).await;
@@ -397,9 +405,9 @@ async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
         }
         silent.push(stream);
     }
-    assert!(server.client().await.check(ask("example", &[("user", "y")])).await.unwrap().allowed());
+    assert!(server.client().await.check(request_for("example", &[("user", "y")])).await.unwrap().allowed());
     // Whoever has not begun is let go; one that has is asked whether it lives, and much later.
-    until_async("the two that have not begun to be closed", async || {
+    wait_for_async("the two that have not begun to be closed", async || {
         (server.metric("sluicegate_grpc_connections") == 1.0).then_some(())
     })
     .await;
@@ -414,7 +422,7 @@ proptest! {
         let file = SourceFile { name: "random.yaml".into(), text };
         if let Err(problems) = compile(&[file], Options::default()) {
             prop_assert!(!problems.is_empty());
-            prop_assert!(problems.iter().all(|problem| problem.place.line >= 1 && !problem.message.is_empty()));
+            prop_assert!(problems.iter().all(|problem| problem.location.line >= 1 && !problem.message.is_empty()));
         }
     }
 

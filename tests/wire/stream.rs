@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use crate::support::{DEADLINE, RedisServer, Server, ask, ring, rules, until_async};
+use crate::support::{DEADLINE, RedisServer, Server, request_for, ring, rules, wait_for_async};
 
 const RULES: &str = "
 domain: d
@@ -35,7 +35,7 @@ async fn connect(server: &Server) -> DecisionServiceClient<Channel> {
 }
 
 fn check(id: u64, key: &str, value: &str) -> Check {
-    let request = ask("d", &[(key, value)]).into();
+    let request = request_for("d", &[(key, value)]).into();
     Check { id, request: Some(request), ..Check::default() }
 }
 
@@ -240,7 +240,7 @@ async fn a_caller_that_does_not_read_is_held_back() {
     let mut caller = Caller::start(&server).await;
     caller.send([check(0, "few", "a")]).await;
     caller.answers(1).await;
-    let before = server.resident();
+    let before = server.resident_memory();
     let flood = async {
         for round in 0.. {
             caller.send((0..1_000).map(|id| check(round * 1_000 + id, "few", "a"))).await;
@@ -248,10 +248,10 @@ async fn a_caller_that_does_not_read_is_held_back() {
     };
     // It never ends by itself: at some time nothing more is taken.
     assert!(tokio::time::timeout(std::time::Duration::from_secs(3), flood).await.is_err());
-    let grown = server.resident().saturating_sub(before);
+    let grown = server.resident_memory().saturating_sub(before);
     assert!(grown < 64 << 20, "{grown} bytes");
     // Others are served, and so is this one as soon as it reads.
-    assert!(server.client().await.check(ask("d", &[("few", "other")])).await.unwrap().allowed());
+    assert!(server.client().await.check(request_for("d", &[("few", "other")])).await.unwrap().allowed());
     caller.answers(1_000).await;
 }
 
@@ -272,7 +272,7 @@ async fn no_more_than_so_many_checks_are_under_way() {
     caller.send(checks().take(2_000)).await;
     caller.send(checks().skip(2_000).take(2_500)).await;
     caller.send(checks().skip(4_500)).await;
-    until_async("the bound", async || (begun() >= 1.0 + IN_FLIGHT).then_some(())).await;
+    wait_for_async("the bound", async || (begun() >= 1.0 + IN_FLIGHT).then_some(())).await;
     // Nothing more is begun, however often it is looked.
     for _ in 0..20 {
         tokio::task::yield_now().await;
@@ -284,7 +284,7 @@ async fn no_more_than_so_many_checks_are_under_way() {
     let mut client = connect(&server).await;
     let (before, checks) = (begun(), checks().collect());
     let batch = tokio::spawn(async move { client.batch(CheckFrame { checks }).await });
-    until_async("the bound", async || (begun() >= before + IN_FLIGHT).then_some(())).await;
+    wait_for_async("the bound", async || (begun() >= before + IN_FLIGHT).then_some(())).await;
     assert_eq!(begun(), before + IN_FLIGHT);
     redis.thaw();
     assert_eq!(batch.await.unwrap().unwrap().into_inner().responses.len(), 5_000);
@@ -322,7 +322,7 @@ async fn a_stream_goes_with_its_connection() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).set("grpc.max_connection_age", "1s").start();
     Caller::start(&server).await.end().await.unwrap();
-    until_async("the connection to be closed", async || {
+    wait_for_async("the connection to be closed", async || {
         (server.metric("sluicegate_grpc_connections") == 0.0).then_some(())
     })
     .await;

@@ -4,10 +4,10 @@ use sluicegate_client::{Client as Limiter, Failure, descriptor};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 
 use crate::support::{
-    DEADLINE, RedisCluster, RedisServer, Server, ask,
+    DEADLINE, RedisCluster, RedisServer, Server,
     certificates::{Authority, Files},
     plain::{Client, Error},
-    until_async,
+    request_for, wait_for_async,
 };
 
 async fn connect(server: &Server, trusted: &Authority, identity: Option<&(String, String)>) -> Result<Client, Error> {
@@ -16,9 +16,9 @@ async fn connect(server: &Server, trusted: &Authority, identity: Option<&(String
         tls = tls.identity(Identity::from_pem(certificate, key));
     }
     let endpoint = Endpoint::from_shared(format!("https://{}", server.grpc)).unwrap().tls_config(tls).unwrap();
-    let client = Client::with(endpoint).await?;
+    let client = Client::connect(endpoint).await?;
     // With TLS 1.3 a client learns only at its first call that its certificate was not taken.
-    client.check(ask("example", &[("user", "x")])).await?;
+    client.check(request_for("example", &[("user", "x")])).await?;
     Ok(client)
 }
 
@@ -33,27 +33,27 @@ async fn certificates_are_shown_and_followed() {
         .start();
     assert!(connect(&server, &first, None).await.is_ok());
     assert!(connect(&server, &second, None).await.is_err());
-    let plain = server.client().await.check(ask("example", &[("user", "x")])).await;
+    let plain = server.client().await.check(request_for("example", &[("user", "x")])).await;
     assert!(plain.is_err(), "plain text is not taken");
 
     files.write("cert.pem", "not a certificate");
-    crate::support::until("the bad certificate to be noticed", || {
-        server.log().contains("cannot be used; those before stay").then_some(())
+    crate::support::wait_for("the bad certificate to be noticed", || {
+        server.log().contains("cannot use the changed certificates").then_some(())
     });
     assert!(connect(&server, &first, None).await.is_ok());
 
     let (certificate, key) = second.sign();
     files.write("key.pem", &key);
     files.write("cert.pem", &certificate);
-    until_async("the new certificate", async || connect(&server, &second, None).await.ok()).await;
+    wait_for_async("the new certificate", async || connect(&server, &second, None).await.ok()).await;
     let lines = |word: &str| server.log().lines().filter(|line| line.contains(word)).count();
-    assert_eq!(lines("cannot be used; those before stay"), 1, "{}", server.log());
+    assert_eq!(lines("cannot use the changed certificates"), 1, "{}", server.log());
     let (certificate, key) = first.sign();
     files.write("key.pem", &key);
     files.write("cert.pem", &certificate);
-    until_async("the old one again", async || connect(&server, &first, None).await.ok()).await;
+    wait_for_async("the old one again", async || connect(&server, &first, None).await.ok()).await;
     // A line is written after the certificates are shown.
-    crate::support::until("both to be told", || (lines("certificates reloaded") == 2).then_some(()));
+    crate::support::wait_for("both to be told", || (lines("certificates reloaded") == 2).then_some(()));
 }
 
 #[tokio::test]
@@ -94,13 +94,13 @@ async fn the_client_shows_its_certificate() {
     let (certificate, key) = clients.sign();
     let trusting = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.pem)).domain_name("localhost");
     let known = trusting.clone().identity(Identity::from_pem(certificate, key));
-    let limiter = |tls: ClientTlsConfig, coalesce| {
-        let limiter = Limiter::builder(format!("https://{}", server.grpc)).domain("example").deadline(DEADLINE);
-        let limiter = limiter.coalesce(coalesce).configure(move |endpoint| endpoint.tls_config(tls.clone()));
+    let limiter = |tls: ClientTlsConfig, batching| {
+        let limiter = Limiter::builder(format!("https://{}", server.grpc)).domain("example").timeout(DEADLINE);
+        let limiter = limiter.batching(batching).configure(move |endpoint| endpoint.tls_config(tls.clone()));
         limiter.connect_lazy().unwrap()
     };
-    for coalesce in [true, false] {
-        let check = async |tls| limiter(tls, coalesce).check([descriptor! { "user" => "x" }]).strict().await;
+    for batching in [true, false] {
+        let check = async |tls| limiter(tls, batching).check([descriptor! { "user" => "x" }]).without_fallback().await;
         assert!(check(known.clone()).await.unwrap().allowed());
         assert!(matches!(check(trusting.clone()).await, Err(Failure::Connection(_))));
     }
@@ -127,7 +127,7 @@ async fn a_cluster_and_a_ring_are_reached_through_tls() {
         let client = server.client().await;
         // So many that a node without any of them would be a wonder.
         for user in 0..24 {
-            let answer = client.check(ask("example", &[("user", &user.to_string())])).await;
+            let answer = client.check(request_for("example", &[("user", &user.to_string())])).await;
             assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", server.log())).allowed());
         }
     }
@@ -149,7 +149,7 @@ async fn redis_is_reached_through_tls() {
         .set("redis.tls.cert_file", &certificate)
         .set("redis.tls.key_file", &key)
         .start();
-    let answer = server.client().await.check(ask("example", &[("user", "x")])).await;
+    let answer = server.client().await.check(request_for("example", &[("user", "x")])).await;
     assert!(answer.unwrap_or_else(|error| panic!("{error}\n{}", server.log())).allowed());
     assert_eq!(redis.cli(&["dbsize"]), "1");
 }

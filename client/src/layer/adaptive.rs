@@ -1,4 +1,4 @@
-//! As many at once as latency allows.
+//! [`AdaptiveLayer`]: limits the number of concurrent requests by their latency.
 
 use std::{
     pin::Pin,
@@ -14,23 +14,39 @@ use tower_service::Service;
 
 use super::{
     LimitedBody,
-    answer::{Reason, is_grpc},
+    answer::{DenialReason, is_grpc},
     outcome,
 };
 use crate::adaptive::AdaptiveLimit;
 
-/// A queue that is too long is shorter soon.
-const WAIT: Duration = Duration::from_secs(1);
+/// Retry-after of shed requests. A queue of excess requests drains quickly.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Lets as many requests in at once as an [`AdaptiveLimit`] has room for; all others get 503. A response with 429 or 503, or
-/// a 504, makes the limit fall. What counts is the time until the response begins; the slot is held until its body ends.
+/// Limits the number of concurrent requests with an [`AdaptiveLimit`]. Excess requests get status 503.
+///
+/// Responses with status 429, 503 or 504 reduce the limit. The latency is the time until the response begins; the slot
+/// is held until the response body ends. Needs no rate limit service.
+///
+/// # Examples
+///
+/// ```
+/// use sluicegate_client::{
+///     adaptive::{AdaptiveLimit, Bounds, Method},
+///     layer::AdaptiveLayer,
+/// };
+///
+/// let limit = AdaptiveLimit::new(Method::Vegas, Bounds { floor: 5, ..Bounds::default() });
+/// let app: axum::Router = axum::Router::new().layer(AdaptiveLayer::new(limit.clone()));
+/// println!("{} of {} requests in flight", limit.in_flight(), limit.limit());
+/// # let _ = app;
+/// ```
 #[derive(Clone, Debug)]
 pub struct AdaptiveLayer {
     limit: AdaptiveLimit,
 }
 
 impl AdaptiveLayer {
-    /// By this limit, which others may have a part in.
+    /// Creates a layer with a limit. Layers with clones of the same limit share it.
     #[must_use]
     pub fn new(limit: AdaptiveLimit) -> Self {
         Self { limit }
@@ -45,7 +61,7 @@ impl<S> Layer<S> for AdaptiveLayer {
     }
 }
 
-/// What [`AdaptiveLayer`] makes of a service.
+/// Service returned by [`AdaptiveLayer`].
 #[derive(Clone, Debug)]
 pub struct AdaptiveService<S> {
     inner: S,
@@ -69,14 +85,14 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let Some(mut slot) = self.limit.try_acquire() else {
             let grpc = is_grpc(request.headers());
-            return Box::pin(async move { Ok(Reason::SHED.refuse(grpc, Some(WAIT), "")) });
+            return Box::pin(async move { Ok(DenialReason::OVERLOADED.response(grpc, Some(RETRY_AFTER), "")) });
         };
-        let responding = self.inner.call(request);
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let response = responding.await;
-            slot.answered();
-            slot.ended(outcome(&response));
-            Ok(response?.map(|body| LimitedBody::holding(body, slot)))
+            let response = response.await;
+            slot.record_latency();
+            slot.set_outcome(outcome(&response));
+            Ok(response?.map(|body| LimitedBody::with_guard(body, slot)))
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What callers of a limited service are told.
+//! Responses to denied requests, rate limit headers, and [`LimitedBody`].
 
 use std::{
     fmt::Write,
@@ -15,31 +15,33 @@ use tonic::Code;
 
 use crate::{DecidedBy, Verdict};
 
-/// The body of a limited service's response: its own, or why it was not asked. Slots that were taken for the request are held
-/// until it ends.
-pub struct LimitedBody<R>(Kind<R>);
+/// Response body of a rate-limited service: the body of the inner service, or the reason of a denial.
+///
+/// A slot that was acquired for the request is held until the body ends or is dropped.
+pub struct LimitedBody<R>(BodyKind<R>);
 
-enum Kind<R> {
-    Inner(Pin<Box<R>>, Option<Held>),
+enum BodyKind<R> {
+    Inner(Pin<Box<R>>, Option<Guard>),
     Text(Bytes),
 }
 
-/// What is held until a body ends.
-type Held = Box<dyn Send + Sync>;
+/// Permit or slot that is dropped when a body ends.
+type Guard = Box<dyn Send + Sync>;
 
 impl<R> LimitedBody<R> {
-    pub(super) fn inner(body: R) -> Self {
-        Self(Kind::Inner(Box::pin(body), None))
+    pub(super) fn new(body: R) -> Self {
+        Self(BodyKind::Inner(Box::pin(body), None))
     }
 
-    pub(super) fn holding(body: R, held: impl Send + Sync + 'static) -> Self {
-        Self(Kind::Inner(Box::pin(body), Some(Box::new(held))))
+    /// Wraps a body and drops `guard` when the body ends.
+    pub(super) fn with_guard(body: R, guard: impl Send + Sync + 'static) -> Self {
+        Self(BodyKind::Inner(Box::pin(body), Some(Box::new(guard))))
     }
 }
 
 impl<R> Default for LimitedBody<R> {
     fn default() -> Self {
-        Self(Kind::Text(Bytes::new()))
+        Self(BodyKind::Text(Bytes::new()))
     }
 }
 
@@ -49,30 +51,30 @@ impl<R: Body<Data = Bytes>> Body for LimitedBody<R> {
 
     fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
         match &mut self.get_mut().0 {
-            Kind::Inner(body, held) => {
+            BodyKind::Inner(body, guard) => {
                 let frame = body.as_mut().poll_frame(context);
-                // Whoever reads to the end need not drop it for that.
+                // A body that has been read to its end may be dropped much later.
                 if matches!(frame, Poll::Ready(None | Some(Err(_)))) || body.is_end_stream() {
-                    held.take();
+                    guard.take();
                 }
                 frame
             }
-            Kind::Text(text) if text.is_empty() => Poll::Ready(None),
-            Kind::Text(text) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(text))))),
+            BodyKind::Text(text) if text.is_empty() => Poll::Ready(None),
+            BodyKind::Text(text) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(text))))),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Kind::Inner(body, _) => body.is_end_stream(),
-            Kind::Text(text) => text.is_empty(),
+            BodyKind::Inner(body, _) => body.is_end_stream(),
+            BodyKind::Text(text) => text.is_empty(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Kind::Inner(body, _) => body.size_hint(),
-            Kind::Text(text) => SizeHint::with_exact(text.len() as u64),
+            BodyKind::Inner(body, _) => body.size_hint(),
+            BodyKind::Text(text) => SizeHint::with_exact(text.len() as u64),
         }
     }
 }
@@ -81,7 +83,7 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
     headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-/// A `grpc-timeout`: up to eight digits and a unit.
+/// Parses a `grpc-timeout` header: up to eight digits and a unit.
 pub(super) fn grpc_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
@@ -96,81 +98,89 @@ pub(super) fn grpc_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-/// Nobody knows when the limiter is back: soon, as a rule.
-const LIMITER_BACK: Duration = Duration::from_secs(1);
+/// Retry-after if the rate limit service is unavailable. How long an outage lasts is unknown, but most are short.
+const FALLBACK_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Why a request does not pass, as its caller is told.
+/// Reason of a denial, as sent to the caller.
 #[derive(Clone, Copy)]
-pub(super) struct Reason {
+pub(super) struct DenialReason {
     status: StatusCode,
     code: Code,
-    /// Of draft-ietf-httpapi-ratelimit-headers-11.
-    kind: &'static str,
+    /// Problem type of draft-ietf-httpapi-ratelimit-headers-11.
+    problem_type: &'static str,
     title: &'static str,
 }
 
-impl Reason {
-    pub(super) const QUOTA: Self = Self {
+impl DenialReason {
+    pub(super) const QUOTA_EXCEEDED: Self = Self {
         status: StatusCode::TOO_MANY_REQUESTS,
         code: Code::ResourceExhausted,
-        kind: "quota-exceeded",
+        problem_type: "quota-exceeded",
         title: "Too many requests",
     };
-    pub(super) const SHED: Self = Self {
+    pub(super) const OVERLOADED: Self = Self {
         status: StatusCode::SERVICE_UNAVAILABLE,
         code: Code::Unavailable,
-        kind: "temporary-reduced-capacity",
+        problem_type: "temporary-reduced-capacity",
         title: "Overloaded",
     };
-    pub(super) const NO_LIMITER: Self = Self { title: "The rate limit service is out of reach", ..Self::SHED };
+    pub(super) const SERVICE_UNAVAILABLE: Self = Self { title: "Rate limit service unavailable", ..Self::OVERLOADED };
 
-    /// The answer to a request, in its protocol.
-    pub(super) fn refuse<R>(self, grpc: bool, wait: Option<Duration>, violated: &str) -> Response<LimitedBody<R>> {
-        let mut response = if grpc { refuse_call(self, wait) } else { refuse_request(self, wait, violated) };
-        if let Some(wait) = wait.filter(|_| !grpc) {
-            // In whole seconds, rounded up: 0 would mean now.
-            response.headers_mut().insert(header::RETRY_AFTER, seconds(wait).max(1).into());
+    /// Builds the response to a denied request in its protocol, HTTP or gRPC. `violated` are the quoted names of the
+    /// violated policies, separated by commas.
+    pub(super) fn response<R>(
+        self,
+        grpc: bool,
+        retry_after: Option<Duration>,
+        violated: &str,
+    ) -> Response<LimitedBody<R>> {
+        let mut response =
+            if grpc { grpc_response(self, retry_after) } else { http_response(self, retry_after, violated) };
+        if let Some(retry_after) = retry_after.filter(|_| !grpc) {
+            // The header has whole seconds, rounded up. 0 would invite an immediate retry.
+            response.headers_mut().insert(header::RETRY_AFTER, seconds(retry_after).max(1).into());
         }
         response
     }
 }
 
-pub(super) fn refuse<R>(verdict: &Verdict, grpc: bool) -> Response<LimitedBody<R>> {
-    let (reason, wait) = match verdict.decided_by() {
-        DecidedBy::Fallback => (Reason::NO_LIMITER, Some(LIMITER_BACK)),
-        _ if verdict.shed() => (Reason::SHED, verdict.retry_after()),
-        _ => (Reason::QUOTA, verdict.retry_after()),
+/// Builds the response to a request that `verdict` denies, with its rate limit headers.
+pub(super) fn denied_response<R>(verdict: &Verdict, grpc: bool) -> Response<LimitedBody<R>> {
+    let (reason, retry_after) = match verdict.decided_by() {
+        DecidedBy::Fallback => (DenialReason::SERVICE_UNAVAILABLE, Some(FALLBACK_RETRY_AFTER)),
+        _ if verdict.shed() => (DenialReason::OVERLOADED, verdict.retry_after()),
+        _ => (DenialReason::QUOTA_EXCEEDED, verdict.retry_after()),
     };
     let names: Vec<_> = verdict.statuses().iter().filter(|status| !status.allowed).map(name).map(quoted).collect();
-    let mut response = reason.refuse(grpc, wait, &names.join(","));
+    let mut response = reason.response(grpc, retry_after, &names.join(","));
     add_headers(response.headers_mut(), verdict);
     response
 }
 
-/// In the form of RFC 9457. `violated`: the names of policies, in quotes.
-fn refuse_request<R>(reason: Reason, wait: Option<Duration>, violated: &str) -> Response<LimitedBody<R>> {
-    let Reason { status, kind, title, .. } = reason;
+/// Builds an HTTP response with a problem description (RFC 9457).
+fn http_response<R>(reason: DenialReason, retry_after: Option<Duration>, violated: &str) -> Response<LimitedBody<R>> {
+    let DenialReason { status, problem_type: kind, title, .. } = reason;
     let mut text = format!(
         "{{\"type\":\"https://iana.org/assignments/http-problem-types#{kind}\",\"title\":\"{title}\",\"status\":{}",
         status.as_u16()
     );
-    // Writing to a text cannot fail.
-    let _ = match wait {
-        Some(wait) => write!(text, ",\"detail\":\"Come back in {} s.\"", seconds(wait).max(1)),
-        None => write!(text, ",\"detail\":\"A request of this size will not pass.\""),
+    // Writing to a `String` cannot fail.
+    let _ = match retry_after {
+        Some(retry_after) => write!(text, ",\"detail\":\"Retry in {} s.\"", seconds(retry_after).max(1)),
+        None => write!(text, ",\"detail\":\"A request of this cost will not be allowed.\""),
     };
     if !violated.is_empty() {
         let _ = write!(text, ",\"violated-policies\":[{violated}]");
     }
     text.push_str("}\n");
-    let mut response = Response::new(LimitedBody(Kind::Text(text.into())));
+    let mut response = Response::new(LimitedBody(BodyKind::Text(text.into())));
     *response.status_mut() = status;
-    let kind = HeaderValue::from_static("application/problem+json");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    let content_type = HeaderValue::from_static("application/problem+json");
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response
 }
 
-/// `google.rpc.Status`, for the details of a gRPC status.
+/// The message `google.rpc.Status`, for the details of a gRPC status.
 #[derive(Message)]
 struct RpcStatus {
     #[prost(int32, tag = "1")]
@@ -181,17 +191,18 @@ struct RpcStatus {
     details: Vec<prost_types::Any>,
 }
 
-/// `google.rpc.RetryInfo`.
+/// The message `google.rpc.RetryInfo`.
 #[derive(Message)]
 struct RetryInfo {
     #[prost(message, optional, tag = "1")]
     retry_delay: Option<prost_types::Duration>,
 }
 
-fn refuse_call<R>(reason: Reason, wait: Option<Duration>) -> Response<LimitedBody<R>> {
+/// Builds a gRPC response with a `RetryInfo`.
+fn grpc_response<R>(reason: DenialReason, retry_after: Option<Duration>) -> Response<LimitedBody<R>> {
     let (code, message) = (reason.code, reason.title.to_lowercase());
-    let retry = wait.and_then(|wait| prost_types::Duration::try_from(wait).ok());
-    let details = retry.map(|delay| prost_types::Any {
+    let retry_delay = retry_after.and_then(|time| prost_types::Duration::try_from(time).ok());
+    let details = retry_delay.map(|delay| prost_types::Any {
         type_url: "type.googleapis.com/google.rpc.RetryInfo".into(),
         value: RetryInfo { retry_delay: Some(delay) }.encode_to_vec(),
     });
@@ -200,7 +211,7 @@ fn refuse_call<R>(reason: Reason, wait: Option<Duration>) -> Response<LimitedBod
     tonic::Status::with_details(code, message, status.into()).into_http()
 }
 
-/// Those that the service names, or else the draft's two.
+/// Adds the headers that the service sent, or else `RateLimit-Policy` and `RateLimit` of the draft.
 pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict) {
     for (name, value) in verdict.headers() {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.as_str()), HeaderValue::try_from(value.as_str())) {
@@ -212,8 +223,8 @@ pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict) {
     };
     let policies: Vec<_> = verdict.statuses().iter().filter_map(policy).collect();
     let mut limit = format!("{};r={}", quoted(name(tightest)), tightest.remaining);
-    if let Some(wait) = tightest.retry_after.or(tightest.reset) {
-        let _ = write!(limit, ";t={}", seconds(wait));
+    if let Some(time) = tightest.retry_after.or(tightest.reset) {
+        let _ = write!(limit, ";t={}", seconds(time));
     }
     for (name, value) in [("ratelimit-policy", policies.join(", ")), ("ratelimit", limit)] {
         if let Ok(value) = HeaderValue::try_from(value) {
@@ -222,6 +233,7 @@ pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict) {
     }
 }
 
+/// Returns the item of `RateLimit-Policy` for a status. `None` if no limit applied.
 fn policy(status: &crate::Status) -> Option<String> {
     let limit = status.limit.as_ref()?;
     let (name, quota) = (quoted(name(status)), limit.requests_per_unit);
@@ -235,19 +247,21 @@ fn name(status: &crate::Status) -> &str {
     status.limit.as_ref().and_then(|limit| limit.name.as_deref()).unwrap_or("default")
 }
 
-/// As a string of structured fields (RFC 9651), which is one of JSON too: no more than visible ASCII.
+/// Quotes a string for structured fields (RFC 9651), which is valid JSON too. Characters other than visible ASCII are
+/// replaced by `?`.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
-    for letter in text.chars() {
-        match letter {
-            '"' | '\\' => out.extend(['\\', letter]),
-            ' '..='~' => out.push(letter),
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => out.extend(['\\', character]),
+            ' '..='~' => out.push(character),
             _ => out.push('?'),
         }
     }
     out + "\""
 }
 
+/// Returns the time in whole seconds, rounded up.
 fn seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
@@ -257,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_deadline_that_the_caller_has_set_is_read() {
+    fn a_grpc_timeout_is_parsed() {
         for (text, time) in [
             ("100m", Some(Duration::from_millis(100))),
             ("2S", Some(Duration::from_secs(2))),
@@ -277,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn names_cannot_break_out_of_their_quotes() {
+    fn special_characters_in_names_are_escaped_or_replaced() {
         assert_eq!(quoted("a\"b\\c\r\nd"), r#""a\"b\\c??d""#);
     }
 }

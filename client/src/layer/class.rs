@@ -1,25 +1,28 @@
-//! Which class a request belongs to, by rules over its method and path.
+//! [`ClassRules`]: maps requests to classes by method and path.
 
 use http::{Method, request::Parts};
 
-/// Rules that name a request's class: the first that fits does. Without one, what reads is `get`, all else `post`.
+/// Rules that map a request to a class. The first matching rule applies.
 ///
-/// For [`ShedLayer`](super::ShedLayer), and for the `class` entry of a descriptor:
+/// Without a matching rule, requests with a safe method (`GET`, `HEAD`, ...) are in the class `get`, all others in
+/// `post`. The rules are used by [`ShedLayer`](super::ShedLayer), and can supply the `class` entry of a descriptor.
+///
+/// # Examples
 ///
 /// ```
 /// use sluicegate_client::{descriptor, layer::ClassRules};
 ///
 /// let classes = ClassRules::new().rule("critical", None, "/payments").rule("test", None, "/test/");
 /// let descriptors = move |head: &http::request::Parts| {
-///     vec![descriptor! { "fleet" => "api", "priority" => classes.of(head).to_owned() }]
+///     vec![descriptor! { "fleet" => "api", "priority" => classes.classify(head).to_owned() }]
 /// };
 /// # let _ = descriptors;
 /// ```
 #[derive(Clone, Debug)]
 pub struct ClassRules {
     rules: Vec<Rule>,
-    reading: String,
-    writing: String,
+    safe_class: String,
+    other_class: String,
 }
 
 #[derive(Clone, Debug)]
@@ -31,43 +34,45 @@ struct Rule {
 
 impl Default for ClassRules {
     fn default() -> Self {
-        Self { rules: Vec::new(), reading: "get".into(), writing: "post".into() }
+        Self { rules: Vec::new(), safe_class: "get".into(), other_class: "post".into() }
     }
 }
 
 impl ClassRules {
-    /// Without rules yet.
+    /// Creates an empty list of rules.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Requests with this method, or any, whose path begins like this are of this class.
+    /// Adds a rule: requests with this method (any method if `None`), and a path that starts with `path`, are in
+    /// `class`.
     #[must_use]
     pub fn rule(mut self, class: impl Into<String>, method: Option<Method>, path: impl Into<String>) -> Self {
         self.rules.push(Rule { class: class.into(), method, path: path.into() });
         self
     }
 
-    /// The classes of requests that no rule fits: of those that read, and of all else.
+    /// Sets the classes of requests that no rule matches: those with a safe method (RFC 9110), and all others.
     #[must_use]
-    pub fn others(self, reading: impl Into<String>, writing: impl Into<String>) -> Self {
-        Self { reading: reading.into(), writing: writing.into(), ..self }
+    pub fn default_classes(self, safe: impl Into<String>, other: impl Into<String>) -> Self {
+        Self { safe_class: safe.into(), other_class: other.into(), ..self }
     }
 
-    /// A request's class.
+    /// Returns the class of a request.
     #[must_use]
-    pub fn of(&self, head: &Parts) -> &str {
-        self.class(&head.method, head.uri.path())
+    pub fn classify(&self, head: &Parts) -> &str {
+        self.class_for(&head.method, head.uri.path())
     }
 
-    pub(super) fn class(&self, method: &Method, path: &str) -> &str {
-        let fits =
-            |rule: &&Rule| rule.method.as_ref().is_none_or(|wanted| wanted == method) && path.starts_with(&rule.path);
-        match self.rules.iter().find(fits) {
+    pub(super) fn class_for(&self, method: &Method, path: &str) -> &str {
+        let matches = |rule: &&Rule| {
+            rule.method.as_ref().is_none_or(|expected| expected == method) && path.starts_with(&rule.path)
+        };
+        match self.rules.iter().find(matches) {
             Some(rule) => &rule.class,
-            None if method.is_safe() => &self.reading,
-            None => &self.writing,
+            None if method.is_safe() => &self.safe_class,
+            None => &self.other_class,
         }
     }
 }
@@ -77,18 +82,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_rule_that_fits_names_the_class() {
+    fn the_first_matching_rule_determines_the_class() {
         let rules = ClassRules::new()
             .rule("critical", Some(Method::POST), "/payments")
             .rule("get", None, "/payments")
             .rule("test", None, "/test/");
-        assert_eq!(rules.class(&Method::POST, "/payments/7"), "critical");
-        assert_eq!(rules.class(&Method::DELETE, "/payments/7"), "get");
-        assert_eq!(rules.class(&Method::GET, "/test/payments"), "test");
-        let others = |rules: &ClassRules| {
-            [Method::PUT, Method::GET, Method::HEAD].map(|method| rules.class(&method, "/").to_owned())
+        assert_eq!(rules.class_for(&Method::POST, "/payments/7"), "critical");
+        assert_eq!(rules.class_for(&Method::DELETE, "/payments/7"), "get");
+        assert_eq!(rules.class_for(&Method::GET, "/test/payments"), "test");
+        let defaults = |rules: &ClassRules| {
+            [Method::PUT, Method::GET, Method::HEAD].map(|method| rules.class_for(&method, "/").to_owned())
         };
-        assert_eq!(others(&rules), ["post", "get", "get"]);
-        assert_eq!(others(&rules.others("r", "w")), ["w", "r", "r"]);
+        assert_eq!(defaults(&rules), ["post", "get", "get"]);
+        assert_eq!(defaults(&rules.default_classes("r", "w")), ["w", "r", "r"]);
     }
 }

@@ -1,25 +1,27 @@
-//! A [`tower`](https://docs.rs/tower) layer: every request of an axum, hyper or tonic server is checked before it goes on.
+//! [`tower`](https://docs.rs/tower) layers for axum, hyper and tonic servers. [`RateLimitLayer`] checks every request
+//! with the rate limit service.
 //!
 //! ```
 //! use http::Request;
 //! use sluicegate_client::{Client, descriptor, layer::RateLimitLayer};
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), sluicegate_client::BuildError> {
-//! let limiter = Client::builder("http://127.0.0.1:8081").domain("api").connect_lazy()?;
-//! let layer = RateLimitLayer::new(limiter, |request: &http::request::Parts| {
-//!     let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("nobody");
+//! let client = Client::builder("http://127.0.0.1:8081").domain("api").connect_lazy()?;
+//! let layer = RateLimitLayer::new(client, |request: &http::request::Parts| {
+//!     let user = request.headers.get("x-user").and_then(|user| user.to_str().ok()).unwrap_or("anonymous");
 //!     vec![descriptor! { "user" => user.to_owned() }]
 //! });
 //! # let _ = layer; Ok(()) }
 //! ```
 //!
-//! [`PermitLayer`] holds a slot of a concurrency limit for each request until its response has ended. [`AdaptiveLayer`] and
-//! [`ShedLayer`] need no service: one lets as many in at once as latency allows, the other turns away what is least important
-//! when the box is too busy.
+//! [`PermitLayer`] holds a slot of a concurrency limit for each request until its response has ended. Two layers need
+//! no rate limit service: [`AdaptiveLayer`] limits concurrent requests by their latency, and [`ShedLayer`] sheds the
+//! least important requests while the host is overloaded.
 //!
-//! A refused request gets 429, or 503 when it was refused for overload or because the limiter could not be asked, with a body that says why
-//! (RFC 9457) and `Retry-After`; a gRPC call gets RESOURCE_EXHAUSTED, or UNAVAILABLE, with `google.rpc.RetryInfo`. Every
-//! response carries what the service wants on it, or else `RateLimit-Policy` and `RateLimit`
+//! A denied HTTP request gets status 429, with `Retry-After` and a problem description as body (RFC 9457). The status
+//! is 503 if the request was denied because of overload, or because the rate limit service did not answer. A denied
+//! gRPC call gets `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with `google.rpc.RetryInfo`. [`RateLimitLayer`] adds the
+//! headers that the service sent to every response, or else `RateLimit-Policy` and `RateLimit`
 //! (draft-ietf-httpapi-ratelimit-headers-11).
 
 mod adaptive;
@@ -50,7 +52,34 @@ pub use self::{
 };
 use crate::{Client, Descriptor, Outcome, Verdict};
 
-/// Checks requests before they go on.
+/// Checks every request with the rate limit service before it reaches the inner service.
+///
+/// Allowed requests continue, after the delay that a traffic-shaping limit may demand. Denied requests get the
+/// responses described in the [module](self) documentation. The W3C trace context (`traceparent`) of a request is
+/// passed on, and a `grpc-timeout` shortens the timeout of the check.
+///
+/// # Examples
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use http::request::Parts;
+/// use sluicegate_client::{Client, descriptor, layer::RateLimitLayer};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), sluicegate_client::BuildError> {
+/// let client = Client::builder("http://127.0.0.1:8081").domain("api").connect_lazy()?;
+/// let layer = RateLimitLayer::new(client, |request: &Parts| match request.headers.get("x-user") {
+///     Some(user) => vec![descriptor! { "user" => String::from_utf8_lossy(user.as_bytes()).into_owned() }],
+///     // Requests without a user are not limited.
+///     None => Vec::new(),
+/// })
+/// .max_delay(Duration::from_millis(500));
+/// let app: axum::Router = axum::Router::new().layer(layer);
+/// # let _ = app;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RateLimitLayer<F> {
     shared: Arc<Shared<F>>,
@@ -60,7 +89,7 @@ struct Shared<F> {
     client: Client,
     descriptors: F,
     hits: u32,
-    longest_delay: Duration,
+    max_delay: Duration,
     headers: bool,
 }
 
@@ -68,38 +97,32 @@ impl<F> RateLimitLayer<F>
 where
     F: Fn(&Parts) -> Vec<Descriptor<'static>>,
 {
-    /// What a request counts as is the closure's word; a request that counts as nothing is not checked.
+    /// Creates a layer. The closure returns the descriptors of a request; a request without descriptors is not checked.
     pub fn new(client: Client, descriptors: F) -> Self {
         Self {
-            shared: Arc::new(Shared {
-                client,
-                descriptors,
-                hits: 1,
-                longest_delay: Duration::from_secs(1),
-                headers: true,
-            }),
+            shared: Arc::new(Shared { client, descriptors, hits: 1, max_delay: Duration::from_secs(1), headers: true }),
         }
     }
 
-    /// What a request costs, or reserves until its cost is known ([`Reservation`]); 1 by default.
+    /// Sets the cost of a request, or the hits to reserve until its cost is known ([`Reservation`]); 1 by default.
     #[must_use]
     pub fn hits(self, hits: u32) -> Self {
         self.with(|shared| shared.hits = hits)
     }
 
-    /// A request that a limit shapes waits so long at most before it goes on; 1 s by default.
+    /// Sets the maximum time that a request waits for a limit that shapes traffic; 1 s by default.
     #[must_use]
-    pub fn longest_delay(self, delay: Duration) -> Self {
-        self.with(|shared| shared.longest_delay = delay)
+    pub fn max_delay(self, delay: Duration) -> Self {
+        self.with(|shared| shared.max_delay = delay)
     }
 
-    /// Whether responses carry the headers; they do by default.
+    /// Sets whether rate limit headers are added to the responses of allowed requests; enabled by default.
     #[must_use]
     pub fn headers(self, headers: bool) -> Self {
         self.with(|shared| shared.headers = headers)
     }
 
-    /// Before it is used nobody shares it.
+    /// Changes a setting. The settings are not shared until the layer is cloned or used.
     fn with(mut self, change: impl FnOnce(&mut Shared<F>)) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             change(shared);
@@ -116,7 +139,7 @@ impl<S, F> Layer<S> for RateLimitLayer<F> {
     }
 }
 
-/// What [`RateLimitLayer`] makes of a service.
+/// Service returned by [`RateLimitLayer`].
 pub struct RateLimitService<S, F> {
     inner: S,
     shared: Arc<Shared<F>>,
@@ -145,21 +168,21 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready is the one that was asked.
-        let waiting = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, waiting);
+        // `poll_ready` made this instance ready, so this instance is called, and its clone takes its place.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (mut head, body) = request.into_parts();
             let descriptors = (shared.descriptors)(&head);
             if descriptors.is_empty() {
-                return Ok(inner.call(Request::from_parts(head, body)).await?.map(LimitedBody::inner));
+                return Ok(inner.call(Request::from_parts(head, body)).await?.map(LimitedBody::new));
             }
             let verdict = shared.check(&head.headers, &descriptors).await;
             if !verdict.allowed() {
-                return Ok(answer::refuse(&verdict, answer::is_grpc(&head.headers)));
+                return Ok(answer::denied_response(&verdict, answer::is_grpc(&head.headers)));
             }
-            let delay = verdict.delay().min(shared.longest_delay);
+            let delay = verdict.delay().min(shared.max_delay);
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
@@ -176,7 +199,7 @@ where
             if shared.headers {
                 answer::add_headers(response.headers_mut(), &verdict);
             }
-            Ok(response.map(LimitedBody::inner))
+            Ok(response.map(LimitedBody::new))
         })
     }
 }
@@ -189,13 +212,13 @@ impl<F> Shared<F> {
             check = check.traceparent(traceparent);
         }
         if let Some(timeout) = text("grpc-timeout").and_then(answer::grpc_timeout) {
-            check = check.within(timeout);
+            check = check.timeout(timeout);
         }
         check.await
     }
 }
 
-/// How a response ended, for what learns from it: an upstream that says that it has too much to do is believed.
+/// Returns the outcome of a response for adaptive limits. Status 429 and 503 mean that the upstream is overloaded.
 fn outcome<R, E>(response: &Result<Response<R>, E>) -> Outcome {
     match response {
         Ok(response) => match response.status() {
@@ -208,12 +231,41 @@ fn outcome<R, E>(response: &Result<Response<R>, E>) -> Outcome {
     }
 }
 
-/// As an extension of a response: what the request has cost. The difference to what was taken is taken or given back.
+/// Response extension with the actual cost of the request. [`RateLimitLayer`] takes or refunds the difference to the
+/// hits already taken.
+///
+/// # Examples
+///
+/// ```
+/// use axum::{Extension, response::IntoResponse};
+/// use sluicegate_client::layer::Cost;
+///
+/// async fn handler() -> impl IntoResponse {
+///     (Extension(Cost(17)), "a response that cost 17 hits")
+/// }
+/// # let _ = handler;
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost(pub u64);
 
-/// As an extension of a request: what it has taken, for a cost that is known later than the response, as at the end of a
-/// stream. Forgotten, the request has cost what was taken.
+/// Request extension with the hits that [`RateLimitLayer`] took, for costs that are known only after the response has
+/// begun, for instance at the end of a stream.
+///
+/// If the reservation is not settled, the request costs the hits that were taken.
+///
+/// # Examples
+///
+/// ```
+/// use axum::Extension;
+/// use sluicegate_client::layer::Reservation;
+///
+/// async fn handler(Extension(reservation): Extension<Reservation>) -> &'static str {
+///     let used = 17;
+///     tokio::spawn(reservation.settle(used));
+///     "done"
+/// }
+/// # let _ = handler;
+/// ```
 #[derive(Clone)]
 pub struct Reservation {
     client: Client,
@@ -222,14 +274,13 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// What was taken of each descriptor that did not say otherwise.
+    /// Returns the number of hits that were taken for each descriptor without its own [`Descriptor::hits`].
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.hits
     }
 
-    /// Gives back what was not used, or takes what was used beyond it, as far as the limits have it: more than there is
-    /// cannot be taken.
+    /// Refunds unused hits, or takes the hits beyond the reservation, as far as the limits have hits remaining.
     pub async fn settle(self, cost: u64) {
         let (more, less) = (cost.saturating_sub(self.hits), self.hits.saturating_sub(cost));
         if more == less {

@@ -1,4 +1,4 @@
-//! A slot of a concurrency limit for each request, until its response has ended.
+//! [`PermitLayer`]: holds a slot of a concurrency limit for each request until its response has ended.
 
 use std::{
     borrow::Cow,
@@ -14,10 +14,34 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{LimitedBody, answer, outcome};
-use crate::{Client, Descriptor, permit::HOLDER};
+use crate::{Client, Descriptor, permit::DEFAULT_HOLDER_KEY};
 
-/// Holds a slot of limits that say how much may be in flight at once, from before a request until the body of its response has
-/// ended, or its connection has: [`Client::acquire`] says how.
+/// Holds a slot of concurrency limits for each request, until the body of its response has ended or its connection is
+/// closed.
+///
+/// Slots are acquired with [`Client::acquire`]. Denied requests get the responses described in the [module](super)
+/// documentation. Adaptive limits learn from the latency and the status of the responses.
+///
+/// # Examples
+///
+/// ```
+/// use http::request::Parts;
+/// use sluicegate_client::{Client, descriptor, layer::PermitLayer};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), sluicegate_client::BuildError> {
+/// let client = Client::builder("http://127.0.0.1:8081").domain("api").connect_lazy()?;
+/// let layer = PermitLayer::new(client, |request: &Parts| match request.uri.path() {
+///     "/export" => vec![descriptor! { "exports" => "all" }],
+///     // Other requests need no slot.
+///     _ => Vec::new(),
+/// })
+/// .holder_key("request_id");
+/// let app: axum::Router = axum::Router::new().layer(layer);
+/// # let _ = app;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct PermitLayer<F> {
     shared: Arc<Shared<F>>,
@@ -26,23 +50,25 @@ pub struct PermitLayer<F> {
 struct Shared<F> {
     client: Client,
     descriptors: F,
-    holder: Cow<'static, str>,
+    holder_key: Cow<'static, str>,
 }
 
 impl<F> PermitLayer<F>
 where
     F: Fn(&Parts) -> Vec<Descriptor<'static>>,
 {
-    /// Of which limits is the closure's word; a request of none is not held up.
+    /// Creates a layer. The closure returns the descriptors of a request; a request without descriptors needs no slot.
     pub fn new(client: Client, descriptors: F) -> Self {
-        Self { shared: Arc::new(Shared { client, descriptors, holder: HOLDER.into() }) }
+        Self { shared: Arc::new(Shared { client, descriptors, holder_key: DEFAULT_HOLDER_KEY.into() }) }
     }
 
-    /// The key of the entry that names who has the slot, as the rule's `holder` has it; `holder` by default.
+    /// Sets the key of the entry that identifies the holder, as in the rule's `holder`; `holder` by default.
+    ///
+    /// This has no effect after the layer has been cloned.
     #[must_use]
-    pub fn holder(mut self, key: impl Into<Cow<'static, str>>) -> Self {
+    pub fn holder_key(mut self, key: impl Into<Cow<'static, str>>) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
-            shared.holder = key.into();
+            shared.holder_key = key.into();
         }
         self
     }
@@ -56,7 +82,7 @@ impl<S, F> Layer<S> for PermitLayer<F> {
     }
 }
 
-/// What [`PermitLayer`] makes of a service.
+/// Service returned by [`PermitLayer`].
 pub struct PermitService<S, F> {
     inner: S,
     shared: Arc<Shared<F>>,
@@ -85,26 +111,26 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // The one that is ready is the one that was asked.
-        let waiting = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, waiting);
+        // `poll_ready` made this instance ready, so this instance is called, and its clone takes its place.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
             let (head, body) = request.into_parts();
             let descriptors = (shared.descriptors)(&head);
             if descriptors.is_empty() {
-                return Ok(inner.call(Request::from_parts(head, body)).await?.map(LimitedBody::inner));
+                return Ok(inner.call(Request::from_parts(head, body)).await?.map(LimitedBody::new));
             }
             let grpc = answer::is_grpc(&head.headers);
-            let acquired = shared.client.acquire(descriptors).holder(&*shared.holder).await;
+            let acquired = shared.client.acquire(descriptors).holder_key(&*shared.holder_key).await;
             let mut permit = match acquired {
                 Ok(permit) => permit,
-                Err(verdict) => return Ok(answer::refuse(&verdict, grpc)),
+                Err(verdict) => return Ok(answer::denied_response(&verdict, grpc)),
             };
             let response = inner.call(Request::from_parts(head, body)).await;
-            permit.answered();
-            permit.ended(outcome(&response));
-            Ok(response?.map(|body| LimitedBody::holding(body, permit)))
+            permit.record_latency();
+            permit.set_outcome(outcome(&response));
+            Ok(response?.map(|body| LimitedBody::with_guard(body, permit)))
         })
     }
 }

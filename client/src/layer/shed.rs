@@ -1,4 +1,4 @@
-//! What is least important is turned away first.
+//! [`ShedLayer`]: sheds the least important requests while the host is overloaded.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -16,22 +16,29 @@ use tower_service::Service;
 
 use super::{
     ClassRules, LimitedBody,
-    answer::{Reason, is_grpc},
+    answer::{DenialReason, is_grpc},
 };
 use crate::shed::LoadShedder;
 
-/// Soon, but not at once: what is shed comes back slowly.
-const WAIT: Duration = Duration::from_secs(10);
+/// Retry-after of shed requests. Shed classes are restored slowly, so an immediate retry is useless.
+const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// Turns requests away while the box is too busy, the least important first: [`Shedding`] has the law, [`ClassRules`] says which
-/// is which. They get 503.
+/// Sheds the least important requests while the host is overloaded. Shed requests get status 503.
+///
+/// [`ClassRules`] determine the class of a request, and a [`LoadShedder`] decides which classes are shed.
+///
+/// # Examples
 ///
 /// ```
-/// use sluicegate_client::{layer::{ClassRules, ShedLayer}, shed::{Shedding, Signal}};
+/// use sluicegate_client::{
+///     layer::{ClassRules, ShedLayer},
+///     shed::{LoadShedder, Signal},
+/// };
 ///
 /// let classes = ClassRules::new().rule("critical", None, "/payments").rule("test", None, "/test/");
-/// let layer = ShedLayer::new(Shedding::new(Signal::Busy(64)), classes);
-/// # let _ = layer;
+/// let shedder = LoadShedder::new(Signal::WorkerUtilization(64));
+/// let app: axum::Router = axum::Router::new().layer(ShedLayer::new(shedder, classes).key_by("x-user"));
+/// # let _ = app;
 /// ```
 #[derive(Clone)]
 pub struct ShedLayer {
@@ -39,34 +46,36 @@ pub struct ShedLayer {
 }
 
 struct Shared {
-    shedding: LoadShedder,
+    shedder: LoadShedder,
     classes: ClassRules,
-    key: Option<&'static str>,
+    key_header: Option<&'static str>,
     hasher: RandomState,
 }
 
 impl ShedLayer {
-    /// A class that the law has not is its last.
+    /// Creates a layer. A class that the shedder does not have counts as its last class.
     #[must_use]
-    pub fn new(shedding: LoadShedder, classes: ClassRules) -> Self {
-        Self { shared: Arc::new(Shared { shedding, classes, key: None, hasher: RandomState::new() }) }
+    pub fn new(shedder: LoadShedder, classes: ClassRules) -> Self {
+        Self { shared: Arc::new(Shared { shedder, classes, key_header: None, hasher: RandomState::new() }) }
     }
 
-    /// Requests with the same value of this header are treated alike, for instance those of one user; without it each is drawn
-    /// by itself.
+    /// Treats requests with the same value of this header alike, for instance those of one user. By default, and for
+    /// requests without the header, each request is admitted or shed at random.
+    ///
+    /// This has no effect after the layer has been cloned.
     #[must_use]
-    pub fn alike_by(mut self, header: &'static str) -> Self {
-        // Before it is used nobody shares it.
+    pub fn key_by(mut self, header: &'static str) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
-            shared.key = Some(header);
+            shared.key_header = Some(header);
         }
         self
     }
 }
 
 impl Shared {
+    /// Returns the hash of the key header, or a random key if the request does not have it.
     fn key<B>(&self, request: &Request<B>) -> u64 {
-        let value = self.key.and_then(|header| request.headers().get(header));
+        let value = self.key_header.and_then(|header| request.headers().get(header));
         value.map_or_else(rand::random, |value| self.hasher.hash_one(value.as_bytes()))
     }
 }
@@ -79,7 +88,7 @@ impl<S> Layer<S> for ShedLayer {
     }
 }
 
-/// What [`ShedLayer`] makes of a service.
+/// Service returned by [`ShedLayer`].
 #[derive(Clone)]
 pub struct ShedService<S> {
     inner: S,
@@ -101,13 +110,13 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let class = self.shared.classes.class(request.method(), request.uri().path());
-        let class = self.shared.shedding.class(class);
-        let Some(in_flight) = self.shared.shedding.admit(class, self.shared.key(&request)) else {
+        let class = self.shared.classes.class_for(request.method(), request.uri().path());
+        let class = self.shared.shedder.class_index(class);
+        let Some(in_flight) = self.shared.shedder.admit(class, self.shared.key(&request)) else {
             let grpc = is_grpc(request.headers());
-            return Box::pin(async move { Ok(Reason::SHED.refuse(grpc, Some(WAIT), "")) });
+            return Box::pin(async move { Ok(DenialReason::OVERLOADED.response(grpc, Some(RETRY_AFTER), "")) });
         };
-        let responding = self.inner.call(request);
-        Box::pin(async move { Ok(responding.await?.map(|body| LimitedBody::holding(body, in_flight))) })
+        let response = self.inner.call(request);
+        Box::pin(async move { Ok(response.await?.map(|body| LimitedBody::with_guard(body, in_flight))) })
     }
 }

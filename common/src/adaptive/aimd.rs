@@ -1,7 +1,8 @@
-//! `AIMDLimit`.
+//! The algorithm of `AIMDLimit`: additive increase, multiplicative decrease.
 
 use super::{Estimate, Sample};
 
+/// Factor by which the limit decreases.
 const BACKOFF: f64 = 0.9;
 
 pub(super) fn update(estimate: &mut Estimate, sample: Sample) {
@@ -28,13 +29,13 @@ mod tests {
     #[test]
     fn follows_netflix_test_cases() {
         let bounds = Bounds { floor: 20, ceiling: 200, ..Bounds::default() };
-        let fine = Sample { latency: 1_000.0, in_flight: 10, dropped: false };
-        assert_eq!(after(20, bounds, fine), 21);
+        let success = Sample { latency: 1_000.0, in_flight: 10, dropped: false };
+        assert_eq!(after(20, bounds, success), 21);
         assert_eq!(after(30, bounds, Sample { latency: 0.0, in_flight: 0, dropped: true }), 27);
-        assert_eq!(after(21, Bounds { floor: 0, ceiling: 21, ..bounds }, fine), 21);
-        // Half of it has to be in use, and what takes too long is dropped.
-        assert_eq!(after(21, bounds, fine), 21);
-        assert_eq!(after(30, bounds, Sample { latency: 5_000_001.0, ..fine }), 27);
-        assert_eq!(after(20, bounds, Sample { dropped: true, ..fine }), 20);
+        assert_eq!(after(21, Bounds { floor: 0, ceiling: 21, ..bounds }, success), 21);
+        // The limit rises only if it is at least half in use. A request that takes too long counts as dropped.
+        assert_eq!(after(21, bounds, success), 21);
+        assert_eq!(after(30, bounds, Sample { latency: 5_000_001.0, ..success }), 27);
+        assert_eq!(after(20, bounds, Sample { dropped: true, ..success }), 20);
     }
 }

@@ -1,25 +1,26 @@
-//! `Gradient2Limit`.
+//! The algorithm of `Gradient2Limit`: compares the current latency with a long-term average.
 
 use super::{Estimate, Sample};
 
-/// How much the long run's latency may be exceeded before the limit falls.
+/// Factor by which the latency may exceed the long-term average before the limit falls.
 const TOLERANCE: f64 = 1.5;
-/// So many may queue.
+/// Number of requests that may queue.
 const QUEUE: f64 = 4.0;
-/// The part of each step that counts.
+/// Weight of a new limit against the previous one.
 const SMOOTHING: f64 = 0.2;
-/// Samples of the long run, and those at the beginning that count alike.
+/// Number of samples in the long-term average.
 const WINDOW: f64 = 600.0;
+/// Number of first samples that have equal weight in the average.
 const WARM_UP: u32 = 10;
-/// When latency has fallen to less than half, the long run is hurried along.
-const HURRY: f64 = 0.95;
+/// Factor by which the average decreases per sample while the latency is below half of it.
+const BASELINE_DECAY: f64 = 0.95;
 
 pub(super) fn update(estimate: &mut Estimate, sample: Sample) {
-    let long = average(estimate, sample.latency);
+    let long = update_baseline(estimate, sample.latency);
     if long / sample.latency > 2.0 {
-        estimate.baseline = long * HURRY;
+        estimate.baseline = long * BASELINE_DECAY;
     }
-    // A limit that is not used says nothing.
+    // A limit that is less than half in use cannot be evaluated.
     if f64::from(sample.in_flight) < estimate.limit / 2.0 {
         return;
     }
@@ -27,8 +28,9 @@ pub(super) fn update(estimate: &mut Estimate, sample: Sample) {
     estimate.limit = estimate.limit * (1.0 - SMOOTHING) + (estimate.limit * gradient + QUEUE) * SMOOTHING;
 }
 
-/// `ExpAvgMeasurement`: the mean of the first few, then moved by a part.
-fn average(estimate: &mut Estimate, latency: f64) -> f64 {
+/// Updates the long-term average like `ExpAvgMeasurement`: the mean of the first samples, then an exponential moving
+/// average.
+fn update_baseline(estimate: &mut Estimate, latency: f64) -> f64 {
     if estimate.count < WARM_UP {
         estimate.count += 1;
         estimate.baseline += (latency - estimate.baseline) / f64::from(estimate.count);
@@ -44,19 +46,20 @@ mod tests {
     use super::*;
     use crate::adaptive::{Bounds, Method};
 
-    /// `ExpAvgMeasurementTest` of concurrency-limits has a window of 100; the first ten are the same.
+    /// `ExpAvgMeasurementTest` of concurrency-limits has a window of 100. The results of the first ten samples are the
+    /// same.
     #[test]
-    fn averages_as_netflix_test_cases_do() {
+    fn the_average_agrees_with_netflix_test_cases() {
         let mut estimate = Estimate::new(Method::Gradient2, &Bounds::default());
-        for (place, expected) in [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5, 14.0, 14.5].into_iter().enumerate() {
-            assert!((average(&mut estimate, 10.0 + place as f64) - expected).abs() < 0.01);
+        for (index, expected) in [10.0, 10.5, 11.0, 11.5, 12.0, 12.5, 13.0, 13.5, 14.0, 14.5].into_iter().enumerate() {
+            assert!((update_baseline(&mut estimate, 10.0 + index as f64) - expected).abs() < 0.01);
         }
-        let next = average(&mut estimate, 100.0);
+        let next = update_baseline(&mut estimate, 100.0);
         assert!((next - (14.5 + (100.0 - 14.5) * 2.0 / 601.0)).abs() < 1e-9, "{next}");
     }
 
     #[test]
-    fn grows_by_the_queue_and_falls_with_the_gradient() {
+    fn the_limit_grows_by_the_queue_and_falls_with_the_gradient() {
         let bounds = Bounds { floor: 20, ceiling: 200, initial: 100, ..Bounds::default() };
         let mut estimate = Estimate::new(Method::Gradient2, &bounds);
         let mut sample = |latency, in_flight| {
@@ -64,10 +67,10 @@ mod tests {
             (estimate.limit * 1_000.0).round() / 1_000.0
         };
         assert_eq!(sample(1_000.0, 100), 100.8);
-        assert_eq!(sample(1_000.0, 50), 100.8, "half of it is not in use");
+        assert_eq!(sample(1_000.0, 50), 100.8, "less than half of it is in use");
         // Three times the latency: the mean of three is 1666.7, the gradient 0.8333.
         assert_eq!(sample(3_000.0, 101), 98.24);
-        // Never more than by half.
+        // The gradient is at least one half.
         assert_eq!(sample(100_000.0, 99), 89.216);
     }
 }

@@ -1,8 +1,9 @@
-//! Adaptive concurrency: how many may be in flight follows what latency says.
+//! Adaptive concurrency limits: [`Estimate`] adapts the number of requests in flight to the measured latency.
 //!
-//! The three algorithms are those of Netflix' concurrency-limits, with its formulas and defaults; where `vegas` differs, it says
-//! why. They are asked once for each [`Window`] of samples, as its `WindowedLimit` does it. No I/O, no clock; doubles, and operations that any IEEE 754
-//! machine does alike, so that a script can be their twin.
+//! The three algorithms are those of Netflix's concurrency-limits, with its formulas and defaults; `vegas` documents
+//! where it differs. They run once for each [`Window`] of samples, like its `WindowedLimit`. They do no I/O and read no
+//! clock. They use only operations on doubles whose results IEEE 754 defines exactly, so that a Lua script computes the
+//! same numbers.
 
 mod aimd;
 mod gradient2;
@@ -11,25 +12,25 @@ mod window;
 
 pub use window::Window;
 
-/// What the limit follows.
+/// Algorithm of an adaptive limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// Additive increase, multiplicative decrease: up by one while all goes well, down by a tenth when requests time out or
-    /// are dropped. Latency alone says nothing to it.
+    /// Additive increase, multiplicative decrease: the limit rises by one while requests succeed, and falls by a tenth
+    /// when requests time out or are dropped. Latency below the timeout has no effect.
     Aimd,
-    /// The latency of now beside that of a minute or so. It follows an upstream that drifts, and takes an overload that
-    /// stays for the new normal after a while.
+    /// Ratio of the current latency to the average of about a minute. It adapts to slow changes of the upstream, but
+    /// after a while it accepts a permanent overload as normal.
     Gradient2,
-    /// The queue that latency says there is: the latency of now beside the one without load.
+    /// Queue length, estimated from the ratio of the current latency to the latency without load.
     #[default]
     Vegas,
 }
 
 impl Method {
-    /// Every method.
+    /// All methods.
     pub const ALL: [Self; 3] = [Self::Aimd, Self::Gradient2, Self::Vegas];
 
-    /// Its name in the literature.
+    /// Returns the name of the algorithm in the literature, as in rule files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -40,16 +41,16 @@ impl Method {
     }
 }
 
-/// Within which bounds.
+/// Bounds of an adaptive limit, and the timeout of requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Never fewer: at least 1.
+    /// Minimum limit, at least 1.
     pub floor: u32,
-    /// Never more.
+    /// Maximum limit.
     pub ceiling: u32,
-    /// Where it starts.
+    /// Initial limit.
     pub initial: u32,
-    /// A request that takes longer counts as dropped, in microseconds.
+    /// Timeout in microseconds. A request that takes longer counts as dropped.
     pub timeout: u64,
 }
 
@@ -59,51 +60,53 @@ impl Default for Bounds {
     }
 }
 
-/// What came of requests.
+/// Latency and outcome of a request, or of the combined requests of a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// How long they took, in microseconds.
+    /// Latency, in microseconds; the mean of a window.
     pub latency: f64,
-    /// How many were in flight at most.
+    /// Number of requests in flight; the maximum of a window.
     pub in_flight: u32,
-    /// Some of them timed out, or were refused for overload.
+    /// Whether requests timed out or were rejected because of overload.
     pub dropped: bool,
 }
 
-/// A limit and what it was found by.
+/// Current limit, and the measurements from which it is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// How many may be in flight; a fraction counts for the next step.
+    /// Maximum number of requests in flight, with the fraction that the next step continues from.
     pub limit: f64,
-    /// The latency that it is held against, in microseconds: without load, or in the long run. 0 is not known yet.
+    /// Reference latency in microseconds: the latency without load, or the long-term average. 0 if not yet known.
     pub baseline: f64,
-    /// Of how many samples the baseline is made, or when it was measured.
+    /// Number of samples in the baseline, or the period in which it was measured.
     pub count: u32,
-    /// The baseline is being measured: steps that are left.
-    pub probing: u8,
-    /// The mean of what has been measured so far.
+    /// Number of remaining steps of a measurement of the baseline; 0 if none is in progress.
+    pub probing_steps: u8,
+    /// Mean latency measured so far.
     pub measured: f64,
 }
 
-/// While the baseline is measured anew the limit is this part of itself: a queue that is there drains, and none builds up.
-const PROBE: f64 = 0.5;
+/// Factor applied to the limit while the baseline is measured, so that an existing queue drains and no new one builds
+/// up.
+const PROBE_FACTOR: f64 = 0.5;
 
 impl Estimate {
-    /// Nothing known yet.
+    /// Creates an estimate at the initial limit, without measurements.
     #[must_use]
     pub fn new(method: Method, bounds: &Bounds) -> Self {
         let probing = if method == Method::Vegas { vegas::PROBING } else { 0 };
-        Self { limit: bounds.initial.into(), baseline: 0.0, count: 0, probing, measured: 0.0 }
+        Self { limit: bounds.initial.into(), baseline: 0.0, count: 0, probing_steps: probing, measured: 0.0 }
     }
 
-    /// How many may be in flight now.
+    /// Returns the number of requests that may be in flight now.
     #[must_use]
     pub fn limit(&self, bounds: &Bounds) -> u32 {
-        let limit = if self.probing > 0 && self.baseline > 0.0 { self.limit * PROBE } else { self.limit };
+        let limit = if self.probing_steps > 0 && self.baseline > 0.0 { self.limit * PROBE_FACTOR } else { self.limit };
         (limit as u32).clamp(bounds.floor.max(1), bounds.ceiling.max(1))
     }
 
-    /// One step. `now`, in microseconds of the wall's clock, says when Vegas measures anew.
+    /// Updates the limit with the sample of a window. `now` is the wall-clock time in microseconds, which determines
+    /// when Vegas measures its baseline.
     pub fn update(&mut self, method: Method, bounds: &Bounds, sample: Sample, now: u64) {
         let sample = Sample { dropped: sample.dropped || sample.latency > bounds.timeout as f64, ..sample };
         match method {

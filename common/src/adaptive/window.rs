@@ -1,46 +1,49 @@
-//! Samples of a while, as one: single latencies are far apart also when nothing is wrong.
+//! [`Window`]: combines the samples of an interval into one, because single latencies vary widely even without
+//! overload.
 
 use super::Sample;
 
-/// What was seen since the last step.
+/// Samples since the last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Window {
-    /// Until when, in microseconds: not before then is there a step.
+    /// Earliest time of the next step, in microseconds.
     pub end: u64,
-    /// The sum of all latencies, and how many they are.
+    /// Sum of all latencies, in microseconds.
     pub sum: f64,
-    /// How many.
+    /// Number of samples.
     pub count: u32,
-    /// The most that were in flight.
+    /// Maximum number of requests in flight.
     pub in_flight: u32,
-    /// How many of them were dropped.
+    /// Number of dropped requests.
     pub dropped: u32,
 }
 
 impl Window {
-    /// A step is taken after so long at the earliest, in microseconds.
-    pub const SPAN: u64 = 500_000;
-    /// And of so many samples at least.
-    pub const LEAST: u32 = 10;
-    /// One of so many may be dropped: some take long whatever is done.
-    pub const TAIL: u32 = 20;
+    /// Minimum length of a window, in microseconds.
+    pub const MIN_SPAN: u64 = 500_000;
+    /// Minimum number of samples of a window.
+    pub const MIN_SAMPLES: u32 = 10;
+    /// Number of samples per dropped request that is tolerated, because a few requests take long under any load.
+    pub const SAMPLES_PER_TOLERATED_DROP: u32 = 20;
 
-    /// Adds one; there is a sample of all when the window is full. `now` in microseconds of any clock.
+    /// Adds a sample. If the window is complete, returns the combined sample and starts a new window.
+    ///
+    /// `now` is the time in microseconds, of any clock.
     pub fn add(&mut self, sample: Sample, now: u64) -> Option<Sample> {
         if self.count == 0 {
-            // A clock that steps back begins anew.
-            self.end = now + Self::SPAN;
+            self.end = now + Self::MIN_SPAN;
         }
         self.sum += sample.latency;
         self.count = self.count.saturating_add(1);
         self.in_flight = self.in_flight.max(sample.in_flight);
         self.dropped = self.dropped.saturating_add(sample.dropped.into());
-        let behind = self.end > now + Self::SPAN;
-        if (now < self.end && !behind) || self.count < Self::LEAST {
+        // The end can only be that far away if the clock was set back. Then the window ends now.
+        let clock_set_back = self.end > now + Self::MIN_SPAN;
+        if (now < self.end && !clock_set_back) || self.count < Self::MIN_SAMPLES {
             return None;
         }
         let Self { sum, count, in_flight, dropped, .. } = std::mem::take(self);
-        let dropped = u64::from(dropped) * u64::from(Self::TAIL) > u64::from(count);
+        let dropped = u64::from(dropped) * u64::from(Self::SAMPLES_PER_TOLERATED_DROP) > u64::from(count);
         Some(Sample { latency: sum / f64::from(count), in_flight, dropped })
     }
 }
@@ -50,14 +53,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn is_full_after_a_while_and_enough_samples() {
+    fn a_window_is_complete_after_its_span_and_enough_samples() {
         let mut window = Window::default();
         let sample = |latency, in_flight, dropped| Sample { latency, in_flight, dropped };
         for number in 0..9 {
             assert_eq!(window.add(sample(100.0, number, number == 4), 1_000_000), None);
         }
         assert_eq!(window.add(sample(200.0, 3, false), 1_500_000), Some(sample(110.0, 8, true)));
-        // Of twenty-one, one and then two were dropped.
+        // Of twenty-one samples, one is dropped in the first round and two in the second.
         for dropped in [1, 2] {
             for number in 0..20 {
                 assert_eq!(window.add(sample(100.0, 1, number < dropped), 2_000_000), None);
@@ -65,8 +68,8 @@ mod tests {
             assert_eq!(window.add(sample(100.0, 1, false), 2_500_000), Some(sample(100.0, 1, dropped == 2)));
         }
         assert_eq!(window.add(sample(100.0, 1, false), 3_000_000), None);
-        assert_eq!(window.add(sample(100.0, 1, false), 9_000_000), None, "too few");
-        // The clock goes back by years: the window ends.
+        assert_eq!(window.add(sample(100.0, 1, false), 9_000_000), None, "too few samples");
+        // The window ends if the clock is set back.
         for _ in 0..7 {
             assert_eq!(window.add(sample(100.0, 1, false), 9_000_000), None);
         }

@@ -1,4 +1,4 @@
-// Many checks on one stream.
+// Sends several checks on one stream.
 //
 //	./generate.sh
 //	go run . 127.0.0.1:8081
@@ -46,22 +46,22 @@ func main() {
 	}
 
 	for waiting := len(frame.Checks); waiting > 0; {
-		answers, err := stream.Recv()
+		frame, err := stream.Recv()
 		if err != nil {
 			log.Fatal(err)
 		}
-		for _, answer := range answers.Answers {
+		for _, response := range frame.Responses {
 			waiting--
-			if failed := answer.GetError(); failed != nil {
-				fmt.Printf("%d: %s\n", answer.Id, failed.Message)
+			if failed := response.GetError(); failed != nil {
+				fmt.Printf("%d: %s\n", response.Id, failed.Message)
 				continue
 			}
-			verdict := answer.GetVerdict()
+			verdict := response.GetVerdict()
 			status := verdict.Statuses[0]
 			if verdict.Allowed {
-				fmt.Printf("%d: allowed, %d remaining\n", answer.Id, status.Remaining)
+				fmt.Printf("%d: allowed, %d remaining\n", response.Id, status.Remaining)
 			} else {
-				fmt.Printf("%d: refused, come back in %.1f s\n", answer.Id, float64(status.GetRetryAfterUs())/1e6)
+				fmt.Printf("%d: denied, retry after %.1f s\n", response.Id, float64(status.GetRetryAfterUs())/1e6)
 			}
 		}
 	}

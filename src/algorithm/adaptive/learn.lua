@@ -1,5 +1,5 @@
--- Twins of Estimate and Window (sluicegate_common::adaptive): the same operations on doubles, in the same order. Made only where
--- there is a method: 1 for AIMD, 2 for Gradient2, 3 for Vegas.
+-- Equivalents of Estimate and Window (sluicegate_common::adaptive): the same operations on doubles, in the same order.
+-- They are only defined if there is a method: 1 for AIMD, 2 for Gradient2, 3 for Vegas.
 local learn_from, learned_tail, learned_limit, learn
 if method > 0 then
   local LEARNED = '<dddI4BI7dI4I4I4'
@@ -12,7 +12,7 @@ if method > 0 then
         return number >= 0 and number < 1e15
       end
       if is_number(limit) and is_number(baseline) and is_number(measured) and is_number(sum) then
-        it.limit = min(max(limit, bounds.least), bounds.most)
+        it.limit = min(max(limit, bounds.floor_limit), bounds.ceiling_limit)
         it.baseline, it.measured, it.count, it.probing = baseline, measured, count, probing
         it.ends, it.sum, it.samples, it.in_flight, it.dropped = ends, sum, samples, in_flight, dropped
       end
@@ -27,7 +27,7 @@ if method > 0 then
 
   function learned_limit(it)
     local limit = floor(it.probing > 0 and it.baseline > 0 and it.limit * 0.5 or it.limit)
-    return min(max(limit, it.bounds.least), it.bounds.most)
+    return min(max(limit, it.bounds.floor_limit), it.bounds.ceiling_limit)
   end
 
   local function vegas(it, latency, in_flight, dropped, now)
@@ -39,8 +39,8 @@ if method > 0 then
         it.measured = it.measured + (latency - it.measured) / (2 - it.probing)
       end
       if it.probing == 0 then
-        local kept = it.baseline > 0 and 0.25 or 0
-        it.baseline, it.measured = it.baseline * kept + it.measured * (1 - kept), 0
+        local weight = it.baseline > 0 and 0.25 or 0
+        it.baseline, it.measured = it.baseline * weight + it.measured * (1 - weight), 0
       end
       return
     end
@@ -82,7 +82,7 @@ if method > 0 then
     it.limit = it.limit * (1 - 0.2) + (it.limit * gradient + 4) * 0.2
   end
 
-  -- One sample more.
+  -- Adds one sample.
   function learn(it, latency, in_flight, dropped, now)
     if it.samples == 0 then
       it.ends = now + 500000
@@ -106,6 +106,6 @@ if method > 0 then
     else
       vegas(it, latency, in_flight, dropped, now)
     end
-    it.limit = min(max(it.limit, max(it.bounds.least, 1)), max(it.bounds.most, 1))
+    it.limit = min(max(it.limit, max(it.bounds.floor_limit, 1)), max(it.bounds.ceiling_limit, 1))
   end
 end

@@ -1,8 +1,9 @@
-//! Adaptive concurrency: how many at once follows what latency says, shared by all who ask.
+//! [`Adaptive`]: a concurrency limit on requests in flight that follows their latency, shared by all instances.
 //!
-//! The slots are [`Concurrency`]'s, held and given back in the same way. Who gives one back says how long it took; what is
-//! learned from that stands behind the slots: the limit, what it is held against, and the samples since the last step
-//! ([`sluicegate_common::adaptive`] has the formulas). A limit that nobody uses keeps for an hour what it has learned.
+//! The slots are those of [`Concurrency`] and are held and released in the same way. A release contains the latency of
+//! the request. The state contains the slots, and after them the learned limit, the baseline latency, and the
+//! samples since the last update (see [`sluicegate_common::adaptive`] for the formulas). An unused limit remembers it
+//! for an hour.
 
 use sluicegate_common::adaptive::{self, Bounds, Estimate, Method, Window};
 
@@ -11,7 +12,7 @@ use super::{
     RequestContext, Sample, State, concurrency::Concurrency,
 };
 
-/// A limit that learns.
+/// A concurrency limiter with a limit that follows latency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Adaptive {
     slots: Concurrency,
@@ -20,18 +21,18 @@ pub struct Adaptive {
     sample: Option<Sample>,
 }
 
-/// The bounds are whole numbers.
+/// The bounds contain only integers.
 impl Eq for Adaptive {}
 
-/// What has been learned is kept for so long after the last request.
-const KEPT: Micros = Micros::from_secs(3_600);
-/// Bytes behind the slots: limit, baseline, measured (doubles), count (4), probing (1); the window's end (7), sum (a double),
-/// count, in flight and dropped (4 each).
-const TAIL: usize = 56;
-/// No latency is longer, in microseconds: an hour.
-const LONGEST: u64 = 3_600_000_000;
+/// Lifetime of the learned state after the last request.
+const LEARNED_TTL: Micros = Micros::from_secs(3_600);
+/// Length of the learned state in bytes: limit, baseline, measured (doubles), count (4), probing (1); the end of the
+/// window (7), sum (a double), count, in flight and dropped (4 each).
+const LEARNED_BYTES: usize = 56;
+/// Maximum latency in microseconds: one hour.
+const MAX_LATENCY: u64 = 3_600_000_000;
 
-/// What has been learned.
+/// The learned state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Learned {
     estimate: Estimate,
@@ -43,10 +44,10 @@ impl Learned {
         Self { estimate: Estimate::new(method, bounds), window: Window::default() }
     }
 
-    /// What stands behind the slots, and where they end. What makes no sense begins anew.
+    /// Reads the learned state and returns it with the length of the slots before it. An invalid one is reset.
     fn read(bytes: &[u8], method: Method, bounds: &Bounds) -> (Self, usize) {
         let fresh = Self::new(method, bounds);
-        let Some((slots, tail)) = bytes.split_last_chunk::<TAIL>() else {
+        let Some((slots, tail)) = bytes.split_last_chunk::<LEARNED_BYTES>() else {
             return (fresh, 0);
         };
         let number = |at: usize, size: usize| {
@@ -59,22 +60,22 @@ impl Learned {
         else {
             return (fresh, slots.len());
         };
-        // The bounds may have changed.
+        // The bounds may have changed since the state was written.
         let limit = limit.max(bounds.floor.into()).min(bounds.ceiling.into());
-        let estimate = Estimate { limit, baseline, count: number(24, 4) as u32, probing: tail[28], measured };
+        let estimate = Estimate { limit, baseline, count: number(24, 4) as u32, probing_steps: tail[28], measured };
         let [count, in_flight, dropped] = [44, 48, 52].map(|at| number(at, 4) as u32);
         (Self { estimate, window: Window { end: number(29, 7), sum, count, in_flight, dropped } }, slots.len())
     }
 
     fn write(&self, state: &mut State) {
         let Self { estimate, window } = self;
-        let mut tail = [0; TAIL];
+        let mut tail = [0; LEARNED_BYTES];
         let mut write = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
         write(0, &estimate.limit.to_bits().to_le_bytes());
         write(8, &estimate.baseline.to_bits().to_le_bytes());
         write(16, &estimate.measured.to_bits().to_le_bytes());
         write(24, &estimate.count.to_le_bytes());
-        write(28, &[estimate.probing]);
+        write(28, &[estimate.probing_steps]);
         write(29, &window.end.to_le_bytes()[..7]);
         write(36, &window.sum.to_bits().to_le_bytes());
         write(44, &window.count.to_le_bytes());
@@ -85,11 +86,12 @@ impl Learned {
 }
 
 impl Adaptive {
-    /// `None` for bounds that are not in order, or a ceiling or a hold that slots cannot have.
+    /// Creates a limiter; `None` if the bounds are not in order, or if [`Concurrency`] does not support the ceiling or
+    /// the hold.
     #[must_use]
     pub fn new(method: Method, bounds: Bounds, hold: Micros) -> Option<Self> {
         let Bounds { floor, ceiling, initial, timeout } = bounds;
-        let fits = floor >= 1 && floor <= initial && initial <= ceiling && timeout > 0 && timeout <= LONGEST;
+        let fits = floor >= 1 && floor <= initial && initial <= ceiling && timeout > 0 && timeout <= MAX_LATENCY;
         let slots = Concurrency::new(MaxHits::hard(ceiling.into()), hold)?;
         fits.then_some(Self { slots, method, bounds, sample: None })
     }
@@ -98,13 +100,13 @@ impl Adaptive {
         Learned::read(state.as_bytes(), self.method, &self.bounds)
     }
 
-    /// The slots, of which so many may be in flight now.
+    /// Returns the slots with the current limit.
     fn slots(&self, learned: &Learned) -> Concurrency {
-        self.slots.limited(learned.estimate.limit(&self.bounds).into())
+        self.slots.with_limit(learned.estimate.limit(&self.bounds).into())
     }
 
     fn learn(&self, learned: &mut Learned, sample: Sample, in_flight: u64, now: Micros) {
-        let latency = sample.latency.get().clamp(1, LONGEST) as f64;
+        let latency = sample.latency.get().clamp(1, MAX_LATENCY) as f64;
         let sample = adaptive::Sample { latency, in_flight: in_flight as u32, dropped: sample.dropped };
         if let Some(all) = learned.window.add(sample, now.get()) {
             learned.estimate.update(self.method, &self.bounds, all, now.get());
@@ -116,76 +118,73 @@ impl Limiter for Adaptive {
     const NAME: &'static str = "adaptive";
     const KEYWORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
     const TAG: &'static str = "ad";
-    /// One script for all slots.
+    /// Shared with [`Concurrency`].
     const SCRIPT: &'static str = Concurrency::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Concurrency::ARGUMENTS;
 
-    /// The limit is the ceiling, the window the hold.
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+    /// The limit is the ceiling, the window is the hold.
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let defaults = Bounds::default();
-        let ceiling = shape.requests;
-        let floor = shape.floor.unwrap_or(defaults.floor);
-        let initial = shape.initial.unwrap_or(defaults.initial.clamp(floor.min(ceiling), ceiling));
-        let timeout = shape.timeout.map_or(defaults.timeout, Micros::get);
-        if shape.soft.is_some() || shape.counts_denied() {
-            let word = if shape.soft.is_some() { "soft" } else { "count_denied" };
-            return Err(InvalidLimit {
-                keyword: word,
-                reason: "a limit that follows latency is neither soft, nor counts what it refuses",
-            });
+        let ceiling = spec.requests;
+        let floor = spec.floor.unwrap_or(defaults.floor);
+        let initial = spec.initial.unwrap_or(defaults.initial.clamp(floor.min(ceiling), ceiling));
+        let timeout = spec.timeout.map_or(defaults.timeout, Micros::get);
+        if spec.soft.is_some() || spec.counts_denied() {
+            let keyword = if spec.soft.is_some() { "soft" } else { "count_denied" };
+            return Err(InvalidLimit { keyword, reason: "adaptive supports neither soft nor count_denied" });
         }
         if u64::from(ceiling) > Concurrency::MAX_SLOTS {
             return Err(InvalidLimit {
                 keyword: "ceiling",
-                reason: "adaptive keeps every slot and takes 1000 at most",
+                reason: "adaptive stores every slot: ceiling must be at most 1000",
             });
         }
-        if timeout == 0 || timeout > LONGEST {
+        if timeout == 0 || timeout > MAX_LATENCY {
             return Err(InvalidLimit {
                 keyword: "timeout",
-                reason: "timeout must be longer than nothing, and an hour at most",
+                reason: "timeout must be greater than 0 and at most 1 hour",
             });
         }
         let bounds = Bounds { floor, ceiling, initial, timeout };
         if floor == 0 || floor > initial || initial > ceiling {
             return Err(InvalidLimit {
                 keyword: "floor",
-                reason: "floor, initial and ceiling must be in this order, and 1 at least",
+                reason: "floor must be at least 1, initial at least floor, and ceiling at least initial",
             });
         }
-        let why = "hold must be longer than nothing, and a day at most";
-        let method = shape.method.unwrap_or_default();
-        Ok(Self::new(method, bounds, shape.window).ok_or(InvalidLimit { keyword: "hold", reason: why })?.into())
+        let reason = "hold must be greater than 0 and at most 1 day";
+        let method = spec.method.unwrap_or_default();
+        Ok(Self::new(method, bounds, spec.window).ok_or(InvalidLimit { keyword: "hold", reason })?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        let mut arguments = self.slots.arguments(ask);
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let mut arguments = self.slots.arguments(operation);
         if let Some(method) = arguments.last_mut() {
             *method = 1 + self.method as u64;
         }
         let Bounds { floor, ceiling, initial, timeout } = self.bounds;
         arguments.extend([floor, ceiling, initial].map(u64::from));
-        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, LONGEST));
+        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, MAX_LATENCY));
         let dropped = self.sample.is_some_and(|sample| sample.dropped);
         arguments.extend([timeout, latency, dropped.into()]);
         arguments
     }
 
-    fn with_context(self, asker: RequestContext) -> Self {
-        Self { slots: self.slots.with_context(asker), sample: asker.sample, ..self }
+    fn with_context(self, context: RequestContext) -> Self {
+        Self { slots: self.slots.with_context(context), sample: context.sample, ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
         let (mut learned, slots) = self.learned(state);
         let tail = state.as_bytes().len() - slots;
         state.cut_back(tail);
-        let before = Concurrency::in_flight(state, ask.now);
-        let allowed = self.slots(&learned).step(state, ask);
-        // Only of what was held: who gives back twice teaches nothing.
-        if let Some(sample) = self.sample.filter(|_| ask.action == Action::Refund)
-            && Concurrency::in_flight(state, ask.now) < before
+        let before = Concurrency::in_flight(state, operation.now);
+        let allowed = self.slots(&learned).step(state, operation);
+        // Only the release of a held slot counts as a sample, not a repeated release.
+        if let Some(sample) = self.sample.filter(|_| operation.action == Action::Refund)
+            && Concurrency::in_flight(state, operation.now) < before
         {
-            self.learn(&mut learned, sample, before, ask.now);
+            self.learn(&mut learned, sample, before, operation.now);
         }
         if !state.is_empty() || learned != Learned::new(self.method, &self.bounds) {
             learned.write(state);
@@ -193,21 +192,21 @@ impl Limiter for Adaptive {
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let (learned, slots) = self.learned(state);
         let limit = learned.estimate.limit(&self.bounds);
-        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], ask, allowed);
+        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], operation, allowed);
         Decision { limit: Some(limit), shed: !allowed, ..decision }
     }
 
-    /// A slot may come back at any moment.
+    /// Always, because a slot may be released at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let (_, slots) = self.learned(state);
-        Concurrency::expire(&state.as_bytes()[..slots], now).max(now + KEPT)
+        Concurrency::expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
     }
 }
 

@@ -1,14 +1,14 @@
-//! Concurrency: at most so many in flight at once.
+//! [`Concurrency`]: a limit on the number of requests in flight.
 //!
-//! Who passes holds a slot until it is given back, or until its end: a holder that has crashed gives nothing back. Slots
-//! have names, so that giving back twice, too late, or what was never had frees nothing of anybody else's. Whoever asks
-//! again under a name that has a slot keeps it for as long again.
+//! An allowed request holds a slot until it releases the slot or until the hold ends, because a crashed holder releases
+//! nothing. Slots belong to named holders, so that a release that is repeated, late or without a slot never frees the
+//! slot of another holder. A take by a holder that already has a slot renews the slot for another hold.
 //!
-//! Classes can share the slots: each has so many that are always there for it, and a ceiling. A slot that one class wants
-//! is free if, with it, all others can still have what is always there for them.
+//! Classes can share the slots: each class has a guaranteed minimum and a maximum. A slot is free for one class if,
+//! after it is taken, all other classes can still have their minimums.
 //!
-//! The state is 14 bytes a slot, the one that ends first first: its end (7), its holder (6) and the holder's class (1). It is
-//! a sliding log that is written from its other end, with names.
+//! The state has 14 bytes for each slot, in the order in which they end: the end (7), the holder (6) and the holder's
+//! class (1). It is a sliding log that contains ends instead of beginnings, with holders.
 
 use smallvec::smallvec;
 
@@ -17,92 +17,93 @@ use super::{
     Operation, RequestContext, State,
 };
 
-/// At most `limit` slots, each for `hold` at most.
+/// A limiter that allows at most `limit` slots at once, each for at most `hold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Concurrency {
     max_hits: MaxHits,
     hold: Micros,
     classes: Option<Classes>,
-    /// Whose slots are asked for.
+    /// Caller of the operation.
     context: RequestContext,
 }
 
-/// Bytes of an instant, of a name, of a class, and of all.
-const END: usize = 7;
-const NAME: usize = 6;
-const CLASS: usize = 1;
-const ENTRY: usize = END + NAME + CLASS;
+/// Lengths in bytes: an instant, a holder, a class, and a whole slot.
+const END_BYTES: usize = 7;
+const HOLDER_BYTES: usize = 6;
+const CLASS_BYTES: usize = 1;
+const SLOT_BYTES: usize = END_BYTES + HOLDER_BYTES + CLASS_BYTES;
 
-/// How many slots each class has.
-type Held = [u64; Classes::MAX_CLASSES];
+/// Number of slots that each class holds.
+type SlotsPerClass = [u64; Classes::MAX_CLASSES];
 
 impl Concurrency {
-    /// The largest limit, soft part included: 14 kB for each counter.
+    /// Maximum limit including its soft part: 14 kB for each counter.
     pub const MAX_SLOTS: u64 = 1_000;
-    /// The longest hold: a day.
+    /// Maximum hold: one day.
     pub const MAX_HOLD: Micros = Micros::from_secs(86_400);
-    /// Names are numbers up to this one.
-    pub const LAST_HOLDER: u64 = (1 << 48) - 1;
+    /// Largest number of a holder.
+    pub const MAX_HOLDER: u64 = (1 << 48) - 1;
 
-    /// `None` for a quota above [`Self::MOST`], and a hold of no length or longer than [`Self::LONGEST`].
+    /// Creates a limiter; `None` if the limit exceeds [`Self::MAX_SLOTS`], or if the hold is zero or exceeds
+    /// [`Self::MAX_HOLD`].
     #[must_use]
-    pub fn new(quota: MaxHits, hold: Micros) -> Option<Self> {
-        let fits = hold > Micros::ZERO && hold <= Self::MAX_HOLD && quota.ceiling() <= Self::MAX_SLOTS;
-        fits.then_some(Self { max_hits: quota, hold, classes: None, context: RequestContext::default() })
+    pub fn new(max_hits: MaxHits, hold: Micros) -> Option<Self> {
+        let fits = hold > Micros::ZERO && hold <= Self::MAX_HOLD && max_hits.ceiling() <= Self::MAX_SLOTS;
+        fits.then_some(Self { max_hits, hold, classes: None, context: RequestContext::default() })
     }
 
-    /// The same with another limit.
-    pub(super) fn limited(self, limit: u64) -> Self {
+    /// Returns the same limiter with another limit.
+    pub(super) fn with_limit(self, limit: u64) -> Self {
         Self { max_hits: MaxHits::hard(limit), ..self }
     }
 
-    fn slots(state: &State) -> &[[u8; ENTRY]] {
+    fn slots(state: &State) -> &[[u8; SLOT_BYTES]] {
         Self::slots_of(state.as_bytes())
     }
 
-    /// Of bytes that need not be all of a state.
-    fn slots_of(bytes: &[u8]) -> &[[u8; ENTRY]] {
+    /// Returns the slots in bytes that may be only a part of a state.
+    fn slots_of(bytes: &[u8]) -> &[[u8; SLOT_BYTES]] {
         bytes.as_chunks().0
     }
 
-    fn end([a, b, c, d, e, f, g, ..]: &[u8; ENTRY]) -> u64 {
+    fn end([a, b, c, d, e, f, g, ..]: &[u8; SLOT_BYTES]) -> u64 {
         u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, 0])
     }
 
-    fn class([.., class]: &[u8; ENTRY]) -> usize {
+    fn class([.., class]: &[u8; SLOT_BYTES]) -> usize {
         usize::from(*class) % Classes::MAX_CLASSES
     }
 
-    /// When the last of these ends.
-    pub(super) fn expire(bytes: &[u8], now: Micros) -> Micros {
+    /// Returns the end of the last slot in `bytes`.
+    pub(super) fn expires_at(bytes: &[u8], now: Micros) -> Micros {
         Self::slots_of(bytes).last().map_or(now, |newest| Micros::new(Self::end(newest)))
     }
 
-    /// How many slots are held.
+    /// Returns the number of slots that are held.
     pub(super) fn in_flight(state: &State, now: Micros) -> u64 {
         let slots = Self::slots(state);
-        (slots.len() - Self::gone(slots, now)) as u64
+        (slots.len() - Self::expired(slots, now)) as u64
     }
 
-    /// So many slots of whoever asks.
+    /// Appends slots of the caller.
     fn push(&self, state: &mut State, end: u64, slots: u64) {
-        let mut slot = [0; ENTRY];
+        let mut slot = [0; SLOT_BYTES];
         slot[..8].copy_from_slice(&end.to_le_bytes());
-        slot[END..END + NAME].copy_from_slice(&self.context.holder.to_le_bytes()[..NAME]);
-        slot[ENTRY - CLASS] = self.context.class;
+        slot[END_BYTES..END_BYTES + HOLDER_BYTES].copy_from_slice(&self.context.holder.to_le_bytes()[..HOLDER_BYTES]);
+        slot[SLOT_BYTES - CLASS_BYTES] = self.context.class;
         (0..slots).for_each(|_| state.append(&slot));
     }
 
-    /// How many slots have ended: mostly none.
-    fn gone(slots: &[[u8; ENTRY]], now: Micros) -> usize {
+    /// Returns the number of slots that have ended, which is usually zero.
+    fn expired(slots: &[[u8; SLOT_BYTES]], now: Micros) -> usize {
         match slots.first() {
             Some(first) if Self::end(first) <= now.get() => slots.partition_point(|slot| Self::end(slot) <= now.get()),
             Some(_) | None => 0,
         }
     }
 
-    /// Slots from a clock that was far ahead, or from a rule that held them much longer: they are as if taken now.
-    fn believe(&self, state: &mut State, now: Micros) {
+    /// Shortens slots to a hold from now if they end later, because a clock was far ahead or the hold was much longer.
+    fn clamp_future(&self, state: &mut State, now: Micros) {
         let end = (now + self.hold).get();
         if Self::slots(state).last().is_none_or(|newest| Self::end(newest) <= end + CLOCK_SLACK.get()) {
             return;
@@ -111,80 +112,83 @@ impl Concurrency {
         state.clear();
         for mut slot in slots {
             let end = Self::end(&slot).min(end);
-            slot[..END].copy_from_slice(&end.to_le_bytes()[..END]);
+            slot[..END_BYTES].copy_from_slice(&end.to_le_bytes()[..END_BYTES]);
             if end > now.get() {
                 state.append(&slot);
             }
         }
     }
 
-    /// Whether a slot is of whoever asks; of nobody in particular, if it is of the class.
-    fn is_mine(&self) -> impl Fn(&[u8; ENTRY]) -> bool + use<> {
+    /// Returns a predicate for the slots of the caller; without a holder, for the slots of its class without a holder.
+    fn is_own(&self) -> impl Fn(&[u8; SLOT_BYTES]) -> bool + use<> {
         let RequestContext { holder, class, .. } = self.context;
-        // The last eight bytes are one number: a byte of the end, the name, the class.
+        // The last eight bytes are read as one number: a byte of the end, the holder, the class.
         let (mask, wanted) = match holder {
-            0 => (!0xFF, u64::from(class) << (8 * (1 + NAME))),
-            _ => (Self::LAST_HOLDER << 8, holder << 8),
+            0 => (!0xFF, u64::from(class) << (8 * (1 + HOLDER_BYTES))),
+            _ => (Self::MAX_HOLDER << 8, holder << 8),
         };
-        move |[.., a, b, c, d, e, f, g, h]: &[u8; ENTRY]| {
+        move |[.., a, b, c, d, e, f, g, h]: &[u8; SLOT_BYTES]| {
             u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) & mask == wanted
         }
     }
 
-    /// Whether whoever asks has a slot. By eights without a branch: nearly always nobody has.
-    fn has_slot(&self, slots: &[[u8; ENTRY]]) -> bool {
-        let is_mine = self.is_mine();
-        slots.chunks(8).any(|few| few.iter().fold(false, |mine, slot| mine | is_mine(slot)))
+    /// Returns whether the caller has a slot. It compares eight slots without a branch, because callers rarely have
+    /// one.
+    fn has_slot(&self, slots: &[[u8; SLOT_BYTES]]) -> bool {
+        let is_own = self.is_own();
+        slots.chunks(8).any(|chunk| chunk.iter().fold(false, |found, slot| found | is_own(slot)))
     }
 
-    /// Takes out what has ended, and at most so many slots of whoever asks, of those with this end if it matters; says how
-    /// many. Those of one name stand together: they were taken together, and are renewed together.
-    fn free(&self, state: &mut State, gone: usize, most: u64, end: Option<u64>) -> u64 {
-        let is_mine = self.is_mine();
-        let fits = |slot: &[u8; ENTRY]| is_mine(slot) && end.is_none_or(|end| end == Self::end(slot));
-        let slots = &Self::slots(state)[gone..];
-        // Whoever gives back has mostly come lately.
-        let place = match self.context.holder {
+    /// Removes expired slots and at most `max_slots` slots of the caller, only those that end at `end` if it is given.
+    /// Returns the number of the caller's slots that were removed.
+    ///
+    /// The slots of one holder are adjacent, because they are taken together and renewed together.
+    fn free(&self, state: &mut State, expired: usize, max_slots: u64, end: Option<u64>) -> u64 {
+        let is_own = self.is_own();
+        let fits = |slot: &[u8; SLOT_BYTES]| is_own(slot) && end.is_none_or(|end| end == Self::end(slot));
+        let slots = &Self::slots(state)[expired..];
+        // A holder usually releases a recent slot, so the search begins at the end.
+        let index = match self.context.holder {
             0 => slots.iter().position(fits),
             _ => slots.iter().rposition(fits).map(|last| {
                 let others = slots[..last].iter().rposition(|slot| !fits(slot));
                 others.map_or(0, |other| other + 1)
             }),
         };
-        let Some(place) = place else {
+        let Some(index) = index else {
             return 0;
         };
-        let mut freed = slots[place..].iter().take_while(|slot| fits(slot)).count().min(most as usize);
-        state.cut(ENTRY * (gone + place), ENTRY * freed);
-        // Of nobody in particular there may be more behind others'.
+        let mut freed = slots[index..].iter().take_while(|slot| fits(slot)).count().min(max_slots as usize);
+        state.cut(SLOT_BYTES * (expired + index), SLOT_BYTES * freed);
+        // Without a holder, more slots may follow after those of other callers.
         while self.context.holder == 0
-            && (freed as u64) < most
-            && let Some(place) = Self::slots(state)[gone..].iter().position(fits)
+            && (freed as u64) < max_slots
+            && let Some(index) = Self::slots(state)[expired..].iter().position(fits)
         {
-            state.cut(ENTRY * (gone + place), ENTRY);
+            state.cut(SLOT_BYTES * (expired + index), SLOT_BYTES);
             freed += 1;
         }
-        state.cut_front(ENTRY * gone);
+        state.cut_front(SLOT_BYTES * expired);
         freed as u64
     }
 
-    /// How many slots are free for whoever asks.
-    fn room(&self, slots: &[[u8; ENTRY]], gone: usize) -> u64 {
+    /// Returns the number of slots that are free for the caller.
+    fn free_slots(&self, slots: &[[u8; SLOT_BYTES]], expired: usize) -> u64 {
         match &self.classes {
-            None => self.max_hits.ceiling().saturating_sub((slots.len() - gone) as u64),
-            Some(classes) => self.room_of_class(classes, &Self::held(&slots[gone..])),
+            None => self.max_hits.ceiling().saturating_sub((slots.len() - expired) as u64),
+            Some(classes) => self.free_slots_of_class(classes, &Self::held(&slots[expired..])),
         }
     }
 
-    /// How many slots each class has.
-    fn held(slots: &[[u8; ENTRY]]) -> Held {
-        let mut held = Held::default();
+    /// Returns the number of slots that each class holds.
+    fn held(slots: &[[u8; SLOT_BYTES]]) -> SlotsPerClass {
+        let mut held = SlotsPerClass::default();
         slots.iter().for_each(|slot| held[Self::class(slot)] += 1);
         held
     }
 
-    /// What is not promised to others, up to the ceiling of the class.
-    fn room_of_class(&self, classes: &Classes, held: &Held) -> u64 {
+    /// Returns the slots that are not guaranteed to other classes, up to the maximum of the caller's class.
+    fn free_slots_of_class(&self, classes: &Classes, held: &SlotsPerClass) -> u64 {
         let (class, ceiling) = (usize::from(self.context.class), self.max_hits.ceiling());
         let taken = held.iter().enumerate().map(|(other, held)| match other == class {
             true => *held,
@@ -193,20 +197,26 @@ impl Concurrency {
         ceiling.saturating_sub(taken.sum()).min(classes.max(class).saturating_sub(held[class]))
     }
 
-    fn explain_class(&self, classes: &Classes, slots: &[[u8; ENTRY]], ask: Operation, allowed: bool) -> Decision {
+    fn explain_class(
+        &self,
+        classes: &Classes,
+        slots: &[[u8; SLOT_BYTES]],
+        operation: Operation,
+        allowed: bool,
+    ) -> Decision {
         let class = usize::from(self.context.class);
         let mut held = Self::held(slots);
-        let (room, used) = (self.room_of_class(classes, &held), held[class]);
-        let full = self.room_of_class(classes, &Held::default());
-        let wanted = if allowed { room } else { ask.cost };
-        let wait = |slot: &[u8; ENTRY]| Micros::new(Self::end(slot)) - ask.now;
+        let (free_slots, used) = (self.free_slots_of_class(classes, &held), held[class]);
+        let full = self.free_slots_of_class(classes, &SlotsPerClass::default());
+        let wanted = if allowed { free_slots } else { operation.cost };
+        let wait = |slot: &[u8; SLOT_BYTES]| Micros::new(Self::end(slot)) - operation.now;
         let reset = slots.iter().rfind(|slot| Self::class(slot) == class).map(wait).unwrap_or_default();
         let (mut next, mut retry) = (None, None);
-        // As the slots end, one after the other.
+        // The loop simulates the slots ending one after the other.
         for slot in slots {
             held[Self::class(slot)] -= 1;
-            let later = self.room_of_class(classes, &held);
-            next = next.or((later > room).then(|| wait(slot)));
+            let later = self.free_slots_of_class(classes, &held);
+            next = next.or((later > free_slots).then(|| wait(slot)));
             retry = retry.or((later >= wanted).then(|| wait(slot)));
             if next.is_some() && retry.is_some() {
                 break;
@@ -214,38 +224,41 @@ impl Concurrency {
         }
         Decision {
             allowed,
-            shed: !allowed && ask.cost <= classes.max(class).saturating_sub(used),
+            shed: !allowed && operation.cost <= classes.max(class).saturating_sub(used),
             limit: Some(classes.max(class) as u32),
-            remaining: room,
+            remaining: free_slots,
             used,
             reset,
             next: next.unwrap_or_default(),
-            retry_after: if allowed || ask.cost > full { None } else { retry },
+            retry_after: if allowed || operation.cost > full { None } else { retry },
             ..Decision::default()
         }
     }
 
-    /// What to tell, by slots that need not be all of a state.
-    pub(super) fn explain_slots(&self, bytes: &[u8], ask: Operation, allowed: bool) -> Decision {
+    /// Computes the decision from slots that may be only a part of a state.
+    pub(super) fn explain_slots(&self, bytes: &[u8], operation: Operation, allowed: bool) -> Decision {
         let slots = Self::slots_of(bytes);
-        let slots = &slots[Self::gone(slots, ask.now)..];
+        let slots = &slots[Self::expired(slots, operation.now)..];
         if let Some(classes) = &self.classes {
-            return self.explain_class(classes, slots, ask, allowed);
+            return self.explain_class(classes, slots, operation, allowed);
         }
         let used = slots.len() as u64;
-        // Until so many of those that are held have ended, if none is given back before.
+        // The time until `many` of the held slots have ended, if none is released before.
         let until_free = |many: u64| match many {
             0 => Micros::ZERO,
-            many => slots.get(many as usize - 1).map(|slot| Micros::new(Self::end(slot)) - ask.now).unwrap_or_default(),
+            many => slots
+                .get(many as usize - 1)
+                .map(|slot| Micros::new(Self::end(slot)) - operation.now)
+                .unwrap_or_default(),
         };
         let limit = self.max_hits.limit();
         let retry = || {
-            let room = self.max_hits.ceiling().checked_sub(ask.cost)?;
+            let room = self.max_hits.ceiling().checked_sub(operation.cost)?;
             Some(until_free(used.saturating_sub(room)))
         };
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.max_hits),
+            soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
             reset: until_free(used),
@@ -255,19 +268,21 @@ impl Concurrency {
         }
     }
 
-    fn give(&self, state: &mut State, ask: Operation, gone: usize) {
-        let held = (Self::slots(state).len() - gone) as u64;
-        match ask.action {
+    fn release(&self, state: &mut State, operation: Operation, expired: usize) {
+        let held = (Self::slots(state).len() - expired) as u64;
+        match operation.action {
             Action::RollBack(taken) => {
-                self.free(state, gone, ask.cost, Some((taken + self.hold).get()));
+                self.free(state, expired, operation.cost, Some((taken + self.hold).get()));
             }
-            // Of those without a name the one that ends first goes: none comes back before its end.
+            // Without a holder, the slot that ends first is released, so that none is returned before its end.
             _ if self.context.holder == 0 && self.classes.is_some() => {
-                self.free(state, gone, ask.cost, None);
+                self.free(state, expired, operation.cost, None);
             }
-            _ if self.context.holder == 0 => state.cut_front(ENTRY * (gone as u64 + ask.cost.min(held)) as usize),
+            _ if self.context.holder == 0 => {
+                state.cut_front(SLOT_BYTES * (expired as u64 + operation.cost.min(held)) as usize)
+            }
             _ => {
-                self.free(state, gone, held, None);
+                self.free(state, expired, held, None);
             }
         }
     }
@@ -277,34 +292,34 @@ impl Limiter for Concurrency {
     const NAME: &'static str = "concurrency";
     const KEYWORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "cc";
-    /// [`super::adaptive`]'s, too.
+    /// Also the script of [`super::adaptive`].
     const SCRIPT: &'static str = concat!(include_str!("../adaptive/learn.lua"), include_str!("script.lua"));
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "hold", "slack", "holder", "class", "count", "method"];
 
     /// The window is the hold.
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let quota = shape.max_hits(shape.requests.into());
-        if shape.counts_denied() {
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let max_hits = spec.max_hits(spec.requests.into());
+        if spec.counts_denied() {
             return Err(InvalidLimit {
                 keyword: "count_denied",
-                reason: "whoever is refused holds nothing that could count",
+                reason: "count_denied is not supported with concurrency: a denied request holds no slot",
             });
         }
-        if quota.ceiling() > Self::MAX_SLOTS {
-            let why = "concurrency keeps every slot and takes 1000 at most, its soft part included";
-            return Err(InvalidLimit { keyword: "limit", reason: why });
+        if max_hits.ceiling() > Self::MAX_SLOTS {
+            let reason = "concurrency stores every slot: limit must be at most 1000, including its soft part";
+            return Err(InvalidLimit { keyword: "limit", reason });
         }
-        if shape.classes.is_some() && shape.soft.is_some() {
-            return Err(InvalidLimit { keyword: "soft", reason: "a shared capacity has ceilings, and is not soft" });
+        if spec.classes.is_some() && spec.soft.is_some() {
+            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
         }
-        let why = "hold must be longer than nothing, and a day at most";
-        let this = Self::new(quota, shape.window).ok_or(InvalidLimit { keyword: "hold", reason: why })?;
-        Ok(Self { classes: shape.classes, ..this }.into())
+        let reason = "hold must be greater than 0 and at most 1 day";
+        let this = Self::new(max_hits, spec.window).ok_or(InvalidLimit { keyword: "hold", reason })?;
+        Ok(Self { classes: spec.classes, ..this }.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        let cost = ask.cost.min(Self::MAX_SLOTS + 1);
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let cost = operation.cost.min(Self::MAX_SLOTS + 1);
         let RequestContext { holder, class, .. } = self.context;
         let count = self.classes.map_or(0, |classes| classes.count() as u64);
         let mut arguments: Arguments = smallvec![
@@ -321,49 +336,49 @@ impl Limiter for Concurrency {
         arguments
     }
 
-    fn with_context(self, asker: RequestContext) -> Self {
+    fn with_context(self, context: RequestContext) -> Self {
         let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
-        let asker =
-            RequestContext { holder: asker.holder.min(Self::LAST_HOLDER), class: asker.class.min(last), ..asker };
-        Self { context: asker, ..self }
+        let context =
+            RequestContext { holder: context.holder.min(Self::MAX_HOLDER), class: context.class.min(last), ..context };
+        Self { context, ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        self.believe(state, ask.now);
-        let ask = Operation { cost: ask.cost.min(Self::MAX_SLOTS + 1), ..ask };
-        let gone = Self::gone(Self::slots(state), ask.now);
-        if ask.action.releases() {
-            self.give(state, ask, gone);
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        self.clamp_future(state, operation.now);
+        let operation = Operation { cost: operation.cost.min(Self::MAX_SLOTS + 1), ..operation };
+        let expired = Self::expired(Self::slots(state), operation.now);
+        if operation.action.releases() {
+            self.release(state, operation, expired);
             return true;
         }
         let slots = Self::slots(state);
-        let is_held = self.context.holder > 0 && self.has_slot(&slots[gone..]);
-        let held = (slots.len() - gone) as u64;
-        let allowed = is_held || ask.cost <= self.room(slots, gone);
-        if ask.action == Action::Take && allowed {
-            let end = slots.last().map_or(0, Self::end).max((ask.now + self.hold).get());
-            let slots = if is_held {
-                self.free(state, gone, held, None)
+        let already_holds = self.context.holder > 0 && self.has_slot(&slots[expired..]);
+        let held = (slots.len() - expired) as u64;
+        let allowed = already_holds || operation.cost <= self.free_slots(slots, expired);
+        if operation.action == Action::Take && allowed {
+            let end = slots.last().map_or(0, Self::end).max((operation.now + self.hold).get());
+            let slots = if already_holds {
+                self.free(state, expired, held, None)
             } else {
-                state.cut_front(ENTRY * gone);
-                ask.cost
+                state.cut_front(SLOT_BYTES * expired);
+                operation.cost
             };
             self.push(state, end, slots);
         }
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        self.explain_slots(state.as_bytes(), ask, allowed)
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        self.explain_slots(state.as_bytes(), operation, allowed)
     }
 
-    /// A slot may come back at any moment.
+    /// Always, because a slot may be released at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        Self::expire(state.as_bytes(), now)
+        Self::expires_at(state.as_bytes(), now)
     }
 }
 

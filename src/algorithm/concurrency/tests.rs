@@ -1,4 +1,4 @@
-//! What slots promise beyond what all algorithms do (`laws.rs`).
+//! Properties of concurrency limits in addition to the common ones (`laws.rs`).
 
 use proptest::{prelude::*, sample::select};
 
@@ -7,61 +7,61 @@ use super::*;
 const START: u64 = 1_763_672_400_000_000;
 const MINUTE: Micros = Micros::from_secs(60);
 
-fn rule(limit: u64) -> Concurrency {
+fn limiter(limit: u64) -> Concurrency {
     Concurrency::new(MaxHits::hard(limit), MINUTE).unwrap()
 }
 
-fn ask(rule: Concurrency, state: &mut State, holder: u64, action: Action, cost: u64, second: u64) -> Decision {
-    let rule = rule.with_context(RequestContext { holder, ..RequestContext::default() });
-    let ask = Operation { action, cost, now: Micros::new(START + second * 1_000_000) };
-    let allowed = rule.step(state, ask);
-    rule.explain(state, ask, allowed)
+fn apply(limiter: Concurrency, state: &mut State, holder: u64, action: Action, cost: u64, second: u64) -> Decision {
+    let limiter = limiter.with_context(RequestContext { holder, ..RequestContext::default() });
+    let operation = Operation { action, cost, now: Micros::new(START + second * 1_000_000) };
+    let allowed = limiter.step(state, operation);
+    limiter.explain(state, operation, allowed)
 }
 
 #[test]
-fn a_slot_is_freed_by_its_holder_or_by_time() {
+fn a_slot_is_freed_by_its_holder_or_when_it_ends() {
     let mut state = State::default();
-    let take = |state: &mut State, holder, second| ask(rule(2), state, holder, Action::Take, 1, second);
+    let take = |state: &mut State, holder, second| apply(limiter(2), state, holder, Action::Take, 1, second);
     assert_eq!(take(&mut state, 1, 0).remaining, 1);
     assert_eq!(take(&mut state, 2, 10).remaining, 0);
-    let refused = take(&mut state, 3, 20);
-    assert_eq!((refused.allowed, refused.used, refused.retry_after), (false, 2, Some(Micros::from_secs(40))));
-    assert_eq!((refused.reset, refused.next), (Micros::from_secs(50), Micros::from_secs(40)));
-    // Whoever was refused, or never came, frees nothing.
+    let denied = take(&mut state, 3, 20);
+    assert_eq!((denied.allowed, denied.used, denied.retry_after), (false, 2, Some(Micros::from_secs(40))));
+    assert_eq!((denied.reset, denied.next), (Micros::from_secs(50), Micros::from_secs(40)));
+    // A caller that was denied or has never called frees nothing.
     for stranger in [3, 4] {
-        assert_eq!(ask(rule(2), &mut state, stranger, Action::Refund, 1, 21).used, 2);
+        assert_eq!(apply(limiter(2), &mut state, stranger, Action::Refund, 1, 21).used, 2);
     }
-    assert_eq!(ask(rule(2), &mut state, 1, Action::Refund, 1, 22).used, 1);
+    assert_eq!(apply(limiter(2), &mut state, 1, Action::Refund, 1, 22).used, 1);
     assert!(take(&mut state, 3, 23).allowed);
-    assert_eq!(ask(rule(2), &mut state, 1, Action::Refund, 1, 24).used, 2, "twice");
+    assert_eq!(apply(limiter(2), &mut state, 1, Action::Refund, 1, 24).used, 2, "a repeated release frees nothing");
     assert!(!take(&mut state, 1, 69).allowed);
-    assert!(take(&mut state, 1, 70).allowed, "the second's has ended");
-    assert_eq!(ask(rule(2), &mut state, 2, Action::Refund, 1, 71).used, 2, "too late");
+    assert!(take(&mut state, 1, 70).allowed, "the slot of the second holder has ended");
+    assert_eq!(apply(limiter(2), &mut state, 2, Action::Refund, 1, 71).used, 2, "a late release frees nothing");
 }
 
 #[test]
-fn whoever_asks_again_keeps_what_it_has_for_as_long_again() {
+fn another_take_of_a_holder_renews_its_slots() {
     let mut state = State::default();
-    assert!(ask(rule(3), &mut state, 7, Action::Take, 2, 0).allowed);
-    let kept = ask(rule(3), &mut state, 7, Action::Take, 1, 50);
-    assert_eq!((kept.allowed, kept.used, kept.reset), (true, 2, MINUTE));
-    assert!(ask(rule(2), &mut state, 7, Action::Take, 1, 51).allowed, "under a limit that is full");
-    assert!(ask(rule(2), &mut state, 7, Action::Peek, 9, 52).allowed);
-    assert_eq!(ask(rule(3), &mut state, 0, Action::Peek, 0, 110).used, 2);
-    assert_eq!(ask(rule(3), &mut state, 0, Action::Peek, 0, 111).used, 0);
+    assert!(apply(limiter(3), &mut state, 7, Action::Take, 2, 0).allowed);
+    let renewed = apply(limiter(3), &mut state, 7, Action::Take, 1, 50);
+    assert_eq!((renewed.allowed, renewed.used, renewed.reset), (true, 2, MINUTE));
+    assert!(apply(limiter(2), &mut state, 7, Action::Take, 1, 51).allowed, "a renewal needs no free slot");
+    assert!(apply(limiter(2), &mut state, 7, Action::Peek, 9, 52).allowed);
+    assert_eq!(apply(limiter(3), &mut state, 0, Action::Peek, 0, 110).used, 2);
+    assert_eq!(apply(limiter(3), &mut state, 0, Action::Peek, 0, 111).used, 0);
 }
 
 #[test]
-fn of_slots_without_a_name_the_one_that_ends_first_is_freed() {
+fn without_a_holder_the_slot_that_ends_first_is_freed() {
     let mut state = State::default();
     for second in [0, 30] {
-        assert!(ask(rule(2), &mut state, 0, Action::Take, 1, second).allowed);
+        assert!(apply(limiter(2), &mut state, 0, Action::Take, 1, second).allowed);
     }
-    assert_eq!(ask(rule(2), &mut state, 0, Action::Refund, 1, 31).reset, Micros::from_secs(59));
+    assert_eq!(apply(limiter(2), &mut state, 0, Action::Refund, 1, 31).reset, Micros::from_secs(59));
 }
 
 #[test]
-fn refuses_to_be_built_from_numbers_that_make_no_sense() {
+fn rejects_invalid_parameters() {
     assert_eq!(Concurrency::new(MaxHits::hard(1_001), MINUTE), None);
     assert_eq!(Concurrency::new(MaxHits::soft(1_000, 1), MINUTE), None);
     assert_eq!(Concurrency::new(MaxHits::hard(1), Micros::ZERO), None);
@@ -69,9 +69,9 @@ fn refuses_to_be_built_from_numbers_that_make_no_sense() {
 }
 
 proptest! {
-    /// Beside a list of who holds what until when.
+    /// Compares each decision with a list of holders and ends.
     #[test]
-    fn is_exact(
+    fn decides_like_a_list_of_slots(
         limit in 1_u64..8,
         steps in prop::collection::vec((0_u64..5, select(vec![Action::Take, Action::Take, Action::Refund]), 1_u64..4, 0_u64..30), 1..80),
     ) {
@@ -79,16 +79,16 @@ proptest! {
         for (holder, action, cost, later) in steps {
             second += later;
             slots.retain(|(_, end)| *end > second);
-            let decision = ask(rule(limit), &mut state, holder, action, cost, second);
-            let mine = slots.iter().filter(|(other, _)| holder > 0 && *other == holder).count() as u64;
-            let passes = action == Action::Refund || mine > 0 || slots.len() as u64 + cost <= limit;
+            let decision = apply(limiter(limit), &mut state, holder, action, cost, second);
+            let own_slots = slots.iter().filter(|(other, _)| holder > 0 && *other == holder).count() as u64;
+            let passes = action == Action::Refund || own_slots > 0 || slots.len() as u64 + cost <= limit;
             prop_assert_eq!(decision.allowed, passes);
             match action {
                 Action::Refund if holder == 0 => drop(slots.drain(..slots.len().min(cost as usize))),
                 Action::Refund => slots.retain(|(other, _)| *other != holder),
                 _ if passes => {
                     slots.retain(|(other, _)| holder == 0 || *other != holder);
-                    let count = if mine > 0 { mine } else { cost };
+                    let count = if own_slots > 0 { own_slots } else { cost };
                     slots.extend((0..count).map(|_| (holder, second + 60)));
                 }
                 _ => {}
@@ -98,36 +98,36 @@ proptest! {
     }
 }
 
-/// Of 10 slots 3 are kept for one class, 2 for another, and a third, which may have 6, has what is free.
+/// Of 10 slots, 3 are guaranteed to one class and 2 to another; a third class may have up to 6 of the free ones.
 #[test]
-fn classes_find_what_is_kept_for_them() {
+fn classes_get_their_guaranteed_slots() {
     let classes = Classes::new(&[(3, 10), (2, 4), (0, 6)], 10).unwrap();
-    let rule = Concurrency { classes: Some(classes), ..rule(10) };
+    let limiter = Concurrency { classes: Some(classes), ..limiter(10) };
     let mut state = State::default();
     let mut holder = 0;
     let mut take = |class, cost, second: u64| {
         holder += 1;
-        let (rule, now) = (
-            rule.with_context(RequestContext { holder, class, sample: None }),
+        let (limiter, now) = (
+            limiter.with_context(RequestContext { holder, class, sample: None }),
             Micros::new(START + second * 1_000_000),
         );
-        rule_decision(rule, &mut state, Operation { action: Action::Take, cost, now })
+        decide(limiter, &mut state, Operation { action: Action::Take, cost, now })
     };
     let third = take(2, 5, 0);
     assert_eq!((third.allowed, third.remaining, third.limit, third.used), (true, 0, Some(6), 5));
     let full = take(2, 1, 1);
     assert_eq!((full.allowed, full.shed, full.retry_after), (false, true, Some(Micros::from_secs(59))));
     let own = take(2, 2, 1);
-    assert_eq!((own.allowed, own.shed), (false, false), "above its own ceiling");
+    assert_eq!((own.allowed, own.shed), (false, false), "above the maximum of its class");
     assert_eq!(take(1, 2, 2).remaining, 0);
-    assert!(!take(1, 1, 3).allowed, "the rest is the first class'");
+    assert!(!take(1, 1, 3).allowed, "the remaining slots are guaranteed to the first class");
     let first = take(0, 3, 4);
     assert_eq!((first.allowed, first.remaining), (true, 0));
-    assert_eq!(take(0, 1, 5).retry_after, Some(Micros::from_secs(55)), "as soon as the third class' slots end");
+    assert_eq!(take(0, 1, 5).retry_after, Some(Micros::from_secs(55)), "when the slots of the third class end");
     assert_eq!((take(0, 4, 61).allowed, take(0, 1, 61).remaining), (true, 0));
 }
 
-fn rule_decision(rule: Concurrency, state: &mut State, ask: Operation) -> Decision {
-    let allowed = rule.step(state, ask);
-    rule.explain(state, ask, allowed)
+fn decide(limiter: Concurrency, state: &mut State, operation: Operation) -> Decision {
+    let allowed = limiter.step(state, operation);
+    limiter.explain(state, operation, allowed)
 }

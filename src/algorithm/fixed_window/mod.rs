@@ -1,12 +1,12 @@
-//! Fixed window: one counter per window, windows aligned to the Unix epoch, as envoyproxy/ratelimit counts.
+//! [`FixedWindow`]: one counter per window, with windows aligned to the Unix epoch, as envoyproxy/ratelimit counts.
 //!
-//! The counter takes every cost, also of a request it refuses, and the verdict is read afterwards:
-//! `over = count > limit`. So a refused caller that keeps asking stays refused until the window ends, and a look of
-//! cost 0 at a counter that stands exactly at the limit is still allowed. With `count_denied: false` a refused cost
-//! is not counted. Known flaw of the algorithm: up to twice the limit may pass around a window's edge.
+//! The counter takes every cost, even that of a denied request, and is compared with the limit afterwards:
+//! `over = count > limit`. A denied caller that retries therefore stays denied until the window ends, and a peek of cost
+//! 0 is still allowed if the counter is exactly at the limit. With `count_denied: false`, denied costs do not count.
+//! Known flaw of the algorithm: up to twice the limit may be allowed around the edge of a window.
 //!
-//! The state is one integer, so that Redis can count with INCRBY: its last ten digits are the count, and those before
-//! tell the window, as its number modulo 900 000 plus one. In memory it is the same integer.
+//! The state is one integer, so that Redis can count with INCRBY: its last ten digits are the count, and the digits
+//! before identify the window by its number modulo 900 000, plus one. In memory the state is the same integer.
 
 use smallvec::smallvec;
 
@@ -15,7 +15,7 @@ use super::{
     Operation, State,
 };
 
-/// `limit` hits in each window.
+/// A limiter that allows `limit` hits in each window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FixedWindow {
     max_hits: MaxHits,
@@ -23,41 +23,42 @@ pub struct FixedWindow {
     count_denied: bool,
 }
 
-/// Ten digits for the count …
-const COUNTS: u64 = 10_000_000_000;
-/// … which it fills by half at most, so that a count and a cost never reach the window's digits.
-const MOST: u64 = COUNTS / 2 - 1;
-/// Windows that are told apart: an idle key is long gone before they come around, at one a second after ten days.
-const TAGS: u64 = 900_000;
+/// Factor of the window's tag in the state: the count has ten digits.
+const COUNT_RANGE: u64 = 10_000_000_000;
+/// Maximum count. It is half of the range, so that adding a cost never reaches the digits of the window.
+const MAX_COUNT: u64 = COUNT_RANGE / 2 - 1;
+/// Number of windows that the state distinguishes. With windows of one second they repeat after ten days, long after an
+/// idle key has expired.
+const WINDOW_TAGS: u64 = 900_000;
 
 impl FixedWindow {
-    /// Nothing in any second.
-    pub const NOTHING: Self = Self { max_hits: MaxHits::hard(0), window: Micros::from_secs(1), count_denied: true };
+    /// A limiter that denies everything.
+    pub const DENY_ALL: Self = Self { max_hits: MaxHits::hard(0), window: Micros::from_secs(1), count_denied: true };
 
-    /// `None` for a window of no length, or a longer one than [`LONGEST`].
+    /// Creates a limiter; `None` if the window is zero or longer than [`MAX_PERIOD`].
     #[must_use]
-    pub fn new(quota: MaxHits, window: Micros, count_denied: bool) -> Option<Self> {
-        (window > Micros::ZERO && window <= MAX_PERIOD).then_some(Self { max_hits: quota, window, count_denied })
+    pub fn new(max_hits: MaxHits, window: Micros, count_denied: bool) -> Option<Self> {
+        (window > Micros::ZERO && window <= MAX_PERIOD).then_some(Self { max_hits, window, count_denied })
     }
 
-    /// The number of the window that is counted, and the count.
+    /// Returns the number of the counted window, and the count.
     ///
-    /// A clock that steps back into an earlier window goes on counting in the later one: nobody gains quota. One that
-    /// was far ahead is not believed, so that nobody is locked out.
+    /// If the clock steps back into an earlier window, hits continue to count in the later one, so that no caller gains
+    /// hits. A window further ahead was written by a wrong clock and is ignored, so that no caller is blocked by it.
     fn current(&self, state: &State, now: Micros) -> (u64, u64) {
         let number = now.get() / self.window.get();
         let value = state.number::<8>(0).unwrap_or_default();
-        let (tag, count) = (value / COUNTS, value % COUNTS);
-        if tag == 0 || tag > TAGS {
+        let (tag, count) = (value / COUNT_RANGE, value % COUNT_RANGE);
+        if tag == 0 || tag > WINDOW_TAGS {
             return (number, 0);
         }
-        let ahead = (tag - 1 + TAGS - number % TAGS) % TAGS;
-        if ahead <= self.believed() { (number + ahead, count) } else { (number, 0) }
+        let ahead = (tag - 1 + WINDOW_TAGS - number % WINDOW_TAGS) % WINDOW_TAGS;
+        if ahead <= self.max_windows_ahead() { (number + ahead, count) } else { (number, 0) }
     }
 
-    /// Windows that the stored one may be ahead of the clock's.
-    fn believed(&self) -> u64 {
-        CLOCK_SLACK.get().div_ceil(self.window.get()).min(TAGS / 2)
+    /// Returns the number of windows by which the stored window may be ahead of the clock.
+    fn max_windows_ahead(&self) -> u64 {
+        CLOCK_SLACK.get().div_ceil(self.window.get()).min(WINDOW_TAGS / 2)
     }
 }
 
@@ -66,57 +67,57 @@ impl Limiter for FixedWindow {
     const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "fw";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "believed", "count_denied"];
+    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "max_windows_ahead", "count_denied"];
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        // As the peer does it, unless the rule says otherwise.
-        let count_denied = shape.count_denied.unwrap_or(true);
-        let rule = Self::new(shape.max_hits(shape.requests.into()), shape.window, count_denied);
-        let why = "a window must have a length, of at most 100 years";
-        Ok(rule.ok_or(InvalidLimit { keyword: "unit_multiplier", reason: why })?.into())
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        // The default is that of envoyproxy/ratelimit.
+        let count_denied = spec.count_denied.unwrap_or(true);
+        let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);
+        let reason = "the window must be longer than 0 and at most 100 years";
+        Ok(limiter.ok_or(InvalidLimit { keyword: "unit_multiplier", reason })?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
+    fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, denied) = (self.max_hits.ceiling(), self.count_denied.into());
-        smallvec![ask.cost.min(MOST), ceiling, self.window.get(), self.believed(), denied]
+        smallvec![operation.cost.min(MAX_COUNT), ceiling, self.window.get(), self.max_windows_ahead(), denied]
     }
 
-    /// Another window is another counter: which one is in the state cannot be told from its integer.
+    /// Returns the length of the window: the integer in the state does not contain it.
     fn scope(&self) -> Option<u64> {
         Some(self.window.floor_secs())
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        let (number, count) = self.current(state, ask.now);
-        let cost = ask.cost.min(MOST);
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let (number, count) = self.current(state, operation.now);
+        let cost = operation.cost.min(MAX_COUNT);
         let fits = count + cost <= self.max_hits.ceiling();
-        let after = match ask.action {
-            Action::Take if fits || self.count_denied => (count + cost).min(MOST),
+        let after = match operation.action {
+            Action::Take if fits || self.count_denied => (count + cost).min(MAX_COUNT),
             Action::Refund => count.saturating_sub(cost),
-            // Of another window than the one that took it nothing is given back.
+            // A take in another window than the counted one is not rolled back.
             Action::RollBack(taken) if taken.get() / self.window.get() == number => count.saturating_sub(cost),
             Action::RollBack(_) => count,
             Action::Take | Action::Peek => return fits,
         };
-        if ask.action == Action::Take || after != count {
+        if operation.action == Action::Take || after != count {
             state.clear();
-            state.push::<8>((number % TAGS + 1) * COUNTS + after);
+            state.push::<8>((number % WINDOW_TAGS + 1) * COUNT_RANGE + after);
         }
-        fits || ask.action.releases()
+        fits || operation.action.releases()
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        let (number, used) = self.current(state, ask.now);
-        let reset = Micros::new((number + 1) * self.window.get()) - ask.now;
-        let possible = ask.cost <= self.max_hits.ceiling();
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let (number, used) = self.current(state, operation.now);
+        let reset = Micros::new((number + 1) * self.window.get()) - operation.now;
+        let can_ever_fit = operation.cost <= self.max_hits.ceiling();
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.max_hits),
+            soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
             reset,
             next: if used > 0 { reset } else { Micros::ZERO },
-            retry_after: (!allowed && possible).then_some(reset),
+            retry_after: (!allowed && can_ever_fit).then_some(reset),
             ..Decision::default()
         }
     }
@@ -125,7 +126,8 @@ impl Limiter for FixedWindow {
         self.count_denied
     }
 
-    /// Once the count is above the limit nothing passes until the window ends, however far above it is.
+    /// Returns whether a denied take still changes later decisions. Once the count is above the limit, all hits are
+    /// denied until the window ends, regardless of the count.
     fn denial_counts(&self, state: &State, now: Micros) -> bool {
         self.count_denied && self.current(state, now).1 <= self.max_hits.ceiling()
     }
@@ -138,11 +140,11 @@ impl Limiter for FixedWindow {
         counted - counted % self.window + self.window
     }
 
-    fn counting(&self) -> Algorithm {
+    fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
     }
 
-    fn is_over(&self, counted: Micros, now: Micros) -> bool {
+    fn has_expired(&self, counted: Micros, now: Micros) -> bool {
         self.lease_ends(counted) <= now
     }
 

@@ -1,42 +1,43 @@
--- Twin of FixedWindow::step. The value is an integer: its last ten digits are the count, those before tell the window.
-local COUNTS, MOST, TAGS = 10000000000, 4999999999, 900000
-local into = now % window
-local number = (now - into) / window
+-- Equivalent of FixedWindow::step. The value is an integer: its last ten digits are the count, the digits before
+-- identify the window.
+local COUNT_RANGE, MAX_COUNT, WINDOW_TAGS = 10000000000, 4999999999, 900000
+local elapsed = now % window
+local number = (now - elapsed) / window
 local value
 if action == TAKE and count_denied == 1 then
-  -- Nearly every cost is 1, and a number among the arguments has to be printed.
+  -- Nearly every cost is 1, and INCRBY would have to format the cost as text.
   value = cost == 1 and call('INCR', key) or call('INCRBY', key, cost)
 else
   value = tonumber(call('GET', key) or 0)
 end
-local count = value % COUNTS
-local tag = (value - count) / COUNTS
-local known = tag >= 1 and tag <= TAGS and (tag - 1 - number) % TAGS <= believed
+local count = value % COUNT_RANGE
+local tag = (value - count) / COUNT_RANGE
+local is_current = tag >= 1 and tag <= WINDOW_TAGS and (tag - 1 - number) % WINDOW_TAGS <= max_windows_ahead
 if action == TAKE then
-  if known and count_denied == 1 then
-    if count > MOST then
-      value = value - count + MOST
+  if is_current and count_denied == 1 then
+    if count > MAX_COUNT then
+      value = value - count + MAX_COUNT
       call('SET', key, value, 'KEEPTTL')
     end
     return count <= ceiling and 1 or 0, value
   end
-  local fits = (known and count or 0) + cost <= ceiling
-  if known and fits then
+  local fits = (is_current and count or 0) + cost <= ceiling
+  if is_current and fits then
     value = call('INCRBY', key, cost)
   elseif fits or count_denied == 1 then
-    value = (number % TAGS + 1) * COUNTS + cost
-    call('SET', key, value, 'PX', ceil((window - into) / 1000) + keep)
+    value = (number % WINDOW_TAGS + 1) * COUNT_RANGE + cost
+    call('SET', key, value, 'PX', ceil((window - elapsed) / 1000) + keep)
   end
   return fits and 1 or 0, value
 elseif action == PEEK then
-  return (known and count or 0) + cost <= ceiling and 1 or 0, value
+  return (is_current and count or 0) + cost <= ceiling and 1 or 0, value
 end
--- Of another window than the one that took it nothing is taken back.
-if action == UNDO and (tag - 1 - floor(taken / window)) % TAGS ~= 0 then
-  known = false
+-- A take in another window than the counted one is not rolled back.
+if action == ROLL_BACK and (tag - 1 - floor(taken / window)) % WINDOW_TAGS ~= 0 then
+  is_current = false
 end
-local given = known and min(count, cost) or 0
-if given > 0 then
-  value = call('DECRBY', key, given)
+local refunded = is_current and min(count, cost) or 0
+if refunded > 0 then
+  value = call('DECRBY', key, refunded)
 end
 return 1, value

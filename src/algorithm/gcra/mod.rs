@@ -1,19 +1,21 @@
-//! GCRA, the generic cell rate algorithm of ITU-T I.371: a token bucket by another name, kept as one instant.
+//! [`Gcra`]: the generic cell rate algorithm of ITU-T I.371: a token bucket under another name, stored as one instant.
 //!
-//! `burst` is the most that passes at once, as governor and throttlecrab count it; redis-cell's `max_burst` is one less.
+//! `burst` is the number of hits allowed at once, as in governor and throttlecrab; redis-cell's `max_burst` is one
+//! less.
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
     bucket::Bucket, leased_bucket::LeasedBucket,
 };
 
-/// Cells that conform.
+/// A generic cell rate limiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gcra(Bucket);
 
 impl Gcra {
-    /// `requests` per window in the long run, and `burst` at once. `None` when either is 0 or a window, or the time to
-    /// regain a burst, is longer than [`super::LONGEST`].
+    /// Creates a limiter that allows `requests` per window in the long run, with bursts of `burst` hits.
+    ///
+    /// `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
@@ -27,22 +29,21 @@ impl Limiter for Gcra {
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let rule =
-            Self::new(shape.requests, shape.window, shape.max_hits(shape.burst()?.into()), shape.counts_denied());
-        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        self.0.arguments(ask)
+    fn arguments(&self, operation: Operation) -> Arguments {
+        self.0.arguments(operation)
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        self.0.step(state, ask)
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        self.0.step(state, operation)
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        self.0.explain(state, ask, allowed)
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        self.0.explain(state, operation, allowed)
     }
 
     fn counts_denied(&self) -> bool {
@@ -53,8 +54,8 @@ impl Limiter for Gcra {
         self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
-    fn counting(&self) -> Algorithm {
-        Self(self.0.counting()).into()
+    fn recording(&self) -> Algorithm {
+        Self(self.0.recording()).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

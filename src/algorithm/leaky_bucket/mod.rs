@@ -1,24 +1,26 @@
-//! Leaky bucket: as a meter it polices (what overflows is refused), with a queue it shapes.
+//! [`LeakyBucket`]: without a queue it polices (hits that overflow are denied), with a queue it shapes traffic.
 //!
-//! With a queue, up to `queue` hits more than the burst pass, each with the delay after which it may go on, so that
-//! what leaves conforms to the limit's pace. With `burst: 1` hits leave one by one, `window / requests` apart.
+//! With a queue, up to `queue` hits more than the burst are allowed. Each has a delay after which it may continue, so
+//! that the outgoing traffic conforms to the limit's rate. With `burst: 1`, hits leave one by one, `window / requests`
+//! apart.
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
     bucket::Bucket, leased_bucket::LeasedBucket,
 };
 
-/// A bucket that leaks.
+/// A leaky bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeakyBucket(Bucket);
 
 impl LeakyBucket {
-    /// `requests` leak per window; of the `room`, `at_once` hits go on without waiting and the rest is told to wait.
-    /// `None` when there are no requests or no room, or a window, or the time to drain, is longer than
-    /// [`super::LONGEST`].
+    /// Creates a bucket from which `requests` leak per window. `immediate` hits of its capacity are not delayed.
+    ///
+    /// `None` if there are no requests, if the capacity is 0, or if the window or the drain time exceeds
+    /// [`super::MAX_PERIOD`].
     #[must_use]
-    pub fn new(requests: u32, window: Micros, room: MaxHits, at_once: u64, count_denied: bool) -> Option<Self> {
-        Bucket::new(requests, window, room, at_once, count_denied).map(Self)
+    pub fn new(requests: u32, window: Micros, capacity: MaxHits, immediate: u64, count_denied: bool) -> Option<Self> {
+        Bucket::new(requests, window, capacity, immediate, count_denied).map(Self)
     }
 }
 
@@ -29,25 +31,25 @@ impl Limiter for LeakyBucket {
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let (burst, queue) = (u64::from(shape.burst()?), u64::from(shape.queue.unwrap_or_default()));
-        let room = shape.max_hits(burst + queue);
-        // Without a queue nobody waits, not even above a soft limit.
-        let at_once = if queue > 0 { burst } else { room.ceiling() };
-        let rule = Self::new(shape.requests, shape.window, room, at_once, shape.counts_denied());
-        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let (burst, queue) = (u64::from(spec.burst()?), u64::from(spec.queue.unwrap_or_default()));
+        let capacity = spec.max_hits(burst + queue);
+        // Without a queue no hit is delayed, not even above a soft limit.
+        let immediate = if queue > 0 { burst } else { capacity.ceiling() };
+        let limiter = Self::new(spec.requests, spec.window, capacity, immediate, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        self.0.arguments(ask)
+    fn arguments(&self, operation: Operation) -> Arguments {
+        self.0.arguments(operation)
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        self.0.step(state, ask)
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        self.0.step(state, operation)
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        self.0.explain(state, ask, allowed)
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        self.0.explain(state, operation, allowed)
     }
 
     fn counts_denied(&self) -> bool {
@@ -58,8 +60,8 @@ impl Limiter for LeakyBucket {
         self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
-    fn counting(&self) -> Algorithm {
-        Self(self.0.counting()).into()
+    fn recording(&self) -> Algorithm {
+        Self(self.0.recording()).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

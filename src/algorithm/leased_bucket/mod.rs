@@ -1,27 +1,19 @@
-//! Buckets on lease: a token bucket, a leaky bucket or a GCRA of which a part is taken in advance, to be spent until later.
+//! [`LeasedBucket`]: a token bucket, leaky bucket or GCRA from which leases are taken, parts that are spent later.
 //!
-//! A bucket that drained while a lease is out would let more than `burst + rate × t` pass: the hits of the lease come when
-//! the room that they had taken is free again. So what is out counts against the burst, and does not drain: it is in
-//! escrow. At the lease's end it is poured into the bucket as if all of it had been spent just then; what comes back before
-//! is taken out. So at every instant the bucket and the escrow together are at least as full as a bucket would be into
-//! which each hit was poured when it was spent, and that one never overflows.
+//! If a leased part drained while it is leased, more than `burst + rate × t` could be allowed: its hits arrive after
+//! their capacity has become free again. So a leased part counts against the burst and does not drain. At the end of
+//! the lease it is poured into the bucket as if all of it had been spent at that moment; hits that are returned before
+//! are subtracted from the lease. Compare a bucket into which each hit is poured when it is spent: bucket and leased
+//! parts together are always at least as full, so that bucket never overflows.
 //!
-//! Leases end on a grid of time, so that those of all instances make two entries at most: the end follows from the
-//! instant at which a lease was taken, and is between one and two steps of the grid away.
-
-mod leased_parts;
-
-pub(super) use leased_parts::LeasedParts;
+//! Leases end on a time grid, so that the leases of all instances need at most two entries. The end follows from the
+//! instant at which the lease was taken, and is between one and two steps of the grid later.
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation, State, bucket::Bucket,
-    token_bucket::TokenBucket,
 };
 
-/// No lease lives longer, of buckets and logs.
-pub(super) const MAX_LEASE_LIFETIME: Micros = Micros::from_secs(1);
-
-/// A bucket, seen by those who take in advance.
+/// A bucket from which leases are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeasedBucket(pub(super) Bucket);
 
@@ -32,22 +24,25 @@ impl Limiter for LeasedBucket {
     const SCRIPT: &'static str = Bucket::LEASE_SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::LEASE_ARGUMENTS;
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        TokenBucket::build(shape)?
-            .leasing()
-            .ok_or(InvalidLimit { keyword: "burst", reason: "a lease of it would end at once" })
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let burst = spec.max_hits(spec.burst()?.into());
+        let bucket = Bucket::new(spec.requests, spec.window, burst, burst.ceiling(), spec.counts_denied());
+        // A bucket with warm-up has no leases.
+        let leased = bucket.ok_or(InvalidLimit::BURST)?.leasing().filter(|_| spec.warm_up.is_none());
+        let invalid = InvalidLimit { keyword: "burst", reason: "a lease of this bucket would end immediately" };
+        Ok(Self(leased.ok_or(invalid)?).into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        self.0.arguments(ask)
+    fn arguments(&self, operation: Operation) -> Arguments {
+        self.0.arguments(operation)
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        self.0.step(state, ask)
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        self.0.step(state, operation)
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        self.0.explain(state, ask, allowed)
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        self.0.explain(state, operation, allowed)
     }
 
     fn counts_denied(&self) -> bool {
@@ -62,7 +57,7 @@ impl Limiter for LeasedBucket {
         self.0.lease_lifetime()
     }
 
-    /// Nothing is on lease that has passed.
+    /// Leases that have ended count as poured into the bucket.
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

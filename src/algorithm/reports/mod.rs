@@ -1,7 +1,8 @@
-//! What reporters say of a resource, each for a while: how much of it is in use.
+//! [`UtilizationReports`]: how much of a resource is in use according to each reporter, for a limited time.
 //!
-//! No limit: it is kept as counters are, so that every store keeps it and all instances see the same. The state is 15 bytes a
-//! reporter: until when it holds (7), who says it (6), and ten thousandths of the resource (2).
+//! This is not a limit. Reports are stored like counters, so that every store keeps them and all instances see the same
+//! reports. The state has 15 bytes for each reporter: the end of the report (7), the reporter (6), and the utilization
+//! in ten thousandths (2).
 
 use smallvec::smallvec;
 
@@ -10,60 +11,64 @@ use super::{
     RequestContext, State,
 };
 
-/// A report that holds for so long; it replaces what the same reporter said before.
+/// A report with its lifetime; it replaces the previous report of the same reporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UtilizationReports {
     ttl: Micros,
     reporter: u64,
 }
 
-/// What all of them say.
+/// A summary of the reports of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Utilization {
-    /// The highest of all, from 0 to 1.
+    /// Highest reported utilization, from 0 to 1.
     pub worst: f64,
-    /// The mean of all.
+    /// Mean of the reports.
     pub mean: f64,
-    /// How many say something.
+    /// Number of reporters.
     pub reporters: u32,
 }
 
-const END: usize = 7;
-const NAME: usize = 6;
-const PART: usize = 2;
-const ENTRY: usize = END + NAME + PART;
+const END_BYTES: usize = 7;
+const REPORTER_BYTES: usize = 6;
+const UTILIZATION_BYTES: usize = 2;
+const REPORT_BYTES: usize = END_BYTES + REPORTER_BYTES + UTILIZATION_BYTES;
 
 impl UtilizationReports {
-    /// All of a resource, as costs say it.
-    pub const WHOLE: u64 = 10_000;
-    /// The longest life of a report: an hour.
+    /// Cost that represents a utilization of 1.
+    pub const FULL_UTILIZATION: u64 = 10_000;
+    /// Maximum lifetime of a report: one hour.
     pub const MAX_TTL: Micros = Micros::from_secs(3_600);
-    /// So many reporters at most; further ones are refused.
+    /// Maximum number of reporters; further reporters are denied.
     pub const MAX_REPORTERS: usize = 1_000;
 
-    /// Of nobody in particular; a life that is longer than [`Self::LONGEST`] is as long.
+    /// Creates a report without a reporter. A lifetime above [`Self::MAX_TTL`] is shortened.
     #[must_use]
-    pub fn new(life: Micros) -> Self {
-        Self { ttl: life.min(Self::MAX_TTL), reporter: 0 }
+    pub fn new(ttl: Micros) -> Self {
+        Self { ttl: ttl.min(Self::MAX_TTL), reporter: 0 }
     }
 
-    /// What a decision of this algorithm says.
+    /// Returns the summary from a decision of this algorithm; `None` if there are no reports.
     #[must_use]
     pub fn read(decision: &Decision) -> Option<Utilization> {
-        let part = |number: u64| number as f64 / Self::WHOLE as f64;
+        let fraction = |number: u64| number as f64 / Self::FULL_UTILIZATION as f64;
         let reporters = decision.limit.filter(|reporters| *reporters > 0)?;
-        Some(Utilization { worst: part(decision.used), mean: part(decision.remaining), reporters })
+        Some(Utilization { worst: fraction(decision.used), mean: fraction(decision.remaining), reporters })
     }
 
-    /// Those that hold: until when, who, and what.
-    fn held(state: &State, now: Micros) -> impl Iterator<Item = (u64, u64, u64)> {
-        let entry = move |place: usize| {
-            let at = ENTRY * place;
-            Some((state.number::<END>(at)?, state.number::<NAME>(at + END)?, state.number::<PART>(at + END + NAME)?))
+    /// Returns the reports that have not expired: end, reporter and utilization.
+    fn valid_reports(state: &State, now: Micros) -> impl Iterator<Item = (u64, u64, u64)> {
+        let report = move |index: usize| {
+            let offset = REPORT_BYTES * index;
+            Some((
+                state.number::<END_BYTES>(offset)?,
+                state.number::<REPORTER_BYTES>(offset + END_BYTES)?,
+                state.number::<UTILIZATION_BYTES>(offset + END_BYTES + REPORTER_BYTES)?,
+            ))
         };
-        let latest = (now + Self::MAX_TTL + CLOCK_SLACK).get();
-        let entries = (0..state.as_bytes().len() / ENTRY).filter_map(entry);
-        entries.filter(move |(end, ..)| *end > now.get() && *end <= latest)
+        let max_end = (now + Self::MAX_TTL + CLOCK_SLACK).get();
+        let reports = (0..state.as_bytes().len() / REPORT_BYTES).filter_map(report);
+        reports.filter(move |(end, ..)| *end > now.get() && *end <= max_end)
     }
 }
 
@@ -72,65 +77,71 @@ impl Limiter for UtilizationReports {
     const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "rp";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["part", "life", "longest", "most", "reporter"];
+    const ARGUMENTS: &'static [&'static str] = &["utilization", "ttl", "max_end_ahead", "max_reporters", "reporter"];
 
     fn build(_shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        Err(InvalidLimit { keyword: "algorithm", reason: "reports are no limit" })
+        Err(InvalidLimit { keyword: "algorithm", reason: "utilization reports are not a limit" })
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        let longest = (Self::MAX_TTL + CLOCK_SLACK).get();
-        smallvec![ask.cost.min(Self::WHOLE), self.ttl.get(), longest, Self::MAX_REPORTERS as u64, self.reporter]
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let max_end_ahead = (Self::MAX_TTL + CLOCK_SLACK).get();
+        smallvec![
+            operation.cost.min(Self::FULL_UTILIZATION),
+            self.ttl.get(),
+            max_end_ahead,
+            Self::MAX_REPORTERS as u64,
+            self.reporter
+        ]
     }
 
-    /// The reporter is the holder of what he says.
-    fn with_context(self, asker: RequestContext) -> Self {
-        Self { reporter: asker.holder & ((1 << (8 * NAME)) - 1), ..self }
+    /// The reporter is the holder.
+    fn with_context(self, context: RequestContext) -> Self {
+        Self { reporter: context.holder & ((1 << (8 * REPORTER_BYTES)) - 1), ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        if ask.action == Action::Peek {
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        if operation.action == Action::Peek {
             return true;
         }
-        let mut held: Vec<_> = Self::held(state, ask.now).collect();
-        held.retain(|(_, reporter, _)| *reporter != self.reporter);
-        let allowed = ask.action.releases() || held.len() < Self::MAX_REPORTERS;
-        if allowed && !ask.action.releases() {
-            held.push(((ask.now + self.ttl).get(), self.reporter, ask.cost.min(Self::WHOLE)));
+        let mut reports: Vec<_> = Self::valid_reports(state, operation.now).collect();
+        reports.retain(|(_, reporter, _)| *reporter != self.reporter);
+        let allowed = operation.action.releases() || reports.len() < Self::MAX_REPORTERS;
+        if allowed && !operation.action.releases() {
+            reports.push(((operation.now + self.ttl).get(), self.reporter, operation.cost.min(Self::FULL_UTILIZATION)));
         }
         state.clear();
-        for (end, reporter, part) in held {
-            state.push::<END>(end);
-            state.push::<NAME>(reporter);
-            state.push::<PART>(part);
+        for (end, reporter, utilization) in reports {
+            state.push::<END_BYTES>(end);
+            state.push::<REPORTER_BYTES>(reporter);
+            state.push::<UTILIZATION_BYTES>(utilization);
         }
         allowed
     }
 
-    /// Its `used` is the highest report, its `remaining` the mean, and its `limit` the number of reporters: see
-    /// [`Reports::read`].
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
+    /// `used` is the highest report, `remaining` the mean, and `limit` the number of reporters: see
+    /// [`UtilizationReports::read`].
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let (mut worst, mut sum, mut reporters, mut last) = (0, 0, 0, 0);
-        for (end, _, part) in Self::held(state, ask.now) {
-            (worst, sum, reporters, last) = (part.max(worst), sum + part, reporters + 1, end.max(last));
+        for (end, _, utilization) in Self::valid_reports(state, operation.now) {
+            (worst, sum, reporters, last) = (utilization.max(worst), sum + utilization, reporters + 1, end.max(last));
         }
         Decision {
             allowed,
             used: worst,
             remaining: sum / u64::from(reporters.max(1)),
             limit: Some(reporters),
-            reset: Micros::new(last) - ask.now,
+            reset: Micros::new(last) - operation.now,
             ..Decision::default()
         }
     }
 
-    /// Others come and go.
+    /// Always, because other reports may expire at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        Micros::new(Self::held(state, now).map(|(end, ..)| end).max().unwrap_or(now.get()))
+        Micros::new(Self::valid_reports(state, now).map(|(end, ..)| end).max().unwrap_or(now.get()))
     }
 }
 

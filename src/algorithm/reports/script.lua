@@ -1,26 +1,27 @@
--- Twin of Reports::step. The value is 15 bytes a reporter: until when it holds (7), who (6), and what (2).
+-- Equivalent of UtilizationReports::step. The value is 15 bytes for each reporter: the end of its report (7), the
+-- reporter (6), and the utilization (2).
 local value = call('GET', key) or ''
 if action == PEEK then
   return 1, value
 end
-local kept, last, reporters = {}, 0, 0
-for place = 1, #value - 14, 15 do
-  local ends, who = unpack_numbers('<I7I6', value, place)
-  if ends > now and ends <= now + longest and who ~= reporter then
+local reports, last, reporters = {}, 0, 0
+for offset = 1, #value - 14, 15 do
+  local ends, stored_reporter = unpack_numbers('<I7I6', value, offset)
+  if ends > now and ends <= now + max_end_ahead and stored_reporter ~= reporter then
     reporters, last = reporters + 1, max(last, ends)
-    kept[reporters] = string.sub(value, place, place + 14)
+    reports[reporters] = string.sub(value, offset, offset + 14)
   end
 end
 local allowed = 1
 if action == TAKE then
-  if reporters < most then
-    last = max(last, now + life)
-    kept[reporters + 1] = pack('<I7I6I2', now + life, reporter, part)
+  if reporters < max_reporters then
+    last = max(last, now + ttl)
+    reports[reporters + 1] = pack('<I7I6I2', now + ttl, reporter, utilization)
   else
     allowed = 0
   end
 end
-value = table.concat(kept)
+value = table.concat(reports)
 if value == '' then
   call('DEL', key)
 else

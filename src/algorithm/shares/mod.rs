@@ -1,15 +1,19 @@
-//! Shares of a rate: classes of which each has a rate that is always there for it and a ceiling, and borrows what the
-//! others leave. A hierarchical token bucket.
+//! [`Shares`] of a rate: each class has a guaranteed minimum rate and a maximum, and borrows the unused part of the
+//! others. This is a hierarchical token bucket.
 //!
-//! A class has a bucket of its own, which fills at its minimum; what no minimum claims fills a bucket for all, and so does
-//! what runs over where a class does not use its own. A hit is paid from the class' own bucket first and from the one for
-//! all then, and a third bucket, which fills at the class' maximum, keeps it below that. All buckets together hold what
-//! passes in a window, and all that flows in is the capacity: so the sum keeps to a token bucket of the capacity, and whoever
-//! stays within its minimum never meets anybody.
+//! Each class has its own bucket, which fills at its minimum. A common bucket fills with the rate that no minimum
+//! guarantees, and with the overflow of classes that do not use their own bucket. A hit is paid first from the bucket
+//! of its class and then from the common bucket. A third bucket, which fills at the maximum of the class, limits the
+//! sum. All buckets together hold the hits of one window, and their total inflow is the capacity. So the sum of
+//! all hits conforms to a token bucket of the capacity, and a class within its minimum is independent of the others.
 //!
-//! The state is what is used, so that nothing is a new counter: the instant as of which (7 bytes), of which capacity (7), of
-//! the bucket for all (7), and for each class of its own, of what it borrowed, and below its maximum (7 each). It is counted in hits ×
-//! microseconds of the window: a rate of so many hits a window is so many units a microsecond, without fractions.
+//! The state contains the used parts, so that a new counter needs no bytes. All numbers have 7 bytes:
+//!
+//! - the instant, the capacity at that instant, and the use of the common bucket
+//! - for each class the use of its own bucket, the borrowed part of the common bucket, and the use of its maximum
+//!
+//! The unit is hits × microseconds of the window: a rate of n hits per window is n units per microsecond, without
+//! fractions.
 
 use smallvec::smallvec;
 
@@ -18,168 +22,171 @@ use super::{
     RequestContext, State,
 };
 
-/// A capacity per window, and who has what of it.
+/// A capacity per window, and the classes that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shares {
     capacity: u64,
     window: u64,
     classes: Classes,
-    /// The class that asks.
+    /// Index of the caller's class.
     class: usize,
 }
 
-/// Bytes of a number.
-const NUMBER: usize = 7;
+/// Length of a number in bytes.
+const NUMBER_BYTES: usize = 7;
 
-/// What is used, in hits × microseconds of the window.
+/// The used parts of the buckets, in hits × microseconds of the window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Usage {
-    /// As of when.
+    /// Instant for which the numbers are valid.
     at: u64,
-    /// Of the bucket for all.
+    /// Used part of the common bucket.
     common: u64,
     each: [ClassUsage; Classes::MAX_CLASSES],
 }
 
-/// What a class uses.
+/// The used part of the buckets of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct ClassUsage {
-    /// Of what is always there for it.
+    /// Used part of its guaranteed minimum.
     own: u64,
-    /// Of the bucket for all, at most.
+    /// Upper bound of its use of the common bucket.
     borrowed: u64,
-    /// Of its maximum.
+    /// Used part of its maximum.
     all: u64,
 }
 
 impl Shares {
-    /// `None` for a capacity that cannot be counted in units: hits × microseconds of the window stay below 2⁵².
+    /// Creates a limiter; `None` if the capacity cannot be counted in units: hits × microseconds of the window must be
+    /// below 2⁵².
     #[must_use]
     pub fn new(capacity: u32, window: Micros, classes: Classes) -> Option<Self> {
         let this = Self { capacity: capacity.into(), window: window.get(), classes, class: 0 };
-        let fits = (this.capacity + 1).checked_mul(this.window).is_some_and(|units| units <= super::MAX / 2);
+        let fits = (this.capacity + 1).checked_mul(this.window).is_some_and(|units| units <= super::MAX_NUMBER / 2);
         (fits && this.window > 0 && classes.guaranteed() <= this.capacity).then_some(this)
     }
 
-    /// What the bucket for all holds.
-    fn common(&self) -> u64 {
+    /// Returns the size of the common bucket.
+    fn common_capacity(&self) -> u64 {
         (self.capacity - self.classes.guaranteed()) * self.window
     }
 
-    /// What the class' own bucket holds, and what its ceiling does.
-    fn holds(&self, class: usize) -> (u64, u64) {
+    /// Returns the sizes of a class's own bucket and of its maximum.
+    fn capacities_of(&self, class: usize) -> (u64, u64) {
         (self.classes.min(class) * self.window, self.classes.max(class) * self.window)
     }
 
-    /// What is used at an instant, if nobody asks until then.
-    fn used(&self, state: &State, now: Micros) -> Usage {
+    /// Returns the usage at an instant, if no other requests arrive until then.
+    fn usage(&self, state: &State, now: Micros) -> Usage {
         let len = self.classes.count();
-        let mut used = Usage { at: now.get(), common: 0, each: [ClassUsage::default(); Classes::MAX_CLASSES] };
-        // With classes added or taken away it is another counter.
-        if state.as_bytes().len() != NUMBER * (3 + 3 * len) {
-            return used;
+        let mut usage = Usage { at: now.get(), common: 0, each: [ClassUsage::default(); Classes::MAX_CLASSES] };
+        // With other classes the state is treated as new.
+        if state.as_bytes().len() != NUMBER_BYTES * (3 + 3 * len) {
+            return usage;
         }
-        let number = |place: usize| state.number::<NUMBER>(NUMBER * place).unwrap_or_default();
+        let number = |index: usize| state.number::<NUMBER_BYTES>(NUMBER_BYTES * index).unwrap_or_default();
         let (at, capacity) = (number(0), number(1));
-        used.common = number(2).min(self.common());
-        for (class, it) in used.each.iter_mut().enumerate().take(len) {
-            let (own, all) = self.holds(class);
-            let place = 3 + 3 * class;
-            *it = ClassUsage {
-                own: number(place).min(own),
-                borrowed: number(place + 1),
-                all: number(place + 2).min(all),
+        usage.common = number(2).min(self.common_capacity());
+        for (class, class_usage) in usage.each.iter_mut().enumerate().take(len) {
+            let (own, all) = self.capacities_of(class);
+            let index = 3 + 3 * class;
+            *class_usage = ClassUsage {
+                own: number(index).min(own),
+                borrowed: number(index + 1),
+                all: number(index + 2).min(all),
             };
         }
-        // A clock that stepped back brings nothing; one that was wrong is not believed.
-        let (past, ahead) = (now.get().saturating_sub(at), at.saturating_sub(now.get()));
-        let past = past.min(self.window);
-        // Of a capacity that was raised meanwhile no more has come back than the one before had.
-        let past = if capacity < self.capacity { past * capacity / self.capacity } else { past };
-        used.at = if ahead > CLOCK_SLACK.get() { now.get() } else { at.max(now.get()) };
-        self.drain(&mut used, past);
-        used
+        // A clock that stepped back refills nothing; an instant that is too far ahead was written by a wrong clock.
+        let (elapsed, ahead) = (now.get().saturating_sub(at), at.saturating_sub(now.get()));
+        let elapsed = elapsed.min(self.window);
+        // If the capacity was raised, the elapsed time refilled at the former capacity.
+        let elapsed = if capacity < self.capacity { elapsed * capacity / self.capacity } else { elapsed };
+        usage.at = if ahead > CLOCK_SLACK.get() { now.get() } else { at.max(now.get()) };
+        self.drain(&mut usage, elapsed);
+        usage
     }
 
-    /// So much later.
-    fn drain(&self, used: &mut Usage, past: u64) {
-        let mut inflow = self.capacity * past;
-        let each = &mut used.each[..self.classes.count()];
-        for (class, it) in each.iter_mut().enumerate() {
-            let refilled = it.own.min(self.classes.min(class) * past);
-            it.own -= refilled;
+    /// Refills all buckets for the elapsed time.
+    fn drain(&self, usage: &mut Usage, elapsed: u64) {
+        let mut inflow = self.capacity * elapsed;
+        let each = &mut usage.each[..self.classes.count()];
+        for (class, class_usage) in each.iter_mut().enumerate() {
+            let refilled = class_usage.own.min(self.classes.min(class) * elapsed);
+            class_usage.own -= refilled;
             inflow -= refilled;
-            it.all = it.all.saturating_sub(self.classes.max(class) * past);
+            class_usage.all = class_usage.all.saturating_sub(self.classes.max(class) * elapsed);
         }
-        used.common = used.common.saturating_sub(inflow);
-        each.iter_mut().for_each(|it| it.borrowed = it.borrowed.min(used.common));
+        usage.common = usage.common.saturating_sub(inflow);
+        each.iter_mut().for_each(|class_usage| class_usage.borrowed = class_usage.borrowed.min(usage.common));
     }
 
-    fn write(&self, used: &Usage, state: &mut State) {
+    fn write(&self, usage: &Usage, state: &mut State) {
         state.clear();
-        let classes = &used.each[..self.classes.count()];
-        if used.common == 0 && classes.iter().all(|it| *it == ClassUsage::default()) {
+        let classes = &usage.each[..self.classes.count()];
+        if usage.common == 0 && classes.iter().all(|class_usage| *class_usage == ClassUsage::default()) {
             return;
         }
-        for number in [used.at, self.capacity, used.common] {
-            state.push::<NUMBER>(number);
+        for number in [usage.at, self.capacity, usage.common] {
+            state.push::<NUMBER_BYTES>(number);
         }
-        for number in classes.iter().flat_map(|it| [it.own, it.borrowed, it.all]) {
-            state.push::<NUMBER>(number);
+        for number in classes.iter().flat_map(|class_usage| [class_usage.own, class_usage.borrowed, class_usage.all]) {
+            state.push::<NUMBER_BYTES>(number);
         }
     }
 
-    /// What the class may take of its own, of the bucket for all, and below its ceiling.
-    fn left(&self, used: &Usage) -> (u64, u64, u64) {
-        let ((own, all), it) = (self.holds(self.class), &used.each[self.class]);
-        (own - it.own, self.common() - used.common, all - it.all)
+    /// Returns the units available to the caller's class in its own bucket, in the common bucket, and within its
+    /// maximum.
+    fn remaining(&self, usage: &Usage) -> (u64, u64, u64) {
+        let ((own, all), class_usage) = (self.capacities_of(self.class), &usage.each[self.class]);
+        (own - class_usage.own, self.common_capacity() - usage.common, all - class_usage.all)
     }
 
-    /// What the class may take.
-    fn available(&self, used: &Usage) -> u64 {
-        let (own, common, ceiling) = self.left(used);
+    /// Returns the units available to the caller's class.
+    fn available(&self, usage: &Usage) -> u64 {
+        let (own, common, ceiling) = self.remaining(usage);
         (own + common).min(ceiling)
     }
 
-    /// What it may take of counters never used.
+    /// Returns the units available to the caller's class in a new counter.
     fn full(&self) -> u64 {
-        let (own, all) = self.holds(self.class);
-        (own + self.common()).min(all)
+        let (own, all) = self.capacities_of(self.class);
+        (own + self.common_capacity()).min(all)
     }
 
-    /// The units of a cost: one that is more than the capacity is more than it can hold.
+    /// Returns the units of a cost. A cost above the capacity is always denied, so it is capped.
     fn units(&self, cost: u64) -> u64 {
         cost.min(self.capacity + 1) * self.window
     }
 
-    /// What the class may take so much later, if nobody asks until then.
-    fn available_after(&self, used: &Usage, past: u64) -> u64 {
-        let refills = |(class, it): (usize, &ClassUsage)| it.own.min(self.classes.min(class) * past);
-        let refilled: u64 = used.each[..self.classes.count()].iter().enumerate().map(refills).sum();
-        let it = &used.each[self.class];
-        let (own, all) = self.holds(self.class);
-        let own = own - it.own + refills((self.class, it));
-        let common = self.common() - used.common.saturating_sub(self.capacity * past - refilled);
-        (own + common).min(all - it.all.saturating_sub(self.classes.max(self.class) * past))
+    /// Returns the units available to the caller's class after `elapsed` microseconds, if no other requests arrive.
+    fn available_after(&self, usage: &Usage, elapsed: u64) -> u64 {
+        let refills =
+            |(class, class_usage): (usize, &ClassUsage)| class_usage.own.min(self.classes.min(class) * elapsed);
+        let refilled: u64 = usage.each[..self.classes.count()].iter().enumerate().map(refills).sum();
+        let class_usage = &usage.each[self.class];
+        let (own, all) = self.capacities_of(self.class);
+        let own = own - class_usage.own + refills((self.class, class_usage));
+        let common = self.common_capacity() - usage.common.saturating_sub(self.capacity * elapsed - refilled);
+        (own + common).min(all - class_usage.all.saturating_sub(self.classes.max(self.class) * elapsed))
     }
 
-    /// Until so much is available, if nobody else asks; it has to be there some time.
-    fn until(&self, used: &Usage, now: Micros, units: u64) -> Micros {
-        let missing = units.saturating_sub(self.available(used));
+    /// Returns the time until `units` are available, if no other requests arrive. They must not exceed [`Self::full`].
+    fn wait(&self, usage: &Usage, now: Micros, units: u64) -> Micros {
+        let missing = units.saturating_sub(self.available(usage));
         if missing == 0 {
             return Micros::ZERO;
         }
-        // Nothing comes in faster than the capacity; mostly it does not take much longer.
+        // The inflow is at most the capacity, and usually close to it.
         let mut low = missing.div_ceil(self.capacity.max(1));
         let mut high = low;
-        while high < self.window && self.available_after(used, high) < units {
+        while high < self.window && self.available_after(usage, high) < units {
             (low, high) = (high + 1, (2 * high).min(self.window));
         }
         while low < high {
             let middle = u64::midpoint(low, high);
-            if self.available_after(used, middle) >= units { high = middle } else { low = middle + 1 }
+            if self.available_after(usage, middle) >= units { high = middle } else { low = middle + 1 }
         }
-        Micros::new(used.at.saturating_sub(now.get()) + low)
+        Micros::new(usage.at.saturating_sub(now.get()) + low)
     }
 }
 
@@ -190,84 +197,85 @@ impl Limiter for Shares {
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "capacity", "window", "slack", "class", "count"];
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let Some(classes) = shape.classes else {
-            return Err(InvalidLimit { keyword: "capacity", reason: "a capacity per time needs shares, or a reserve" });
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let Some(classes) = spec.classes else {
+            return Err(InvalidLimit {
+                keyword: "capacity",
+                reason: "capacity per unit of time requires shares or reserve",
+            });
         };
-        if shape.counts_denied() {
+        if spec.counts_denied() {
             return Err(InvalidLimit {
                 keyword: "count_denied",
-                reason: "what a class was refused takes nothing of the capacity",
+                reason: "count_denied is not supported with shared capacities: denied hits take no capacity",
             });
         }
-        if shape.soft.is_some() {
-            return Err(InvalidLimit { keyword: "soft", reason: "a shared capacity has ceilings, and is not soft" });
+        if spec.soft.is_some() {
+            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
         }
-        let why =
-            "capacity times the microseconds of its time must stay below 2^52: 1.2 million an hour, 52 thousand a day";
-        Ok(Self::new(shape.requests, shape.window, classes)
-            .ok_or(InvalidLimit { keyword: "capacity", reason: why })?
-            .into())
+        let reason = "capacity times its unit in microseconds must be below 2^52: at most 1.2 million per hour, 52 thousand per day";
+        Ok(Self::new(spec.requests, spec.window, classes).ok_or(InvalidLimit { keyword: "capacity", reason })?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        let cost = ask.cost.min(self.capacity + 1);
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let cost = operation.cost.min(self.capacity + 1);
         let (class, count) = (self.class as u64, self.classes.count() as u64);
         let mut arguments: Arguments = smallvec![cost, self.capacity, self.window, CLOCK_SLACK.get(), class, count];
         arguments.extend(self.classes.numbers());
         arguments
     }
 
-    /// The units depend on it.
+    /// Returns the window, on which the units depend.
     fn scope(&self) -> Option<u64> {
         Some(self.window / 1_000_000)
     }
 
-    fn with_context(self, asker: RequestContext) -> Self {
-        Self { class: usize::from(asker.class).min(self.classes.count() - 1), ..self }
+    fn with_context(self, context: RequestContext) -> Self {
+        Self { class: usize::from(context.class).min(self.classes.count() - 1), ..self }
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        let mut used = self.used(state, ask.now);
-        let units = self.units(ask.cost);
-        let allowed = ask.action.releases() || units <= self.available(&used);
-        let (own_left, ..) = self.left(&used);
-        let it = &mut used.each[self.class];
-        match ask.action {
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let mut usage = self.usage(state, operation.now);
+        let units = self.units(operation.cost);
+        let allowed = operation.action.releases() || units <= self.available(&usage);
+        let (own_remaining, ..) = self.remaining(&usage);
+        let class_usage = &mut usage.each[self.class];
+        match operation.action {
             Action::Take if allowed => {
-                let own = units.min(own_left);
-                it.own += own;
-                it.borrowed += units - own;
-                it.all += units;
-                used.common += units - own;
+                let own = units.min(own_remaining);
+                class_usage.own += own;
+                class_usage.borrowed += units - own;
+                class_usage.all += units;
+                usage.common += units - own;
             }
             Action::Refund | Action::RollBack(_) => {
-                // Of what was taken then, some has come back by itself.
-                let past = match ask.action {
-                    Action::RollBack(taken) => (ask.now - taken).get().min(self.window),
+                // A part of the rolled back take has been refilled since.
+                let elapsed = match operation.action {
+                    Action::RollBack(taken) => (operation.now - taken).get().min(self.window),
                     Action::Refund | Action::Take | Action::Peek => 0,
                 };
-                let back = units.saturating_sub(self.capacity * past);
-                let borrowed = back.min(it.borrowed);
-                it.borrowed -= borrowed;
-                it.own = it.own.saturating_sub(back - borrowed);
-                it.all = it.all.saturating_sub(units.saturating_sub(self.classes.max(self.class) * past));
-                used.common -= borrowed;
+                let refunded = units.saturating_sub(self.capacity * elapsed);
+                let borrowed = refunded.min(class_usage.borrowed);
+                class_usage.borrowed -= borrowed;
+                class_usage.own = class_usage.own.saturating_sub(refunded - borrowed);
+                class_usage.all =
+                    class_usage.all.saturating_sub(units.saturating_sub(self.classes.max(self.class) * elapsed));
+                usage.common -= borrowed;
             }
             Action::Take | Action::Peek => return allowed,
         }
-        self.write(&used, state);
+        self.write(&usage, state);
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        let used = self.used(state, ask.now);
-        let (units, full) = (self.units(ask.cost), self.full());
-        let (_, _, ceiling) = self.left(&used);
-        let available = self.available(&used);
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let usage = self.usage(state, operation.now);
+        let (units, full) = (self.units(operation.cost), self.full());
+        let (_, _, ceiling) = self.remaining(&usage);
+        let available = self.available(&usage);
         let remaining = available / self.window;
         let next = (remaining + 1) * self.window;
-        let until = |units: u64| if units > full { None } else { Some(self.until(&used, ask.now, units)) };
+        let until = |units: u64| if units > full { None } else { Some(self.wait(&usage, operation.now, units)) };
         Decision {
             allowed,
             shed: !allowed && units <= ceiling,
@@ -281,14 +289,14 @@ impl Limiter for Shares {
         }
     }
 
-    /// Another class may leave something at any moment.
+    /// Always, because another class may leave capacity unused at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
         state
-            .number::<NUMBER>(0)
+            .number::<NUMBER_BYTES>(0)
             .map_or(now, |at| Micros::new(at.min((now + CLOCK_SLACK).get()).max(now.get()) + self.window))
     }
 }

@@ -1,45 +1,46 @@
--- Twin of Shares::step. The value is numbers of 7 bytes: as of when, of which capacity, what is used of the bucket for all,
--- and for each class what it uses of its own, what it borrowed, and what counts below its maximum.
+-- Equivalent of Shares::step. The value consists of numbers of 7 bytes: the instant, the capacity at that instant, the
+-- use of the common bucket, and for each class the use of its own bucket, the borrowed part, and the use of its
+-- maximum.
 local value = call('GET', key) or ''
 local numbers = {now, capacity, 0}
 local size = 3 + 3 * count
 if #value ~= 7 * size then
-  for place = 4, size do
-    numbers[place] = 0
+  for index = 4, size do
+    numbers[index] = 0
   end
 else
   numbers = {unpack_numbers('<' .. string.rep('I7', size), value)}
-  -- Behind them it says where it stopped.
+  -- struct.unpack also returns the position after the last number.
   numbers[size + 1] = nil
 end
 local shares = {unpack_numbers('<' .. string.rep('d', count), records, more)}
-local past = min(max(now - numbers[1], 0), window)
+local elapsed = min(max(now - numbers[1], 0), window)
 if numbers[2] < capacity then
-  past = floor(past * numbers[2] / capacity)
+  elapsed = floor(elapsed * numbers[2] / capacity)
 end
 numbers[1] = numbers[1] > now + slack and now or max(numbers[1], now)
 numbers[2] = capacity
-local inflow, promised = capacity * past, 0
+local inflow, promised = capacity * elapsed, 0
 for i = 1, count do
-  local place, most = 3 * i + 1, shares[i] % CLASS
-  local least = (shares[i] - most) / CLASS
-  local own = min(numbers[place], least * window)
-  local refilled = min(own, least * past)
-  inflow, promised = inflow - refilled, promised + least
-  numbers[place] = own - refilled
-  numbers[place + 2] = max(min(numbers[place + 2], most * window) - most * past, 0)
+  local index, class_max = 3 * i + 1, shares[i] % CLASS_MIN_FACTOR
+  local class_min = (shares[i] - class_max) / CLASS_MIN_FACTOR
+  local own = min(numbers[index], class_min * window)
+  local refilled = min(own, class_min * elapsed)
+  inflow, promised = inflow - refilled, promised + class_min
+  numbers[index] = own - refilled
+  numbers[index + 2] = max(min(numbers[index + 2], class_max * window) - class_max * elapsed, 0)
 end
 local common = (capacity - promised) * window
 numbers[3] = max(min(numbers[3], common) - inflow, 0)
 for i = 1, count do
   numbers[3 * i + 2] = min(numbers[3 * i + 2], numbers[3])
 end
-local place, units = 3 * class + 4, cost * window
-local most = shares[class + 1] % CLASS
-local least = (shares[class + 1] - most) / CLASS
+local index, units = 3 * class + 4, cost * window
+local class_max = shares[class + 1] % CLASS_MIN_FACTOR
+local class_min = (shares[class + 1] - class_max) / CLASS_MIN_FACTOR
 if action == TAKE or action == PEEK then
-  local own = least * window - numbers[place]
-  if units > min(own + common - numbers[3], most * window - numbers[place + 2]) then
+  local own = class_min * window - numbers[index]
+  if units > min(own + common - numbers[3], class_max * window - numbers[index + 2]) then
     return 0, value
   end
   if action == PEEK then
@@ -47,20 +48,20 @@ if action == TAKE or action == PEEK then
   end
   own = min(own, units)
   numbers[3] = numbers[3] + units - own
-  numbers[place] = numbers[place] + own
-  numbers[place + 1] = numbers[place + 1] + units - own
-  numbers[place + 2] = numbers[place + 2] + units
+  numbers[index] = numbers[index] + own
+  numbers[index + 1] = numbers[index + 1] + units - own
+  numbers[index + 2] = numbers[index + 2] + units
 else
   local since = 0
-  if action == UNDO then
+  if action == ROLL_BACK then
     since = min(max(now - taken, 0), window)
   end
-  local back = max(units - capacity * since, 0)
-  local borrowed = min(back, numbers[place + 1])
+  local refunded = max(units - capacity * since, 0)
+  local borrowed = min(refunded, numbers[index + 1])
   numbers[3] = numbers[3] - borrowed
-  numbers[place] = max(numbers[place] - (back - borrowed), 0)
-  numbers[place + 1] = numbers[place + 1] - borrowed
-  numbers[place + 2] = max(numbers[place + 2] - max(units - most * since, 0), 0)
+  numbers[index] = max(numbers[index] - (refunded - borrowed), 0)
+  numbers[index + 1] = numbers[index + 1] - borrowed
+  numbers[index + 2] = max(numbers[index + 2] - max(units - class_max * since, 0), 0)
 end
 local used = false
 for i = 3, size do

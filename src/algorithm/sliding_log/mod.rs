@@ -1,51 +1,55 @@
-//! Sliding log: the instant of every hit that passed, so the count of any window is exact.
+//! [`SlidingLog`]: the instant of every allowed hit, so that the count of any window is exact.
 //!
-//! Seven bytes a hit, oldest first, and a hit lies in the window for exactly the window's length. The price is memory
-//! that grows with the limit, which is therefore bounded. With `min_interval`, passes also keep that distance; with
-//! `count_denied`, refused hits are logged as well (the newest that fill the limit), and whoever keeps asking stays out.
+//! Each hit has seven bytes, the oldest hit first, and counts for exactly the length of the window. The memory grows
+//! with the limit, which is therefore bounded. With `min_interval`, allowed hits are also at least that far apart. With
+//! `count_denied`, denied hits are logged as well (the newest that fill the limit), and a caller that retries stays
+//! denied.
 //!
-//! Hits that are taken in advance are logged as if they came at the end of their lease. Whenever they come before, they
-//! were in the log; and they leave it no sooner than hits of that instant would.
+//! Hits of a lease are logged as if they arrived at the end of the lease. Whenever they arrive before, the log already
+//! contains them, and they expire no earlier than hits of that instant would.
 
 use smallvec::smallvec;
 
 use super::{
     Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    State, leased_bucket::MAX_LEASE_LIFETIME,
+    State, bucket::MAX_LEASE_LIFETIME,
 };
 
-/// At most `limit` hits in any window, exactly.
+/// A limiter that allows at most `limit` hits in any window, exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingLog {
     max_hits: MaxHits,
     window: Micros,
     min_interval: Micros,
     count_denied: bool,
-    /// For those who take in advance: the grid of time on which leases end, after two steps at most.
+    /// Step of the time grid on which leases end, for limiters that take leases; otherwise zero.
     lease_grid: Micros,
 }
 
-/// Of a window: hits count two of them longer at most, and those that come meanwhile do, too.
-const STEPS_OF_WINDOW: u64 = 20;
-/// An instant further ahead was written by a clock that was wrong.
-const LATEST: Micros = Micros::new(CLOCK_SLACK.get() + MAX_LEASE_LIFETIME.get());
+/// Number of steps of the lease grid per window. Leased hits count for up to two steps longer than the window, and so
+/// do hits that are logged after them.
+const GRID_STEPS_PER_WINDOW: u64 = 20;
+/// Maximum time by which a logged instant may be ahead of the clock. Later instants were written by a wrong clock.
+const MAX_AHEAD: Micros = Micros::new(CLOCK_SLACK.get() + MAX_LEASE_LIFETIME.get());
 
-/// Bytes of an instant.
-const ENTRY: usize = 7;
+/// Length of one entry, an instant, in bytes.
+const ENTRY_BYTES: usize = 7;
 
 impl SlidingLog {
-    /// The largest limit, soft part included: 7 kB for each counter.
+    /// Maximum limit including its soft part: 7 kB for each counter.
     pub const MAX_ENTRIES: u64 = 1_000;
-    /// The longest window: ten years.
+    /// Maximum length of the window: ten years.
     pub const MAX_WINDOW: Micros = Micros::from_secs(10 * 31_536_000);
 
-    /// `None` for a quota above [`Self::MOST`], a window of no length or longer than [`Self::LONGEST`], or an interval
-    /// longer than the window.
+    /// Creates a limiter.
+    ///
+    /// `None` if the limit exceeds [`Self::MAX_ENTRIES`], if the window is zero or exceeds [`Self::MAX_WINDOW`], or if
+    /// the interval is longer than the window.
     #[must_use]
-    pub fn new(quota: MaxHits, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
+    pub fn new(max_hits: MaxHits, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
         let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && min_interval <= window;
-        (fits && quota.ceiling() <= Self::MAX_ENTRIES).then_some(Self {
-            max_hits: quota,
+        (fits && max_hits.ceiling() <= Self::MAX_ENTRIES).then_some(Self {
+            max_hits,
             window,
             min_interval,
             count_denied,
@@ -53,60 +57,60 @@ impl SlidingLog {
         })
     }
 
-    /// The log's instant at a place from the oldest.
-    fn entry(state: &State, place: usize) -> u64 {
-        state.number::<ENTRY>(ENTRY * place).unwrap_or_default()
+    /// Returns the instant of an entry; the oldest has index 0.
+    fn entry(state: &State, index: usize) -> u64 {
+        state.number::<ENTRY_BYTES>(ENTRY_BYTES * index).unwrap_or_default()
     }
 
     fn len(state: &State) -> usize {
-        state.as_bytes().len() / ENTRY
+        state.as_bytes().len() / ENTRY_BYTES
     }
 
     fn newest(state: &State) -> Option<u64> {
         Self::len(state).checked_sub(1).map(|last| Self::entry(state, last))
     }
 
-    /// How many of the oldest hits have left the window.
-    fn gone(&self, state: &State, now: Micros) -> usize {
+    /// Returns the number of hits that have expired.
+    fn expired(&self, state: &State, now: Micros) -> usize {
         let (mut low, mut high) = (0, Self::len(state));
         while low < high {
             let middle = usize::midpoint(low, high);
-            let left = Self::entry(state, middle) + self.window.get() <= now.get();
-            if left { low = middle + 1 } else { high = middle }
+            let has_expired = Self::entry(state, middle) + self.window.get() <= now.get();
+            if has_expired { low = middle + 1 } else { high = middle }
         }
         low
     }
 
-    /// A log from a clock that was far ahead: its hits become hits of now.
-    fn believe(state: &mut State, now: Micros) {
-        if Self::newest(state).is_none_or(|newest| newest <= now.get() + LATEST.get()) {
+    /// Replaces all instants by `now` at the latest if a clock was far ahead when the log was written.
+    fn clamp_future(state: &mut State, now: Micros) {
+        if Self::newest(state).is_none_or(|newest| newest <= now.get() + MAX_AHEAD.get()) {
             return;
         }
-        let entries: Vec<_> = (0..Self::len(state)).map(|place| Self::entry(state, place).min(now.get())).collect();
+        let entries: Vec<_> = (0..Self::len(state)).map(|index| Self::entry(state, index).min(now.get())).collect();
         state.clear();
-        entries.into_iter().for_each(|entry| state.push::<ENTRY>(entry));
+        entries.into_iter().for_each(|entry| state.push::<ENTRY_BYTES>(entry));
     }
 
-    /// Takes out so many hits of one instant, of those that are left in the window.
-    fn forget(state: &mut State, gone: usize, instant: u64, cost: u64) {
-        let entries: Vec<_> = (gone..Self::len(state)).map(|place| Self::entry(state, place)).collect();
+    /// Removes up to `cost` hits of one instant, and the expired ones.
+    fn remove(state: &mut State, expired: usize, instant: u64, cost: u64) {
+        let entries: Vec<_> = (expired..Self::len(state)).map(|index| Self::entry(state, index)).collect();
         if !entries.contains(&instant) {
             return;
         }
-        let mut left = cost;
+        let mut remaining = cost;
         state.clear();
         for entry in entries {
-            if entry == instant && left > 0 {
-                left -= 1;
+            if entry == instant && remaining > 0 {
+                remaining -= 1;
             } else {
-                state.push::<ENTRY>(entry);
+                state.push::<ENTRY_BYTES>(entry);
             }
         }
     }
 
-    fn is_spaced(&self, state: &State, ask: Operation) -> bool {
-        let newest = Self::newest(state).filter(|_| ask.cost > 0 && self.min_interval > Micros::ZERO);
-        newest.is_none_or(|newest| newest + self.min_interval.get() <= ask.now.get())
+    fn is_spaced(&self, state: &State, operation: Operation) -> bool {
+        let newest = Self::newest(state).filter(|_| operation.cost > 0 && self.min_interval > Micros::ZERO);
+        newest.is_none_or(|newest| newest + self.min_interval.get() <= operation.now.get())
     }
 }
 
@@ -118,80 +122,84 @@ impl Limiter for SlidingLog {
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "window", "interval", "slack", "count_denied", "grid"];
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let (quota, interval) = (shape.max_hits(shape.requests.into()), shape.min_interval.unwrap_or_default());
-        if interval > shape.window {
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let (max_hits, interval) = (spec.max_hits(spec.requests.into()), spec.min_interval.unwrap_or_default());
+        if interval > spec.window {
             return Err(InvalidLimit {
                 keyword: "min_interval",
                 reason: "min_interval must not be longer than the window",
             });
         }
-        if quota.ceiling() > Self::MAX_ENTRIES {
-            let why = "a sliding_log keeps every hit and takes 1000 at most, its soft part included; sliding_window has \
-                       no such bound";
-            return Err(InvalidLimit { keyword: "requests_per_unit", reason: why });
+        if max_hits.ceiling() > Self::MAX_ENTRIES {
+            let reason = "sliding_log stores every hit: requests_per_unit must be at most 1000, including its soft part; \
+                          sliding_window has no such bound";
+            return Err(InvalidLimit { keyword: "requests_per_unit", reason });
         }
-        let rule = Self::new(quota, shape.window, interval, shape.counts_denied());
-        Ok(rule.ok_or(InvalidLimit::WINDOW)?.into())
+        let limiter = Self::new(max_hits, spec.window, interval, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        let (cost, ceiling) = (ask.cost.min(Self::MAX_ENTRIES + 1), self.max_hits.ceiling());
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let (cost, ceiling) = (operation.cost.min(Self::MAX_ENTRIES + 1), self.max_hits.ceiling());
         let (window, interval) = (self.window.get(), self.min_interval.get());
-        smallvec![cost, ceiling, window, interval, LATEST.get(), self.count_denied.into(), self.lease_grid.get()]
+        smallvec![cost, ceiling, window, interval, MAX_AHEAD.get(), self.count_denied.into(), self.lease_grid.get()]
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        Self::believe(state, ask.now);
-        let cost = ask.cost.min(Self::MAX_ENTRIES + 1);
-        let gone = self.gone(state, ask.now);
-        let held = (Self::len(state) - gone) as u64;
-        if let Action::RollBack(taken) = ask.action {
-            Self::forget(state, gone, self.lease_ends(taken).get(), cost);
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        Self::clamp_future(state, operation.now);
+        let cost = operation.cost.min(Self::MAX_ENTRIES + 1);
+        let expired = self.expired(state, operation.now);
+        let used = (Self::len(state) - expired) as u64;
+        if let Action::RollBack(taken) = operation.action {
+            Self::remove(state, expired, self.lease_ends(taken).get(), cost);
             return true;
         }
-        if ask.action == Action::Refund {
-            let given = cost.min(held) as usize;
-            if given > 0 {
-                state.cut_back(ENTRY * given);
-                state.cut_front(ENTRY * gone);
+        if operation.action == Action::Refund {
+            let refunded = cost.min(used) as usize;
+            if refunded > 0 {
+                state.cut_back(ENTRY_BYTES * refunded);
+                state.cut_front(ENTRY_BYTES * expired);
             }
             return true;
         }
-        let allowed = held + cost <= self.max_hits.ceiling() && self.is_spaced(state, ask);
-        if ask.action == Action::Take && (allowed || self.count_denied) {
-            let at = Self::newest(state).unwrap_or_default().max(self.lease_ends(ask.now).get());
-            // Refused hits push the oldest out: only the newest that fill the limit can matter. No more of them than come,
-            // whatever the limit is: it may have been a larger one a moment ago, and be again.
+        let allowed = used + cost <= self.max_hits.ceiling() && self.is_spaced(state, operation);
+        if operation.action == Action::Take && (allowed || self.count_denied) {
+            let at = Self::newest(state).unwrap_or_default().max(self.lease_ends(operation.now).get());
+            // Denied hits push out the oldest ones: only the newest that fill the limit matter. They push out no more
+            // hits than they add, even if the log is longer: the limit may have been higher before, and may be higher
+            // again.
             let added = cost.min(self.max_hits.ceiling());
-            let pushed_out = (held + added).saturating_sub(self.max_hits.ceiling()).min(added) as usize;
-            state.cut_front(ENTRY * (gone + pushed_out));
-            (0..added).for_each(|_| state.push::<ENTRY>(at));
+            let pushed_out = (used + added).saturating_sub(self.max_hits.ceiling()).min(added) as usize;
+            state.cut_front(ENTRY_BYTES * (expired + pushed_out));
+            (0..added).for_each(|_| state.push::<ENTRY_BYTES>(at));
         }
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        let gone = self.gone(state, ask.now);
-        let used = (Self::len(state) - gone) as u64;
-        // Until so many of the hits in the window have left it.
-        let until_left = |hits: u64| match hits {
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let expired = self.expired(state, operation.now);
+        let used = (Self::len(state) - expired) as u64;
+        // The time until `hits` of the hits in the window have expired.
+        let time_until_expired = |hits: u64| match hits {
             0 => Micros::ZERO,
-            hits => Micros::new(Self::entry(state, gone + hits as usize - 1)) + self.window - ask.now,
+            hits => Micros::new(Self::entry(state, expired + hits as usize - 1)) + self.window - operation.now,
         };
         let limit = self.max_hits.limit();
         let retry = || {
-            let room = self.max_hits.ceiling().checked_sub(ask.cost)?;
-            let spaced = Self::newest(state).filter(|_| ask.cost > 0).unwrap_or_default();
-            Some(until_left(used.saturating_sub(room)).max(Micros::new(spaced) + self.min_interval - ask.now))
+            let room = self.max_hits.ceiling().checked_sub(operation.cost)?;
+            let spaced = Self::newest(state).filter(|_| operation.cost > 0).unwrap_or_default();
+            Some(
+                time_until_expired(used.saturating_sub(room))
+                    .max(Micros::new(spaced) + self.min_interval - operation.now),
+            )
         };
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.max_hits),
+            soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
-            reset: until_left(used),
-            next: if limit > 0 { until_left(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
+            reset: time_until_expired(used),
+            next: if limit > 0 { time_until_expired(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
             retry_after: if allowed { None } else { retry() },
             ..Decision::default()
         }
@@ -201,15 +209,15 @@ impl Limiter for SlidingLog {
         self.count_denied
     }
 
-    /// Where hits keep a distance, nobody knows when those of a lease come.
+    /// `None` with a minimum interval, because it is unknown when the hits of a lease arrive.
     fn leasing(&self) -> Option<Algorithm> {
-        let grid = Micros::new((self.window.get() / STEPS_OF_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
-        let quota = MaxHits::hard(self.max_hits.limit());
-        let leasing = Self { max_hits: quota, count_denied: false, lease_grid: grid, ..*self };
+        let grid = Micros::new((self.window.get() / GRID_STEPS_PER_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
+        let max_hits = MaxHits::hard(self.max_hits.limit());
+        let leasing = Self { max_hits, count_denied: false, lease_grid: grid, ..*self };
         (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
     }
 
-    /// And when a hit is logged that is taken at this instant.
+    /// Also the instant with which the hits of the lease are logged.
     fn lease_ends(&self, counted: Micros) -> Micros {
         if self.lease_grid == Micros::ZERO {
             counted
@@ -222,7 +230,7 @@ impl Limiter for SlidingLog {
         self.lease_grid
     }
 
-    fn counting(&self) -> Algorithm {
+    fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
     }
 

@@ -1,10 +1,11 @@
-//! Sliding window: the current counter, those of the last `buckets` before it, and the oldest of them by what of it
-//! still lies in the window.
+//! [`SlidingWindow`]: the current counter and the previous `buckets` counters, of which the oldest is weighted by its
+//! overlap with the window.
 //!
-//! With one counter per window it is the classic estimate (Cloudflare, 2017): 42 in the minute before, 18 in this one,
-//! and 15 s into it make 42 · 45/60 + 18 = 49.5. It assumes that hits were spread evenly over the oldest counter;
-//! more counters make that counter smaller and the error with it. [`Edge::Strict`] counts the oldest whole: then no
-//! window of the length ever holds more than the limit, and callers wait up to one counter longer.
+//! With one counter per window this is the well-known estimate (Cloudflare, 2017): 42 hits in the previous minute and
+//! 18 in the current one make 42 · 45/60 + 18 = 49.5 after 15 s. The estimate assumes that hits were spread evenly over
+//! the oldest counter; with more counters, that counter and therefore the error are smaller. [`WindowEdge::Strict`]
+//! counts the oldest counter fully: then no window of that length ever exceeds the limit, and callers wait up to one
+//! counter longer.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -13,64 +14,59 @@ use super::{
     State, drain_time::DrainTime, proportion,
 };
 
-/// How the oldest counter, which the window covers in part, counts.
+/// How the oldest counter counts, of which the window covers only a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WindowEdge {
-    /// By the part that the window covers, rounded up.
+    /// In proportion to the covered part, rounded up.
     #[default]
     Weighted,
-    /// Whole.
+    /// Fully.
     Strict,
 }
 
-/// At most `limit` hits in any window, by estimate.
+/// A limiter that allows at most `limit` hits in any window, by estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     max_hits: MaxHits,
-    /// Of one counter.
+    /// Duration of one counter.
     bucket_width: Micros,
     buckets: u32,
     edge: WindowEdge,
     count_denied: bool,
-    /// The width as it stands in the state.
-    drain_time: DrainTime,
+    /// Duration of one counter, as the state contains it.
+    stored_width: DrainTime,
 }
 
-/// A counter stops here, above every limit.
-const MOST: u64 = u32::MAX as u64;
+/// Maximum of a counter, above every limit.
+const MAX_COUNT: u64 = u32::MAX as u64;
 
-/// The counters as of an instant.
+/// The counters at an instant.
 #[derive(Clone, Debug)]
 struct WindowCounters {
-    /// When the current one began.
+    /// Start of the current counter.
     start: u64,
-    /// The current one first; `buckets + 1` of them.
+    /// Counts of `buckets + 1` counters, the current one first.
     counts: SmallVec<[u64; 8]>,
     changed: bool,
 }
 
 impl SlidingWindow {
-    /// Counters per window at most.
+    /// Maximum number of counters per window.
     pub const MAX_BUCKETS: u32 = 256;
-    /// The longest window: ten years, so that a count times a part of it can be divided exactly in Lua.
+    /// Maximum length of the window: ten years, so that Lua can exactly divide the product of a count and a duration.
     pub const MAX_WINDOW: Micros = Micros::from_secs(10 * 31_536_000);
 
-    /// `None` for a window of no length or a longer one than [`Self::LONGEST`], and for no counters or more than
-    /// [`Self::MOST_BUCKETS`].
+    /// Creates a limiter.
+    ///
+    /// `None` if the window is zero or exceeds [`Self::MAX_WINDOW`], or if the number of counters is 0 or exceeds
+    /// [`Self::MAX_BUCKETS`].
     #[must_use]
-    pub fn new(quota: MaxHits, window: Micros, buckets: u32, edge: WindowEdge, count_denied: bool) -> Option<Self> {
+    pub fn new(max_hits: MaxHits, window: Micros, buckets: u32, edge: WindowEdge, count_denied: bool) -> Option<Self> {
         let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && (1..=Self::MAX_BUCKETS).contains(&buckets);
         fits.then(|| {
-            // A window that cannot be divided evenly becomes longer, by less than a microsecond per counter.
+            // A window that cannot be divided evenly becomes longer by less than a microsecond per counter.
             let width = Micros::new(window.get().div_ceil(buckets.into()));
-            Self {
-                max_hits: quota,
-                bucket_width: width,
-                buckets,
-                edge,
-                count_denied,
-                drain_time: DrainTime::new(width),
-            }
+            Self { max_hits, bucket_width: width, buckets, edge, count_denied, stored_width: DrainTime::new(width) }
         })
     }
 
@@ -83,67 +79,68 @@ impl SlidingWindow {
         else {
             return WindowCounters { start, counts: empty(), changed: false };
         };
-        let tempo = DrainTime { mantissa: mantissa as u32, exponent: exponent as u8 };
-        let counts = (0..).map_while(|place| state.number::<4>(12 + 4 * place));
-        if tempo != self.drain_time || state.as_bytes().len() != 12 + 4 * (buckets + 1) {
-            // The window was changed: all that still counted counts as if it had come just now.
-            let age = now.get().saturating_sub(stored) / tempo.micros().max(1);
-            let known = (state.as_bytes().len() as u64).saturating_sub(12) / 4;
-            let alive = counts.take(known.saturating_sub(age) as usize);
-            let mut moved: SmallVec<_> = empty();
-            moved[0] = alive.sum::<u64>().min(self.max_hits.ceiling()).min(MOST);
-            return WindowCounters { start, counts: moved, changed: true };
+        let stored_width = DrainTime { mantissa: mantissa as u32, exponent: exponent as u8 };
+        let counts = (0..).map_while(|index| state.number::<4>(12 + 4 * index));
+        if stored_width != self.stored_width || state.as_bytes().len() != 12 + 4 * (buckets + 1) {
+            // The window was changed: all hits that still count are counted as if they had arrived now.
+            let age = now.get().saturating_sub(stored) / stored_width.micros().max(1);
+            let stored_count = (state.as_bytes().len() as u64).saturating_sub(12) / 4;
+            let still_in_window = counts.take(stored_count.saturating_sub(age) as usize);
+            let mut merged: SmallVec<_> = empty();
+            merged[0] = still_in_window.sum::<u64>().min(self.max_hits.ceiling()).min(MAX_COUNT);
+            return WindowCounters { start, counts: merged, changed: true };
         }
         if stored > start {
-            // The clock stepped back: the counters stay what they are until it has caught up. One that was far ahead
-            // is not believed, and they become those of now.
+            // The clock stepped back: the counters stay unchanged until it has caught up. If a wrong clock was far
+            // ahead, they become the counters of now.
             let ahead = stored.saturating_sub(now.get());
-            let believed = ahead <= CLOCK_SLACK.get().max(self.bucket_width.get());
-            let start = if believed { stored } else { start };
-            return WindowCounters { start, counts: counts.collect(), changed: !believed };
+            let plausible = ahead <= CLOCK_SLACK.get().max(self.bucket_width.get());
+            let start = if plausible { stored } else { start };
+            return WindowCounters { start, counts: counts.collect(), changed: !plausible };
         }
-        let passed = ((start - stored) / self.bucket_width.get()).min(buckets as u64 + 1) as usize;
-        let counts = std::iter::repeat_n(0, passed).chain(counts).take(buckets + 1).collect();
+        let elapsed = ((start - stored) / self.bucket_width.get()).min(buckets as u64 + 1) as usize;
+        let counts = std::iter::repeat_n(0, elapsed).chain(counts).take(buckets + 1).collect();
         WindowCounters { start, counts, changed: false }
     }
 
-    /// The counter that an instant was counted in, if it is still there.
+    /// Returns the counter that contains an instant, or an empty slice if it has expired.
     fn counter_of<'c>(&self, counters: &'c mut WindowCounters, instant: Micros) -> &'c mut [u64] {
-        let passed = counters.start.checked_sub((instant - instant % self.bucket_width).get());
-        let place = passed.map_or(usize::MAX, |passed| (passed / self.bucket_width.get()) as usize);
-        counters.counts.get_mut(place..).and_then(|counts| counts.get_mut(..1)).unwrap_or_default()
+        let elapsed = counters.start.checked_sub((instant - instant % self.bucket_width).get());
+        let index = elapsed.map_or(usize::MAX, |elapsed| (elapsed / self.bucket_width.get()) as usize);
+        counters.counts.get_mut(index..).and_then(|counts| counts.get_mut(..1)).unwrap_or_default()
     }
 
-    /// What counts at an instant, which is not before the current counter's start.
+    /// Returns the number of hits that count at `at`, which is not before the start of the current counter.
     fn used(&self, counters: &WindowCounters, at: u64) -> u64 {
-        let (oldest, whole) = counters.counts.split_last().map_or((0, [].as_slice()), |(last, rest)| (*last, rest));
-        let whole: u64 = whole.iter().sum();
+        let (oldest, newer) =
+            counters.counts.split_last().map_or((0, [].as_slice()), |(oldest, newer)| (*oldest, newer));
+        let newer: u64 = newer.iter().sum();
         let width = self.bucket_width.get();
         match self.edge {
-            WindowEdge::Strict => whole + oldest,
-            WindowEdge::Weighted => whole + proportion::ceil(oldest, width - (at - counters.start), width),
+            WindowEdge::Strict => newer + oldest,
+            WindowEdge::Weighted => newer + proportion::ceil(oldest, width - (at - counters.start), width),
         }
     }
 
-    /// How long until no more than `room` counts.
+    /// Returns the time until no more than `room` hits count.
     fn wait(&self, counters: &WindowCounters, at: u64, room: u64) -> u64 {
-        let (width, into) = (self.bucket_width.get(), at - counters.start);
-        let mut whole: u64 = counters.counts.iter().sum();
-        // After so many more counters the oldest is the next one towards the current.
-        for (passed, oldest) in counters.counts.iter().rev().enumerate() {
-            whole -= oldest;
-            let begins = passed as u64 * width;
+        let (width, elapsed) = (self.bucket_width.get(), at - counters.start);
+        let mut counted: u64 = counters.counts.iter().sum();
+        // After `steps` more counter durations, this is the oldest counter.
+        for (steps, oldest) in counters.counts.iter().rev().enumerate() {
+            counted -= oldest;
+            let begins = steps as u64 * width;
             match self.edge {
-                WindowEdge::Strict if whole + oldest <= room => return begins.saturating_sub(into),
-                WindowEdge::Weighted if whole <= room => {
-                    let covered = proportion::floor(room - whole, width, *oldest);
+                WindowEdge::Strict if counted + oldest <= room => return begins.saturating_sub(elapsed),
+                WindowEdge::Weighted if counted <= room => {
+                    let covered = proportion::floor(room - counted, width, *oldest);
                     let covered = if *oldest == 0 { width } else { covered.min(width) };
-                    return (begins + width - covered).saturating_sub(into);
+                    return (begins + width - covered).saturating_sub(elapsed);
                 }
                 WindowEdge::Strict | WindowEdge::Weighted => {}
             }
         }
-        counters.counts.len() as u64 * width - into
+        counters.counts.len() as u64 * width - elapsed
     }
 }
 
@@ -155,23 +152,23 @@ impl Limiter for SlidingWindow {
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "width", "buckets", "strict", "slack", "mantissa", "exponent", "count_denied"];
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let buckets = shape.buckets.unwrap_or(1);
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let buckets = spec.buckets.unwrap_or(1);
         if !(1..=Self::MAX_BUCKETS).contains(&buckets) {
             return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
         }
-        let (quota, edge) = (shape.max_hits(shape.requests.into()), shape.edge.unwrap_or_default());
-        let rule = Self::new(quota, shape.window, buckets, edge, shape.counts_denied());
-        Ok(rule.ok_or(InvalidLimit::WINDOW)?.into())
+        let (max_hits, edge) = (spec.max_hits(spec.requests.into()), spec.edge.unwrap_or_default());
+        let limiter = Self::new(max_hits, spec.window, buckets, edge, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
+    fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, width, buckets) = (self.max_hits.ceiling(), self.bucket_width.get(), self.buckets.into());
         let (strict, slack) = (u64::from(self.edge == WindowEdge::Strict), CLOCK_SLACK.get().max(width));
-        let DrainTime { mantissa, exponent } = self.drain_time;
+        let DrainTime { mantissa, exponent } = self.stored_width;
         let denied = self.count_denied.into();
         smallvec![
-            ask.cost.min(MaxHits::MAX + 1),
+            operation.cost.min(MaxHits::MAX + 1),
             ceiling,
             width,
             buckets,
@@ -183,25 +180,25 @@ impl Limiter for SlidingWindow {
         ]
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        let mut counters = self.counters(state, ask.now);
-        let cost = ask.cost.min(MaxHits::MAX + 1);
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let mut counters = self.counters(state, operation.now);
+        let cost = operation.cost.min(MaxHits::MAX + 1);
         let mut allowed = true;
-        if ask.action.releases() {
-            let mut left = cost;
-            let counts = match ask.action {
+        if operation.action.releases() {
+            let mut remaining = cost;
+            let counts = match operation.action {
                 Action::RollBack(taken) => self.counter_of(&mut counters, taken),
                 _ => &mut counters.counts,
             };
             for count in counts {
-                let given = left.min(*count);
-                (*count, left) = (*count - given, left - given);
+                let removed = remaining.min(*count);
+                (*count, remaining) = (*count - removed, remaining - removed);
             }
-            counters.changed |= left < cost;
+            counters.changed |= remaining < cost;
         } else {
-            allowed = self.used(&counters, ask.now.get().max(counters.start)) + cost <= self.max_hits.ceiling();
-            if ask.action == Action::Take && (allowed || self.count_denied) {
-                counters.counts[0] = (counters.counts[0] + cost).min(MOST);
+            allowed = self.used(&counters, operation.now.get().max(counters.start)) + cost <= self.max_hits.ceiling();
+            if operation.action == Action::Take && (allowed || self.count_denied) {
+                counters.counts[0] = (counters.counts[0] + cost).min(MAX_COUNT);
                 counters.changed = true;
             }
         }
@@ -210,23 +207,23 @@ impl Limiter for SlidingWindow {
         }
         if counters.changed && counters.counts.iter().any(|count| *count > 0) {
             state.push::<7>(counters.start);
-            state.push::<4>(self.drain_time.mantissa.into());
-            state.push::<1>(self.drain_time.exponent.into());
+            state.push::<4>(self.stored_width.mantissa.into());
+            state.push::<1>(self.stored_width.exponent.into());
             counters.counts.iter().for_each(|count| state.push::<4>(*count));
         }
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        let counters = self.counters(state, ask.now);
-        let at = ask.now.get().max(counters.start);
-        let until = |room| Micros::new(at - ask.now.get() + self.wait(&counters, at, room));
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let counters = self.counters(state, operation.now);
+        let at = operation.now.get().max(counters.start);
+        let until = |room| Micros::new(at - operation.now.get() + self.wait(&counters, at, room));
         let used = self.used(&counters, at);
         let limit = self.max_hits.limit();
-        let room = self.max_hits.ceiling().checked_sub(ask.cost);
+        let room = self.max_hits.ceiling().checked_sub(operation.cost);
         Decision {
             allowed,
-            soft: allowed && ask.is_soft(used, self.max_hits),
+            soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
             reset: if used > 0 { until(0) } else { Micros::ZERO },
@@ -248,7 +245,7 @@ impl Limiter for SlidingWindow {
         counted - counted % self.bucket_width + self.bucket_width
     }
 
-    fn counting(&self) -> Algorithm {
+    fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
     }
 

@@ -1,19 +1,20 @@
-//! Token bucket: tokens come at the limit's pace up to `burst`, and every hit takes one.
+//! [`TokenBucket`]: tokens arrive at the limit's rate up to `burst`, and every hit takes one.
 //!
-//! Tokens are not counted; what is missing of a full bucket is, as the time until it is full again (`bucket.rs`).
+//! The state does not count tokens. It contains the time until the bucket is full again ([`super::bucket`]).
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
     bucket::Bucket, leased_bucket::LeasedBucket, warm_up::WarmUp,
 };
 
-/// A bucket of tokens.
+/// A token bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBucket(Bucket);
 
 impl TokenBucket {
-    /// `requests` per window in the long run, and `burst` at once. `None` when either is 0 or a window, or the time to
-    /// regain a burst, is longer than [`super::LONGEST`].
+    /// Creates a bucket that allows `requests` per window in the long run, with bursts of `burst` hits.
+    ///
+    /// `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
@@ -27,25 +28,24 @@ impl Limiter for TokenBucket {
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        if shape.warm_up.is_some() {
-            return WarmUp::build(shape);
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        if spec.warm_up.is_some() {
+            return WarmUp::build(spec);
         }
-        let rule =
-            Self::new(shape.requests, shape.window, shape.max_hits(shape.burst()?.into()), shape.counts_denied());
-        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
+        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        self.0.arguments(ask)
+    fn arguments(&self, operation: Operation) -> Arguments {
+        self.0.arguments(operation)
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        self.0.step(state, ask)
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        self.0.step(state, operation)
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        self.0.explain(state, ask, allowed)
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        self.0.explain(state, operation, allowed)
     }
 
     fn counts_denied(&self) -> bool {
@@ -56,8 +56,8 @@ impl Limiter for TokenBucket {
         self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
-    fn counting(&self) -> Algorithm {
-        Self(self.0.counting()).into()
+    fn recording(&self) -> Algorithm {
+        Self(self.0.recording()).into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -1,13 +1,13 @@
-//! Token bucket with warm-up, after Guava's `SmoothWarmingUp` (cold factor 3): after idleness a hit costs three times
-//! the time it costs in a steady stream, and the more have passed, the less, until it is warm.
+//! [`WarmUp`]: a token bucket with warm-up, after Guava's `SmoothWarmingUp` (cold factor 3): after idleness a hit costs
+//! three times its time in a steady stream, and the cost falls with every hit until the limiter is warm.
 //!
-//! Guava counts stored permits. Here they are the time that they are worth in a steady stream, `cold`, so that they
-//! grow by a microsecond per idle microsecond up to the warm-up period `P`, and a hit of the pace's span `y` takes `y`
-//! of them. Those above `P/2` cost extra, by the area under Guava's slope: of `a = cold − P/2`, the first
-//! `k = min(a, y)` cost `2k(2a − k)/P` more. So a cold limiter takes `P` to warm up, and then `P/2` worth of hits more
-//! at the stable pace to use up what idleness had stored.
+//! Guava counts stored permits. This implementation stores the time that they are worth in a steady stream, `cold`. It
+//! grows by one microsecond per idle microsecond up to the warm-up period `P`, and a hit that takes `y` at the steady
+//! rate uses `y` of it. The part above `P/2` costs extra, by the area under Guava's slope: of `a = cold − P/2`, the
+//! first `k = min(a, y)` cost `2k(2a − k)/P` more. A cold limiter therefore takes `P` to warm up, and then `P/2` worth
+//! of hits at the steady rate to use up what idleness had stored.
 //!
-//! Like Guava's it lets a request pass and makes the next one wait: only debt refuses. With a `burst`, hits may run
+//! As in Guava, a request is allowed and the next one waits: only debt leads to a denial. With a `burst`, hits may go
 //! that far into debt.
 
 use smallvec::smallvec;
@@ -21,72 +21,78 @@ use super::{
     rate::{ExactDuration, Rate},
 };
 
-/// A token bucket whose pace ramps up after idleness.
+/// A token bucket with a rate that rises after idleness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WarmUp {
     rate: Rate,
-    /// Hits that may come before the debt of the first is worked off.
+    /// Hits that are allowed before the debt of the first is paid.
     burst: u64,
-    /// The most that one request may cost.
-    largest: u64,
+    /// Maximum cost of one request.
+    max_cost: u64,
     period: Micros,
     count_denied: bool,
-    /// The deepest debt that a request can leave behind.
-    deepest: Micros,
+    /// Maximum debt that a request can leave.
+    max_debt: Micros,
     drain_time: DrainTime,
 }
 
-/// What is owed, and how cold it is.
+/// The debt and the coldness at an instant.
 #[derive(Clone, Copy, Debug)]
 struct WarmUpState {
-    /// When the debt is worked off.
-    at: ExactDuration,
+    /// Instant at which the debt is paid.
+    paid_at: ExactDuration,
     cold: u64,
     changed: bool,
 }
 
 impl WarmUp {
-    /// The longest period: one hour.
+    /// Maximum warm-up period: one hour.
     pub const MAX_WARM_UP: Micros = Micros::from_secs(3_600);
 
-    /// `requests` per window once warm. `None` when there are none, the burst is 0, or a span is too long.
+    /// Creates a limiter that allows `requests` per window when warm.
+    ///
+    /// `None` if there are no requests, if the burst is 0, or if a duration is out of range.
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
-        let pace = Rate::new(requests, window)?;
-        let (burst, largest) = (u64::from(burst), u64::from(burst.max(requests)));
-        // The burst, and one request of the largest cost at the coldest pace.
-        let deepest = pace.duration_of(burst + 3 * largest).ceil();
-        let fits = burst > 0 && period > Micros::ZERO && period <= Self::MAX_WARM_UP && deepest <= MAX_PERIOD;
+        let rate = Rate::new(requests, window)?;
+        let (burst, max_cost) = (u64::from(burst), u64::from(burst.max(requests)));
+        // The maximum debt is a burst plus one request of the maximum cost at the slowest rate.
+        let max_debt = rate.duration_of(burst + 3 * max_cost).ceil();
+        let fits = burst > 0 && period > Micros::ZERO && period <= Self::MAX_WARM_UP && max_debt <= MAX_PERIOD;
         fits.then(|| Self {
-            rate: pace,
+            rate,
             burst,
-            largest,
+            max_cost,
             period,
             count_denied,
-            deepest,
-            drain_time: DrainTime::new(deepest),
+            max_debt,
+            drain_time: DrainTime::new(max_debt),
         })
     }
 
     fn charge(&self, cost: u64) -> ExactDuration {
-        self.rate.duration_of(cost.min(self.largest + 1))
+        self.rate.duration_of(cost.min(self.max_cost + 1))
     }
 
-    /// The debt at which so large a cost still passes.
-    fn room(&self, cost: u64) -> Option<ExactDuration> {
-        (cost <= self.largest).then(|| self.rate.duration_of(self.burst.saturating_sub(cost)))
+    /// Returns the maximum debt at which a request of this cost is still allowed.
+    fn allowed_debt(&self, cost: u64) -> Option<ExactDuration> {
+        (cost <= self.max_cost).then(|| self.rate.duration_of(self.burst.saturating_sub(cost)))
     }
 
-    fn state(&self, state: &State, now: Micros) -> WarmUpState {
-        let (empty, deepest) = (
+    fn read(&self, state: &State, now: Micros) -> WarmUpState {
+        let (empty, max_debt) = (
             ExactDuration { micros: now.get(), fraction: 0 },
-            ExactDuration { micros: self.deepest.get(), fraction: 0 },
+            ExactDuration { micros: self.max_debt.get(), fraction: 0 },
         );
-        let debt = DrainState::read(state, now, self.rate, deepest, self.drain_time);
+        let debt = DrainState::read(state, now, self.rate, max_debt, self.drain_time);
         let Some((debt, cold)) = debt.zip(state.number::<4>(16)) else {
-            return WarmUpState { at: empty, cold: self.period.get(), changed: false };
+            return WarmUpState { paid_at: empty, cold: self.period.get(), changed: false };
         };
-        WarmUpState { at: debt.at, cold: (cold + debt.idle.get()).min(self.period.get()), changed: debt.changed }
+        WarmUpState {
+            paid_at: debt.drained_at,
+            cold: (cold + debt.idle.get()).min(self.period.get()),
+            changed: debt.changed,
+        }
     }
 }
 
@@ -100,47 +106,47 @@ impl Limiter for WarmUp {
         "charge_part",
         "parts",
         "possible",
-        "room",
-        "room_part",
+        "allowed_debt",
+        "allowed_debt_part",
         "period",
-        "deepest",
+        "max_debt",
         "slack",
         "mantissa",
         "exponent",
         "count_denied",
     ];
 
-    fn build(shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let period = shape.warm_up.unwrap_or_default();
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let period = spec.warm_up.unwrap_or_default();
         if period == Micros::ZERO || period > Self::MAX_WARM_UP {
             return Err(InvalidLimit {
                 keyword: "warm_up",
-                reason: "warm_up must be more than nothing and at most an hour",
+                reason: "warm_up must be greater than 0 and at most 1 hour",
             });
         }
-        if shape.soft.is_some() {
-            return Err(InvalidLimit { keyword: "soft", reason: "soft does not go with warm_up" });
+        if spec.soft.is_some() {
+            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with warm_up" });
         }
-        // By default each hit waits for the one before, as Guava's do.
-        let burst = shape.burst.map_or(Ok(1), |_| shape.burst())?;
-        let rule = Self::new(shape.requests, shape.window, burst, period, shape.counts_denied());
-        Ok(rule.ok_or(InvalidLimit::BURST)?.into())
+        // By default each hit waits for the previous one, as in Guava.
+        let burst = spec.burst.map_or(Ok(1), |_| spec.burst())?;
+        let limiter = Self::new(spec.requests, spec.window, burst, period, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
-    fn arguments(&self, ask: Operation) -> Arguments {
-        let (charge, room) = (self.charge(ask.cost), self.room(ask.cost));
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let (charge, allowed_debt) = (self.charge(operation.cost), self.allowed_debt(operation.cost));
         let DrainTime { mantissa, exponent } = self.drain_time;
-        let (possible, room) = (room.is_some().into(), room.unwrap_or_default());
-        let (period, deepest, slack) = (self.period.get(), self.deepest.get(), CLOCK_SLACK.get());
+        let (possible, allowed_debt) = (allowed_debt.is_some().into(), allowed_debt.unwrap_or_default());
+        let (period, max_debt, slack) = (self.period.get(), self.max_debt.get(), CLOCK_SLACK.get());
         smallvec![
             charge.micros,
             charge.fraction,
             self.rate.parts(),
             possible,
-            room.micros,
-            room.fraction,
+            allowed_debt.micros,
+            allowed_debt.fraction,
             period,
-            deepest,
+            max_debt,
             slack,
             mantissa.into(),
             exponent.into(),
@@ -148,32 +154,32 @@ impl Limiter for WarmUp {
         ]
     }
 
-    fn step(&self, state: &mut State, ask: Operation) -> bool {
-        let WarmUpState { mut at, mut cold, mut changed } = self.state(state, ask.now);
-        let now = ExactDuration { micros: ask.now.get(), fraction: 0 };
-        let charge = self.charge(ask.cost);
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let WarmUpState { paid_at: mut at, mut cold, mut changed } = self.read(state, operation.now);
+        let now = ExactDuration { micros: operation.now.get(), fraction: 0 };
+        let charge = self.charge(operation.cost);
         let warmth = charge.ceil().get();
         let mut allowed = true;
-        if ask.action.releases() {
+        if operation.action.releases() {
             if at > now || cold < self.period.get() {
-                let given = self.rate.not_drained(charge, ask);
-                // What is undone has also kept it from idling: for three times the charge where it was coldest.
-                let warmth = if ask.action == Action::Refund { warmth } else { 4 * warmth };
-                (at, cold, changed) = (self.rate.subtract(at, given).max(now), cold + warmth, true);
+                let refunded = self.rate.refundable(charge, operation);
+                // The rolled back take has also prevented idleness: for up to three times its charge when cold.
+                let warmth = if operation.action == Action::Refund { warmth } else { 4 * warmth };
+                (at, cold, changed) = (self.rate.subtract(at, refunded).max(now), cold + warmth, true);
             }
         } else {
             let debt = self.rate.subtract(at, now);
-            allowed = self.room(ask.cost).is_some_and(|room| debt <= room);
-            if ask.action == Action::Take && allowed {
+            allowed = self.allowed_debt(operation.cost).is_some_and(|allowed_debt| debt <= allowed_debt);
+            if operation.action == Action::Take && allowed {
                 let half = self.period.get() / 2;
                 let above = cold.saturating_sub(half);
-                let dear = above.min(charge.micros);
-                let extra = proportion::ceil(2 * dear, 2 * above - dear, self.period.get());
+                let surcharged = above.min(charge.micros);
+                let extra = proportion::ceil(2 * surcharged, 2 * above - surcharged, self.period.get());
                 at = self.rate.add(at, self.rate.add(charge, ExactDuration { micros: extra, fraction: 0 }));
                 (cold, changed) = (cold.saturating_sub(warmth), true);
-            } else if ask.action == Action::Take && self.count_denied {
-                let deepest = ExactDuration { micros: ask.now.get() + self.deepest.get(), fraction: 0 };
-                (at, changed) = (self.rate.add(at, charge).min(deepest).max(at), true);
+            } else if operation.action == Action::Take && self.count_denied {
+                let max_debt = ExactDuration { micros: operation.now.get() + self.max_debt.get(), fraction: 0 };
+                (at, changed) = (self.rate.add(at, charge).min(max_debt).max(at), true);
             }
         }
         cold = cold.min(self.period.get());
@@ -186,21 +192,21 @@ impl Limiter for WarmUp {
         allowed
     }
 
-    fn explain(&self, state: &State, ask: Operation, allowed: bool) -> Decision {
-        let now = ExactDuration { micros: ask.now.get(), fraction: 0 };
-        let debt = self.rate.subtract(self.state(state, ask.now).at, now);
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let now = ExactDuration { micros: operation.now.get(), fraction: 0 };
+        let debt = self.rate.subtract(self.read(state, operation.now).paid_at, now);
         let in_debt = debt > ExactDuration::default();
         let burst = self.rate.duration_of(self.burst);
-        let remaining = if in_debt { self.rate.hits(self.rate.subtract(burst, debt)) } else { self.largest };
-        let until = |room: ExactDuration| self.rate.subtract(debt, room).ceil();
+        let remaining = if in_debt { self.rate.hits(self.rate.subtract(burst, debt)) } else { self.max_cost };
+        let until = |allowed_debt: ExactDuration| self.rate.subtract(debt, allowed_debt).ceil();
         Decision {
             allowed,
             soft: false,
             remaining,
-            used: self.largest - remaining,
+            used: self.max_cost - remaining,
             reset: debt.ceil(),
-            next: self.room(remaining + 1).map(until).unwrap_or_default(),
-            retry_after: if allowed { None } else { self.room(ask.cost).map(until) },
+            next: self.allowed_debt(remaining + 1).map(until).unwrap_or_default(),
+            retry_after: if allowed { None } else { self.allowed_debt(operation.cost).map(until) },
             ..Decision::default()
         }
     }
@@ -209,13 +215,13 @@ impl Limiter for WarmUp {
         self.count_denied
     }
 
-    fn counting(&self) -> Algorithm {
+    fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let heat = self.state(state, now);
-        heat.at.ceil() + (self.period - Micros::new(heat.cold))
+        let state = self.read(state, now);
+        state.paid_at.ceil() + (self.period - Micros::new(state.cold))
     }
 }
 

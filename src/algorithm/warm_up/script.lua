@@ -1,4 +1,5 @@
--- Twin of WarmUp::step. The value is that of a bucket (see bucket.lua) and 4 bytes of how cold it is, in microseconds.
+-- Equivalent of WarmUp::step. The value is that of a bucket (see bucket/script.lua) and 4 bytes for `cold`, in
+-- microseconds.
 local value = call('GET', key)
 local at, part, cold, changed = now, 0, period, false
 if value then
@@ -11,21 +12,21 @@ if value then
     -- The limit was changed: the debt is scaled.
     local debt = at - now + min(part, 1)
     debt = ceil(debt * (mantissa * 2 ^ exponent) / (max(stored_mantissa, 1) * 2 ^ stored_exponent))
-    at, part, changed = now + min(debt, deepest), 0, true
+    at, part, changed = now + min(debt, max_debt), 0, true
   elseif part >= parts then
-    -- The fraction was one of another limit.
+    -- The fraction is one of another limit.
     at, part = at + 1, 0
   end
-  if at - now > deepest + slack then
-    -- The clock was wrong when this was written.
-    at, part, changed = now + deepest, 0, true
+  if at - now > max_debt + slack then
+    -- A clock was wrong when this was written.
+    at, part, changed = now + max_debt, 0, true
   end
 end
 local warmth = charge + (charge_part > 0 and 1 or 0)
 local allowed = 1
-if action >= RETURN then
-  if action == UNDO then
-    -- It has also kept it from idling; and the time since has brought a part of it back.
+if action >= REFUND then
+  if action == ROLL_BACK then
+    -- The take has also prevented idleness, and a part of its debt has been paid since.
     warmth, charge = 4 * warmth, charge - max(now - taken, 0)
     if charge < 0 then
       charge, charge_part = 0, 0
@@ -42,7 +43,7 @@ if action >= RETURN then
   end
 else
   local debt = at - now
-  if possible == 0 or debt > room or debt == room and part > room_part then
+  if possible == 0 or debt > allowed_debt or debt == allowed_debt and part > allowed_debt_part then
     allowed = 0
   end
   if action == TAKE and (allowed == 1 or count_denied == 1) then
@@ -52,12 +53,12 @@ else
     end
     if allowed == 1 then
       local above = max(cold - floor(period / 2), 0)
-      local dear = min(above, charge)
-      after = after + share(2 * dear, 2 * above - dear, period)
+      local surcharged = min(above, charge)
+      after = after + share(2 * surcharged, 2 * above - surcharged, period)
       cold = max(cold - warmth, 0)
     else
-      if after > now + deepest or after == now + deepest and after_part > 0 then
-        after, after_part = now + deepest, 0
+      if after > now + max_debt or after == now + max_debt and after_part > 0 then
+        after, after_part = now + max_debt, 0
       end
       if after < at or after == at and after_part < part then
         after, after_part = at, part

@@ -1,4 +1,4 @@
-//! The way to the instances.
+//! [`Client`]: calls the admin API of one or more instances.
 
 use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
 
@@ -12,15 +12,13 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use super::print::Output;
+/// Timeout of connections and calls.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An instance that does not answer by then does not answer.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Where to, and who calls.
+/// Addresses of the instances, and credentials.
 #[derive(Debug, Args)]
 pub(super) struct Connection {
-    /// The admin address of an instance, http:// or https://; several, separated by commas, for what is asked of all.
+    /// Admin address of an instance (http:// or https://), or of several, separated by commas
     #[arg(
         long,
         global = true,
@@ -29,26 +27,26 @@ pub(super) struct Connection {
         default_value = "http://127.0.0.1:8082"
     )]
     addr: Vec<String>,
-    /// A file with the token and nothing else.
+    /// File that contains the token
     #[arg(long, global = true, env = "SLUICEGATE_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// The token; a file is better, since others can see a program's words.
+    /// Token; a file is safer, because other users of the host can read command lines
     #[arg(long, global = true, env = "SLUICEGATE_TOKEN", hide_env_values = true, conflicts_with = "token_file")]
     token: Option<String>,
-    /// For https://: the authorities to trust, in place of the system's.
+    /// PEM file with the certificate authorities to trust for https:// [default: the system's]
     #[arg(long, global = true, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// For https://: the certificate to show.
+    /// PEM file with the client certificate for https://
     #[arg(long, global = true, value_name = "FILE", requires = "key")]
     cert: Option<PathBuf>,
-    /// And its key.
+    /// PEM file with the key of the client certificate
     #[arg(long, global = true, value_name = "FILE", requires = "cert")]
     key: Option<PathBuf>,
 }
 
 type Service = AdminServiceClient<InterceptedService<Channel, Token>>;
 
-/// Shows the token with every call.
+/// Adds the token to every call.
 #[derive(Clone)]
 struct Token(Option<MetadataValue<Ascii>>);
 
@@ -61,26 +59,31 @@ impl Interceptor for Token {
     }
 }
 
-/// The instances; the first is the one that is told.
+/// Connections to the instances. Changes and most queries go to the first one.
 pub(super) struct Client {
     instances: Vec<(String, Service)>,
 }
 
-/// What all instances say.
-pub(super) type All<T> = Vec<(String, anyhow::Result<T>)>;
+/// A result per instance, with its address.
+pub(super) type PerInstance<T> = Vec<(String, anyhow::Result<T>)>;
 
 impl Client {
     pub(super) async fn new(connection: &Connection) -> anyhow::Result<Self> {
         let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
         let token = match &connection.token_file {
-            Some(path) => Some(String::from_utf8(read(path)?).context("the token is no text")?.trim().to_owned()),
+            Some(path) => {
+                Some(String::from_utf8(read(path)?).context("the token file is not valid UTF-8")?.trim().to_owned())
+            }
             None => connection.token.clone(),
         };
-        let token = token.map(|token| format!("Bearer {token}").parse()).transpose().context("the token is none")?;
+        let token = token
+            .map(|token| format!("Bearer {token}").parse())
+            .transpose()
+            .context("the token contains characters that are not allowed in a header")?;
         let mut instances = Vec::new();
         for addr in &connection.addr {
             let mut endpoint =
-                Endpoint::from_shared(addr.clone()).with_context(|| format!("{addr:?} is no address"))?;
+                Endpoint::from_shared(addr.clone()).with_context(|| format!("{addr:?} is not a valid address"))?;
             if addr.starts_with("https:") {
                 let mut tls = ClientTlsConfig::new();
                 tls = match &connection.ca {
@@ -90,11 +93,11 @@ impl Client {
                 if let (Some(cert), Some(key)) = (&connection.cert, &connection.key) {
                     tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
                 }
-                endpoint = endpoint.tls_config(tls).context("TLS cannot be set up")?;
+                endpoint = endpoint.tls_config(tls).context("cannot set up TLS")?;
             } else if connection.ca.is_some() || connection.cert.is_some() {
-                bail!("{addr} is not https://, and --ca and --cert would have no effect");
+                bail!("--ca and --cert require an https:// address, not {addr}");
             }
-            let channel = endpoint.connect_timeout(PATIENCE).timeout(PATIENCE).connect_lazy();
+            let channel = endpoint.connect_timeout(TIMEOUT).timeout(TIMEOUT).connect_lazy();
             let service = AdminServiceClient::with_interceptor(channel, Token(token.clone()));
             instances.push((addr.clone(), service.max_decoding_message_size(1 << 24)));
         }
@@ -102,34 +105,39 @@ impl Client {
     }
 
     fn first(&mut self) -> anyhow::Result<&mut (String, Service)> {
-        self.instances.first_mut().context("--addr names no instance")
+        self.instances.first_mut().context("--addr contains no address")
     }
 
     pub(super) async fn put(&mut self, request: api::PutOverridesRequest) -> anyhow::Result<api::PutOverridesResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.put_overrides(request).await)
+        response_or_error(addr, service.put_overrides(request).await)
     }
 
-    /// Tells every instance by itself; an error when one has not heard it.
-    pub(super) async fn put_everywhere(
+    /// Sends the change to each instance, and returns an error if one of them has not accepted it. Calls `on_success`
+    /// with the address of each instance that has.
+    pub(super) async fn put_on_each_instance(
         &mut self,
         request: api::PutOverridesRequest,
-        output: &Output,
+        on_success: impl Fn(&str),
     ) -> anyhow::Result<()> {
         let mut failed = 0;
         for (addr, service) in &mut self.instances {
-            match said(addr, service.put_overrides(request.clone()).await) {
-                Ok(_) => output.told(addr),
+            match response_or_error(addr, service.put_overrides(request.clone()).await) {
+                Ok(_) => on_success(addr),
                 Err(error) => {
                     failed += 1;
                     eprintln!("{error:#}");
                 }
             }
         }
-        if failed > 0 { bail!("{failed} of {} instances have not been told", self.instances.len()) } else { Ok(()) }
+        if failed > 0 {
+            bail!("{failed} of {} instances have not accepted the change", self.instances.len())
+        } else {
+            Ok(())
+        }
     }
 
-    /// All overrides whose names begin so.
+    /// Returns the overrides of targets that begin with `prefix`.
     pub(super) async fn list(&mut self, prefix: &str) -> anyhow::Result<Vec<api::Override>> {
         let (mut all, mut page_token) = (Vec::new(), String::new());
         loop {
@@ -149,44 +157,44 @@ impl Client {
     ) -> anyhow::Result<api::ListOverridesResponse> {
         let (addr, service) = self.first()?;
         let request = api::ListOverridesRequest { prefix: prefix.to_owned(), page_size: 1_000, page_token };
-        said(addr, service.list_overrides(request).await)
+        response_or_error(addr, service.list_overrides(request).await)
     }
 
     pub(super) async fn inspect(&mut self, request: api::InspectRequest) -> anyhow::Result<api::InspectResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.inspect(request).await)
+        response_or_error(addr, service.inspect(request).await)
     }
 
-    pub(super) async fn forget(
+    pub(super) async fn reset(
         &mut self,
         request: api::ResetCounterRequest,
     ) -> anyhow::Result<api::ResetCounterResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.reset_counter(request).await)
+        response_or_error(addr, service.reset_counter(request).await)
     }
 
-    pub(super) async fn give_back(&mut self, request: api::RefundRequest) -> anyhow::Result<api::RefundResponse> {
+    pub(super) async fn refund(&mut self, request: api::RefundRequest) -> anyhow::Result<api::RefundResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.refund(request).await)
+        response_or_error(addr, service.refund(request).await)
     }
 
     pub(super) async fn rules(&mut self, request: api::ListRulesRequest) -> anyhow::Result<api::ListRulesResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.list_rules(request).await)
+        response_or_error(addr, service.list_rules(request).await)
     }
 
-    pub(super) async fn changes(
+    pub(super) async fn audit_log(
         &mut self,
         request: api::ListAuditLogRequest,
     ) -> anyhow::Result<api::ListAuditLogResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.list_audit_log(request).await)
+        response_or_error(addr, service.list_audit_log(request).await)
     }
 
-    pub(super) async fn health(&mut self) -> All<api::GetHealthResponse> {
+    pub(super) async fn health(&mut self) -> PerInstance<api::GetHealthResponse> {
         let mut all = Vec::new();
         for (addr, service) in &mut self.instances {
-            all.push((addr.clone(), said(addr, service.get_health(api::GetHealthRequest {}).await)));
+            all.push((addr.clone(), response_or_error(addr, service.get_health(api::GetHealthRequest {}).await)));
         }
         all
     }
@@ -196,7 +204,7 @@ impl Client {
         request: api::UploadCandidateRequest,
     ) -> anyhow::Result<api::UploadCandidateResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.upload_candidate(request).await)
+        response_or_error(addr, service.upload_candidate(request).await)
     }
 
     pub(super) async fn promote(
@@ -204,7 +212,7 @@ impl Client {
         request: api::PromoteCandidateRequest,
     ) -> anyhow::Result<api::PromoteCandidateResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.promote_candidate(request).await)
+        response_or_error(addr, service.promote_candidate(request).await)
     }
 
     pub(super) async fn rollback(
@@ -212,7 +220,7 @@ impl Client {
         request: api::RollbackRulesRequest,
     ) -> anyhow::Result<api::RollbackRulesResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.rollback_rules(request).await)
+        response_or_error(addr, service.rollback_rules(request).await)
     }
 
     pub(super) async fn drop_candidate(
@@ -220,19 +228,22 @@ impl Client {
         request: api::DropCandidateRequest,
     ) -> anyhow::Result<api::DropCandidateResponse> {
         let (addr, service) = self.first()?;
-        said(addr, service.drop_candidate(request).await)
+        response_or_error(addr, service.drop_candidate(request).await)
     }
 
-    /// What each instance has seen.
-    pub(super) async fn candidate(&mut self) -> anyhow::Result<Vec<(String, api::GetCandidateResponse)>> {
+    /// Returns the state of the candidate rules on each instance.
+    pub(super) async fn candidates(&mut self) -> anyhow::Result<Vec<(String, api::GetCandidateResponse)>> {
         let mut all = Vec::new();
         for (addr, service) in &mut self.instances {
-            all.push((addr.clone(), said(addr, service.get_candidate(api::GetCandidateRequest {}).await)?));
+            all.push((
+                addr.clone(),
+                response_or_error(addr, service.get_candidate(api::GetCandidateRequest {}).await)?,
+            ));
         }
         Ok(all)
     }
 
-    /// The sums over all instances.
+    /// Returns the entities with the most hits, summed over all instances.
     pub(super) async fn top(
         &mut self,
         request: &api::ListTopEntitiesRequest,
@@ -240,21 +251,21 @@ impl Client {
         let mut merged = api::ListTopEntitiesResponse::default();
         let mut sums: BTreeMap<String, api::TopEntity> = BTreeMap::new();
         for (addr, service) in &mut self.instances {
-            // Whoever is twentieth everywhere may be first of all.
+            // An entity that is in twentieth place on every instance may be first in the sum.
             let request = api::ListTopEntitiesRequest { max_results: 1_000, ..request.clone() };
-            let answer = said(addr, service.list_top_entities(request).await)?;
-            merged.period_seconds = merged.period_seconds.max(answer.period_seconds);
-            merged.total_hits += answer.total_hits;
-            for top in answer.entities {
-                let name = top.descriptor.as_ref().map(super::parse::name).unwrap_or_default();
+            let response = response_or_error(addr, service.list_top_entities(request).await)?;
+            merged.period_seconds = merged.period_seconds.max(response.period_seconds);
+            merged.total_hits += response.total_hits;
+            for top in response.entities {
+                let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
                 let sum = sums.entry(name).or_insert_with(|| api::TopEntity { hits: 0, max_error: 0, ..top.clone() });
                 sum.hits += top.hits;
                 sum.max_error += top.max_error;
-                let earlier = |one: &prost_types::Timestamp, other: &prost_types::Timestamp| {
+                let is_earlier = |one: &prost_types::Timestamp, other: &prost_types::Timestamp| {
                     (one.seconds, one.nanos) < (other.seconds, other.nanos)
                 };
                 if let (Some(since), Some(before)) = (&top.since, &sum.since)
-                    && earlier(since, before)
+                    && is_earlier(since, before)
                 {
                     sum.since = top.since;
                 }
@@ -267,31 +278,31 @@ impl Client {
     }
 }
 
-/// What is wrong, in a sentence.
+/// Error of a call to an instance.
 #[derive(Debug, thiserror::Error)]
-#[error("{sentence}")]
+#[error("{message}")]
 struct CallError {
     code: Code,
-    sentence: String,
+    message: String,
 }
 
-/// Whether it may go better in a moment, and nothing is done twice.
-pub(super) fn is_passing(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<CallError>().is_some_and(|refused| refused.code == Code::Unavailable)
+/// Returns whether the call may succeed if it is repeated, which has no effect if it was executed before.
+pub(super) fn is_retryable(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<CallError>().is_some_and(|call_error| call_error.code == Code::Unavailable)
 }
 
-/// What an instance said, or what is wrong in a sentence.
-fn said<T>(addr: &str, answer: Result<Response<T>, Status>) -> anyhow::Result<T> {
-    answer.map(Response::into_inner).map_err(|status| {
-        let mut sentence = status.message().to_owned();
+/// Returns the response, or an error with the status message and all of its causes.
+fn response_or_error<T>(addr: &str, response: Result<Response<T>, Status>) -> anyhow::Result<T> {
+    response.map(Response::into_inner).map_err(|status| {
+        let mut message = status.message().to_owned();
         let mut source = std::error::Error::source(&status);
         while let Some(cause) = source {
-            let cause_says = cause.to_string();
-            if !sentence.contains(&cause_says) {
-                sentence += &format!(": {cause_says}");
+            let cause_message = cause.to_string();
+            if !message.contains(&cause_message) {
+                message += &format!(": {cause_message}");
             }
             source = cause.source();
         }
-        CallError { code: status.code(), sentence: format!("{addr}: {sentence} ({:?})", status.code()) }.into()
+        CallError { code: status.code(), message: format!("{addr}: {message} ({:?})", status.code()) }.into()
     })
 }

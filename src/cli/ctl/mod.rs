@@ -1,4 +1,4 @@
-//! `sluicegate ctl`: operating a running service over its admin API.
+//! `sluicegate ctl`: operates a running service through its admin API.
 
 mod bulk;
 mod client;
@@ -13,20 +13,20 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use self::{
     client::{Client, Connection},
-    parse::{Expiry, descriptor, limit_and_entries, scope},
+    parse::{Expiry, descriptor, scope, split_limit},
     print::Output,
 };
 
 use crate::{rules::SourceFile, service::reload::Source};
 
-/// Between two looks of `watch` and `audit --follow`.
-const LOOK: Duration = Duration::from_secs(1);
+/// Poll interval of `watch` and `audit --follow`.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(super) struct CtlArgs {
     #[command(flatten)]
     connection: Connection,
-    /// The answers as JSON, one a line.
+    /// Print responses as JSON, one per line
     #[arg(long, global = true)]
     json: bool,
     #[command(subcommand)]
@@ -35,64 +35,64 @@ pub(super) struct CtlArgs {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Limits of single entities, over what their rules say.
+    /// Set and list limits of single entities, which take precedence over the limits of rules
     #[command(subcommand)]
     Limit(Limit),
-    /// Plans of entities.
+    /// Assign entities to plans
     #[command(subcommand)]
     Plan(Plan),
-    /// What is enforced: of a rule, a kind of limiter, a domain, or everything.
+    /// Switch a rule, an algorithm, a domain or everything off, into shadow mode, on, or into denying everything
     #[command(subcommand)]
     Switch(Switch),
-    /// What a descriptor meets, and where its counter stands.
+    /// Show the rule, the overrides and the counter of a descriptor
     Inspect(Descriptor),
-    /// Forget a descriptor's counter.
-    Forget {
+    /// Reset the counter of a descriptor
+    Reset {
         #[command(flatten)]
         descriptor: Descriptor,
-        /// Why, for the audit log.
+        /// Reason for the audit log
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Give hits back to a descriptor's counter.
-    GiveBack {
+    /// Return hits to the counter of a descriptor
+    Refund {
         #[command(flatten)]
         descriptor: Descriptor,
-        /// How many.
+        /// Number of hits to return
         #[arg(long, default_value_t = 1)]
         hits: u64,
-        /// Why, for the audit log.
+        /// Reason for the audit log
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Who was refused most over the last minutes, on all instances of --addr.
+    /// List the entities with the most denied hits in the last minutes, on all instances of --addr
     Top(Top),
-    /// The same again and again, with switches and health.
+    /// Refresh the list of `top` every second, together with health and switches
     Watch(Top),
-    /// The rules in force.
+    /// List the rules in force
     Rules {
-        /// Only those of this domain.
+        /// List only rules of this domain
         domain: Option<String>,
     },
-    /// What was changed, when, by whom and why.
+    /// Show the audit log: all changes by operators, with time, author and reason
     Audit {
-        /// How many changes.
+        /// Maximum number of changes
         #[arg(short = 'n', long, default_value_t = 20)]
-        most: u32,
-        /// Go on as changes come.
+        max_results: u32,
+        /// Continue to print new changes
         #[arg(long)]
         follow: bool,
     },
-    /// Rules that are tried out before they are enforced.
+    /// Evaluate candidate rules on a share of the traffic, and promote them
     #[command(subcommand)]
     Candidate(Candidate),
-    /// How the instances and their stores are.
+    /// Show the health of the instances and their stores
     Health,
-    /// Say all overrides of a file: `target,word,until` a line, as `export` writes it.
+    /// Set all overrides of a CSV file with lines of target,value,until, as written by `export`
     Import(bulk::Bulk),
-    /// Write all overrides as `target,word,until`.
+    /// Print all overrides as CSV with lines of target,value,until
     Export {
-        /// Only those whose name begins so: limit|api|user=
+        /// Print only targets that begin with this text, such as limit|api|user=
         #[arg(default_value = "")]
         prefix: String,
     },
@@ -100,56 +100,56 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Descriptor {
-    /// The domain.
+    /// Domain of the descriptor
     domain: String,
-    /// The descriptor's entries.
+    /// Entries of the descriptor
     #[arg(required = true, value_name = "KEY=VALUE")]
     entries: Vec<String>,
 }
 
-/// What goes with every change.
+/// Options of every change.
 #[derive(Debug, Args)]
 struct Change {
-    /// Why, for the audit log.
+    /// Reason for the audit log
     #[arg(long, default_value = "")]
     reason: String,
     #[command(flatten)]
-    end: Expiry,
-    /// Only if this is its version (`get` shows it; 0: only if nothing has been said).
+    expiry: Expiry,
+    /// Change only an override of this version, as shown by `get` and `list`; 0 for an override that does not exist
     #[arg(long, value_name = "VERSION")]
     if_version: Option<u64>,
 }
 
 #[derive(Debug, Subcommand)]
 enum Limit {
-    /// Give a descriptor, and all that begin with it, a limit of their own.
+    /// Set the limit of a descriptor and of all descriptors that begin with its entries
     Set {
-        /// The domain.
+        /// Domain of the descriptor
         domain: String,
-        /// The entries, and then the limit: 500/minute, unlimited, blocked, or '{unit: minute, requests_per_unit: 500}'
-        /// with whatever else rate_limit knows.
+        /// Entries and limit: 500/minute, unlimited, blocked, or keywords of `rate_limit` in braces, such as
+        /// `'{unit: minute, requests_per_unit: 500}'`
         #[arg(required = true, num_args = 2.., value_name = "KEY=VALUE… LIMIT")]
-        words: Vec<String>,
+        entries_and_limit: Vec<String>,
         #[command(flatten)]
         change: Change,
-        /// What the new limit has more is there at once, also in a bucket that is empty.
+        /// Make the additional hits of a higher limit available at once, even if the counter is used up
         #[arg(long)]
         additive: bool,
     },
-    /// The limit that a descriptor was given.
+    /// Show the limit that was set for a descriptor
     Get(Descriptor),
-    /// Take it back.
+    /// Remove the limit that was set for a descriptor
     Unset {
         #[command(flatten)]
         descriptor: Descriptor,
         #[command(flatten)]
         change: Change,
     },
-    /// All of them.
+    /// List the limits that were set for descriptors
     List {
-        /// Only of this domain.
+        /// List only limits of this domain
         domain: Option<String>,
-        /// Only those that begin with these entries.
+        /// List only descriptors that begin with these entries
         #[arg(value_name = "KEY=VALUE")]
         entries: Vec<String>,
     },
@@ -157,38 +157,38 @@ enum Limit {
 
 #[derive(Debug, Subcommand)]
 enum Plan {
-    /// Give an entity a plan.
+    /// Assign an entity to a plan
     Assign {
-        /// The domain.
+        /// Domain of the entity
         domain: String,
-        /// The entity.
+        /// Entry that identifies the entity
         #[arg(value_name = "KEY=VALUE")]
         entity: String,
-        /// The plan.
+        /// Name of the plan
         plan: String,
         #[command(flatten)]
         change: Change,
     },
-    /// Take it back.
+    /// Remove an entity's assignment to a plan
     Unassign {
-        /// The domain.
+        /// Domain of the entity
         domain: String,
-        /// The entity.
+        /// Entry that identifies the entity
         #[arg(value_name = "KEY=VALUE")]
         entity: String,
         #[command(flatten)]
         change: Change,
     },
-    /// All of them.
+    /// List the assignments to plans
     List {
-        /// Only of this domain.
+        /// List only assignments of this domain
         domain: Option<String>,
     },
-    /// Assign all of a CSV file, `value,plan` a line, to entries of this key.
+    /// Assign all entities of a CSV file with lines of value,plan
     Import {
-        /// The domain.
+        /// Domain of the entities
         domain: String,
-        /// The entries' key.
+        /// Key of the entries that identify the entities
         entity: String,
         #[command(flatten)]
         import: bulk::Bulk,
@@ -197,50 +197,50 @@ enum Plan {
 
 #[derive(Debug, Subcommand)]
 enum Switch {
-    /// Everything passes, and nothing is counted.
+    /// Allow everything without counting
     Off(SetSwitch),
-    /// Counted, and never refused.
+    /// Count, but deny nothing
     Shadow(SetSwitch),
-    /// Enforced, also where a file says shadow_mode.
+    /// Enforce rules, including those in shadow mode
     Enforce(SetSwitch),
-    /// Everything is refused.
+    /// Deny everything
     Deny(SetSwitch),
-    /// Take a switch back.
+    /// Remove a switch
     Clear(SetSwitch),
-    /// All of them.
+    /// List the switches
     List,
 }
 
 #[derive(Debug, Subcommand)]
 enum Candidate {
-    /// Try the rules of a directory out on a share of the traffic; nobody is refused by them.
+    /// Evaluate the rules of a directory on a share of the traffic, without enforcing them
     Upload {
-        /// The directory of rule files.
+        /// Directory of rule files
         dir: PathBuf,
-        /// Of the counters that they would have: 10%, or 0.1.
+        /// Share of the rules' counters that are evaluated, as 10% or 0.1
         #[arg(long, default_value = "10%", value_parser = parse::share)]
         share: f64,
-        /// Why, for the audit log.
+        /// Reason for the audit log
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// What they would have done so far, on all instances of --addr.
+    /// Show how decisions would change, on all instances of --addr
     Report,
-    /// Put them in force, on all instances, in place of the instances' own directories.
+    /// Put the candidate rules in force on all instances, in place of the instances' own directories
     Promote {
-        /// Why, for the audit log.
+        /// Reason for the audit log
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Put in force what was before the last promotion.
+    /// Restore the rules that the last promotion replaced
     Rollback {
-        /// Why, for the audit log.
+        /// Reason for the audit log
         #[arg(long, default_value = "")]
         reason: String,
     },
-    /// Try them no more.
+    /// Stop evaluating the candidate rules
     Drop {
-        /// Why, for the audit log.
+        /// Reason for the audit log
         #[arg(long, default_value = "")]
         reason: String,
     },
@@ -248,30 +248,30 @@ enum Candidate {
 
 #[derive(Debug, Args)]
 struct SetSwitch {
-    /// everything, domain NAME, kind NAME (an algorithm, or shedding), or rule DOMAIN NAME.
+    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME
     #[arg(required = true, num_args = 1..=3)]
     scope: Vec<String>,
     #[command(flatten)]
     change: Change,
-    /// Only the instances of --addr, whether they reach their store or not; until they are restarted.
+    /// Set the switch only on the instances of --addr, even if their store is unavailable, until they restart
     #[arg(long)]
     here: bool,
 }
 
 #[derive(Debug, Args)]
 struct Top {
-    /// Who asked most, instead.
+    /// Rank by requested hits instead of denied hits
     #[arg(long)]
-    asked: bool,
-    /// Only of this domain.
+    requested: bool,
+    /// List only entities of this domain
     #[arg(long, default_value = "")]
     domain: String,
-    /// Only of this rule.
+    /// List only entities of this rule
     #[arg(long, default_value = "")]
     rule: String,
-    /// How many.
+    /// Maximum number of entities
     #[arg(short = 'n', long, default_value_t = 20)]
-    most: u32,
+    max_results: u32,
 }
 
 pub(super) fn run(args: CtlArgs) -> anyhow::Result<ExitCode> {
@@ -291,24 +291,24 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
         Command::Plan(plan) => execute_plan(plan, client, output).await,
         Command::Switch(switch) => execute_switch(switch, client, output).await,
         Command::Inspect(descriptor) => {
-            let descriptor = Some(descriptor.read()?);
+            let descriptor = Some(descriptor.to_message()?);
             output.inspection(&client.inspect(api::InspectRequest { descriptor }).await?)
         }
-        Command::Forget { descriptor, reason } => {
-            let descriptor = Some(descriptor.read()?);
-            output.forgotten(&client.forget(api::ResetCounterRequest { descriptor, reason }).await?)
+        Command::Reset { descriptor, reason } => {
+            let descriptor = Some(descriptor.to_message()?);
+            output.reset(&client.reset(api::ResetCounterRequest { descriptor, reason }).await?)
         }
-        Command::GiveBack { descriptor, hits, reason } => {
-            let descriptor = Some(descriptor.read()?);
-            output.given_back(&client.give_back(api::RefundRequest { descriptor, hits, reason }).await?)
+        Command::Refund { descriptor, hits, reason } => {
+            let descriptor = Some(descriptor.to_message()?);
+            output.refund(&client.refund(api::RefundRequest { descriptor, hits, reason }).await?)
         }
-        Command::Top(top) => output.top(&client.top(&top.read()).await?),
+        Command::Top(top) => output.top(&client.top(&top.to_message()).await?),
         Command::Watch(top) => watch(&top, client, output).await,
         Command::Rules { domain } => {
             let domain = domain.unwrap_or_default();
             output.rules(&client.rules(api::ListRulesRequest { domain }).await?)
         }
-        Command::Audit { most, follow } => audit(most, follow, client, output).await,
+        Command::Audit { max_results, follow } => audit(max_results, follow, client, output).await,
         Command::Candidate(candidate) => execute_candidate(candidate, client, output).await,
         Command::Health => output.health(&client.health().await),
         Command::Import(import) => bulk::import(&import, bulk::read_overrides, client).await,
@@ -318,16 +318,16 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
 
 async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyhow::Result<()> {
     match limit {
-        Limit::Set { domain, words, change, additive } => {
-            let (entries, limit) = limit_and_entries(&words)?;
+        Limit::Set { domain, entries_and_limit, change, additive } => {
+            let (entries, limit) = split_limit(&entries_and_limit)?;
             let target = api::target::Target::Limit(descriptor(&domain, entries)?);
             let request = change.change_request(target, limit)?;
             let request = api::PutOverridesRequest { additive, ..put(request, &change) };
             output.changed(&client.put(request).await?)
         }
         Limit::Get(descriptor) => {
-            let descriptor = descriptor.read()?;
-            let name = parse::name(&descriptor);
+            let descriptor = descriptor.to_message()?;
+            let name = parse::limit_target_name(&descriptor);
             let overrides = client.list(&name).await?;
             let exact = |entry: &&api::Override| {
                 entry.target.as_ref().and_then(|target| target.target.as_ref())
@@ -335,17 +335,17 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
             };
             match overrides.iter().find(exact) {
                 Some(entry) => output.overrides(std::slice::from_ref(entry)),
-                None => bail!("nothing has been said of {name}"),
+                None => bail!("no limit is set for {name}"),
             }
         }
         Limit::Unset { descriptor, change } => {
-            let request = change.change_request(api::target::Target::Limit(descriptor.read()?), "")?;
+            let request = change.change_request(api::target::Target::Limit(descriptor.to_message()?), "")?;
             output.changed(&client.put(put(request, &change)).await?)
         }
         Limit::List { domain, entries } => {
             let prefix = match domain {
                 Some(domain) if entries.is_empty() => format!("limit|{}|", parse::escaped(&domain)),
-                Some(domain) => parse::name(&descriptor(&domain, &entries)?),
+                Some(domain) => parse::limit_target_name(&descriptor(&domain, &entries)?),
                 None => "limit|".to_owned(),
             };
             output.overrides(&client.list(&prefix).await?)
@@ -356,11 +356,11 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
 async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow::Result<()> {
     match plan {
         Plan::Assign { domain, entity, plan, change } => {
-            let request = change.change_request(parse::plan_of(domain, &entity)?, &plan)?;
+            let request = change.change_request(parse::plan_target(domain, &entity)?, &plan)?;
             output.changed(&client.put(put(request, &change)).await?)
         }
         Plan::Unassign { domain, entity, change } => {
-            let request = change.change_request(parse::plan_of(domain, &entity)?, "")?;
+            let request = change.change_request(parse::plan_target(domain, &entity)?, "")?;
             output.changed(&client.put(put(request, &change)).await?)
         }
         Plan::List { domain } => {
@@ -375,21 +375,21 @@ async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow:
 }
 
 async fn execute_switch(switch: Switch, mut client: Client, output: Output) -> anyhow::Result<()> {
-    let (word, throw) = match switch {
-        Switch::Off(throw) => ("off", throw),
-        Switch::Shadow(throw) => ("shadow", throw),
-        Switch::Enforce(throw) => ("enforce", throw),
-        Switch::Deny(throw) => ("deny", throw),
-        Switch::Clear(throw) => ("", throw),
+    let (value, set_switch) = match switch {
+        Switch::Off(set_switch) => ("off", set_switch),
+        Switch::Shadow(set_switch) => ("shadow", set_switch),
+        Switch::Enforce(set_switch) => ("enforce", set_switch),
+        Switch::Deny(set_switch) => ("deny", set_switch),
+        Switch::Clear(set_switch) => ("", set_switch),
         Switch::List => {
             let health = client.health().await;
             return output.switches(&health);
         }
     };
-    let request = throw.change.change_request(api::target::Target::Switch(scope(&throw.scope)?), word)?;
-    let request = api::PutOverridesRequest { this_instance: throw.here, ..put(request, &throw.change) };
-    if throw.here {
-        return client.put_everywhere(request, &output).await;
+    let request = set_switch.change.change_request(api::target::Target::Switch(scope(&set_switch.scope)?), value)?;
+    let request = api::PutOverridesRequest { this_instance: set_switch.here, ..put(request, &set_switch.change) };
+    if set_switch.here {
+        return client.put_on_each_instance(request, |addr| output.put_on_instance(addr)).await;
     }
     output.changed(&client.put(request).await?)
 }
@@ -402,20 +402,24 @@ async fn execute_candidate(candidate: Candidate, mut client: Client, output: Out
             let files = files.into_iter().map(file).collect();
             let uploaded = client.upload(api::UploadCandidateRequest { files, share, reason }).await?;
             uploaded.warnings.iter().for_each(|warning| eprintln!("{warning}"));
-            output.said("tried out everywhere within a second; `ctl candidate report` says what they would do");
+            output.message(
+                "the rules are evaluated on all instances within 1 s; `ctl candidate report` shows their decisions",
+            );
         }
-        Candidate::Report => return output.candidate(&client.candidate().await?),
+        Candidate::Report => return output.candidate(&client.candidates().await?),
         Candidate::Promote { reason } => {
             client.promote(api::PromoteCandidateRequest { reason }).await?;
-            output.said("in force everywhere within a second; `ctl candidate rollback` brings the rules before back");
+            output.message(
+                "the rules are in force on all instances within 1 s; `ctl candidate rollback` restores the old ones",
+            );
         }
         Candidate::Rollback { reason } => {
             client.rollback(api::RollbackRulesRequest { reason }).await?;
-            output.said("the rules before are in force everywhere within a second");
+            output.message("the previous rules are in force on all instances within 1 s");
         }
         Candidate::Drop { reason } => {
             client.drop_candidate(api::DropCandidateRequest { reason }).await?;
-            output.said("not tried any more");
+            output.message("candidate rules dropped");
         }
     }
     Ok(())
@@ -423,55 +427,56 @@ async fn execute_candidate(candidate: Candidate, mut client: Client, output: Out
 
 async fn watch(top: &Top, mut client: Client, output: Output) -> anyhow::Result<()> {
     loop {
-        let (health, ranking) = (client.health().await, client.top(&top.read()).await);
+        let (health, ranking) = (client.health().await, client.top(&top.to_message()).await);
         output.clear();
         output.health(&health)?;
         match ranking {
             Ok(ranking) => output.top(&ranking)?,
             Err(error) => println!("\n{error:#}"),
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
-async fn audit(most: u32, follow: bool, mut client: Client, output: Output) -> anyhow::Result<()> {
-    let mut newest = 0;
+async fn audit(max_results: u32, follow: bool, mut client: Client, output: Output) -> anyhow::Result<()> {
+    let mut newest_version = 0;
     loop {
-        let changes = client.changes(api::ListAuditLogRequest { before_version: 0, page_size: most }).await?.entries;
-        let new: Vec<_> = changes.into_iter().filter(|change| change.version > newest).collect();
-        newest = new.first().map_or(newest, |change| change.version);
-        output.changes(&new)?;
+        let changes =
+            client.audit_log(api::ListAuditLogRequest { before_version: 0, page_size: max_results }).await?.entries;
+        let new_entries: Vec<_> = changes.into_iter().filter(|change| change.version > newest_version).collect();
+        newest_version = new_entries.first().map_or(newest_version, |change| change.version);
+        output.changes(&new_entries)?;
         if !follow {
             return Ok(());
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
 
 impl Descriptor {
-    fn read(&self) -> anyhow::Result<api::Descriptor> {
+    fn to_message(&self) -> anyhow::Result<api::Descriptor> {
         descriptor(&self.domain, &self.entries)
     }
 }
 
 impl Top {
-    fn read(&self) -> api::ListTopEntitiesRequest {
-        let by = if self.asked { api::RankBy::Requested } else { api::RankBy::Denied };
+    fn to_message(&self) -> api::ListTopEntitiesRequest {
+        let rank_by = if self.requested { api::RankBy::Requested } else { api::RankBy::Denied };
         api::ListTopEntitiesRequest {
-            rank_by: by.into(),
+            rank_by: rank_by.into(),
             domain: self.domain.clone(),
             rule: self.rule.clone(),
-            max_results: self.most,
+            max_results: self.max_results,
         }
     }
 }
 
 impl Change {
-    fn change_request(&self, target: api::target::Target, word: &str) -> anyhow::Result<api::ChangeRequest> {
+    fn change_request(&self, target: api::target::Target, value: &str) -> anyhow::Result<api::ChangeRequest> {
         Ok(api::ChangeRequest {
             target: Some(api::Target { target: Some(target) }),
-            value: word.to_owned(),
-            until: self.end.read().context("this is no end")?,
+            value: value.to_owned(),
+            until: self.expiry.read().context("the expiry is invalid")?,
             expected_version: self.if_version,
         })
     }
@@ -481,7 +486,7 @@ fn put(request: api::ChangeRequest, change: &Change) -> api::PutOverridesRequest
     api::PutOverridesRequest { changes: vec![request], reason: change.reason.clone(), ..Default::default() }
 }
 
-/// A file to read from, or standard input for `-`.
+/// Opens a file, or standard input for `-`.
 fn open(path: &PathBuf) -> anyhow::Result<Box<dyn std::io::Read>> {
     if path.as_os_str() == "-" {
         return Ok(Box::new(std::io::stdin()));

@@ -1,4 +1,4 @@
-//! Answers for people, or as JSON for programs.
+//! [`Output`]: prints responses as text or as JSON.
 
 use std::{io::IsTerminal, sync::LazyLock, time::SystemTime};
 
@@ -8,7 +8,7 @@ use prost_reflect::{DescriptorPool, DynamicMessage};
 use prost_types::Timestamp;
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1 as api};
 
-use super::{client::All, parse::target_name};
+use super::{client::PerInstance, parse::target_name};
 
 static POOL: LazyLock<Option<DescriptorPool>> = LazyLock::new(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok());
 
@@ -20,147 +20,165 @@ pub(super) struct Output {
 impl Output {
     pub(super) fn changed(self, changed: &api::PutOverridesResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("PutOverridesResponse", changed);
+            return print_json("PutOverridesResponse", changed);
         }
-        for part in &changed.changes {
-            println!("{}", line(part));
-            if part.refunded_hits > 0 {
-                println!("  {} hits given back", part.refunded_hits);
+        for change in &changed.changes {
+            println!("{}", change_line(change));
+            if change.refunded_hits > 0 {
+                println!("  {} hits refunded", change.refunded_hits);
             }
         }
-        println!("version {}, in force everywhere within a second", changed.version);
+        println!("version {}, in force on all instances within 1 s", changed.version);
         Ok(())
     }
 
-    pub(super) fn told(self, addr: &str) {
+    pub(super) fn put_on_instance(self, addr: &str) {
         if !self.json {
-            println!("{addr}: in force here, until it is restarted");
+            println!("{addr}: in force on this instance until it restarts");
         }
     }
 
     pub(super) fn overrides(self, overrides: &[api::Override]) -> anyhow::Result<()> {
         if self.json {
-            return overrides.iter().try_for_each(|entry| json("Directive", entry));
+            return overrides.iter().try_for_each(|entry| print_json("Override", entry));
         }
-        let row = |it: &api::Override| {
-            let until = it.until.map_or_else(|| "for ever".to_owned(), time);
-            let said = format!("{} {}", it.at.map(time).unwrap_or_default(), it.author);
-            [target_name(it.target.as_ref()), it.value.clone(), until, it.version.to_string(), said, it.reason.clone()]
+        let row = |entry: &api::Override| {
+            let until = entry.until.map_or_else(|| "no expiry".to_owned(), format_time);
+            let changed = format!("{} {}", entry.at.map(format_time).unwrap_or_default(), entry.author);
+            [
+                target_name(entry.target.as_ref()),
+                entry.value.clone(),
+                until,
+                entry.version.to_string(),
+                changed,
+                entry.reason.clone(),
+            ]
         };
-        table(
-            ["override", "word", "until", "version", "said", "reason"],
+        print_table(
+            ["override", "value", "until", "version", "changed", "reason"],
             &overrides.iter().map(row).collect::<Vec<_>>(),
         );
         Ok(())
     }
 
-    pub(super) fn inspection(self, it: &api::InspectResponse) -> anyhow::Result<()> {
+    pub(super) fn inspection(self, response: &api::InspectResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("InspectResponse", it);
+            return print_json("InspectResponse", response);
         }
-        it.match_steps.iter().for_each(|step| println!("{step}"));
-        for entry in &it.overrides {
-            let until = entry.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
+        response.match_steps.iter().for_each(|step| println!("{step}"));
+        for entry in &response.overrides {
+            let until = entry.until.map(|until| format!(" until {}", format_time(until))).unwrap_or_default();
             let why = if entry.reason.is_empty() { String::new() } else { format!(": {}", entry.reason) };
-            let (name, word) = (target_name(entry.target.as_ref()), &entry.value);
-            println!("over it: {name} {word}{until} (by {}{why})", entry.author);
+            let (name, value) = (target_name(entry.target.as_ref()), &entry.value);
+            println!("override: {name} {value}{until} (by {}{why})", entry.author);
         }
-        match &it.counter {
+        match &response.counter {
             Some(counter) => self.counter(counter),
             None => println!("counter: none"),
         }
-        let by =
-            if it.decided_by == "rule" { "its rule".to_owned() } else { format!("the override ({})", it.decided_by) };
-        println!("now: {}, by {by}", if it.allowed { "one request would pass" } else { "a request would be refused" });
-        if let Some(since) = it.denied_since {
-            println!("refused since {} on this instance", time(since));
+        let decided_by = if response.decided_by == "rule" {
+            "the rule".to_owned()
+        } else {
+            format!("an override ({})", response.decided_by)
+        };
+        let decision = if response.allowed { "allowed" } else { "denied" };
+        println!("now: a request would be {decision} by {decided_by}");
+        if let Some(since) = response.denied_since {
+            println!("denied since {} on this instance", format_time(since));
         }
         Ok(())
     }
 
-    fn counter(self, it: &api::Counter) {
-        println!("counter: {}{}", it.key, if it.node.is_empty() { String::new() } else { format!(" on {}", it.node) });
-        println!("  limit {}; used {}, remaining {}", it.limit, it.used, it.remaining);
-        println!("  restored in {}", span(it.reset_us));
-        if let Some(wait) = it.retry_after_us {
-            println!("  refuses for {}", span(wait));
+    fn counter(self, counter: &api::Counter) {
+        println!(
+            "counter: {}{}",
+            counter.key,
+            if counter.node.is_empty() { String::new() } else { format!(" on {}", counter.node) }
+        );
+        println!("  limit {}; used {}, remaining {}", counter.limit, counter.used, counter.remaining);
+        println!("  reset in {}", format_duration(counter.reset_us));
+        if let Some(wait) = counter.retry_after_us {
+            println!("  retry after {}", format_duration(wait));
         }
     }
 
-    pub(super) fn forgotten(self, it: &api::ResetCounterResponse) -> anyhow::Result<()> {
+    pub(super) fn reset(self, response: &api::ResetCounterResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("ResetCounterResponse", it);
+            return print_json("ResetCounterResponse", response);
         }
-        println!("{}: {}", it.key, if it.existed { "forgotten" } else { "there was nothing to forget" });
+        println!("{}: {}", response.key, if response.existed { "reset" } else { "the counter did not exist" });
         Ok(())
     }
 
-    pub(super) fn given_back(self, it: &api::RefundResponse) -> anyhow::Result<()> {
+    pub(super) fn refund(self, response: &api::RefundResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("RefundResponse", it);
+            return print_json("RefundResponse", response);
         }
-        if let Some(counter) = &it.counter {
+        if let Some(counter) = &response.counter {
             self.counter(counter);
         }
         Ok(())
     }
 
-    pub(super) fn top(self, it: &api::ListTopEntitiesResponse) -> anyhow::Result<()> {
+    pub(super) fn top(self, response: &api::ListTopEntitiesResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("ListTopEntitiesResponse", it);
+            return print_json("ListTopEntitiesResponse", response);
         }
-        println!("{} hits in {} s", it.total_hits, it.period_seconds);
+        println!("{} hits in {} s", response.total_hits, response.period_seconds);
         let row = |top: &api::TopEntity| {
-            let name = top.descriptor.as_ref().map(super::parse::name).unwrap_or_default();
+            let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
             let hits = if top.max_error > 0 {
                 format!("{} to {}", top.hits - top.max_error, top.hits)
             } else {
                 top.hits.to_string()
             };
-            let since = top.since.map(time).unwrap_or_default();
+            let since = top.since.map(format_time).unwrap_or_default();
             [hits, name.replacen("limit|", "", 1), top.rule.clone(), since]
         };
-        table(["hits", "descriptor", "rule", "since"], &it.entities.iter().map(row).collect::<Vec<_>>());
+        print_table(["hits", "descriptor", "rule", "since"], &response.entities.iter().map(row).collect::<Vec<_>>());
         Ok(())
     }
 
-    pub(super) fn rules(self, it: &api::ListRulesResponse) -> anyhow::Result<()> {
+    pub(super) fn rules(self, response: &api::ListRulesResponse) -> anyhow::Result<()> {
         if self.json {
-            return json("ListRulesResponse", it);
+            return print_json("ListRulesResponse", response);
         }
-        println!("loaded {}", it.loaded_at.map(time).unwrap_or_default());
-        it.last_error.lines().for_each(|line| println!("last error: {line}"));
+        println!("rules loaded {}", response.loaded_at.map(format_time).unwrap_or_default());
+        response.last_error.lines().for_each(|line| println!("last error: {line}"));
         let row = |rule: &api::Rule| {
             let mode = match (rule.switch.as_str(), rule.shadow_mode) {
                 ("", true) => "shadow_mode".to_owned(),
                 ("", false) => String::new(),
-                (switch, _) => format!("switched {switch}"),
+                (switch, _) => format!("switch {switch}"),
             };
-            let place = format!("{}:{}", rule.file, rule.line);
-            [rule.domain.clone(), rule.name.clone(), rule.limit.clone(), mode, place]
+            let location = format!("{}:{}", rule.file, rule.line);
+            [rule.domain.clone(), rule.name.clone(), rule.limit.clone(), mode, location]
         };
-        table(["domain", "rule", "limit", "mode", "place"], &it.rules.iter().map(row).collect::<Vec<_>>());
+        print_table(
+            ["domain", "rule", "limit", "mode", "location"],
+            &response.rules.iter().map(row).collect::<Vec<_>>(),
+        );
         Ok(())
     }
 
     pub(super) fn changes(self, changes: &[api::AuditEntry]) -> anyhow::Result<()> {
         if self.json {
-            return changes.iter().rev().try_for_each(|change| json("Change", change));
+            return changes.iter().rev().try_for_each(|change| print_json("AuditEntry", change));
         }
         for change in changes.iter().rev() {
-            let at = change.at.map(time).unwrap_or_default();
+            let at = change.at.map(format_time).unwrap_or_default();
             let reason = if change.reason.is_empty() { String::new() } else { format!(": {}", change.reason) };
             println!("{} {at} {}{reason}", change.version, change.author);
-            change.changes.iter().for_each(|part| println!("  {}", line(part)));
+            change.changes.iter().for_each(|change| println!("  {}", change_line(change)));
         }
         Ok(())
     }
 
-    pub(super) fn health(self, all: &All<api::GetHealthResponse>) -> anyhow::Result<()> {
+    pub(super) fn health(self, all: &PerInstance<api::GetHealthResponse>) -> anyhow::Result<()> {
         for (addr, health) in all {
             let health = match health {
                 Ok(health) if self.json => {
-                    json("GetHealthResponse", health)?;
+                    print_json("GetHealthResponse", health)?;
                     continue;
                 }
                 Ok(health) => health,
@@ -169,95 +187,107 @@ impl Output {
                     continue;
                 }
             };
-            let uptime = span(health.uptime_seconds * 1_000_000);
-            println!("{addr}: version {}, up for {uptime}, overrides {}", health.version, health.overrides_version);
+            let uptime = format_duration(health.uptime_seconds * 1_000_000);
+            println!(
+                "{addr}: version {}, up for {uptime}, overrides version {}",
+                health.version, health.overrides_version
+            );
             for server in &health.servers {
-                println!("  {}: {}", server.name, if server.up { "up" } else { "out of reach" });
+                println!("  {}: {}", server.name, if server.up { "up" } else { "unreachable" });
             }
             if !health.overrides_error.is_empty() {
-                let age = health.overrides_age_ms.map_or_else(|| "ever".to_owned(), |age| span(age * 1_000));
-                println!("  not heard of overrides for {age}: {}", health.overrides_error);
+                let age = health.overrides_age_ms.map_or_else(
+                    || "since the start".to_owned(),
+                    |age| format!("for {}", format_duration(age * 1_000)),
+                );
+                println!("  overrides not synchronised {age}: {}", health.overrides_error);
             }
             for switch in &health.switches {
-                println!("  {}", thrown(switch));
+                println!("  {}", switch_line(switch));
             }
         }
-        if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance answers") } else { Ok(()) }
+        if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance responded") } else { Ok(()) }
     }
 
-    pub(super) fn switches(self, all: &All<api::GetHealthResponse>) -> anyhow::Result<()> {
+    pub(super) fn switches(self, all: &PerInstance<api::GetHealthResponse>) -> anyhow::Result<()> {
         for (addr, health) in all {
             match health {
                 Ok(health) if self.json => {
-                    health.switches.iter().try_for_each(|switch| json("Directive", switch))?;
+                    health.switches.iter().try_for_each(|switch| print_json("Override", switch))?;
                 }
-                Ok(health) if health.switches.is_empty() => println!("{addr}: no switch is thrown"),
-                Ok(health) => health.switches.iter().for_each(|switch| println!("{addr}: {}", thrown(switch))),
+                Ok(health) if health.switches.is_empty() => println!("{addr}: no switch is set"),
+                Ok(health) => health.switches.iter().for_each(|switch| println!("{addr}: {}", switch_line(switch))),
                 Err(error) => eprintln!("{error:#}"),
             }
         }
-        if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance answers") } else { Ok(()) }
+        if all.iter().all(|(_, health)| health.is_err()) { anyhow::bail!("no instance responded") } else { Ok(()) }
     }
 
-    pub(super) fn said(self, sentence: &str) {
+    pub(super) fn message(self, text: &str) {
         if !self.json {
-            println!("{sentence}");
+            println!("{text}");
         }
     }
 
     pub(super) fn candidate(self, all: &[(String, api::GetCandidateResponse)]) -> anyhow::Result<()> {
-        for (addr, it) in all {
+        for (addr, response) in all {
             if self.json {
-                json("GetCandidateResponse", it)?;
+                print_json("GetCandidateResponse", response)?;
                 continue;
             }
-            if !it.error.is_empty() {
-                println!("{addr}: what should be tried or in force is not: {}", it.error);
+            if !response.error.is_empty() {
+                println!("{addr}: candidate or promoted rules are not in use: {}", response.error);
             }
-            if !it.active {
-                println!("{addr}: no rules are tried out");
+            if !response.active {
+                println!("{addr}: no candidate rules");
                 continue;
             }
-            let since = it.since.map(time).unwrap_or_default();
-            println!("{addr}: since {since}, {} of all counters", percent(it.share));
-            let row = |of: &api::RuleOutcomes| {
-                let outcomes = of.outcomes.unwrap_or_default();
-                let rule = of.rule.as_ref().map_or_else(
-                    || "(no rule of the candidate)".to_owned(),
+            let since = response.since.map(format_time).unwrap_or_default();
+            println!("{addr}: candidate rules since {since}, on {} of all counters", format_percent(response.share));
+            let row = |rule_outcomes: &api::RuleOutcomes| {
+                let outcomes = rule_outcomes.outcomes.unwrap_or_default();
+                let rule = rule_outcomes.rule.as_ref().map_or_else(
+                    || "(no candidate rule)".to_owned(),
                     |rule| format!("{} {}: {}", rule.domain, rule.name, rule.limit),
                 );
-                let [asked, refused, newly_refused, newly_passed] =
+                let [requested, denied, newly_denied, newly_allowed] =
                     [outcomes.requested, outcomes.denied, outcomes.newly_denied, outcomes.newly_allowed]
                         .map(|hits| hits.to_string());
-                [rule, asked, refused, newly_refused, newly_passed]
+                [rule, requested, denied, newly_denied, newly_allowed]
             };
-            let rows: Vec<_> = it.rules.iter().map(row).collect();
-            table(["rule", "hits", "would refuse", "newly", "would pass newly"], &rows);
-            for (word, list) in
-                [("refused most, newly", &it.most_newly_denied), ("refused first, newly", &it.first_newly_denied)]
-            {
-                let name = |top: &api::TopEntity| {
-                    let name = top.descriptor.as_ref().map(super::parse::name).unwrap_or_default();
+            let rows: Vec<_> = response.rules.iter().map(row).collect();
+            print_table(["rule", "hits", "denied", "newly denied", "newly allowed"], &rows);
+            for (heading, list) in [
+                ("most newly denied", &response.most_newly_denied),
+                ("first newly denied", &response.first_newly_denied),
+            ] {
+                let target_row = |top: &api::TopEntity| {
+                    let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
                     let hits = if top.hits > 0 { top.hits.to_string() } else { String::new() };
-                    [name.replacen("limit|", "", 1), top.rule.clone(), hits, top.since.map(time).unwrap_or_default()]
+                    [
+                        name.replacen("limit|", "", 1),
+                        top.rule.clone(),
+                        hits,
+                        top.since.map(format_time).unwrap_or_default(),
+                    ]
                 };
-                let rows: Vec<_> = list.iter().take(10).map(name).collect();
+                let rows: Vec<_> = list.iter().take(10).map(target_row).collect();
                 if !rows.is_empty() {
                     println!();
-                    table([word, "rule", "hits", "since"], &rows);
+                    print_table([heading, "rule", "hits", "since"], &rows);
                 }
             }
-            let minutes: Vec<_> = it.minutes.iter().rev().take(10).rev().map(minute).collect();
+            let minutes: Vec<_> = response.minutes.iter().rev().take(10).rev().map(minute_row).collect();
             println!();
-            table(["minute", "hits", "would refuse", "newly", "would pass newly"], &minutes);
-            if it.skipped_requests > 0 {
-                println!("{} requests were left out: too many waited for the store", it.skipped_requests);
+            print_table(["minute", "hits", "denied", "newly denied", "newly allowed"], &minutes);
+            if response.skipped_requests > 0 {
+                println!("{} requests skipped: too many were waiting for the store", response.skipped_requests);
             }
         }
         Ok(())
     }
 
-    /// For what is drawn again and again.
+    /// Clears the terminal before the output is drawn again.
     pub(super) fn clear(self) {
         if !self.json && std::io::stdout().is_terminal() {
             print!("\x1b[2J\x1b[H");
@@ -265,68 +295,72 @@ impl Output {
     }
 }
 
-fn minute(it: &api::MinuteOutcomes) -> [String; 5] {
-    let outcomes = it.outcomes.unwrap_or_default();
+fn minute_row(minute: &api::MinuteOutcomes) -> [String; 5] {
+    let outcomes = minute.outcomes.unwrap_or_default();
     let hits = [outcomes.requested, outcomes.denied, outcomes.newly_denied, outcomes.newly_allowed];
-    let [asked, refused, newly_refused, newly_passed] = hits.map(|hits| hits.to_string());
-    [it.minute.map(time).unwrap_or_default(), asked, refused, newly_refused, newly_passed]
+    let [requested, denied, newly_denied, newly_allowed] = hits.map(|hits| hits.to_string());
+    [minute.minute.map(format_time).unwrap_or_default(), requested, denied, newly_denied, newly_allowed]
 }
 
-fn percent(share: f64) -> String {
+fn format_percent(share: f64) -> String {
     format!("{}%", (share * 1_000.0).round() / 10.0)
 }
 
-/// What became of what.
-fn line(part: &api::OverrideChange) -> String {
-    let word = |it: Option<&api::Override>| {
-        it.map(|it| it.until.map_or_else(|| it.value.clone(), |until| format!("{} until {}", it.value, time(until))))
+/// Returns a line with the values of an override before and after a change.
+fn change_line(change: &api::OverrideChange) -> String {
+    let value = |entry: Option<&api::Override>| {
+        entry.map(|entry| {
+            entry
+                .until
+                .map_or_else(|| entry.value.clone(), |until| format!("{} until {}", entry.value, format_time(until)))
+        })
     };
-    let (before, after) = (word(part.before.as_ref()), word(part.after.as_ref()));
-    let name = target_name(part.target.as_ref());
+    let (before, after) = (value(change.before.as_ref()), value(change.after.as_ref()));
+    let name = target_name(change.target.as_ref());
     match (before, after) {
         (None, Some(after)) => format!("{name}: {after}"),
-        (Some(before), Some(after)) => format!("{name}: {after}, before {before}"),
-        (Some(before), None) => format!("{name}: taken back, before {before}"),
-        (None, None) => format!("{name}: nothing had been said"),
+        (Some(before), Some(after)) => format!("{name}: {after} (before: {before})"),
+        (Some(before), None) => format!("{name}: removed (before: {before})"),
+        (None, None) => format!("{name}: was not set"),
     }
 }
 
-fn thrown(switch: &api::Override) -> String {
+fn switch_line(switch: &api::Override) -> String {
     let name = target_name(switch.target.as_ref()).replacen("switch|", "", 1);
-    let until = switch.until.map(|until| format!(" until {}", time(until))).unwrap_or_default();
+    let until = switch.until.map(|until| format!(" until {}", format_time(until))).unwrap_or_default();
     let origin = match switch.origin() {
         api::Origin::Store => "",
-        api::Origin::File => ", by this instance's file",
-        api::Origin::Instance => ", on this instance alone",
+        api::Origin::File => ", from the file of this instance",
+        api::Origin::Instance => ", on this instance only",
     };
     let why = if switch.reason.is_empty() { String::new() } else { format!(": {}", switch.reason) };
     format!("switch {name} {}{until}{origin} (by {}{why})", switch.value, switch.author)
 }
 
-pub(super) fn time(time: Timestamp) -> String {
+pub(super) fn format_time(time: Timestamp) -> String {
     let time = SystemTime::try_from(time).unwrap_or(SystemTime::UNIX_EPOCH);
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// Microseconds as people say them: to the millisecond.
-fn span(micros: u64) -> String {
+/// Formats microseconds with a precision of a millisecond.
+fn format_duration(micros: u64) -> String {
     let millis = std::time::Duration::from_millis(micros.div_ceil(1_000));
     humantime::format_duration(millis).to_string()
 }
 
-fn table<const COLUMNS: usize>(head: [&str; COLUMNS], rows: &[[String; COLUMNS]]) {
-    let head = head.map(str::to_owned);
-    let width = |column: usize| std::iter::once(&head).chain(rows).map(|row| row[column].chars().count()).max();
+fn print_table<const COLUMNS: usize>(header: [&str; COLUMNS], rows: &[[String; COLUMNS]]) {
+    let header = header.map(str::to_owned);
+    let width = |column: usize| std::iter::once(&header).chain(rows).map(|row| row[column].chars().count()).max();
     let widths: [usize; COLUMNS] = std::array::from_fn(|column| width(column).unwrap_or_default());
-    for row in std::iter::once(&head).chain(rows) {
+    for row in std::iter::once(&header).chain(rows) {
         let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         println!("{}", cells.join("  ").trim_end());
     }
 }
 
-fn json(name: &str, message: &impl Message) -> anyhow::Result<()> {
+fn print_json(name: &str, message: &impl Message) -> anyhow::Result<()> {
     let descriptor = POOL.as_ref().and_then(|pool| pool.get_message_by_name(&format!("sluicegate.admin.v1.{name}")));
-    let descriptor = descriptor.context("there is no JSON of this")?;
+    let descriptor = descriptor.with_context(|| format!("no JSON representation of {name}"))?;
     let message = DynamicMessage::decode(descriptor, &message.encode_to_vec()[..])?;
     println!("{}", serde_json::to_string(&message)?);
     Ok(())

@@ -1,12 +1,13 @@
-//! Texts that many overrides share, each kept once.
+//! [`Interner`]: reference-counted texts, each stored once, with a parsed value.
 
 use std::{collections::HashMap, sync::Arc};
 
-/// Texts by their numbers, with what was made of each, for as long as one override has it.
+/// Maps texts to ids and values. A text is removed when the last override that uses it is removed.
 #[derive(Clone)]
 pub(super) struct Interner<T> {
-    /// By themselves: what decisions read of a limit is here, and few lines of the processor's cache hold all of it.
-    meanings: Vec<Option<T>>,
+    /// The values by id. They are in a vector of their own because decisions read them, so that they fit into few cache
+    /// lines.
+    values: Vec<Option<T>>,
     entries: Vec<Option<Interned>>,
     by_text: HashMap<Arc<str>, u32>,
     free: Vec<u32>,
@@ -20,53 +21,53 @@ struct Interned {
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Self { meanings: Vec::new(), entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
+        Self { values: Vec::new(), entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
     }
 }
 
 impl<T: Clone> Interner<T> {
-    /// The number of a text that is had once more, and `None` for one that nobody has yet.
-    pub(super) fn used(&mut self, text: &str) -> Option<u32> {
-        let number = *self.by_text.get(text)?;
-        self.entries[number as usize].as_mut()?.uses += 1;
-        Some(number)
+    /// Returns the id of a text and increments its use count. Returns `None` if the text is not stored.
+    pub(super) fn acquire(&mut self, text: &str) -> Option<u32> {
+        let id = *self.by_text.get(text)?;
+        self.entries[id as usize].as_mut()?.uses += 1;
+        Some(id)
     }
 
-    /// The number of a text that nobody had.
-    pub(super) fn add(&mut self, text: &str, meaning: T) -> u32 {
+    /// Stores a new text with one use, and returns its id.
+    pub(super) fn insert(&mut self, text: &str, value: T) -> u32 {
         let text: Arc<str> = text.into();
-        let (meaning, word) = (Some(meaning), Some(Interned { text: Arc::clone(&text), uses: 1 }));
-        let number = match self.free.pop() {
-            Some(number) => {
-                self.meanings[number as usize] = meaning;
-                self.entries[number as usize] = word;
-                number
+        let (value, interned) = (Some(value), Some(Interned { text: Arc::clone(&text), uses: 1 }));
+        let id = match self.free.pop() {
+            Some(id) => {
+                self.values[id as usize] = value;
+                self.entries[id as usize] = interned;
+                id
             }
             None => {
-                self.meanings.push(meaning);
-                self.entries.push(word);
+                self.values.push(value);
+                self.entries.push(interned);
                 (self.entries.len() - 1) as u32
             }
         };
-        self.by_text.insert(text, number);
-        number
+        self.by_text.insert(text, id);
+        id
     }
 
-    /// A override that had it has it no more.
-    pub(super) fn unused(&mut self, number: u32) {
-        let Some(entry) = self.entries.get_mut(number as usize) else {
+    /// Decrements the use count of a text, and removes the text if the count becomes 0.
+    pub(super) fn release(&mut self, id: u32) {
+        let Some(entry) = self.entries.get_mut(id as usize) else {
             return;
         };
-        if let Some(word) = entry
-            && word.uses > 1
+        if let Some(interned) = entry
+            && interned.uses > 1
         {
-            word.uses -= 1;
+            interned.uses -= 1;
             return;
         }
-        if let Some(word) = entry.take() {
-            self.meanings[number as usize] = None;
-            self.by_text.remove(&word.text);
-            self.free.push(number);
+        if let Some(interned) = entry.take() {
+            self.values[id as usize] = None;
+            self.by_text.remove(&interned.text);
+            self.free.push(id);
         }
     }
 
@@ -75,13 +76,13 @@ impl<T: Clone> Interner<T> {
         self.by_text.is_empty()
     }
 
-    pub(super) fn meaning(&self, number: u32) -> Option<&T> {
-        self.meanings.get(number as usize)?.as_ref()
+    pub(super) fn value(&self, id: u32) -> Option<&T> {
+        self.values.get(id as usize)?.as_ref()
     }
 
-    pub(super) fn text(&self, number: u32) -> Arc<str> {
-        let word = self.entries.get(number as usize).and_then(Option::as_ref);
-        word.map_or_else(|| "".into(), |word| Arc::clone(&word.text))
+    pub(super) fn text(&self, id: u32) -> Arc<str> {
+        let interned = self.entries.get(id as usize).and_then(Option::as_ref);
+        interned.map_or_else(|| "".into(), |interned| Arc::clone(&interned.text))
     }
 }
 
@@ -90,16 +91,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_kept_for_as_long_as_somebody_has_it() {
-        let mut words = Interner::default();
-        assert_eq!(words.used("a"), None);
-        assert_eq!((words.add("a", 1), words.add("b", 2), words.used("a")), (0, 1, Some(0)));
-        words.unused(0);
-        assert_eq!((words.meaning(0), &*words.text(0)), (Some(&1), "a"));
-        words.unused(0);
-        assert_eq!((words.used("a"), words.meaning(0), &*words.text(0)), (None, None, ""));
-        // Its place is taken by the next.
-        assert_eq!((words.add("c", 3), words.used("b")), (0, Some(1)));
-        words.unused(7);
+    fn a_text_is_stored_while_it_is_in_use() {
+        let mut interner = Interner::default();
+        assert_eq!(interner.acquire("a"), None);
+        assert_eq!((interner.insert("a", 1), interner.insert("b", 2), interner.acquire("a")), (0, 1, Some(0)));
+        interner.release(0);
+        assert_eq!((interner.value(0), &*interner.text(0)), (Some(&1), "a"));
+        interner.release(0);
+        assert_eq!((interner.acquire("a"), interner.value(0), &*interner.text(0)), (None, None, ""));
+        // The next text reuses the free id.
+        assert_eq!((interner.insert("c", 3), interner.acquire("b")), (0, Some(1)));
+        interner.release(7);
     }
 }

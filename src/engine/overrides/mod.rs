@@ -1,10 +1,10 @@
-//! What operators say while the service runs, over what the rule files say: one customer's limit, an entity's plan, which
-//! rules are enforced.
+//! [`Overrides`]: limits of entities, plans of entities and modes of rules (switches) that operators set while the
+//! service runs. Overrides take precedence over rule files.
 //!
-//! [`Overrides`] is immutable for whoever decides: it belongs to the snapshot that a decision begins with, and a change
-//! makes another one that shares all but what it touches. No I/O here: `service::overrides` keeps them.
+//! [`Overrides`] is part of the snapshot that a decision reads, and immutable there. A change creates a new value that
+//! shares all unchanged data with the previous one. This module does no I/O: `service::overrides` stores the overrides.
 //!
-//! Of several that fit a request, the first of this list decides: a switch, an entity's limit, the plan, the rule.
+//! The order of precedence is: a switch, an entity's limit, the plan, the rule.
 
 mod interner;
 mod switches;
@@ -35,100 +35,103 @@ use crate::{
     rules::{Allowance, CustomLimit, Entry, Options, Rule, RuleSet},
 };
 
-/// Of a domain, the lists of keys for which there are limits, at most: each may be looked up for every request.
+/// Maximum number of different lists of keys with entity limits per domain. Each may cost every request a lookup.
 const MAX_KEY_LISTS: usize = 32;
 
-/// One thing that an operator said.
+/// An override, with its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// What of.
+    /// The entity or rules that it applies to.
     pub target: Target,
-    /// What: the words of a limit, the name of a plan, the name of a mode.
+    /// Its value: the text of a limit, the name of a plan, or the name of a mode.
     pub value: Arc<str>,
-    /// Until when; for ever, if it does not say.
+    /// The time at which it expires; `None` if it does not expire.
     pub until: Option<Micros>,
-    /// Who said it.
+    /// The operator who set it.
     pub author: Arc<str>,
-    /// And why.
+    /// Why it was set.
     pub reason: Arc<str>,
-    /// When.
+    /// When it was set.
     pub at: Micros,
-    /// The change that made it so.
+    /// The version of the change that set it.
     pub version: u64,
 }
 
 impl Override {
-    /// Whether its time has passed.
+    /// Returns whether it has expired.
     #[must_use]
     pub fn is_expired(&self, now: Micros) -> bool {
         self.until.is_some_and(|until| until <= now)
     }
 }
 
-/// Why something cannot be a override.
+/// Error returned for an invalid override.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverrideError {
-    /// What it is about.
+    /// The target is invalid.
     #[error(transparent)]
     Target(#[from] TargetError),
-    /// The limit's words, with every mistake.
+    /// The text of a limit is invalid. The message lists all errors in it.
     #[error("{0}")]
     Limit(String),
-    /// A mode.
-    #[error("{0:?} is no mode: off, shadow, enforce or deny")]
+    /// The mode of a switch is unknown.
+    #[error("{0:?} is not a mode: expected off, shadow, enforce or deny")]
     Mode(String),
-    /// A plan.
-    #[error("a plan has a name")]
+    /// The name of a plan is empty.
+    #[error("the name of the plan is empty")]
     Plan,
-    /// A set of rules.
-    #[error("a set of rules is named by its digest")]
+    /// The digest of a set of rules is empty.
+    #[error("the digest of the set of rules is empty")]
     Rules,
-    /// Too many lists of keys.
+    /// The domain already has limits for the maximum number of lists of keys.
     #[error(
-        "domain {0:?} has limits for {MAX_KEY_LISTS} different lists of keys already; each costs every request of it a look"
+        "domain {0:?} already has limits for {MAX_KEY_LISTS} different lists of keys, which is the maximum: each costs \
+         every request of the domain a lookup"
     )]
-    Shapes(String),
+    TooManyKeyLists(String),
 }
 
-/// All of them.
+/// The overrides of an instance.
 #[derive(Clone)]
 pub struct Overrides {
+    /// Key of the hash that identifies descriptors in the tables.
     secret: [u8; 16],
     limits: Table,
     plans: Table,
+    /// Parsed limits, shared by all entities with the same text.
     limits_by_text: Arc<Interner<ParsedLimit>>,
     /// Names of plans, authors and reasons.
     texts: Arc<Interner<()>>,
-    limit_shapes: Arc<Shapes>,
-    plan_shapes: Arc<Shapes>,
+    limit_key_lists: Arc<KeyLists>,
+    plan_key_lists: Arc<KeyLists>,
     switches: Arc<Switches>,
     rules: Arc<BTreeMap<RuleSetSlot, Override>>,
-    /// Of those that end: when, and what they are about.
-    ends: Arc<BTreeSet<(Micros, Target)>>,
+    /// The targets of the overrides that expire, ordered by time.
+    expirations: Arc<BTreeSet<(Micros, Target)>>,
 }
 
-/// What the words of a limit mean.
+/// The parsed text of a limit.
 #[derive(Clone)]
 struct ParsedLimit {
-    /// The terms' own: whoever asks for no more than that does not wait for them.
+    /// A copy of the limit's field, so that reading it does not wait for the limit's memory.
     allowance: Allowance,
     limit: Arc<CustomLimit>,
 }
 
-/// What an operator has given to an entity.
+/// The custom limit of an entity.
 #[derive(Clone, Copy)]
 pub(crate) struct EntityLimit<'s> {
     pub(crate) allowance: Allowance,
     pub(crate) limit: &'s CustomLimit,
-    /// The number of entries that it is of.
+    /// Number of entries in its target.
     pub(crate) entries: usize,
 }
 
-/// The fingerprints under which a descriptor may have terms, each with the number of entries it is of, the most first.
+/// The hashes under which a descriptor may have a custom limit, each with its number of entries, longest first.
 pub(crate) struct OverrideLookup(SmallVec<[(EntityHash, u32); 1]>);
 
-/// By domain: the lists of keys that overrides have, the longest first, and how many have each.
-type Shapes = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
+/// By domain, the lists of keys of the overrides, longest first, with the number of overrides for each.
+type KeyLists = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
 
 impl Default for Overrides {
     fn default() -> Self {
@@ -138,56 +141,61 @@ impl Default for Overrides {
             plans: Table::default(),
             limits_by_text: Arc::default(),
             texts: Arc::default(),
-            limit_shapes: Arc::default(),
-            plan_shapes: Arc::default(),
+            limit_key_lists: Arc::default(),
+            plan_key_lists: Arc::default(),
             switches: Arc::default(),
             rules: Arc::default(),
-            ends: Arc::default(),
+            expirations: Arc::default(),
         }
     }
 }
 
-/// What is asked for every decision.
+/// Lookups for every decision.
 impl Overrides {
-    /// Where the terms of a descriptor are, if it has any. The processor begins to fetch them: of many they are in no cache, and
-    /// whoever has something else to do meanwhile does not wait for the memory.
+    /// Computes the hashes under which a descriptor may have a custom limit.
+    ///
+    /// The processor starts to fetch the table entries. With many overrides these are in no cache, so a caller should
+    /// do other work before [`Overrides::entity_limit`].
     pub(crate) fn prepare_lookup(&self, domain: &str, entries: &[Entry<'_>]) -> OverrideLookup {
-        let shapes = if self.limits.len() == 0 { None } else { self.limit_shapes.get(domain) };
-        let fits = |keys: &[Box<str>]| {
+        let key_lists = if self.limits.len() == 0 { None } else { self.limit_key_lists.get(domain) };
+        let is_prefix = |keys: &[Box<str>]| {
             keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
         };
-        let fitting = shapes.into_iter().flatten().filter(|(keys, _)| fits(keys));
-        let seek = |(keys, _): &(Box<[Box<str>]>, u32)| {
-            let of = self.fingerprint(domain, &entries[..keys.len()]);
-            self.limits.prefetch(of);
-            (of, keys.len() as u32)
+        let matching = key_lists.into_iter().flatten().filter(|(keys, _)| is_prefix(keys));
+        let lookup = |(keys, _): &(Box<[Box<str>]>, u32)| {
+            let hash = self.entity_hash(domain, &entries[..keys.len()]);
+            self.limits.prefetch(hash);
+            (hash, keys.len() as u32)
         };
-        OverrideLookup(fitting.map(seek).collect())
+        OverrideLookup(matching.map(lookup).collect())
     }
 
-    /// What the longest list of entries has that the descriptor begins with. The processor begins to fetch the terms.
-    pub(crate) fn entity_limit(&self, sought: &OverrideLookup, now: Micros) -> Option<EntityLimit<'_>> {
-        sought.0.iter().find_map(|(of, entries)| {
-            let entity = self.limits.get(*of).filter(|entity| is_active(entity, now))?;
-            let ParsedLimit { allowance, limit: terms } = self.limits_by_text.meaning(entity.value)?;
-            prefetch(&**terms);
-            Some(EntityLimit { allowance: *allowance, limit: terms, entries: *entries as usize })
+    /// Returns the active custom limit of the longest prefix of the descriptor that has one, and starts to fetch it.
+    pub(crate) fn entity_limit(&self, lookup: &OverrideLookup, now: Micros) -> Option<EntityLimit<'_>> {
+        lookup.0.iter().find_map(|(hash, entries)| {
+            let entity = self.limits.get(*hash).filter(|entity| is_active(entity, now))?;
+            let ParsedLimit { allowance, limit } = self.limits_by_text.value(entity.value)?;
+            prefetch(&**limit);
+            Some(EntityLimit { allowance: *allowance, limit, entries: *entries as usize })
         })
     }
 
-    /// The plan of the last of the entries that has been given one.
+    /// Returns the active plan of the last entry that has one.
     pub(crate) fn plan(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<Arc<str>> {
         if self.plans.len() == 0 {
             return None;
         }
-        let shapes = self.plan_shapes.get(domain)?;
-        entries.iter().rev().filter(|entry| shapes.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(|entry| {
-            let entity = self.plans.get(self.fingerprint(domain, &[*entry])).filter(|entity| is_active(entity, now))?;
-            Some(self.texts.text(entity.value))
-        })
+        let key_lists = self.plan_key_lists.get(domain)?;
+        entries.iter().rev().filter(|entry| key_lists.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(
+            |entry| {
+                let entity =
+                    self.plans.get(self.entity_hash(domain, &[*entry])).filter(|entity| is_active(entity, now))?;
+                Some(self.texts.text(entity.value))
+            },
+        )
     }
 
-    fn fingerprint(&self, domain: &str, entries: &[Entry<'_>]) -> EntityHash {
+    fn entity_hash(&self, domain: &str, entries: &[Entry<'_>]) -> EntityHash {
         let mut identity = Identity::keyed(&self.secret, domain);
         entries.iter().for_each(|entry| identity.add(entry.key, entry.value));
         identity.finish().into()
@@ -198,23 +206,23 @@ fn is_active(entity: &Entity, now: Micros) -> bool {
     entity.until == 0 || u64::from(entity.until) > now.floor_secs()
 }
 
-/// What operators ask.
+/// Queries by operators.
 impl Overrides {
-    /// All that stand over the rule of a descriptor, the first that decides at the head: a switch, its limit, its plan.
-    pub(super) fn over_rule(
+    /// Returns the overrides that apply to a descriptor, highest precedence first: a switch, its limit, its plan.
+    pub(super) fn applicable(
         &self,
         (domain, entries): (&str, &[Entry<'_>]),
         rule: Option<&Rule>,
         now: Micros,
     ) -> Vec<(Origin, Override)> {
-        let thrown = |scope: &Scope| {
-            let of = |origin: Origin| Some((origin, self.switches.of(origin).get(scope)?.clone()));
-            Origin::ALL.into_iter().filter_map(of).find(|(_, switch)| !switch.is_expired(now))
+        let switch_in = |scope: &Scope| {
+            let find = |origin: Origin| Some((origin, self.switches.by_origin(origin).get(scope)?.clone()));
+            Origin::ALL.into_iter().filter_map(find).find(|(_, switch)| !switch.is_expired(now))
         };
-        let switch = switches::scopes(domain, rule).iter().find_map(thrown);
+        let switch = switches::scopes(domain, rule).iter().find_map(switch_in);
         let limit = self
             .entity_limit(&self.prepare_lookup(domain, entries), now)
-            .and_then(|given| self.get(&Target::of_descriptor(domain, &entries[..given.entries])));
+            .and_then(|entity_limit| self.get(&Target::of_descriptor(domain, &entries[..entity_limit.entries])));
         let plan = entries.iter().rev().find_map(|entry| {
             let Entry { key, value } = *entry;
             self.get(&Target::Plan { domain: domain.to_owned(), key: key.to_owned(), value: value.to_owned() })
@@ -224,38 +232,42 @@ impl Overrides {
     }
 }
 
-/// What operators do.
+/// Changes by operators, and the stored overrides.
 impl Overrides {
-    /// What the switches make of these rules.
+    /// Computes the modes that the switches set for these rules.
     #[must_use]
     pub fn modes(&self, rules: &RuleSet, now: Micros) -> Modes {
         Modes::new(&self.switches, rules, now)
     }
 
-    /// Puts what decisions read together again after many changes; whether there was anything to do.
+    /// Moves table data into adjacent memory after many changes. Returns whether data was moved.
     pub fn gather(&mut self) -> bool {
         let (limits, plans) = (self.limits.gather(), self.plans.gather());
         limits || plans
     }
 
-    /// Limits of entities, assignments of plans, and switches that the store holds.
+    /// Returns the numbers of entity limits, of plan assignments, and of switches from the store.
     #[must_use]
     pub fn counts(&self) -> [usize; 3] {
-        [self.limits.len(), self.plans.len(), self.switches.of(Origin::Store).len()]
+        [self.limits.len(), self.plans.len(), self.switches.by_origin(Origin::Store).len()]
     }
 
-    /// Whether it would be understood.
+    /// Checks whether an override is valid.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the target or the value is invalid.
     pub fn check(entry: &Override, options: Options) -> Result<(), OverrideError> {
         entry.target.check()?;
         match &entry.target {
-            Target::Limit { .. } => read(&entry.value, options).map(drop),
+            Target::Limit { .. } => parse_limit(&entry.value, options).map(drop),
             _ => Self::check_value(entry),
         }
     }
 
     fn check_value(entry: &Override) -> Result<(), OverrideError> {
         match &entry.target {
-            // Read once for all that have the same.
+            // `put` parses the limit, once for all overrides with the same text.
             Target::Limit { .. } => Ok(()),
             Target::Plan { .. } if entry.value.is_empty() => Err(OverrideError::Plan),
             Target::Plan { .. } => Ok(()),
@@ -268,123 +280,128 @@ impl Overrides {
         }
     }
 
-    /// Puts one in force, whose target can be one.
+    /// Adds or replaces an override from the store. Its target must be valid.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the value is invalid, or if the domain has limits for too many lists of keys.
     pub fn put(&mut self, entry: Override, options: Options) -> Result<(), OverrideError> {
         Self::check_value(&entry)?;
-        let until = entry.until.map(|until| Micros::from_secs(seconds(Some(until)).into()));
+        let until = entry.until.map(|until| Micros::from_secs(expiry_seconds(Some(until)).into()));
         let entry = Override { until, ..entry };
         match &entry.target {
             Target::Limit { domain, entries } => {
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
-                let known = self.limit_shapes.get(domain.as_str());
-                let is_new = known.is_none_or(|shapes| !shapes.iter().any(|(shape, _)| is_shape(shape, &keys)));
-                if is_new && known.is_some_and(|shapes| shapes.len() >= MAX_KEY_LISTS) {
-                    return Err(OverrideError::Shapes(domain.clone()));
+                let key_lists = self.limit_key_lists.get(domain.as_str());
+                let is_new = key_lists
+                    .is_none_or(|key_lists| !key_lists.iter().any(|(key_list, _)| is_key_list(key_list, &keys)));
+                if is_new && key_lists.is_some_and(|key_lists| key_lists.len() >= MAX_KEY_LISTS) {
+                    return Err(OverrideError::TooManyKeyLists(domain.clone()));
                 }
-                let terms = Arc::make_mut(&mut self.limits_by_text);
-                let value = match terms.used(&entry.value) {
+                let interner = Arc::make_mut(&mut self.limits_by_text);
+                let value = match interner.acquire(&entry.value) {
                     Some(value) => value,
                     None => {
-                        let meaning = Arc::new(read(&entry.value, options)?);
-                        terms.add(&entry.value, ParsedLimit { allowance: meaning.allowance, limit: meaning })
+                        let limit = Arc::new(parse_limit(&entry.value, options)?);
+                        interner.insert(&entry.value, ParsedLimit { allowance: limit.allowance, limit })
                     }
                 };
-                let of = self.fingerprint(domain, &pairs(entries));
+                let hash = self.entity_hash(domain, &entries_of(entries));
                 let record = self.record(&entry);
-                let until = seconds(entry.until);
-                match self.limits.insert(of, value, until, &record) {
-                    Some((entity, record)) => self.forget_limit(entity, &record, &entry.target),
-                    None => add_shape(&mut self.limit_shapes, domain, &keys),
+                let until = expiry_seconds(entry.until);
+                match self.limits.insert(hash, value, until, &record) {
+                    Some((entity, record)) => self.release_limit(entity, &record, &entry.target),
+                    None => add_key_list(&mut self.limit_key_lists, domain, &keys),
                 }
             }
             Target::Plan { domain, key, value } => {
-                let plan = self.text(&entry.value);
-                let of = self.fingerprint(domain, &[Entry { key, value }]);
+                let plan = self.intern(&entry.value);
+                let hash = self.entity_hash(domain, &[Entry { key, value }]);
                 let record = self.record(&entry);
-                let until = seconds(entry.until);
-                match self.plans.insert(of, plan, until, &record) {
-                    Some((entity, record)) => self.forget_plan(entity, &record, &entry.target),
-                    None => add_shape(&mut self.plan_shapes, domain, &[key]),
+                let until = expiry_seconds(entry.until);
+                match self.plans.insert(hash, plan, until, &record) {
+                    Some((entity, record)) => self.release_plan(entity, &record, &entry.target),
+                    None => add_key_list(&mut self.plan_key_lists, domain, &[key]),
                 }
             }
             Target::Switch(_) => self.set_switch(&entry, Origin::Store),
             Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).insert(*slot, entry.clone())),
         }
         if let (Some(until), Target::Limit { .. } | Target::Plan { .. }) = (entry.until, &entry.target) {
-            Arc::make_mut(&mut self.ends).insert((until, entry.target));
+            Arc::make_mut(&mut self.expirations).insert((until, entry.target));
         }
         Ok(())
     }
 
-    /// Puts a switch in force.
+    /// Adds or replaces a switch of an origin. Ignores other overrides.
     pub fn set_switch(&mut self, switch: &Override, origin: Origin) {
         if let Target::Switch(scope) = &switch.target {
-            let switches = Arc::make_mut(&mut self.switches).of_mut(origin);
+            let switches = Arc::make_mut(&mut self.switches).by_origin_mut(origin);
             let before = switches.insert(scope.clone(), switch.clone());
-            self.note_ends(origin, before.as_ref(), Some(switch));
+            self.update_expirations(origin, before.as_ref(), Some(switch));
         }
     }
 
-    /// Takes a switch back.
+    /// Removes a switch of an origin, and returns it.
     pub fn clear_switch(&mut self, scope: &Scope, origin: Origin) -> Option<Override> {
-        let before = Arc::make_mut(&mut self.switches).of_mut(origin).remove(scope);
-        self.note_ends(origin, before.as_ref(), None);
+        let before = Arc::make_mut(&mut self.switches).by_origin_mut(origin).remove(scope);
+        self.update_expirations(origin, before.as_ref(), None);
         before
     }
 
-    /// The store's overrides that end are told to it.
-    fn note_ends(&mut self, origin: Origin, before: Option<&Override>, after: Option<&Override>) {
+    /// Updates `expirations` after a change of a switch. Only overrides from the store are listed there.
+    fn update_expirations(&mut self, origin: Origin, before: Option<&Override>, after: Option<&Override>) {
         if origin != Origin::Store {
             return;
         }
         let end = |switch: &Override| Some((switch.until?, switch.target.clone()));
         if let Some(end) = before.and_then(end) {
-            Arc::make_mut(&mut self.ends).remove(&end);
+            Arc::make_mut(&mut self.expirations).remove(&end);
         }
         if let Some(end) = after.and_then(end) {
-            Arc::make_mut(&mut self.ends).insert(end);
+            Arc::make_mut(&mut self.expirations).insert(end);
         }
     }
 
-    /// Puts these switches of one origin in force, and no others of it.
+    /// Replaces all switches of an origin.
     pub fn set_switches(&mut self, switches: &[Override], origin: Origin) {
-        Arc::make_mut(&mut self.switches).of_mut(origin).clear();
+        Arc::make_mut(&mut self.switches).by_origin_mut(origin).clear();
         switches.iter().for_each(|switch| self.set_switch(switch, origin));
     }
 
-    /// What all of the store's would be added to.
+    /// Returns only the switches that are not from the store.
     #[must_use]
     pub fn without_stored(&self) -> Self {
         let mut switches = (*self.switches).clone();
-        switches.of_mut(Origin::Store).clear();
+        switches.by_origin_mut(Origin::Store).clear();
         Self { switches: Arc::new(switches), ..Self::default() }
     }
 
-    /// The switches whose time is now, as [`Modes::in_force`] has them.
+    /// Returns the switches that have not expired, in the same form as [`Modes::in_force`].
     #[must_use]
     pub fn switches_in_force(&self, now: Micros) -> Vec<(Scope, Mode, Origin)> {
         self.switches.in_force(now)
     }
 
-    /// The switches of one origin.
+    /// Returns the switches of an origin.
     pub fn switches(&self, origin: Origin) -> impl Iterator<Item = &Override> {
-        self.switches.of(origin).values()
+        self.switches.by_origin(origin).values()
     }
 
-    /// Takes one of the store's out of force.
+    /// Removes an override from the store, and returns it.
     pub fn remove(&mut self, target: &Target) -> Option<Override> {
         let before = self.get(target)?;
         match target {
             Target::Limit { domain, entries } => {
-                let (entity, record) = self.limits.remove(self.fingerprint(domain, &pairs(entries)))?;
-                self.forget_limit(entity, &record, target);
+                let (entity, record) = self.limits.remove(self.entity_hash(domain, &entries_of(entries)))?;
+                self.release_limit(entity, &record, target);
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
-                remove_shape(&mut self.limit_shapes, domain, &keys);
+                remove_key_list(&mut self.limit_key_lists, domain, &keys);
             }
             Target::Plan { domain, key, value } => {
-                let (entity, record) = self.plans.remove(self.fingerprint(domain, &[Entry { key, value }]))?;
-                self.forget_plan(entity, &record, target);
-                remove_shape(&mut self.plan_shapes, domain, &[key]);
+                let (entity, record) = self.plans.remove(self.entity_hash(domain, &[Entry { key, value }]))?;
+                self.release_plan(entity, &record, target);
+                remove_key_list(&mut self.plan_key_lists, domain, &[key]);
             }
             Target::Switch(scope) => drop(self.clear_switch(scope, Origin::Store)),
             Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).remove(slot)),
@@ -392,87 +409,91 @@ impl Overrides {
         Some(before)
     }
 
-    /// One of the store's.
+    /// Returns the override from the store with this target.
     #[must_use]
     pub fn get(&self, target: &Target) -> Option<Override> {
         match target {
             Target::Limit { domain, entries } => {
-                let entry = self.limits.entry(self.fingerprint(domain, &pairs(entries)))?;
-                self.entry(entry, |number| self.limits_by_text.text(number))
+                let entry = self.limits.entry(self.entity_hash(domain, &entries_of(entries)))?;
+                self.read_override(entry, |id| self.limits_by_text.text(id))
             }
             Target::Plan { domain, key, value } => {
-                let entry = self.plans.entry(self.fingerprint(domain, &[Entry { key, value }]))?;
-                self.entry(entry, |number| self.texts.text(number))
+                let entry = self.plans.entry(self.entity_hash(domain, &[Entry { key, value }]))?;
+                self.read_override(entry, |id| self.texts.text(id))
             }
-            Target::Switch(scope) => self.switches.of(Origin::Store).get(scope).cloned(),
+            Target::Switch(scope) => self.switches.by_origin(Origin::Store).get(scope).cloned(),
             Target::Rules(slot) => self.rules.get(slot).cloned(),
         }
     }
 
-    /// All of the store's, in no order.
+    /// Returns all overrides from the store, in arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = Override> {
         let limits =
-            self.limits.iter().filter_map(|entry| self.entry(entry, |number| self.limits_by_text.text(number)));
-        let plans = self.plans.iter().filter_map(|entry| self.entry(entry, |number| self.texts.text(number)));
+            self.limits.iter().filter_map(|entry| self.read_override(entry, |id| self.limits_by_text.text(id)));
+        let plans = self.plans.iter().filter_map(|entry| self.read_override(entry, |id| self.texts.text(id)));
         limits.chain(plans).chain(self.switches(Origin::Store).cloned()).chain(self.rules.values().cloned())
     }
 
-    /// The set of rules in a slot: its digest, and what else the override says.
+    /// Returns the override for a set of rules. Its value begins with the digest of the set.
     #[must_use]
     pub fn rules(&self, slot: RuleSetSlot) -> Option<&Override> {
         self.rules.get(&slot)
     }
 
-    /// Their texts alone, limits and plans, in no order.
+    /// Returns the targets of limits and plans as texts, in arbitrary order.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
         let records = self.limits.iter().chain(self.plans.iter());
-        records.filter_map(|(_, record)| std::str::from_utf8(record.get(RECORD..)?).ok())
+        records.filter_map(|(_, record)| std::str::from_utf8(record.get(RECORD_HEADER_BYTES..)?).ok())
     }
 
-    /// Those of the store whose time has passed, at most so many.
-    pub fn over(&self, now: Micros, most: usize) -> impl Iterator<Item = Override> {
-        let over = self.ends.iter().take_while(move |(until, _)| *until <= now).take(most);
-        over.filter_map(|(_, target)| self.get(target))
+    /// Returns up to `max` expired overrides from the store, earliest first.
+    pub fn expired(&self, now: Micros, max: usize) -> impl Iterator<Item = Override> {
+        let expired = self.expirations.iter().take_while(move |(until, _)| *until <= now).take(max);
+        expired.filter_map(|(_, target)| self.get(target))
     }
 
-    fn text(&mut self, text: &str) -> u32 {
+    fn intern(&mut self, text: &str) -> u32 {
         let texts = Arc::make_mut(&mut self.texts);
-        texts.used(text).unwrap_or_else(|| texts.add(text, ()))
+        texts.acquire(text).unwrap_or_else(|| texts.insert(text, ()))
     }
 
-    fn forget_limit(&mut self, entity: Entity, record: &[u8], target: &Target) {
-        Arc::make_mut(&mut self.limits_by_text).unused(entity.value);
-        self.forget(entity, record, target);
+    fn release_limit(&mut self, entity: Entity, record: &[u8], target: &Target) {
+        Arc::make_mut(&mut self.limits_by_text).release(entity.value);
+        self.release(entity, record, target);
     }
 
-    fn forget_plan(&mut self, entity: Entity, record: &[u8], target: &Target) {
-        Arc::make_mut(&mut self.texts).unused(entity.value);
-        self.forget(entity, record, target);
+    fn release_plan(&mut self, entity: Entity, record: &[u8], target: &Target) {
+        Arc::make_mut(&mut self.texts).release(entity.value);
+        self.release(entity, record, target);
     }
 
-    fn forget(&mut self, entity: Entity, record: &[u8], target: &Target) {
+    fn release(&mut self, entity: Entity, record: &[u8], target: &Target) {
         if let Some(record) = Record::read(record) {
             let texts = Arc::make_mut(&mut self.texts);
-            texts.unused(record.author);
-            texts.unused(record.reason);
+            texts.release(record.author);
+            texts.release(record.reason);
         }
         if entity.until > 0 {
-            Arc::make_mut(&mut self.ends).remove(&(Micros::from_secs(entity.until.into()), target.clone()));
+            Arc::make_mut(&mut self.expirations).remove(&(Micros::from_secs(entity.until.into()), target.clone()));
         }
     }
 
     fn record(&mut self, entry: &Override) -> Box<[u8]> {
-        let (author, reason) = (self.text(&entry.author), self.text(&entry.reason));
+        let (author, reason) = (self.intern(&entry.author), self.intern(&entry.reason));
         let numbers = Record { version: entry.version, at: entry.at, author, reason };
         numbers.write(&entry.target.to_string())
     }
 
-    fn entry(&self, (entity, record): (Entity, &[u8]), word: impl FnOnce(u32) -> Arc<str>) -> Option<Override> {
-        let target = std::str::from_utf8(record.get(RECORD..)?).ok()?;
+    fn read_override(
+        &self,
+        (entity, record): (Entity, &[u8]),
+        text_of: impl FnOnce(u32) -> Arc<str>,
+    ) -> Option<Override> {
+        let target = std::str::from_utf8(record.get(RECORD_HEADER_BYTES..)?).ok()?;
         let record = Record::read(record)?;
         Some(Override {
             target: Target::parse(target).ok()?,
-            value: word(entity.value),
+            value: text_of(entity.value),
             until: (entity.until > 0).then(|| Micros::from_secs(entity.until.into())),
             author: self.texts.text(record.author),
             reason: self.texts.text(record.reason),
@@ -482,7 +503,7 @@ impl Overrides {
     }
 }
 
-/// What is kept of a override beside what it says; its target's text follows.
+/// The metadata of an override in a table's record, where the text of the target follows.
 struct Record {
     version: u64,
     at: Micros,
@@ -490,13 +511,14 @@ struct Record {
     reason: u32,
 }
 
-const RECORD: usize = 20;
+/// Length of an encoded [`Record`], in bytes.
+const RECORD_HEADER_BYTES: usize = 20;
 
 impl Record {
     fn write(&self, target: &str) -> Box<[u8]> {
-        let mut bytes = Vec::with_capacity(RECORD + target.len());
+        let mut bytes = Vec::with_capacity(RECORD_HEADER_BYTES + target.len());
         bytes.extend_from_slice(&self.version.to_le_bytes());
-        // Of a million overrides the microseconds would take as much as the seconds.
+        // The time is stored in seconds: microseconds would double its size for each of a million overrides.
         let at = u32::try_from(self.at.floor_secs()).unwrap_or(u32::MAX);
         bytes.extend_from_slice(&at.to_le_bytes());
         bytes.extend_from_slice(&self.author.to_le_bytes());
@@ -506,10 +528,10 @@ impl Record {
     }
 
     fn read(bytes: &[u8]) -> Option<Self> {
-        let (version, rest) = bytes.split_first_chunk()?;
-        let (at, rest) = rest.split_first_chunk()?;
-        let (author, rest) = rest.split_first_chunk()?;
-        let (reason, _) = rest.split_first_chunk()?;
+        let (version, remaining) = bytes.split_first_chunk()?;
+        let (at, remaining) = remaining.split_first_chunk()?;
+        let (author, remaining) = remaining.split_first_chunk()?;
+        let (reason, _) = remaining.split_first_chunk()?;
         Some(Self {
             version: u64::from_le_bytes(*version),
             at: Micros::from_secs(u32::from_le_bytes(*at).into()),
@@ -519,47 +541,47 @@ impl Record {
     }
 }
 
-fn read(word: &str, options: Options) -> Result<CustomLimit, OverrideError> {
-    let list = |problems: Vec<crate::rules::Diagnostic>| {
-        problems.iter().map(|problem| problem.message.as_str()).collect::<Vec<_>>().join("; ")
+fn parse_limit(text: &str, options: Options) -> Result<CustomLimit, OverrideError> {
+    let messages = |diagnostics: Vec<crate::rules::Diagnostic>| {
+        diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()).collect::<Vec<_>>().join("; ")
     };
-    CustomLimit::read(word, options).map_err(|problems| OverrideError::Limit(list(problems)))
+    CustomLimit::read(text, options).map_err(|diagnostics| OverrideError::Limit(messages(diagnostics)))
 }
 
-fn pairs(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {
+fn entries_of(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {
     entries.iter().map(|(key, value)| Entry { key, value }).collect()
 }
 
-/// Rounded up, and never 0.
-fn seconds(until: Option<Micros>) -> u32 {
+/// Converts a time of expiry to seconds, rounded up and at least 1. Returns 0 for `None`.
+fn expiry_seconds(until: Option<Micros>) -> u32 {
     until.map_or(0, |until| u32::try_from(until.ceil_secs()).unwrap_or(u32::MAX).max(1))
 }
 
-fn is_shape(shape: &[Box<str>], keys: &[&str]) -> bool {
-    shape.iter().map(|key| &**key).eq(keys.iter().copied())
+fn is_key_list(key_list: &[Box<str>], keys: &[&str]) -> bool {
+    key_list.iter().map(|key| &**key).eq(keys.iter().copied())
 }
 
-fn add_shape(shapes: &mut Arc<Shapes>, domain: &str, keys: &[&str]) {
-    let shapes = Arc::make_mut(shapes).entry(domain.into()).or_default();
-    match shapes.iter_mut().find(|(shape, _)| is_shape(shape, keys)) {
+fn add_key_list(key_lists: &mut Arc<KeyLists>, domain: &str, keys: &[&str]) {
+    let key_lists = Arc::make_mut(key_lists).entry(domain.into()).or_default();
+    match key_lists.iter_mut().find(|(key_list, _)| is_key_list(key_list, keys)) {
         Some((_, count)) => *count += 1,
         None => {
-            shapes.push((keys.iter().map(|key| (*key).into()).collect(), 1));
-            shapes.sort_by_key(|(shape, _)| std::cmp::Reverse(shape.len()));
+            key_lists.push((keys.iter().map(|key| (*key).into()).collect(), 1));
+            key_lists.sort_by_key(|(key_list, _)| std::cmp::Reverse(key_list.len()));
         }
     }
 }
 
-fn remove_shape(shapes: &mut Arc<Shapes>, domain: &str, keys: &[&str]) {
-    let all = Arc::make_mut(shapes);
-    let Some(shapes) = all.get_mut(domain) else {
+fn remove_key_list(key_lists: &mut Arc<KeyLists>, domain: &str, keys: &[&str]) {
+    let by_domain = Arc::make_mut(key_lists);
+    let Some(key_lists) = by_domain.get_mut(domain) else {
         return;
     };
-    shapes.retain_mut(|(shape, count)| {
-        *count -= u32::from(is_shape(shape, keys));
+    key_lists.retain_mut(|(key_list, count)| {
+        *count -= u32::from(is_key_list(key_list, keys));
         *count > 0
     });
-    if shapes.is_empty() {
-        all.remove(domain);
+    if key_lists.is_empty() {
+        by_domain.remove(domain);
     }
 }

@@ -1,4 +1,4 @@
-//! Which rules are enforced, and which are not: what switches make of a set of rules.
+//! [`Switches`] by origin, and the [`Modes`] that they set for the rules of a set.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,16 +8,16 @@ use crate::{
     rules::{Rule, RuleSet},
 };
 
-/// What a switch makes of the rules that it is for.
+/// The mode that a switch sets for the rules in its scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// They let everything pass and count nothing.
+    /// The rules allow everything and count nothing.
     Off,
-    /// They are counted, and never refuse.
+    /// The rules count and never deny.
     Shadow,
-    /// They refuse, also where a file says `shadow_mode`.
+    /// The rules are enforced, even if their file sets `shadow_mode`.
     Enforce,
-    /// They refuse everything, and the store is not asked.
+    /// The rules deny everything, without a call to the store.
     Deny,
 }
 
@@ -25,7 +25,7 @@ impl Mode {
     /// Every mode.
     pub const ALL: [Self; 4] = [Self::Off, Self::Shadow, Self::Enforce, Self::Deny];
 
-    /// The word for it.
+    /// Returns its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -36,21 +36,21 @@ impl Mode {
         }
     }
 
-    /// What the word says.
+    /// Returns the mode with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.name() == name)
     }
 }
 
-/// Who threw a switch. Of two for the same, the one that stands first here is in force.
+/// Where a switch was set. Of two switches with the same scope, the one with the first listed origin is in force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
-    /// Somebody told this instance alone.
+    /// Set on this instance only.
     Instance,
-    /// A file beside this instance.
+    /// Set by a file of this instance.
     File,
-    /// The store that all instances share.
+    /// Set in the store that all instances share.
     Store,
 }
 
@@ -58,7 +58,7 @@ impl Origin {
     /// Every origin.
     pub const ALL: [Self; 3] = [Self::Instance, Self::File, Self::Store];
 
-    /// The word for it.
+    /// Returns its name.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -69,24 +69,24 @@ impl Origin {
     }
 }
 
-/// All switches, by who threw them.
+/// All switches, by origin.
 #[derive(Clone, Default)]
 pub(super) struct Switches([BTreeMap<Scope, Override>; Origin::ALL.len()]);
 
 impl Switches {
-    pub(super) fn of(&self, origin: Origin) -> &BTreeMap<Scope, Override> {
+    pub(super) fn by_origin(&self, origin: Origin) -> &BTreeMap<Scope, Override> {
         &self.0[origin as usize]
     }
 
-    pub(super) fn of_mut(&mut self, origin: Origin) -> &mut BTreeMap<Scope, Override> {
+    pub(super) fn by_origin_mut(&mut self, origin: Origin) -> &mut BTreeMap<Scope, Override> {
         &mut self.0[origin as usize]
     }
 
-    /// Those that are in force at this moment, by their scopes.
+    /// Returns the switches that are in force at `now`, ordered by scope.
     pub(super) fn in_force(&self, now: Micros) -> Vec<(Scope, Mode, Origin)> {
         let mut all = BTreeMap::new();
         for origin in Origin::ALL {
-            for (scope, switch) in self.of(origin).iter().filter(|(_, switch)| !switch.is_expired(now)) {
+            for (scope, switch) in self.by_origin(origin).iter().filter(|(_, switch)| !switch.is_expired(now)) {
                 if let Some(mode) = Mode::from_name(&switch.value) {
                     all.entry(scope).or_insert((mode, origin));
                 }
@@ -96,17 +96,18 @@ impl Switches {
     }
 }
 
-/// What the switches in force make of each rule. Without any it costs a decision a look at a flag.
+/// The modes that the switches in force set for each rule. Without switches, a decision only reads a flag.
 #[derive(Default)]
 pub struct Modes {
+    /// Whether there are switches in force.
     any: bool,
-    /// By the rule's id.
+    /// The mode of each rule, by the rule's id.
     rules: Vec<Option<Mode>>,
     domains: HashMap<Box<str>, Mode>,
-    /// Of limits that callers bring along.
-    overrides: Option<Mode>,
+    /// The mode of limits without a rule, such as requested limits.
+    without_rule: Option<Mode>,
     everything: Option<Mode>,
-    /// The scopes and modes, and who threw each.
+    /// The switches in force, with their origins.
     in_force: Vec<(Scope, Mode, Origin)>,
 }
 
@@ -128,29 +129,29 @@ impl Modes {
             any: true,
             rules: rules.rules().iter().map(of_rule).collect(),
             domains,
-            overrides: mode(&Scope::Algorithm(Algorithm::DEFAULT.name.to_owned())),
+            without_rule: mode(&Scope::Algorithm(Algorithm::DEFAULT.name.to_owned())),
             everything: mode(&Scope::Everything),
             in_force,
         }
     }
 
-    /// What has been made of a rule, or of what is limited without one.
-    pub(crate) fn of(&self, domain: &str, rule: Option<&Rule>) -> Option<Mode> {
+    /// Returns the mode of a rule, or of a limit without a rule.
+    pub(crate) fn mode_of(&self, domain: &str, rule: Option<&Rule>) -> Option<Mode> {
         if !self.any {
             return None;
         }
         match rule {
             Some(rule) => self.rules.get(rule.id).copied().flatten(),
-            None => self.overrides.or_else(|| self.domains.get(domain).copied()).or(self.everything),
+            None => self.without_rule.or_else(|| self.domains.get(domain).copied()).or(self.everything),
         }
     }
 
-    /// Whether everything is to be enforced, whatever the settings say.
+    /// Returns whether a switch enforces everything, regardless of the settings.
     pub(crate) fn enforces_all(&self) -> bool {
         self.everything == Some(Mode::Enforce)
     }
 
-    /// The switches in force.
+    /// Returns the switches in force.
     #[must_use]
     pub fn in_force(&self) -> &[(Scope, Mode, Origin)] {
         &self.in_force
@@ -161,17 +162,17 @@ fn domain_of(rule: &Rule) -> String {
     rule.labels.first().map(ToString::to_string).unwrap_or_default()
 }
 
-/// The scopes that a rule is in, the nearest first; or what is limited without a rule.
+/// Returns the scopes that contain a rule, or a limit without a rule, narrowest first.
 pub(super) fn scopes(domain: &str, rule: Option<&Rule>) -> Vec<Scope> {
     let Some(rule) = rule else {
-        let kind = Scope::Algorithm(Algorithm::DEFAULT.name.to_owned());
-        return vec![kind, Scope::Domain(domain.to_owned()), Scope::Everything];
+        let algorithm = Scope::Algorithm(Algorithm::DEFAULT.name.to_owned());
+        return vec![algorithm, Scope::Domain(domain.to_owned()), Scope::Everything];
     };
     let named = |rule: String| Scope::Rule { domain: domain.to_owned(), rule };
     let name = rule.name.as_deref().map(|name| named(name.to_owned()));
     let algorithm = rule.limit.as_ref().map(|limit| Scope::Algorithm(limit.algorithm().name().to_owned()));
     let shedding = (rule.sheds || !rule.classes.is_empty()).then(|| Scope::Algorithm(SHEDDING.to_owned()));
-    let levels = named(rule.labels[1..].join("."));
-    let nearest = name.into_iter().chain([levels]).chain(algorithm).chain(shedding);
-    nearest.chain([Scope::Domain(domain.to_owned()), Scope::Everything]).collect()
+    let path = named(rule.labels[1..].join("."));
+    let rule_scopes = name.into_iter().chain([path]).chain(algorithm).chain(shedding);
+    rule_scopes.chain([Scope::Domain(domain.to_owned()), Scope::Everything]).collect()
 }

@@ -1,13 +1,15 @@
-//! A map from descriptors to small numbers that is read without a lock while it changes: a change copies the part that it
-//! touches, and a reader has the map as it was when it began.
+//! [`Table`]: a hash table from descriptors to small numbers, in buckets of one cache line, split into 256 parts with
+//! copy-on-write per part.
 //!
-//! A decision finds what it reads in a hash table whose buckets are lines of the processor's cache. With a million
-//! descriptors it waits for one line of memory, seldom two, and what it reads on the way there is in a cache already.
-//! The buckets of many parts lie side by side in large pages, but for those that changed lately. Records are elsewhere: nobody
-//! reads them to decide.
+//! The table is read without locks while it changes. A clone shares all parts, and a change copies the part that it
+//! modifies, so a reader sees the table as it was when it was cloned.
 //!
-//! Descriptors are known by 72 bits of a keyed hash. Of a million in the map a stranger meets one with a probability of
-//! 2 · 10⁻¹⁶, and nobody who does not know the key can look for it.
+//! With a million descriptors, a lookup waits for one cache line from memory, rarely for two. All other data that it
+//! reads is already in a cache. The buckets of most parts are adjacent in large pages; only parts that changed recently
+//! have memory of their own. Records are stored separately, because decisions do not read them.
+//!
+//! A descriptor is identified by 72 bits of a keyed hash. With a million descriptors in the table, another descriptor
+//! collides with one of them with a probability of 2 · 10⁻¹⁶. Without the key, collisions cannot be searched for.
 
 use std::{ops::Deref, sync::Arc};
 
@@ -15,26 +17,26 @@ use branches::prefetch_read_data;
 
 use crate::allocator;
 
-/// A change copies one of so many parts.
+/// Number of parts. A change copies one part.
 const PARTS: usize = 256;
-/// Entries that a line of the processor's cache has room for.
-const WIDTH: usize = 4;
+/// Number of entries in a bucket, which fill one cache line.
+const BUCKET_ENTRIES: usize = 4;
 
-/// What a decision reads.
+/// An entry of the table, as decisions read it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entity {
-    /// 0: nobody's.
+    /// The lower 64 bits of the descriptor's hash; 0 for an unused entry.
     tag: u64,
-    /// What the descriptor has.
+    /// The value of the descriptor.
     pub(super) value: u32,
-    /// Seconds since the epoch; 0: for ever.
+    /// Time of expiry in seconds since the epoch; 0 if the entry does not expire.
     pub(super) until: u32,
 }
 
-/// What need not be known to decide.
+/// Data of an entry that decisions do not need.
 pub(super) type Record = Box<[u8]>;
 
-/// The map. A clone is a moment's view of it, and costs a reference.
+/// A hash table with copy-on-write per part. A clone is an immutable view and costs one reference count.
 #[derive(Clone)]
 pub(super) struct Table {
     parts: Arc<[Part; PARTS]>,
@@ -48,7 +50,7 @@ impl Default for Table {
     }
 }
 
-/// What is known of a descriptor.
+/// The hash of a descriptor, which selects its part and identifies it there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct EntityHash {
     tag: u64,
@@ -66,52 +68,60 @@ impl Table {
         self.len
     }
 
-    pub(super) fn get(&self, of: EntityHash) -> Option<Entity> {
-        let part = self.part(of);
-        Some(part.entity(part.find(of.tag)?))
+    pub(super) fn get(&self, hash: EntityHash) -> Option<Entity> {
+        let part = self.part(hash);
+        Some(part.entity(part.find(hash.tag)?))
     }
 
-    /// The processor begins to fetch what [`Table::get`] reads.
-    pub(super) fn prefetch(&self, of: EntityHash) {
-        let part = self.part(of);
-        if let Some(bucket) = part.buckets.get(part.home(of.tag)) {
+    /// Starts to fetch the bucket that [`Table::get`] reads into the processor's cache.
+    pub(super) fn prefetch(&self, hash: EntityHash) {
+        let part = self.part(hash);
+        if let Some(bucket) = part.buckets.get(part.home_bucket(hash.tag)) {
             prefetch(bucket);
         }
     }
 
-    /// What is there, with its record.
-    pub(super) fn entry(&self, of: EntityHash) -> Option<(Entity, &[u8])> {
-        let part = self.part(of);
-        part.entry(part.find(of.tag)?)
+    /// Returns an entry with its record.
+    pub(super) fn entry(&self, hash: EntityHash) -> Option<(Entity, &[u8])> {
+        let part = self.part(hash);
+        part.entry(part.find(hash.tag)?)
     }
 
-    /// The one that was there before, if there was.
-    pub(super) fn insert(&mut self, of: EntityHash, value: u32, until: u32, record: &[u8]) -> Option<(Entity, Record)> {
-        let before = self.remove(of);
-        self.part_mut(of).add(Entity { tag: of.tag, value, until }, record);
+    /// Inserts an entry, and returns the entry that it replaces.
+    pub(super) fn insert(
+        &mut self,
+        hash: EntityHash,
+        value: u32,
+        until: u32,
+        record: &[u8],
+    ) -> Option<(Entity, Record)> {
+        let before = self.remove(hash);
+        self.part_mut(hash).insert(Entity { tag: hash.tag, value, until }, record);
         self.len += 1;
         before
     }
 
-    pub(super) fn remove(&mut self, of: EntityHash) -> Option<(Entity, Record)> {
-        let at = self.part(of).find(of.tag)?;
+    pub(super) fn remove(&mut self, hash: EntityHash) -> Option<(Entity, Record)> {
+        let position = self.part(hash).find(hash.tag)?;
         self.len -= 1;
-        self.part_mut(of).remove(at)
+        self.part_mut(hash).remove(position)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (Entity, &[u8])> {
-        self.parts.iter().flat_map(|part| part.all().filter_map(|at| part.entry(at)))
+        self.parts.iter().flat_map(|part| part.positions().filter_map(|position| part.entry(position)))
     }
 
-    /// Puts the buckets of all parts side by side, in large pages, if many have been copied since; whether they have been. In
-    /// small pages a look-up waits for the page's place before it waits for the bucket.
+    /// Copies the buckets into adjacent memory in large pages, if many parts have memory of their own. Returns whether
+    /// they were copied.
+    ///
+    /// With small pages, a lookup waits for the page's address translation before it waits for the bucket.
     pub(super) fn gather(&mut self) -> bool {
-        let (mut all, mut apart) = (0, 0);
+        let (mut all, mut separate) = (0, 0);
         for Part { buckets, .. } in self.parts.iter() {
             all += buckets.len();
-            apart += if buckets.are_gathered() { 0 } else { buckets.len() };
+            separate += if buckets.are_gathered() { 0 } else { buckets.len() };
         }
-        if size_of::<Bucket>() * all < allocator::LARGE_PAGE || 4 * apart < all {
+        if size_of::<Bucket>() * all < allocator::LARGE_PAGE || 4 * separate < all {
             return false;
         }
         let mut memory = Vec::with_capacity(all);
@@ -126,43 +136,47 @@ impl Table {
         true
     }
 
-    fn part(&self, of: EntityHash) -> &Part {
-        &self.parts[usize::from(of.part)]
+    fn part(&self, hash: EntityHash) -> &Part {
+        &self.parts[usize::from(hash.part)]
     }
 
-    fn part_mut(&mut self, of: EntityHash) -> &mut Part {
-        &mut Arc::make_mut(&mut self.parts)[usize::from(of.part)]
+    fn part_mut(&mut self, hash: EntityHash) -> &mut Part {
+        &mut Arc::make_mut(&mut self.parts)[usize::from(hash.part)]
     }
 }
 
-/// A line of the processor's cache.
-const LINE: usize = 64;
+/// Size of a cache line in bytes.
+const CACHE_LINE: usize = 64;
 
-/// The processor begins to fetch all of it.
+/// Starts to fetch all cache lines of a value into the processor's cache.
 pub(super) fn prefetch<T>(value: &T) {
     let start = std::ptr::from_ref(value).cast::<u8>();
-    (0..size_of::<T>()).step_by(LINE).for_each(|line| prefetch_read_data::<_, 0>(start.wrapping_add(line)));
+    (0..size_of::<T>()).step_by(CACHE_LINE).for_each(|line| prefetch_read_data::<_, 0>(start.wrapping_add(line)));
 }
 
-/// As large as a line.
+/// A bucket: entries that fill one cache line.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
-struct Bucket([Entity; WIDTH]);
+struct Bucket([Entity; BUCKET_ENTRIES]);
 
 impl Bucket {
-    /// The first place that has this tag. All are compared, without a branch for each: which place it is cannot be foretold,
-    /// and a processor that guessed wrong would have waited for the memory in vain.
-    fn place_of(&self, tag: u64) -> Option<usize> {
-        let first = (0..WIDTH).rev().fold(WIDTH, |first, place| if self.0[place].tag == tag { place } else { first });
-        (first < WIDTH).then_some(first)
+    /// Returns the index of the first entry with this tag.
+    ///
+    /// All entries are compared without branches: the index is unpredictable, and a mispredicted branch would waste the
+    /// time spent waiting for memory.
+    fn index_of(&self, tag: u64) -> Option<usize> {
+        let first = (0..BUCKET_ENTRIES)
+            .rev()
+            .fold(BUCKET_ENTRIES, |first, index| if self.0[index].tag == tag { index } else { first });
+        (first < BUCKET_ENTRIES).then_some(first)
     }
 
     fn is_full(&self) -> bool {
-        self.place_of(0).is_none()
+        self.index_of(0).is_none()
     }
 }
 
-/// Those of one part, in memory of its own or beside those of others.
+/// The buckets of one part, in memory of their own or in memory shared with other parts.
 #[derive(Clone, Default)]
 struct Buckets {
     memory: Arc<Vec<Bucket>>,
@@ -180,7 +194,7 @@ impl Buckets {
         self.len() < self.memory.len()
     }
 
-    /// Copied, unless nobody else has this memory.
+    /// Returns the buckets for modification, and copies them first if their memory is shared.
     fn make_mut(&mut self) -> &mut [Bucket] {
         if self.are_gathered() {
             *self = Self::new(self.to_vec());
@@ -197,176 +211,179 @@ impl Deref for Buckets {
     }
 }
 
-/// A hash table with linear probing: an entry whose bucket is full is in the next that is not. The map holds it itself: a
-/// reference to it would be one more line to wait for.
+/// One part: a hash table with linear probing, where an entry of a full bucket is in the next bucket that is not full.
+///
+/// The table contains its parts inline, as a reference to a part would be one more cache line to wait for.
 #[derive(Clone, Default)]
 struct Part {
     buckets: Buckets,
-    rest: Arc<Rest>,
+    cold: Arc<ColdData>,
 }
 
-/// What decisions do not read of a part.
+/// The data of a part that decisions do not read.
 #[derive(Clone, Default)]
-struct Rest {
+struct ColdData {
     used: usize,
-    /// Where the record of each entry is.
-    record_places: Box<[[u32; WIDTH]]>,
+    /// The location of each entry's record in `records`.
+    record_locations: Box<[[u32; BUCKET_ENTRIES]]>,
     records: Records,
 }
 
-/// A bucket, and a place in it.
-type At = (usize, usize);
+/// The index of a bucket, and the index of an entry in the bucket.
+type Position = (usize, usize);
 
 impl Part {
-    fn entity(&self, (bucket, place): At) -> Entity {
-        self.buckets[bucket].0[place]
+    fn entity(&self, (bucket, index): Position) -> Entity {
+        self.buckets[bucket].0[index]
     }
 
-    fn entry(&self, at: At) -> Option<(Entity, &[u8])> {
-        Some((self.entity(at), self.rest.records.get(self.rest.record_places[at.0][at.1])?))
+    fn entry(&self, position: Position) -> Option<(Entity, &[u8])> {
+        Some((self.entity(position), self.cold.records.get(self.cold.record_locations[position.0][position.1])?))
     }
 
-    /// Where all are that are used.
-    fn all(&self) -> impl Iterator<Item = At> {
-        let all = (0..self.buckets.len()).flat_map(|bucket| (0..WIDTH).map(move |place| (bucket, place)));
-        all.filter(|at| self.entity(*at).tag != 0)
+    /// Returns the positions of the used entries.
+    fn positions(&self) -> impl Iterator<Item = Position> {
+        let positions =
+            (0..self.buckets.len()).flat_map(|bucket| (0..BUCKET_ENTRIES).map(move |index| (bucket, index)));
+        positions.filter(|position| self.entity(*position).tag != 0)
     }
 
-    fn find(&self, tag: u64) -> Option<At> {
-        self.search(tag).filter(|at| self.entity(*at).tag == tag)
+    fn find(&self, tag: u64) -> Option<Position> {
+        self.search(tag).filter(|position| self.entity(*position).tag == tag)
     }
 
-    /// Where it is, or would be.
-    fn search(&self, tag: u64) -> Option<At> {
-        let first = self.home(tag);
+    /// Returns the position of the entry with this tag, or the position to insert it.
+    fn search(&self, tag: u64) -> Option<Position> {
+        let first = self.home_bucket(tag);
         let buckets = &*self.buckets;
         (first..buckets.len()).chain(0..first).find_map(|bucket| {
-            let place = buckets[bucket].place_of(tag).or_else(|| buckets[bucket].place_of(0))?;
-            Some((bucket, place))
+            let index = buckets[bucket].index_of(tag).or_else(|| buckets[bucket].index_of(0))?;
+            Some((bucket, index))
         })
     }
 
-    /// The bucket that it is looked for in first.
-    fn home(&self, tag: u64) -> usize {
+    /// Returns the bucket at which the search for a tag starts.
+    fn home_bucket(&self, tag: u64) -> usize {
         ((u128::from(tag) * self.buckets.len() as u128) >> 64) as usize
     }
 
-    /// One that is not there.
-    fn add(&mut self, entity: Entity, record: &[u8]) {
-        // A fifth stays free: so nearly all are where they are looked for first.
-        if 5 * (self.rest.used + 1) > 4 * WIDTH * self.buckets.len() {
+    /// Inserts an entry that is not in the table.
+    fn insert(&mut self, entity: Entity, record: &[u8]) {
+        // A fifth of the table stays free, so that nearly all entries are in their home buckets.
+        if 5 * (self.cold.used + 1) > 4 * BUCKET_ENTRIES * self.buckets.len() {
             self.rebuild(self.buckets.len() * 9 / 8 + 1);
         }
-        let place = Arc::make_mut(&mut self.rest).records.add(record);
-        self.put(entity, place);
+        let location = Arc::make_mut(&mut self.cold).records.add(record);
+        self.insert_entity(entity, location);
     }
 
-    fn put(&mut self, entity: Entity, place: u32) {
-        if let Some(at) = self.search(entity.tag) {
-            self.buckets.make_mut()[at.0].0[at.1] = entity;
-            let rest = Arc::make_mut(&mut self.rest);
-            rest.record_places[at.0][at.1] = place;
-            rest.used += 1;
+    fn insert_entity(&mut self, entity: Entity, location: u32) {
+        if let Some(position) = self.search(entity.tag) {
+            self.buckets.make_mut()[position.0].0[position.1] = entity;
+            let cold = Arc::make_mut(&mut self.cold);
+            cold.record_locations[position.0][position.1] = location;
+            cold.used += 1;
         }
     }
 
-    /// One that is there. When nobody has most of the records any more, the rest and the buckets are packed anew.
-    fn remove(&mut self, at: At) -> Option<(Entity, Record)> {
-        let (entity, record) = self.entry(at)?;
+    /// Removes an entry that is in the table. Rebuilds the part if more than half of the record bytes are unused.
+    fn remove(&mut self, position: Position) -> Option<(Entity, Record)> {
+        let (entity, record) = self.entry(position)?;
         let record = Record::from(record);
-        self.free(at);
-        let rest = Arc::make_mut(&mut self.rest);
-        rest.records.forget(&record);
-        rest.used -= 1;
-        let used = rest.used;
-        if rest.records.are_mostly_forgotten() {
+        self.clear(position);
+        let cold = Arc::make_mut(&mut self.cold);
+        cold.records.release(&record);
+        cold.used -= 1;
+        let used = cold.used;
+        if cold.records.is_mostly_released() {
             self.rebuild(used / 3 + usize::from(used > 0));
         }
         Some((entity, record))
     }
 
-    /// Empties a place. If the bucket was full, an entry that is further on for that reason moves up, and so does one that is
-    /// further on for the place that this one leaves.
-    fn free(&mut self, mut free: At) {
-        let all = self.buckets.len();
-        let (mut bucket, mut was_full) = (free.0, self.buckets[free.0].is_full());
+    /// Clears a position. If its bucket was full, an entry from a later bucket that probed past it moves to the
+    /// position. The same happens at the position that the moved entry leaves.
+    fn clear(&mut self, mut hole: Position) {
+        let count = self.buckets.len();
+        let (mut bucket, mut was_full) = (hole.0, self.buckets[hole.0].is_full());
         while was_full {
-            bucket = (bucket + 1) % all;
+            bucket = (bucket + 1) % count;
             was_full = self.buckets[bucket].is_full();
-            let passed = |entity: &Entity| {
-                let way = |from: usize| (bucket + all - from) % all;
-                entity.tag != 0 && way(self.home(entity.tag)) >= way(free.0)
+            let can_move = |entity: &Entity| {
+                let distance = |from: usize| (bucket + count - from) % count;
+                entity.tag != 0 && distance(self.home_bucket(entity.tag)) >= distance(hole.0)
             };
-            if let Some(place) = self.buckets[bucket].0.iter().position(passed) {
-                self.copy((bucket, place), free);
-                free = (bucket, place);
+            if let Some(index) = self.buckets[bucket].0.iter().position(can_move) {
+                self.copy((bucket, index), hole);
+                hole = (bucket, index);
             }
         }
-        self.buckets.make_mut()[free.0].0[free.1] = Entity::default();
+        self.buckets.make_mut()[hole.0].0[hole.1] = Entity::default();
     }
 
-    fn copy(&mut self, from: At, to: At) {
-        let (buckets, places) = (self.buckets.make_mut(), &mut Arc::make_mut(&mut self.rest).record_places);
+    fn copy(&mut self, from: Position, to: Position) {
+        let (buckets, locations) = (self.buckets.make_mut(), &mut Arc::make_mut(&mut self.cold).record_locations);
         buckets[to.0].0[to.1] = buckets[from.0].0[from.1];
-        places[to.0][to.1] = places[from.0][from.1];
+        locations[to.0][to.1] = locations[from.0][from.1];
     }
 
-    /// Into so many buckets, without the records that are forgotten.
+    /// Rebuilds the part with this number of buckets, without the unused records.
     fn rebuild(&mut self, buckets: usize) {
-        let rest = Rest { record_places: vec![[0; WIDTH]; buckets].into(), ..Rest::default() };
-        let mut new = Self { buckets: Buckets::new(vec![Bucket::default(); buckets]), rest: rest.into() };
-        for (entity, record) in self.all().filter_map(|at| self.entry(at)) {
-            let place = Arc::make_mut(&mut new.rest).records.add(record);
-            new.put(entity, place);
+        let cold = ColdData { record_locations: vec![[0; BUCKET_ENTRIES]; buckets].into(), ..ColdData::default() };
+        let mut new = Self { buckets: Buckets::new(vec![Bucket::default(); buckets]), cold: cold.into() };
+        for (entity, record) in self.positions().filter_map(|position| self.entry(position)) {
+            let location = Arc::make_mut(&mut new.cold).records.add(record);
+            new.insert_entity(entity, location);
         }
         *self = new;
     }
 }
 
-/// Records, each behind its length, in pieces: a change copies the last.
+/// Records in chunks, each with its length as a prefix. An insertion copies only the last chunk.
 #[derive(Clone, Default)]
 struct Records {
-    pieces: Vec<Arc<Vec<u8>>>,
-    /// All bytes, and those of records that nobody has any more.
+    chunks: Vec<Arc<Vec<u8>>>,
+    /// Total bytes of the records.
     bytes: usize,
-    forgotten: usize,
+    /// Bytes of records that are not in use any more.
+    released_bytes: usize,
 }
 
 impl Records {
-    /// A record begins in the first so many bytes of a piece. A power of two.
-    const PIECE: usize = 4096;
-    const LENGTH: usize = size_of::<u32>();
+    /// Every record starts within this many bytes of a chunk; a longer record extends beyond. A power of two.
+    const CHUNK_BYTES: usize = 4096;
+    const LENGTH_BYTES: usize = size_of::<u32>();
 
-    fn get(&self, place: u32) -> Option<&[u8]> {
-        let (piece, start) = (place as usize / Self::PIECE, place as usize % Self::PIECE);
-        let (length, rest) = self.pieces.get(piece)?.get(start..)?.split_first_chunk()?;
-        rest.get(..u32::from_le_bytes(*length) as usize)
+    fn get(&self, location: u32) -> Option<&[u8]> {
+        let (chunk, start) = (location as usize / Self::CHUNK_BYTES, location as usize % Self::CHUNK_BYTES);
+        let (length, remaining) = self.chunks.get(chunk)?.get(start..)?.split_first_chunk()?;
+        remaining.get(..u32::from_le_bytes(*length) as usize)
     }
 
     fn add(&mut self, record: &[u8]) -> u32 {
-        let length = Self::LENGTH + record.len();
-        if self.pieces.last().is_none_or(|piece| piece.len() + length > Self::PIECE) {
-            self.pieces.push(Arc::default());
+        let length = Self::LENGTH_BYTES + record.len();
+        if self.chunks.last().is_none_or(|chunk| chunk.len() + length > Self::CHUNK_BYTES) {
+            self.chunks.push(Arc::default());
         }
-        let number = self.pieces.len() - 1;
-        let piece = Arc::make_mut(&mut self.pieces[number]);
-        if piece.capacity() < piece.len() + length {
-            // Twice as much, and no more than a piece.
-            piece.reserve_exact(piece.len().min(Self::PIECE - piece.len()).max(length));
+        let index = self.chunks.len() - 1;
+        let chunk = Arc::make_mut(&mut self.chunks[index]);
+        if chunk.capacity() < chunk.len() + length {
+            // The capacity doubles, up to the size of a chunk.
+            chunk.reserve_exact(chunk.len().min(Self::CHUNK_BYTES - chunk.len()).max(length));
         }
-        let place = number * Self::PIECE + piece.len();
-        piece.extend_from_slice(&(record.len() as u32).to_le_bytes());
-        piece.extend_from_slice(record);
+        let location = index * Self::CHUNK_BYTES + chunk.len();
+        chunk.extend_from_slice(&(record.len() as u32).to_le_bytes());
+        chunk.extend_from_slice(record);
         self.bytes += length;
-        place as u32
+        location as u32
     }
 
-    fn forget(&mut self, record: &[u8]) {
-        self.forgotten += Self::LENGTH + record.len();
+    fn release(&mut self, record: &[u8]) {
+        self.released_bytes += Self::LENGTH_BYTES + record.len();
     }
 
-    fn are_mostly_forgotten(&self) -> bool {
-        2 * self.forgotten > self.bytes
+    fn is_mostly_released(&self) -> bool {
+        2 * self.released_bytes > self.bytes
     }
 }
 
@@ -378,51 +395,50 @@ mod tests {
 
     use super::*;
 
-    /// Few parts, so that they are shared.
-    fn fingerprint(number: u8) -> EntityHash {
-        // Half of the tags lie close together, and half as a hash would have them.
+    /// Returns a hash in one of 5 parts, so that entries share parts.
+    fn hash(number: u8) -> EntityHash {
+        // Half of the tags are close together, and half are distributed like hashes.
         let tag = u128::from(number) << (number % 2 * 56);
         (u128::from(number % 5) << 120 | tag).into()
     }
 
-    /// Some fill a piece, and some are more than one.
+    /// Returns a record of `number`. Some are shorter than a chunk and some are longer.
     fn record(number: u8) -> Vec<u8> {
         vec![number; 1 + 20 * usize::from(number)]
     }
 
     #[test]
-    fn what_is_replaced_or_gone_takes_no_room() {
+    fn replaced_and_removed_entries_free_their_memory() {
         let mut table = Table::default();
-        let many = (1..=1_000_u64).map(|number| u128::from(number * (u64::MAX / 1_000)).into());
-        let many: Vec<EntityHash> = many.collect();
-        many.iter().for_each(|it| drop(table.insert(*it, 0, 0, &record(1))));
-        let room = |table: &Table| (table.parts[0].buckets.len(), table.parts[0].rest.records.pieces.len());
-        let (buckets, pieces) = room(&table);
-        assert!((313..=400).contains(&buckets) && pieces == 7, "{buckets} {pieces}");
-        (0..1_000).for_each(|_| drop(table.insert(many[0], 0, 0, &record(100))));
-        let (_, pieces) = room(&table);
-        assert!(pieces <= 30, "{pieces}");
-        many[20..40].iter().for_each(|it| drop(table.remove(*it)));
-        assert!(table.parts[0].rest.records.forgotten > 0, "the few that are gone are no reason to pack the rest anew");
-        many[40..].iter().for_each(|it| drop(table.remove(*it)));
-        let (buckets, pieces) = room(&table);
-        assert!(buckets <= 20 && pieces == 1, "{buckets} {pieces}");
-        many[..20].iter().for_each(|it| drop(table.remove(*it)));
-        assert_eq!((room(&table), table.len()), ((0, 0), 0));
+        let hashes = (1..=1_000_u64).map(|number| u128::from(number * (u64::MAX / 1_000)).into());
+        let hashes: Vec<EntityHash> = hashes.collect();
+        hashes.iter().for_each(|hash| drop(table.insert(*hash, 0, 0, &record(1))));
+        let memory = |table: &Table| (table.parts[0].buckets.len(), table.parts[0].cold.records.chunks.len());
+        let (buckets, chunks) = memory(&table);
+        assert!((313..=400).contains(&buckets) && chunks == 7, "{buckets} {chunks}");
+        (0..1_000).for_each(|_| drop(table.insert(hashes[0], 0, 0, &record(100))));
+        let (_, chunks) = memory(&table);
+        assert!(chunks <= 30, "{chunks}");
+        hashes[20..40].iter().for_each(|hash| drop(table.remove(*hash)));
+        assert!(table.parts[0].cold.records.released_bytes > 0, "removing few entries must not rebuild the part");
+        hashes[40..].iter().for_each(|hash| drop(table.remove(*hash)));
+        let (buckets, chunks) = memory(&table);
+        assert!(buckets <= 20 && chunks == 1, "{buckets} {chunks}");
+        hashes[..20].iter().for_each(|hash| drop(table.remove(*hash)));
+        assert_eq!((memory(&table), table.len()), ((0, 0), 0));
     }
 
-    /// What is read is in one piece again when much of it is not any more.
     #[test]
-    fn parts_that_changed_come_together_again() {
-        let fingerprint = |number: u64| {
+    fn changed_parts_are_gathered_again() {
+        let hash = |number: u64| {
             EntityHash::from(u128::from(number) << 120 | u128::from(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
         };
         let mut table = Table::default();
         let put = |table: &mut Table, numbers: std::ops::Range<u64>| {
-            numbers.for_each(|number| drop(table.insert(fingerprint(number), number as u32, 0, &[])));
+            numbers.for_each(|number| drop(table.insert(hash(number), number as u32, 0, &[])));
         };
         put(&mut table, 1..1_000);
-        assert!(!table.gather(), "less than a page is where it is");
+        assert!(!table.gather(), "less than one large page must not be gathered");
         put(&mut table, 1_000..200_000);
         assert!(table.gather() && !table.gather());
         let memory = Arc::clone(&table.parts[0].buckets.memory);
@@ -432,19 +448,19 @@ mod tests {
         let view = table.clone();
         put(&mut table, 60..120);
         assert_eq!((gathered(&view), gathered(&table)), (PARTS, PARTS - 60));
-        assert!(!table.gather(), "most are still together");
+        assert!(!table.gather(), "most parts are still gathered");
         put(&mut table, 120..130);
         assert!(table.gather());
         assert_eq!((gathered(&view), gathered(&table)), (PARTS, 0));
         let values = |table: &Table| {
-            (1..200_000).all(|number| table.get(fingerprint(number)).is_some_and(|it| it.value == number as u32))
+            (1..200_000).all(|number| table.get(hash(number)).is_some_and(|entity| entity.value == number as u32))
         };
         assert!(values(&view) && values(&table));
     }
 
     proptest! {
         #[test]
-        fn it_is_a_map_and_a_view_of_it_does_not_change(
+        fn the_table_is_a_map_and_a_clone_does_not_change(
             steps in prop::collection::vec((any::<u8>(), prop::option::of(any::<u32>())), 0..200),
         ) {
             let (mut table, mut model) = (Table::default(), HashMap::new());
@@ -452,11 +468,11 @@ mod tests {
             for (number, value) in steps {
                 let before = match value {
                     Some(value) => {
-                        let before = table.insert(fingerprint(number), value, 0, &record(number));
+                        let before = table.insert(hash(number), value, 0, &record(number));
                         prop_assert_eq!(before.map(|(entity, _)| entity.value), model.insert(number, value));
                         continue;
                     }
-                    None => table.remove(fingerprint(number)),
+                    None => table.remove(hash(number)),
                 };
                 prop_assert_eq!(before.map(|(entity, _)| entity.value), model.remove(&number));
                 let seen: HashMap<_, _> = view.iter().map(|(entity, record)| (record[0], entity.value)).collect();
@@ -465,7 +481,7 @@ mod tests {
             }
             prop_assert_eq!(table.len(), model.len());
             for number in 0..=u8::MAX {
-                let entry = table.entry(fingerprint(number));
+                let entry = table.entry(hash(number));
                 prop_assert_eq!(entry.map(|(entity, _)| entity.value), model.get(&number).copied());
                 prop_assert!(entry.is_none_or(|(_, bytes)| bytes == record(number)));
             }

@@ -1,4 +1,4 @@
-//! What a override is about, and the text that it is kept under: `limit|api|user=bob|path=/v1/charges`.
+//! [`Target`] of an override, and its text form, such as `limit|api|user=bob|path=/v1/charges`.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use sluicegate_common::{ESCAPED, escape};
 
 use crate::rules::Entry;
 
-/// The longest text of a target, in bytes.
-const LONGEST: usize = 1_024;
-/// The most entries that a target names.
-const MOST_ENTRIES: usize = 16;
+/// Maximum length of a target's text, in bytes.
+const MAX_BYTES: usize = 1_024;
+/// Maximum number of entries in a target.
+const MAX_ENTRIES: usize = 16;
 
-/// What a override is about.
+/// The entity or rules that an override applies to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Target {
     /// The limit of every descriptor that begins with these entries.
@@ -28,30 +28,30 @@ pub enum Target {
         domain: String,
         /// The entry's key.
         key: String,
-        /// And its value.
+        /// The entry's value.
         value: String,
     },
-    /// What is enforced.
+    /// The mode of the rules in a scope.
     Switch(Scope),
-    /// A set of rules, in place of the files' or beside it.
+    /// A set of rules that replaces the rule files, or is evaluated in addition.
     Rules(RuleSetSlot),
 }
 
-/// What a set of rules is for.
+/// The use of a set of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RuleSetSlot {
-    /// It is tried out.
+    /// Candidate rules.
     Candidate,
-    /// It is in force, in place of the directory's.
+    /// The rules in force, instead of the rule directory.
     InForce,
-    /// It was in force before.
+    /// The rules that were in force before.
     Previous,
 }
 
 impl RuleSetSlot {
     const ALL: [Self; 3] = [Self::Candidate, Self::InForce, Self::Previous];
 
-    /// The word for it.
+    /// Returns its name in the text form of a target.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -62,55 +62,59 @@ impl RuleSetSlot {
     }
 }
 
-/// What a switch is for. Of several that fit a rule, the one that stands first here decides.
+/// The rules that a switch applies to. If several scopes contain a rule, the first listed variant decides.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
-    /// One rule, by the name of its limit or its levels as `/rlconfig` has them: `user.path_/v1`.
+    /// One rule, by the name of its limit or by its levels as shown by `/rlconfig`, such as `user.path_/v1`.
     Rule {
         /// The domain.
         domain: String,
         /// The rule's name.
         rule: String,
     },
-    /// All rules of an algorithm, or all that refuse for overload (`shedding`).
+    /// All rules with an algorithm, or all rules that shed (`shedding`).
     Algorithm(String),
     /// All rules of a domain.
     Domain(String),
-    /// All.
+    /// All rules.
     Everything,
 }
 
-/// The kind of all rules that refuse for overload.
+/// The name of the scope of rules that shed.
 pub(super) const SHEDDING: &str = "shedding";
 
-/// A text that names nothing.
+/// Error returned for an invalid target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
-    /// It is not of the form.
-    #[error("{0:?} names nothing that a override could be about")]
-    Form(String),
-    /// It is too long.
-    #[error("what a override is about has {LONGEST} bytes and {MOST_ENTRIES} entries at most")]
+    /// The text is malformed.
+    #[error("{0:?} is not an override target")]
+    Malformed(String),
+    /// The text is too long, or has too many entries.
+    #[error("an override target has at most {MAX_BYTES} bytes and {MAX_ENTRIES} entries")]
     TooLong,
-    /// Something has no name.
-    #[error("a override needs a domain, and entries with keys")]
+    /// The domain, the list of entries, a key or another name is empty.
+    #[error("an override target needs a domain and entries with keys")]
     Empty,
 }
 
 impl Target {
-    /// The limit of a descriptor.
+    /// Returns the target for the limit of a descriptor.
     #[must_use]
     pub fn of_descriptor(domain: &str, entries: &[Entry<'_>]) -> Self {
         let entries = entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect();
         Self::Limit { domain: domain.to_owned(), entries }
     }
 
-    /// Whether it can be one.
+    /// Checks whether the target is valid.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a name is empty or the target is too large.
     pub fn check(&self) -> Result<(), TargetError> {
         self.check_length(self.to_string().len())
     }
 
-    /// The same where the length of its text is known.
+    /// Checks the target, given the length of its text.
     fn check_length(&self, length: usize) -> Result<(), TargetError> {
         let empty = match self {
             Self::Limit { domain, entries } => {
@@ -125,15 +129,19 @@ impl Target {
             return Err(TargetError::Empty);
         }
         let entries = if let Self::Limit { entries, .. } = self { entries.len() } else { 0 };
-        if entries > MOST_ENTRIES || length > LONGEST {
+        if entries > MAX_ENTRIES || length > MAX_BYTES {
             return Err(TargetError::TooLong);
         }
         Ok(())
     }
 
-    /// Reads what [`fmt::Display`] writes.
+    /// Parses the text form that [`fmt::Display`] writes.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the text is malformed or the target is invalid.
     pub fn parse(text: &str) -> Result<Self, TargetError> {
-        let malformed = || TargetError::Form(text.to_owned());
+        let malformed = || TargetError::Malformed(text.to_owned());
         let mut parts = text.split('|');
         let kind = parts.next().unwrap_or_default();
         let parts: Vec<&str> = parts.collect();
@@ -153,7 +161,7 @@ impl Target {
                 Self::Switch(Scope::Rule { domain: decode(domain), rule: decode(rule) })
             }
             ("rules", [slot]) => {
-                let slot = RuleSetSlot::ALL.into_iter().find(|known| known.name() == *slot);
+                let slot = RuleSetSlot::ALL.into_iter().find(|other| other.name() == *slot);
                 Self::Rules(slot.ok_or_else(malformed)?)
             }
             _ => return Err(malformed()),
@@ -175,8 +183,8 @@ fn decode(text: &str) -> String {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = Vec::new();
-        let mut part = |between: &str, part: &str| {
-            text.extend_from_slice(between.as_bytes());
+        let mut part = |separator: &str, part: &str| {
+            text.extend_from_slice(separator.as_bytes());
             escape(&mut text, part, ESCAPED);
         };
         match self {
@@ -195,7 +203,7 @@ impl fmt::Display for Target {
             Self::Rules(slot) => part("rules|", slot.name()),
             Self::Switch(Scope::Everything) => part("switch|", "everything"),
             Self::Switch(Scope::Domain(domain)) => part("switch|domain|", domain),
-            Self::Switch(Scope::Algorithm(kind)) => part("switch|kind|", kind),
+            Self::Switch(Scope::Algorithm(algorithm)) => part("switch|kind|", algorithm),
             Self::Switch(Scope::Rule { domain, rule }) => {
                 part("switch|rule|", domain);
                 part("|", rule);
@@ -219,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nothing_is_refused() {
+    fn rejects_targets_that_name_nothing() {
         for text in [
             "",
             "limit",
@@ -239,9 +247,9 @@ mod tests {
         ] {
             assert!(Target::parse(text).is_err(), "{text}");
         }
-        let long = Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(LONGEST) };
+        let long = Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(MAX_BYTES) };
         assert_eq!(long.check(), Err(TargetError::TooLong));
-        let many = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MOST_ENTRIES + 1] };
+        let many = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MAX_ENTRIES + 1] };
         assert_eq!(many.check(), Err(TargetError::TooLong));
         for nameless in [
             Target::Limit { domain: "d".into(), entries: vec![(String::new(), "v".into())] },
@@ -253,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn a_target_may_be_as_long_and_have_as_many_entries_as_is_said() {
-        let plan = |letters| Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(letters) };
-        let longest = LONGEST - plan(0).to_string().len();
-        assert_eq!((plan(longest).check(), plan(longest + 1).check()), (Ok(()), Err(TargetError::TooLong)));
-        let most = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MOST_ENTRIES] };
-        assert_eq!(most.check(), Ok(()));
+    fn accepts_targets_up_to_the_maximum_length_and_number_of_entries() {
+        let plan = |length| Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(length) };
+        let max_length = MAX_BYTES - plan(0).to_string().len();
+        assert_eq!((plan(max_length).check(), plan(max_length + 1).check()), (Ok(()), Err(TargetError::TooLong)));
+        let max_entries = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MAX_ENTRIES] };
+        assert_eq!(max_entries.check(), Ok(()));
     }
 
     fn text() -> impl Strategy<Value = String> {
@@ -280,7 +288,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_text_says_all_of_it(target in target()) {
+        fn parsing_the_text_of_a_target_returns_the_target(target in target()) {
             prop_assert_eq!(Target::parse(&target.to_string()).unwrap(), target);
         }
     }

@@ -5,10 +5,10 @@ use proptest::prelude::*;
 use super::*;
 use crate::rules::{self, SourceFile};
 
-fn entry(target: &str, word: &str) -> Override {
+fn entry(target: &str, value: &str) -> Override {
     Override {
         target: Target::parse(target).unwrap(),
-        value: word.into(),
+        value: value.into(),
         until: None,
         author: "alice".into(),
         reason: "ticket 4711".into(),
@@ -19,21 +19,21 @@ fn entry(target: &str, word: &str) -> Override {
 
 fn all(overrides: &[(&str, &str)]) -> Overrides {
     let mut all = Overrides::default();
-    for (target, word) in overrides {
-        all.put(entry(target, word), Options::default()).unwrap();
+    for (target, value) in overrides {
+        all.put(entry(target, value), Options::default()).unwrap();
     }
     all
 }
 
-/// How many a second, and how many entries that is said of.
+/// Returns the requests per second and the number of entries of the custom limit for a descriptor.
 fn limit(overrides: &Overrides, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    let given = overrides.entity_limit(&overrides.prepare_lookup("api", &entries), Micros::from_secs(now))?;
-    Some((given.limit.limit.requests(), given.entries))
+    let entity_limit = overrides.entity_limit(&overrides.prepare_lookup("api", &entries), Micros::from_secs(now))?;
+    Some((entity_limit.limit.limit.requests(), entity_limit.entries))
 }
 
 #[test]
-fn the_longest_list_of_entries_has_the_say() {
+fn the_longest_list_of_entries_decides() {
     let overrides = all(&[
         ("limit|api|user=bob", "1/second"),
         ("limit|api|user=bob|path=/x", "2/second"),
@@ -49,16 +49,16 @@ fn the_longest_list_of_entries_has_the_say() {
     assert_eq!(limit(&overrides, &[], 0), None);
 }
 
-/// A value is what a caller says it is: none may be written so that it is taken for another list.
+/// Callers choose values freely, so no value may make one list of entries look like another.
 #[test]
-fn no_value_is_another_list() {
+fn no_value_is_mistaken_for_another_list_of_entries() {
     let overrides = all(&[("limit|api|user=xpathy|path=b", "1/second")]);
     assert_eq!(limit(&overrides, &[("user", "xpathy"), ("path", "b")], 0), Some((1, 2)));
     assert_eq!(limit(&overrides, &[("user", "x"), ("path", "ypathb")], 0), None);
 }
 
 #[test]
-fn the_last_entry_that_has_a_plan_has_the_say() {
+fn the_last_entry_with_a_plan_decides() {
     let overrides = all(&[("plan|api|org=a", "free"), ("plan|api|user=b", "pro"), ("plan|web|user=c", "other")]);
     let plan = |entries: &[(&str, &str)]| {
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
@@ -70,9 +70,9 @@ fn the_last_entry_that_has_a_plan_has_the_say() {
     assert_eq!(plan(&[("user", "c")]), None);
 }
 
-/// However few plans there are beside many limits.
+/// The table of plans is too small to be gathered, and the table of limits is gathered regardless.
 #[test]
-fn many_come_together_and_say_the_same() {
+fn gathering_many_overrides_does_not_change_them() {
     let mut overrides = all(&[("plan|api|user=a", "pro")]);
     let name = |number: u32| format!("u{number}");
     assert!(!overrides.gather());
@@ -82,13 +82,13 @@ fn many_come_together_and_say_the_same() {
         overrides.put(entry, Options::default()).unwrap();
     }
     assert!(overrides.gather() && !overrides.gather());
-    let said = |number| limit(&overrides, &[("user", &name(number))], 0);
-    assert!((0..120_000).all(|number| said(number) == Some((1 + number % 7, 1))));
-    assert_eq!(said(120_000), None);
+    let limit_of = |number| limit(&overrides, &[("user", &name(number))], 0);
+    assert!((0..120_000).all(|number| limit_of(number) == Some((1 + number % 7, 1))));
+    assert_eq!(limit_of(120_000), None);
 }
 
 #[test]
-fn a_limit_goes_without_those_that_have_the_same_keys() {
+fn removing_a_limit_keeps_others_with_the_same_keys() {
     let mut overrides = all(&[("limit|api|user=bob", "1/second"), ("limit|api|user=eve", "2/second")]);
     overrides.remove(&Target::parse("limit|api|user=bob").unwrap());
     assert_eq!(limit(&overrides, &[("user", "bob")], 0), None);
@@ -96,48 +96,48 @@ fn a_limit_goes_without_those_that_have_the_same_keys() {
 }
 
 #[test]
-fn a_directive_ends() {
+fn an_override_expires() {
     let mut overrides = Overrides::default();
     let until = |seconds| Some(Micros::from_secs(seconds));
-    for (target, word, until) in [
+    for (target, value, until) in [
         ("limit|api|user=bob", "1/second", until(10)),
         ("limit|api|user=eve", "1/second", until(20)),
         ("plan|api|user=bob", "pro", until(15)),
         ("switch|everything", "off", until(10)),
     ] {
-        overrides.put(Override { until, ..entry(target, word) }, Options::default()).unwrap();
+        overrides.put(Override { until, ..entry(target, value) }, Options::default()).unwrap();
     }
     assert_eq!(limit(&overrides, &[("user", "bob")], 9), Some((1, 1)));
     assert_eq!(limit(&overrides, &[("user", "bob")], 10), None);
-    let over = |overrides: &Overrides, now| -> Vec<String> {
-        overrides.over(Micros::from_secs(now), 10).map(|over| over.target.to_string()).collect()
+    let expired = |overrides: &Overrides, now| -> Vec<String> {
+        overrides.expired(Micros::from_secs(now), 10).map(|expired| expired.target.to_string()).collect()
     };
-    assert_eq!(over(&overrides, 9), [""; 0]);
-    assert_eq!(over(&overrides, 15), ["limit|api|user=bob", "switch|everything", "plan|api|user=bob"]);
-    assert_eq!(overrides.over(Micros::from_secs(15), 2).count(), 2);
-    // Said anew, it has another end, or none.
+    assert_eq!(expired(&overrides, 9), [""; 0]);
+    assert_eq!(expired(&overrides, 15), ["limit|api|user=bob", "switch|everything", "plan|api|user=bob"]);
+    assert_eq!(overrides.expired(Micros::from_secs(15), 2).count(), 2);
+    // An override that is put again has the new time of expiry, or none.
     overrides.put(entry("limit|api|user=bob", "2/second"), Options::default()).unwrap();
     overrides.put(entry("switch|everything", "off"), Options::default()).unwrap();
-    assert_eq!(over(&overrides, 15), ["plan|api|user=bob"]);
+    assert_eq!(expired(&overrides, 15), ["plan|api|user=bob"]);
     overrides.remove(&Target::parse("plan|api|user=bob").unwrap()).unwrap();
-    assert_eq!(over(&overrides, 20), ["limit|api|user=eve"]);
-    // Within a second, too: it is kept until the second's end.
+    assert_eq!(expired(&overrides, 20), ["limit|api|user=eve"]);
+    // A time within a second is rounded up to the end of the second.
     let eve = |until| Override { until, ..entry("limit|api|user=eve", "1/second") };
     overrides.put(eve(Some(Micros::new(20_500_000))), Options::default()).unwrap();
-    assert_eq!((over(&overrides, 20), over(&overrides, 21)), (vec![], vec!["limit|api|user=eve".to_owned()]));
+    assert_eq!((expired(&overrides, 20), expired(&overrides, 21)), (vec![], vec!["limit|api|user=eve".to_owned()]));
     overrides.put(eve(None), Options::default()).unwrap();
-    assert_eq!(over(&overrides, 21), [""; 0]);
+    assert_eq!(expired(&overrides, 21), [""; 0]);
 }
 
 #[test]
-fn what_cannot_be_understood_is_refused_and_changes_nothing() {
+fn an_invalid_override_is_rejected_and_changes_nothing() {
     let mut overrides = all(&[("limit|api|user=bob", "1/second")]);
-    for (target, word, expected) in [
-        ("limit|api|user=bob", "lots", "is no limit"),
-        ("plan|api|user=bob", "", "a plan has a name"),
-        ("switch|everything", "maybe", "no mode"),
+    for (target, value, expected) in [
+        ("limit|api|user=bob", "lots", "is not a limit"),
+        ("plan|api|user=bob", "", "the name of the plan is empty"),
+        ("switch|everything", "maybe", "is not a mode"),
     ] {
-        let entry = entry(target, word);
+        let entry = entry(target, value);
         let errors = [Overrides::check(&entry, Options::default()), overrides.put(entry, Options::default())];
         for error in errors.map(|result| result.unwrap_err().to_string()) {
             assert!(error.contains(expected), "{error}");
@@ -147,8 +147,8 @@ fn what_cannot_be_understood_is_refused_and_changes_nothing() {
         overrides.put(entry(&format!("limit|api|k{number}=v"), "1/second"), Options::default()).unwrap();
     }
     let error = overrides.put(entry("limit|api|k=v", "1/second"), Options::default()).unwrap_err();
-    assert_eq!(error, OverrideError::Shapes("api".into()));
-    // One that is there already has room, and so has one more when one is gone.
+    assert_eq!(error, OverrideError::TooManyKeyLists("api".into()));
+    // A list of keys that is in use is accepted, and a new one is accepted after another was removed.
     overrides.put(entry("limit|api|k1=w", "1/second"), Options::default()).unwrap();
     overrides.remove(&Target::parse("limit|api|k2=v").unwrap()).unwrap();
     overrides.put(entry("limit|api|k=v", "1/second"), Options::default()).unwrap();
@@ -156,7 +156,7 @@ fn what_cannot_be_understood_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn the_nearest_switch_decides() {
+fn the_switch_with_the_narrowest_scope_decides() {
     let text = "domain: api\ndescriptors:\n- {key: a, rate_limit: {unit: second, requests_per_unit: 1, name: first}}\n\
                 - {key: b, value: v, rate_limit: {unit: second, requests_per_unit: 1, algorithm: token_bucket}}\n\
                 - {key: c, rate_limit: {unit: second, requests_per_unit: 1, shed: true}}\n\
@@ -166,8 +166,8 @@ fn the_nearest_switch_decides() {
     let modes = |switches: &[(&str, &str)]| {
         let modes = all(switches).modes(&rules, Micros::ZERO);
         let name = |mode: Option<Mode>| mode.map_or("", Mode::name);
-        let of_rules: Vec<_> = rules.rules().iter().map(|rule| name(modes.of("api", Some(rule)))).collect();
-        (of_rules.join(","), name(modes.of("api", None)), name(modes.of("other", None)))
+        let of_rules: Vec<_> = rules.rules().iter().map(|rule| name(modes.mode_of("api", Some(rule)))).collect();
+        (of_rules.join(","), name(modes.mode_of("api", None)), name(modes.mode_of("other", None)))
     };
     assert_eq!(modes(&[]), (",,,".into(), "", ""));
     assert_eq!(modes(&[("switch|everything", "off")]), ("off,off,off,off".into(), "off", "off"));
@@ -183,10 +183,10 @@ fn the_nearest_switch_decides() {
         ("switch|rule|api|a", "enforce"),
     ];
     assert_eq!(modes(&nested), ("enforce,deny,shadow,shadow".into(), "shadow", "off"));
-    // Nearer to this instance wins over what the store says, and what is over says nothing.
+    // An origin nearer to this instance takes precedence over the store, and an expired switch is ignored.
     let mut overrides = all(&[("switch|everything", "off")]);
     overrides.set_switch(&entry("switch|everything", "shadow"), Origin::File);
-    let mode = |overrides: &Overrides| overrides.modes(&rules, Micros::from_secs(9)).of("other", None);
+    let mode = |overrides: &Overrides| overrides.modes(&rules, Micros::from_secs(9)).mode_of("other", None);
     assert_eq!(mode(&overrides), Some(Mode::Shadow));
     let over = Override { until: Some(Micros::from_secs(9)), ..entry("switch|everything", "deny") };
     overrides.set_switch(&over, Origin::Instance);
@@ -218,43 +218,43 @@ fn step() -> impl Strategy<Value = (String, Option<(usize, Option<u64>, u8)>)> {
 }
 
 proptest! {
-    /// Whatever is said and taken back, all of it is there and nothing else.
     #[test]
-    fn what_was_said_is_what_there_is(steps in prop::collection::vec(step(), 0..60)) {
+    fn the_overrides_are_those_that_were_put_and_not_removed(steps in prop::collection::vec(step(), 0..60)) {
         let (mut overrides, mut model) = (Overrides::default(), BTreeMap::new());
-        for (version, (target, said)) in steps.into_iter().enumerate() {
+        for (version, (target, written)) in steps.into_iter().enumerate() {
             let key = Target::parse(&target).unwrap();
-            match said {
-                Some((word, until, author)) => {
-                    let words = match &key {
+            match written {
+                Some((value, until, author)) => {
+                    let values = match &key {
                         Target::Limit { .. } => ["1/second", "blocked"],
                         Target::Plan { .. } => ["pro", "free"],
                         Target::Switch(_) => ["off", "deny"],
                         Target::Rules(_) => ["abc 0.1", "def 1"],
                     };
-                    let said = Override {
+                    let written = Override {
                         until: until.filter(|_| !matches!(key, Target::Rules(_))).map(Micros::from_secs),
                         author: author.to_string().into(),
                         version: version as u64,
-                        ..entry(&target, words[word])
+                        ..entry(&target, values[value])
                     };
-                    overrides.put(said.clone(), Options::default()).unwrap();
-                    model.insert(target, said);
+                    overrides.put(written.clone(), Options::default()).unwrap();
+                    model.insert(target, written);
                 }
                 None => prop_assert_eq!(overrides.remove(&key), model.remove(&target)),
             }
-            let there: BTreeMap<_, _> = overrides.iter().map(|it| (it.target.to_string(), it)).collect();
-            prop_assert_eq!(&there, &model);
-            let over: Vec<_> = overrides.over(Micros::from_secs(3), 100).map(|over| over.target.to_string()).collect();
-            let expected = model.iter().filter(|(_, it)| it.is_expired(Micros::from_secs(3))).count();
-            prop_assert_eq!(over.len(), expected);
+            let stored: BTreeMap<_, _> = overrides.iter().map(|entry| (entry.target.to_string(), entry)).collect();
+            prop_assert_eq!(&stored, &model);
+            let expired: Vec<_> =
+                overrides.expired(Micros::from_secs(3), 100).map(|entry| entry.target.to_string()).collect();
+            let expected = model.iter().filter(|(_, entry)| entry.is_expired(Micros::from_secs(3))).count();
+            prop_assert_eq!(expired.len(), expected);
         }
         for target in model.into_keys() {
             overrides.remove(&Target::parse(&target).unwrap()).unwrap();
         }
-        // Nothing is left behind.
+        // Removing all overrides frees everything that they used.
         prop_assert_eq!(overrides.counts(), [0; 3]);
-        prop_assert!(overrides.limit_shapes.is_empty() && overrides.plan_shapes.is_empty());
-        prop_assert!(overrides.texts.is_empty() && overrides.limits_by_text.is_empty() && overrides.ends.is_empty());
+        prop_assert!(overrides.limit_key_lists.is_empty() && overrides.plan_key_lists.is_empty());
+        prop_assert!(overrides.texts.is_empty() && overrides.limits_by_text.is_empty() && overrides.expirations.is_empty());
     }
 }

@@ -1,8 +1,8 @@
-//! Statistics per rule, under the names and labels of envoyproxy/ratelimit's Prometheus exporter.
+//! [`Statistics`]: hits per rule, with the names and labels of envoyproxy/ratelimit's Prometheus exporter.
 //!
-//! A rule's series is found when the rules are compiled, so a decision touches nothing but atomics. Where a rule puts
-//! the caller's values into the labels (`detailed_metric`, `value_to_metric`, an override) the series has to be looked
-//! up: in a map of the worker's own first. There are at most so many of these; the rest is one series named `other`.
+//! The series of a rule is assigned when a set of rules is loaded, so a decision only updates atomics. If a rule puts
+//! the caller's values into the labels (`detailed_metric`, `value_to_metric`, an override), the series is looked up,
+//! first in a map of the worker. Their number is limited; further hits are counted in one series named `other`.
 
 mod series;
 mod shedding;
@@ -24,43 +24,44 @@ use crate::{
     rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment},
 };
 
-/// How much may be counted apart.
+/// Settings of the statistics.
 #[derive(Clone, Debug)]
 pub struct StatisticsSettings {
-    /// Series that callers' values can make; the rest goes to `other`.
+    /// Maximum number of series created from callers' values. Further hits are counted as `other`.
     pub max_dynamic_series: usize,
-    /// From this share of a limit on, hits are near it.
+    /// Share of a limit above which hits are near the limit.
     pub near_limit_ratio: f32,
 }
 
 type SeriesMap = HashMap<String, Arc<Series>>;
-/// What tells rules apart, over reloads: their labels, and their classes, since a level may have the name of a class.
-type Identity = (Labels, Vec<String>);
-/// What is counted of a rule.
-type Counted = (Arc<Series>, Option<Arc<Shedding>>);
+/// Identifies a rule across reloads: its labels and its classes, as a level may have the name of a class.
+type RuleKey = (Labels, Vec<String>);
+/// The series of a rule, and its statistics per class if it has any.
+type RuleStatistics = (Arc<Series>, Option<Arc<Shedding>>);
 
-/// All series.
+/// Statistics by rule.
 pub struct Statistics {
     workers: usize,
     settings: StatisticsSettings,
-    /// Of the rules in force.
-    rules: Mutex<HashMap<Identity, Counted>>,
+    /// Statistics of the rules in force.
+    rules: Mutex<HashMap<RuleKey, RuleStatistics>>,
+    /// Series created from callers' values.
     dynamic: Mutex<SeriesMap>,
-    /// `dynamic`, once it is full: it never changes again and needs no lock.
+    /// A copy of `dynamic` once that is full. It never changes, so readers need no lock.
     full: OnceLock<SeriesMap>,
-    /// Each worker's part of `dynamic`.
-    seen: Striped<Mutex<SeriesMap>>,
+    /// The series of `dynamic` that each worker has used.
+    worker_series: Striped<Mutex<SeriesMap>>,
     other: Arc<Series>,
     overflow: Counter,
     pub(super) unknown_domain: Counter,
     pub(super) unknown_plan: Counter,
     pub(super) global_shadow: Counter,
-    /// Limits that the store could not decide, by what then did.
+    /// Number of limits decided after a failure of the store, by failure policy.
     pub(super) on_error: [Counter; FailurePolicy::ALL.len()],
 }
 
 impl Statistics {
-    /// Nothing counted yet.
+    /// Creates empty statistics for `workers` workers.
     #[must_use]
     pub fn new(workers: usize, settings: StatisticsSettings) -> Arc<Self> {
         Arc::new(Self {
@@ -69,7 +70,7 @@ impl Statistics {
             rules: Mutex::default(),
             dynamic: Mutex::default(),
             full: OnceLock::new(),
-            seen: Striped::new(workers),
+            worker_series: Striped::new(workers),
             other: Arc::new(Series::new(&["other".into(), "other".into()].into(), workers)),
             overflow: Counter::new(workers),
             unknown_domain: Counter::new(workers),
@@ -79,34 +80,34 @@ impl Statistics {
         })
     }
 
-    /// The series of a new set's rules, by their ids. Rules that were there before keep theirs; those that are gone
-    /// lose it.
-    pub(super) fn enter(&self, rules: &mut [Rule]) -> Vec<Counted> {
-        let mut known = lock(&self.rules);
-        let mut before = std::mem::take(&mut *known);
-        known.reserve(rules.len());
-        let counted = |rule: &mut Rule| {
-            let id = (Arc::clone(&rule.labels), self.classes(rule));
-            if let Some(counted) = known.get(&id) {
-                return counted.clone();
+    /// Returns the statistics of a new set's rules, by rule id. Rules of the previous set keep their statistics; those
+    /// of removed rules are dropped.
+    pub(super) fn register_rules(&self, rules: &mut [Rule]) -> Vec<RuleStatistics> {
+        let mut current = lock(&self.rules);
+        let mut previous = std::mem::take(&mut *current);
+        current.reserve(rules.len());
+        let statistics_of = |rule: &mut Rule| {
+            let id = (Arc::clone(&rule.labels), self.class_names(rule));
+            if let Some(statistics) = current.get(&id) {
+                return statistics.clone();
             }
-            let (id, counted) = before.remove_entry(&id).unwrap_or_else(|| {
+            let (id, statistics) = previous.remove_entry(&id).unwrap_or_else(|| {
                 let shedding = || Shedding::new(Arc::clone(&rule.labels), id.1.iter().cloned(), self.workers);
                 let sheds = rule.sheds || !rule.classes.is_empty();
                 let shedding = sheds.then(|| Arc::new(shedding()));
                 let series = Arc::new(Series::new(&rule.labels, self.workers));
                 (id, (series, shedding))
             });
-            // The same labels are in memory once, over reloads as well.
+            // Equal labels are shared, also between the previous and the new set.
             rule.labels = Arc::clone(&id.0);
-            known.insert(id, counted.clone());
-            counted
+            current.insert(id, statistics.clone());
+            statistics
         };
-        rules.iter_mut().map(counted).collect()
+        rules.iter_mut().map(statistics_of).collect()
     }
 
-    /// The names under which a rule's classes are counted: those of the list, and the others.
-    fn classes(&self, rule: &Rule) -> Vec<String> {
+    /// Returns the names under which a rule's classes are counted: the listed classes, then one name for all others.
+    fn class_names(&self, rule: &Rule) -> Vec<String> {
         let others = if rule.classes.is_empty() { "all" } else { "other" };
         match rule.sheds || !rule.classes.is_empty() {
             true => rule.classes.iter().map(|class| &**class).chain([others]).map(str::to_owned).collect(),
@@ -114,21 +115,21 @@ impl Statistics {
         }
     }
 
-    /// The near-limit threshold, in the peer's own arithmetic.
-    pub(super) fn near(&self, limit: u64) -> u64 {
+    /// Returns the near-limit threshold, with the same arithmetic as envoyproxy/ratelimit.
+    pub(super) fn near_threshold(&self, limit: u64) -> u64 {
         (limit as f32 * self.settings.near_limit_ratio).floor() as u64
     }
 
-    /// The series for labels that hold a caller's values.
-    pub(super) fn dynamic(&self, worker: WorkerId, labels: &[String], hits: u64) -> Arc<Series> {
+    /// Returns the series for labels with callers' values, or `other` if there are too many.
+    pub(super) fn dynamic_series(&self, worker: WorkerId, labels: &[String], hits: u64) -> Arc<Series> {
         let id = labels.join("\0");
-        let mut seen = lock(self.seen.of(worker));
-        if let Some(series) = seen.get(&id) {
+        let mut worker_series = lock(self.worker_series.of(worker));
+        if let Some(series) = worker_series.get(&id) {
             return Arc::clone(series);
         }
-        match self.register(&id, labels) {
+        match self.register_dynamic(&id, labels) {
             Some(series) => {
-                seen.insert(id, Arc::clone(&series));
+                worker_series.insert(id, Arc::clone(&series));
                 series
             }
             None => {
@@ -138,7 +139,7 @@ impl Statistics {
         }
     }
 
-    fn register(&self, id: &str, labels: &[String]) -> Option<Arc<Series>> {
+    fn register_dynamic(&self, id: &str, labels: &[String]) -> Option<Arc<Series>> {
         if let Some(full) = self.full.get() {
             return full.get(id).cloned();
         }
@@ -156,19 +157,23 @@ impl Statistics {
         Some(series)
     }
 
-    /// The locks are held for no longer than it takes to copy the references: a worker may want one of them.
-    fn all(&self) -> Vec<Arc<Series>> {
+    /// Returns all series. Each lock is held only while references are copied, as workers may wait for it.
+    fn all_series(&self) -> Vec<Arc<Series>> {
         let mut all: Vec<Arc<Series>> = lock(&self.rules).values().map(|(series, _)| Arc::clone(series)).collect();
         all.extend(lock(&self.dynamic).values().cloned());
         all.push(Arc::clone(&self.other));
         all
     }
 
-    /// The sums by the labels that the peer's mapping has, of the domain and two levels: two rules can have the same ones.
+    /// Sums a count by the labels that envoyproxy/ratelimit exports: the domain and two levels. Two rules can have the
+    /// same labels.
     fn collect(&self, count: Count) -> BTreeMap<Vec<Arc<str>>, u64> {
         let mut sums = BTreeMap::new();
-        for series in self.all() {
-            if let Some(value) = series.sum(count) {
+        for series in self.all_series() {
+            // envoyproxy/ratelimit creates this counter with its first value, and a script of its tests counts the
+            // lines of the export.
+            let hidden = |value: &u64| count == Count::DenyCache && *value == 0;
+            if let Some(value) = series.sum(count).filter(|value| !hidden(value)) {
                 let labels = series.labels().iter().take(3).cloned().collect();
                 *sums.entry(labels).or_default() += value;
             }
@@ -176,9 +181,9 @@ impl Statistics {
         sums
     }
 
-    /// Adds all of it up under the peer's names in statsd, which have every level.
-    pub fn total(&self, totals: &mut Totals) {
-        for series in self.all() {
+    /// Adds all counts to `totals`, under the statsd names of envoyproxy/ratelimit, which contain every level.
+    pub fn add_totals(&self, totals: &mut Totals) {
+        for series in self.all_series() {
             for count in Count::ALL {
                 if let Some(value) = series.sum(count) {
                     let name = format!("ratelimit.service.rate_limit.{}.{}", series.labels().join("."), count.name());
@@ -189,7 +194,7 @@ impl Statistics {
         *totals.entry("ratelimit.service.global_shadow_mode".to_owned()).or_default() += self.global_shadow.get();
     }
 
-    /// Shows everything to the meter. `now`: the clock by which requests are decided.
+    /// Registers all metrics. `now` is the clock by which requests are decided.
     pub fn observe(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         for count in Count::ALL {
             let this = Arc::clone(self);
@@ -210,21 +215,18 @@ impl Statistics {
         observe_counter(
             meter,
             "sluicegate_metric_series_overflow_hits_total",
-            "Hits counted in the series named other, because there were too many series already",
+            "Hits counted in the series named other because the maximum number of series was reached",
             move || this.overflow.get(),
         );
         let this = Arc::clone(self);
-        observe_counter(
-            meter,
-            "sluicegate_domain_not_found_total",
-            "Descriptors of domains that no rule file names",
-            move || this.unknown_domain.get(),
-        );
+        observe_counter(meter, "sluicegate_domain_not_found_total", "Descriptors of unknown domains", move || {
+            this.unknown_domain.get()
+        });
         let this = Arc::clone(self);
         observe_counter(
             meter,
             "sluicegate_plan_not_found_total",
-            "Descriptors that name a plan that the rules have not: they have the default one",
+            "Descriptors with an unknown plan, which get the default plan",
             move || this.unknown_plan.get(),
         );
         self.observe_shedding(meter, now);
@@ -232,13 +234,13 @@ impl Statistics {
         observe_counter(
             meter,
             "ratelimit_service_global_shadow_mode",
-            "Requests over a limit that passed because of the global shadow mode",
+            "Requests over a limit that were allowed because of the global shadow mode",
             move || this.global_shadow.get(),
         );
         let this = Arc::clone(self);
         let on_error = meter.u64_observable_counter("sluicegate_on_error_total");
         on_error
-            .with_description("Limits that the store could not decide, by the policy that then did")
+            .with_description("Limits decided after a failure of the store, by failure policy")
             .with_callback(move |observer| {
                 for policy in FailurePolicy::ALL {
                     let labels = [KeyValue::new("policy", policy.name())];
@@ -247,21 +249,21 @@ impl Statistics {
             })
             .build();
         let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_metric_dynamic_series", "Series made from callers' values", move || {
+        observe_gauge(meter, "sluicegate_metric_dynamic_series", "Series created from callers' values", move || {
             lock(&this.dynamic).len() as u64
         });
     }
 }
 
-/// What is shown of a class: its hits by outcome, and since when it has been shed.
+/// The metrics of each class by its labels: hits by outcome, and the time since which the class has been shed.
 type ByClass = BTreeMap<Vec<String>, ([u64; Outcome::ALL.len()], Option<Micros>)>;
 
 impl Statistics {
-    /// What is shed, by class.
+    /// Registers the metrics per class.
     fn observe_shedding(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         let this = Arc::clone(self);
         let hits = meter.u64_observable_counter("sluicegate_class_hits_total");
-        hits.with_description("Hits by class and what became of them")
+        hits.with_description("Hits by class and outcome")
             .with_callback(move |observer| {
                 for (labels, (hits, _)) in this.by_class(Micros::ZERO) {
                     for (outcome, hits) in Outcome::ALL.into_iter().zip(hits) {
@@ -274,7 +276,7 @@ impl Statistics {
         let this = Arc::clone(self);
         let since = meter.u64_observable_gauge("sluicegate_shedding_since_timestamp_seconds");
         since
-            .with_description("When a class began to be shed; 0 while it is not")
+            .with_description("Unix time in seconds at which a class began to be shed; 0 while it is not shed")
             .with_callback(move |observer| {
                 for (labels, (_, since)) in this.by_class(now()) {
                     observer.observe(since.map_or(0, Micros::floor_secs), &class_labels(&labels));
@@ -283,7 +285,7 @@ impl Statistics {
             .build();
     }
 
-    /// By class and labels: two rules can have the same ones, as in [`Statistics::collect`].
+    /// Sums the hits by class and labels. Two rules can have the same labels, as in [`Statistics::collect`].
     fn by_class(&self, now: Micros) -> ByClass {
         let all: Vec<_> = lock(&self.rules).values().filter_map(|(_, shedding)| shedding.clone()).collect();
         let mut sums = ByClass::new();
@@ -305,7 +307,7 @@ fn class_labels(labels: &[String]) -> Vec<KeyValue> {
     names.map(|(name, label)| KeyValue::new(name, label.clone())).collect()
 }
 
-/// The labels of a rule that puts the caller's values into them.
+/// Returns the labels of a rule that puts the caller's values into them.
 pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&Node]) -> Vec<String> {
     let shared = path.iter().any(|node| matches!(node.segment, Segment::Shared(_)));
     let level = |(entry, node): (&Entry<'_>, &&Node)| match &node.segment {
@@ -314,13 +316,13 @@ pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&
         Segment::Any | Segment::Pattern(_) if node.value_to_metric => override_label(entry),
         _ => node.label(),
     };
-    // Who asks is no level, or there would be as many series as requests; a plan has its label from the rule.
+    // Modifier entries are no levels: a holder would create a series per request. A plan's label comes from the rule.
     let levels = entries.iter().zip(path).filter(|(_, node)| node.modifier.is_none()).map(level);
     let plan = rule.plan.as_ref().and_then(|_| rule.labels.last().map(ToString::to_string));
     std::iter::once(domain.to_owned()).chain(levels).chain(plan).collect()
 }
 
-/// The labels of an override: every level with its value.
+/// Returns the labels of an override: every level with its value.
 pub(super) fn override_labels(domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
     std::iter::once(domain.to_owned()).chain(entries.iter().map(override_label)).collect()
 }

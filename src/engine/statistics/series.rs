@@ -1,4 +1,4 @@
-//! The counts of one rule.
+//! [`Series`]: the hit counters of one rule.
 
 use std::sync::{
     Arc, OnceLock,
@@ -11,7 +11,7 @@ use crate::{
     rules::Labels,
 };
 
-/// What is counted, in hits.
+/// A kind of hits that is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
     Total,
@@ -20,12 +20,12 @@ pub(super) enum Count {
     Over,
     Shadow,
     Soft,
-    Known,
+    DenyCache,
 }
 
 impl Count {
     pub(super) const ALL: [Self; 7] =
-        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::Known];
+        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -35,47 +35,47 @@ impl Count {
             Self::Over => "over_limit",
             Self::Shadow => "shadow_mode",
             Self::Soft => "soft_limit",
-            Self::Known => "over_limit_with_local_cache",
+            Self::DenyCache => "over_limit_with_local_cache",
         }
     }
 
     pub(super) fn description(self) -> &'static str {
         match self {
-            Self::Total => "Hits asked of a rule's limit",
+            Self::Total => "Hits requested from a rule's limit",
             Self::Within => "Hits within a rule's limit",
             Self::Near => "Hits within a rule's limit, but near it",
             Self::Over => "Hits over a rule's limit",
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
-            Self::Soft => "Hits above a rule's limit that passed because it is soft",
-            Self::Known => "Hits over a rule's limit that were refused without asking the store",
+            Self::Soft => "Hits above a rule's limit that were allowed because it is soft",
+            Self::DenyCache => "Hits over a rule's limit that were denied from the deny cache",
         }
     }
 }
 
-/// What decided hits are held against.
+/// How decided hits are classified.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct Threshold {
     pub(in crate::engine) limit: u64,
-    /// From here on hits are near the limit.
+    /// The count above which hits are near the limit.
     pub(in crate::engine) near: u64,
-    /// A refused request was counted: what of it lay below the limit was within it.
-    pub(in crate::engine) splits: bool,
-    /// Refused hits pass all the same.
+    /// Whether denied requests count: then the hits below the limit are counted as within the limit.
+    pub(in crate::engine) splits_denied: bool,
+    /// Whether denied hits are allowed by shadow mode.
     pub(in crate::engine) shadow: bool,
-    /// The refusal was known; the store was not asked.
-    pub(in crate::engine) known: bool,
+    /// Whether the denial came from the deny cache, without a call to the store.
+    pub(in crate::engine) from_deny_cache: bool,
 }
 
 /// The counts of one rule, or of one set of labels.
 pub(in crate::engine) struct Series {
     labels: Labels,
     workers: usize,
-    /// Made at the first hit: of a hundred thousand rules most are never met, and stripes are wide.
+    /// Created at the first hit: of a hundred thousand rules most never match a request, and stripes are large.
     counts: OnceLock<Striped<[AtomicU64; Count::ALL.len()]>>,
 }
 
 impl Series {
-    /// `labels`: the domain and every level.
+    /// Creates a series. `labels` are the domain and every level.
     pub(super) fn new(labels: &Labels, workers: usize) -> Self {
         let clean: Vec<_> = labels.iter().map(|label| sanitize(label)).collect();
         let is_clean = clean.iter().map(String::as_str).eq(labels.iter().map(|label| &**label));
@@ -87,7 +87,7 @@ impl Series {
         &self.labels
     }
 
-    /// `None` for a series never used.
+    /// Returns the sum over all workers, or `None` if the series was never used.
     pub(super) fn sum(&self, count: Count) -> Option<u64> {
         let counts = self.counts.get()?;
         Some(counts.iter().map(|stripe| stripe[count as usize].load(Relaxed)).sum())
@@ -100,13 +100,15 @@ impl Series {
         }
     }
 
-    /// Hits are asked, whatever comes of it.
+    /// Counts requested hits, whether they are allowed or not.
     pub(in crate::engine) fn count_requested(&self, worker: WorkerId, hits: u64) {
         self.add(worker, Count::Total, hits);
     }
 
-    /// Hits were decided. A request that crosses a threshold is split: of 5 hits that come at 8 of 10, 2 are within
-    /// the limit and 3 over it.
+    /// Counts decided hits.
+    ///
+    /// A request that crosses a threshold is split: of 5 hits at a count of 8 and a limit of 10, 2 are within the limit
+    /// and 3 are over it.
     pub(in crate::engine) fn count_decision(
         &self,
         worker: WorkerId,
@@ -114,16 +116,16 @@ impl Series {
         decision: &Decision,
         threshold: Threshold,
     ) {
-        let Threshold { limit, near, splits, shadow, known } = threshold;
+        let Threshold { limit, near, splits_denied, shadow, from_deny_cache } = threshold;
         let after = decision.used;
         let before = after.saturating_sub(hits);
         let within = match decision.allowed {
             true => hits,
-            false if splits => limit.saturating_sub(before).min(hits),
+            false if splits_denied => limit.saturating_sub(before).min(hits),
             false => 0,
         };
         let over = hits - within;
-        // Of the hits within, those above the near threshold.
+        // Hits near the limit are those within the limit and above the near-limit threshold.
         let near = within.min((before + within).saturating_sub(near.max(before)));
         self.add(worker, Count::Within, within);
         self.add(worker, Count::Near, near);
@@ -131,8 +133,8 @@ impl Series {
         if shadow {
             self.add(worker, Count::Shadow, over);
         }
-        if known {
-            self.add(worker, Count::Known, over);
+        if from_deny_cache {
+            self.add(worker, Count::DenyCache, over);
         }
         if decision.soft {
             self.add(worker, Count::Soft, after.saturating_sub(limit).min(hits));
@@ -140,13 +142,14 @@ impl Series {
     }
 }
 
-/// What the peer's names allow: no `:` or `|`, and no dots in an IPv4 address.
+/// Replaces the characters that names in envoyproxy/ratelimit must not contain: `:`, `|` and the dots of IPv4
+/// addresses.
 pub(super) fn sanitize(label: &str) -> String {
     let mut text = label.replace([':', '|'], "_");
     let is_part = |letter: char| letter.is_ascii_digit() || letter == '.';
-    let candidates: Vec<String> =
+    let addresses: Vec<String> =
         text.split(|letter| !is_part(letter)).filter(|part| is_ipv4(part)).map(str::to_owned).collect();
-    for address in candidates {
+    for address in addresses {
         text = text.replace(&address, &address.replace('.', "_"));
     }
     text

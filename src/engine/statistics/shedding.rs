@@ -1,4 +1,4 @@
-//! What a limit that is shared by classes, or that sheds, does to each of them.
+//! [`Shedding`]: hits per class of a limit that classes share or that sheds, and the time since which a class is shed.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -8,16 +8,16 @@ use crate::{
     rules::Labels,
 };
 
-/// Who is shed again within this time has been shed all along.
-const PAUSE: Micros = Micros::from_secs(30);
+/// Maximum time between two shed hits of one period of shedding.
+const MAX_PAUSE: Micros = Micros::from_secs(30);
 
-/// What became of hits.
+/// The outcome of hits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::engine) enum Outcome {
     Allowed,
-    /// For what their caller has had.
+    /// Denied because the caller exceeded its limit.
     Denied,
-    /// For overload.
+    /// Denied because of overload.
     Shed,
 }
 
@@ -26,26 +26,27 @@ impl Outcome {
 
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Allowed => "passed",
-            Self::Denied => "refused",
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
             Self::Shed => "shed",
         }
     }
 }
 
-/// The classes of one rule; of one without classes, all.
+/// Statistics of the classes of one rule. A rule without classes has one entry for all callers.
 pub(in crate::engine) struct Shedding {
     pub(super) labels: Labels,
     pub(super) classes: Vec<Class>,
 }
 
-/// One of them.
+/// Statistics of one class.
 pub(super) struct Class {
     pub(super) name: String,
     hits: [Counter; Outcome::ALL.len()],
-    /// When the shedding began that was still going on at `last`, in microseconds.
+    /// Start of the latest period of shedding, in microseconds.
     since: AtomicU64,
-    last: AtomicU64,
+    /// Time of the last shed hit, in microseconds.
+    last_shed: AtomicU64,
 }
 
 impl Shedding {
@@ -54,18 +55,18 @@ impl Shedding {
             name,
             hits: std::array::from_fn(|_| Counter::new(workers)),
             since: AtomicU64::new(0),
-            last: AtomicU64::new(0),
+            last_shed: AtomicU64::new(0),
         };
         Self { labels, classes: names.map(class).collect() }
     }
 
-    pub(in crate::engine) fn decided(&self, worker: WorkerId, class: usize, outcome: Outcome, hits: u64, now: Micros) {
+    pub(in crate::engine) fn record(&self, worker: WorkerId, class: usize, outcome: Outcome, hits: u64, now: Micros) {
         let Some(class) = self.classes.get(class) else {
             return;
         };
         class.hits[outcome as usize].add(worker, hits);
         if outcome == Outcome::Shed {
-            class.shed(now);
+            class.record_shed(now);
         }
     }
 }
@@ -75,21 +76,21 @@ impl Class {
         self.hits[outcome as usize].get()
     }
 
-    /// To the second: there are many of these while it lasts.
-    fn shed(&self, now: Micros) {
-        let last = Micros::new(self.last.load(Relaxed));
-        if last.floor_secs() == now.floor_secs() {
+    /// Records that hits were shed, at most once per second: calls are frequent while shedding lasts.
+    fn record_shed(&self, now: Micros) {
+        let last_shed = Micros::new(self.last_shed.load(Relaxed));
+        if last_shed.floor_secs() == now.floor_secs() {
             return;
         }
-        if self.last.swap(now.get(), Relaxed) + PAUSE.get() < now.get() {
+        if self.last_shed.swap(now.get(), Relaxed) + MAX_PAUSE.get() < now.get() {
             self.since.store(now.get(), Relaxed);
         }
     }
 
-    /// When the shedding began that goes on now.
+    /// Returns the start of the current period of shedding, or `None` if the class is not shed now.
     pub(super) fn since(&self, now: Micros) -> Option<Micros> {
-        let goes_on = self.last.load(Relaxed) + PAUSE.get() >= now.get();
-        goes_on.then(|| Micros::new(self.since.load(Relaxed)))
+        let is_shedding = self.last_shed.load(Relaxed) + MAX_PAUSE.get() >= now.get();
+        is_shedding.then(|| Micros::new(self.since.load(Relaxed)))
     }
 }
 
@@ -98,22 +99,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shedding_goes_on_until_nobody_is_shed_for_a_while() {
+    fn shedding_ends_after_a_pause_without_shed_hits() {
         let shedding = Shedding::new([].into(), std::iter::once("get".to_owned()), 1);
         let at = |second: u64| Micros::from_secs(1_000_000 + second);
-        let shed = |second| shedding.decided(WorkerId(0), 0, Outcome::Shed, 2, at(second));
+        let shed = |second| shedding.record(WorkerId(0), 0, Outcome::Shed, 2, at(second));
         let since = |second| shedding.classes[0].since(at(second));
         assert_eq!(since(0), None);
         shed(0);
         shed(20);
         shed(50);
         assert_eq!((since(50), since(80), since(81)), (Some(at(0)), Some(at(0)), None));
-        shedding.decided(WorkerId(0), 0, Outcome::Allowed, 7, at(90));
+        shedding.record(WorkerId(0), 0, Outcome::Allowed, 7, at(90));
         assert_eq!(since(90), None);
         shed(100);
         assert_eq!(since(101), Some(at(100)));
         let hits = Outcome::ALL.map(|outcome| shedding.classes[0].hits(outcome));
         assert_eq!(hits, [7, 0, 8]);
-        shedding.decided(WorkerId(0), 1, Outcome::Shed, 1, at(101));
+        shedding.record(WorkerId(0), 1, Outcome::Shed, 1, at(101));
     }
 }

@@ -1,4 +1,4 @@
-//! Numbers and labels that dashboards rely on.
+//! Tests of the numbers and labels that dashboards rely on.
 
 use super::*;
 use crate::{algorithm::Decision, rules};
@@ -9,14 +9,14 @@ fn statistics(max_dynamic_series: usize) -> Arc<Statistics> {
 
 fn series(statistics: &Statistics, labels: &[&str]) -> Arc<Series> {
     let labels: Vec<_> = labels.iter().map(|label| (*label).to_owned()).collect();
-    statistics.dynamic(WorkerId(0), &labels, 1)
+    statistics.dynamic_series(WorkerId(0), &labels, 1)
 }
 
 #[test]
 fn a_request_that_crosses_a_threshold_is_split() {
     let statistics = statistics(100);
-    // (hits, counter after them) of a limit of 10 → (within, near, over)
-    for (place, (hits, used, expected)) in [
+    // Each row: hits, the counter after them at a limit of 10, and the expected counts (within, near, over).
+    for (index, (hits, used, expected)) in [
         (1, 1, (1, 0, 0)),
         (8, 8, (8, 0, 0)),
         (1, 9, (1, 1, 0)),
@@ -29,9 +29,15 @@ fn a_request_that_crosses_a_threshold_is_split() {
     .into_iter()
     .enumerate()
     {
-        let series = series(&statistics, &["d", &place.to_string()]);
+        let series = series(&statistics, &["d", &index.to_string()]);
         let decision = Decision { allowed: used <= 10, used, ..Decision::default() };
-        let threshold = Threshold { limit: 10, near: statistics.near(10), splits: true, shadow: true, known: false };
+        let threshold = Threshold {
+            limit: 10,
+            near: statistics.near_threshold(10),
+            splits_denied: true,
+            shadow: true,
+            from_deny_cache: false,
+        };
         series.count_decision(WorkerId(1), hits, &decision, threshold);
         let sum = |count| series.sum(count).unwrap_or_default();
         assert_eq!((sum(Count::Within), sum(Count::Near), sum(Count::Over)), expected, "{hits} hits to {used}");
@@ -39,9 +45,9 @@ fn a_request_that_crosses_a_threshold_is_split() {
     }
 }
 
-/// As the peer names them: a value that callers share says what they share, and an empty one below it says nothing.
+/// As in envoyproxy/ratelimit, a shared value is labelled with its pattern, and an empty value below it adds nothing.
 #[test]
-fn labels_have_the_values_that_rules_ask_for() {
+fn labels_contain_the_values_that_rules_select() {
     let text = "domain: d\ndescriptors:\n\
                 - {key: path, value: f*, share_threshold: true, descriptors: [{key: user, detailed_metric: true, \
                    rate_limit: {unit: day, requests_per_unit: 1}}]}\n\
@@ -78,7 +84,7 @@ fn callers_cannot_make_more_series_than_allowed() {
 }
 
 #[test]
-fn labels_are_the_peers() {
+fn labels_are_sanitized_like_those_of_envoyproxy_ratelimit() {
     let statistics = statistics(10);
     let labels =
         |labels: &[&str]| series(&statistics, labels).labels().iter().map(ToString::to_string).collect::<Vec<_>>();

@@ -1,17 +1,17 @@
-//! A JSON Schema (draft 2020-12) of rule files, for editors: made from the words that the reader knows.
+//! [`schema`]: a JSON Schema (draft 2020-12) of rule files for editors, generated from the reader's keywords.
 //!
-//! It refuses less than the reader, which also knows what goes together; and of words that do nothing where they stand,
-//! which the reader takes with a warning, it says that they do not belong there.
+//! The schema accepts more than the reader, which also checks how keywords may be combined. It accepts
+//! less in one case: it rejects known keywords where they have no effect, and the reader only warns about them.
 
 use serde_json::{Value, json};
 
 use super::spec::keywords::{Keyword, MAPS, MapSchema, ROOT, ValueSchema};
 use crate::algorithm::Algorithm;
 
-/// The schema.
+/// Returns the JSON Schema of rule files.
 #[must_use]
 pub fn schema() -> Value {
-    let maps: serde_json::Map<String, Value> = MAPS.iter().map(|map| (map.name.to_owned(), of_map(map))).collect();
+    let maps: serde_json::Map<String, Value> = MAPS.iter().map(|map| (map.name.to_owned(), map_schema(map))).collect();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Rules of Sluicegate",
@@ -24,19 +24,19 @@ fn reference(map: &MapSchema) -> String {
     format!("#/$defs/{}", map.name)
 }
 
-fn of_map(map: &MapSchema) -> Value {
-    let words: serde_json::Map<String, Value> =
-        map.keywords.iter().map(|word| (word.name.to_owned(), of_word(word))).collect();
-    let algorithms = words.contains_key("algorithm").then(algorithms).unwrap_or_default();
-    // YAML's merge key.
+fn map_schema(map: &MapSchema) -> Value {
+    let keywords: serde_json::Map<String, Value> =
+        map.keywords.iter().map(|keyword| (keyword.name.to_owned(), keyword_schema(keyword))).collect();
+    let algorithms = keywords.contains_key("algorithm").then(algorithm_conditions).unwrap_or_default();
+    // `<<` is YAML's merge key.
     let mut schema = json!({
         "type": ["object", "null"],
-        "properties": words,
+        "properties": keywords,
         "patternProperties": { "^<<$": true },
         "additionalProperties": false,
     });
     if !map.required.is_empty() {
-        // What is merged is not looked into.
+        // A merged map may contain the required keys; the schema does not check its content.
         schema["anyOf"] = json!([{ "required": map.required }, { "required": ["<<"] }]);
     }
     if !algorithms.is_empty() {
@@ -45,16 +45,17 @@ fn of_map(map: &MapSchema) -> Value {
     schema
 }
 
-/// For each algorithm the words of others, which have no meaning for it.
-fn algorithms() -> Vec<Value> {
+/// Returns a condition per algorithm that rejects the keywords that only other algorithms support.
+fn algorithm_conditions() -> Vec<Value> {
     let all: Vec<_> = Algorithm::named().collect();
-    let of =
+    let algorithms_with =
         |name: &str| all.iter().filter(|kind| kind.keywords.contains(&name)).map(|kind| kind.name).collect::<Vec<_>>();
-    let rule = |kind: &crate::algorithm::AlgorithmKind| {
-        let words = all.iter().flat_map(|other| other.keywords).filter(|word| !kind.keywords.contains(word));
-        let strays: serde_json::Map<String, Value> = words
-            .map(|word| {
-                ((*word).to_owned(), json!({ "not": {}, "description": format!("Of {}.", of(word).join(", ")) }))
+    let condition = |kind: &crate::algorithm::AlgorithmKind| {
+        let keywords = all.iter().flat_map(|other| other.keywords).filter(|keyword| !kind.keywords.contains(keyword));
+        let rejected: serde_json::Map<String, Value> = keywords
+            .map(|keyword| {
+                let description = format!("Only supported by {}.", algorithms_with(keyword).join(", "));
+                ((*keyword).to_owned(), json!({ "not": {}, "description": description }))
             })
             .collect();
         json!({
@@ -63,35 +64,36 @@ fn algorithms() -> Vec<Value> {
                 "required": ["algorithm"],
                 "not": { "required": ["capacity"] },
             },
-            "then": { "properties": strays },
+            "then": { "properties": rejected },
         })
     };
-    all.iter().map(rule).collect()
+    all.iter().map(condition).collect()
 }
 
-fn of_word(word: &Keyword) -> Value {
-    let mut schema = of(&word.value);
-    schema["description"] = word.description.into();
+fn keyword_schema(keyword: &Keyword) -> Value {
+    let mut schema = value_schema(&keyword.value);
+    schema["description"] = keyword.description.into();
     schema
 }
 
-fn of(takes: &ValueSchema) -> Value {
+fn value_schema(value: &ValueSchema) -> Value {
     let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
-    match takes {
+    match value {
         ValueSchema::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
-        // YAML 1.1 has more words for it than JSON.
+        // YAML 1.1 has more spellings of booleans than JSON.
         ValueSchema::Boolean => {
-            json!({ "anyOf": [{ "type": ["boolean", "null"] }, text(&any_case(&["true", "yes", "on", "y", "false", "no", "off", "n"]))] })
+            let spellings = ["true", "yes", "on", "y", "false", "no", "off", "n"];
+            json!({ "anyOf": [{ "type": ["boolean", "null"] }, text(&case_insensitive_pattern(&spellings))] })
         }
-        ValueSchema::Number => number(u32::MAX),
-        ValueSchema::UpTo(most) => {
-            let mut schema = number(*most);
+        ValueSchema::Number => number_schema(u32::MAX),
+        ValueSchema::UpTo(max) => {
+            let mut schema = number_schema(*max);
             schema["anyOf"][0]["minimum"] = 1.into();
             schema
         }
-        ValueSchema::Percent(least, most) => {
+        ValueSchema::Percent(min, max) => {
             let mut schema = text(r"^[0-9]+\s*%$");
-            schema["examples"] = json!([format!("{least}%"), format!("{most}%")]);
+            schema["examples"] = json!([format!("{min}%"), format!("{max}%")]);
             schema
         }
         ValueSchema::Duration => {
@@ -99,35 +101,38 @@ fn of(takes: &ValueSchema) -> Value {
             schema["examples"] = json!(["200ms", "30s", "5m"]);
             json!({ "anyOf": [schema, { "const": 0 }] })
         }
-        ValueSchema::Amount => json!({ "anyOf": [number(u32::MAX), text(r"^[0-9]+\s*%$")] }),
+        ValueSchema::Amount => json!({ "anyOf": [number_schema(u32::MAX), text(r"^[0-9]+\s*%$")] }),
         ValueSchema::Capacity => {
             let mut schema = text(r"^\s*[0-9_]+\s*(/\s*[a-zA-Z]+\s*)?$");
             schema["examples"] = json!(["100", "1000/s"]);
             json!({ "anyOf": [schema, { "type": "integer", "minimum": 0 }] })
         }
-        ValueSchema::Word(words) => json!({ "enum": words() }),
-        ValueSchema::Unit(words) => json!({ "anyOf": [{ "enum": words() }, text(&any_case(&words()))] }),
+        ValueSchema::Choice(choices) => json!({ "enum": choices() }),
+        ValueSchema::CaseInsensitiveChoice(choices) => {
+            json!({ "anyOf": [{ "enum": choices() }, text(&case_insensitive_pattern(&choices()))] })
+        }
         ValueSchema::Anything => json!({ "type": ["object", "null"] }),
-        ValueSchema::List(items) => json!({ "type": ["array", "null"], "items": of(items) }),
+        ValueSchema::List(items) => json!({ "type": ["array", "null"], "items": value_schema(items) }),
         ValueSchema::Map(map) => json!({ "$ref": reference(map) }),
         ValueSchema::Named(values) => {
-            json!({ "type": "object", "patternProperties": { "^<<$": true }, "additionalProperties": of(values) })
+            let values = value_schema(values);
+            json!({ "type": "object", "patternProperties": { "^<<$": true }, "additionalProperties": values })
         }
     }
 }
 
-fn number(most: u32) -> Value {
+fn number_schema(max: u32) -> Value {
     json!({ "anyOf": [
-        { "type": ["integer", "null"], "minimum": 0, "maximum": most },
+        { "type": ["integer", "null"], "minimum": 0, "maximum": max },
         { "type": "string", "pattern": "^(0x[0-9a-fA-F_]+|[0-9_]+)$" },
     ] })
 }
 
-/// A pattern for these words, in capitals or not; JSON Schema has no flag for that.
-fn any_case(words: &[&str]) -> String {
+/// Returns a pattern that matches the choices in any case. JSON Schema has no flag to ignore case.
+fn case_insensitive_pattern(choices: &[&str]) -> String {
     let letter = |letter: char| format!("[{letter}{}]", letter.to_ascii_uppercase());
-    let words: Vec<String> = words.iter().map(|word| word.chars().map(letter).collect()).collect();
-    format!("^({})$", words.join("|"))
+    let choices: Vec<String> = choices.iter().map(|choice| choice.chars().map(letter).collect()).collect();
+    format!("^({})$", choices.join("|"))
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::rules::{
     yaml::{self, Kind, Yaml},
 };
 
-/// As an editor sees it: YAML 1.2.
+/// Converts a document to JSON as an editor does: by YAML 1.2.
 fn json(yaml: &Yaml) -> Value {
     match &yaml.kind {
         Kind::Null => Value::Null,
@@ -26,9 +26,9 @@ fn json(yaml: &Yaml) -> Value {
     }
 }
 
-fn complaints(validator: &Validator, text: &str) -> Vec<String> {
+fn violations(validator: &Validator, text: &str) -> Vec<String> {
     let Ok(Some(yaml)) = yaml::parse(text) else {
-        return vec!["no YAML".to_owned()];
+        return vec!["invalid YAML".to_owned()];
     };
     validator.iter_errors(&json(&yaml)).map(|error| format!("{}: {error}", error.instance_path())).collect()
 }
@@ -54,7 +54,7 @@ fn rule_files(folder: &Path, found: &mut Vec<(String, String)>) {
 }
 
 #[test]
-fn every_example_keeps_to_it() {
+fn every_example_is_valid() {
     let mut files = Vec::new();
     for folder in ["deploy", "tests"] {
         rule_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut files);
@@ -62,11 +62,11 @@ fn every_example_keeps_to_it() {
     assert!(files.len() > 8, "{files:?}");
     let validator = validator();
     for (name, text) in files {
-        assert_eq!(complaints(&validator, &text), Vec::<String>::new(), "{name}");
+        assert_eq!(violations(&validator, &text), Vec::<String>::new(), "{name}");
     }
 }
 
-/// What stands behind a word of any kind.
+/// Values of every type.
 const VALUES: &[&str] = &[
     "a",
     "{a: {b: {unit: day, requests_per_unit: 1}}}",
@@ -135,19 +135,19 @@ const VALUES: &[&str] = &[
     "{unlimited: true}",
 ];
 
-/// Files with a word and a value, by all that a word may need beside it.
-fn files(map: &str, word: &str, value: &str) -> Vec<String> {
+/// Returns rule files that contain a keyword with a value, together with the keywords that it may require.
+fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
     let descriptor = |inner: &str| format!("{{domain: d, descriptors: [{{key: k, {inner}}}]}}");
     match map {
-        "rate_limit" if word == "by_plan" => {
+        "rate_limit" if keyword == "by_plan" => {
             let plans = "plans: {default: a, limits: {a: {x: {unit: day, requests_per_unit: 1}}}}";
             vec![format!("{{domain: d, {plans}, descriptors: [{{key: k, rate_limit: {{by_plan: {value}}}}}]}}")]
         }
-        "file" if word == "domain" => vec![format!("{{domain: {value}}}")],
-        "file" => vec![format!("{{domain: d, {word}: {value}}}")],
-        "descriptor" if word == "key" => vec![format!("{{domain: d, descriptors: [{{key: {value}}}]}}")],
+        "file" if keyword == "domain" => vec![format!("{{domain: {value}}}")],
+        "file" => vec![format!("{{domain: d, {keyword}: {value}}}")],
+        "descriptor" if keyword == "key" => vec![format!("{{domain: d, descriptors: [{{key: {value}}}]}}")],
         "descriptor" => {
-            vec![descriptor(&format!("{word}: {value}")), descriptor(&format!("value: a*, {word}: {value}"))]
+            vec![descriptor(&format!("{keyword}: {value}")), descriptor(&format!("value: a*, {keyword}: {value}"))]
         }
         "rate_limit" => {
             let mut bases = vec![
@@ -173,89 +173,90 @@ fn files(map: &str, word: &str, value: &str) -> Vec<String> {
             let named =
                 Algorithm::named().map(|kind| format!("unit: hour, requests_per_unit: 9, algorithm: {}, ", kind.name));
             bases.extend(named);
-            bases.retain(|base| base.split(", ").all(|pair| pair.split(':').next() != Some(word)));
-            bases.iter().map(|base| descriptor(&format!("rate_limit: {{{base}{word}: {value}}}"))).collect()
+            bases.retain(|base| base.split(", ").all(|pair| pair.split(':').next() != Some(keyword)));
+            bases.iter().map(|base| descriptor(&format!("rate_limit: {{{base}{keyword}: {value}}}"))).collect()
         }
         "ip_prefix" => vec![descriptor(&format!(
-            "ip_prefix: {{{word}: {value}}}, rate_limit: {{unit: day, requests_per_unit: 1}}"
+            "ip_prefix: {{{keyword}: {value}}}, rate_limit: {{unit: day, requests_per_unit: 1}}"
         ))],
         "replaces" => vec![descriptor(&format!(
-            "rate_limit: {{unit: day, requests_per_unit: 1, replaces: [{{{word}: {value}}}]}}"
+            "rate_limit: {{unit: day, requests_per_unit: 1, replaces: [{{{keyword}: {value}}}]}}"
         ))],
         "elastic" => ["resource: r", "up_to: 200%", "idle: 50%", "busy: 90%"]
-            .map(|one| if one.starts_with(word) { "idle: 40%" } else { one })
+            .map(|context| if context.starts_with(keyword) { "idle: 40%" } else { context })
             .iter()
-            .map(|one| {
-                let rest = ["resource: r", "up_to: 200%"].into_iter().filter(|it| !it.starts_with(word) && it != one);
-                let rest: String = rest.map(|it| format!("{it}, ")).collect();
+            .map(|context| {
+                let other_keywords = ["resource: r", "up_to: 200%"]
+                    .into_iter()
+                    .filter(|other| !other.starts_with(keyword) && other != context);
+                let other_keywords: String = other_keywords.map(|other| format!("{other}, ")).collect();
                 descriptor(&format!(
-                    "rate_limit: {{unit: day, requests_per_unit: 10, elastic: {{{rest}{word}: {value}}}}}"
+                    "rate_limit: {{unit: day, requests_per_unit: 10, elastic: {{{other_keywords}{keyword}: {value}}}}}"
                 ))
             })
             .collect(),
         "share" => {
-            vec![descriptor(&format!("rate_limit: {{capacity: 100, class: c, shares: {{a: {{{word}: {value}}}}}}}"))]
+            vec![descriptor(&format!("rate_limit: {{capacity: 100, class: c, shares: {{a: {{{keyword}: {value}}}}}}}"))]
         }
         "plans" => {
             let others = ["default: a", "limits: {a: {b: {unit: day, requests_per_unit: 1}}}"];
-            let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(word)).collect();
-            vec![format!("{{domain: d, plans: {{{}, {word}: {value}}}}}", others.join(", "))]
+            let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(keyword)).collect();
+            vec![format!("{{domain: d, plans: {{{}, {keyword}: {value}}}}}", others.join(", "))]
         }
         other => panic!("no files for {other}"),
     }
 }
 
-/// It refuses nothing that the reader takes without a word; and what is of the wrong kind, both refuse.
+/// The schema accepts everything that the reader accepts without a warning, and both reject values of a wrong type.
 #[test]
-fn it_agrees_with_the_reader() {
+fn the_schema_agrees_with_the_reader() {
     let validator = validator();
-    let (mut taken, mut refused) = (0, 0);
+    let (mut accepted_count, mut rejected_count) = (0, 0);
     for map in MAPS {
-        for word in map.keywords {
+        for keyword in map.keywords {
             let mut accepted = 0;
             for value in VALUES.iter().copied().chain(["[[a]]", "{[a]: b}"]).filter(|value| !value.contains("{[")) {
-                for text in files(map.name, word.name, value) {
+                for text in files(map.name, keyword.name, value) {
                     let files = [SourceFile { name: "f".into(), text: text.clone() }];
-                    let complaints = complaints(&validator, &text);
+                    let violations_found = violations(&validator, &text);
                     match compile(&files, Options::default()) {
                         Ok((_, warnings)) if warnings.is_empty() => {
-                            assert_eq!(complaints, Vec::<String>::new(), "{text}");
-                            (taken, accepted) = (taken + 1, accepted + 1);
+                            assert_eq!(violations_found, Vec::<String>::new(), "{text}");
+                            (accepted_count, accepted) = (accepted_count + 1, accepted + 1);
                         }
-                        _ if complaints.is_empty() => {}
-                        _ => refused += 1,
+                        _ if violations_found.is_empty() => {}
+                        _ => rejected_count += 1,
                     }
                 }
             }
-            assert!(accepted > 0, "{}.{} was never taken", map.name, word.name);
-            for text in files(map.name, word.name, "[[a]]") {
-                assert!(!complaints(&validator, &text).is_empty(), "{text}");
+            assert!(accepted > 0, "{}.{} was never accepted", map.name, keyword.name);
+            for text in files(map.name, keyword.name, "[[a]]") {
+                assert!(!violations(&validator, &text).is_empty(), "{text}");
             }
         }
     }
-    assert!(taken > 300 && refused > 2_000, "{taken} taken, {refused} refused");
+    assert!(accepted_count > 300 && rejected_count > 2_000, "{accepted_count} accepted, {rejected_count} rejected");
     for text in ["{domain: d, descriptorz: []}", "{descriptors: []}", "{domain: d, descriptors: [{kay: k}]}"] {
-        assert!(!complaints(&validator, text).is_empty(), "{text}");
+        assert!(!violations(&validator, text).is_empty(), "{text}");
     }
 }
 
-/// YAML's merge key, and words of another algorithm.
 #[test]
-fn what_goes_together() {
+fn accepts_merge_keys_and_rejects_keywords_of_another_algorithm() {
     let validator = validator();
     let merged = "{domain: d, descriptors: [{<<: {key: k}, rate_limit: {<<: {unit: day}, requests_per_unit: 1}}]}";
-    assert_eq!(complaints(&validator, merged), Vec::<String>::new());
-    for (limit, fine) in [
+    assert_eq!(violations(&validator, merged), Vec::<String>::new());
+    for (limit, is_valid) in [
         ("{unit: day, requests_per_unit: 1, algorithm: gcra, burst: 3}", true),
         ("{unit: day, requests_per_unit: 1, algorithm: gcra, queue: 3}", false),
         ("{unit: day, requests_per_unit: 1, algorithm: leaky_bucket, queue: 3}", true),
         ("{capacity: 10/s, class: c, reserve: {a: 5%}}", true),
     ] {
         let text = format!("{{domain: d, descriptors: [{{key: k, rate_limit: {limit}}}]}}");
-        assert_eq!(complaints(&validator, &text).is_empty(), fine, "{text}");
+        assert_eq!(violations(&validator, &text).is_empty(), is_valid, "{text}");
     }
-    for (bits, fine) in [(0, false), (1, true), (32, true), (33, false)] {
+    for (bits, is_valid) in [(0, false), (1, true), (32, true), (33, false)] {
         let text = format!("{{domain: d, descriptors: [{{key: k, ip_prefix: {{v4: {bits}}}}}]}}");
-        assert_eq!(complaints(&validator, &text).is_empty(), fine, "{text}");
+        assert_eq!(violations(&validator, &text).is_empty(), is_valid, "{text}");
     }
 }

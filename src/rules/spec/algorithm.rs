@@ -1,5 +1,7 @@
-//! The words of `rate_limit` that say how it is counted. Which of them may stand together depends on `algorithm`, which
-//! may stand behind them: they are gathered first.
+//! [`AlgorithmKeywords`]: the keywords of `rate_limit` that define how hits are counted.
+//!
+//! The allowed combinations depend on `algorithm`, which may come after the other keywords. All of them are therefore
+//! read before they are checked.
 
 use sluicegate_common::adaptive::Method;
 
@@ -13,238 +15,256 @@ use crate::{
     rules::{diagnostic::Location, limit::Measure, matcher::ModifierEntry, yaml::Yaml},
 };
 
-/// For so long a request in flight counts, if its rule does not say.
-const HOLD: Micros = Micros::from_secs(60);
+/// Default of `hold`: the maximum time for which a request in flight counts.
+const DEFAULT_HOLD: Micros = Micros::from_secs(60);
 
-/// What was read, and where each word stands.
+/// The values of the keywords and their locations.
 pub(super) struct AlgorithmKeywords {
     kind: AlgorithmKind,
-    shape: LimitSpec,
-    /// Requests at once, for how long each, and the key of who they are.
+    spec: LimitSpec,
+    /// Maximum number of requests in flight, from `limit` or `ceiling`.
     limit: Option<u32>,
     hold: Option<Micros>,
+    /// Key of the entry that contains the holder.
     holder: Option<String>,
-    /// What several share, who they are, and the key of the entry that says which of them a request belongs to.
     capacity: Option<Capacity>,
     sharing: Option<Sharing>,
+    /// Key of the entry that contains the request's class.
     class: Option<String>,
-    places: Vec<(String, Location)>,
-    /// A word had no meaning: the limit cannot be made.
-    spoiled: bool,
+    locations: Vec<(String, Location)>,
+    /// Whether a value was invalid and was reported, so that the limit cannot be built.
+    has_invalid_value: bool,
 }
 
 impl Default for AlgorithmKeywords {
     fn default() -> Self {
         Self {
             kind: Algorithm::DEFAULT,
-            shape: LimitSpec::default(),
+            spec: LimitSpec::default(),
             limit: None,
             hold: None,
             holder: None,
             capacity: None,
             sharing: None,
             class: None,
-            places: Vec::new(),
-            spoiled: false,
+            locations: Vec::new(),
+            has_invalid_value: false,
         }
     }
 }
 
-/// How a limit says how many.
-pub(super) enum Counted {
-    /// By a unit and requests per unit.
-    ByUnit,
-    /// By itself; `None` where that has no meaning.
-    Otherwise(Option<(u32, Measure)>),
+/// How a limit defines its maximum.
+pub(super) enum Quantity {
+    /// By `unit` and `requests_per_unit`.
+    PerUnit,
+    /// By keywords of the algorithm; `None` if they are invalid, which has been reported.
+    Explicit(Option<(u32, Measure)>),
 }
 
 impl AlgorithmKeywords {
-    pub(super) fn read(&mut self, reader: &mut Reader<'_, '_>, word: &str, place: Location, node: &Yaml) {
-        self.places.push((word.to_owned(), place));
-        let shape = &mut self.shape;
-        let understood = match word {
+    pub(super) fn read(&mut self, reader: &mut Reader<'_, '_>, keyword: &str, location: Location, node: &Yaml) {
+        self.locations.push((keyword.to_owned(), location));
+        let spec = &mut self.spec;
+        let is_valid = match keyword {
             "algorithm" => {
                 let kinds: Vec<_> = Algorithm::named().map(|kind| (kind.name, kind)).collect();
-                let kind = reader.word(word, node, &kinds);
+                let kind = reader.choice(keyword, node, &kinds);
                 self.kind = kind.unwrap_or(self.kind);
                 kind.is_some()
             }
-            "buckets" => keep(&mut shape.buckets, reader.number(word, node)),
-            "edge" => keep(&mut shape.edge, reader.word(word, node, &EDGES)),
-            "burst" => keep(&mut shape.burst, reader.number(word, node)),
-            "queue" => keep(&mut shape.queue, reader.number(word, node)),
-            "warm_up" => keep(&mut shape.warm_up, duration(reader, word, node)),
-            "count_denied" => keep(&mut shape.count_denied, Some(reader.boolean(word, node))),
-            "min_interval" => keep(&mut shape.min_interval, duration(reader, word, node)),
-            "soft" => keep(&mut shape.soft, reader.percent(word, node, 1, MAX_PERCENT)),
-            "limit" => keep(&mut self.limit, reader.number(word, node)),
-            "hold" => keep(&mut self.hold, duration(reader, word, node)),
-            "holder" => keep(&mut self.holder, key_of_entry(reader, word, node)),
-            "ceiling" => keep(&mut self.limit, reader.number(word, node)),
-            "floor" => keep(&mut shape.floor, reader.number(word, node)),
-            "initial" => keep(&mut shape.initial, reader.number(word, node)),
-            "timeout" => keep(&mut shape.timeout, duration(reader, word, node)),
-            "method" => keep(&mut shape.method, reader.word(word, node, &Method::ALL.map(|it| (it.name(), it)))),
-            "class" => keep(&mut self.class, key_of_entry(reader, word, node)),
-            "capacity" => keep(&mut self.capacity, reader.capacity(node)),
+            "buckets" => set(&mut spec.buckets, reader.number(keyword, node)),
+            "edge" => set(&mut spec.edge, reader.choice(keyword, node, &EDGES)),
+            "burst" => set(&mut spec.burst, reader.number(keyword, node)),
+            "queue" => set(&mut spec.queue, reader.number(keyword, node)),
+            "warm_up" => set(&mut spec.warm_up, duration(reader, keyword, node)),
+            "count_denied" => set(&mut spec.count_denied, Some(reader.boolean(keyword, node))),
+            "min_interval" => set(&mut spec.min_interval, duration(reader, keyword, node)),
+            "soft" => set(&mut spec.soft, reader.percent(keyword, node, 1, MAX_PERCENT)),
+            "limit" => set(&mut self.limit, reader.number(keyword, node)),
+            "hold" => set(&mut self.hold, duration(reader, keyword, node)),
+            "holder" => set(&mut self.holder, key_of_entry(reader, keyword, node)),
+            "ceiling" => set(&mut self.limit, reader.number(keyword, node)),
+            "floor" => set(&mut spec.floor, reader.number(keyword, node)),
+            "initial" => set(&mut spec.initial, reader.number(keyword, node)),
+            "timeout" => set(&mut spec.timeout, duration(reader, keyword, node)),
+            "method" => {
+                set(&mut spec.method, reader.choice(keyword, node, &Method::ALL.map(|method| (method.name(), method))))
+            }
+            "class" => set(&mut self.class, key_of_entry(reader, keyword, node)),
+            "capacity" => set(&mut self.capacity, reader.capacity(node)),
             "shares" | "reserve" if self.sharing.is_some() => {
-                reader.problems.error(place, "shares and reserve exclude each other: a reserve is a share for short");
+                reader
+                    .diagnostics
+                    .error(location, "shares and reserve cannot be combined; reserve is a short form of shares");
                 false
             }
-            "shares" => keep(&mut self.sharing, reader.shares(node)),
-            "reserve" => keep(&mut self.sharing, reader.reserve(node)),
+            "shares" => set(&mut self.sharing, reader.shares(node)),
+            "reserve" => set(&mut self.sharing, reader.reserve(node)),
             _ => true,
         };
-        self.spoiled |= !understood;
+        self.has_invalid_value |= !is_valid;
     }
 
-    pub(super) fn place(&self, word: &str) -> Option<Location> {
-        self.places.iter().find(|(known, _)| known == word).map(|(_, place)| *place)
+    pub(super) fn location(&self, keyword: &str) -> Option<Location> {
+        self.locations.iter().find(|(name, _)| name == keyword).map(|(_, location)| *location)
     }
 
-    /// Where `count_denied: true` stands, if it does.
+    /// Returns the location of `count_denied: true`, if it is present.
     pub(super) fn explicit_count_denied(&self) -> Option<Location> {
-        self.place("count_denied").filter(|_| self.shape.count_denied == Some(true))
+        self.location("count_denied").filter(|_| self.spec.count_denied == Some(true))
     }
 
-    /// A capacity says by itself how it is counted.
+    /// Returns the algorithm, which `capacity` determines if it is present.
     pub(super) fn kind(&self) -> AlgorithmKind {
         let name = match self.capacity {
             None => return self.kind,
-            Some(Capacity { per: Some(_), .. }) => "shares",
-            Some(Capacity { per: None, .. }) => "concurrency",
+            Some(Capacity { unit: Some(_), .. }) => "shares",
+            Some(Capacity { unit: None, .. }) => "concurrency",
         };
         Algorithm::kind(name).unwrap_or(self.kind)
     }
 
-    /// The shape, unless a word has no meaning or belongs to another algorithm.
-    pub(super) fn shape(&self, reader: &mut Reader<'_, '_>) -> Option<LimitSpec> {
-        if self.spoiled {
-            // It has been reported; and what belongs to an algorithm that was not understood is not known.
+    /// Returns the parameters of the algorithm.
+    ///
+    /// Returns `None` if a value is invalid, if keywords contradict each other or if one is not supported.
+    pub(super) fn limit_spec(&self, reader: &mut Reader<'_, '_>) -> Option<LimitSpec> {
+        if self.has_invalid_value {
+            // The invalid value has been reported. If it is the algorithm, the supported keywords are unknown.
             return None;
         }
         let kind = self.kind();
-        let mut stray = false;
-        for (word, place) in self.places.iter().filter(|(word, _)| !kind.keywords.contains(&word.as_str())) {
-            // What belongs to none in particular belongs to all.
-            let homes: Vec<_> = Algorithm::named()
-                .filter(|kind| kind.keywords.contains(&word.as_str()))
+        let mut is_invalid = false;
+        for (keyword, location) in
+            self.locations.iter().filter(|(keyword, _)| !kind.keywords.contains(&keyword.as_str()))
+        {
+            // A keyword that no algorithm lists is supported by all of them.
+            let supporting: Vec<_> = Algorithm::named()
+                .filter(|kind| kind.keywords.contains(&keyword.as_str()))
                 .map(|kind| kind.name)
                 .collect();
-            if !homes.is_empty() {
-                let message = format!("{word} belongs to algorithm {}, not to {}", homes.join(", "), kind.name);
-                reader.problems.error(*place, message);
-                stray = true;
+            if !supporting.is_empty() {
+                let message =
+                    format!("{keyword} is not supported by algorithm {}, only by {}", kind.name, supporting.join(", "));
+                reader.diagnostics.error(*location, message);
+                is_invalid = true;
             }
         }
-        stray |= self.contradicts(reader);
-        let mut shape = self.shape;
+        is_invalid |= self.reject_contradictions(reader);
+        let mut spec = self.spec;
         if let (Some(sharing), Some(capacity)) = (&self.sharing, self.capacity) {
-            match sharing.table(capacity.hits).1 {
-                Ok(classes) => shape.classes = Some(classes),
+            match sharing.class_table(capacity.hits).1 {
+                Ok(classes) => spec.classes = Some(classes),
                 Err(error) => {
-                    reader.problems.error(sharing.place(), error.to_string());
-                    stray = true;
+                    reader.diagnostics.error(sharing.location(), error.to_string());
+                    is_invalid = true;
                 }
             }
         }
-        (!stray).then_some(shape)
+        (!is_invalid).then_some(spec)
     }
 
-    /// Words that want one another, or exclude each other.
-    fn contradicts(&self, reader: &mut Reader<'_, '_>) -> bool {
-        let place = |word| self.place(word);
-        let sharing = place("shares").or_else(|| place("reserve"));
-        let wrong = [
-            (place("capacity").and(place("limit")), "a limit at once is a capacity that nobody shares: one of the two"),
+    /// Reports keywords that require or exclude each other, and returns whether there were any.
+    fn reject_contradictions(&self, reader: &mut Reader<'_, '_>) -> bool {
+        let location = |keyword| self.location(keyword);
+        let sharing = location("shares").or_else(|| location("reserve"));
+        let contradictions = [
             (
-                place("capacity").and(place("algorithm")).filter(|_| self.kind() != self.kind),
-                "capacity says by itself how it is counted",
+                location("capacity").and(location("limit")),
+                "limit cannot be combined with capacity; a limit is a capacity without classes",
             ),
-            (sharing.filter(|_| self.capacity.is_none()), "who has a share needs a capacity to have it of"),
+            (
+                location("capacity").and(location("algorithm")).filter(|_| self.kind() != self.kind),
+                "algorithm cannot be combined with capacity, which determines the algorithm",
+            ),
+            (sharing.filter(|_| self.capacity.is_none()), "shares and reserve require a capacity"),
             (
                 sharing.filter(|_| self.class.is_none()),
-                "shares need a class: the key of the entry that says whose request it is",
+                "shares and reserve require class: the key of the entry that contains a request's class",
             ),
-            (place("class").filter(|_| self.sharing.is_none()), "a class needs shares, or a reserve"),
-            (place("class").filter(|_| self.class == self.holder), "class and holder are two entries"),
+            (location("class").filter(|_| self.sharing.is_none()), "class requires shares or reserve"),
+            (location("class").filter(|_| self.class == self.holder), "class and holder must be different entries"),
         ];
-        let wrong = wrong.into_iter().filter_map(|(place, why)| Some((place?, why)));
-        wrong.map(|(place, why)| reader.problems.error(place, why)).count() > 0
+        let contradictions = contradictions.into_iter().filter_map(|(location, message)| Some((location?, message)));
+        contradictions.map(|(location, message)| reader.diagnostics.error(location, message)).count() > 0
     }
 
-    /// How many, where no unit says so.
-    pub(super) fn counted(&self, reader: &mut Reader<'_, '_>, place: Location) -> Counted {
-        let in_flight = Measure::InFlight { hold: self.hold.unwrap_or(HOLD) };
+    /// Returns how the limit defines its maximum, and reports missing keywords.
+    pub(super) fn quantity(&self, reader: &mut Reader<'_, '_>, location: Location) -> Quantity {
+        let in_flight = Measure::InFlight { hold: self.hold.unwrap_or(DEFAULT_HOLD) };
         match self.capacity {
-            Some(Capacity { hits, per: Some(unit) }) => {
-                Counted::Otherwise(Some((hits, Measure::Rate { unit, multiplier: 1 })))
+            Some(Capacity { hits, unit: Some(unit) }) => {
+                Quantity::Explicit(Some((hits, Measure::Rate { unit, multiplier: 1 })))
             }
-            Some(Capacity { hits, per: None }) => Counted::Otherwise(Some((hits, in_flight))),
-            None if self.spoiled && self.place("capacity").is_some() => Counted::Otherwise(None),
+            Some(Capacity { hits, unit: None }) => Quantity::Explicit(Some((hits, in_flight))),
+            None if self.has_invalid_value && self.location("capacity").is_some() => Quantity::Explicit(None),
             None if self.kind.keywords.contains(&"hold") => {
-                if self.limit.is_none() && !self.spoiled {
-                    let word = if self.kind.keywords.contains(&"ceiling") { "ceiling" } else { "limit" };
+                if self.limit.is_none() && !self.has_invalid_value {
+                    let keyword = if self.kind.keywords.contains(&"ceiling") { "ceiling" } else { "limit" };
                     let name = self.kind.name;
-                    reader.problems.error(place, format!("{name} needs a {word}: how many requests at once"));
+                    reader.diagnostics.error(
+                        location,
+                        format!("{name} requires {keyword}: the maximum number of requests in flight"),
+                    );
                 }
-                Counted::Otherwise(self.limit.map(|limit| (limit, in_flight)))
+                Quantity::Explicit(self.limit.map(|limit| (limit, in_flight)))
             }
             None if self.kind.keywords.contains(&"capacity") => {
-                reader.problems.error(place, "shares are of a capacity: 1000/s");
-                Counted::Otherwise(None)
+                reader.diagnostics.error(location, "algorithm shares requires a capacity such as 1000/s");
+                Quantity::Explicit(None)
             }
-            None => Counted::ByUnit,
+            None => Quantity::PerUnit,
         }
     }
 
-    /// What of a limit says how many.
-    pub(super) fn counted_by(&self) -> &'static str {
-        if self.place("capacity").is_some() { "capacity" } else { self.kind.name }
+    /// Returns the keyword or the algorithm that defines the limit's maximum in place of a unit.
+    pub(super) fn quantity_keyword(&self) -> &'static str {
+        if self.location("capacity").is_some() { "capacity" } else { self.kind.name }
     }
 
-    /// The keys of the entries that say who asks, in their order, and the classes.
-    pub(super) fn askers(&self) -> (Vec<(ModifierEntry, String)>, Vec<Box<str>>) {
+    /// Returns the modifier entries with their keys, in the order of the descriptor, and the names of the classes.
+    pub(super) fn modifiers_and_classes(&self) -> (Vec<(ModifierEntry, String)>, Vec<Box<str>>) {
         let class = self.class.clone().map(|key| (ModifierEntry::Class, key));
         let holder = self.holder.clone().map(|key| (ModifierEntry::Holder, key));
-        let names = self.sharing.as_ref().map(|sharing| sharing.table(0).0);
+        let names = self.sharing.as_ref().map(|sharing| sharing.class_table(0).0);
         (class.into_iter().chain(holder).collect(), names.unwrap_or_default())
     }
 
-    /// Whether all that is refused is overload: what others could have is kept for some.
+    /// Returns whether denials are overload: with `reserve`, requests are denied to keep capacity for other classes.
     pub(super) fn sheds(&self) -> bool {
         self.sharing.as_ref().is_some_and(|sharing| sharing.reserve)
     }
 
-    /// Nothing is counted: no word has a meaning.
-    pub(super) fn refuse_all(&self, reader: &mut Reader<'_, '_>) {
-        for (word, place) in &self.places {
-            reader.problems.error(*place, format!("{word} has no meaning for a limit that is unlimited"));
+    /// Reports all keywords, because an unlimited rule is not counted.
+    pub(super) fn reject_all(&self, reader: &mut Reader<'_, '_>) {
+        for (keyword, location) in &self.locations {
+            reader.diagnostics.error(*location, format!("{keyword} cannot be combined with unlimited: true"));
         }
     }
 }
 
-/// Whether there was something to keep.
-fn keep<T>(field: &mut Option<T>, value: Option<T>) -> bool {
+/// Sets the field and returns whether there is a value.
+fn set<T>(field: &mut Option<T>, value: Option<T>) -> bool {
     *field = value;
     field.is_some()
 }
 
-fn duration(reader: &mut Reader<'_, '_>, word: &str, node: &Yaml) -> Option<Micros> {
-    let text = reader.text(word, node)?;
+fn duration(reader: &mut Reader<'_, '_>, keyword: &str, node: &Yaml) -> Option<Micros> {
+    let text = reader.text(keyword, node)?;
     let parsed = humantime::parse_duration(&text).ok();
     let micros = parsed.and_then(|duration| u64::try_from(duration.as_micros()).ok());
     if micros.is_none() {
-        reader.problems.error(node.place, format!("{word} must be a duration like 200ms, 30s or 5m, not {text:?}"));
+        reader
+            .diagnostics
+            .error(node.location, format!("{keyword} must be a duration such as 200ms, 30s or 5m, not {text:?}"));
     }
     micros.map(Micros::new)
 }
 
-/// The key of an entry that says something of the request.
-fn key_of_entry(reader: &mut Reader<'_, '_>, word: &str, node: &Yaml) -> Option<String> {
-    let key = reader.text(word, node)?;
+/// Reads the key of a modifier entry.
+fn key_of_entry(reader: &mut Reader<'_, '_>, keyword: &str, node: &Yaml) -> Option<String> {
+    let key = reader.text(keyword, node)?;
     if key.is_empty() {
-        reader.problems.error(node.place, format!("{word} needs the key of the entry that names it, not an empty one"));
+        reader.diagnostics.error(node.location, format!("{keyword} must be the key of an entry, not empty"));
         return None;
     }
     Some(key)

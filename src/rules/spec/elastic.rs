@@ -1,4 +1,4 @@
-//! `elastic`: above the limit while a resource has capacity to spare.
+//! [`ElasticKeywords`]: the keywords of `elastic`, a higher limit while a resource has spare capacity.
 
 use super::{
     Reader,
@@ -13,11 +13,12 @@ use crate::{
     },
 };
 
-/// Up to this share of its capacity a resource is idle, and from that one on it is busy, if a rule does not say, in percent.
-const IDLE: u32 = 50;
-const BUSY: u32 = 90;
+/// Default of `idle`: utilization in percent up to which the highest limit applies.
+const DEFAULT_IDLE: u32 = 50;
+/// Default of `busy`: utilization in percent from which only the rule's own limit applies.
+const DEFAULT_BUSY: u32 = 90;
 
-/// What was read.
+/// The values of the keywords, in percent.
 pub(super) struct ElasticKeywords {
     resource: String,
     up_to: u32,
@@ -27,8 +28,8 @@ pub(super) struct ElasticKeywords {
 
 impl Reader<'_, '_> {
     pub(super) fn elastic(&mut self, node: &Yaml) -> Option<ElasticKeywords> {
-        let (mut resource, mut up_to, mut idle, mut busy) = (None, Some(0), Some(IDLE), Some(BUSY));
-        for (key, _, value) in self.map(node, &ELASTIC)? {
+        let (mut resource, mut up_to, mut idle, mut busy) = (None, Some(0), Some(DEFAULT_IDLE), Some(DEFAULT_BUSY));
+        for (key, _, value) in self.read_map(node, &ELASTIC)? {
             match key {
                 "resource" => resource = self.text(key, value).filter(|name| !name.is_empty()),
                 "up_to" => up_to = self.percent(key, value, 101, MAX_PERCENT),
@@ -37,39 +38,39 @@ impl Reader<'_, '_> {
                 _ => {}
             }
         }
-        let words = ElasticKeywords { resource: resource.unwrap_or_default(), up_to: up_to?, idle: idle?, busy: busy? };
-        if words.resource.is_empty() || words.up_to == 0 {
-            self.problems
-                .error(node.place, "elastic needs a resource, and up_to: how much of the limit there is at most");
+        let keywords =
+            ElasticKeywords { resource: resource.unwrap_or_default(), up_to: up_to?, idle: idle?, busy: busy? };
+        if keywords.resource.is_empty() || keywords.up_to == 0 {
+            self.diagnostics.error(node.location, "elastic requires resource and up_to");
             return None;
         }
-        if words.idle >= words.busy {
-            self.problems.error(node.place, "a resource is idle below the utilization at which it is busy");
+        if keywords.idle >= keywords.busy {
+            self.diagnostics.error(node.location, "idle must be less than busy");
             return None;
         }
-        Some(words)
+        Some(keywords)
     }
 }
 
-/// The limit with more and more above it.
-pub(super) fn stretch(
-    words: ElasticKeywords,
+/// Builds the limits above the rule's own limit in [`Elastic::STEPS`] steps.
+pub(super) fn build_elastic(
+    keywords: ElasticKeywords,
     requests: u32,
     measure: Measure,
     kind: AlgorithmKind,
-    shape: LimitSpec,
+    spec: LimitSpec,
 ) -> Result<Elastic, LimitError> {
-    let ElasticKeywords { resource, up_to, idle, busy } = words;
-    let stretched = |step: usize| {
+    let ElasticKeywords { resource, up_to, idle, busy } = keywords;
+    let limit_at = |step: usize| {
         let extra = u64::from(up_to - 100) * step as u64;
-        let stretch = |number: u32| {
+        let scale = |number: u32| {
             let number = u64::from(number);
             u32::try_from(number + number * extra / (100 * Elastic::STEPS as u64)).unwrap_or(u32::MAX)
         };
-        let shape = LimitSpec { burst: shape.burst.map(stretch), ..shape };
-        Limit::shaped(stretch(requests), measure, kind, shape)
+        let spec = LimitSpec { burst: spec.burst.map(scale), ..spec };
+        Limit::from_spec(scale(requests), measure, kind, spec)
     };
-    let steps = (1..=Elastic::STEPS).map(stretched).collect::<Result<_, _>>()?;
-    let part = |percent: u32| f64::from(percent) / 100.0;
-    Ok(Elastic { resource: resource.into(), idle: part(idle), busy: part(busy), steps })
+    let steps = (1..=Elastic::STEPS).map(limit_at).collect::<Result<_, _>>()?;
+    let fraction = |percent: u32| f64::from(percent) / 100.0;
+    Ok(Elastic { resource: resource.into(), idle: fraction(idle), busy: fraction(busy), steps })
 }

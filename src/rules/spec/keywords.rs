@@ -1,5 +1,6 @@
-//! The words of rule files: where each belongs, what it takes, and what it says. The reader knows no others, and the JSON
-//! Schema that editors check files with is made from them.
+//! [`MAPS`]: the keywords of rule files, with their context, their values and their descriptions.
+//!
+//! The reader supports no other keywords, and the JSON Schema for editors is generated from these maps.
 
 use sluicegate_common::adaptive::Method;
 
@@ -8,189 +9,297 @@ use crate::{
     rules::limit::{FailurePolicy, Unit},
 };
 
-/// A map that has words of ours.
+/// A map of a rule file with a fixed set of keywords.
 pub(in crate::rules) struct MapSchema {
-    /// Its name in the schema.
+    /// Name of the map in the JSON Schema.
     pub(in crate::rules) name: &'static str,
-    /// Where it stands, for complaints.
-    pub(in crate::rules) place: &'static str,
+    /// Where the map is in a file, as in diagnostics: `under rate_limit`.
+    pub(in crate::rules) context: &'static str,
     pub(in crate::rules) keywords: &'static [Keyword],
-    /// Those that it cannot do without.
+    /// Names of the required keywords.
     pub(in crate::rules) required: &'static [&'static str],
 }
 
-/// One of its words.
+/// A keyword of a map.
 pub(in crate::rules) struct Keyword {
     pub(in crate::rules) name: &'static str,
     pub(in crate::rules) value: ValueSchema,
     pub(in crate::rules) description: &'static str,
 }
 
-/// What stands behind a word.
+/// The type of a keyword's value.
 pub(in crate::rules) enum ValueSchema {
-    /// A scalar as it is written.
+    /// A scalar as text.
     Text,
     Boolean,
-    /// A whole number of 32 bits.
+    /// An unsigned integer of 32 bits.
     Number,
-    /// A whole number from 1 to this one.
+    /// An integer from 1 to this maximum.
     UpTo(u32),
-    /// A whole percentage from one to the other.
+    /// A whole percentage from this minimum to this maximum.
     Percent(u32, u32),
-    /// `200ms`.
+    /// A duration such as `200ms`.
     Duration,
     /// A number, or a percentage of a capacity.
     Amount,
-    /// `100`, or `1000/s`.
+    /// A capacity in flight, such as `100`, or per unit of time, such as `1000/s`.
     Capacity,
-    /// One of these words.
-    Word(fn() -> Vec<&'static str>),
-    /// The same, in capitals or not.
-    Unit(fn() -> Vec<&'static str>),
-    /// A map of anything.
+    /// One of these values.
+    Choice(fn() -> Vec<&'static str>),
+    /// One of these values, ignoring case.
+    CaseInsensitiveChoice(fn() -> Vec<&'static str>),
+    /// A map with any content.
     Anything,
     List(&'static ValueSchema),
     Map(&'static MapSchema),
-    /// A map whose keys are names that the writer chose.
+    /// A map with names as keys, chosen by the author of the file.
     Named(&'static ValueSchema),
 }
 
 impl MapSchema {
     pub(super) fn has(&self, name: &str) -> bool {
-        self.keywords.iter().any(|word| word.name == name)
+        self.keywords.iter().any(|keyword| keyword.name == name)
     }
 
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.keywords.iter().map(|word| word.name)
+        self.keywords.iter().map(|keyword| keyword.name)
     }
 }
 
-const fn word(name: &'static str, takes: ValueSchema, says: &'static str) -> Keyword {
-    Keyword { name, value: takes, description: says }
+const fn keyword(name: &'static str, value: ValueSchema, description: &'static str) -> Keyword {
+    Keyword { name, value, description }
 }
 
-/// All of them.
+/// All maps with keywords.
 pub(in crate::rules) const MAPS: [&MapSchema; 8] =
     [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS];
 
-/// What `charge` can be, and whether that is all or nothing.
+/// Values of `charge`, and whether they mean that a request takes hits from all of its limits or from none.
 pub(super) const CHARGES: [(&str, bool); 2] = [("each", false), ("all", true)];
-/// What `edge` can be.
+/// Values of `edge`.
 pub(super) const EDGES: [(&str, WindowEdge); 2] = [("weighted", WindowEdge::Weighted), ("strict", WindowEdge::Strict)];
-/// A soft or elastic limit of more percent than this is a mistake.
+/// Maximum percentage of soft and elastic limits; a higher one is treated as a mistake.
 pub(super) const MAX_PERCENT: u32 = 1_000;
 
 pub(in crate::rules) static ROOT: MapSchema = MapSchema {
     name: "file",
-    place: "at the top of the file",
+    context: "at the top of the file",
     keywords: &[
-        word("domain", ValueSchema::Text, "Which requests these rules are for: those that name this domain."),
-        word(
+        keyword("domain", ValueSchema::Text, "The domain of the requests that these rules apply to."),
+        keyword(
             "charge",
-            ValueSchema::Word(|| CHARGES.map(|(name, _)| name).to_vec()),
-            "Whether a request that one limit refuses takes from the others: each for itself, or all or none.",
+            ValueSchema::Choice(|| CHARGES.map(|(name, _)| name).to_vec()),
+            "Whether a request that one limit denies takes hits from its other limits (each) or from none (all).",
         ),
-        word("shard_by", ValueSchema::List(&ValueSchema::Text), "The keys of the entries that choose the Redis shard."),
-        word("plans", ValueSchema::Map(&PLANS), "Limits that are not the same for everybody, as one table."),
-        word("descriptors", ValueSchema::List(&ValueSchema::Map(&DESCRIPTOR)), "The first level of descriptors."),
+        keyword(
+            "shard_by",
+            ValueSchema::List(&ValueSchema::Text),
+            "The keys of the entries that select a counter's Redis server; the whole descriptor by default.",
+        ),
+        keyword("plans", ValueSchema::Map(&PLANS), "Named sets of limits that entities are assigned to."),
+        keyword(
+            "descriptors",
+            ValueSchema::List(&ValueSchema::Map(&DESCRIPTOR)),
+            "The rules for the first entry of a descriptor.",
+        ),
     ],
     required: &["domain"],
 };
 
 pub(in crate::rules) static DESCRIPTOR: MapSchema = MapSchema {
     name: "descriptor",
-    place: "in a descriptor",
+    context: "in a descriptor",
     keywords: &[
-        word("key", ValueSchema::Text, "The entry's key."),
-        word(
+        keyword("key", ValueSchema::Text, "The key of the entry that this rule matches."),
+        keyword(
             "value",
             ValueSchema::Text,
-            "The entry's value; with * a pattern. Without it, every value has a limit of its own.",
+            "The value of the entry; with *, a pattern. By default, every value matches and has its own counter.",
         ),
-        word("rate_limit", ValueSchema::Map(&RATE_LIMIT), "The limit."),
-        word("shadow_mode", ValueSchema::Boolean, "Counted and measured, never enforced."),
-        word(
+        keyword("rate_limit", ValueSchema::Map(&RATE_LIMIT), "The limit of descriptors that end with this entry."),
+        keyword(
+            "shadow_mode",
+            ValueSchema::Boolean,
+            "If true, the limit is counted and measured, but never denies a request.",
+        ),
+        keyword(
             "quota_mode",
             ValueSchema::Boolean,
-            "Over its limit, it refuses only if every quota rule of the request is over its own.",
+            "If true, the rule denies a request only if every rule of the request in quota mode is over its limit.",
         ),
-        word("detailed_metric", ValueSchema::Boolean, "Statistics by the values of all levels."),
-        word("value_to_metric", ValueSchema::Boolean, "Statistics by the value of this level."),
-        word("share_threshold", ValueSchema::Boolean, "Of a pattern: all values that fit share one counter."),
-        word("ip_prefix", ValueSchema::Map(&IP_PREFIX), "The value is an address, counted by its prefix."),
-        word("metadata", ValueSchema::Anything, "Free form, for the caller (response.dynamic_metadata)."),
-        word("descriptors", ValueSchema::List(&ValueSchema::Map(&DESCRIPTOR)), "The next level."),
+        keyword(
+            "detailed_metric",
+            ValueSchema::Boolean,
+            "If true, statistics are kept for each combination of the values of all entries.",
+        ),
+        keyword("value_to_metric", ValueSchema::Boolean, "If true, statistics are kept for each value of this entry."),
+        keyword(
+            "share_threshold",
+            ValueSchema::Boolean,
+            "If true, all values that match the pattern in value share one counter.",
+        ),
+        keyword(
+            "ip_prefix",
+            ValueSchema::Map(&IP_PREFIX),
+            "The value of the entry is an IP address, and all addresses with the same prefix share one counter.",
+        ),
+        keyword(
+            "metadata",
+            ValueSchema::Anything,
+            "Free-form data that responses contain if response.dynamic_metadata is set.",
+        ),
+        keyword(
+            "descriptors",
+            ValueSchema::List(&ValueSchema::Map(&DESCRIPTOR)),
+            "The rules for the next entry of the descriptor.",
+        ),
     ],
     required: &["key"],
 };
 
 pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
     name: "rate_limit",
-    place: "under rate_limit",
+    context: "under rate_limit",
     keywords: &[
-        word("unit", ValueSchema::Unit(|| Unit::ALL.map(Unit::name).to_vec()), "Length of the window."),
-        word("unit_multiplier", ValueSchema::Number, "The window is this many units, 100 years at most."),
-        word("requests_per_unit", ValueSchema::Number, "How many hits pass in one window; 0 refuses everything."),
-        word("unlimited", ValueSchema::Boolean, "No limit, and nothing is counted. Instead of a unit."),
-        word("name", ValueSchema::Text, "For replaces; also told to the caller."),
-        word(
+        keyword(
+            "unit",
+            ValueSchema::CaseInsensitiveChoice(|| Unit::ALL.map(Unit::name).to_vec()),
+            "The unit of the window. A month has 30 days and a year 365 days.",
+        ),
+        keyword(
+            "unit_multiplier",
+            ValueSchema::Number,
+            "The length of the window in units, at most 100 years; 1 by default.",
+        ),
+        keyword(
+            "requests_per_unit",
+            ValueSchema::Number,
+            "The maximum number of hits in one window. With 0, everything is denied.",
+        ),
+        keyword(
+            "unlimited",
+            ValueSchema::Boolean,
+            "If true, everything is allowed and nothing is counted. It cannot be combined with unit.",
+        ),
+        keyword("name", ValueSchema::Text, "The name of the limit, for replaces and in responses."),
+        keyword(
             "replaces",
             ValueSchema::List(&ValueSchema::Map(&REPLACES)),
-            "Where this limit applies, those with these names do not.",
+            "The limits of the same request that do not apply if this limit applies.",
         ),
-        word(
+        keyword(
             "on_error",
-            ValueSchema::Word(|| FailurePolicy::ALL.map(FailurePolicy::name).to_vec()),
-            "What decides when the store cannot.",
+            ValueSchema::Choice(|| FailurePolicy::ALL.map(FailurePolicy::name).to_vec()),
+            "What happens if the store cannot decide; the setting decisions.on_error by default.",
         ),
-        word(
+        keyword(
             "consistency",
-            ValueSchema::Word(|| Consistency::ALL.map(Consistency::name).to_vec()),
-            "What answers may owe to what Redis has not been asked.",
+            ValueSchema::Choice(|| Consistency::ALL.map(Consistency::name).to_vec()),
+            "How exactly instances share the counter in Redis; exact by default.",
         ),
-        word(
+        keyword(
             "algorithm",
-            ValueSchema::Word(|| Algorithm::named().map(|kind| kind.name).collect()),
-            "How it is counted; fixed_window by default.",
+            ValueSchema::Choice(|| Algorithm::named().map(|kind| kind.name).collect()),
+            "The algorithm that counts hits; fixed_window by default.",
         ),
-        word("buckets", ValueSchema::Number, "Counters in a window, 1 to 256: the more, the closer to the truth."),
-        word(
+        keyword(
+            "buckets",
+            ValueSchema::Number,
+            "The number of counters in a sliding window, from 1 to 256. More counters are more precise; 1 by default.",
+        ),
+        keyword(
             "edge",
-            ValueSchema::Word(|| EDGES.map(|(name, _)| name).to_vec()),
-            "How the oldest counter counts: by its overlap, or whole.",
+            ValueSchema::Choice(|| EDGES.map(|(name, _)| name).to_vec()),
+            "How the oldest counter of a sliding window counts: by its overlap with the window, or in full (strict).",
         ),
-        word("burst", ValueSchema::Number, "How much may come at once."),
-        word("queue", ValueSchema::Number, "How many more may wait; the answer says how long."),
-        word("warm_up", ValueSchema::Duration, "From cold to warm after idleness, up to 1h."),
-        word("count_denied", ValueSchema::Boolean, "Refused hits count too."),
-        word("min_interval", ValueSchema::Duration, "Least time between two passes, up to the window."),
-        word("soft", ValueSchema::Percent(1, MAX_PERCENT), "That much more passes, marked as over the soft limit."),
-        word("limit", ValueSchema::Number, "How many at once, 1000 at most."),
-        word("ceiling", ValueSchema::Number, "The most at once, whatever latency says."),
-        word("floor", ValueSchema::Number, "The least at once, whatever latency says."),
-        word("initial", ValueSchema::Number, "How many at once in the beginning."),
-        word("method", ValueSchema::Word(|| Method::ALL.map(Method::name).to_vec()), "How latency makes a limit."),
-        word("timeout", ValueSchema::Duration, "What takes longer has been dropped."),
-        word("hold", ValueSchema::Duration, "A slot that nobody gives back is free after this time, a day at most."),
-        word("holder", ValueSchema::Text, "The key of the last entry, which names who has the slot."),
-        word("capacity", ValueSchema::Capacity, "What classes share: 100 in flight, or 1000/s."),
-        word("class", ValueSchema::Text, "The key of the entry that says whose request it is."),
-        word(
+        keyword("burst", ValueSchema::Number, "The number of hits that a bucket allows at once."),
+        keyword(
+            "queue",
+            ValueSchema::Number,
+            "The number of further hits that a leaky bucket allows with a delay, stated in the response; 0 by default.",
+        ),
+        keyword(
+            "warm_up",
+            ValueSchema::Duration,
+            "The time in which a token bucket reaches its full rate after it was idle, up to 1h.",
+        ),
+        keyword(
+            "count_denied",
+            ValueSchema::Boolean,
+            "Whether denied hits are counted; true by default for fixed_window, false for other algorithms.",
+        ),
+        keyword(
+            "min_interval",
+            ValueSchema::Duration,
+            "The minimum time between two allowed requests, up to the length of the window.",
+        ),
+        keyword(
+            "soft",
+            ValueSchema::Percent(1, MAX_PERCENT),
+            "The percentage above the limit that is still allowed, in responses marked as over the soft limit.",
+        ),
+        keyword("limit", ValueSchema::Number, "The maximum number of requests in flight, at most 1000."),
+        keyword(
+            "ceiling",
+            ValueSchema::Number,
+            "The upper bound of an adaptive limit, in requests in flight, at most 1000.",
+        ),
+        keyword(
+            "floor",
+            ValueSchema::Number,
+            "The lower bound of an adaptive limit, in requests in flight; 1 by default.",
+        ),
+        keyword(
+            "initial",
+            ValueSchema::Number,
+            "The initial value of an adaptive limit, in requests in flight; 20 by default.",
+        ),
+        keyword(
+            "method",
+            ValueSchema::Choice(|| Method::ALL.map(Method::name).to_vec()),
+            "The algorithm that computes an adaptive limit from latencies; vegas by default.",
+        ),
+        keyword(
+            "timeout",
+            ValueSchema::Duration,
+            "The latency above which an adaptive limit treats a request as dropped; 5s by default.",
+        ),
+        keyword(
+            "hold",
+            ValueSchema::Duration,
+            "The time after which a slot that was not released becomes free, at most a day; 60s by default.",
+        ),
+        keyword(
+            "holder",
+            ValueSchema::Text,
+            "The key of the last entry of the descriptor, which contains the holder of a slot.",
+        ),
+        keyword(
+            "capacity",
+            ValueSchema::Capacity,
+            "The capacity that classes share: a number of requests in flight (100) or a rate (1000/s).",
+        ),
+        keyword("class", ValueSchema::Text, "The key of the entry that contains the class of a request."),
+        keyword(
             "shares",
             ValueSchema::Named(&ValueSchema::Map(&SHARE)),
-            "What each class always has, and the most it may have.",
+            "The guaranteed and the maximum share of the capacity for each class.",
         ),
-        word(
+        keyword(
             "reserve",
             ValueSchema::Named(&ValueSchema::Amount),
-            "What is kept for a class, and is there for nobody else.",
+            "The part of the capacity that is reserved for each class.",
         ),
-        word("shed", ValueSchema::Boolean, "What it refuses is overload: 503 in place of 429."),
-        word("elastic", ValueSchema::Map(&ELASTIC), "More than the limit while a resource has capacity to spare."),
-        word(
+        keyword(
+            "shed",
+            ValueSchema::Boolean,
+            "If true, denials are reported as overload: HTTP status 503 instead of 429.",
+        ),
+        keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
+        keyword(
             "by_plan",
             ValueSchema::Text,
-            "The limit of this name in the request's plan, in place of all other words.",
+            "The name of a limit in the request's plan, which replaces all other keywords.",
         ),
     ],
     required: &[],
@@ -198,58 +307,82 @@ pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
 
 pub(in crate::rules) static REPLACES: MapSchema = MapSchema {
     name: "replaces",
-    place: "in an entry of replaces",
-    keywords: &[word("name", ValueSchema::Text, "The name of the limit that does not apply then.")],
+    context: "in an entry of replaces",
+    keywords: &[keyword("name", ValueSchema::Text, "The name of the limit that is replaced.")],
     required: &["name"],
 };
 
 pub(in crate::rules) static IP_PREFIX: MapSchema = MapSchema {
     name: "ip_prefix",
-    place: "under ip_prefix",
+    context: "under ip_prefix",
     keywords: &[
-        word("v4", ValueSchema::UpTo(32), "Bits of an IPv4 address."),
-        word("v6", ValueSchema::UpTo(128), "Bits of an IPv6 address."),
+        keyword("v4", ValueSchema::UpTo(32), "The prefix length of IPv4 addresses in bits; 32 by default."),
+        keyword("v6", ValueSchema::UpTo(128), "The prefix length of IPv6 addresses in bits; 64 by default."),
     ],
     required: &[],
 };
 
 pub(in crate::rules) static ELASTIC: MapSchema = MapSchema {
     name: "elastic",
-    place: "under elastic",
+    context: "under elastic",
     keywords: &[
-        word("resource", ValueSchema::Text, "Whose utilization it depends on, as it is reported to /resources."),
-        word("up_to", ValueSchema::Percent(101, MAX_PERCENT), "How much of the limit there is at most."),
-        word("idle", ValueSchema::Percent(0, 100), "Up to this utilization there is all of it."),
-        word("busy", ValueSchema::Percent(0, 100), "From this utilization on there is no more than the limit."),
+        keyword(
+            "resource",
+            ValueSchema::Text,
+            "The name of the resource, whose utilization is reported to /resources.",
+        ),
+        keyword(
+            "up_to",
+            ValueSchema::Percent(101, MAX_PERCENT),
+            "The highest limit, as a percentage of the rule's own limit.",
+        ),
+        keyword(
+            "idle",
+            ValueSchema::Percent(0, 100),
+            "The utilization up to which the highest limit applies; 50% by default.",
+        ),
+        keyword(
+            "busy",
+            ValueSchema::Percent(0, 100),
+            "The utilization from which only the rule's own limit applies; 90% by default.",
+        ),
     ],
     required: &["resource", "up_to"],
 };
 
 pub(in crate::rules) static SHARE: MapSchema = MapSchema {
     name: "share",
-    place: "in a class of shares",
+    context: "in a class of shares",
     keywords: &[
-        word("min", ValueSchema::Amount, "What is always there for it."),
-        word("max", ValueSchema::Amount, "The most it may have."),
+        keyword(
+            "min",
+            ValueSchema::Amount,
+            "The guaranteed share of the class, as a number of hits or a percentage; 0 by default.",
+        ),
+        keyword(
+            "max",
+            ValueSchema::Amount,
+            "The maximum share of the class, as a number of hits or a percentage; the whole capacity by default.",
+        ),
     ],
     required: &[],
 };
 
 pub(in crate::rules) static PLANS: MapSchema = MapSchema {
     name: "plans",
-    place: "under plans",
+    context: "under plans",
     keywords: &[
-        word("key", ValueSchema::Text, "The key of the entry that names a request's plan; plan by default."),
-        word("default", ValueSchema::Text, "The plan of those that name none, or one that is not there."),
-        word(
+        keyword("key", ValueSchema::Text, "The key of the entry that contains a request's plan; plan by default."),
+        keyword("default", ValueSchema::Text, "The plan of requests without a plan or with an unknown one."),
+        keyword(
             "limits",
             ValueSchema::Named(&ValueSchema::Named(&ValueSchema::Map(&RATE_LIMIT))),
-            "By plan, and then by the limit's name.",
+            "The limits of each plan, by the name of the plan and the name of the limit.",
         ),
-        word(
+        keyword(
             "entities",
             ValueSchema::Named(&ValueSchema::Named(&ValueSchema::Text)),
-            "By an entry's key and value: the plan.",
+            "The plans of entities, by the key and the value of an entry.",
         ),
     ],
     required: &["default", "limits"],

@@ -1,4 +1,4 @@
-//! What a person wrote, as types: every mistake is noted with its place, and reading goes on.
+//! [`read`]: reads a rule file into types. Every mistake becomes a diagnostic with its location, and reading continues.
 
 mod algorithm;
 mod elastic;
@@ -22,22 +22,24 @@ use super::{
 };
 use crate::algorithm::{Algorithm, LimitSpec};
 
+/// A rule file.
 pub(super) struct File {
     pub(super) domain: String,
-    pub(super) place: Location,
+    pub(super) domain_location: Location,
     pub(super) charge_all: bool,
     pub(super) shard_by: Vec<String>,
-    pub(super) shard_by_place: Location,
+    pub(super) shard_by_location: Location,
     pub(super) plans: Plans,
     pub(super) descriptors: Vec<Descriptor>,
 }
 
+/// A descriptor of a rule file, with its limit and its children.
 #[derive(Default)]
 pub(super) struct Descriptor {
-    pub(super) place: Location,
+    pub(super) location: Location,
     pub(super) key: String,
     pub(super) value: Option<String>,
-    /// Boxed: the levels above have none.
+    /// Boxed because the upper levels have none.
     pub(super) rate_limit: Option<Box<RateLimit>>,
     pub(super) shadow_mode: bool,
     pub(super) quota_mode: bool,
@@ -49,8 +51,8 @@ pub(super) struct Descriptor {
     pub(super) children: Vec<Descriptor>,
 }
 
-/// Words that envoyproxy/ratelimit knows. A file of its users may have them in the wrong place.
-const PEERS: &[&str] = &[
+/// Keywords of envoyproxy/ratelimit. It ignores them where they have no effect, so existing files may have them there.
+const ENVOYPROXY_KEYWORDS: &[&str] = &[
     "domain",
     "descriptors",
     "key",
@@ -68,112 +70,119 @@ const PEERS: &[&str] = &[
     "name",
     "replaces",
 ];
-/// Reads one file; `None` when nothing of it can be used.
-pub(super) fn read(text: &str, options: Options, problems: &mut Diagnostics<'_>) -> Option<File> {
+
+/// Reads one file. Returns `None` if it has no domain or is not a YAML map.
+pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'_>) -> Option<File> {
     let root = match yaml::parse(text) {
         Ok(root) => root,
-        Err(failure) => {
-            problems.error(failure.place, failure.message);
+        Err(error) => {
+            diagnostics.error(error.location, error.message);
             return None;
         }
     };
     let start = Location { line: 1, column: 1 };
     let Some(root) = root.filter(|root| !matches!(root.kind, Kind::Null)) else {
-        problems.error(start, "the file is empty; it needs a domain");
+        diagnostics.error(start, "the file is empty; a domain is required");
         return None;
     };
-    let mut reader = Reader { problems, instances: options.instances.into() };
+    let mut reader = Reader { diagnostics, instances: options.instances.into() };
     let mut domain = None;
-    let (mut shard_by, mut shard_by_place) = (Vec::new(), start);
+    let (mut shard_by, mut shard_by_location) = (Vec::new(), start);
     let mut charge_all = options.charge_all;
     let (mut plans, mut descriptors) = (Plans::default(), Vec::new());
-    for (key, place, value) in reader.map(&root, &ROOT)? {
+    for (key, location, value) in reader.read_map(&root, &ROOT)? {
         match key {
-            "domain" => domain = reader.text(key, value).map(|text| (text, place)),
-            "charge" => charge_all = reader.word(key, value, &CHARGES).unwrap_or_default(),
-            "shard_by" => (shard_by, shard_by_place) = (reader.shard_by(value), place),
+            "domain" => domain = reader.text(key, value).map(|text| (text, location)),
+            "charge" => charge_all = reader.choice(key, value, &CHARGES).unwrap_or_default(),
+            "shard_by" => (shard_by, shard_by_location) = (reader.shard_by(value), location),
             "plans" => plans = reader.plans(value),
             "descriptors" => descriptors = reader.descriptors(value),
             _ => {}
         }
     }
-    let Some((domain, place)) = domain.filter(|(domain, _)| !domain.is_empty()) else {
-        reader.problems.error(root.place, "the file has no domain, or an empty one");
+    let Some((domain, location)) = domain.filter(|(domain, _)| !domain.is_empty()) else {
+        reader.diagnostics.error(root.location, "the file has no domain, or the domain is empty");
         return None;
     };
     if charge_all {
-        reader.deny_counted_denials(&descriptors, &plans);
+        reader.reject_count_denied(&descriptors, &plans);
     }
-    Some(File { domain, place, charge_all, shard_by, shard_by_place, plans, descriptors })
+    Some(File { domain, domain_location: location, charge_all, shard_by, shard_by_location, plans, descriptors })
 }
 
-/// Words about a rule's place among others, or about the shape of its descriptor.
-const RULES_OWN: &[&str] = &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "elastic", "by_plan"];
+/// Keywords that depend on other rules or on the rule's descriptor, so that a custom limit cannot have them.
+const RULE_FILE_KEYWORDS: &[&str] =
+    &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "elastic", "by_plan"];
 
-/// Reads a limit that has no rule around it.
-pub(super) fn read_terms(text: &str, options: Options, problems: &mut Diagnostics<'_>) -> Option<CustomLimit> {
+/// Reads a custom limit. Returns `None` if it is invalid.
+pub(super) fn read_custom_limit(
+    text: &str,
+    options: Options,
+    diagnostics: &mut Diagnostics<'_>,
+) -> Option<CustomLimit> {
     let start = Location { line: 1, column: 1 };
     let node = match yaml::parse(text) {
         Ok(Some(node)) if !matches!(node.kind, Kind::Null) => node,
         Ok(_) => {
-            problems.error(start, "a limit is expected here, and there is nothing");
+            diagnostics.error(start, "the limit is empty");
             return None;
         }
-        Err(failure) => {
-            problems.error(failure.place, failure.message);
+        Err(error) => {
+            diagnostics.error(error.location, error.message);
             return None;
         }
     };
-    let mut reader = Reader { problems, instances: options.instances.into() };
-    if let Some((word, _)) = node.scalar() {
-        return reader.short_terms(word, node.place);
+    let mut reader = Reader { diagnostics, instances: options.instances.into() };
+    if let Some((text, _)) = node.scalar() {
+        return reader.custom_limit_from_scalar(text, node.location);
     }
     if let Kind::Map(pairs) = &node.kind {
         for (key, _) in pairs.iter() {
-            if let Some((word, _)) = key.scalar().filter(|(word, _)| RULES_OWN.contains(word)) {
-                reader.problems.error(key.place, format!("{word} belongs to a rule, and stands in its file"));
+            if let Some((text, _)) = key.scalar().filter(|(text, _)| RULE_FILE_KEYWORDS.contains(text)) {
+                reader.diagnostics.error(key.location, format!("{text} is only allowed in rule files"));
                 return None;
             }
         }
     }
-    let RateLimit { limit, part, on_error, consistency, .. } = reader.rate_limit(&node)?;
-    let part = part.filter(|part| Some(*part) != limit).map(Box::new);
+    let RateLimit { limit, divided_limit, on_error, consistency, .. } = reader.rate_limit(&node)?;
+    let divided_limit = divided_limit.filter(|divided_limit| Some(*divided_limit) != limit).map(Box::new);
     let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
-    Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::NOTHING), part, on_error, consistency })
+    Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::DENY_ALL), divided_limit, on_error, consistency })
 }
 
+/// Reads YAML nodes and reports their mistakes.
 struct Reader<'r, 'p> {
-    problems: &'r mut Diagnostics<'p>,
-    /// Among whom a limit is divided when each has to decide by itself.
+    diagnostics: &'r mut Diagnostics<'p>,
+    /// Number of instances among which a limit is divided if each instance decides on its own.
     instances: u32,
 }
 
 impl Reader<'_, '_> {
-    /// The map's known keys with their values; what is not known is noted.
-    fn map<'y>(&mut self, node: &'y Yaml, known: &MapSchema) -> Option<Vec<(&'y str, Location, &'y Yaml)>> {
+    /// Returns the map's known keys with their locations and values, and reports unknown and duplicate keys.
+    fn read_map<'y>(&mut self, node: &'y Yaml, known: &MapSchema) -> Option<Vec<(&'y str, Location, &'y Yaml)>> {
         let Kind::Map(pairs) = &node.kind else {
-            self.problems.error(node.place, format!("a map was expected here, not {}", node.describe()));
+            self.diagnostics.error(node.location, format!("expected a map, not {}", node.describe()));
             return None;
         };
         let mut fields: Vec<(&str, Location, &Yaml)> = Vec::new();
-        for (key, value) in self.merged(pairs) {
+        for (key, value) in self.merge_keys(pairs) {
             let Kind::Scalar { text, .. } = &key.kind else {
-                self.problems.error(key.place, format!("a key must be a word, not {}", key.describe()));
+                self.diagnostics.error(key.location, format!("a key must be a scalar, not {}", key.describe()));
                 continue;
             };
             if !known.has(text) {
-                self.stray(text, key.place, known);
+                self.report_unknown_key(text, key.location, known);
             } else if fields.iter().any(|(name, ..)| name == text) {
-                self.problems.error(key.place, format!("{text} is given twice"));
+                self.diagnostics.error(key.location, format!("duplicate key {text:?}"));
             } else {
-                fields.push((text, key.place, value));
+                fields.push((text, key.location, value));
             }
         }
         Some(fields)
     }
 
-    /// The pairs with YAML's merge key (`<<: *base`) written out; what a map says itself wins.
-    fn merged<'y>(&mut self, pairs: &'y [(Yaml, Yaml)]) -> Vec<(&'y Yaml, &'y Yaml)> {
+    /// Returns the pairs with YAML's merge key (`<<: *base`) expanded. The map's own keys take precedence.
+    fn merge_keys<'y>(&mut self, pairs: &'y [(Yaml, Yaml)]) -> Vec<(&'y Yaml, &'y Yaml)> {
         let is_merge = |key: &Yaml| matches!(&key.kind, Kind::Scalar { text, plain: true } if text == "<<");
         let mut all: Vec<_> = pairs.iter().filter(|(key, _)| !is_merge(key)).map(|(key, value)| (key, value)).collect();
         for (_, base) in pairs.iter().filter(|(key, _)| is_merge(key)) {
@@ -181,13 +190,13 @@ impl Reader<'_, '_> {
                 Kind::List(bases) => bases.as_slice(),
                 Kind::Map(_) => std::slice::from_ref(base),
                 Kind::Null | Kind::Scalar { .. } => {
-                    self.problems.error(base.place, "<< takes a map or a list of maps");
+                    self.diagnostics.error(base.location, "the merge key << requires a map or a list of maps");
                     continue;
                 }
             };
             for base in bases {
                 let Kind::Map(inherited) = &base.kind else {
-                    self.problems.error(base.place, "<< takes a map or a list of maps");
+                    self.diagnostics.error(base.location, "the merge key << requires a map or a list of maps");
                     continue;
                 };
                 for (key, value) in inherited.iter() {
@@ -201,40 +210,44 @@ impl Reader<'_, '_> {
         all
     }
 
-    /// A key that means nothing here: refused, unless it is known elsewhere. That is a warning, since
-    /// envoyproxy/ratelimit takes such files and ignores the key.
-    fn stray(&mut self, key: &str, place: Location, known: &MapSchema) {
-        let home = MAPS.into_iter().find(|map| map.has(key)).map(|map| map.place);
-        if let Some(home) = home.filter(|_| PEERS.contains(&key)) {
-            self.problems.warning(place, format!("{key} has no effect here; it belongs {home}"));
+    /// Reports a key that is not allowed here.
+    ///
+    /// This is an error, unless envoyproxy/ratelimit supports the key elsewhere. Then it is a warning, because
+    /// envoyproxy/ratelimit accepts such files and ignores the key.
+    fn report_unknown_key(&mut self, key: &str, location: Location, known: &MapSchema) {
+        let context = MAPS.into_iter().find(|map| map.has(key)).map(|map| map.context);
+        if let Some(context) = context.filter(|_| ENVOYPROXY_KEYWORDS.contains(&key)) {
+            self.diagnostics.warning(location, format!("{key} has no effect here; it belongs {context}"));
             return;
         }
-        let hint = match (home, nearest(key, known)) {
-            (Some(home), _) => format!("it belongs {home}"),
-            (None, Some(near)) => format!("did you mean {near}?"),
-            (None, None) => format!("known here: {}", known.names().collect::<Vec<_>>().join(", ")),
+        let hint = match (context, nearest_keyword(key, known)) {
+            (Some(context), _) => format!("it belongs {context}"),
+            (None, Some(nearest)) => format!("did you mean {nearest}?"),
+            (None, None) => format!("keys allowed here: {}", known.names().collect::<Vec<_>>().join(", ")),
         };
-        self.problems.error(place, format!("unknown key {key:?}; {hint}"));
+        self.diagnostics.error(location, format!("unknown key {key:?}; {hint}"));
     }
 
-    /// `500/minute`, or one word.
-    fn short_terms(&mut self, word: &str, place: Location) -> Option<CustomLimit> {
-        match word {
-            custom_limit::UNLIMITED => return Some(CustomLimit::plain(Allowance::Unlimited)),
-            custom_limit::BLOCKED => return Some(CustomLimit::plain(Allowance::Blocked)),
+    /// Reads the short forms of a custom limit: `500/minute`, `unlimited` and `blocked`.
+    fn custom_limit_from_scalar(&mut self, text: &str, location: Location) -> Option<CustomLimit> {
+        match text {
+            custom_limit::UNLIMITED => return Some(CustomLimit::with_allowance(Allowance::Unlimited)),
+            custom_limit::BLOCKED => return Some(CustomLimit::with_allowance(Allowance::Blocked)),
             _ => {}
         }
-        let Some((requests, unit)) = custom_limit::short(word) else {
-            let message = format!("{word:?} is no limit: 500/minute, unlimited, blocked, or the words of rate_limit");
-            self.problems.error(place, message);
+        let Some((requests, unit)) = custom_limit::parse_shorthand(text) else {
+            let message = format!(
+                "{text:?} is not a limit: use 500/minute, unlimited, blocked, or a map with the keywords of rate_limit"
+            );
+            self.diagnostics.error(location, message);
             return None;
         };
         let limit =
-            Limit::new(requests, unit, 1).map_err(|error| self.problems.error(place, error.to_string())).ok()?;
-        let part =
+            Limit::new(requests, unit, 1).map_err(|error| self.diagnostics.error(location, error.to_string())).ok()?;
+        let divided_limit =
             Limit::divided(requests, limit.measure(), Algorithm::DEFAULT, LimitSpec::default(), self.instances).ok();
-        let part = part.filter(|part| *part != limit).map(Box::new);
-        Some(CustomLimit { limit, part, ..CustomLimit::plain(Allowance::Limited) })
+        let divided_limit = divided_limit.filter(|divided_limit| *divided_limit != limit).map(Box::new);
+        Some(CustomLimit { limit, divided_limit, ..CustomLimit::with_allowance(Allowance::Limited) })
     }
 
     fn list<'y>(&mut self, name: &str, node: &'y Yaml) -> &'y [Yaml] {
@@ -242,7 +255,7 @@ impl Reader<'_, '_> {
             Kind::List(items) => items,
             Kind::Null => &[],
             Kind::Scalar { .. } | Kind::Map(_) => {
-                self.problems.error(node.place, format!("{name} must be a list, not {}", node.describe()));
+                self.diagnostics.error(node.location, format!("{name} must be a list, not {}", node.describe()));
                 &[]
             }
         }
@@ -253,89 +266,93 @@ impl Reader<'_, '_> {
     }
 
     fn descriptor(&mut self, node: &Yaml) -> Option<Descriptor> {
-        let mut it = Descriptor { place: node.place, ..Descriptor::default() };
+        let mut descriptor = Descriptor { location: node.location, ..Descriptor::default() };
         let (mut share_threshold, mut ip_prefix) = (None, None);
-        for (key, place, value) in self.map(node, &DESCRIPTOR)? {
+        for (key, location, value) in self.read_map(node, &DESCRIPTOR)? {
             match key {
-                "key" => it.key = self.text(key, value).unwrap_or_default(),
-                "value" => it.value = self.text(key, value).filter(|value| !value.is_empty()),
-                "rate_limit" => it.rate_limit = self.rate_limit(value).map(Box::new),
-                "shadow_mode" => it.shadow_mode = self.boolean(key, value),
-                "quota_mode" => it.quota_mode = self.boolean(key, value),
-                "detailed_metric" => it.detailed_metric = self.boolean(key, value),
-                "value_to_metric" => it.value_to_metric = self.boolean(key, value),
-                "share_threshold" => share_threshold = self.boolean(key, value).then_some(place),
-                "ip_prefix" => ip_prefix = self.ip_prefix(value).map(|prefix| (prefix, place)),
-                "metadata" => it.metadata = self.metadata(value),
-                "descriptors" => it.children = self.descriptors(value),
+                "key" => descriptor.key = self.text(key, value).unwrap_or_default(),
+                "value" => descriptor.value = self.text(key, value).filter(|value| !value.is_empty()),
+                "rate_limit" => descriptor.rate_limit = self.rate_limit(value).map(Box::new),
+                "shadow_mode" => descriptor.shadow_mode = self.boolean(key, value),
+                "quota_mode" => descriptor.quota_mode = self.boolean(key, value),
+                "detailed_metric" => descriptor.detailed_metric = self.boolean(key, value),
+                "value_to_metric" => descriptor.value_to_metric = self.boolean(key, value),
+                "share_threshold" => share_threshold = self.boolean(key, value).then_some(location),
+                "ip_prefix" => ip_prefix = self.ip_prefix(value).map(|prefix| (prefix, location)),
+                "metadata" => descriptor.metadata = self.metadata(value),
+                "descriptors" => descriptor.children = self.descriptors(value),
                 _ => {}
             }
         }
-        if it.key.is_empty() {
-            self.problems.error(node.place, "a descriptor needs a key that is not empty");
+        if descriptor.key.is_empty() {
+            self.diagnostics.error(node.location, "a descriptor requires a non-empty key");
             return None;
         }
-        if let Some(place) = share_threshold {
-            it.share_threshold = it.value.as_ref().is_some_and(|value| value.contains('*'));
-            if !it.share_threshold {
-                let message = "share_threshold needs a value with a wildcard (*): other values share nothing";
-                self.problems.error(place, message);
+        if let Some(location) = share_threshold {
+            descriptor.share_threshold = descriptor.value.as_ref().is_some_and(|value| value.contains('*'));
+            if !descriptor.share_threshold {
+                let message = "share_threshold requires a value with a wildcard (*)";
+                self.diagnostics.error(location, message);
             }
         }
-        if let Some((prefix, place)) = ip_prefix {
-            it.ip_prefix = Some(prefix);
-            if it.share_threshold {
-                self.problems
-                    .error(place, "ip_prefix and share_threshold exclude each other: one counter has no prefixes");
+        if let Some((prefix, location)) = ip_prefix {
+            descriptor.ip_prefix = Some(prefix);
+            if descriptor.share_threshold {
+                self.diagnostics.error(
+                    location,
+                    "ip_prefix cannot be combined with share_threshold, which uses one counter for all addresses",
+                );
             }
         }
-        Some(it)
+        Some(descriptor)
     }
 
-    /// One of a few words.
-    fn word<T: Copy>(&mut self, name: &str, node: &Yaml, words: &[(&str, T)]) -> Option<T> {
+    /// Reads a value that must be one of `choices`.
+    fn choice<T: Copy>(&mut self, name: &str, node: &Yaml, choices: &[(&str, T)]) -> Option<T> {
         let text = self.text(name, node)?;
-        let meant = words.iter().find(|(word, _)| *word == text).map(|(_, meant)| *meant);
-        if meant.is_none() {
-            let words: Vec<_> = words.iter().map(|(word, _)| *word).collect();
-            self.problems.error(node.place, format!("{name} {text:?} is not one of {}", words.join(", ")));
+        let value = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        if value.is_none() {
+            let choices: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+            self.diagnostics.error(node.location, format!("{name} {text:?} is not one of {}", choices.join(", ")));
         }
-        meant
+        value
     }
 
     fn ip_prefix(&mut self, node: &Yaml) -> Option<IpPrefix> {
         let mut prefix = IpPrefix::default();
-        for (key, _, value) in self.map(node, &IP_PREFIX)? {
-            let (bits, most) = if key == "v4" { (&mut prefix.v4, 32) } else { (&mut prefix.v6, 128) };
+        for (key, _, value) in self.read_map(node, &IP_PREFIX)? {
+            let (bits, max) = if key == "v4" { (&mut prefix.v4, 32) } else { (&mut prefix.v6, 128) };
             match self.number(key, value) {
-                Some(number) if (1..=most).contains(&number) => *bits = number as u8,
-                Some(_) => self.problems.error(value.place, format!("{key} must be a prefix length from 1 to {most}")),
+                Some(number) if (1..=max).contains(&number) => *bits = number as u8,
+                Some(_) => {
+                    self.diagnostics.error(value.location, format!("{key} must be a prefix length from 1 to {max}"))
+                }
                 None => {}
             }
         }
         Some(prefix)
     }
 
-    /// With `charge: all` a refused request takes nothing, so nothing of it can be counted.
-    fn deny_counted_denials(&mut self, descriptors: &[Descriptor], plans: &Plans) {
+    /// Rejects `count_denied` in a domain with `charge: all`, where a denied request takes no hits.
+    fn reject_count_denied(&mut self, descriptors: &[Descriptor], plans: &Plans) {
         let limits = descriptors.iter().filter_map(|descriptor| descriptor.rate_limit.as_deref());
-        for place in limits.chain(plans.limits()).filter_map(|limit| limit.count_denied) {
-            self.problems.error(place, "count_denied contradicts the domain's charge: all");
+        for location in limits.chain(plans.limits()).filter_map(|limit| limit.count_denied) {
+            self.diagnostics.error(location, "count_denied cannot be combined with the domain's charge: all");
         }
         for descriptor in descriptors {
-            self.deny_counted_denials(&descriptor.children, &Plans::default());
+            self.reject_count_denied(&descriptor.children, &Plans::default());
         }
     }
 
-    /// The keys of the entries that choose the shard.
+    /// Reads the keys of the entries that select the shard.
     fn shard_by(&mut self, node: &Yaml) -> Vec<String> {
         let mut keys: Vec<String> = Vec::new();
         for item in self.list("shard_by", node) {
             let Some(key) = self.text("an entry of shard_by", item) else { continue };
             if key.is_empty() {
-                self.problems.error(item.place, "shard_by names keys of descriptors; an empty one there is not");
+                self.diagnostics.error(item.location, "shard_by must not contain an empty key");
             } else if keys.contains(&key) {
-                self.problems.error(item.place, format!("shard_by names {key:?} twice"));
+                self.diagnostics.error(item.location, format!("shard_by contains {key:?} twice"));
             } else {
                 keys.push(key);
             }
@@ -343,13 +360,13 @@ impl Reader<'_, '_> {
         keys
     }
 
-    /// A scalar as it was written; nothing is an empty text.
+    /// Reads a scalar as text. A missing value is an empty text.
     fn text(&mut self, name: &str, node: &Yaml) -> Option<String> {
         match &node.kind {
             Kind::Null => Some(String::new()),
             Kind::Scalar { text, .. } => Some(text.clone()),
             Kind::List(_) | Kind::Map(_) => {
-                self.problems.error(node.place, format!("{name} must be a word, not {}", node.describe()));
+                self.diagnostics.error(node.location, format!("{name} must be a scalar, not {}", node.describe()));
                 None
             }
         }
@@ -368,13 +385,13 @@ impl Reader<'_, '_> {
             Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => None,
         };
         if parsed.is_none() {
-            let message = format!("{name} must be a whole number from 0 to {}{}", u32::MAX, found(node));
-            self.problems.error(node.place, message);
+            let message = format!("{name} must be a whole number from 0 to {}{}", u32::MAX, actual(node));
+            self.diagnostics.error(node.location, message);
         }
         parsed
     }
 
-    /// True or false in any spelling of YAML 1.1, since that is what the peer reads.
+    /// Reads a boolean in any spelling of YAML 1.1, as envoyproxy/ratelimit does.
     fn boolean(&mut self, name: &str, node: &Yaml) -> bool {
         if let Kind::Null = node.kind {
             return false;
@@ -386,7 +403,7 @@ impl Reader<'_, '_> {
                 _ => {}
             }
         }
-        self.problems.error(node.place, format!("{name} must be true or false{}", found(node)));
+        self.diagnostics.error(node.location, format!("{name} must be true or false{}", actual(node)));
         false
     }
 
@@ -395,14 +412,15 @@ impl Reader<'_, '_> {
             Metadata::Null => None,
             map @ Metadata::Map(_) => Some(map),
             _ => {
-                self.problems.error(node.place, format!("metadata must be a map, not {}", node.describe()));
+                self.diagnostics.error(node.location, format!("metadata must be a map, not {}", node.describe()));
                 None
             }
         }
     }
 }
 
-fn found(node: &Yaml) -> String {
+/// Returns the end of a message that states the actual value: `, not …`.
+fn actual(node: &Yaml) -> String {
     match &node.kind {
         Kind::Scalar { text, plain: true } => format!(", not {text}"),
         Kind::Scalar { text, plain: false } => format!(", not the text {text:?}"),
@@ -410,8 +428,9 @@ fn found(node: &Yaml) -> String {
     }
 }
 
-/// The known word that was most likely meant.
-fn nearest(word: &str, known: &MapSchema) -> Option<&'static str> {
-    let (distance, near) = known.names().map(|near| (strsim::damerau_levenshtein(word, near), near)).min()?;
-    (distance <= 3 && distance < word.chars().count()).then_some(near)
+/// Returns the most similar keyword, if it is similar enough to be suggested.
+fn nearest_keyword(keyword: &str, known: &MapSchema) -> Option<&'static str> {
+    let (distance, nearest) =
+        known.names().map(|nearest| (strsim::damerau_levenshtein(keyword, nearest), nearest)).min()?;
+    (distance <= 3 && distance < keyword.chars().count()).then_some(nearest)
 }

@@ -1,4 +1,4 @@
-//! `plans`: limits that are not the same for everybody, as one table.
+//! [`Plans`]: the content of `plans` in a rule file.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,26 +8,26 @@ use crate::rules::{
     yaml::{Kind, Yaml},
 };
 
-/// The entry that names a request's plan, if the file does not say.
-const KEY: &str = "plan";
+/// Default key of the entry that contains a request's plan.
+const DEFAULT_KEY: &str = "plan";
 
-/// The table.
+/// The plans of a file, with their limits and the entities that are assigned to them.
 #[derive(Default)]
 pub(in crate::rules) struct Plans {
-    /// The key of the entry that names a request's plan.
+    /// Key of the entry that contains a request's plan.
     pub(in crate::rules) key: String,
-    /// The plan of those that name none, or one that is not there.
+    /// Plan of requests without a plan or with an unknown one.
     pub(in crate::rules) default: String,
-    /// By plan, and then by the limit's name.
+    /// Plans by name.
     pub(in crate::rules) plans: BTreeMap<String, Plan>,
-    /// By an entry's key and value: the plan of those that name none.
+    /// Plans of entities without a plan entry, by the key and the value of an entry.
     pub(in crate::rules) entities: HashMap<(Box<str>, Box<str>), String>,
 }
 
-/// One plan.
+/// The limits of one plan, by name.
 #[derive(Default)]
 pub(in crate::rules) struct Plan {
-    pub(in crate::rules) place: Location,
+    pub(in crate::rules) location: Location,
     pub(in crate::rules) limits: HashMap<String, RateLimit>,
 }
 
@@ -39,73 +39,78 @@ impl Plans {
 
 impl Reader<'_, '_> {
     pub(super) fn plans(&mut self, node: &Yaml) -> Plans {
-        let mut it = Plans { key: KEY.to_owned(), ..Plans::default() };
-        let mut default = node.place;
+        let mut plans = Plans { key: DEFAULT_KEY.to_owned(), ..Plans::default() };
+        let mut default_location = node.location;
         let mut entities = Vec::new();
-        for (key, _, value) in self.map(node, &PLANS).unwrap_or_default() {
+        for (key, _, value) in self.read_map(node, &PLANS).unwrap_or_default() {
             match key {
-                "key" => it.key = self.text(key, value).filter(|key| !key.is_empty()).unwrap_or(it.key),
-                "default" => (it.default, default) = (self.text(key, value).unwrap_or_default(), value.place),
+                "key" => plans.key = self.text(key, value).filter(|key| !key.is_empty()).unwrap_or(plans.key),
+                "default" => {
+                    (plans.default, default_location) = (self.text(key, value).unwrap_or_default(), value.location);
+                }
                 "limits" => {
-                    for (name, place, limits) in self.named("limits", value) {
-                        let limits = self.named(&name, limits).into_iter();
+                    for (name, location, limits) in self.named_entries("limits", value) {
+                        let limits = self.named_entries(&name, limits).into_iter();
                         let limits = limits.filter_map(|(name, _, limit)| Some((name, self.plan_limit(limit)?)));
-                        it.plans.insert(name, Plan { place, limits: limits.collect() });
+                        plans.plans.insert(name, Plan { location, limits: limits.collect() });
                     }
                 }
                 "entities" => {
-                    for (key, _, value) in self.named("entities", value) {
-                        for (entity, _, plan) in self.named(&key, value) {
+                    for (key, _, value) in self.named_entries("entities", value) {
+                        for (entity, _, plan) in self.named_entries(&key, value) {
                             let name = self.text("the plan of an entity", plan).unwrap_or_default();
-                            entities.push(((key.as_str().into(), entity.into()), name, plan.place));
+                            entities.push(((key.as_str().into(), entity.into()), name, plan.location));
                         }
                     }
                 }
                 _ => {}
             }
         }
-        if it.plans.is_empty() {
-            self.problems.error(node.place, "plans needs limits: those of each plan by their names");
-        } else if !it.plans.contains_key(&it.default) {
-            let message = format!("the default plan {:?} is not one of {}", it.default, it.names());
-            self.problems.error(default, message);
+        if plans.plans.is_empty() {
+            self.diagnostics.error(node.location, "plans requires limits for at least one plan");
+        } else if !plans.plans.contains_key(&plans.default) {
+            let message = format!("the default plan {:?} is not one of {}", plans.default, plans.names());
+            self.diagnostics.error(default_location, message);
         }
-        for (entity, plan, place) in entities {
-            if !it.plans.contains_key(&plan) {
-                self.problems.error(place, format!("the plan {plan:?} is not one of {}", it.names()));
+        for (entity, plan, location) in entities {
+            if !plans.plans.contains_key(&plan) {
+                self.diagnostics.error(location, format!("the plan {plan:?} is not one of {}", plans.names()));
             }
-            it.entities.insert(entity, plan);
+            plans.entities.insert(entity, plan);
         }
-        it
+        plans
     }
 
     fn plan_limit(&mut self, node: &Yaml) -> Option<RateLimit> {
         let limit = self.rate_limit(node)?;
-        if let Some((_, place)) = &limit.by_plan {
-            self.problems.error(*place, "a plan's limit cannot be another plan's");
+        if let Some((_, location)) = &limit.by_plan {
+            self.diagnostics.error(*location, "by_plan is not allowed in the limit of a plan");
         }
         Some(limit)
     }
 
-    /// A map whose keys are names that the writer chose.
-    pub(super) fn named<'y>(&mut self, what: &str, node: &'y Yaml) -> Vec<(String, Location, &'y Yaml)> {
+    /// Reads a map with names as keys, chosen by the author of the file. `map` is its name in diagnostics.
+    pub(super) fn named_entries<'y>(&mut self, map: &str, node: &'y Yaml) -> Vec<(String, Location, &'y Yaml)> {
         let Kind::Map(pairs) = &node.kind else {
-            self.problems.error(node.place, format!("{what} must be a map, not {}", node.describe()));
+            self.diagnostics.error(node.location, format!("{map} must be a map, not {}", node.describe()));
             return Vec::new();
         };
-        let mut named: Vec<(String, Location, &Yaml)> = Vec::new();
-        for (key, value) in self.merged(pairs) {
+        let mut entries: Vec<(String, Location, &Yaml)> = Vec::new();
+        for (key, value) in self.merge_keys(pairs) {
             match key.scalar() {
-                Some((name, _)) if named.iter().any(|(known, ..)| known == name) => {
-                    self.problems.error(key.place, format!("{name} is given twice"));
+                Some((name, _)) if entries.iter().any(|(known, ..)| known == name) => {
+                    self.diagnostics.error(key.location, format!("duplicate key {name:?}"));
                 }
-                Some((name, _)) if !name.is_empty() => named.push((name.to_owned(), key.place, value)),
+                Some((name, _)) if !name.is_empty() => entries.push((name.to_owned(), key.location, value)),
                 Some(_) | None => {
-                    self.problems.error(key.place, format!("{what} has names, not {}", key.describe()));
+                    self.diagnostics.error(
+                        key.location,
+                        format!("the keys of {map} must be non-empty names, not {}", key.describe()),
+                    );
                 }
             }
         }
-        named
+        entries
     }
 }
 

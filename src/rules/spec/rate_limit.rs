@@ -1,4 +1,4 @@
-//! `rate_limit`: which limit, what becomes of it in special cases, and who it tells apart.
+//! [`RateLimit`]: the content of `rate_limit` in a rule file.
 
 use super::{
     Reader, algorithm, elastic,
@@ -14,53 +14,56 @@ use crate::{
     },
 };
 
+/// A limit and the settings that depend on its rule.
 #[derive(Default)]
 pub(in crate::rules) struct RateLimit {
-    /// `None`: unlimited.
+    /// The limit; `None` if unlimited.
     pub(in crate::rules) limit: Option<Limit>,
-    /// One instance's part of it.
-    pub(in crate::rules) part: Option<Limit>,
+    /// One instance's share of the limit.
+    pub(in crate::rules) divided_limit: Option<Limit>,
     pub(in crate::rules) name: String,
     pub(in crate::rules) replaces: Vec<String>,
     pub(in crate::rules) on_error: Option<FailurePolicy>,
     pub(in crate::rules) consistency: Consistency,
-    /// The keys of the entries that stand behind those that choose the counter, and what they say.
-    pub(in crate::rules) asides: Vec<(ModifierEntry, String)>,
-    /// Those that share the limit, in the order in which it has them.
+    /// Modifier entries and their keys, in the order in which they come after the entries that select the counter.
+    pub(in crate::rules) modifiers: Vec<(ModifierEntry, String)>,
+    /// Names of the classes that share the limit, in the order of its class table.
     pub(in crate::rules) classes: Vec<Box<str>>,
     pub(in crate::rules) sheds: bool,
     pub(in crate::rules) elastic: Option<Elastic>,
-    /// The limit is that of the request's plan which has this name.
+    /// Name of the limit in the request's plan that applies in place of this one.
     pub(in crate::rules) by_plan: Option<(String, Location)>,
-    /// Where `count_denied: true` stands, if it does.
+    /// Location of `count_denied: true`, if it is present.
     pub(super) count_denied: Option<Location>,
 }
 
-/// The words of a rate, and where they stand.
+/// The keywords of a limit per unit and their locations. A value is `None` if it is invalid.
 #[derive(Default)]
-struct Rate {
+struct RateKeywords {
     unit: Option<(Option<Unit>, Location)>,
     requests: Option<(Option<u32>, Location)>,
     multiplier: Option<(Option<u32>, Location)>,
 }
 
-impl Rate {
-    fn places(&self) -> impl Iterator<Item = Location> {
-        [self.unit.map(|it| it.1), self.requests.map(|it| it.1), self.multiplier.map(|it| it.1)].into_iter().flatten()
+impl RateKeywords {
+    fn locations(&self) -> impl Iterator<Item = Location> {
+        [self.unit.map(|field| field.1), self.requests.map(|field| field.1), self.multiplier.map(|field| field.1)]
+            .into_iter()
+            .flatten()
     }
 
-    fn measure(&self, reader: &mut Reader<'_, '_>, place: Location) -> Option<(u32, Measure)> {
+    fn measure(&self, reader: &mut Reader<'_, '_>, location: Location) -> Option<(u32, Measure)> {
         let Some((unit, _)) = self.unit else {
-            let message = format!("rate_limit needs a unit ({}) or unlimited: true", units());
-            reader.problems.error(place, message);
+            let message = format!("rate_limit requires a unit ({}) or unlimited: true", units());
+            reader.diagnostics.error(location, message);
             return None;
         };
         if self.requests.is_none() {
-            let message = "rate_limit has no requests_per_unit: that is 0, and refuses every request";
-            reader.problems.warning(place, message);
+            let message = "rate_limit has no requests_per_unit; the default of 0 denies every request";
+            reader.diagnostics.warning(location, message);
         }
-        let requests = self.requests.map_or(Some(0), |it| it.0);
-        let multiplier = self.multiplier.map_or(Some(1), |it| it.0);
+        let requests = self.requests.map_or(Some(0), |field| field.0);
+        let multiplier = self.multiplier.map_or(Some(1), |field| field.0);
         Some((requests?, Measure::Rate { unit: unit?, multiplier: multiplier? }))
     }
 }
@@ -70,123 +73,130 @@ impl Reader<'_, '_> {
         if matches!(node.kind, Kind::Null) {
             return None;
         }
-        let mut it = RateLimit::default();
-        let (mut rate, mut unlimited) = (Rate::default(), false);
+        let mut rate_limit = RateLimit::default();
+        let (mut rate, mut unlimited) = (RateKeywords::default(), false);
         let (mut replaces, mut consistency, mut elastic) = (Vec::new(), None, None);
-        let mut words = algorithm::AlgorithmKeywords::default();
-        let fields = self.map(node, &RATE_LIMIT)?;
-        for (key, place, value) in &fields {
+        let mut keywords = algorithm::AlgorithmKeywords::default();
+        let fields = self.read_map(node, &RATE_LIMIT)?;
+        for (key, location, value) in &fields {
             match *key {
-                "unit" => rate.unit = Some((self.unit(value), value.place)),
-                "requests_per_unit" => rate.requests = Some((self.number(key, value), *place)),
-                "unit_multiplier" => rate.multiplier = Some((self.number(key, value), *place)),
+                "unit" => rate.unit = Some((self.unit(value), value.location)),
+                "requests_per_unit" => rate.requests = Some((self.number(key, value), *location)),
+                "unit_multiplier" => rate.multiplier = Some((self.number(key, value), *location)),
                 "unlimited" => unlimited = self.boolean(key, value),
-                "name" => it.name = self.text(key, value).unwrap_or_default(),
+                "name" => rate_limit.name = self.text(key, value).unwrap_or_default(),
                 "replaces" => replaces = self.replaces(value),
                 "consistency" => {
-                    let words = Consistency::ALL.map(|it| (it.name(), it));
-                    consistency = self.word(key, value, &words).map(|it| (it, value.place));
+                    let choices = Consistency::ALL.map(|consistency| (consistency.name(), consistency));
+                    consistency = self.choice(key, value, &choices).map(|choice| (choice, value.location));
                 }
-                "on_error" => it.on_error = self.word(key, value, &FailurePolicy::ALL.map(|it| (it.name(), it))),
-                "shed" => it.sheds = self.boolean(key, value),
-                "elastic" => elastic = self.elastic(value).map(|it| (it, *place)),
-                "by_plan" => it.by_plan = self.text(key, value).map(|name| (name, *place)),
-                word => words.read(self, word, *place, value),
+                "on_error" => {
+                    let choices = FailurePolicy::ALL.map(|policy| (policy.name(), policy));
+                    rate_limit.on_error = self.choice(key, value, &choices);
+                }
+                "shed" => rate_limit.sheds = self.boolean(key, value),
+                "elastic" => elastic = self.elastic(value).map(|elastic| (elastic, *location)),
+                "by_plan" => rate_limit.by_plan = self.text(key, value).map(|name| (name, *location)),
+                keyword => keywords.read(self, keyword, *location, value),
             }
         }
-        for (name, place) in replaces {
+        for (name, location) in replaces {
             if name.is_empty() {
-                self.problems.error(place, "replaces needs the name of another limit, not an empty one");
-            } else if name == it.name {
-                self.problems.error(place, format!("the limit {name:?} cannot replace itself"));
+                self.diagnostics.error(location, "replaces requires the name of another limit, not an empty one");
+            } else if name == rate_limit.name {
+                self.diagnostics.error(location, format!("the limit {name:?} cannot replace itself"));
             } else {
-                it.replaces.push(name);
+                rate_limit.replaces.push(name);
             }
         }
-        if it.by_plan.is_some() {
-            for (key, place, _) in fields.iter().filter(|(key, ..)| *key != "by_plan") {
-                self.problems
-                    .error(*place, format!("{key} has no meaning beside by_plan: the plans say how it is counted"));
+        if rate_limit.by_plan.is_some() {
+            for (key, location, _) in fields.iter().filter(|(key, ..)| *key != "by_plan") {
+                self.diagnostics.error(
+                    *location,
+                    format!("{key} cannot be combined with by_plan, which refers to a limit of a plan"),
+                );
             }
-            return Some(it);
+            return Some(rate_limit);
         }
         if unlimited {
-            for place in [rate.unit.map(|it| it.1), rate.multiplier.map(|it| it.1)].into_iter().flatten() {
-                self.problems.error(place, "a limit is either unlimited or has a unit, not both");
+            for location in [rate.unit.map(|field| field.1), rate.multiplier.map(|field| field.1)].into_iter().flatten()
+            {
+                self.diagnostics.error(location, "unlimited: true cannot be combined with unit or unit_multiplier");
             }
-            words.refuse_all(self);
-            return Some(it);
+            keywords.reject_all(self);
+            return Some(rate_limit);
         }
-        it.count_denied = words.explicit_count_denied();
-        let shape = words.shape(self);
-        let counted = words.counted(self, node.place);
-        let (requests, measure) = match counted {
-            algorithm::Counted::ByUnit => rate.measure(self, node.place)?,
-            algorithm::Counted::Otherwise(counted) => {
-                for place in rate.places() {
-                    let why = "says how many by itself, and goes with no unit and no requests_per_unit";
-                    self.problems.error(place, format!("{} {why}", words.counted_by()));
+        rate_limit.count_denied = keywords.explicit_count_denied();
+        let spec = keywords.limit_spec(self);
+        let quantity = keywords.quantity(self, node.location);
+        let (requests, measure) = match quantity {
+            algorithm::Quantity::PerUnit => rate.measure(self, node.location)?,
+            algorithm::Quantity::Explicit(quantity) => {
+                for location in rate.locations() {
+                    let reason = "cannot be combined with unit, unit_multiplier or requests_per_unit";
+                    self.diagnostics.error(location, format!("{} {reason}", keywords.quantity_keyword()));
                 }
-                counted?
+                quantity?
             }
         };
-        let place_of = |error: LimitError| match error.keyword() {
-            "unit_multiplier" => rate.multiplier.map_or(node.place, |it| it.1),
-            word => words.place(word).unwrap_or(node.place),
+        let location_of = |error: LimitError| match error.keyword() {
+            "unit_multiplier" => rate.multiplier.map_or(node.location, |field| field.1),
+            keyword => keywords.location(keyword).unwrap_or(node.location),
         };
-        (it.asides, it.classes) = words.askers();
-        it.sheds |= words.sheds();
-        let shape = shape?;
-        match Limit::shaped(requests, measure, words.kind(), shape) {
+        (rate_limit.modifiers, rate_limit.classes) = keywords.modifiers_and_classes();
+        rate_limit.sheds |= keywords.sheds();
+        let spec = spec?;
+        match Limit::from_spec(requests, measure, keywords.kind(), spec) {
             Ok(limit) => {
-                if let Some((consistency, place)) = consistency {
-                    it.consistency = consistency;
-                    self.check_consistency(consistency, &limit, elastic.is_some(), place);
+                if let Some((consistency, location)) = consistency {
+                    rate_limit.consistency = consistency;
+                    self.check_consistency(consistency, &limit, elastic.is_some(), location);
                 }
-                it.limit = Some(limit);
-                // Fewer of anything fit as well.
-                it.part = Limit::divided(requests, measure, words.kind(), shape, self.instances).ok();
+                rate_limit.limit = Some(limit);
+                // The division cannot fail, because smaller numbers are valid as well.
+                rate_limit.divided_limit =
+                    Limit::divided(requests, measure, keywords.kind(), spec, self.instances).ok();
             }
             Err(error) => {
-                self.problems.error(place_of(error), error.to_string());
+                self.diagnostics.error(location_of(error), error.to_string());
                 return None;
             }
         }
-        if let Some((elastic, place)) = elastic {
-            match elastic::stretch(elastic, requests, measure, words.kind(), shape) {
-                Ok(elastic) => it.elastic = Some(elastic),
-                Err(error) => self.problems.error(place, format!("with all of its extra, {error}")),
+        if let Some((elastic, location)) = elastic {
+            match elastic::build_elastic(elastic, requests, measure, keywords.kind(), spec) {
+                Ok(elastic) => rate_limit.elastic = Some(elastic),
+                Err(error) => self.diagnostics.error(location, format!("at the highest elastic limit, {error}")),
             }
         }
-        Some(it)
+        Some(rate_limit)
     }
 
-    /// Refuses what could not be promised.
-    fn check_consistency(&mut self, consistency: Consistency, limit: &Limit, elastic: bool, place: Location) {
+    /// Rejects a consistency that the algorithm or the rule does not support.
+    fn check_consistency(&mut self, consistency: Consistency, limit: &Limit, elastic: bool, location: Location) {
         let algorithm = limit.algorithm();
-        let why = match consistency {
+        let reason = match consistency {
             Consistency::Exact => return,
-            _ if elastic => "does not go with elastic: what is decided elsewhere knows nothing of the resource",
+            _ if elastic => "cannot be combined with elastic, because local decisions do not depend on the resource",
             Consistency::Leased if algorithm.leasing().is_none() => &*format!(
-                "cannot promise that no more than the limit passes with {} as it is written here",
+                "is not supported by {} with these keywords, because the limit could be exceeded",
                 algorithm.name()
             ),
             Consistency::Eventual if matches!(limit.measure(), Measure::InFlight { .. }) => {
-                "does not go with concurrency: whoever is refused elsewhere holds nothing here"
+                "cannot be combined with concurrency: a request that is denied elsewhere holds no slot here"
             }
             Consistency::Eventual if algorithm.name() == "shares" => {
-                "does not go with shares: what one class borrows, another has not"
+                "cannot be combined with shares: capacity that one class borrows is missing for another"
             }
             Consistency::Leased | Consistency::Eventual => return,
         };
-        self.problems.error(place, format!("consistency: {} {why}", consistency.name()));
+        self.diagnostics.error(location, format!("consistency: {} {reason}", consistency.name()));
     }
 
     pub(super) fn unit(&mut self, node: &Yaml) -> Option<Unit> {
         let text = self.text("unit", node)?;
         let unit = Unit::from_name(&text);
         if unit.is_none() {
-            self.problems.error(node.place, format!("unit {text:?} is not one of {}", units()));
+            self.diagnostics.error(node.location, format!("unit {text:?} is not one of {}", units()));
         }
         unit
     }
@@ -194,9 +204,9 @@ impl Reader<'_, '_> {
     fn replaces(&mut self, node: &Yaml) -> Vec<(String, Location)> {
         let mut names = Vec::new();
         for item in self.list("replaces", node) {
-            let Some(fields) = self.map(item, &REPLACES) else { continue };
+            let Some(fields) = self.read_map(item, &REPLACES) else { continue };
             let name = fields.first().and_then(|(key, _, value)| self.text(key, value));
-            names.push((name.unwrap_or_default(), item.place));
+            names.push((name.unwrap_or_default(), item.location));
         }
         names
     }

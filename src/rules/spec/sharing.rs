@@ -1,4 +1,4 @@
-//! `capacity` and who shares it: `shares`, or `reserve` for short.
+//! [`Capacity`] and [`Sharing`]: the keywords `capacity`, `shares` and `reserve`.
 
 use super::{Reader, keywords::SHARE, rate_limit::units};
 use crate::{
@@ -6,17 +6,17 @@ use crate::{
     rules::{diagnostic::Location, limit::Unit, yaml::Yaml},
 };
 
-/// The class of all that is not listed.
-const OTHERS: &str = "other";
+/// Name of the class for requests with a class that is not listed.
+const OTHER_CLASS: &str = "other";
 
-/// `100` at once, or `1000/s`.
+/// A number of requests in flight (`100`) or a rate (`1000/s`).
 #[derive(Clone, Copy)]
 pub(super) struct Capacity {
     pub(super) hits: u32,
-    pub(super) per: Option<Unit>,
+    pub(super) unit: Option<Unit>,
 }
 
-/// A number, or a percentage of the capacity.
+/// A number of hits or a percentage of the capacity.
 #[derive(Clone, Copy)]
 enum Amount {
     Hits(u32),
@@ -24,7 +24,7 @@ enum Amount {
 }
 
 impl Amount {
-    fn of(self, capacity: u32) -> u32 {
+    fn resolve(self, capacity: u32) -> u32 {
         match self {
             Self::Hits(hits) => hits,
             Self::Percent(percent) => (u64::from(capacity) * u64::from(percent) / 100) as u32,
@@ -32,67 +32,69 @@ impl Amount {
     }
 }
 
-/// Of each class what is always there for it, and the most it may have.
+/// The guaranteed share and the maximum share of each class.
 pub(super) struct Sharing {
-    place: Location,
+    location: Location,
     classes: Vec<(String, Amount, Option<Amount>)>,
-    /// The others may have all that is free, and not only what is promised to nobody.
+    /// Whether the keyword is `reserve`. Other classes may then take all capacity that is free; with `shares`, they may
+    /// only take capacity that is not guaranteed to a class.
     pub(super) reserve: bool,
 }
 
 impl Sharing {
-    /// The classes' names in the order of the table, and the table, whose last class is the others.
-    pub(super) fn table(&self, capacity: u32) -> (Vec<Box<str>>, Result<Classes, InvalidClasses>) {
+    /// Returns the names of the listed classes and the class table. Its last class is for all other requests.
+    pub(super) fn class_table(&self, capacity: u32) -> (Vec<Box<str>>, Result<Classes, InvalidClasses>) {
         let mut listed: Vec<_> = self.classes.iter().collect();
         listed.sort_by(|one, other| one.0.cmp(&other.0));
         let numbers = |(_, min, max): &(String, Amount, Option<Amount>)| {
-            (min.of(capacity), max.map_or(capacity, |max| max.of(capacity)))
+            (min.resolve(capacity), max.map_or(capacity, |max| max.resolve(capacity)))
         };
-        let (others, named): (Vec<_>, Vec<_>) = listed.into_iter().partition(|(name, ..)| name == OTHERS);
+        let (others, named): (Vec<_>, Vec<_>) = listed.into_iter().partition(|(name, ..)| name == OTHER_CLASS);
         let mut shares: Vec<_> = named.iter().map(|class| numbers(class)).collect();
-        let promised = shares.iter().fold(0_u32, |sum, (min, _)| sum.saturating_add(*min));
-        let rest = if self.reserve { capacity } else { capacity.saturating_sub(promised).max(1) };
-        shares.push(others.first().map_or((0, rest), |class| numbers(class)));
+        let guaranteed = shares.iter().fold(0_u32, |sum, (min, _)| sum.saturating_add(*min));
+        let remaining = if self.reserve { capacity } else { capacity.saturating_sub(guaranteed).max(1) };
+        shares.push(others.first().map_or((0, remaining), |class| numbers(class)));
         (named.iter().map(|(name, ..)| name.as_str().into()).collect(), Classes::new(&shares, capacity))
     }
 
-    pub(super) fn place(&self) -> Location {
-        self.place
+    pub(super) fn location(&self) -> Location {
+        self.location
     }
 }
 
 impl Reader<'_, '_> {
     pub(super) fn capacity(&mut self, node: &Yaml) -> Option<Capacity> {
         let text = self.text("capacity", node)?;
-        let (hits, per) = text.split_once('/').map_or((text.as_str(), None), |(hits, per)| (hits, Some(per)));
+        let (hits, unit) = text.split_once('/').map_or((text.as_str(), None), |(hits, unit)| (hits, Some(unit)));
         let hits = hits.trim().replace('_', "").parse().ok();
-        let unit = per.map(|per| match per.trim() {
+        let parsed_unit = unit.map(|unit| match unit.trim() {
             "s" => Some(Unit::Second),
             "m" => Some(Unit::Minute),
             "h" => Some(Unit::Hour),
             "d" => Some(Unit::Day),
             name => Unit::from_name(name),
         });
-        match (hits, unit) {
-            (Some(hits), None) => Some(Capacity { hits, per: None }),
-            (Some(hits), Some(Some(unit))) => Some(Capacity { hits, per: Some(unit) }),
+        match (hits, parsed_unit) {
+            (Some(hits), None) => Some(Capacity { hits, unit: None }),
+            (Some(hits), Some(Some(unit))) => Some(Capacity { hits, unit: Some(unit) }),
             (None, _) | (_, Some(None)) => {
                 let message = format!(
-                    "capacity is a number at once (100), or per s, m, h, d or {} (1000/s), not {text:?}",
+                    "capacity must be a number of requests in flight (100), or of hits per s, m, h, d, {} (1000/s), \
+                     not {text:?}",
                     units()
                 );
-                self.problems.error(node.place, message);
+                self.diagnostics.error(node.location, message);
                 None
             }
         }
     }
 
-    /// `gold: { min: 400, max: 1000 }`.
+    /// Reads shares such as `gold: { min: 400, max: 1000 }`.
     pub(super) fn shares(&mut self, node: &Yaml) -> Option<Sharing> {
         let mut classes = Vec::new();
-        for (class, _, value) in self.named("shares", node) {
+        for (class, _, value) in self.named_entries("shares", node) {
             let (mut min, mut max) = (Some(Amount::Hits(0)), Some(None));
-            for (key, _, value) in self.map(value, &SHARE)? {
+            for (key, _, value) in self.read_map(value, &SHARE)? {
                 match key {
                     "min" => min = self.amount(key, value),
                     _ => max = self.amount(key, value).map(Some),
@@ -100,16 +102,16 @@ impl Reader<'_, '_> {
             }
             classes.push((class, min?, max?));
         }
-        Some(Sharing { place: node.place, classes, reserve: false })
+        Some(Sharing { location: node.location, classes, reserve: false })
     }
 
-    /// `critical: 20%`.
+    /// Reads reserves such as `critical: 20%`.
     pub(super) fn reserve(&mut self, node: &Yaml) -> Option<Sharing> {
         let mut classes = Vec::new();
-        for (class, _, value) in self.named("reserve", node) {
-            classes.push((class, self.amount("what is reserved", value)?, None));
+        for (class, _, value) in self.named_entries("reserve", node) {
+            classes.push((class, self.amount("a reserve", value)?, None));
         }
-        Some(Sharing { place: node.place, classes, reserve: true })
+        Some(Sharing { location: node.location, classes, reserve: true })
     }
 
     fn amount(&mut self, name: &str, node: &Yaml) -> Option<Amount> {
@@ -119,14 +121,14 @@ impl Reader<'_, '_> {
         }
     }
 
-    /// A whole percentage.
-    pub(super) fn percent(&mut self, name: &str, node: &Yaml, least: u32, most: u32) -> Option<u32> {
+    /// Reads a whole percentage from `min` to `max`.
+    pub(super) fn percent(&mut self, name: &str, node: &Yaml, min: u32, max: u32) -> Option<u32> {
         let text = self.text(name, node)?;
         let number = text.strip_suffix('%').and_then(|digits| digits.trim_end().parse().ok());
-        let percent = number.filter(|percent| (least..=most).contains(percent));
+        let percent = number.filter(|percent| (min..=max).contains(percent));
         if percent.is_none() {
-            let message = format!("{name} must be a whole percentage from {least}% to {most}%, not {text:?}");
-            self.problems.error(node.place, message);
+            let message = format!("{name} must be a whole percentage from {min}% to {max}%, not {text:?}");
+            self.diagnostics.error(node.location, message);
         }
         percent
     }

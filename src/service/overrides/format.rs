@@ -1,4 +1,4 @@
-//! A override as the store keeps it.
+//! The JSON text of an override in the store, and the [`ChangeInfo`] of a change.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::{
     engine::{Override, overrides::Target},
 };
 
-/// What is said of a target; the version is the store's.
+/// JSON format of an override. The store holds the target and the version beside this text.
 #[derive(Serialize, Deserialize)]
 pub(super) struct StoredOverride {
     #[serde(rename = "w")]
@@ -17,27 +17,27 @@ pub(super) struct StoredOverride {
     author: String,
     #[serde(rename = "r", default, skip_serializing_if = "String::is_empty")]
     reason: String,
-    /// Microseconds since the epoch.
+    /// The time of the change in microseconds since the Unix epoch.
     #[serde(rename = "t")]
     at: u64,
     #[serde(rename = "u", default, skip_serializing_if = "Option::is_none")]
     until: Option<u64>,
 }
 
-/// Who changes something, and why.
+/// Author, reason and time of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChangeInfo {
-    /// Who.
+    /// The name of the operator.
     pub author: String,
-    /// Why.
+    /// The reason, as the operator entered it. May be empty.
     pub reason: String,
-    /// When, in microseconds since the epoch.
+    /// The time in microseconds since the Unix epoch.
     #[serde(default)]
     pub at: u64,
 }
 
 impl ChangeInfo {
-    /// Whether it has an author, and is no longer than the log will have it.
+    /// Checks that the author is present and that the author and the reason fit into the audit log.
     pub(in crate::service) fn check(&self) -> Result<(), ChangeError> {
         let fits = (1..=MAX_AUTHOR_BYTES).contains(&self.author.len()) && self.reason.len() <= MAX_REASON_BYTES;
         if fits { Ok(()) } else { Err(ChangeError::Info) }
@@ -45,26 +45,27 @@ impl ChangeInfo {
 }
 
 pub(super) fn write(entry: &Override) -> String {
-    let said = StoredOverride {
+    let stored = StoredOverride {
         value: entry.value.to_string(),
         author: entry.author.to_string(),
         reason: entry.reason.to_string(),
         at: entry.at.get(),
         until: entry.until.map(Micros::get),
     };
-    serde_json::to_string(&said).unwrap_or_default()
+    serde_json::to_string(&stored).unwrap_or_default()
 }
 
-/// `None`: this version of the service does not understand it.
+/// Parses the text of an override. Returns `None` if this version of the service does not know the format or the
+/// target.
 pub(super) fn read(target: &str, version: u64, text: &str) -> Option<Override> {
-    let said: StoredOverride = serde_json::from_str(text).ok()?;
+    let stored: StoredOverride = serde_json::from_str(text).ok()?;
     Some(Override {
         target: Target::parse(target).ok()?,
-        value: said.value.into(),
-        until: said.until.map(Micros::new),
-        author: said.author.into(),
-        reason: said.reason.into(),
-        at: Micros::new(said.at),
+        value: stored.value.into(),
+        until: stored.until.map(Micros::new),
+        author: stored.author.into(),
+        reason: stored.reason.into(),
+        at: Micros::new(stored.at),
         version,
     })
 }

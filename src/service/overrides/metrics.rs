@@ -1,4 +1,4 @@
-//! What can be seen of overrides from outside.
+//! The metrics of [`OverrideSync`].
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::{
 };
 
 impl OverrideSync {
-    /// Shows everything to the meter.
+    /// Registers the metrics of the overrides with `meter`.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
         let gauge = meter.u64_observable_gauge("sluicegate_overrides");
         gauge
-            .with_description("Directives of operators in force, by what they are about")
+            .with_description("Number of overrides in force, by kind of target")
             .with_callback(move |observer| {
                 let counts = this.reloader.rules().load().overrides().counts();
                 for (kind, count) in ["limit", "plan", "switch"].into_iter().zip(counts) {
@@ -27,7 +27,7 @@ impl OverrideSync {
         let this = Arc::clone(self);
         let gauge = meter.u64_observable_gauge("sluicegate_switch");
         gauge
-            .with_description("1 for each switch in force, by its scope, its mode, and who threw it")
+            .with_description("1 for each switch in force, by scope, mode and origin")
             .with_callback(move |observer| {
                 for (scope, mode, origin) in this.reloader.rules().load().modes().in_force() {
                     let scope =
@@ -41,16 +41,16 @@ impl OverrideSync {
         observe_gauge(
             meter,
             "sluicegate_overrides_version",
-            "The last change of overrides that is in force",
+            "Version of the last override change that this instance has applied",
             move || this.status().version,
         );
         let this = Arc::clone(self);
         observe_gauge(
             meter,
             "sluicegate_overrides_age_seconds",
-            "Since the store was last heard of what operators say",
+            "Seconds since the last successful override sync with the store",
             move || match this.store.is_shared() {
-                true => this.status().last_sync.map_or(u64::MAX >> 32, |heard| heard.elapsed().as_secs()),
+                true => this.status().last_sync.map_or(u64::MAX >> 32, |last_sync| last_sync.elapsed().as_secs()),
                 false => 0,
             },
         );
@@ -58,7 +58,7 @@ impl OverrideSync {
         observe_counter(
             meter,
             "sluicegate_overrides_unreadable_total",
-            "Directives in the store that this version of the service does not understand, and ignores",
+            "Number of overrides in the store that were ignored because they cannot be read",
             move || this.unreadable.get(),
         );
     }

@@ -1,10 +1,19 @@
-//! Overrides on their way from operators to decisions: kept in the store, heard of by every instance within a second, and in
-//! force from then on.
+//! [`OverrideSync`]: carries overrides from the admin API to the store, from there to every instance, and into the
+//! snapshot that decisions read.
 //!
-//! Every instance looks at the store four times a second and applies what has changed; one that cannot reach it goes on with
-//! what it knows. Nor is anything lost when the store itself loses something: an instance that knows more than the store (a
-//! failover to a replica that had not heard the latest, an emptied server) says it again, under the version that it
-//! had. So a change is lost only when every instance that had heard of it is gone as well.
+//! 1. The admin API calls [`OverrideSync::change`] with [`ChangeRequest`]s. They are validated and written to the store
+//!    in one step, all or none (`write`). The store is Redis, or the journal if counters are in memory. It gives the
+//!    change the next version and appends the change to the audit log.
+//! 2. Every instance polls Redis four times a second and sends its [`Cursor`], the last change that it has applied
+//!    (`sync`). Redis replies with an [`Update`](crate::store::overrides::Update), usually the changes since then.
+//! 3. The instance applies these changes to its [`Overrides`] and passes the overrides to the [`Reloader`], which swaps
+//!    in a new snapshot. A change is therefore in force on all instances within a second.
+//!
+//! An instance that cannot reach the store keeps the overrides that it has.
+//!
+//! Redis can have fewer changes than an instance: after a failover to a replica that had not received the latest
+//! changes, or after the server was emptied. The instance detects this by its cursor and resends the missing changes
+//! under the versions that they had. A change is therefore gone only if every instance that received it is gone, too.
 
 mod format;
 mod metrics;
@@ -42,27 +51,29 @@ use crate::{
     },
 };
 
-/// Between two looks at the store, and at the file of switches.
-const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Between two moves of all that decisions read. What was there before is held for a while longer, and is large.
+/// Interval between two polls of the store and of the switch file.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
+/// Minimum interval between two compactions of the overrides. A compaction copies the tables that decisions read into
+/// contiguous memory. The old copy, which is large, stays allocated for a while.
 const COMPACT_INTERVAL: Duration = Duration::from_secs(10);
-/// Changes that an instance remembers for a store that goes back behind them.
+/// Maximum number of recent changes that an instance holds in memory to resend them to the store.
 const MAX_RECENT_CHANGES: usize = 256;
-/// The longest name of an author, and the longest reason, in bytes.
+/// Maximum length of an author's name.
 const MAX_AUTHOR_BYTES: usize = 256;
+/// Maximum length of the reason for a change.
 const MAX_REASON_BYTES: usize = 1_024;
-/// The longest word of a override: the text of a limit.
+/// Maximum length of an override's value. The longest values are limits.
 const MAX_VALUE_BYTES: usize = 4_096;
 
-/// Where overrides are kept, beside the store.
+/// Settings for overrides.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// With the store `memory`: the file that keeps them. Without one they end with the process.
+    /// The file that persists overrides if the store is `memory`. Without it, overrides end with the process.
     pub file: Option<PathBuf>,
-    /// A file of switches for this instance alone, followed while running.
+    /// A file with switches for this instance only, reloaded when it changes.
     pub switch_file: Option<PathBuf>,
-    /// Changes that the log in Redis holds, about.
+    /// Approximate number of changes that the audit log in Redis holds.
     pub audit_log_entries: usize,
 }
 
@@ -72,101 +83,102 @@ impl Default for Settings {
     }
 }
 
-/// What somebody wants to be said.
+/// A request to set or remove one override.
 #[derive(Clone, Debug)]
 pub struct ChangeRequest {
-    /// Of what.
+    /// What the override applies to.
     pub target: Target,
-    /// What; `None` takes it back.
+    /// The new value. `None` removes the override.
     pub value: Option<String>,
-    /// Until when.
+    /// When the override expires. `None`: never.
     pub until: Option<Micros>,
-    /// The version that it must have now; 0: there must be none. `None`: whatever there is.
+    /// The version that the override must have now, or 0 if it must not exist. `None`: no condition.
     pub expected: Option<u64>,
 }
 
-/// Why something has not been said.
+/// Error returned when overrides cannot be changed. None of the requested changes has been made.
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
-    /// It makes no sense.
+    /// The target or the value is invalid.
     #[error("{target}: {source}")]
     Invalid {
-        /// What it is about.
+        /// The target of the invalid request.
         target: Target,
-        /// What is wrong with it.
+        /// The reason.
         source: OverrideError,
     },
-    /// The author or the reason.
+    /// The author, the reason or a value has an invalid length.
     #[error(
-        "an author has 1 to {MAX_AUTHOR_BYTES} bytes, a reason {MAX_REASON_BYTES} at most, and a limit {MAX_VALUE_BYTES}"
+        "the author must have 1 to {MAX_AUTHOR_BYTES} bytes, the reason at most {MAX_REASON_BYTES}, \
+         each value at most {MAX_VALUE_BYTES}"
     )]
     Info,
-    /// Too much, too little, or the same twice.
-    #[error("1 to {MAX_CHANGES} overrides can be changed at once, each once")]
+    /// The list of requests is empty, too long, or contains a target twice.
+    #[error("a call must change 1 to {MAX_CHANGES} overrides, each target once")]
     Count,
-    /// Somebody else has said something.
-    #[error("{target} has been changed meanwhile: it has version {version}")]
+    /// An override does not have the expected version.
+    #[error("{target} was changed by another call: it has version {version}")]
     Conflict {
-        /// Of what.
+        /// The target of the override.
         target: String,
-        /// The version that it has; 0: there is none.
+        /// The version of the override, or 0 if it does not exist.
         version: u64,
     },
-    /// The store.
-    #[error("the overrides cannot be kept now")]
+    /// Redis cannot be reached, or it rejected the change.
+    #[error("overrides cannot be stored")]
     Store(#[from] StoreError),
-    /// The file.
-    #[error("the overrides cannot be kept now")]
+    /// The journal cannot be written.
+    #[error("overrides cannot be stored")]
     Journal(#[from] JournalError),
 }
 
-/// A change that has been made.
+/// A change that the store has accepted.
 #[derive(Clone, Debug)]
 pub struct AppliedChange {
-    /// Its version.
+    /// The version of the change.
     pub version: u64,
-    /// Who, when, and why.
+    /// The author, time and reason.
     pub info: ChangeInfo,
-    /// What was said before of what, and what is said now.
+    /// Each target with its override before and after the change.
     pub changes: Vec<(Target, Option<Override>, Option<Override>)>,
 }
 
-/// How it stands with the store.
+/// State of the synchronisation with the store.
 #[derive(Clone, Debug, Default)]
 pub struct Status {
-    /// The last change that this instance knows.
+    /// Version of the last change that this instance has applied.
     pub version: u64,
-    /// When it last heard of the store; `None`: never, since it was started.
+    /// Time of the last successful synchronisation, or `None` before the first.
     pub last_sync: Option<Instant>,
-    /// Why it has not heard of it at the last look.
+    /// The error of the last synchronisation, or `None` if it succeeded.
     pub error: Option<String>,
 }
 
-/// Keeps the overrides of this instance true.
+/// Synchronises this instance's overrides with the store.
 pub struct OverrideSync {
     store: OverrideStore,
     settings: Settings,
     options: Options,
     clock: Clock,
     reloader: Arc<Reloader>,
-    known: AsyncMutex<SyncState>,
+    state: AsyncMutex<SyncState>,
     status: Mutex<Status>,
     unreadable: Counter,
     log_unreadable: LogThrottle,
     log_unreachable: LogThrottle,
 }
 
-/// What this instance knows.
+/// The overrides of this instance, and how far they follow the store.
 #[derive(Default)]
 struct SyncState {
     overrides: Overrides,
     cursor: Cursor,
-    /// The latest changes, the last at the end.
+    /// The most recent changes, oldest first.
     recent: VecDeque<Change>,
 }
 
 impl OverrideSync {
-    /// Knows nothing yet.
+    /// Creates an instance without overrides. [`start`](Self::start) loads them.
     #[must_use]
     pub fn new(
         store: OverrideStore,
@@ -181,7 +193,7 @@ impl OverrideSync {
             options,
             clock,
             reloader,
-            known: AsyncMutex::default(),
+            state: AsyncMutex::default(),
             status: Mutex::default(),
             unreadable: Counter::new(1),
             log_unreadable: LogThrottle::default(),
@@ -189,144 +201,170 @@ impl OverrideSync {
         })
     }
 
-    /// Reads what there is, and the file of switches. An error: the journal cannot be used. A store that is away is one that
-    /// will be asked again.
+    /// Loads the overrides from the store and the switches from the switch file.
+    ///
+    /// If Redis cannot be reached, this function succeeds, and [`follow`](Self::follow) tries again.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the journal cannot be read.
     pub async fn start(&self) -> Result<(), JournalError> {
         let started = Instant::now();
-        let mut known = self.known.lock().await;
+        let mut state = self.state.lock().await;
         if let Some(path) = &self.settings.switch_file {
-            self.read_switches(path, &mut known);
+            self.read_switches(path, &mut state);
         }
         if let OverrideStore::Journal(journal) = &self.store {
-            let known = &mut *known;
-            known.cursor = lock(journal).load(|target, version, text| match text {
-                Some(text) => self.insert(&mut known.overrides, target, version, text),
-                None => sync::remove(&mut known.overrides, target),
+            let state = &mut *state;
+            state.cursor = lock(journal).load(|target, version, text| match text {
+                Some(text) => self.insert(&mut state.overrides, target, version, text),
+                None => sync::remove(&mut state.overrides, target),
             })?;
-            self.note_sync(known, Ok(()));
+            self.note_sync(state, Ok(()));
         } else {
-            let heard = self.load(&mut known).await;
-            self.note_sync(&known, heard);
+            let result = self.load(&mut state).await;
+            self.note_sync(&state, result);
         }
-        let [limits, plans, switches] = known.overrides.counts();
+        let [limits, plans, switches] = state.overrides.counts();
         if limits + plans + switches > 0 {
             let took = started.elapsed();
-            tracing::info!(limits, plans, switches, version = known.cursor.version, ?took, "overrides loaded");
+            tracing::info!(limits, plans, switches, version = state.cursor.version, ?took, "overrides loaded");
         }
-        if known.overrides.gather() {
+        if state.overrides.gather() {
             allocator::release_memory();
         }
-        self.publish(&known);
+        self.publish(&state);
         Ok(())
     }
 
-    /// Follows the store, the file of switches, and the clock, for ever.
+    /// Polls the store and the switch file, and removes expired overrides. Never returns.
     pub async fn follow(self: Arc<Self>) {
         let fingerprint = || {
             let metadata = std::fs::metadata(self.settings.switch_file.as_ref()?).ok()?;
             Some((metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)))
         };
-        let mut settled = Debounce::new(fingerprint());
-        let (mut tick, mut gathered) = (interval(POLL_INTERVAL), Instant::now());
+        let mut debounce = Debounce::new(fingerprint());
+        let (mut tick, mut last_compaction) = (interval(POLL_INTERVAL), Instant::now());
         loop {
             tick.tick().await;
-            let mut known = self.known.lock().await;
-            if let Some(path) = self.settings.switch_file.as_ref().filter(|_| settled.poll(fingerprint())) {
-                self.read_switches(path, &mut known);
-                self.publish(&known);
+            let mut state = self.state.lock().await;
+            if let Some(path) = self.settings.switch_file.as_ref().filter(|_| debounce.poll(fingerprint())) {
+                self.read_switches(path, &mut state);
+                self.publish(&state);
             }
             if self.store.is_shared() {
-                let heard = self.poll_store(&mut known).await;
-                self.note_sync(&known, heard);
+                let result = self.poll_store(&mut state).await;
+                self.note_sync(&state, result);
             }
-            self.remove_expired(&mut known).await;
-            if gathered.elapsed() > COMPACT_INTERVAL && known.overrides.gather() {
-                gathered = Instant::now();
-                self.publish(&known);
+            self.remove_expired(&mut state).await;
+            if last_compaction.elapsed() > COMPACT_INTERVAL && state.overrides.gather() {
+                last_compaction = Instant::now();
+                self.publish(&state);
             }
         }
     }
 
-    /// Says all of it, or nothing.
+    /// Makes all of the requested changes or none of them, and puts them in force on this instance.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a request is invalid, if an override does not have the expected version, or if the store
+    /// cannot be written.
     pub async fn change(&self, requests: &[ChangeRequest], info: ChangeInfo) -> Result<AppliedChange, ChangeError> {
         let info = ChangeInfo { at: self.clock.now().get(), ..info };
         self.check(requests, &info)?;
-        let mut known = self.known.lock().await;
-        let change = self.write(&mut known, requests, &info).await;
+        let mut state = self.state.lock().await;
+        let change = self.write(&mut state, requests, &info).await;
         let change = change.inspect_err(|error| {
-            tracing::warn!(author = info.author, error = crate::errors::chain(error), "a override was refused");
+            tracing::warn!(
+                author = info.author,
+                error = crate::errors::chain(error),
+                "an override change was rejected"
+            );
         })?;
-        self.publish(&known);
+        self.publish(&state);
         for OverrideChange { target, before, after } in &change.changes {
             let (before, after) = (before.as_deref().unwrap_or("-"), after.as_deref().unwrap_or("-"));
             let ChangeInfo { author, reason, .. } = &info;
-            tracing::info!(target: "sluicegate::audit", version = change.version, author, reason, target, before, after, "override");
+            tracing::info!(target: "sluicegate::audit", version = change.version, author, reason, target, before, after, "override changed");
         }
-        Ok(changed(change))
+        Ok(applied_change(change))
     }
 
-    /// Puts into the log what has been done otherwise.
+    /// Records an action in the audit log that changes no override, such as the reset of a counter.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store cannot be written.
     pub async fn record_action(&self, info: ChangeInfo) -> Result<(), ChangeError> {
         let info = ChangeInfo { at: self.clock.now().get(), ..info };
-        let mut known = self.known.lock().await;
-        self.write(&mut known, &[], &info).await?;
+        let mut state = self.state.lock().await;
+        self.write(&mut state, &[], &info).await?;
         let ChangeInfo { author, reason, .. } = info;
-        tracing::info!(target: "sluicegate::audit", version = known.cursor.version, author, reason, "done");
+        tracing::info!(target: "sluicegate::audit", version = state.cursor.version, author, reason, "operator action");
         Ok(())
     }
 
-    /// Throws or takes back a switch of this instance alone. It ends with the process.
+    /// Sets a switch that applies to this instance only, or removes it if `value` is `None`. It ends with the process.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the scope, the mode, the author or the reason is invalid.
     pub async fn switch_this_instance(
         &self,
         scope: &Scope,
-        word: Option<&str>,
+        value: Option<&str>,
         until: Option<Micros>,
         info: ChangeInfo,
     ) -> Result<(), ChangeError> {
         let at = self.clock.now();
         let request = ChangeRequest {
             target: Target::Switch(scope.clone()),
-            value: word.map(str::to_owned),
+            value: value.map(str::to_owned),
             until,
             expected: None,
         };
         self.check(std::slice::from_ref(&request), &info)?;
-        let mut known = self.known.lock().await;
-        match word {
-            Some(word) => known.overrides.set_switch(&entry(&request, word, &info, at), Origin::Instance),
-            None => drop(known.overrides.clear_switch(scope, Origin::Instance)),
+        let mut state = self.state.lock().await;
+        match value {
+            Some(value) => state.overrides.set_switch(&new_override(&request, value, &info, at), Origin::Instance),
+            None => drop(state.overrides.clear_switch(scope, Origin::Instance)),
         }
         let ChangeInfo { author, reason, .. } = info;
-        tracing::info!(target: "sluicegate::audit", author, reason, target = %request.target, after = word, "override for this instance");
-        self.publish(&known);
+        tracing::info!(target: "sluicegate::audit", author, reason, target = %request.target, after = value, "override of this instance changed");
+        self.publish(&state);
         Ok(())
     }
 
-    /// The latest changes before this version, the last first.
-    pub async fn audit_log(&self, before: u64, most: usize) -> Result<Vec<AppliedChange>, StoreError> {
+    /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if Redis cannot be reached.
+    pub async fn audit_log(&self, before: u64, max_changes: usize) -> Result<Vec<AppliedChange>, StoreError> {
         let changes = match &self.store {
-            OverrideStore::Journal(journal) => lock(journal).changes(before, most),
-            OverrideStore::Redis(redis) => redis.override_log(before, most).await?,
+            OverrideStore::Journal(journal) => lock(journal).changes(before, max_changes),
+            OverrideStore::Redis(redis) => redis.override_log(before, max_changes).await?,
         };
-        Ok(changes.into_iter().map(changed).collect())
+        Ok(changes.into_iter().map(applied_change).collect())
     }
 
-    /// Where they are kept.
+    /// Returns the store of the overrides.
     pub(super) const fn store(&self) -> &OverrideStore {
         &self.store
     }
 
-    /// How it stands with the store.
+    /// Returns the state of the synchronisation with the store.
     #[must_use]
     pub fn status(&self) -> Status {
         lock(&self.status).clone()
     }
 }
 
-fn entry(request: &ChangeRequest, word: &str, info: &ChangeInfo, at: Micros) -> Override {
+fn new_override(request: &ChangeRequest, value: &str, info: &ChangeInfo, at: Micros) -> Override {
     Override {
         target: request.target.clone(),
-        value: word.into(),
+        value: value.into(),
         until: request.until,
         author: info.author.as_str().into(),
         reason: info.reason.as_str().into(),
@@ -335,17 +373,18 @@ fn entry(request: &ChangeRequest, word: &str, info: &ChangeInfo, at: Micros) -> 
     }
 }
 
-fn all(overrides: &Overrides) -> Vec<Versioned> {
-    overrides.iter().map(|it| (it.target.to_string(), it.version, format::write(&it))).collect()
+fn all_versioned(overrides: &Overrides) -> Vec<Versioned> {
+    let versioned = |entry: Override| (entry.target.to_string(), entry.version, format::write(&entry));
+    overrides.iter().map(versioned).collect()
 }
 
-fn changed(change: Change) -> AppliedChange {
+fn applied_change(change: Change) -> AppliedChange {
     let version = change.version;
-    let parts = change.changes.into_iter().filter_map(|OverrideChange { target, before, after }| {
+    let changes = change.changes.into_iter().filter_map(|OverrideChange { target, before, after }| {
         let read = |text: Option<String>, version| text.and_then(|text| format::read(&target, version, &text));
         Some((Target::parse(&target).ok()?, read(before, 0), read(after, version)))
     });
-    AppliedChange { version, changes: parts.collect(), info: serde_json::from_str(&change.info).unwrap_or_default() }
+    AppliedChange { version, changes: changes.collect(), info: serde_json::from_str(&change.info).unwrap_or_default() }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

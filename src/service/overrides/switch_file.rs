@@ -1,11 +1,11 @@
-//! Switches in a file beside this instance: in force also while no store can be asked.
+//! Parser for the switch file: switches of one instance that are in force even if the store cannot be reached.
 //!
-//! A line each, `MODE SCOPE [until TIME] [# reason]`:
+//! Each line is one switch, `MODE SCOPE [until TIME] [# reason]`:
 //!
 //! ```text
 //! off everything                                    # incident 42
 //! shadow domain api until 2026-11-22T04:00:00Z
-//! deny kind shedding
+//! deny algorithm shedding
 //! enforce rule api user.path
 //! ```
 
@@ -19,10 +19,10 @@ use crate::{
     },
 };
 
-/// All switches of the file; an error names the first line that is none.
+/// Reads all switches of the file. The error names the first invalid line.
 pub(super) fn read(path: &Path) -> Result<Vec<Override>, String> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
-    parse(&text).map_err(|(line, why)| format!("{}:{line}: {why}", path.display()))
+    parse(&text).map_err(|(line, error)| format!("{}:{line}: {error}", path.display()))
 }
 
 fn parse(text: &str) -> Result<Vec<Override>, (usize, String)> {
@@ -31,34 +31,35 @@ fn parse(text: &str) -> Result<Vec<Override>, (usize, String)> {
         let (words, reason) = line.split_once('#').unwrap_or((line, ""));
         let words: Vec<&str> = words.split_whitespace().collect();
         if !words.is_empty() {
-            switches.push(switch(&words, reason.trim()).map_err(|why| (number + 1, why))?);
+            switches.push(parse_switch(&words, reason.trim()).map_err(|error| (number + 1, error))?);
         }
     }
     Ok(switches)
 }
 
-fn switch(words: &[&str], reason: &str) -> Result<Override, String> {
+fn parse_switch(words: &[&str], reason: &str) -> Result<Override, String> {
     let (words, until) = match words {
         [words @ .., "until", time] => {
             let until = humantime::parse_rfc3339_weak(time).ok();
             let until = until.and_then(|until| until.duration_since(std::time::UNIX_EPOCH).ok());
-            let until = until.ok_or_else(|| format!("{time:?} is no time like 2026-11-22T04:00:00Z"))?;
+            let until = until.ok_or_else(|| format!("{time:?} is not a time such as 2026-11-22T04:00:00Z"))?;
             (words, Some(Micros::from_secs(until.as_secs())))
         }
         words => (words, None),
     };
     let [mode, scope @ ..] = words else {
-        return Err("a mode is missing".to_owned());
+        return Err("the mode is missing".to_owned());
     };
-    let mode = Mode::from_name(mode).ok_or_else(|| format!("{mode:?} is no mode: off, shadow, enforce or deny"))?;
+    let mode = Mode::from_name(mode)
+        .ok_or_else(|| format!("{mode:?} is not a mode: expected off, shadow, enforce or deny"))?;
     let scope = match scope {
         ["everything"] => Scope::Everything,
         ["domain", domain] => Scope::Domain((*domain).to_owned()),
-        ["kind", kind] => Scope::Algorithm((*kind).to_owned()),
+        ["algorithm", algorithm] => Scope::Algorithm((*algorithm).to_owned()),
         ["rule", domain, rule] => Scope::Rule { domain: (*domain).to_owned(), rule: (*rule).to_owned() },
         _ => {
-            let expected = "everything, domain NAME, kind NAME, or rule DOMAIN NAME";
-            return Err(format!("{:?} is no scope: {expected}", scope.join(" ")));
+            let expected = "everything, domain NAME, algorithm NAME, or rule DOMAIN NAME";
+            return Err(format!("{:?} is not a scope: expected {expected}", scope.join(" ")));
         }
     };
     Ok(Override {
@@ -77,12 +78,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_a_switch() {
-        let text = "# all\noff everything # incident 42\n\n  shadow domain api until 2026-11-22T04:00:00Z\ndeny kind gcra\n\
+    fn reads_one_switch_per_line() {
+        let text = "# all\noff everything # incident 42\n\n  shadow domain api until 2026-11-22T04:00:00Z\ndeny algorithm gcra\n\
                     enforce rule api user.path_/v1#why\n";
         let read: Vec<_> = parse(text).unwrap();
-        let short = |it: &Override| format!("{} {} {}", it.value, it.target, it.reason);
-        let lines: Vec<_> = read.iter().map(short).collect();
+        let summary = |entry: &Override| format!("{} {} {}", entry.value, entry.target, entry.reason);
+        let lines: Vec<_> = read.iter().map(summary).collect();
         assert_eq!(
             lines,
             [
@@ -97,16 +98,16 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_none_says_why() {
+    fn rejects_an_invalid_line_with_its_number() {
         for (text, line, expected) in [
-            ("off everything\nmaybe everything", 2, "is no mode"),
-            ("off", 1, "is no scope"),
-            ("off rule api", 1, "is no scope"),
-            ("off everything until tomorrow", 1, "is no time"),
-            ("until 2026-11-22T04:00:00Z", 1, "a mode is missing"),
+            ("off everything\nmaybe everything", 2, "is not a mode"),
+            ("off", 1, "is not a scope"),
+            ("off rule api", 1, "is not a scope"),
+            ("off everything until tomorrow", 1, "is not a time"),
+            ("until 2026-11-22T04:00:00Z", 1, "the mode is missing"),
         ] {
-            let (at, why) = parse(text).unwrap_err();
-            assert!(at == line && why.contains(expected), "{text}: {at} {why}");
+            let (at, reason) = parse(text).unwrap_err();
+            assert!(at == line && reason.contains(expected), "{text}: {at} {reason}");
         }
     }
 }

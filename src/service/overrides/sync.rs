@@ -1,8 +1,11 @@
-//! What the store has to say: heard of, applied, and put in force; and said again where the store has lost it.
+//! Synchronisation with the store: polls for updates, applies and publishes them, resends changes that the store does
+//! not have, and removes expired overrides.
 
 use std::{path::Path, time::Instant};
 
-use super::{ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES, OverrideSync, SyncState, all, format, lock, switch_file};
+use super::{
+    ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES, OverrideSync, SyncState, all_versioned, format, lock, switch_file,
+};
 use crate::{
     engine::{
         Overrides,
@@ -18,195 +21,215 @@ use crate::{
 };
 
 impl OverrideSync {
-    /// Looks at the store once.
-    pub(super) async fn poll_store(&self, known: &mut SyncState) -> Result<(), StoreError> {
+    /// Polls the store once and applies its update. Resends changes if the store is behind or has another history.
+    pub(super) async fn poll_store(&self, state: &mut SyncState) -> Result<(), StoreError> {
         let OverrideStore::Redis(redis) = &self.store else {
             return Ok(());
         };
         loop {
-            match redis.overrides_since(&known.cursor).await? {
-                Update::Nothing => return Ok(()),
+            match redis.overrides_since(&state.cursor).await? {
+                Update::Unchanged => return Ok(()),
                 Update::Changes(changes) => {
                     let more = changes.len() == MAX_CHANGES;
                     for change in changes {
-                        self.apply(known, &change);
-                        (known.cursor.version, known.cursor.id) = (change.version, change.id);
+                        self.apply(state, &change);
+                        (state.cursor.version, state.cursor.id) = (change.version, change.id);
                     }
-                    self.publish(known);
+                    self.publish(state);
                     if !more {
                         return Ok(());
                     }
                 }
-                Update::Empty if known.cursor.version == 0 => return Ok(()),
+                Update::Empty if state.cursor.version == 0 => return Ok(()),
                 Update::Empty => {
-                    let (author, reason) = ("sluicegate".into(), "the store was empty".into());
-                    let head = ChangeInfo { author, reason, at: self.clock.now().get() };
-                    let head = serde_json::to_string(&head).unwrap_or_default();
-                    if redis.restore_overrides(&known.cursor, &head, &all(&known.overrides)).await? {
-                        let [limits, plans, switches] = known.overrides.counts();
-                        tracing::warn!(limits, plans, switches, "the store had lost all overrides, and has them again");
+                    let (author, reason) = ("sluicegate".into(), "restored after the store was emptied".into());
+                    let info = ChangeInfo { author, reason, at: self.clock.now().get() };
+                    let info_json = serde_json::to_string(&info).unwrap_or_default();
+                    if redis.restore_overrides(&state.cursor, &info_json, &all_versioned(&state.overrides)).await? {
+                        let [limits, plans, switches] = state.overrides.counts();
+                        tracing::warn!(
+                            limits,
+                            plans,
+                            switches,
+                            "the store had been emptied; restored the overrides of this instance"
+                        );
                     }
                     return Ok(());
                 }
                 Update::Behind => {
-                    if self.resend(known).await? {
-                        self.reload(known).await?;
+                    if self.resend(state).await? {
+                        self.reload(state).await?;
                     }
                     return Ok(());
                 }
-                Update::Other => {
-                    self.resend(known).await?;
-                    return self.reload(known).await;
+                Update::Diverged => {
+                    self.resend(state).await?;
+                    return self.reload(state).await;
                 }
             }
         }
     }
 
-    /// The store has gone back behind what this instance knows, or has gone another way since: what it does not have is said
-    /// again. Where the two last agreed its log says; of another beginning it says nothing. What others have said since
-    /// stays. True when the store has something that this instance has not.
-    async fn resend(&self, known: &SyncState) -> Result<bool, StoreError> {
+    /// Resends the changes that this instance has applied and the store does not have.
+    ///
+    /// The store is behind this instance's cursor (after a failover), or other changes were written to it since. Its
+    /// audit log contains the last change that both have, and everything after that is resent. Without a common change
+    /// in the log, the store has another history and nothing is resent. Resent changes keep their ids. They also keep
+    /// their versions unless another change was written since. In that case they get new versions, and targets that
+    /// the other change concerns are skipped, so the newer change stays in force.
+    ///
+    /// Returns `true` if the store has changes that this instance does not have.
+    async fn resend(&self, state: &SyncState) -> Result<bool, StoreError> {
         let OverrideStore::Redis(redis) = &self.store else {
             return Ok(false);
         };
         let log = redis.override_log(u64::MAX, MAX_RECENT_CHANGES).await?;
-        let is_common = |change: &Change| log.iter().any(|it| it.version == change.version && it.id == change.id);
-        let (Some(last), Some(first)) = (known.recent.iter().rposition(is_common), log.first()) else {
+        let is_common =
+            |change: &Change| log.iter().any(|entry| entry.version == change.version && entry.id == change.id);
+        let (Some(last), Some(first)) = (state.recent.iter().rposition(is_common), log.first()) else {
             return Ok(true);
         };
-        let common = known.recent[last].version;
-        let lost: Vec<Change> = known.recent.iter().skip(last + 1).cloned().collect();
-        let newer = || log.iter().filter(|it| it.version > common);
-        let untouched =
-            |part: &OverrideChange| !newer().any(|it| it.changes.iter().any(|newer| newer.target == part.target));
-        if !lost.is_empty() {
+        let common = state.recent[last].version;
+        let missing: Vec<Change> = state.recent.iter().skip(last + 1).cloned().collect();
+        let newer = || log.iter().filter(|entry| entry.version > common);
+        let untouched = |change: &OverrideChange| {
+            !newer().any(|entry| entry.changes.iter().any(|newer| newer.target == change.target))
+        };
+        if !missing.is_empty() {
             tracing::warn!(
-                changes = lost.len(),
-                "the store had lost the latest changes of overrides, and is told again"
+                changes = missing.len(),
+                "the store does not have the latest override changes; resending them"
             );
         }
-        let mut mark = Cursor { version: first.version, id: first.id.clone(), ..known.cursor.clone() };
-        for Change { id, info: head, changes: parts, .. } in lost {
-            let parts = parts.into_iter().filter(|part| untouched(part));
-            let parts: Vec<_> =
-                parts.map(|part| Write { target: part.target, text: part.after, expected: None }).collect();
-            let longest = self.settings.audit_log_entries;
-            // Where somebody is faster, the rest is his.
-            let said = redis.put_overrides((&id, &head), &parts, (&mark, true), longest).await?;
-            let Some(WriteOutcome::Done(now, _)) = said else {
+        let mut cursor = Cursor { version: first.version, id: first.id.clone(), ..state.cursor.clone() };
+        for Change { id, info, changes, .. } in missing {
+            let changes = changes.into_iter().filter(|change| untouched(change));
+            let writes: Vec<_> =
+                changes.map(|change| Write { target: change.target, text: change.after, expected: None }).collect();
+            let max_entries = self.settings.audit_log_entries;
+            let outcome = redis.put_overrides((&id, &info), &writes, (&cursor, true), max_entries).await?;
+            // If another instance has written meanwhile, that instance resends the remaining changes.
+            let Some(WriteOutcome::Done(next, _)) = outcome else {
                 break;
             };
-            mark = now;
+            cursor = next;
         }
         Ok(newer().next().is_some())
     }
 
-    async fn reload(&self, known: &mut SyncState) -> Result<(), StoreError> {
-        if known.cursor.version > 0 {
+    async fn reload(&self, state: &mut SyncState) -> Result<(), StoreError> {
+        if state.cursor.version > 0 {
             tracing::info!(
-                version = known.cursor.version,
-                "the store has other overrides than this instance; all are read anew"
+                version = state.cursor.version,
+                "the store has other overrides than this instance; loading all of them again"
             );
         }
-        self.load(known).await?;
-        self.publish(known);
+        self.load(state).await?;
+        self.publish(state);
         Ok(())
     }
 
-    /// Reads all of it, and what changed meanwhile.
-    pub(super) async fn load(&self, known: &mut SyncState) -> Result<(), StoreError> {
+    /// Loads all overrides from Redis, and then the changes that were made during the load.
+    pub(super) async fn load(&self, state: &mut SyncState) -> Result<(), StoreError> {
         let OverrideStore::Redis(redis) = &self.store else {
             return Ok(());
         };
-        let mut overrides = known.overrides.without_stored();
-        let mark = redis.overrides(|kept| self.insert_all(&mut overrides, kept)).await?;
-        known.recent.clear();
-        (known.overrides, known.cursor) = (overrides, mark.unwrap_or_default());
-        match redis.overrides_since(&known.cursor).await? {
+        let mut overrides = state.overrides.without_stored();
+        let cursor = redis.overrides(|versioned| self.insert_all(&mut overrides, versioned)).await?;
+        state.recent.clear();
+        (state.overrides, state.cursor) = (overrides, cursor.unwrap_or_default());
+        match redis.overrides_since(&state.cursor).await? {
             Update::Changes(changes) => {
                 for change in changes {
-                    self.apply(known, &change);
-                    (known.cursor.version, known.cursor.id) = (change.version, change.id);
+                    self.apply(state, &change);
+                    (state.cursor.version, state.cursor.id) = (change.version, change.id);
                 }
             }
-            // The next look will see to it.
-            Update::Nothing | Update::Other | Update::Behind | Update::Empty => {}
+            // The next poll handles these cases.
+            Update::Unchanged | Update::Diverged | Update::Behind | Update::Empty => {}
         }
         Ok(())
     }
 
-    fn insert_all(&self, overrides: &mut Overrides, kept: Vec<Versioned>) {
-        for (target, version, text) in kept {
+    fn insert_all(&self, overrides: &mut Overrides, versioned: Vec<Versioned>) {
+        for (target, version, text) in versioned {
             self.insert(overrides, &target, version, &text);
         }
     }
 
+    /// Inserts an override from the store. An override that cannot be read is counted, logged and ignored.
     pub(super) fn insert(&self, overrides: &mut Overrides, target: &str, version: u64, text: &str) {
-        let put = match format::read(target, version, text) {
+        let result = match format::read(target, version, text) {
             Some(entry) => overrides.put(entry, self.options).map_err(|error| error.to_string()),
-            None => Err("of another version of the service".to_owned()),
+            None => Err("unknown format, possibly of another version of the service".to_owned()),
         };
-        if let Err(error) = put {
+        if let Err(error) = result {
             self.unreadable.add(WorkerId(0), 1);
             if self.log_unreadable.should_log() {
-                tracing::warn!(target, error, "a override in the store is not understood, and ignored");
+                tracing::warn!(target, error, "ignoring an override in the store that cannot be read");
             }
         }
     }
 
-    pub(super) fn apply(&self, known: &mut SyncState, change: &Change) {
+    pub(super) fn apply(&self, state: &mut SyncState, change: &Change) {
         for OverrideChange { target, after, .. } in &change.changes {
             match after {
-                Some(text) => self.insert(&mut known.overrides, target, change.version, text),
-                None => remove(&mut known.overrides, target),
+                Some(text) => self.insert(&mut state.overrides, target, change.version, text),
+                None => remove(&mut state.overrides, target),
             }
         }
-        if known.recent.len() >= MAX_RECENT_CHANGES {
-            known.recent.pop_front();
+        if state.recent.len() >= MAX_RECENT_CHANGES {
+            state.recent.pop_front();
         }
-        known.recent.push_back(change.clone());
+        state.recent.push_back(change.clone());
     }
 
-    /// Takes back what is over, and puts switches out of force whose time has passed.
-    pub(super) async fn remove_expired(&self, known: &mut SyncState) {
+    /// Removes expired overrides from the store, and publishes a new snapshot when a switch expires.
+    pub(super) async fn remove_expired(&self, state: &mut SyncState) {
         let now = self.clock.now();
-        let requests: Vec<ChangeRequest> = known
+        let requests: Vec<ChangeRequest> = state
             .overrides
-            .over(now, MAX_CHANGES)
-            .map(|over| ChangeRequest { target: over.target, value: None, until: None, expected: Some(over.version) })
+            .expired(now, MAX_CHANGES)
+            .map(|entry| ChangeRequest {
+                target: entry.target,
+                value: None,
+                until: None,
+                expected: Some(entry.version),
+            })
             .collect();
-        let in_force = known.overrides.switches_in_force(now);
+        let in_force = state.overrides.switches_in_force(now);
         if !self.reloader.rules().load().modes().in_force().iter().eq(&in_force) {
-            self.publish(known);
+            self.publish(state);
         }
         if !requests.is_empty() {
-            let info = ChangeInfo { author: "sluicegate".into(), reason: "its time is over".into(), at: now.get() };
-            // Where several instances try, one succeeds, and the others hear of it.
-            if self.write(known, &requests, &info).await.is_ok() {
-                self.publish(known);
+            let info = ChangeInfo { author: "sluicegate".into(), reason: "expired".into(), at: now.get() };
+            // If several instances try, one succeeds, and the others receive its change.
+            if self.write(state, &requests, &info).await.is_ok() {
+                self.publish(state);
             }
         }
     }
 
-    pub(super) fn read_switches(&self, path: &Path, known: &mut SyncState) {
+    /// Reads the switch file. If the file is invalid, the previous switches stay in force.
+    pub(super) fn read_switches(&self, path: &Path, state: &mut SyncState) {
         match switch_file::read(path) {
             Ok(switches) => {
-                tracing::info!(path = %path.display(), switches = switches.len(), "switches read");
-                known.overrides.set_switches(&switches, Origin::File);
+                tracing::info!(path = %path.display(), switches = switches.len(), "switch file loaded");
+                state.overrides.set_switches(&switches, Origin::File);
             }
-            // A file that is not there has no switches: taking it away is how they end.
-            Err(_) if !path.exists() => known.overrides.set_switches(&[], Origin::File),
-            Err(error) => tracing::error!(error, "the switches cannot be read; those before stay in force"),
+            // A missing file has no switches: deleting the file ends them.
+            Err(_) if !path.exists() => state.overrides.set_switches(&[], Origin::File),
+            Err(error) => tracing::error!(error, "cannot read the switch file; the previous switches stay in force"),
         }
     }
 
-    pub(super) fn note_sync(&self, known: &SyncState, heard: Result<(), StoreError>) {
+    pub(super) fn note_sync(&self, state: &SyncState, result: Result<(), StoreError>) {
         let mut status = lock(&self.status);
-        status.version = known.cursor.version;
-        match heard {
+        status.version = state.cursor.version;
+        match result {
             Ok(()) => {
                 if status.error.take().is_some() {
-                    tracing::info!(version = status.version, "what operators say is heard of again");
+                    tracing::info!(version = status.version, "override sync restored");
                 }
                 status.last_sync = Some(Instant::now());
             }
@@ -215,7 +238,7 @@ impl OverrideSync {
                     tracing::warn!(
                         kind = error.kind(),
                         version = status.version,
-                        "what operators say is not heard of; the last that was known holds"
+                        "override sync failed; the last known overrides stay in force"
                     );
                 }
                 status.error = Some(error.to_string());
@@ -223,11 +246,12 @@ impl OverrideSync {
         }
     }
 
-    pub(super) fn publish(&self, known: &SyncState) {
-        self.reloader.set_overrides(known.overrides.clone());
+    pub(super) fn publish(&self, state: &SyncState) {
+        self.reloader.set_overrides(state.overrides.clone());
     }
 }
 
+/// Removes the override of a target. A target that cannot be parsed has none.
 pub(super) fn remove(overrides: &mut Overrides, target: &str) {
     if let Ok(target) = Target::parse(target) {
         overrides.remove(&target);

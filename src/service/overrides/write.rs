@@ -1,9 +1,10 @@
-//! What operators want to be said: held against everything that could be wrong with it, and written.
+//! Validation of [`ChangeRequest`]s, and the write of a change to the store.
 
 use std::sync::Arc;
 
 use super::{
-    ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, all, entry, format, lock,
+    ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, all_versioned, format, lock,
+    new_override,
 };
 use crate::{
     algorithm::Micros,
@@ -15,9 +16,10 @@ use crate::{
 };
 
 impl OverrideSync {
+    /// Checks everything about the requests that does not depend on the current overrides.
     pub(super) fn check(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<(), ChangeError> {
         info.check()?;
-        if requests.iter().filter_map(|request| request.value.as_ref()).any(|word| word.len() > MAX_VALUE_BYTES) {
+        if requests.iter().filter_map(|request| request.value.as_ref()).any(|value| value.len() > MAX_VALUE_BYTES) {
             return Err(ChangeError::Info);
         }
         let mut targets: Vec<&Target> = requests.iter().map(|request| &request.target).collect();
@@ -27,66 +29,71 @@ impl OverrideSync {
             return Err(ChangeError::Count);
         }
         for request in requests {
-            let wrong = |source| ChangeError::Invalid { target: request.target.clone(), source };
+            let invalid = |source| ChangeError::Invalid { target: request.target.clone(), source };
             match &request.value {
-                Some(word) => {
-                    let entry = entry(request, word, info, Micros::ZERO);
-                    Overrides::check(&entry, self.options).map_err(wrong)?;
+                Some(value) => {
+                    let entry = new_override(request, value, info, Micros::ZERO);
+                    Overrides::check(&entry, self.options).map_err(invalid)?;
                 }
-                None => request.target.check().map_err(|error| wrong(error.into()))?,
+                None => request.target.check().map_err(|error| invalid(error.into()))?,
             }
         }
         Ok(())
     }
 
+    /// Writes a change to the store, all of it or nothing, and applies it to `state`. The caller publishes the state.
+    ///
+    /// With Redis, `state` may also receive changes of other instances.
     pub(super) async fn write(
         &self,
-        known: &mut SyncState,
+        state: &mut SyncState,
         requests: &[ChangeRequest],
         info: &ChangeInfo,
     ) -> Result<Change, ChangeError> {
         let now = Micros::new(info.at);
-        // What this instance could not put in force, others could not either.
-        let mut trial = known.overrides.clone();
+        // The checks that depend on the current overrides: other instances could not apply such a change either.
+        let mut overrides = state.overrides.clone();
         for request in requests {
-            if let Some(word) = &request.value {
-                let entry = entry(request, word, info, now);
-                let wrong = |source| ChangeError::Invalid { target: request.target.clone(), source };
-                trial.put(entry, self.options).map_err(wrong)?;
+            if let Some(value) = &request.value {
+                let entry = new_override(request, value, info, now);
+                let invalid = |source| ChangeError::Invalid { target: request.target.clone(), source };
+                overrides.put(entry, self.options).map_err(invalid)?;
             }
         }
-        let parts: Vec<Write> = requests
+        let writes: Vec<Write> = requests
             .iter()
             .map(|request| Write {
                 target: request.target.to_string(),
-                text: request.value.as_ref().map(|word| format::write(&entry(request, word, info, now))),
+                text: request.value.as_ref().map(|value| format::write(&new_override(request, value, info, now))),
                 expected: request.expected,
             })
             .collect();
         let id = format!("{:016x}", rand::random::<u64>());
-        let head = serde_json::to_string(info).unwrap_or_default();
-        let (mark, change) = match &self.store {
+        let info_json = serde_json::to_string(info).unwrap_or_default();
+        let (cursor, change) = match &self.store {
             OverrideStore::Journal(journal) => {
-                let change = self.next_change(known, id, head, parts)?;
-                let (journal, line, kept) = (Arc::clone(journal), change.clone(), known.overrides.clone());
-                let (mark, [limits, plans, switches]) = (known.cursor.clone(), kept.counts());
+                let change = self.next_change(state, id, info_json, writes)?;
+                let (journal, line, overrides) = (Arc::clone(journal), change.clone(), state.overrides.clone());
+                let (cursor, [limits, plans, switches]) = (state.cursor.clone(), overrides.counts());
                 let written = tokio::task::spawn_blocking(move || {
-                    lock(&journal).write(&line, limits + plans + switches, || (mark, all(&kept)))
+                    lock(&journal).write(&line, limits + plans + switches, || (cursor, all_versioned(&overrides)))
                 });
-                // What may not have been written is not in force.
+                // A change that may not have been written must not come into force.
                 written.await.map_err(|_| StoreError::Rejected)??;
-                (Cursor { version: change.version, ..known.cursor.clone() }, change)
+                (Cursor { version: change.version, ..state.cursor.clone() }, change)
             }
             OverrideStore::Redis(redis) => {
-                let longest = self.settings.audit_log_entries;
-                let mut written = redis.put_overrides((&id, &head), &parts, (&known.cursor, false), longest).await?;
+                let max_entries = self.settings.audit_log_entries;
+                let mut written =
+                    redis.put_overrides((&id, &info_json), &writes, (&state.cursor, false), max_entries).await?;
                 if written.is_none() {
-                    // It has lost something, and is told again first.
-                    self.poll_store(known).await?;
-                    written = redis.put_overrides((&id, &head), &parts, (&known.cursor, false), longest).await?;
+                    // The store is behind the cursor. `poll_store` resends the missing changes first.
+                    self.poll_store(state).await?;
+                    written =
+                        redis.put_overrides((&id, &info_json), &writes, (&state.cursor, false), max_entries).await?;
                 }
                 match written {
-                    Some(WriteOutcome::Done(mark, change)) => (mark, change),
+                    Some(WriteOutcome::Done(cursor, change)) => (cursor, change),
                     Some(WriteOutcome::Conflict { target, version }) => {
                         return Err(ChangeError::Conflict { target, version });
                     }
@@ -94,28 +101,30 @@ impl OverrideSync {
                 }
             }
         };
-        if mark.version == known.cursor.version + 1 && (known.cursor.epoch == mark.epoch || known.cursor.version == 0) {
-            self.apply(known, &change);
-            known.cursor = mark;
-            self.note_sync(known, Ok(()));
+        if cursor.version == state.cursor.version + 1
+            && (state.cursor.epoch == cursor.epoch || state.cursor.version == 0)
+        {
+            self.apply(state, &change);
+            state.cursor = cursor;
+            self.note_sync(state, Ok(()));
         } else {
-            let heard = self.poll_store(known).await;
-            self.note_sync(known, heard);
+            let result = self.poll_store(state).await;
+            self.note_sync(state, result);
         }
         Ok(change)
     }
 
-    /// As the script has it for Redis.
+    /// Builds the next change for the journal, with the same checks and fields as `overrides.lua` for Redis.
     fn next_change(
         &self,
-        known: &SyncState,
+        state: &SyncState,
         id: String,
-        head: String,
-        puts: Vec<Write>,
+        info: String,
+        writes: Vec<Write>,
     ) -> Result<Change, ChangeError> {
-        let mut change = Change { version: known.cursor.version + 1, id, info: head, changes: Vec::new() };
-        for Write { target, text, expected } in puts {
-            let before = Target::parse(&target).ok().and_then(|target| known.overrides.get(&target));
+        let mut change = Change { version: state.cursor.version + 1, id, info, changes: Vec::new() };
+        for Write { target, text, expected } in writes {
+            let before = Target::parse(&target).ok().and_then(|target| state.overrides.get(&target));
             let version = before.as_ref().map_or(0, |before| before.version);
             if expected.is_some_and(|expected| expected != version) {
                 return Err(ChangeError::Conflict { target, version });

@@ -1,8 +1,8 @@
-//! The environment of envoyproxy/ratelimit as settings of ours: for `--compat envoyproxy`, for a service that is started
-//! under the name `ratelimit`, and for `sluicegate migrate`.
+//! [`EnvoyproxySettings`]: settings from the environment variables of envoyproxy/ratelimit.
 //!
-//! One table has every variable ([`VARIABLES`]): what it is there when nobody sets it, and what becomes of it here. The
-//! table in docs/compatibility.md is made from it.
+//! They are used with `--compat envoyproxy`, if the program is started under the name `ratelimit`, and by
+//! `sluicegate migrate`. The table [`VARIABLES`] contains every variable with its default and its effect. The table in
+//! docs/compatibility.md is generated from it.
 
 mod redis;
 mod values;
@@ -15,11 +15,11 @@ use toml::{Table, Value};
 use self::redis::Redis;
 pub use self::variables::{Effect, VARIABLES, Variable};
 
-/// Where a collector is when nobody says it (the OpenTelemetry specification's own variable and defaults).
+/// Variable and default ports of the OpenTelemetry specification for the collector's address.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const OTLP_PORTS: [(&str, u16); 2] = [("http", 4_318), ("grpc", 4_317)];
 
-/// A variable that cannot be read.
+/// Error returned when the value of a variable is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name}={value:?} {reason}")]
 pub struct VariableError {
@@ -28,7 +28,7 @@ pub struct VariableError {
     reason: String,
 }
 
-/// What an environment says.
+/// The settings that correspond to an environment.
 #[derive(Clone, Debug, Default)]
 pub struct EnvoyproxySettings {
     settings: Table,
@@ -36,51 +36,55 @@ pub struct EnvoyproxySettings {
 }
 
 impl EnvoyproxySettings {
-    /// Reads all variables; those that nobody knows are left alone.
+    /// Reads all variables in [`VARIABLES`] and ignores others.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a value is invalid or not supported.
     pub fn read(environment: &HashMap<String, String>) -> Result<Self, VariableError> {
         let environment = Environment(environment);
-        let mut peer = Self::default();
+        let mut result = Self::default();
         for Variable { name, effect, .. } in VARIABLES {
             match effect {
-                Effect::Is(setting, read) => {
+                Effect::Setting(setting, read) => {
                     if let Some(value) = environment.value(name) {
-                        let read = read(value).map_err(|reason| environment.wrong(name, reason))?;
-                        peer.set(setting, read);
+                        let read = read(value).map_err(|reason| environment.error(name, reason))?;
+                        result.set(setting, read);
                     }
                 }
-                Effect::Nothing(reason) if environment.is_set(name) => peer.without_effect.push((name, reason)),
-                Effect::Nothing(_) | Effect::Makes(_) => {}
+                Effect::Ignored(reason) if environment.is_set(name) => result.without_effect.push((name, reason)),
+                Effect::Ignored(_) | Effect::Combined(_) => {}
             }
         }
-        peer.listeners(&environment)?;
-        peer.rules(&environment)?;
-        peer.stores(&environment)?;
-        peer.statsd(&environment)?;
-        peer.traces(&environment)?;
-        Ok(peer)
+        result.listeners(&environment)?;
+        result.rules(&environment)?;
+        result.stores(&environment)?;
+        result.statsd(&environment)?;
+        result.traces(&environment)?;
+        Ok(result)
     }
 
-    /// The settings that say the same, for a file.
+    /// Returns the settings as TOML for a settings file.
     #[must_use]
     pub fn toml(&self) -> String {
         toml::to_string(&self.settings).unwrap_or_else(|error| format!("# {error}\n"))
     }
 
-    /// The variables that are set and do nothing here, each with the reason.
+    /// Returns the variables that are set but have no effect here, each with the reason.
     #[must_use]
     pub fn without_effect(&self) -> &[(&'static str, &'static str)] {
         &self.without_effect
     }
 
-    /// The same as a line for the log.
+    /// Returns a warning that lists the variables without effect, if there are any.
     #[must_use]
-    pub fn remark(&self) -> Option<String> {
+    pub fn warning(&self) -> Option<String> {
         let each = self.without_effect.iter().map(|(name, reason)| format!("{name} ({reason})"));
         let all = each.collect::<Vec<_>>().join(", ");
-        (!all.is_empty()).then(|| format!("without effect: {all}"))
+        (!all.is_empty()).then(|| format!("variables without effect: {all}"))
     }
 
-    /// Puts a value under a dotted name.
+    /// Sets the value of a setting by its dotted name.
     fn set(&mut self, setting: &str, value: impl Into<Value>) {
         let (path, last) = setting.rsplit_once('.').map_or((None, setting), |(path, last)| (Some(path), last));
         let mut table = &mut self.settings;
@@ -101,12 +105,12 @@ impl EnvoyproxySettings {
             ("grpc.addr", "GRPC_HOST", "GRPC_PORT"),
         ] {
             let address = values::address(environment.text(host), environment.text(port));
-            self.set(setting, address.map_err(|reason| environment.wrong(port, reason))?);
+            self.set(setting, address.map_err(|reason| environment.error(port, reason))?);
         }
         if environment.is_true("USE_PROMETHEUS")? {
             let (host, port) = environment.text("PROMETHEUS_ADDR").rsplit_once(':').unwrap_or_default();
             let address = values::address(host, port);
-            self.set("http.metrics_addr", address.map_err(|reason| environment.wrong("PROMETHEUS_ADDR", reason))?);
+            self.set("http.metrics_addr", address.map_err(|reason| environment.error("PROMETHEUS_ADDR", reason))?);
         }
         if environment.is_true("GRPC_SERVER_USE_TLS")? {
             for (setting, name) in [
@@ -115,7 +119,7 @@ impl EnvoyproxySettings {
                 ("grpc.tls.client_ca_file", "GRPC_CLIENT_TLS_CACERT"),
                 ("grpc.tls.client_name", "GRPC_CLIENT_TLS_SAN"),
             ] {
-                self.copy(setting, name, environment);
+                self.copy_if_set(setting, name, environment);
             }
         }
         Ok(())
@@ -128,28 +132,28 @@ impl EnvoyproxySettings {
                     .join(environment.text("RUNTIME_SUBDIRECTORY"))
                     .join(environment.text("RUNTIME_APPDIRECTORY"));
                 self.set("rules.dir", directory.to_string_lossy().into_owned());
-                // Whatever their names end with, as there.
+                // As in envoyproxy/ratelimit, the extension does not matter.
                 self.set("rules.all_files", true);
                 Ok(())
             }
-            "GRPC_XDS_SOTW" => self.control_plane(environment),
-            _ => Err(environment.wrong("CONFIG_TYPE", "is neither FILE nor GRPC_XDS_SOTW")),
+            "GRPC_XDS_SOTW" => self.xds(environment),
+            _ => Err(environment.error("CONFIG_TYPE", "is neither FILE nor GRPC_XDS_SOTW")),
         }
     }
 
-    fn control_plane(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
+    fn xds(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
         let tls = environment.is_true("CONFIG_GRPC_XDS_SERVER_USE_TLS")?;
         let scheme = if tls { "https" } else { "http" };
         self.set("rules.xds.server", format!("{scheme}://{}", environment.text("CONFIG_GRPC_XDS_SERVER_URL")));
-        self.copy("rules.xds.node_id", "CONFIG_GRPC_XDS_NODE_ID", environment);
+        self.copy_if_set("rules.xds.node_id", "CONFIG_GRPC_XDS_NODE_ID", environment);
         for (setting, name, separator) in [
             ("rules.xds.node_metadata", "CONFIG_GRPC_XDS_NODE_METADATA", '='),
             ("rules.xds.headers", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ':'),
         ] {
             let mut pairs = Vec::new();
             for text in environment.text(name).split(',').filter(|text| !text.is_empty()) {
-                let wrong = || environment.wrong(name, format!("wants pairs like name{separator}value"));
-                let (name, value) = text.split_once(separator).ok_or_else(wrong)?;
+                let error = || environment.error(name, format!("is not a list of pairs such as name{separator}value"));
+                let (name, value) = text.split_once(separator).ok_or_else(error)?;
                 pairs.push(format!("{}={}", name.trim(), value.trim()).into());
             }
             self.set(setting, Value::Array(pairs));
@@ -161,21 +165,21 @@ impl EnvoyproxySettings {
                 ("ca_file", "CONFIG_GRPC_XDS_SERVER_TLS_CACERT"),
                 ("server_name", "CONFIG_GRPC_XDS_SERVER_TLS_SAN"),
             ] {
-                self.copy(&format!("rules.xds.tls.{file}"), name, environment);
+                self.copy_if_set(&format!("rules.xds.tls.{file}"), name, environment);
             }
         }
-        let pauses = [
+        let intervals = [
             ("rules.xds.retry_min", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
             ("rules.xds.retry_max", "XDS_CLIENT_BACKOFF_MAX_INTERVAL"),
         ];
-        if pauses.iter().any(|(_, name)| environment.is_set(name)) {
-            for (setting, name) in pauses {
-                self.set(setting, values::written(environment.read(name, values::duration)?));
+        if intervals.iter().any(|(_, name)| environment.is_set(name)) {
+            for (setting, name) in intervals {
+                self.set(setting, values::format_duration(environment.read(name, values::duration)?));
             }
         }
         if environment.is_set("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES") {
             let size = environment.read("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", values::number)?;
-            // 0 is the default there as well.
+            // 0 means the default in envoyproxy/ratelimit as well.
             if let Some(size) = i64::try_from(size).ok().filter(|size| *size > 0) {
                 self.set("rules.xds.max_message_bytes", size);
             }
@@ -187,9 +191,11 @@ impl EnvoyproxySettings {
         match environment.text("BACKEND_TYPE") {
             "redis" => {}
             "memcache" => {
-                return Err(environment.wrong("BACKEND_TYPE", "cannot be had: counters are in Redis or in memory"));
+                return Err(
+                    environment.error("BACKEND_TYPE", "is not supported: counters are stored in Redis or in memory")
+                );
             }
-            _ => return Err(environment.wrong("BACKEND_TYPE", "is not redis")),
+            _ => return Err(environment.error("BACKEND_TYPE", "is not redis")),
         }
         let all = Redis::MAIN;
         self.set("store", all.address(environment)?);
@@ -200,18 +206,21 @@ impl EnvoyproxySettings {
         }
         for (section, redis) in sections {
             let jitter = environment.read("EXPIRATION_JITTER_MAX_SECONDS", values::number)?;
-            self.set(&format!("{section}.expiry_jitter"), values::written(std::time::Duration::from_secs(jitter)));
-            self.copy(&format!("{section}.key_prefix"), "CACHE_KEY_PREFIX", environment);
+            self.set(
+                &format!("{section}.expiry_jitter"),
+                values::format_duration(std::time::Duration::from_secs(jitter)),
+            );
+            self.copy_if_set(&format!("{section}.key_prefix"), "CACHE_KEY_PREFIX", environment);
             for (file, name) in [
                 ("cert_file", "REDIS_TLS_CLIENT_CERT"),
                 ("key_file", "REDIS_TLS_CLIENT_KEY"),
                 ("ca_file", "REDIS_TLS_CACERT"),
             ] {
-                self.copy(&format!("{section}.tls.{file}"), name, environment);
+                self.copy_if_set(&format!("{section}.tls.{file}"), name, environment);
             }
             if environment.is_set(redis.timeout) {
                 let timeout = environment.read(redis.timeout, values::duration)?;
-                self.set(&format!("{section}.connect_timeout"), values::written(timeout));
+                self.set(&format!("{section}.connect_timeout"), values::format_duration(timeout));
             }
             if let Some(auth) = environment.value(redis.sentinel_auth) {
                 let (user, password) = auth.split_once(':').unwrap_or(("", auth));
@@ -226,29 +235,30 @@ impl EnvoyproxySettings {
 
     fn statsd(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
         let prometheus = environment.is_true("USE_PROMETHEUS")?;
-        let dog = environment.is_true("USE_DOG_STATSD")?;
-        // One of the three has to be chosen there, and this one is unless somebody says no: nor would one who chose another have
-        // got any further.
-        let lines = environment.is_true("USE_STATSD")? && !prometheus && !dog;
-        if environment.is_true("DISABLE_STATS")? || !(dog || lines) {
+        let dogstatsd = environment.is_true("USE_DOG_STATSD")?;
+        // envoyproxy/ratelimit requires exactly one of the three sinks, and statsd is the default. It does not start
+        // with two of them, so another sink implies that statsd is off.
+        let statsd = environment.is_true("USE_STATSD")? && !prometheus && !dogstatsd;
+        if environment.is_true("DISABLE_STATS")? || !(dogstatsd || statsd) {
             return Ok(());
         }
         let address = format!("{}:{}", environment.text("STATSD_HOST"), environment.text("STATSD_PORT"));
         self.set("telemetry.statsd.addr", address);
-        self.set("telemetry.statsd.protocol", if dog { "udp" } else { "tcp" });
+        self.set("telemetry.statsd.protocol", if dogstatsd { "udp" } else { "tcp" });
         let list = |text: &str| -> Vec<Value> {
             text.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(Value::from).collect()
         };
         self.set("telemetry.statsd.tags", list(environment.text("EXTRA_TAGS")));
-        if !dog {
+        if !dogstatsd {
             return Ok(());
         }
         let mut name_mappings = Vec::new();
         for name in environment.text("USE_DOG_STATSD_MOGRIFIERS").split(',').filter(|name| !name.is_empty()) {
             let part = |part: &str| environment.0.get(&format!("DOG_STATSD_MOGRIFIER_{name}_{part}"));
             let (Some(pattern), Some(to)) = (part("PATTERN"), part("NAME")) else {
-                let wants = format!("wants DOG_STATSD_MOGRIFIER_{name}_PATTERN and …_NAME");
-                return Err(environment.wrong("USE_DOG_STATSD_MOGRIFIERS", wants));
+                let reason =
+                    format!("requires DOG_STATSD_MOGRIFIER_{name}_PATTERN and DOG_STATSD_MOGRIFIER_{name}_NAME");
+                return Err(environment.error("USE_DOG_STATSD_MOGRIFIERS", reason));
             };
             let tags = list(part("TAGS").map_or("", String::as_str));
             let fields = [("pattern", pattern.as_str().into()), ("name", to.as_str().into()), ("tags", tags.into())];
@@ -263,23 +273,23 @@ impl EnvoyproxySettings {
     fn traces(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
         let protocol = environment.text("TRACING_EXPORTER_PROTOCOL");
         let Some((protocol, port)) = OTLP_PORTS.into_iter().find(|(name, _)| *name == protocol) else {
-            return Err(environment.wrong("TRACING_EXPORTER_PROTOCOL", "is neither http nor grpc"));
+            return Err(environment.error("TRACING_EXPORTER_PROTOCOL", "is neither http nor grpc"));
         };
         self.set("telemetry.otlp.protocol", protocol);
-        let given = environment.0.get(OTLP_ENDPOINT).filter(|endpoint| !endpoint.is_empty());
-        let endpoint = given.cloned().unwrap_or_else(|| format!("http://localhost:{port}"));
+        let configured = environment.0.get(OTLP_ENDPOINT).filter(|endpoint| !endpoint.is_empty());
+        let endpoint = configured.cloned().unwrap_or_else(|| format!("http://localhost:{port}"));
         self.set("telemetry.otlp.endpoint", endpoint);
         Ok(())
     }
 
-    fn copy(&mut self, setting: &str, name: &'static str, environment: &Environment<'_>) {
+    fn copy_if_set(&mut self, setting: &str, name: &'static str, environment: &Environment<'_>) {
         if let Some(value) = environment.value(name) {
             self.set(setting, value);
         }
     }
 }
 
-/// Variables with their defaults. What is set to nothing is not set.
+/// The variables of the process, with the defaults of envoyproxy/ratelimit. An empty variable counts as not set.
 struct Environment<'e>(&'e HashMap<String, String>);
 
 impl Environment<'_> {
@@ -287,7 +297,7 @@ impl Environment<'_> {
         self.0.get(name).is_some_and(|value| !value.is_empty())
     }
 
-    /// Empty where it is not set and has no default.
+    /// Returns the value or the default, or an empty text if there is neither.
     fn text(&self, name: &str) -> &str {
         let default =
             || VARIABLES.iter().find(|variable| variable.name == name).map_or("", |variable| variable.default);
@@ -299,31 +309,31 @@ impl Environment<'_> {
     }
 
     fn read<T>(&self, name: &'static str, read: fn(&str) -> Result<T, String>) -> Result<T, VariableError> {
-        read(self.text(name)).map_err(|reason| self.wrong(name, reason))
+        read(self.text(name)).map_err(|reason| self.error(name, reason))
     }
 
     fn is_true(&self, name: &'static str) -> Result<bool, VariableError> {
         self.read(name, values::is_true)
     }
 
-    fn wrong(&self, name: &'static str, reason: impl Into<String>) -> VariableError {
+    fn error(&self, name: &'static str, reason: impl Into<String>) -> VariableError {
         VariableError { name, value: self.text(name).to_owned(), reason: reason.into() }
     }
 }
 
-/// All variables, as a table for people.
+/// Returns the table of variables for the documentation, in Markdown.
 #[must_use]
 pub fn table() -> String {
-    let mut text = "| variable | there | here |\n| --- | --- | --- |\n".to_owned();
+    let mut text = "| variable | default in envoyproxy/ratelimit | setting |\n| --- | --- | --- |\n".to_owned();
     for Variable { name, default, effect } in VARIABLES {
         let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
         let here = match effect {
-            Effect::Is(setting, _) => format!("`{setting}`"),
-            Effect::Makes(settings) => match settings.split_once(", when") {
+            Effect::Setting(setting, _) => format!("`{setting}`"),
+            Effect::Combined(settings) => match settings.split_once(", when") {
                 Some((setting, when)) => format!("`{setting}`, when{when}"),
-                None => settings.split(", ").map(|it| format!("`{it}`")).collect::<Vec<_>>().join(", "),
+                None => settings.split(", ").map(|setting| format!("`{setting}`")).collect::<Vec<_>>().join(", "),
             },
-            Effect::Nothing(reason) => format!("nothing: {reason}"),
+            Effect::Ignored(reason) => format!("none: {reason}"),
         };
         text += &format!("| `{name}` | {default} | {here} |\n");
     }

@@ -4,18 +4,18 @@ fn read(variables: &[(&str, &str)]) -> Result<EnvoyproxySettings, VariableError>
     EnvoyproxySettings::read(&variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect())
 }
 
-/// One setting, as TOML has it.
+/// Returns one setting in TOML.
 fn setting(variables: &[(&str, &str)], name: &str) -> Option<String> {
-    let peer = read(variables).unwrap();
-    let mut value = &Value::Table(peer.settings);
-    for part in name.split('.') {
-        value = value.get(part)?;
+    let result = read(variables).unwrap();
+    let mut value = &Value::Table(result.settings);
+    for segment in name.split('.') {
+        value = value.get(segment)?;
     }
     Some(value.as_str().map_or_else(|| value.to_string(), str::to_owned))
 }
 
 #[test]
-fn its_defaults_are_the_peers() {
+fn unset_variables_have_the_defaults_of_envoyproxy_ratelimit() {
     for (name, expected) in [
         ("http.addr", "0.0.0.0:8080"),
         ("http.debug_addr", "0.0.0.0:6070"),
@@ -41,15 +41,15 @@ fn its_defaults_are_the_peers() {
 }
 
 #[test]
-fn addresses_are_put_together() {
+fn addresses_are_built_from_a_host_and_a_port() {
     let http = |variables: &[(&str, &str)]| setting(variables, "http.addr").unwrap();
     assert_eq!(http(&[("HOST", "::"), ("PORT", "1")]), "[::]:1");
     assert_eq!(http(&[("HOST", "127.0.0.1")]), "127.0.0.1:8080");
     assert_eq!(http(&[("HOST", "")]), "0.0.0.0:8080");
     let metrics =
         |addr| setting(&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", addr)], "http.metrics_addr").unwrap();
-    let any = if std::net::UdpSocket::bind("[::]:0").is_ok() { "[::]" } else { "0.0.0.0" };
-    assert_eq!((metrics(":19001"), metrics("10.0.0.1:2")), (format!("{any}:19001"), "10.0.0.1:2".into()));
+    let unspecified = if std::net::UdpSocket::bind("[::]:0").is_ok() { "[::]" } else { "0.0.0.0" };
+    assert_eq!((metrics(":19001"), metrics("10.0.0.1:2")), (format!("{unspecified}:19001"), "10.0.0.1:2".into()));
     let tls = [("GRPC_SERVER_USE_TLS", "1"), ("GRPC_SERVER_TLS_CERT", "/certs/tls.crt")];
     assert_eq!(setting(&tls, "grpc.tls.cert_file").as_deref(), Some("/certs/tls.crt"));
     assert_eq!(setting(&tls[1..], "grpc.tls"), None);
@@ -59,7 +59,7 @@ fn addresses_are_put_together() {
 }
 
 #[test]
-fn what_is_shown_has_the_peers_names() {
+fn logs_and_metrics_use_the_formats_of_envoyproxy_ratelimit() {
     for (variable, value, name, expected) in [
         ("LOG_FORMAT", "json", "telemetry.log.format", "logstash"),
         ("LOG_FORMAT", "xml", "telemetry.log.format", "text"),
@@ -71,9 +71,9 @@ fn what_is_shown_has_the_peers_names() {
     assert_eq!(setting(&[], "telemetry.prometheus.mapping_file"), None);
 }
 
-/// As Envoy Gateway sets it, and everything else that there is.
+/// The first variables are those that Envoy Gateway sets; the others are all that remain.
 #[test]
-fn rules_come_by_xds() {
+fn xds_variables_configure_the_control_plane() {
     let mut variables = vec![
         ("CONFIG_TYPE", "GRPC_XDS_SOTW"),
         ("CONFIG_GRPC_XDS_SERVER_URL", "envoy-gateway:18001"),
@@ -125,7 +125,7 @@ fn rules_come_by_xds() {
 }
 
 #[test]
-fn redis_has_one_address() {
+fn the_address_of_redis_is_built_from_its_variables() {
     for (variables, expected) in [
         (&[("REDIS_URL", "redis:6379")][..], "redis://redis:6379"),
         (&[("REDIS_URL", "redis:6379"), ("REDIS_TLS", "true")], "rediss://redis:6379"),
@@ -168,13 +168,13 @@ fn redis_has_one_address() {
 }
 
 #[test]
-fn statsd_is_told_unless_another_is() {
-    let of = |variables: &[(&str, &str)], name: &str| setting(variables, &format!("telemetry.statsd.{name}"));
-    assert_eq!(of(&[], "addr").as_deref(), Some("localhost:8125"));
+fn statsd_is_used_unless_another_sink_is() {
+    let statsd = |variables: &[(&str, &str)], name: &str| setting(variables, &format!("telemetry.statsd.{name}"));
+    assert_eq!(statsd(&[], "addr").as_deref(), Some("localhost:8125"));
     for (name, value) in [("USE_STATSD", "false"), ("USE_PROMETHEUS", "true"), ("DISABLE_STATS", "true")] {
-        assert_eq!(of(&[(name, value)], "addr"), None, "{name}");
+        assert_eq!(statsd(&[(name, value)], "addr"), None, "{name}");
     }
-    let dog = [
+    let dogstatsd = [
         ("USE_DOG_STATSD", "true"),
         ("USE_STATSD", "false"),
         ("STATSD_HOST", "dog"),
@@ -192,32 +192,32 @@ fn statsd_is_told_unless_another_is() {
         ("interval", "1m"),
         ("name_mappings", r#"[{ name = "x", pattern = "^(.*)$", tags = ["name:$1"] }]"#),
     ] {
-        assert_eq!(of(&dog, name).as_deref(), Some(expected));
+        assert_eq!(statsd(&dogstatsd, name).as_deref(), Some(expected));
     }
-    assert!(read(&dog[..6]).unwrap_err().to_string().contains("wants DOG_STATSD_MOGRIFIER_ALL_PATTERN"));
+    assert!(read(&dogstatsd[..6]).unwrap_err().to_string().contains("requires DOG_STATSD_MOGRIFIER_ALL_PATTERN"));
 }
 
 #[test]
-fn what_does_nothing_is_named_and_what_nobody_knows_is_not() {
-    let peer = read(&[("REDIS_POOL_SIZE", "20"), ("MEMCACHE_SRV", ""), ("GRPC_SERVER_TLS_CA_CERT", "x")]).unwrap();
-    let names: Vec<_> = peer.without_effect().iter().map(|(name, _)| *name).collect();
+fn variables_without_effect_are_listed_and_unknown_ones_are_not() {
+    let result = read(&[("REDIS_POOL_SIZE", "20"), ("MEMCACHE_SRV", ""), ("GRPC_SERVER_TLS_CA_CERT", "x")]).unwrap();
+    let names: Vec<_> = result.without_effect().iter().map(|(name, _)| *name).collect();
     assert_eq!(names, ["REDIS_POOL_SIZE"]);
 }
 
 #[test]
-fn what_cannot_be_read_says_which() {
+fn an_invalid_value_is_reported_with_its_variable() {
     for (name, value, expected) in [
-        ("PORT", "http", "is no port"),
-        ("GRPC_PORT", "70000", "is no port"),
-        ("USE_PROMETHEUS", "yes", "is neither true nor false"),
-        ("SHADOW_MODE", "yes", "is neither true nor false"),
-        ("LOG_LEVEL", "loud", "is no level"),
-        ("GRPC_MAX_CONNECTION_AGE", "1 day", "is no time like 10s"),
-        ("NEAR_LIMIT_RATIO", "most", "is no number"),
+        ("PORT", "http", "is not a port number"),
+        ("GRPC_PORT", "70000", "is not a port number"),
+        ("USE_PROMETHEUS", "yes", "is not a boolean"),
+        ("SHADOW_MODE", "yes", "is not a boolean"),
+        ("LOG_LEVEL", "loud", "is not a log level"),
+        ("GRPC_MAX_CONNECTION_AGE", "1 day", "is not a duration such as 10s"),
+        ("NEAR_LIMIT_RATIO", "most", "is not a number"),
         ("CONFIG_TYPE", "file", "is neither FILE nor"),
         ("BACKEND_TYPE", "memcache", "in Redis or in memory"),
         ("BACKEND_TYPE", "disk", "is not redis"),
-        ("REDIS_TYPE", "ring", "is none of single"),
+        ("REDIS_TYPE", "ring", "is not single"),
         ("REDIS_URL", "http://x", "is neither host:port"),
         ("TRACING_EXPORTER_PROTOCOL", "udp", "is neither http nor grpc"),
     ] {
@@ -229,7 +229,7 @@ fn what_cannot_be_read_says_which() {
 }
 
 #[test]
-fn times_are_read_as_go_does() {
+fn durations_have_the_forms_of_go() {
     let millis = |text| values::duration(text).map(|time| time.as_millis());
     for (text, expected) in
         [("0", 0), ("10s", 10_000), ("1h30m", 5_400_000), ("1.5s", 1_500), (".5m", 30_000), ("2ms", 2)]

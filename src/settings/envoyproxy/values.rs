@@ -1,4 +1,4 @@
-//! How Go reads what stands in a variable.
+//! Parsers for the values of variables, which accept the same forms as Go does.
 
 use std::{
     net::{ToSocketAddrs, UdpSocket},
@@ -7,24 +7,24 @@ use std::{
 
 use toml::Value;
 
-/// From a text to a setting's value; an error says what it should have been.
-pub(super) type Reading = fn(&str) -> Result<Value, String>;
+/// A function that converts a variable's value to a setting's value. The error completes a sentence: `NAME=value …`.
+pub(super) type Parser = fn(&str) -> Result<Value, String>;
 
-/// What a remembered refusal takes in memory, about.
-const BYTES_PER_REFUSAL: u64 = 250;
-/// As good as never.
+/// Approximate memory that a cached denial uses.
+const BYTES_PER_CACHED_DENIAL: u64 = 250;
+/// Stands for an unlimited time.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
 
 pub(super) fn text(text: &str) -> Result<Value, String> {
     Ok(text.into())
 }
 
-/// `strconv.ParseBool`.
+/// Parses a boolean as Go's `strconv.ParseBool` does.
 pub(super) fn is_true(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "TRUE" | "true" | "True" => Ok(true),
         "0" | "f" | "F" | "FALSE" | "false" | "False" => Ok(false),
-        _ => Err("is neither true nor false".into()),
+        _ => Err("is not a boolean (true or false)".into()),
     }
 }
 
@@ -33,25 +33,25 @@ pub(super) fn flag(text: &str) -> Result<Value, String> {
 }
 
 pub(super) fn number(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "is no number".into())
+    text.parse().map_err(|_| "is not a number".into())
 }
 
 pub(super) fn ratio(text: &str) -> Result<Value, String> {
-    text.parse::<f64>().map(Value::from).map_err(|_| "is no number".into())
+    text.parse::<f64>().map(Value::from).map_err(|_| "is not a number".into())
 }
 
-/// `time.ParseDuration`: numbers with units, `1h30m` or `1.5s`; 0 needs none.
+/// Parses a duration as Go's `time.ParseDuration` does: numbers with units (`1h30m`, `1.5s`), or 0 without a unit.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "is no time like 10s".to_owned();
+    let error = || "is not a duration such as 10s".to_owned();
     if text == "0" {
         return Ok(Duration::ZERO);
     }
-    let (mut rest, mut seconds) = (text, 0.0);
-    while !rest.is_empty() {
-        let digits = rest.find(|letter: char| !letter.is_ascii_digit() && letter != '.').ok_or_else(wrong)?;
-        let (number, unit) = rest.split_at(digits);
+    let (mut remaining, mut seconds) = (text, 0.0);
+    while !remaining.is_empty() {
+        let digits = remaining.find(|letter: char| !letter.is_ascii_digit() && letter != '.').ok_or_else(error)?;
+        let (number, unit) = remaining.split_at(digits);
         let end = unit.find(|letter: char| letter.is_ascii_digit() || letter == '.').unwrap_or(unit.len());
-        let (unit, behind) = unit.split_at(end);
+        let (unit, rest_of_text) = unit.split_at(end);
         let unit = match unit {
             "ns" => 1e-9,
             "us" | "µs" => 1e-6,
@@ -59,30 +59,30 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
             "s" => 1.0,
             "m" => 60.0,
             "h" => 3_600.0,
-            _ => return Err(wrong()),
+            _ => return Err(error()),
         };
-        seconds += number.parse::<f64>().map_err(|_| wrong())? * unit;
-        rest = behind;
+        seconds += number.parse::<f64>().map_err(|_| error())? * unit;
+        remaining = rest_of_text;
     }
-    if text.is_empty() { Err(wrong()) } else { Duration::try_from_secs_f64(seconds).map_err(|_| wrong()) }
+    if text.is_empty() { Err(error()) } else { Duration::try_from_secs_f64(seconds).map_err(|_| error()) }
 }
 
-/// As our settings have it.
-pub(super) fn written(duration: Duration) -> Value {
+/// Formats a duration as in settings files.
+pub(super) fn format_duration(duration: Duration) -> Value {
     humantime::format_duration(duration).to_string().into()
 }
 
 pub(super) fn interval(text: &str) -> Result<Value, String> {
-    duration(text).map(written)
+    duration(text).map(format_duration)
 }
 
-/// 0 is for ever there.
+/// Parses a maximum age, where 0 means no maximum in envoyproxy/ratelimit.
 pub(super) fn age(text: &str) -> Result<Value, String> {
     let age = duration(text)?;
-    Ok(written(if age.is_zero() { CENTURY } else { age }))
+    Ok(format_duration(if age.is_zero() { CENTURY } else { age }))
 }
 
-/// The names of logrus.
+/// Parses a log level of Go's logrus.
 pub(super) fn level(text: &str) -> Result<Value, String> {
     Ok(match text.to_lowercase().as_str() {
         "panic" | "fatal" | "error" => "error",
@@ -90,29 +90,33 @@ pub(super) fn level(text: &str) -> Result<Value, String> {
         "info" => "info",
         "debug" => "debug",
         "trace" => "trace",
-        _ => return Err("is no level: panic, fatal, error, warn, info, debug or trace".into()),
+        _ => return Err("is not a log level (panic, fatal, error, warn, info, debug or trace)".into()),
     }
     .into())
 }
 
-/// Whatever is not `json` is text there.
+/// Parses a log format. As in envoyproxy/ratelimit, every value except `json` means text.
 pub(super) fn log_format(text: &str) -> Result<Value, String> {
     Ok(if text == "json" { "logstash" } else { "text" }.into())
 }
 
 pub(super) fn cache_size(text: &str) -> Result<Value, String> {
-    Ok(i64::try_from(number(text)? / BYTES_PER_REFUSAL).unwrap_or(i64::MAX).into())
+    Ok(i64::try_from(number(text)? / BYTES_PER_CACHED_DENIAL).unwrap_or(i64::MAX).into())
 }
 
-/// A host, or nothing for all addresses, and a port.
+/// Returns the address of a host and a port. An empty host means all addresses.
 pub(super) fn address(host: &str, port: &str) -> Result<Value, String> {
-    let port: u16 = port.parse().map_err(|_| "is no port".to_owned())?;
+    let port: u16 = port.parse().map_err(|_| "is not a port number".to_owned())?;
     let host = match host.trim_matches(['[', ']']) {
-        // Go listens on both families, and on one where the machine has no other.
+        // Go listens on IPv6 and IPv4, or on IPv4 alone if the host does not support IPv6.
         "" if UdpSocket::bind("[::]:0").is_err() => "0.0.0.0",
         "" => "::",
         host => host,
     };
-    let mut found = (host, port).to_socket_addrs().map_err(|error| format!("{host:?}: {error}"))?;
-    found.next().map(|addr| addr.to_string().into()).ok_or_else(|| format!("{host:?} has no address"))
+    let mut addresses =
+        (host, port).to_socket_addrs().map_err(|error| format!("cannot be combined with host {host:?}: {error}"))?;
+    addresses
+        .next()
+        .map(|addr| addr.to_string().into())
+        .ok_or_else(|| format!("cannot be combined with host {host:?}, which has no address"))
 }

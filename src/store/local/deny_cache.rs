@@ -1,17 +1,19 @@
-//! Refusals that still hold: what a counter has refused, it refuses until something drains or its window ends, and
-//! others can only add to it. So nobody needs to be asked.
+//! [`DenyCache`]: denials that are still valid and are answered from memory.
 //!
-//! What is remembered is the counter itself, as the refusal left it, and how the store's clock stood. The next hit is
-//! held against it by the same arithmetic as in the store: larger costs and smaller ones are decided rightly, and the
-//! numbers of the answer are those that the store would give. Only a refusal is answered; what would pass asks the store,
-//! and so does another limit, and one that has changed.
+//! A counter that has denied a hit keeps denying it until hits drain or the window ends, because other instances can
+//! only add hits. The store need not be called until then.
 //!
-//! Nothing is remembered where a refused hit would change something (`count_denied`). Where something is given back by
-//! this instance, what is known of that counter ends; where another one gives back, after `max_age`. Give back only what
-//! has passed: a hit that was refused from here has never been counted.
+//! An entry stores the counter's state after the denial and the time of the store's clock, not the decision. The next
+//! hit is decided from that state by the algorithm's own arithmetic. Larger and smaller costs are therefore decided
+//! correctly, with the numbers that the store would return. The cache answers denials only: the store is called if the
+//! hit would be allowed, if the hit belongs to another limit, or if the limit has changed.
 //!
-//! A refusal ages from when it was asked for, which is before the store's clock was read: it ends a moment early, never
-//! late.
+//! - A denial is not cached if a denied hit changes the counter (`count_denied`).
+//! - A refund by this instance invalidates the counter's entry immediately. A refund by another instance takes effect
+//!   after `max_age`.
+//! - Callers must refund only hits that were allowed: a hit that was denied from the cache has never been counted.
+//! - The age of an entry starts when the store call was sent, before the store's clock was read. An entry therefore
+//!   expires slightly early, never late.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -28,19 +30,19 @@ use crate::{
     store::{Hit, StepOutcome},
 };
 
-/// Counters are told apart by so many kinds where something is given back to them.
-const REFUNDS: usize = 256;
+/// Number of refund counts. Each counter maps to one of them, and a refund invalidates all counters that share it.
+const REFUND_SLOTS: usize = 256;
 
-/// A counter that is taken from in advance is asked again after so long.
-const LEASED: Duration = Duration::from_millis(50);
+/// Maximum age of a denial by a leased counter, because other instances may return leased hits soon.
+const LEASED_MAX_AGE: Duration = Duration::from_millis(50);
 
-/// How much is remembered.
+/// Settings of the deny cache.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Refusals at most, about 250 bytes each; 0: none, every hit asks the store.
+    /// Maximum number of cached denials, of about 250 bytes each. If 0, the cache is off and every hit calls the store.
     pub max_entries: usize,
-    /// For so long at most: until then a refund by another instance goes unnoticed.
+    /// Maximum age of a cached denial. A refund by another instance can go unnoticed for this time.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub max_age: Duration,
@@ -52,122 +54,131 @@ impl Default for Settings {
     }
 }
 
-/// What is known of the hits of a request.
+/// Cached denials of a request's hits, in their order; `None` for a hit without one.
 pub(super) type CachedDenials = SmallVec<[Option<Decision>; 2]>;
 
-/// What it takes to learn from their answers.
+/// Lookups of a request's hits, in their order.
 pub(super) type Lookups = SmallVec<[Lookup; 2]>;
 
-/// What tells a counter from all others, and how often something was given back to its kind before it was asked.
+/// The key of a cache entry: the counter's identity, and its refund count before the store was called.
 #[derive(Clone, Copy)]
 pub(super) struct Lookup {
     identity: u128,
     refunds: u32,
 }
 
+/// A cached denial. It is valid while `refunds` equals the counter's refund count.
 struct Denial {
     algorithm: Algorithm,
     refunds: u32,
-    /// When it was asked for, here.
-    asked: Duration,
-    ends: Duration,
-    /// When it was decided, by the store's clock.
-    at: Micros,
+    /// Time of the store call, by this instance's clock.
+    called_at: Duration,
+    expires_at: Duration,
+    /// Time of the denial, by the store's clock.
+    decided_at: Micros,
     state: State,
 }
 
 impl Expiring for Denial {
-    fn ends(&self) -> Duration {
-        self.ends
+    fn expires_at(&self) -> Duration {
+        self.expires_at
     }
 
-    fn bytes(&self) -> usize {
+    fn heap_bytes(&self) -> usize {
         self.state.as_bytes().len()
     }
 }
 
+/// A cache of denials, shared by all workers of the instance.
 pub(super) struct DenyCache {
     denials: SetAssociativeCache<Denial>,
-    refunds: [AtomicU32; REFUNDS],
+    refunds: [AtomicU32; REFUND_SLOTS],
     max_age: Duration,
 }
 
 impl DenyCache {
-    /// `None` where nothing is to be remembered.
+    /// Creates a cache. Returns `None` if the settings turn it off.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        let remembers = settings.max_entries > 0 && !settings.max_age.is_zero();
-        remembers.then(|| Self {
+        let is_enabled = settings.max_entries > 0 && !settings.max_age.is_zero();
+        is_enabled.then(|| Self {
             denials: SetAssociativeCache::new(settings.max_entries),
-            refunds: [const { AtomicU32::new(0) }; REFUNDS],
+            refunds: [const { AtomicU32::new(0) }; REFUND_SLOTS],
             max_age: settings.max_age,
         })
     }
 
-    /// To be asked before anything is looked up. A hit that gives back ends what is known of its counter, from now on.
+    /// Prepares a hit's lookup. Must be called before [`Self::get`] and before the store call.
+    ///
+    /// A refund or rollback invalidates the counter's entry from now on.
     pub(super) fn lookup(&self, hit: &Hit<'_>, identity: u128) -> Lookup {
         if hit.action.releases() {
-            self.refunded(identity);
+            self.invalidate(identity);
         }
         Lookup { identity, refunds: self.refunds_of(identity).load(Relaxed) }
     }
 
-    /// Something has been given back: what was known of the counter does not hold any more.
-    pub(super) fn refunded(&self, identity: u128) {
+    /// Invalidates the counter's entry, because hits have been returned to the counter.
+    pub(super) fn invalidate(&self, identity: u128) {
         self.refunds_of(identity).fetch_add(1, Relaxed);
     }
 
-    /// The refusals that still hold.
-    pub(super) fn cached(&self, hits: &[Hit<'_>], questions: &Lookups, now: Duration) -> CachedDenials {
-        let mut known = CachedDenials::new();
-        for (hit, question) in hits.iter().zip(questions) {
-            // A hit before it in this request may change the counter.
-            let changes =
-                |(before, known): (&Lookup, &Option<Decision>)| before.identity == question.identity && known.is_none();
-            let may_change = questions.iter().zip(&known).any(changes);
-            known.push(self.get(hit, question, now).filter(|_| !may_change));
+    /// Returns the valid denials of a request's hits.
+    pub(super) fn cached(&self, hits: &[Hit<'_>], lookups: &Lookups, now: Duration) -> CachedDenials {
+        let mut cached = CachedDenials::new();
+        for (hit, lookup) in hits.iter().zip(lookups) {
+            // An earlier hit of this request that calls the store may change the counter.
+            let is_uncached_before = |(earlier, cached): (&Lookup, &Option<Decision>)| {
+                earlier.identity == lookup.identity && cached.is_none()
+            };
+            let may_have_changed = lookups.iter().zip(&cached).any(is_uncached_before);
+            cached.push(self.get(hit, lookup, now).filter(|_| !may_have_changed));
         }
-        known
+        cached
     }
 
-    /// The refusal of one hit that still holds.
-    pub(super) fn get(&self, hit: &Hit<'_>, question: &Lookup, now: Duration) -> Option<Decision> {
+    /// Returns the denial of one hit, if the cache has a valid entry that denies it.
+    pub(super) fn get(&self, hit: &Hit<'_>, lookup: &Lookup, now: Duration) -> Option<Decision> {
         if hit.action.releases() {
             return None;
         }
-        self.denials.look(question.identity, |refusal| {
-            let holds = now >= refusal.asked && now < refusal.ends && refusal.refunds == question.refunds;
-            if !holds || refusal.algorithm != *hit.algorithm {
+        self.denials.lookup(lookup.identity, |denial| {
+            let holds = now >= denial.called_at && now < denial.expires_at && denial.refunds == lookup.refunds;
+            if !holds || denial.algorithm != *hit.algorithm {
                 return None;
             }
-            let age = (now - refusal.asked).as_micros();
-            let at = refusal.at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
-            let state = &mut refusal.state;
+            let age = (now - denial.called_at).as_micros();
+            let at = denial.decided_at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
+            let state = &mut denial.state;
             let passes = hit.algorithm.step(state, Operation { action: Action::Peek, cost: hit.cost, now: at });
             (!passes).then(|| hit.algorithm.explain(state, hit.operation(at), false))
         })
     }
 
-    /// Remembers what the store has refused; the answer to the hit. `asked`: when the store was asked.
-    pub(super) fn learn(&self, hit: &Hit<'_>, question: Lookup, counted: StepOutcome, asked: Duration) -> Decision {
-        let decision = counted.explain(hit);
+    /// Updates the cache with the outcome of a store call that was sent at `called_at`, and returns its decision.
+    pub(super) fn learn(&self, hit: &Hit<'_>, lookup: Lookup, outcome: StepOutcome, called_at: Duration) -> Decision {
+        let decision = outcome.explain(hit);
         if hit.action.releases() {
-            // A refusal that overtook it does not hold either.
-            self.refunded(question.identity);
-        } else if counted.allowed || hit.algorithm.denial_counts(&counted.state, counted.at) {
-            // The counter is not what it was when it refused something else.
-            self.denials.remove(question.identity);
+            // A denial that was cached while this call was under way is invalid as well.
+            self.invalidate(lookup.identity);
+        } else if outcome.allowed || hit.algorithm.denial_counts(&outcome.state, outcome.at) {
+            // The counter has changed since the cached denial.
+            self.denials.remove(lookup.identity);
         } else {
-            let (StepOutcome { at, state, .. }, Lookup { identity, refunds }) = (counted, question);
-            // What others have taken in advance may be back soon.
-            let age = if hit.consistency == Consistency::Leased { self.max_age.min(LEASED) } else { self.max_age };
-            let ends = asked.saturating_add(age);
-            self.denials.put(identity, Denial { algorithm: *hit.algorithm, refunds, asked, ends, at, state });
+            let (StepOutcome { at, state, .. }, Lookup { identity, refunds }) = (outcome, lookup);
+            // Other instances may return leased hits soon.
+            let is_leased = hit.consistency == Consistency::Leased;
+            let max_age = if is_leased { self.max_age.min(LEASED_MAX_AGE) } else { self.max_age };
+            let expires_at = called_at.saturating_add(max_age);
+            self.denials.put(
+                identity,
+                Denial { algorithm: *hit.algorithm, refunds, called_at, expires_at, decided_at: at, state },
+            );
         }
         decision
     }
 
     fn refunds_of(&self, identity: u128) -> &AtomicU32 {
-        &self.refunds[identity as usize % REFUNDS]
+        &self.refunds[identity as usize % REFUND_SLOTS]
     }
 }
 
@@ -184,8 +195,8 @@ mod tests {
         DenyCache::new(&Settings { max_entries: 8, max_age }).unwrap()
     }
 
-    /// A refusal that was asked for at 0, when the store's clock showed half a minute into its window.
-    fn refused(algorithm: &Algorithm, used: u64) -> StepOutcome {
+    /// Returns a denial of 10 hits after `used` hits, 30 s into a window by the store's clock.
+    fn denial(algorithm: &Algorithm, used: u64) -> StepOutcome {
         let (mut state, now) = (State::default(), Micros::from_secs(30));
         let taken = algorithm.step(&mut state, Operation { action: Action::Take, cost: used, now });
         assert!(taken);
@@ -193,14 +204,14 @@ mod tests {
         StepOutcome { allowed, action: Action::Take, at: now, state }
     }
 
-    fn known(cache: &DenyCache, hits: &[Hit<'_>], now: Duration) -> Vec<Option<u64>> {
-        let questions = hits.iter().map(|hit| cache.lookup(hit, 7)).collect();
-        cache.cached(hits, &questions, now).iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
+    fn cached(cache: &DenyCache, hits: &[Hit<'_>], now: Duration) -> Vec<Option<u64>> {
+        let lookups = hits.iter().map(|hit| cache.lookup(hit, 7)).collect();
+        cache.cached(hits, &lookups, now).iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
     }
 
-    fn learn(cache: &DenyCache, hit: &Hit<'_>, counted: StepOutcome) {
-        let question = cache.lookup(hit, 7);
-        cache.learn(hit, question, counted, Duration::ZERO);
+    fn learn(cache: &DenyCache, hit: &Hit<'_>, outcome: StepOutcome) {
+        let lookup = cache.lookup(hit, 7);
+        cache.learn(hit, lookup, outcome, Duration::ZERO);
     }
 
     fn minute(limit: u64, count_denied: bool) -> Algorithm {
@@ -208,87 +219,90 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_holds_until_it_is_old_or_the_counter_lets_something_through() {
+    fn a_denial_is_cached_until_max_age_or_until_the_counter_would_allow_the_hit() {
         let rule = minute(10, false);
         let hit = |cost| Hit::take(b"k", &rule, cost);
-        for (max_age, ends) in [(at(50), at(50)), (Duration::MAX, at(30_000))] {
+        for (max_age, expires_at) in [(at(50), at(50)), (Duration::MAX, at(30_000))] {
             let cache = cache(max_age);
-            learn(&cache, &hit(10), refused(&rule, 4));
-            assert_eq!(known(&cache, &[hit(7)], at(0)), [Some(6)]);
-            assert_eq!(known(&cache, &[hit(6)], at(0)), [None], "that would pass");
-            let just = ends - Duration::from_micros(1);
-            assert_eq!((known(&cache, &[hit(7)], just), known(&cache, &[hit(7)], ends)), (vec![Some(6)], vec![None]));
+            learn(&cache, &hit(10), denial(&rule, 4));
+            assert_eq!(cached(&cache, &[hit(7)], at(0)), [Some(6)]);
+            assert_eq!(cached(&cache, &[hit(6)], at(0)), [None], "this hit would be allowed");
+            let last = expires_at - Duration::from_micros(1);
+            assert_eq!(
+                (cached(&cache, &[hit(7)], last), cached(&cache, &[hit(7)], expires_at)),
+                (vec![Some(6)], vec![None])
+            );
         }
-        // The store's clock is as far on as ours since then, whatever ours shows.
+        // The store's time is extrapolated by the elapsed local time, independently of the local clock's origin.
         let cache = cache(at(60_000));
-        let (asked, hit) = (at(3_600_000), hit(10));
-        cache.learn(&hit, cache.lookup(&hit, 7), refused(&rule, 4), asked);
-        let knows = |now| known(&cache, &[hit], now) != [None];
-        assert!(knows(asked + at(29_999)) && !knows(asked + at(30_000)), "the next window has begun");
-        learn(&cache, &hit, refused(&rule, 4));
+        let (called_at, hit) = (at(3_600_000), hit(10));
+        cache.learn(&hit, cache.lookup(&hit, 7), denial(&rule, 4), called_at);
+        let is_cached = |now| cached(&cache, &[hit], now) != [None];
+        assert!(is_cached(called_at + at(29_999)) && !is_cached(called_at + at(30_000)), "the next window has begun");
+        learn(&cache, &hit, denial(&rule, 4));
         let other = minute(11, false);
-        assert_eq!(known(&cache, &[Hit::take(b"k", &other, 8)], at(1)), [None], "another limit");
+        assert_eq!(cached(&cache, &[Hit::take(b"k", &other, 8)], at(1)), [None], "another limit");
     }
 
     #[test]
-    fn what_gives_back_ends_it_before_it_is_sent_and_when_it_has_arrived() {
+    fn a_refund_invalidates_the_cache_before_its_call_and_after_its_answer() {
         let (rule, cache) = (minute(10, false), cache(at(50)));
         let hit = Hit::take(b"k", &rule, 10);
-        let back = Hit { action: Action::Refund, ..hit };
-        learn(&cache, &hit, refused(&rule, 4));
-        let question = cache.lookup(&back, 7);
-        assert_eq!(known(&cache, &[hit], at(1)), [None]);
-        learn(&cache, &hit, refused(&rule, 4));
-        assert_eq!(known(&cache, &[hit, back], at(1)), [Some(6), None]);
-        learn(&cache, &hit, refused(&rule, 4));
-        cache.learn(&back, question, refused(&rule, 4), at(1));
-        assert_eq!(known(&cache, &[hit], at(1)), [None]);
-        // One that overtakes a refusal.
-        let question = cache.lookup(&hit, 7);
-        cache.refunded(7);
-        cache.learn(&hit, question, refused(&rule, 4), at(0));
-        assert_eq!(known(&cache, &[hit], at(1)), [None]);
+        let refund = Hit { action: Action::Refund, ..hit };
+        learn(&cache, &hit, denial(&rule, 4));
+        let lookup = cache.lookup(&refund, 7);
+        assert_eq!(cached(&cache, &[hit], at(1)), [None]);
+        learn(&cache, &hit, denial(&rule, 4));
+        assert_eq!(cached(&cache, &[hit, refund], at(1)), [Some(6), None]);
+        learn(&cache, &hit, denial(&rule, 4));
+        cache.learn(&refund, lookup, denial(&rule, 4), at(1));
+        assert_eq!(cached(&cache, &[hit], at(1)), [None]);
+        // A refund that is sent between a hit's lookup and its answer.
+        let lookup = cache.lookup(&hit, 7);
+        cache.invalidate(7);
+        cache.learn(&hit, lookup, denial(&rule, 4), at(0));
+        assert_eq!(cached(&cache, &[hit], at(1)), [None]);
     }
 
     #[test]
-    fn of_one_counter_nothing_is_known_behind_what_is_asked() {
+    fn an_uncached_hit_disables_the_cache_for_later_hits_of_its_counter() {
         let (rule, cache) = (minute(10, false), cache(at(50)));
         let hit = |cost| Hit::take(b"k", &rule, cost);
-        learn(&cache, &hit(10), refused(&rule, 4));
-        assert_eq!(known(&cache, &[hit(7), hit(1), hit(9)], at(1)), [Some(6), None, None]);
-        assert_eq!(known(&cache, &[hit(7), hit(9)], at(1)), [Some(6), Some(6)]);
+        learn(&cache, &hit(10), denial(&rule, 4));
+        assert_eq!(cached(&cache, &[hit(7), hit(1), hit(9)], at(1)), [Some(6), None, None]);
+        assert_eq!(cached(&cache, &[hit(7), hit(9)], at(1)), [Some(6), Some(6)]);
     }
 
     #[test]
-    fn refusals_that_count_are_not_remembered_but_looks_are_answered() {
+    fn a_denial_that_changes_the_counter_is_not_cached() {
         let window = minute(10, true);
         let cache = cache(at(50));
-        let (hit, look) = (Hit::take(b"k", &window, 10), Hit { action: Action::Peek, ..Hit::take(b"k", &window, 7) });
-        // The refused hit was counted: from now on nothing passes.
-        learn(&cache, &hit, refused(&window, 4));
-        assert_eq!(known(&cache, &[Hit::take(b"k", &window, 1), look], at(1)), [Some(0), Some(0)]);
+        let (hit, peek) = (Hit::take(b"k", &window, 10), Hit { action: Action::Peek, ..Hit::take(b"k", &window, 7) });
+        // The denied hit was counted, so the window is over its limit and denies every further hit until it ends.
+        learn(&cache, &hit, denial(&window, 4));
+        assert_eq!(cached(&cache, &[Hit::take(b"k", &window, 1), peek], at(1)), [Some(0), Some(0)]);
         let gcra: Algorithm = Gcra::new(10, Micros::from_secs(60), MaxHits::hard(10), true).unwrap().into();
-        learn(&cache, &Hit::take(b"k", &gcra, 10), refused(&gcra, 4));
-        assert_eq!(known(&cache, &[Hit::take(b"k", &gcra, 10)], at(1)), [None]);
-        assert_eq!(known(&cache, &[hit], at(1)), [None], "nor is what was known before");
+        learn(&cache, &Hit::take(b"k", &gcra, 10), denial(&gcra, 4));
+        assert_eq!(cached(&cache, &[Hit::take(b"k", &gcra, 10)], at(1)), [None]);
+        assert_eq!(cached(&cache, &[hit], at(1)), [None], "the earlier entry is removed");
     }
 
     #[test]
-    fn nothing_is_remembered_where_nothing_is_to_be() {
-        let settings = |max_counters, max_age| Settings { max_entries: max_counters, max_age };
+    fn a_size_or_age_of_zero_disables_the_cache() {
+        let settings = |max_entries, max_age| Settings { max_entries, max_age };
         assert!(DenyCache::new(&settings(0, at(50))).is_none() && DenyCache::new(&settings(8, at(0))).is_none());
     }
 
     #[test]
-    fn what_is_leased_is_asked_for_again_soon() {
+    fn denials_of_leased_counters_expire_sooner() {
         let algorithm: Algorithm = FixedWindow::new(MaxHits::hard(5), Micros::from_secs(60), false).unwrap().into();
         let cache = cache(at(1_000));
-        for (consistency, lasts) in [(Consistency::Exact, 1_000), (Consistency::Leased, 50)] {
+        for (consistency, millis) in [(Consistency::Exact, 1_000), (Consistency::Leased, 50)] {
             let hit = Hit { consistency, ..Hit::take(b"k", &algorithm, 1) };
-            let question = cache.lookup(&hit, 1);
-            cache.learn(&hit, question, refused(&algorithm, 5), at(0));
-            assert!(cache.get(&hit, &question, at(lasts - 1)).is_some());
-            assert!(cache.get(&hit, &question, at(lasts)).is_none(), "{consistency:?}");
+            let lookup = cache.lookup(&hit, 1);
+            cache.learn(&hit, lookup, denial(&algorithm, 5), at(0));
+            assert!(cache.get(&hit, &lookup, at(millis - 1)).is_some());
+            assert!(cache.get(&hit, &lookup, at(millis)).is_none(), "{consistency:?}");
         }
     }
 }

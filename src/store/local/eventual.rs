@@ -1,4 +1,4 @@
-//! The way of hits that are counted here first, and told to the store later.
+//! Decisions from eventual counters, before leases, the deny cache and the store.
 
 use smallvec::SmallVec;
 
@@ -9,107 +9,118 @@ use crate::{
 };
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
-    /// Asks the store for counters that are not known here. Charged together, hits are looked at before any takes.
+    /// Decides all hits of a request with at least one eventual hit.
+    ///
+    /// Hits of unknown eventual counters and of other counters are decided by the store. Under [`Charge::All`], all
+    /// hits are peeked before one is taken.
     pub(super) async fn apply_eventual(
         &self,
-        replicas: &EventualCounters,
+        counters: &EventualCounters,
         hits: &[Hit<'_>],
         charge: Charge,
-        asked: CallTime,
+        time: CallTime,
     ) -> HitDecisions {
         if charge == Charge::All {
-            return Box::pin(self.apply_together(replicas, hits, asked)).await;
+            return Box::pin(self.apply_together(counters, hits, time)).await;
         }
-        let decide = |hit: &Hit<'_>| replicas.decide(self.shared.identity(hit), hit, asked.here);
+        let decide = |hit: &Hit<'_>| counters.decide(self.shared.identity(hit), hit, time.local);
         let decisions: SmallVec<[Option<Decision>; 2]> = hits.iter().map(decide).collect();
-        self.shared.metrics.decided_by_replica(self.worker, decisions.iter().flatten().count() as u64);
+        self.shared.metrics.add_eventual_decisions(self.worker, decisions.iter().flatten().count() as u64);
         match decisions.iter().map(|decision| decision.map(from_eventual)).collect() {
             Some(all) => all,
-            None => Box::pin(self.fetch_unknown(replicas, hits, decisions, asked)).await,
+            None => Box::pin(self.fetch_unknown(counters, hits, decisions, time)).await,
         }
     }
 
+    /// Decides the remaining hits: eventual ones in the store, others from leases, the deny cache or the store.
     async fn fetch_unknown(
         &self,
-        replicas: &EventualCounters,
+        counters: &EventualCounters,
         hits: &[Hit<'_>],
         decisions: SmallVec<[Option<Decision>; 2]>,
-        asked: CallTime,
+        time: CallTime,
     ) -> HitDecisions {
         let is_unknown = |(hit, decision): &(&Hit<'_>, &Option<Decision>)| {
             decision.is_none() && hit.consistency == Consistency::Eventual
         };
         let unknown: SmallVec<[Hit<'_>; 2]> =
             hits.iter().zip(&decisions).filter(is_unknown).map(|(hit, _)| *hit).collect();
-        let others: SmallVec<[Hit<'_>; 2]> =
+        let remaining: SmallVec<[Hit<'_>; 2]> =
             hits.iter().filter(|hit| hit.consistency != Consistency::Eventual).copied().collect();
-        let (learned, answers) = tokio::join!(self.learn(replicas, &unknown, asked), async {
-            if others.is_empty() { HitDecisions::new() } else { self.apply_cached(&others, Charge::Each, asked).await }
+        let (fetched, remaining_decisions) = tokio::join!(self.fetch(counters, &unknown, time), async {
+            if remaining.is_empty() {
+                HitDecisions::new()
+            } else {
+                self.apply_leased(&remaining, Charge::Each, time).await
+            }
         });
-        let (mut learned, mut answers) = (learned.into_iter(), answers.into_iter());
-        let answer = |(hit, decision): (&Hit<'_>, Option<Decision>)| match decision {
+        let (mut fetched, mut remaining_decisions) = (fetched.into_iter(), remaining_decisions.into_iter());
+        let decide = |(hit, decision): (&Hit<'_>, Option<Decision>)| match decision {
             Some(decision) => from_eventual(decision),
-            None if hit.consistency == Consistency::Eventual => learned.next().unwrap_or(Err(StoreError::Rejected)),
-            None => answers.next().unwrap_or(Err(StoreError::Rejected)),
+            None if hit.consistency == Consistency::Eventual => fetched.next().unwrap_or(Err(StoreError::Rejected)),
+            None => remaining_decisions.next().unwrap_or(Err(StoreError::Rejected)),
         };
-        hits.iter().zip(decisions).map(answer).collect()
+        hits.iter().zip(decisions).map(decide).collect()
     }
 
-    /// Asks the counters themselves, which are known from then on.
-    async fn learn(&self, replicas: &EventualCounters, hits: &[Hit<'_>], asked: CallTime) -> HitDecisions {
+    /// Decides hits in the store, and merges their states into the eventual counters.
+    async fn fetch(&self, counters: &EventualCounters, hits: &[Hit<'_>], time: CallTime) -> HitDecisions {
         if hits.is_empty() {
             return HitDecisions::new();
         }
-        let counts = self.store.step(hits, Charge::Each, asked.now).await;
-        let here = self.shared.clock.now(asked.now);
-        let learn = |(hit, counted): (&Hit<'_>, Result<StepOutcome, StoreError>)| {
-            let counted = counted?;
-            replicas.merge(self.shared.identity(hit), hit, &counted, asked.here, here);
-            Ok(counted.explain(hit).into())
+        let outcomes = self.store.step(hits, Charge::Each, time.now).await;
+        let answered_at = self.shared.clock.now(time.now);
+        let merge = |(hit, outcome): (&Hit<'_>, Result<StepOutcome, StoreError>)| {
+            let outcome = outcome?;
+            counters.merge(self.shared.identity(hit), hit, &outcome, time.local, answered_at);
+            Ok(outcome.explain(hit).into())
         };
-        hits.iter().zip(counts).map(learn).collect()
+        hits.iter().zip(outcomes).map(merge).collect()
     }
 
-    /// Nobody takes unless all pass: what is known here is looked at, then the others are asked, and then what is known
-    /// here is taken.
-    async fn apply_together(&self, replicas: &EventualCounters, hits: &[Hit<'_>], asked: CallTime) -> HitDecisions {
-        let (own, others): (SmallVec<[Hit<'_>; 2]>, SmallVec<[Hit<'_>; 2]>) =
+    /// Decides hits under [`Charge::All`].
+    ///
+    /// Eventual hits are peeked first, then the remaining hits are decided together. The eventual hits are taken if no
+    /// binding hit was denied; otherwise no hit is taken.
+    async fn apply_together(&self, counters: &EventualCounters, hits: &[Hit<'_>], time: CallTime) -> HitDecisions {
+        let (eventual, remaining): (SmallVec<[Hit<'_>; 2]>, SmallVec<[Hit<'_>; 2]>) =
             hits.iter().copied().partition(|hit| hit.consistency == Consistency::Eventual);
-        let looks: SmallVec<[Hit<'_>; 2]> = own.iter().map(Hit::peek).collect();
-        let looked = Box::pin(self.apply_eventual(replicas, &looks, Charge::Each, asked)).await;
-        let refuses = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
-        let refused = own.iter().zip(&looked).any(refuses);
-        let answers = match (others.is_empty(), refused) {
+        let peeks: SmallVec<[Hit<'_>; 2]> = eventual.iter().map(Hit::peek).collect();
+        let peeked = Box::pin(self.apply_eventual(counters, &peeks, Charge::Each, time)).await;
+        let is_denied = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
+        let is_blocked = eventual.iter().zip(&peeked).any(is_denied);
+        let remaining_decisions = match (remaining.is_empty(), is_blocked) {
             (true, _) => HitDecisions::new(),
-            (false, false) => self.apply_cached(&others, Charge::All, asked).await,
+            (false, false) => self.apply_leased(&remaining, Charge::All, time).await,
             (false, true) => {
-                let looks: SmallVec<[Hit<'_>; 2]> = others.iter().map(Hit::peek).collect();
-                self.apply_cached(&looks, Charge::Each, asked).await
+                let peeks: SmallVec<[Hit<'_>; 2]> = remaining.iter().map(Hit::peek).collect();
+                self.apply_leased(&peeks, Charge::Each, time).await
             }
         };
-        let passed = !refused && !others.iter().zip(&answers).any(refuses);
-        let take = |(hit, looked): (&Hit<'_>, Result<HitDecision, StoreError>)| {
-            let takes = passed && hit.action == Action::Take && looked.is_ok();
-            let taken = takes.then(|| replicas.decide(self.shared.identity(hit), hit, asked.here)).flatten();
-            taken.map_or(looked, from_eventual)
+        let all_allowed = !is_blocked && !remaining.iter().zip(&remaining_decisions).any(is_denied);
+        let take = |(hit, peeked): (&Hit<'_>, Result<HitDecision, StoreError>)| {
+            let is_charged = all_allowed && hit.action == Action::Take && peeked.is_ok();
+            let taken = is_charged.then(|| counters.decide(self.shared.identity(hit), hit, time.local)).flatten();
+            taken.map_or(peeked, from_eventual)
         };
-        let taken: HitDecisions = own.iter().zip(looked).map(take).collect();
-        let (mut taken, mut answers) = (taken.into_iter(), answers.into_iter());
-        let answer = |hit: &Hit<'_>| {
-            let mine = if hit.consistency == Consistency::Eventual { &mut taken } else { &mut answers };
-            mine.next().unwrap_or(Err(StoreError::Rejected))
+        let taken: HitDecisions = eventual.iter().zip(peeked).map(take).collect();
+        let (mut taken, mut remaining_decisions) = (taken.into_iter(), remaining_decisions.into_iter());
+        let decision = |hit: &Hit<'_>| {
+            let decisions =
+                if hit.consistency == Consistency::Eventual { &mut taken } else { &mut remaining_decisions };
+            decisions.next().unwrap_or(Err(StoreError::Rejected))
         };
-        hits.iter().map(answer).collect()
+        hits.iter().map(decision).collect()
     }
 
-    /// Tells what has passed.
-    pub(super) async fn report_admitted(&self, replicas: &EventualCounters, errand: StoreCall, now: Micros) {
-        let asked = self.shared.clock.now(now);
-        let answer = self.store.step(&[errand.hit()], Charge::Each, now).await.pop();
+    /// Sends a report and merges the answer.
+    pub(super) async fn run_report(&self, counters: &EventualCounters, call: StoreCall, now: Micros) {
+        let called_at = self.shared.clock.now(now);
+        let answer = self.store.step(&[call.hit()], Charge::Each, now).await.pop();
         let answer = answer.unwrap_or(Err(StoreError::Rejected));
-        self.shared.metrics.reported_eventually(self.worker, errand.hits, answer.is_ok());
-        let lost = replicas.report_result(&errand, answer, asked, self.shared.clock.now(now));
-        self.shared.metrics.lost(self.worker, lost);
+        self.shared.metrics.add_eventual_report(self.worker, call.hits, answer.is_ok());
+        let lost = counters.finish_report(&call, answer, called_at, self.shared.clock.now(now));
+        self.shared.metrics.add_lost_eventual_hits(self.worker, lost);
     }
 }
 

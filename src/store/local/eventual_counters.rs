@@ -1,4 +1,4 @@
-//! The counters that this instance decides by itself, and tells the store of a little later.
+//! [`EventualCounters`]: all eventual counters of this instance.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    entities::{Entities, SHARDS},
+    counter_map::{CounterMap, SHARDS},
     eventual_counter::EventualCounter,
     store_call::StoreCall,
 };
@@ -18,19 +18,20 @@ use crate::{
     store::{Hit, StepOutcome, StoreError},
 };
 
-/// How counting in arrears works.
+/// Settings of eventual counters.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// So often a counter tells the store what has passed, and hears of others.
+    /// Interval at which each counter reports its hits to the store and reads those of other instances.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub sync: Duration,
-    /// For so long it decides without having heard anything.
+    /// Maximum age of a counter's last synchronisation. Older counters do not decide without the store.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub max_staleness: Duration,
-    /// Counters at most, about 400 bytes each; 0: none, every hit asks the store.
+    /// Maximum number of eventual counters, of about 400 bytes each. If 0, there are none and every hit calls the
+    /// store.
     pub max_counters: usize,
 }
 
@@ -40,108 +41,123 @@ impl Default for Settings {
     }
 }
 
+/// The eventual counters, shared by all workers.
 pub(super) struct EventualCounters {
-    entities: Entities<Entry>,
-    /// Whose turn it was last.
-    sync_turn: AtomicUsize,
+    entities: CounterMap<Entry>,
+    /// Position of the sweep: number of shards that were due for a report since the clock's origin.
+    last_turn: AtomicUsize,
     settings: Settings,
 }
 
+/// An eventual counter with its name and algorithm.
 struct Entry {
     key: Box<[u8]>,
     identity: u128,
     per_second: bool,
     algorithm: Algorithm,
-    replica: EventualCounter,
+    counter: EventualCounter,
 }
 
 impl EventualCounters {
-    /// `None` where nothing is to be counted in arrears.
+    /// Creates an empty set of counters. Returns `None` if the settings turn eventual counters off.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        let counts = settings.max_counters > 0 && !settings.sync.is_zero();
-        counts.then(|| Self {
-            entities: Entities::new(settings.max_counters),
-            sync_turn: AtomicUsize::new(0),
+        let is_enabled = settings.max_counters > 0 && !settings.sync.is_zero();
+        is_enabled.then(|| Self {
+            entities: CounterMap::new(settings.max_counters),
+            last_turn: AtomicUsize::new(0),
             settings: settings.clone(),
         })
     }
 
-    /// Decides a hit, if its counter is known.
+    /// Decides a hit.
+    ///
+    /// Returns `None` if the hit is a refund or is not eventual, if its counter is unknown or stale, or if its rule has
+    /// changed.
     pub(super) fn decide(&self, identity: u128, hit: &Hit<'_>, now: Duration) -> Option<Decision> {
-        // What is given back is given to the counter itself.
+        // Refunds go to the store immediately.
         if hit.consistency != Consistency::Eventual || hit.action.releases() {
             return None;
         }
-        let outage = self.settings.max_staleness;
-        let decide = |entity: &mut Entry| {
-            let is_same = entity.algorithm == *hit.algorithm;
-            is_same.then(|| entity.replica.decide(&entity.algorithm, hit, now, outage)).flatten()
+        let max_staleness = self.settings.max_staleness;
+        let decide = |entry: &mut Entry| {
+            let is_same = entry.algorithm == *hit.algorithm;
+            is_same.then(|| entry.counter.decide(&entry.algorithm, hit, now, max_staleness)).flatten()
         };
         self.entities.find(identity, decide).flatten()
     }
 
-    /// The store has been asked itself: the counter is known from now on.
-    pub(super) fn merge(&self, identity: u128, hit: &Hit<'_>, counted: &StepOutcome, asked: Duration, now: Duration) {
+    /// Merges the outcome of a store call into the counter, which is created if it is unknown and there is room.
+    pub(super) fn merge(
+        &self,
+        identity: u128,
+        hit: &Hit<'_>,
+        outcome: &StepOutcome,
+        called_at: Duration,
+        now: Duration,
+    ) {
         let new = || {
             Some(Entry {
                 key: hit.key.into(),
                 identity,
                 per_second: hit.per_second,
                 algorithm: *hit.algorithm,
-                replica: EventualCounter::new(counted, asked),
+                counter: EventualCounter::new(outcome, called_at),
             })
         };
-        let _ = self.entities.with(identity, new, |entity| {
-            entity.algorithm = *hit.algorithm;
-            entity.replica.merge(hit.algorithm, counted, asked, now);
+        let _ = self.entities.with_or_insert(identity, new, |entry| {
+            entry.algorithm = *hit.algorithm;
+            entry.counter.merge(hit.algorithm, outcome, called_at, now);
         });
     }
 
-    /// What is to be told by now; and counters that nobody asks for are forgotten. Each counter has its turn once in a
-    /// sync: they come in the order in which they are kept, so that not all are told at once.
+    /// Returns the reports that are due, and removes idle counters.
+    ///
+    /// Each counter's turn comes once per sync interval, shard by shard, so that the reports are spread over the
+    /// interval.
     pub(super) fn sweep(&self, now: Duration) -> Vec<StoreCall> {
-        let forgotten = now.saturating_sub(2 * self.settings.sync);
+        let idle_since = now.saturating_sub(2 * self.settings.sync);
         let turn = (now.as_micros() * SHARDS as u128 / self.settings.sync.as_micros().max(1)) as usize;
-        let before = self.sync_turn.swap(turn, Relaxed);
-        let mut errands = Vec::new();
-        self.entities.retain_of(before.max(turn.saturating_sub(SHARDS))..turn, |entity| {
-            errands.extend(entity.replica.report(&entity.algorithm, now).map(|hits| entity.errand(hits)));
-            !entity.replica.is_idle(forgotten)
+        let last_turn = self.last_turn.swap(turn, Relaxed);
+        let mut calls = Vec::new();
+        self.entities.retain_in_shards(last_turn.max(turn.saturating_sub(SHARDS))..turn, |entry| {
+            calls.extend(entry.counter.begin_report(&entry.algorithm, now).map(|hits| entry.store_call(hits)));
+            !entry.counter.is_idle(idle_since)
         });
-        errands
+        calls
     }
 
-    /// All that is untold, at the end.
+    /// Removes all counters, and returns the reports of their pending hits.
     pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
-        let mut errands = Vec::new();
-        self.entities.retain(|entity| {
-            let rest = entity.replica.unreported(&entity.algorithm, now);
-            errands.extend(rest.map(|hits| entity.errand(hits)));
+        let mut calls = Vec::new();
+        self.entities.retain(|entry| {
+            let pending = entry.counter.drain(&entry.algorithm, now);
+            calls.extend(pending.map(|hits| entry.store_call(hits)));
             false
         });
-        errands
+        calls
     }
 
-    /// What the store says to that; how many hits it has perhaps not counted.
-    pub(super) fn report_result(
+    /// Completes a report and returns the number of its hits that the store may not have counted.
+    pub(super) fn finish_report(
         &self,
-        errand: &StoreCall,
+        call: &StoreCall,
         answer: Result<StepOutcome, StoreError>,
-        asked: Duration,
+        called_at: Duration,
         now: Duration,
     ) -> u64 {
-        let told = |entity: &mut Entry| entity.replica.reported(&entity.algorithm, answer, asked, now);
-        self.entities.find(errand.identity, told).unwrap_or_default()
+        let finish = |entry: &mut Entry| entry.counter.finish_report(&entry.algorithm, answer, called_at, now);
+        self.entities.find(call.identity, finish).unwrap_or_default()
     }
 }
 
 impl Entry {
-    fn errand(&self, hits: u64) -> StoreCall {
+    /// Returns the store call that reports `hits` hits, or reads the counter for 0.
+    fn store_call(&self, hits: u64) -> StoreCall {
         StoreCall {
             identity: self.identity,
             key: self.key.clone(),
             per_second: self.per_second,
-            algorithm: self.algorithm.counting(),
+            algorithm: self.algorithm.recording(),
             action: if hits > 0 { Action::Take } else { Action::Peek },
             hits,
         }

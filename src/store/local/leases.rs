@@ -1,4 +1,4 @@
-//! The leases of this instance, by what their counters are found by.
+//! [`Leases`]: all leases of this instance, by the identity of their counters.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    entities::Entities,
+    counter_map::CounterMap,
     hot_counters::HotCounters,
     lease::{GrantReport, Lease, Return},
     store_call::StoreCall,
@@ -17,24 +17,26 @@ use crate::{
     store::{Grant, Hit, StepOutcome},
 };
 
-/// Nobody has asked for so long: what is held is given back.
+/// Time without a take after which held hits are returned to the store.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
-/// Slices in which an entity's hits are counted, in the life of a lease.
+/// Number of intervals per lease TTL in which demand is measured.
 const INTERVALS_PER_TTL: u32 = 8;
-/// As many as a lease is for: what is taken is spent before it ends.
+/// Number of intervals covered by a lease, and contained in its lifetime, so that its hits are used before it ends.
 const INTERVALS_PER_LEASE: u32 = 4;
-/// Hits in a slice, from which on an entity is watched: with fewer no lease would be large enough.
+/// Hits per interval that make a counter hot. With fewer, no lease would reach its minimum size.
 const HOT_THRESHOLD: u64 = 8;
 
-/// How quota is taken in advance.
+/// Settings of leases.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// A lease is for the hits of half this time, and asked for anew when half of it is spent.
+    /// Maximum lifetime of a grant. A lease covers the expected hits of half this time, and more hits are taken when
+    /// half of them are used.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub ttl: Duration,
-    /// Entities at most that are watched for leasing, about 500 bytes each; 0: none, every hit asks the store.
+    /// Maximum number of counters with a lease, of about 500 bytes each. If 0, leases are off and every hit calls the
+    /// store.
     pub max_counters: usize,
 }
 
@@ -44,25 +46,27 @@ impl Default for Settings {
     }
 }
 
+/// The leases of all hot counters, shared by all workers.
 pub(super) struct Leases {
-    entities: Entities<LeasedCounter>,
+    entities: CounterMap<LeasedCounter>,
     hot_counters: HotCounters,
     ttl: Duration,
 }
 
+/// A hot counter with its lease.
 struct LeasedCounter {
     identity: u128,
     key: Box<[u8]>,
     per_second: bool,
-    /// As the rule has it, and as a lease is taken of it.
+    /// Algorithm of the rule, and the algorithm with which its leases are taken ([`Algorithm::leasing`]).
     algorithm: Algorithm,
     leasing: Algorithm,
-    /// In which its hits are counted.
+    /// Interval in which the counter's demand is measured.
     interval: Duration,
     lease: Lease,
 }
 
-/// A hit that was taken from a lease, and what its caller gets beside.
+/// A decision from a lease, with the grant for the caller.
 #[derive(Clone, Copy)]
 pub(super) struct LeaseDecision {
     pub(super) decision: Decision,
@@ -70,8 +74,8 @@ pub(super) struct LeaseDecision {
 }
 
 impl LeaseDecision {
-    /// The answer to the same question when nothing is taken.
-    pub(super) fn unspent(self, hits: u64) -> Self {
+    /// Returns the decision as if its `hits` had not been taken, without a grant.
+    pub(super) fn rolled_back(self, hits: u64) -> Self {
         let Decision { remaining, used, .. } = self.decision;
         let decision =
             Decision { remaining: remaining.saturating_add(hits), used: used.saturating_sub(hits), ..self.decision };
@@ -79,147 +83,155 @@ impl LeaseDecision {
     }
 }
 
-/// What a lease pays of a hit: all of it, and then that is its answer; what there is, where that is less; or nothing.
+/// The hits that a lease contributes to one hit of a request.
+///
+/// If they cover the whole cost, the payment contains the decision. Otherwise the store must decide the remaining cost.
 #[derive(Clone, Copy, Default)]
 pub(super) struct LeasePayment {
     pub(super) decision: Option<LeaseDecision>,
     pub(super) hits: u64,
-    /// When that was counted.
+    /// Store time at which the lease took them.
     taken_at: Option<Micros>,
 }
 
-/// What leases pay of a request's hits, and what they want for it.
+/// The payments for a request's hits, and the store calls that refill the leases.
 #[derive(Default)]
 pub(super) struct LeasePayments {
     pub(super) payments: SmallVec<[LeasePayment; 2]>,
     pub(super) calls: SmallVec<[StoreCall; 1]>,
 }
 
-/// What is to be done by now.
+/// Result of a sweep.
 #[derive(Default)]
 pub(super) struct SweepResult {
     pub(super) calls: Vec<StoreCall>,
-    /// Hits of grants of which nobody has said what became of them.
+    /// Hits of expired grants that were never reported.
     pub(super) unreported: u64,
 }
 
 impl Leases {
-    /// `None` where nothing is to be leased.
+    /// Creates an empty set of leases. Returns `None` if the settings turn leases off.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
         (settings.max_counters > 0 && !settings.ttl.is_zero()).then(|| Self {
-            entities: Entities::new(settings.max_counters),
+            entities: CounterMap::new(settings.max_counters),
             hot_counters: HotCounters::new(settings.ttl / INTERVALS_PER_TTL),
             ttl: settings.ttl,
         })
     }
 
-    /// Takes the hits from leases, as far as those go.
-    pub(super) fn spend(&self, hits: &[Hit<'_>], identities: &[u128], now: Duration) -> LeasePayments {
-        let mut spent = LeasePayments::default();
+    /// Takes a request's hits from leases, as far as they are covered.
+    pub(super) fn take(&self, hits: &[Hit<'_>], identities: &[u128], now: Duration) -> LeasePayments {
+        let mut result = LeasePayments::default();
         for (hit, identity) in hits.iter().zip(identities) {
-            let leased = hit.consistency == Consistency::Leased && !hit.action.releases();
-            let pay = |entity: &mut LeasedCounter| Some(entity.pay(hit, now, self.ttl, &mut spent.calls));
-            let share = if leased { self.update(*identity, hit, now, pay) } else { None };
-            spent.payments.push(share.unwrap_or_default());
+            let is_leased = hit.consistency == Consistency::Leased && !hit.action.releases();
+            let pay = |entity: &mut LeasedCounter| Some(entity.pay(hit, now, self.ttl, &mut result.calls));
+            let payment = if is_leased { self.with_counter(*identity, hit, now, pay) } else { None };
+            result.payments.push(payment.unwrap_or_default());
         }
-        spent
+        result
     }
 
-    /// Puts back what was paid of a hit, because the rest could not be had; or else it is to be given back.
-    pub(super) fn put_back(&self, identity: u128, rule: &Algorithm, share: &LeasePayment) -> Option<StoreCall> {
-        let counted = share.taken_at.filter(|_| share.hits > 0)?;
-        let unspend = |entity: &mut LeasedCounter| {
+    /// Restores a payment of a denied request to its lease, and revokes its grant.
+    ///
+    /// If that lease no longer exists, returns the call that rolls the hits back.
+    pub(super) fn restore(&self, identity: u128, rule: &Algorithm, payment: &LeasePayment) -> Option<StoreCall> {
+        let taken_at = payment.taken_at.filter(|_| payment.hits > 0)?;
+        let restore = |entity: &mut LeasedCounter| {
             if entity.algorithm != *rule {
                 return None;
             }
-            let grant = share.decision.and_then(|answer| answer.grant);
+            let grant = payment.decision.and_then(|decision| decision.grant);
             let granted = grant.map_or(0, |grant| entity.lease.revoke(grant.id));
-            let back = entity.lease.put_back(&entity.leasing, share.hits + granted, counted)?;
-            Some(entity.return_call(&back))
+            let unused = entity.lease.restore(&entity.leasing, payment.hits + granted, taken_at)?;
+            Some(entity.return_call(&unused))
         };
-        self.entities.find(identity, unspend).flatten()
+        self.entities.find(identity, restore).flatten()
     }
 
-    /// The store has decided a hit of an entity that may be leased: what to ask for now, if it is worth it.
+    /// Returns the call that acquires a lease after the store has allowed a hit, if a lease is worthwhile.
     pub(super) fn consider_lease(&self, identity: u128, hit: &Hit<'_>, decision: &Decision) -> Option<StoreCall> {
         if hit.action != Action::Take || !decision.allowed {
             return None;
         }
-        let learn = |entity: &mut LeasedCounter| {
+        let acquire = |entity: &mut LeasedCounter| {
             let is_same = entity.algorithm == *hit.algorithm;
-            is_same.then(|| entity.lease.demand(decision.remaining)).and_then(|more| entity.take_call(more))
+            is_same.then(|| entity.lease.begin_acquire(decision.remaining)).and_then(|hits| entity.take_call(hits))
         };
-        self.entities.find(identity, learn).flatten()
+        self.entities.find(identity, acquire).flatten()
     }
 
-    /// A caller has done with a grant: how many hits he has admitted, how many have come back, and what to do about those.
+    /// Finishes a grant. Returns its used and returned hits, and the call that returns them to the store if necessary.
     pub(super) fn report(
         &self,
         identity: u128,
         id: u64,
-        spent: u64,
+        used: u64,
         now: Duration,
     ) -> Option<(u64, u64, Option<StoreCall>)> {
         let report = |entity: &mut LeasedCounter| {
-            let GrantReport { spent, returned, unused: back } = entity.lease.report(&entity.leasing, id, spent, now)?;
-            Some((spent, returned, back.map(|back| entity.return_call(&back))))
+            let GrantReport { used, returned, unused } = entity.lease.report(&entity.leasing, id, used, now)?;
+            Some((used, returned, unused.map(|unused| entity.return_call(&unused))))
         };
         self.entities.find(identity, report).flatten()
     }
 
-    /// What has become of a question for a lease; what is to be given back because of it.
+    /// Completes a call that acquires hits. `outcome` is `None` if it failed.
+    ///
+    /// Returns the call that rolls back unusable hits: those of an earlier lease, or all if the rule has changed.
     pub(super) fn complete(
         &self,
-        errand: &StoreCall,
-        counted: Option<&StepOutcome>,
-        asked: Duration,
+        call: &StoreCall,
+        outcome: Option<&StepOutcome>,
+        called_at: Duration,
     ) -> Option<StoreCall> {
-        let granted = |entity: &mut LeasedCounter| {
-            if entity.leasing != errand.algorithm {
+        let complete = |entity: &mut LeasedCounter| {
+            if entity.leasing != call.algorithm {
                 return None;
             }
-            let Some(counted) = counted else {
+            let Some(outcome) = outcome else {
                 entity.lease.acquire_failed();
                 return Some(None);
             };
-            let back = entity.lease.acquired(&entity.leasing, errand.hits, counted.clone(), asked);
-            Some(back.map(|back| entity.return_call(&back)))
+            let unused = entity.lease.acquired(&entity.leasing, call.hits, outcome.clone(), called_at);
+            Some(unused.map(|unused| entity.return_call(&unused)))
         };
-        self.entities.find(errand.identity, granted).flatten().unwrap_or_else(|| {
-            // Its rule has changed meanwhile.
-            let counted = counted.filter(|counted| counted.allowed)?;
-            Some(StoreCall { key: errand.key.clone(), action: Action::RollBack(counted.at), ..*errand })
+        self.entities.find(call.identity, complete).flatten().unwrap_or_else(|| {
+            // The counter or its rule has changed, so the acquired hits cannot be used.
+            let outcome = outcome.filter(|outcome| outcome.allowed)?;
+            Some(StoreCall { key: call.key.clone(), action: Action::RollBack(outcome.at), ..*call })
         })
     }
 
-    /// What is to be given back by now; and entities that nobody asks for are forgotten.
+    /// Removes idle counters and expired grants, and returns the calls that return unused hits.
     pub(super) fn sweep(&self, now: Duration) -> SweepResult {
-        let (idle, forgotten) = (now.saturating_sub(IDLE_TIMEOUT), now.saturating_sub(self.ttl));
-        let (mut errands, mut unreported) = (Vec::new(), 0);
+        let (idle_since, ttl_ago) = (now.saturating_sub(IDLE_TIMEOUT), now.saturating_sub(self.ttl));
+        let (mut calls, mut unreported) = (Vec::new(), 0);
         self.entities.retain(|entity| {
-            // Whoever had it has had another life of it to say so.
-            unreported += entity.lease.expire_grants(forgotten);
-            errands.extend(entity.return_idle(now, idle));
+            // The caller has had one more TTL after the grant's end to report it.
+            unreported += entity.lease.expire_grants(ttl_ago);
+            calls.extend(entity.return_idle(now, idle_since));
             let excess = entity.lease.return_excess(now, entity.interval);
-            errands.extend(excess.map(|back| entity.return_call(&back)));
-            !entity.lease.is_idle(forgotten)
+            calls.extend(excess.map(|unused| entity.return_call(&unused)));
+            !entity.lease.is_idle(ttl_ago)
         });
-        SweepResult { calls: errands, unreported }
+        SweepResult { calls, unreported }
     }
 
-    /// All that is held, to be given back: nothing of it is spent any more.
+    /// Removes all counters, and returns the calls that return their held hits.
     pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
-        let mut errands = Vec::new();
+        let mut calls = Vec::new();
         self.entities.retain(|entity| {
-            errands.extend(entity.return_idle(now, Duration::MAX));
+            calls.extend(entity.return_idle(now, Duration::MAX));
             false
         });
-        errands
+        calls
     }
 
-    /// The entity, which is new if it has not been asked for often until now; `None` where it is not, where there is no room
-    /// for more, and until what was leased under another rule has gone back.
-    fn update<R>(
+    /// Applies `act` to the hit's counter, which is created when it becomes hot.
+    ///
+    /// Returns `None` if the counter is not hot or cannot be leased, if there are too many counters, and while the
+    /// counter has a lease for an earlier version of its rule.
+    fn with_counter<R>(
         &self,
         identity: u128,
         hit: &Hit<'_>,
@@ -231,22 +243,22 @@ impl Leases {
                 return None;
             }
             let leasing = hit.algorithm.leasing()?;
-            let life = Duration::from_micros(leasing.lease_lifetime().get());
+            let lifetime = Duration::from_micros(leasing.lease_lifetime().get());
             Some(LeasedCounter {
                 identity,
                 key: hit.key.into(),
                 per_second: hit.per_second,
                 algorithm: *hit.algorithm,
                 leasing,
-                interval: (self.ttl / INTERVALS_PER_TTL).min(life / INTERVALS_PER_LEASE),
+                interval: (self.ttl / INTERVALS_PER_TTL).min(lifetime / INTERVALS_PER_LEASE),
                 lease: Lease::default(),
             })
         };
         let act = |entity: &mut LeasedCounter| {
-            // What was leased under the old rule goes back by itself: it is idle from now on.
+            // A lease for the old rule is no longer used, so the sweep returns it as idle.
             if entity.algorithm == *hit.algorithm { act(entity) } else { None }
         };
-        self.entities.with(identity, new, act).flatten()
+        self.entities.with_or_insert(identity, new, act).flatten()
     }
 }
 
@@ -255,44 +267,44 @@ impl LeasedCounter {
         &mut self,
         hit: &Hit<'_>,
         now: Duration,
-        longest: Duration,
-        errands: &mut SmallVec<[StoreCall; 1]>,
+        max_ttl: Duration,
+        calls: &mut SmallVec<[StoreCall; 1]>,
     ) -> LeasePayment {
-        let takes = hit.action == Action::Take;
-        let Some((decision, more)) = self.lease.spend(hit, now, self.interval) else {
-            let paid = if takes { self.lease.spend_all(now) } else { 0 };
-            return LeasePayment { decision: None, hits: paid, taken_at: self.lease.counted() };
+        let is_take = hit.action == Action::Take;
+        let Some((decision, to_acquire)) = self.lease.decide(hit, now, self.interval) else {
+            let hits = if is_take { self.lease.take_all(now) } else { 0 };
+            return LeasePayment { decision: None, hits, taken_at: self.lease.taken_at() };
         };
-        errands.extend(self.take_call(more));
-        // Nobody guesses the number of another caller's grant.
-        let wants = takes && hit.demand > 0;
-        let grant = wants.then(|| self.lease.grant(&self.leasing, hit.demand, rand::random(), now, longest)).flatten();
-        let paid = if takes { hit.cost } else { 0 };
-        LeasePayment { decision: Some(LeaseDecision { decision, grant }), hits: paid, taken_at: self.lease.counted() }
+        calls.extend(self.take_call(to_acquire));
+        // The identifier is random so that no caller can guess the grant of another one.
+        let has_demand = is_take && hit.demand > 0;
+        let grant =
+            has_demand.then(|| self.lease.grant(&self.leasing, hit.demand, rand::random(), now, max_ttl)).flatten();
+        let hits = if is_take { hit.cost } else { 0 };
+        LeasePayment { decision: Some(LeaseDecision { decision, grant }), hits, taken_at: self.lease.taken_at() }
     }
 
     fn take_call(&self, hits: u64) -> Option<StoreCall> {
         let Self { identity, per_second, leasing, .. } = *self;
-        let take = Action::Take;
         (hits > 0).then(|| StoreCall {
             identity,
             key: self.key.clone(),
             per_second,
             algorithm: leasing,
-            action: take,
+            action: Action::Take,
             hits,
         })
     }
 
     fn return_idle(&mut self, now: Duration, idle_since: Duration) -> Option<StoreCall> {
-        let back = self.lease.return_idle(&self.algorithm, now, idle_since)?;
-        Some(self.return_call(&back))
+        let unused = self.lease.return_idle(&self.algorithm, now, idle_since)?;
+        Some(self.return_call(&unused))
     }
 
-    fn return_call(&self, back: &Return) -> StoreCall {
+    fn return_call(&self, unused: &Return) -> StoreCall {
         let Self { identity, per_second, leasing, .. } = *self;
-        let action = Action::RollBack(back.taken_at);
-        StoreCall { identity, key: self.key.clone(), per_second, algorithm: leasing, action, hits: back.hits }
+        let action = Action::RollBack(unused.taken_at);
+        StoreCall { identity, key: self.key.clone(), per_second, algorithm: leasing, action, hits: unused.hits }
     }
 }
 
@@ -304,35 +316,33 @@ mod tests {
         store::Hit,
     };
 
-    /// The rest of the request could not be had: nobody gets what was granted beside.
     #[test]
-    fn what_was_paid_comes_back_with_what_was_granted() {
+    fn restoring_a_payment_revokes_its_grant() {
         let leases = Leases::new(&Settings::default()).unwrap();
         let rule: Algorithm = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
         let hit = Hit { consistency: Consistency::Leased, demand: 5, ..Hit::take(b"k", &rule, 10) };
-        let spend = || leases.spend(&[hit], &[1], Duration::from_millis(1)).payments[0];
-        assert!(spend().decision.is_none(), "nothing is held yet");
+        let take = || leases.take(&[hit], &[1], Duration::from_millis(1)).payments[0];
+        assert!(take().decision.is_none(), "nothing is held yet");
         let decision = Decision { allowed: true, remaining: 990, ..Decision::default() };
-        let errand = leases.consider_lease(1, &hit, &decision).unwrap();
+        let call = leases.consider_lease(1, &hit, &decision).unwrap();
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = errand.algorithm.step(&mut state, Operation { action: Action::Take, cost: errand.hits, now: at });
-        let counted = StepOutcome { allowed, action: Action::Take, at, state };
-        assert!(leases.complete(&errand, Some(&counted), Duration::from_millis(1)).is_none());
+        let allowed = call.algorithm.step(&mut state, Operation { action: Action::Take, cost: call.hits, now: at });
+        let outcome = StepOutcome { allowed, action: Action::Take, at, state };
+        assert!(leases.complete(&call, Some(&outcome), Duration::from_millis(1)).is_none());
 
-        let share = spend();
-        let granted = share.decision.and_then(|answer| answer.grant).map(|grant| grant.hits.get());
-        assert_eq!((share.hits, granted), (10, Some(5)));
-        assert!(leases.put_back(1, &rule, &share).is_none(), "it goes back to where it came from");
-        let back: Vec<u64> = leases.drain(Duration::from_millis(2)).iter().map(|errand| errand.hits).collect();
-        assert_eq!(back, [errand.hits]);
+        let payment = take();
+        let granted = payment.decision.and_then(|decision| decision.grant).map(|grant| grant.hits.get());
+        assert_eq!((payment.hits, granted), (10, Some(5)));
+        assert!(leases.restore(1, &rule, &payment).is_none(), "the lease still exists");
+        let returned: Vec<u64> = leases.drain(Duration::from_millis(2)).iter().map(|call| call.hits).collect();
+        assert_eq!(returned, [call.hits]);
     }
 
-    /// What was asked for under another rule is nobody's, and goes back as it was taken.
     #[test]
-    fn what_is_granted_to_a_rule_that_has_changed_is_given_back() {
+    fn hits_acquired_for_a_changed_rule_are_rolled_back() {
         let leases = Leases::new(&Settings::default()).unwrap();
         let rule: Algorithm = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
-        let errand = StoreCall {
+        let call = StoreCall {
             identity: 1,
             key: Box::from(*b"k"),
             per_second: true,
@@ -341,11 +351,11 @@ mod tests {
             hits: 10,
         };
         let at = Micros::from_secs(1);
-        let counted = |allowed| StepOutcome { allowed, action: Action::Take, at, state: State::default() };
-        let back = |allowed| leases.complete(&errand, Some(&counted(allowed)), Duration::from_millis(1));
-        let given = back(true).unwrap();
-        let hit = given.hit();
+        let outcome = |allowed| StepOutcome { allowed, action: Action::Take, at, state: State::default() };
+        let complete = |allowed| leases.complete(&call, Some(&outcome(allowed)), Duration::from_millis(1));
+        let rollback = complete(true).unwrap();
+        let hit = rollback.hit();
         assert_eq!((hit.action, hit.cost, hit.key, hit.per_second), (Action::RollBack(at), 10, b"k".as_slice(), true));
-        assert!(back(false).is_none());
+        assert!(complete(false).is_none());
     }
 }

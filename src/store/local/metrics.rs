@@ -1,4 +1,4 @@
-//! How much is decided without asking.
+//! [`Metrics`]: decisions that this instance makes without a store call, and the calls that make them possible.
 
 use std::sync::Arc;
 
@@ -10,115 +10,124 @@ use crate::{
     store::StepOutcome,
 };
 
-/// Counts of what this instance knows.
+/// Metrics of the deny cache, leases, grants and eventual counters.
 pub struct Metrics {
-    refused: Counter,
-    decided_by_lease: Counter,
-    /// Hits that were taken in advance, and those that went back.
-    leased: Counter,
-    given_back: Counter,
-    /// Hits that callers hold or held: all, those that they admitted, those that came back, and all others.
-    granted: Counter,
-    reported: Counter,
-    ungranted: Counter,
-    unreported: Counter,
-    decided_by_replica: Counter,
-    /// Hits that the store was told of later, and those of which nobody knows whether it was.
-    told: Counter,
-    lost: Counter,
+    deny_cache_denials: Counter,
+    lease_decisions: Counter,
+    /// Hits taken for leases, and hits returned from leases to the store.
+    leased_hits: Counter,
+    returned_hits: Counter,
+    /// Hits granted to callers: all of them, those reported as used, those returned unused, and those never reported.
+    granted_hits: Counter,
+    grant_used_hits: Counter,
+    grant_returned_hits: Counter,
+    grant_unreported_hits: Counter,
+    eventual_decisions: Counter,
+    /// Hits that eventual counters reported to the store, and hits whose report may not have been counted.
+    eventual_reported_hits: Counter,
+    eventual_lost_hits: Counter,
 }
 
 impl Metrics {
-    /// Nothing counted yet.
+    /// Creates metrics at zero for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
         let counter = || Counter::new(workers);
         Arc::new(Self {
-            refused: counter(),
-            decided_by_lease: counter(),
-            leased: counter(),
-            given_back: counter(),
-            granted: counter(),
-            reported: counter(),
-            ungranted: counter(),
-            unreported: counter(),
-            decided_by_replica: counter(),
-            told: counter(),
-            lost: counter(),
+            deny_cache_denials: counter(),
+            lease_decisions: counter(),
+            leased_hits: counter(),
+            returned_hits: counter(),
+            granted_hits: counter(),
+            grant_used_hits: counter(),
+            grant_returned_hits: counter(),
+            grant_unreported_hits: counter(),
+            eventual_decisions: counter(),
+            eventual_reported_hits: counter(),
+            eventual_lost_hits: counter(),
         })
     }
 
-    pub(super) fn refused(&self, worker: WorkerId, hits: u64) {
-        self.refused.add(worker, hits);
+    pub(super) fn add_deny_cache_denials(&self, worker: WorkerId, count: u64) {
+        self.deny_cache_denials.add(worker, count);
     }
 
-    pub(super) fn decided_by_lease(&self, worker: WorkerId, hits: u64) {
-        self.decided_by_lease.add(worker, hits);
+    pub(super) fn add_lease_decisions(&self, worker: WorkerId, count: u64) {
+        self.lease_decisions.add(worker, count);
     }
 
-    pub(super) fn granted(&self, worker: WorkerId, hits: u64) {
-        self.granted.add(worker, hits);
+    pub(super) fn add_granted_hits(&self, worker: WorkerId, hits: u64) {
+        self.granted_hits.add(worker, hits);
     }
 
-    pub(super) fn reported(&self, worker: WorkerId, spent: u64, back: u64) {
-        self.reported.add(worker, spent);
-        self.ungranted.add(worker, back);
+    pub(super) fn add_grant_report(&self, worker: WorkerId, used: u64, returned: u64) {
+        self.grant_used_hits.add(worker, used);
+        self.grant_returned_hits.add(worker, returned);
     }
 
-    pub(super) fn unreported(&self, worker: WorkerId, hits: u64) {
-        self.unreported.add(worker, hits);
+    pub(super) fn add_unreported_grant_hits(&self, worker: WorkerId, hits: u64) {
+        self.grant_unreported_hits.add(worker, hits);
     }
 
-    pub(super) fn decided_by_replica(&self, worker: WorkerId, hits: u64) {
-        self.decided_by_replica.add(worker, hits);
+    pub(super) fn add_eventual_decisions(&self, worker: WorkerId, count: u64) {
+        self.eventual_decisions.add(worker, count);
     }
 
-    pub(super) fn reported_eventually(&self, worker: WorkerId, hits: u64, arrived: bool) {
-        self.told.add(worker, if arrived { hits } else { 0 });
+    pub(super) fn add_eventual_report(&self, worker: WorkerId, hits: u64, succeeded: bool) {
+        self.eventual_reported_hits.add(worker, if succeeded { hits } else { 0 });
     }
 
-    pub(super) fn lost(&self, worker: WorkerId, hits: u64) {
-        self.lost.add(worker, hits);
+    pub(super) fn add_lost_eventual_hits(&self, worker: WorkerId, hits: u64) {
+        self.eventual_lost_hits.add(worker, hits);
     }
 
-    pub(super) fn ran(&self, worker: WorkerId, errand: &StoreCall, counted: Option<&StepOutcome>) {
-        let counter = if errand.action.releases() { &self.given_back } else { &self.leased };
-        if counted.is_some_and(|counted| counted.allowed) {
-            counter.add(worker, errand.hits);
+    /// Counts the hits of a completed lease call, if the store accepted the call.
+    pub(super) fn add_store_call(&self, worker: WorkerId, call: &StoreCall, outcome: Option<&StepOutcome>) {
+        let counter = if call.action.releases() { &self.returned_hits } else { &self.leased_hits };
+        if outcome.is_some_and(|outcome| outcome.allowed) {
+            counter.add(worker, call.hits);
         }
     }
 
-    /// Shows everything to the meter.
+    /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
-        let show = |name, description, counter: fn(&Self) -> &Counter| {
+        let register = |name, description, counter: fn(&Self) -> &Counter| {
             let this = Arc::clone(self);
             observe_counter(meter, name, description, move || counter(&this).get());
         };
-        let refused = "Questions to counters that were refused without asking the store";
-        show("sluicegate_deny_cache_denials_total", refused, |it| &it.refused);
-        let decided = "Questions to counters that were answered from a lease";
-        show("sluicegate_lease_decisions_total", decided, |it| &it.decided_by_lease);
-        show("sluicegate_lease_hits_total", "Hits that were taken in advance", |it| &it.leased);
-        show("sluicegate_grant_hits_total", "Hits of leases that callers were given to admit by themselves", |it| {
-            &it.granted
+        let denials = "Number of counter operations denied from the deny cache";
+        register("sluicegate_deny_cache_denials_total", denials, |metrics| &metrics.deny_cache_denials);
+        let decided = "Number of counter operations decided from a lease";
+        register("sluicegate_lease_decisions_total", decided, |metrics| &metrics.lease_decisions);
+        register("sluicegate_lease_hits_total", "Number of hits taken from the store for leases", |metrics| {
+            &metrics.leased_hits
         });
-        show("sluicegate_grant_reported_hits_total", "Of these, hits that callers said they admitted", |it| {
-            &it.reported
+        register("sluicegate_grant_hits_total", "Number of leased hits granted to callers", |metrics| {
+            &metrics.granted_hits
         });
-        show("sluicegate_grant_returned_hits_total", "Of these, hits that came back unused", |it| &it.ungranted);
-        let unreported = "Of these, hits of which no caller said in time what became of them";
-        show("sluicegate_grant_unreported_hits_total", unreported, |it| &it.unreported);
-        let decided = "Questions to counters that were answered from what this instance knew of them";
-        show("sluicegate_eventual_decisions_total", decided, |it| &it.decided_by_replica);
-        show(
-            "sluicegate_eventual_reported_hits_total",
-            "Hits that were counted here and told to the store later",
-            |it| &it.told,
+        register(
+            "sluicegate_grant_reported_hits_total",
+            "Number of granted hits that callers reported as used",
+            |metrics| &metrics.grant_used_hits,
         );
-        let lost = "Hits that were counted here and of which nobody knows whether the store counted them";
-        show("sluicegate_eventual_lost_hits_total", lost, |it| &it.lost);
-        show("sluicegate_lease_returned_hits_total", "Hits that were taken in advance and given back", |it| {
-            &it.given_back
+        register(
+            "sluicegate_grant_returned_hits_total",
+            "Number of granted hits that callers returned unused",
+            |metrics| &metrics.grant_returned_hits,
+        );
+        let unreported = "Number of granted hits that no caller reported in time";
+        register("sluicegate_grant_unreported_hits_total", unreported, |metrics| &metrics.grant_unreported_hits);
+        let decided = "Number of counter operations decided from an eventual counter";
+        register("sluicegate_eventual_decisions_total", decided, |metrics| &metrics.eventual_decisions);
+        register(
+            "sluicegate_eventual_reported_hits_total",
+            "Number of hits that eventual counters reported to the store",
+            |metrics| &metrics.eventual_reported_hits,
+        );
+        let lost = "Number of hits of eventual counters that the store may not have counted";
+        register("sluicegate_eventual_lost_hits_total", lost, |metrics| &metrics.eventual_lost_hits);
+        register("sluicegate_lease_returned_hits_total", "Number of leased hits returned to the store", |metrics| {
+            &metrics.returned_hits
         });
     }
 }

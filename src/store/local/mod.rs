@@ -1,16 +1,17 @@
-//! What this instance knows, before anybody is asked. It stands before a store that others share, and each part can be
-//! taken out:
+//! Decisions that an instance makes without a call to the shared store. [`Local`] wraps the store of one worker.
+//!
+//! A hit passes the parts in this order, until one of them decides it. Settings can turn each part off.
 //!
 //! ```text
-//! Local            one worker's way in
-//!   Replicas       counters that are told later what has passed (`consistency: eventual`)
-//!   Leases         quota that was taken in advance, of rules that want it (`consistency: leased`)
-//!   DenyCache      refusals that still hold
-//!   Counters       the shared store
+//! Local                 entry point of one worker
+//!   EventualCounters    counters that are decided locally and synchronised at an interval (`consistency: eventual`)
+//!   Leases              hits that were taken from the store in advance (`consistency: leased`)
+//!   DenyCache           denials that are still valid
+//!   CounterStore        the shared store
 //! ```
 
+mod counter_map;
 mod deny_cache;
-mod entities;
 mod eventual;
 mod eventual_counter;
 mod eventual_counters;
@@ -45,17 +46,17 @@ use crate::{
     metrics::WorkerId,
 };
 
-/// Which clock tells how old something known is.
+/// The clock that measures ages and lifetimes in this instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
-    /// The machine's monotonic one, always but in tests.
+    /// The machine's monotonic clock, since this instant. All non-test code uses this clock.
     Monotonic(Instant),
-    /// The `now` of the call: a clock set by hand.
+    /// The `now` of each call, for tests that set the time.
     Caller,
 }
 
 impl Clock {
-    /// The machine's, from now on.
+    /// Returns the machine's monotonic clock, starting now.
     #[must_use]
     pub fn start() -> Self {
         Self::Monotonic(Instant::now())
@@ -69,18 +70,18 @@ impl Clock {
     }
 }
 
-/// What all workers of this instance know.
+/// The state that all workers of an instance share: deny cache, leases and eventual counters.
 pub struct Shared {
     deny_cache: Option<DenyCache>,
     leases: Option<Leases>,
-    replicas: Option<EventualCounters>,
+    eventual_counters: Option<EventualCounters>,
     secret: Secret,
     clock: Clock,
     metrics: Arc<Metrics>,
 }
 
 impl Shared {
-    /// Nothing known yet.
+    /// Creates an empty shared state.
     #[must_use]
     pub fn new(
         deny_cache: &DenyCacheSettings,
@@ -93,7 +94,7 @@ impl Shared {
         Arc::new(Self {
             deny_cache,
             leases,
-            replicas: EventualCounters::new(eventual),
+            eventual_counters: EventualCounters::new(eventual),
             secret: Secret::new(),
             clock,
             metrics,
@@ -104,13 +105,13 @@ impl Shared {
         self.identity_of(hit.key, hit.per_second)
     }
 
-    /// One name may stand for a counter in each of two stores.
+    /// Returns the hash of a counter's name. `per_second` separates counters of the same name in the two stores.
     fn identity_of(&self, key: &[u8], per_second: bool) -> u128 {
         self.secret.identity(key) ^ u128::from(per_second)
     }
 }
 
-/// One worker's way to a store that others share, and past it.
+/// A store that decides hits from the instance's shared state where possible, and otherwise in the store that it wraps.
 #[derive(Clone)]
 pub struct Local<S> {
     store: S,
@@ -119,245 +120,254 @@ pub struct Local<S> {
 }
 
 impl<S> Local<S> {
-    /// Before this store.
+    /// Wraps the store of one worker.
     pub fn new(store: S, shared: Arc<Shared>, worker: WorkerId) -> Self {
         Self { store, shared, worker }
     }
 
-    /// The store behind.
+    /// Returns the wrapped store.
     pub fn store(&self) -> &S {
         &self.store
     }
 }
 
 impl Local<super::Redis> {
-    /// Forgets a counter, and what is known of it here.
-    pub(super) async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
-        let existed = self.store.forget(key, per_second).await?;
+    /// Deletes a counter in the store and in the deny cache, and returns whether it existed in the store.
+    pub(super) async fn delete(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        let existed = self.store.delete(key, per_second).await?;
         if let Some(deny_cache) = &self.shared.deny_cache {
-            deny_cache.refunded(self.shared.identity_of(key, per_second));
+            deny_cache.invalidate(self.shared.identity_of(key, per_second));
         }
         Ok(existed)
     }
 }
 
-/// When something is asked: by the service's clock, and by this instance's own.
+/// Time of a call by the service's clock (`now`) and by the instance's [`Clock`] (`local`).
 #[derive(Clone, Copy)]
 struct CallTime {
     now: Micros,
-    here: Duration,
+    local: Duration,
 }
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
     async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> HitDecisions {
-        let asked = CallTime { now, here: self.shared.clock.now(now) };
-        match &self.shared.replicas {
-            Some(replicas) if hits.iter().any(|hit| hit.consistency == Consistency::Eventual) => {
-                self.apply_eventual(replicas, hits, charge, asked).await
+        let time = CallTime { now, local: self.shared.clock.now(now) };
+        match &self.shared.eventual_counters {
+            Some(counters) if hits.iter().any(|hit| hit.consistency == Consistency::Eventual) => {
+                self.apply_eventual(counters, hits, charge, time).await
             }
-            _ => self.apply_cached(hits, charge, asked).await,
+            _ => self.apply_leased(hits, charge, time).await,
         }
     }
 }
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
-    /// With what was taken in advance, and what is known to be refused.
-    async fn apply_cached(&self, hits: &[Hit<'_>], charge: Charge, asked: CallTime) -> HitDecisions {
+    /// Decides hits from leases, the deny cache or the store.
+    async fn apply_leased(&self, hits: &[Hit<'_>], charge: Charge, time: CallTime) -> HitDecisions {
         match &self.shared.leases {
             Some(leases) if hits.iter().any(|hit| hit.consistency == Consistency::Leased) => {
-                let shares = self.spend(leases, hits, asked);
-                if let Some(all) = shares.iter().map(|share| share.decision.map(from_lease)).collect() {
+                let payments = self.take_from_leases(leases, hits, time);
+                if let Some(all) = payments.iter().map(|payment| payment.decision.map(from_lease)).collect() {
                     return all;
                 }
-                Box::pin(self.top_up(leases, hits, shares, charge, asked)).await
+                Box::pin(self.apply_unpaid(leases, hits, payments, charge, time)).await
             }
-            _ => self.ask(hits, charge, asked).await,
+            _ => self.apply_with_deny_cache(hits, charge, time).await,
         }
     }
 
-    /// Spends what there is, and sends for more where it runs short.
-    fn spend(&self, leases: &Leases, hits: &[Hit<'_>], asked: CallTime) -> SmallVec<[LeasePayment; 2]> {
+    /// Takes hits from leases as far as they cover them, and starts the calls that refill the leases.
+    fn take_from_leases(&self, leases: &Leases, hits: &[Hit<'_>], time: CallTime) -> SmallVec<[LeasePayment; 2]> {
         let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
-        let LeasePayments { payments: shares, calls: errands } = leases.spend(hits, &identities, asked.here);
-        errands.into_iter().for_each(|errand| self.send(errand, asked.now));
-        let answers = || shares.iter().filter_map(|share| share.decision);
-        self.shared.metrics.decided_by_lease(self.worker, answers().count() as u64);
-        let granted = answers().filter_map(|spend| spend.grant);
-        self.shared.metrics.granted(self.worker, granted.map(|grant| u64::from(grant.hits.get())).sum());
-        shares
+        let LeasePayments { payments, calls } = leases.take(hits, &identities, time.local);
+        calls.into_iter().for_each(|call| self.spawn_call(call, time.now));
+        let decisions = || payments.iter().filter_map(|payment| payment.decision);
+        self.shared.metrics.add_lease_decisions(self.worker, decisions().count() as u64);
+        let granted = decisions().filter_map(|decision| decision.grant);
+        self.shared.metrics.add_granted_hits(self.worker, granted.map(|grant| u64::from(grant.hits.get())).sum());
+        payments
     }
 
-    /// Asks for what leases could not pay, and learns from that what to lease. What they have paid goes back where the rest
-    /// could not be had: of that hit, or, charged together, of any that all depend on.
-    async fn top_up(
+    /// Decides the costs that leases did not cover, and acquires leases for the counters concerned.
+    ///
+    /// A denied hit returns its payment to the lease. Under [`Charge::All`], a denied binding hit returns all payments.
+    async fn apply_unpaid(
         &self,
         leases: &Leases,
         hits: &[Hit<'_>],
-        shares: SmallVec<[LeasePayment; 2]>,
+        payments: SmallVec<[LeasePayment; 2]>,
         charge: Charge,
-        asked: CallTime,
+        time: CallTime,
     ) -> HitDecisions {
-        let unpaid = hits.iter().zip(&shares).filter(|(_, share)| share.decision.is_none());
-        let rest: SmallVec<[Hit<'_>; 2]> =
-            unpaid.map(|(hit, share)| Hit { cost: hit.cost - share.hits, ..*hit }).collect();
-        let answers = self.ask(&rest, charge, asked).await;
-        let refuses = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
-        let refused = charge == Charge::All && rest.iter().zip(&answers).any(refuses);
-        let mut answers = answers.into_iter();
-        let answer = |(hit, share): (&Hit<'_>, LeasePayment)| {
+        let unpaid = hits.iter().zip(&payments).filter(|(_, payment)| payment.decision.is_none());
+        let remaining: SmallVec<[Hit<'_>; 2]> =
+            unpaid.map(|(hit, payment)| Hit { cost: hit.cost - payment.hits, ..*hit }).collect();
+        let decisions = self.apply_with_deny_cache(&remaining, charge, time).await;
+        let is_denied = |(hit, decision): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(decision);
+        let is_blocked = charge == Charge::All && remaining.iter().zip(&decisions).any(is_denied);
+        let mut decisions = decisions.into_iter();
+        let decide = |(hit, payment): (&Hit<'_>, LeasePayment)| {
             let identity = self.shared.identity(hit);
-            let answer = match share.decision {
-                Some(spend) if refused => from_lease(spend.unspent(share.hits)),
-                Some(spend) => from_lease(spend),
-                None => answers.next().unwrap_or(Err(StoreError::Rejected)),
+            let decision = match payment.decision {
+                Some(decision) if is_blocked => from_lease(decision.rolled_back(payment.hits)),
+                Some(decision) => from_lease(decision),
+                None => decisions.next().unwrap_or(Err(StoreError::Rejected)),
             };
-            if refused || !answer.is_ok_and(|answer| answer.decision.allowed) {
-                let back = leases.put_back(identity, hit.algorithm, &share);
-                back.into_iter().for_each(|errand| self.send(errand, asked.now));
+            if is_blocked || !decision.is_ok_and(|hit| hit.decision.allowed) {
+                let rollback = leases.restore(identity, hit.algorithm, &payment);
+                rollback.into_iter().for_each(|call| self.spawn_call(call, time.now));
             }
-            if share.decision.is_none() && hit.consistency == Consistency::Leased {
-                let errand = answer.ok().and_then(|answer| leases.consider_lease(identity, hit, &answer.decision));
-                errand.into_iter().for_each(|errand| self.send(errand, asked.now));
+            if payment.decision.is_none() && hit.consistency == Consistency::Leased {
+                let call = decision.ok().and_then(|decided| leases.consider_lease(identity, hit, &decided.decision));
+                call.into_iter().for_each(|call| self.spawn_call(call, time.now));
             }
-            answer
+            decision
         };
-        hits.iter().zip(shares).map(answer).collect()
+        hits.iter().zip(payments).map(decide).collect()
     }
 
-    /// Runs an errand whether whoever caused it waits or not. It shares a call with what is asked just now.
-    fn send(&self, errand: StoreCall, now: Micros) {
+    /// Runs a store call in a separate task, which continues if the caller cancels its request.
+    ///
+    /// The call shares a batch with calls that are sent at the same moment.
+    fn spawn_call(&self, call: StoreCall, now: Micros) {
         let this = self.clone();
-        tokio::spawn(async move { this.run(errand, now).await });
+        tokio::spawn(async move { this.run_call(call, now).await });
     }
 
-    async fn run(&self, errand: StoreCall, now: Micros) {
+    /// Makes a store call for a lease, and rolls back hits that the lease cannot use.
+    async fn run_call(&self, call: StoreCall, now: Micros) {
         let Some(leases) = &self.shared.leases else {
             return;
         };
-        let asked = self.shared.clock.now(now);
-        let counted = self.step_one(&errand, now).await;
-        if !errand.action.releases()
-            && let Some(back) = leases.complete(&errand, counted.as_ref(), asked)
+        let called_at = self.shared.clock.now(now);
+        let outcome = self.execute(&call, now).await;
+        if !call.action.releases()
+            && let Some(rollback) = leases.complete(&call, outcome.as_ref(), called_at)
         {
-            self.step_one(&back, now).await;
+            self.execute(&rollback, now).await;
         }
     }
 
-    async fn step_one(&self, errand: &StoreCall, now: Micros) -> Option<StepOutcome> {
-        let counted = self.store.step(&[errand.hit()], Charge::Each, now).await.pop().and_then(Result::ok);
-        self.shared.metrics.ran(self.worker, errand, counted.as_ref());
-        if let Some(deny_cache) = self.shared.deny_cache.as_ref().filter(|_| errand.action.releases()) {
-            deny_cache.refunded(errand.identity);
+    async fn execute(&self, call: &StoreCall, now: Micros) -> Option<StepOutcome> {
+        let outcome = self.store.step(&[call.hit()], Charge::Each, now).await.pop().and_then(Result::ok);
+        self.shared.metrics.add_store_call(self.worker, call, outcome.as_ref());
+        if let Some(deny_cache) = self.shared.deny_cache.as_ref().filter(|_| call.action.releases()) {
+            deny_cache.invalidate(call.identity);
         }
-        counted
+        outcome
     }
 
-    /// A caller has done with a grant of the counter that this hit asks: so many hits were admitted of it.
-    pub fn report(&self, hit: &Hit<'_>, id: u64, spent: u64, now: Micros) -> u64 {
-        let here = self.shared.clock.now(now);
+    /// Finishes a grant, as [`AnyStore::report`](super::AnyStore::report) describes.
+    pub fn report(&self, hit: &Hit<'_>, id: u64, used: u64, now: Micros) -> u64 {
+        let local_now = self.shared.clock.now(now);
         let leases = self.shared.leases.as_ref();
-        let reported = leases.and_then(|leases| leases.report(self.shared.identity(hit), id, spent, here));
-        let (spent, returned, back) = reported.unwrap_or_default();
-        self.shared.metrics.reported(self.worker, spent, returned);
-        back.into_iter().for_each(|errand| self.send(errand, now));
-        spent
+        let report = leases.and_then(|leases| leases.report(self.shared.identity(hit), id, used, local_now));
+        let (used, returned, rollback) = report.unwrap_or_default();
+        self.shared.metrics.add_grant_report(self.worker, used, returned);
+        rollback.into_iter().for_each(|call| self.spawn_call(call, now));
+        used
     }
 
-    /// Gives back what nobody asks for any more, and tells what has passed. To be called now and then.
+    /// Returns idle leases to the store, and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
-        let here = self.shared.clock.now(now);
-        let leases = self.shared.leases.as_ref().map(|leases| leases.sweep(here)).unwrap_or_default();
-        self.shared.metrics.unreported(self.worker, leases.unreported);
-        let replicas = self.shared.replicas.as_ref().map(|replicas| replicas.sweep(here)).unwrap_or_default();
-        self.run_calls(leases.calls, replicas, now).await;
+        let local_now = self.shared.clock.now(now);
+        let leases = self.shared.leases.as_ref().map(|leases| leases.sweep(local_now)).unwrap_or_default();
+        self.shared.metrics.add_unreported_grant_hits(self.worker, leases.unreported);
+        let counters = self.shared.eventual_counters.as_ref();
+        let reports = counters.map(|counters| counters.sweep(local_now)).unwrap_or_default();
+        self.run_calls(leases.calls, reports, now).await;
     }
 
-    /// Gives back all that was taken in advance, and tells all that has passed, at the end.
+    /// Returns all leases to the store, and reports all hits of eventual counters. To be called at shutdown.
     pub async fn return_all(&self, now: Micros) {
-        let here = self.shared.clock.now(now);
-        let leases = self.shared.leases.as_ref().map(|leases| leases.drain(here)).unwrap_or_default();
-        let replicas = self.shared.replicas.as_ref().map(|replicas| replicas.drain(here)).unwrap_or_default();
-        self.run_calls(leases, replicas, now).await;
+        let local_now = self.shared.clock.now(now);
+        let returns = self.shared.leases.as_ref().map(|leases| leases.drain(local_now)).unwrap_or_default();
+        let counters = self.shared.eventual_counters.as_ref();
+        let reports = counters.map(|counters| counters.drain(local_now)).unwrap_or_default();
+        self.run_calls(returns, reports, now).await;
     }
 
-    /// All at once, so that they share calls.
-    async fn run_calls(&self, back: Vec<StoreCall>, told: Vec<StoreCall>, now: Micros) {
-        let back = join_all(back.into_iter().map(|errand| self.run(errand, now)));
-        let told = self
+    /// Makes all store calls concurrently, so that they share batches.
+    async fn run_calls(&self, lease_calls: Vec<StoreCall>, reports: Vec<StoreCall>, now: Micros) {
+        let lease_calls = join_all(lease_calls.into_iter().map(|call| self.run_call(call, now)));
+        let reports = self
             .shared
-            .replicas
+            .eventual_counters
             .as_ref()
-            .map(|replicas| join_all(told.into_iter().map(|errand| self.report_admitted(replicas, errand, now))));
-        tokio::join!(back, async {
-            if let Some(told) = told {
-                told.await;
+            .map(|counters| join_all(reports.into_iter().map(|call| self.run_report(counters, call, now))));
+        tokio::join!(lease_calls, async {
+            if let Some(reports) = reports {
+                reports.await;
             }
         });
     }
 
-    /// Asks the store for what is not known to be refused.
-    async fn ask(&self, hits: &[Hit<'_>], charge: Charge, asked: CallTime) -> HitDecisions {
+    /// Decides hits from the deny cache or in the store.
+    async fn apply_with_deny_cache(&self, hits: &[Hit<'_>], charge: Charge, time: CallTime) -> HitDecisions {
         let Some(deny_cache) = &self.shared.deny_cache else {
-            let counts = self.store.step(hits, charge, asked.now).await;
-            return hits.iter().zip(counts).map(|(hit, counted)| Ok(counted?.explain(hit).into())).collect();
+            let outcomes = self.store.step(hits, charge, time.now).await;
+            return hits.iter().zip(outcomes).map(|(hit, outcome)| Ok(outcome?.explain(hit).into())).collect();
         };
-        // Most requests have one hit. What waits for its answer is to be small, and abusers are to cost nothing.
+        // Most requests have one hit. This branch makes their future small while it waits, and denials from the cache
+        // cheap.
         if let [hit] = hits {
-            let question = deny_cache.lookup(hit, self.shared.identity(hit));
-            if let Some(decision) = deny_cache.get(hit, &question, asked.here) {
-                self.shared.metrics.refused(self.worker, 1);
-                return std::iter::once(refused(decision)).collect();
+            let lookup = deny_cache.lookup(hit, self.shared.identity(hit));
+            if let Some(decision) = deny_cache.get(hit, &lookup, time.local) {
+                self.shared.metrics.add_deny_cache_denials(self.worker, 1);
+                return std::iter::once(from_deny_cache(decision)).collect();
             }
-            let counted = self.store.step(hits, charge, asked.now).await.pop();
-            let answer = counted.unwrap_or(Err(StoreError::Rejected));
-            let answer = answer.map(|counted| deny_cache.learn(hit, question, counted, asked.here).into());
-            return std::iter::once(answer).collect();
+            let outcome = self.store.step(hits, charge, time.now).await.pop();
+            let outcome = outcome.unwrap_or(Err(StoreError::Rejected));
+            let decision = outcome.map(|outcome| deny_cache.learn(hit, lookup, outcome, time.local).into());
+            return std::iter::once(decision).collect();
         }
-        Box::pin(self.ask_several(deny_cache, hits, charge, asked)).await
+        Box::pin(self.apply_several(deny_cache, hits, charge, time)).await
     }
 
-    async fn ask_several(
+    async fn apply_several(
         &self,
         deny_cache: &DenyCache,
         hits: &[Hit<'_>],
         charge: Charge,
-        asked: CallTime,
+        time: CallTime,
     ) -> HitDecisions {
-        let questions: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.shared.identity(hit))).collect();
-        let known = deny_cache.cached(hits, &questions, asked.here);
-        self.shared.metrics.refused(self.worker, known.iter().flatten().count() as u64);
-        if let Some(all) = known.iter().map(|decision| decision.map(refused)).collect() {
+        let lookups: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.shared.identity(hit))).collect();
+        let cached = deny_cache.cached(hits, &lookups, time.local);
+        self.shared.metrics.add_deny_cache_denials(self.worker, cached.iter().flatten().count() as u64);
+        if let Some(all) = cached.iter().map(|decision| decision.map(from_deny_cache)).collect() {
             return all;
         }
-        self.ask_others(deny_cache, hits, (questions, known), charge, asked).await
+        self.apply_uncached(deny_cache, hits, (lookups, cached), charge, time).await
     }
 
-    /// Where something known refuses all, nothing is taken, and the others only look.
-    async fn ask_others(
+    /// Decides the hits without a cached denial in the store.
+    ///
+    /// Under [`Charge::All`], these hits are only peeked if a binding hit has a cached denial.
+    async fn apply_uncached(
         &self,
         deny_cache: &DenyCache,
         hits: &[Hit<'_>],
-        (questions, known): (Lookups, CachedDenials),
+        (lookups, cached): (Lookups, CachedDenials),
         charge: Charge,
-        asked: CallTime,
+        time: CallTime,
     ) -> HitDecisions {
-        let binding = hits.iter().zip(&known).any(|(hit, known)| hit.binding && known.is_some());
-        let looks = charge == Charge::All && binding;
-        let mut others: SmallVec<[Hit<'_>; 2]> =
-            hits.iter().zip(&known).filter(|(_, known)| known.is_none()).map(|(hit, _)| *hit).collect();
-        for hit in others.iter_mut().filter(|_| looks) {
+        let is_blocked = hits.iter().zip(&cached).any(|(hit, cached)| hit.blocks_on_denial && cached.is_some());
+        let peek_only = charge == Charge::All && is_blocked;
+        let mut uncached: SmallVec<[Hit<'_>; 2]> =
+            hits.iter().zip(&cached).filter(|(_, cached)| cached.is_none()).map(|(hit, _)| *hit).collect();
+        for hit in uncached.iter_mut().filter(|_| peek_only) {
             *hit = hit.peek();
         }
-        let charge = if looks { Charge::Each } else { charge };
-        let mut counts = self.store.step(&others, charge, asked.now).await.into_iter();
-        let answer = |((hit, question), known): ((&Hit<'_>, Lookup), Option<Decision>)| match known {
-            Some(decision) => refused(decision),
+        let charge = if peek_only { Charge::Each } else { charge };
+        let mut outcomes = self.store.step(&uncached, charge, time.now).await.into_iter();
+        let decide = |((hit, lookup), cached): ((&Hit<'_>, Lookup), Option<Decision>)| match cached {
+            Some(decision) => from_deny_cache(decision),
             None => {
-                let counted = counts.next().unwrap_or(Err(StoreError::Rejected))?;
-                Ok(deny_cache.learn(hit, question, counted, asked.here).into())
+                let outcome = outcomes.next().unwrap_or(Err(StoreError::Rejected))?;
+                Ok(deny_cache.learn(hit, lookup, outcome, time.local).into())
             }
         };
-        hits.iter().zip(questions).zip(known).map(answer).collect()
+        hits.iter().zip(lookups).zip(cached).map(decide).collect()
     }
 }
 
@@ -365,6 +375,6 @@ fn from_lease(LeaseDecision { decision, grant }: LeaseDecision) -> Result<HitDec
     Ok(HitDecision { decision, decider: Decider::Lease, grant })
 }
 
-fn refused(decision: Decision) -> Result<HitDecision, StoreError> {
+fn from_deny_cache(decision: Decision) -> Result<HitDecision, StoreError> {
     Ok(HitDecision { decision, decider: Decider::DenyCache, grant: None })
 }

@@ -1,12 +1,13 @@
-//! What this instance asks of the store for itself.
+//! [`StoreCall`]: a call to the store in the background, for a lease or an eventual counter.
 
 use crate::{
     algorithm::{Action, Algorithm},
     store::Hit,
 };
 
-/// What is to be asked of one counter, or told or given back to it.
+/// A background call that takes hits of one counter, reports them, returns them, or reads the counter's state.
 pub(super) struct StoreCall {
+    /// Keyed hash of the counter's name, by which this instance finds the counter.
     pub(super) identity: u128,
     pub(super) key: Box<[u8]>,
     pub(super) per_second: bool,
@@ -16,7 +17,7 @@ pub(super) struct StoreCall {
 }
 
 impl StoreCall {
-    /// The hit that does it.
+    /// Returns the operation to send to the store.
     pub(super) fn hit(&self) -> Hit<'_> {
         let hit = Hit::take(&self.key, &self.algorithm, self.hits);
         Hit { action: self.action, per_second: self.per_second, ..hit }

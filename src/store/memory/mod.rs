@@ -1,13 +1,14 @@
-//! Counters in this process: the embedded default.
+//! [`Memory`]: a store with its counters in this process. It is the embedded default.
 //!
-//! Keys are not kept. A counter is found by 88 bits of the SipHash of its name under a secret drawn when the process
-//! starts, so nobody can make two names share a counter on purpose, and by chance two of ten million do with a probability of 10⁻¹³.
+//! Counter names are not stored. A counter is identified by 88 bits of its name's `SipHash`, with a secret that is
+//! generated when the process starts. Callers therefore cannot choose two names that share a counter. The probability
+//! that two of ten million names share one by chance is 10⁻¹³.
 //!
-//! The memory is bounded: at most `max_counters` counters. Each new one first takes the place of an expired one, which
-//! a hand that moves on a few places per insertion finds; so nothing is ever swept as a whole. When all are
-//! alive and the set maximum is reached, the counter among a handful under the hand that would expire first is
-//! forgotten, and counted as evicted: its caller starts afresh. To refuse newcomers instead would let whoever fills
-//! the store lock everybody else out.
+//! The store holds at most `max_counters` counters. A new counter reuses the slot of an expired one if possible: a
+//! cursor (the clock hand of cache replacement) advances by a few slots per insertion and frees the expired ones, so
+//! the store never sweeps all counters at once. If the store is full of live counters, it evicts one of the next few at
+//! the cursor, namely the one that would expire first. An evicted counter starts again as a new one. Rejecting new
+//! counters was not an option, because a caller that fills the store could then lock out all others.
 
 mod shard;
 
@@ -21,17 +22,18 @@ use self::shard::{Hash, Shard};
 use super::{Charge, Hit, HitDecisions, identity::Secret};
 use crate::algorithm::{Action, Micros, Operation};
 
-/// So many that two workers rarely want the same lock; and with this number a million counters fill their shards'
-/// tables to three quarters, where 64 would have them just doubled and almost half empty.
+/// Number of shards. It is high enough that two workers rarely want the same lock. With 40 shards, a million counters
+/// fill the shards' tables to three quarters; with 64, the tables would have just doubled and be almost half empty.
 const SHARDS: usize = 40;
-/// Places that one call of [`Memory::reclaim`] looks at in each shard while it holds its lock.
-const RECLAIM: usize = 256;
+/// Number of slots that one call of [`Memory::reclaim`] checks in each shard, under the shard's lock.
+const RECLAIM_BATCH: usize = 256;
 
-/// How much the store may hold.
+/// Settings of the memory store.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Counters at most; about 45 bytes each. A log or a window of many counters counts by its size.
+    /// Maximum number of counters, of about 45 bytes each. A counter with a long state, such as a log, counts by its
+    /// size.
     pub max_counters: usize,
 }
 
@@ -41,33 +43,33 @@ impl Default for Settings {
     }
 }
 
-/// What the store can say of itself.
+/// Usage statistics of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Counters held now, some perhaps expired.
+    /// Number of counters in the store, including expired ones that have not been removed yet.
     pub counters: u64,
-    /// Counters forgotten because the store was full of live ones.
+    /// Number of counters evicted because the store was full of live ones.
     pub evicted: u64,
-    /// Expired counters whose place was taken back.
+    /// Number of expired counters that were removed.
     pub expired: u64,
 }
 
-/// Counters in this process.
+/// A store with its counters in this process.
 pub struct Memory {
     shards: Vec<Mutex<Shard>>,
     secret: Secret,
 }
 
 impl Memory {
-    /// An empty store with a fresh secret.
+    /// Creates an empty store with a new secret.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        let each = settings.max_counters.div_ceil(SHARDS).max(1);
-        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(each))).collect();
+        let max_per_shard = settings.max_counters.div_ceil(SHARDS).max(1);
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(max_per_shard))).collect();
         Self { shards, secret: Secret::new() }
     }
 
-    /// Decides every hit; nothing waits but for a shard's lock.
+    /// Decides all hits. The call blocks only for the locks of their shards.
     pub fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> HitDecisions {
         if charge == Charge::All {
             return self.apply_all(hits, now);
@@ -80,43 +82,44 @@ impl Memory {
             .collect()
     }
 
-    /// All of the shards are locked, in their order, so that nobody waits in a circle.
+    /// Decides all hits under [`Charge::All`]. The shards are locked in ascending order, which prevents deadlocks.
     fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> HitDecisions {
         let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.secret.identity(hit.key)).collect();
-        let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
-        numbers.sort_unstable();
-        numbers.dedup();
-        let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> =
-            numbers.iter().map(|number| self.lock(*number)).collect();
-        let mut decide = |hit: &Hit<'_>, hash: u128, ask: Operation| {
-            let place = numbers.binary_search(&shard_of(hash)).unwrap_or_default();
-            locked[place].apply(Hash::new(hash), hit.algorithm, ask)
+        let mut shards: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> = shards.iter().map(|shard| self.lock(*shard)).collect();
+        let mut decide = |hit: &Hit<'_>, hash: u128, operation: Operation| {
+            let index = shards.binary_search(&shard_of(hash)).unwrap_or_default();
+            locked[index].apply(Hash::new(hash), hit.algorithm, operation)
         };
-        let refused = hits.iter().zip(&hashes).filter(|(hit, _)| hit.binding).any(|(hit, hash)| {
+        let is_denied = hits.iter().zip(&hashes).filter(|(hit, _)| hit.blocks_on_denial).any(|(hit, hash)| {
             let peek = Operation { action: Action::Peek, ..hit.operation(now) };
             !decide(hit, *hash, peek).allowed
         });
-        let ask = |hit: &Hit<'_>| match hit.operation(now) {
-            ask @ Operation { action: Action::Take, .. } if refused => Operation { action: Action::Peek, ..ask },
-            ask => ask,
+        let final_operation = |hit: &Hit<'_>| match hit.operation(now) {
+            operation @ Operation { action: Action::Take, .. } if is_denied => {
+                Operation { action: Action::Peek, ..operation }
+            }
+            operation => operation,
         };
-        hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, ask(hit)).into())).collect()
+        hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, final_operation(hit)).into())).collect()
     }
 
-    /// Forgets a counter; whether there was one.
-    pub fn forget(&self, key: &[u8]) -> bool {
+    /// Deletes a counter and returns whether it existed.
+    pub fn delete(&self, key: &[u8]) -> bool {
         let hash = self.secret.identity(key);
         self.lock(shard_of(hash)).forget(Hash::new(hash))
     }
 
-    /// Takes some expired counters' places back: a little of every shard, to be called now and then when no traffic does it.
+    /// Removes some of the expired counters of every shard. Must be called periodically while there is no traffic.
     pub fn reclaim(&self, now: Micros) {
         for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).reclaim(RECLAIM, now);
+            shard.lock().unwrap_or_else(PoisonError::into_inner).reclaim(RECLAIM_BATCH, now);
         }
     }
 
-    /// What the store holds.
+    /// Returns the usage statistics.
     #[must_use]
     pub fn usage(&self) -> Usage {
         self.shards.iter().fold(Usage::default(), |sum, shard| {
@@ -130,12 +133,12 @@ impl Memory {
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
-        // A panic under the lock leaves a shard that is whole: the state is written last.
+        // A panic under the lock leaves the shard consistent, because the state is written last.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The top bits choose the shard; the shard's own table uses the low ones.
+/// Returns the shard of a hash, from its highest 16 bits. The tables of a shard use the lowest bits.
 fn shard_of(hash: u128) -> usize {
     (hash >> 112) as usize % SHARDS
 }

@@ -1,34 +1,35 @@
-//! One shard: a table of 4-byte references into chunks of 36-byte counters.
+//! [`Shard`]: one shard of the store, a table of 4-byte slot numbers and chunks of 36-byte slots.
 //!
-//! A hash table of whole counters would double at every growth and be half empty afterwards: 69 MB for a million.
-//! References are small enough to be half empty, and chunks are added one by one: 45 MB.
+//! A hash table of whole counters would double at every growth and be half empty afterwards: 69 MB for a million
+//! counters. A half-empty table of slot numbers is small, and chunks are added one by one: 45 MB for a million.
 //!
-//! A counter holds a state of up to 20 bytes. Longer ones (logs, windows of many counters) lie beside it, and count
-//! against the shard's maximum by their size.
+//! A slot holds a state of up to 20 bytes. Longer states (logs, windows of many counters) are stored separately, and
+//! their size counts towards the maximum of the shard.
 
 use hashbrown::HashTable;
 
 use super::Usage;
 use crate::algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
 
-/// Counters in a chunk: as many as fit into 8 KiB, which allocators hand out without waste.
-const CHUNK: usize = 8192 / size_of::<Slot>();
-/// Places that the hand looks at for each new counter. More than one, or it would never gain on the insertions.
-const STEPS: usize = 4;
-/// Live counters that compete for being forgotten when the shard is full.
-const CANDIDATES: usize = 16;
-/// The length of a state that lies beside its counter, which then holds where.
-const LONG: u8 = u8::MAX;
+/// Number of slots in a chunk. A chunk fits into 8 KiB, which allocators provide without waste.
+const SLOTS_PER_CHUNK: usize = 8192 / size_of::<Slot>();
+/// Number of slots that the cursor checks per new counter. With only one, it could never get ahead of the insertions.
+const SLOTS_PER_INSERTION: usize = 4;
+/// Number of slots from which the evicted counter is chosen when the shard is full.
+const EVICTION_CANDIDATES: usize = 16;
+/// Value of [`Slot::len`] for a long state. The slot's state bytes then contain the index of the long state.
+const LONG_STATE: u8 = u8::MAX;
 
-/// A counter, in bytes and words of 4: 8-byte fields would cost 4 bytes of padding each.
+/// A slot for one counter. Its fields have an alignment of at most 4, because 8-byte fields would add 4 bytes of
+/// padding.
 #[derive(Clone, Copy, Default)]
 struct Slot {
-    /// 88 bits. Of ten million names two have the same with a probability of 10⁻¹³.
+    /// 88 bits: the probability that two of ten million names share a hash is 10⁻¹³.
     hash: [u8; 11],
-    /// Bytes of the state.
+    /// Length of the state in bytes, or [`LONG_STATE`].
     len: u8,
     state: [u8; State::INLINE],
-    /// Seconds since the epoch, rounded up; 0 is a free place.
+    /// Expiry in seconds since the Unix epoch, rounded up; 0 for a free slot.
     expires: u32,
 }
 
@@ -37,15 +38,16 @@ impl Slot {
         self.expires == 0
     }
 
-    /// A clock that steps back must find its counters again.
+    /// Returns `true` if the counter expired more than [`CLOCK_SLACK`] ago, so that it survives a clock that steps
+    /// back.
     fn is_expired(&self, now: Micros) -> bool {
         u64::from(self.expires) + CLOCK_SLACK.floor_secs() <= now.floor_secs()
     }
 
-    /// Where the long state is, if it is one.
-    fn beside(&self) -> Option<usize> {
+    /// Returns the index of the long state, or `None` if the slot contains the state.
+    fn long_index(&self) -> Option<usize> {
         let [a, b, c, d, ..] = self.state;
-        (self.len == LONG).then(|| u32::from_le_bytes([a, b, c, d]) as usize)
+        (self.len == LONG_STATE).then(|| u32::from_le_bytes([a, b, c, d]) as usize)
     }
 
     fn expire_at(&mut self, expires: Micros) {
@@ -53,7 +55,7 @@ impl Slot {
     }
 }
 
-/// What a counter is found by.
+/// The 88 bits of the hash that identify a counter.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hash([u8; 11]);
 
@@ -64,93 +66,94 @@ impl Hash {
         Self(bytes)
     }
 
-    /// What the table of references sorts by.
+    /// Returns the low 64 bits, which the index uses as the hash of a slot number.
     fn low(bytes: [u8; 11]) -> u64 {
         let [a, b, c, d, e, f, g, h, ..] = bytes;
         u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 }
 
+/// A bounded set of counters under one lock.
 pub(super) struct Shard {
-    /// Where the counters are, by the low bits of their hash.
+    /// Slot numbers by the low bits of the counters' hashes.
     index: HashTable<u32>,
-    chunks: Vec<Box<[Slot; CHUNK]>>,
-    /// Places used at least once.
-    used: usize,
-    free: Vec<u32>,
-    hand: usize,
-    /// Long states, and the places among them that are free.
-    long: Vec<Vec<u8>>,
-    free_long: Vec<u32>,
-    /// Bytes that each of them takes, also while it is out, and all of them.
+    chunks: Vec<Box<[Slot; SLOTS_PER_CHUNK]>>,
+    /// Number of slots that have been used at least once.
+    allocated: usize,
+    free_slots: Vec<u32>,
+    cursor: usize,
+    /// Long states, and the free indexes among them.
+    long_states: Vec<Vec<u8>>,
+    free_long_states: Vec<u32>,
+    /// Bytes of each long state, which stay counted while the state is moved out, and their total.
     long_sizes: Vec<u32>,
-    long_bytes: usize,
-    max: usize,
+    total_long_bytes: usize,
+    max_counters: usize,
     evicted: u64,
     expired: u64,
 }
 
 impl Shard {
-    pub(super) fn new(max: usize) -> Self {
-        let max = max.min(u32::MAX as usize);
+    pub(super) fn new(max_counters: usize) -> Self {
+        let max_counters = max_counters.min(u32::MAX as usize);
         Self {
             index: HashTable::new(),
             chunks: Vec::new(),
-            used: 0,
-            free: Vec::new(),
-            hand: 0,
-            long: Vec::new(),
-            free_long: Vec::new(),
+            allocated: 0,
+            free_slots: Vec::new(),
+            cursor: 0,
+            long_states: Vec::new(),
+            free_long_states: Vec::new(),
             long_sizes: Vec::new(),
-            long_bytes: 0,
-            max,
+            total_long_bytes: 0,
+            max_counters,
             evicted: 0,
             expired: 0,
         }
     }
 
-    /// One question of the algorithm; a state that says nothing is not kept.
-    pub(super) fn apply(&mut self, hash: Hash, algorithm: &Algorithm, ask: Operation) -> Decision {
-        let Some(place) = self.find(hash) else {
+    /// Applies an operation to a counter. A new counter is stored only if a take has changed its state.
+    pub(super) fn apply(&mut self, hash: Hash, algorithm: &Algorithm, operation: Operation) -> Decision {
+        let Some(index) = self.find(hash) else {
             let mut state = State::default();
-            let allowed = algorithm.step(&mut state, ask);
-            let decision = algorithm.explain(&state, ask, allowed);
-            if !state.is_empty() && ask.action == Action::Take {
-                let expires = algorithm.expires(&state, ask.now);
-                self.insert(hash, state, expires, ask.now);
+            let allowed = algorithm.step(&mut state, operation);
+            let decision = algorithm.explain(&state, operation, allowed);
+            if !state.is_empty() && operation.action == Action::Take {
+                let expires = algorithm.expires(&state, operation.now);
+                self.insert(hash, state, expires, operation.now);
             }
             return decision;
         };
-        let slot = self.slot(place);
-        let beside = slot.beside();
-        // A long state is taken out and put back: it is never copied.
-        let (mut state, before) = match beside {
-            Some(beside) => (State::from_long(std::mem::take(&mut self.long[beside])), None),
+        let slot = self.slot(index);
+        let long_index = slot.long_index();
+        // A long state is moved out and back instead of being copied.
+        let (mut state, before) = match long_index {
+            Some(long_index) => (State::from_long(std::mem::take(&mut self.long_states[long_index])), None),
             None => (State::from_short(slot.state, slot.len), Some((slot.state, slot.len))),
         };
-        let allowed = algorithm.step(&mut state, ask);
-        let decision = algorithm.explain(&state, ask, allowed);
+        let allowed = algorithm.step(&mut state, operation);
+        let decision = algorithm.explain(&state, operation, allowed);
         if before.is_none() || state.as_short() != before {
-            let expires = algorithm.expires(&state, ask.now);
-            self.write(place, state, expires);
+            let expires = algorithm.expires(&state, operation.now);
+            self.write(index, state, expires);
         }
         decision
     }
 
-    /// Whether there was something to forget.
+    /// Deletes a counter and returns whether it existed.
     pub(super) fn forget(&mut self, hash: Hash) -> bool {
-        let place = self.find(hash);
-        place.into_iter().for_each(|place| self.remove(place));
-        place.is_some()
+        let index = self.find(hash);
+        index.into_iter().for_each(|index| self.remove(index));
+        index.is_some()
     }
 
-    /// Looks at the next few places and frees those that expired.
-    pub(super) fn reclaim(&mut self, places: usize, now: Micros) {
-        for _ in 0..places.min(self.used) {
-            let place = self.advance();
-            let slot = self.slot(place);
+    /// Advances the cursor by `count` slots and removes their expired counters.
+    pub(super) fn reclaim(&mut self, count: usize, now: Micros) {
+        for _ in 0..count.min(self.allocated) {
+            let index = self.advance();
+            let slot = self.slot(index);
             if !slot.is_free() && slot.is_expired(now) {
-                self.remove(place);
+                self.remove(index);
                 self.expired += 1;
             }
         }
@@ -161,106 +164,110 @@ impl Shard {
     }
 
     fn find(&self, hash: Hash) -> Option<u32> {
-        self.index.find(Hash::low(hash.0), |place| self.slot(*place).hash == hash.0).copied()
+        self.index.find(Hash::low(hash.0), |index| self.slot(*index).hash == hash.0).copied()
     }
 
     fn insert(&mut self, hash: Hash, state: State, expires: Micros, now: Micros) {
-        self.reclaim(STEPS, now);
-        if self.free.is_empty() && self.used >= self.max {
+        self.reclaim(SLOTS_PER_INSERTION, now);
+        if self.free_slots.is_empty() && self.allocated >= self.max_counters {
             self.evict();
         }
-        let place = self.free.pop().unwrap_or_else(|| self.grow());
-        self.slot_mut(place).hash = hash.0;
+        let index = self.free_slots.pop().unwrap_or_else(|| self.allocate());
+        self.slot_mut(index).hash = hash.0;
         let chunks = &self.chunks;
-        self.index.insert_unique(Hash::low(hash.0), place, |place| Hash::low(slot(chunks, *place).hash));
-        self.write(place, state, expires);
+        self.index.insert_unique(Hash::low(hash.0), index, |index| Hash::low(slot(chunks, *index).hash));
+        self.write(index, state, expires);
     }
 
-    /// Keeps the state, in the slot or beside it; the bytes beside are what a maximum of short ones may take.
-    fn write(&mut self, place: u32, state: State, expires: Micros) {
-        let beside = self.slot(place).beside();
-        let slot = self.slot_mut(place);
+    /// Stores the state in the slot or as a long state.
+    ///
+    /// If slots and long states together exceed the memory of `max_counters` slots, counters are evicted.
+    fn write(&mut self, index: u32, state: State, expires: Micros) {
+        let long_index = self.slot(index).long_index();
+        let slot = self.slot_mut(index);
         slot.expire_at(expires);
         if let Some((short, len)) = state.as_short() {
             (slot.state, slot.len) = (short, len);
-            if let Some(beside) = beside {
-                self.free_long(beside);
+            if let Some(long_index) = long_index {
+                self.free_long_state(long_index);
             }
             return;
         }
-        let beside = beside.unwrap_or_else(|| self.free_long.pop().map_or_else(|| self.grow_long(), |at| at as usize));
+        let long_index = long_index.unwrap_or_else(|| {
+            self.free_long_states.pop().map_or_else(|| self.allocate_long(), |index| index as usize)
+        });
         let mut long = state.into_long();
         if long.capacity() > 2 * long.len() {
             long.shrink_to_fit();
         }
-        self.long_bytes += long.capacity();
-        self.long_bytes -= self.long_sizes[beside] as usize;
-        self.long_sizes[beside] = long.capacity() as u32;
-        self.long[beside] = long;
-        let slot = self.slot_mut(place);
-        slot.len = LONG;
-        slot.state[..4].copy_from_slice(&(beside as u32).to_le_bytes());
-        while self.long_bytes / size_of::<Slot>() + self.index.len() > self.max && self.index.len() > 1 {
+        self.total_long_bytes += long.capacity();
+        self.total_long_bytes -= self.long_sizes[long_index] as usize;
+        self.long_sizes[long_index] = long.capacity() as u32;
+        self.long_states[long_index] = long;
+        let slot = self.slot_mut(index);
+        slot.len = LONG_STATE;
+        slot.state[..4].copy_from_slice(&(long_index as u32).to_le_bytes());
+        while self.total_long_bytes / size_of::<Slot>() + self.index.len() > self.max_counters && self.index.len() > 1 {
             self.evict();
         }
     }
 
-    fn free_long(&mut self, beside: usize) {
-        self.long[beside] = Vec::new();
-        self.long_bytes -= std::mem::take(&mut self.long_sizes[beside]) as usize;
-        self.free_long.push(beside as u32);
+    fn free_long_state(&mut self, long_index: usize) {
+        self.long_states[long_index] = Vec::new();
+        self.total_long_bytes -= std::mem::take(&mut self.long_sizes[long_index]) as usize;
+        self.free_long_states.push(long_index as u32);
     }
 
-    fn grow(&mut self) -> u32 {
-        if self.used == self.chunks.len() * CHUNK {
-            self.chunks.push(Box::new([Slot::default(); CHUNK]));
+    fn allocate(&mut self) -> u32 {
+        if self.allocated == self.chunks.len() * SLOTS_PER_CHUNK {
+            self.chunks.push(Box::new([Slot::default(); SLOTS_PER_CHUNK]));
         }
-        self.used += 1;
-        (self.used - 1) as u32
+        self.allocated += 1;
+        (self.allocated - 1) as u32
     }
 
-    fn grow_long(&mut self) -> usize {
-        self.long.push(Vec::new());
+    fn allocate_long(&mut self) -> usize {
+        self.long_states.push(Vec::new());
         self.long_sizes.push(0);
-        self.long.len() - 1
+        self.long_states.len() - 1
     }
 
-    /// Forgets the counter among the next few that would expire first.
+    /// Evicts the counter with the earliest expiry among the next slots.
     fn evict(&mut self) {
-        let places = (0..CANDIDATES.min(self.used)).map(|_| self.advance()).collect::<Vec<_>>();
-        let first = places.into_iter().filter(|place| !self.slot(*place).is_free());
-        if let Some(place) = first.min_by_key(|place| self.slot(*place).expires) {
-            self.remove(place);
+        let candidates = (0..EVICTION_CANDIDATES.min(self.allocated)).map(|_| self.advance()).collect::<Vec<_>>();
+        let live = candidates.into_iter().filter(|index| !self.slot(*index).is_free());
+        if let Some(index) = live.min_by_key(|index| self.slot(*index).expires) {
+            self.remove(index);
             self.evicted += 1;
         }
     }
 
-    fn remove(&mut self, place: u32) {
-        let slot = *self.slot(place);
-        if let Ok(entry) = self.index.find_entry(Hash::low(slot.hash), |at| *at == place) {
+    fn remove(&mut self, index: u32) {
+        let slot = *self.slot(index);
+        if let Ok(entry) = self.index.find_entry(Hash::low(slot.hash), |entry| *entry == index) {
             entry.remove();
         }
-        if let Some(beside) = slot.beside() {
-            self.free_long(beside);
+        if let Some(long_index) = slot.long_index() {
+            self.free_long_state(long_index);
         }
-        *self.slot_mut(place) = Slot::default();
-        self.free.push(place);
+        *self.slot_mut(index) = Slot::default();
+        self.free_slots.push(index);
     }
 
     fn advance(&mut self) -> u32 {
-        self.hand = if self.hand + 1 >= self.used { 0 } else { self.hand + 1 };
-        self.hand as u32
+        self.cursor = if self.cursor + 1 >= self.allocated { 0 } else { self.cursor + 1 };
+        self.cursor as u32
     }
 
-    fn slot(&self, place: u32) -> &Slot {
-        slot(&self.chunks, place)
+    fn slot(&self, index: u32) -> &Slot {
+        slot(&self.chunks, index)
     }
 
-    fn slot_mut(&mut self, place: u32) -> &mut Slot {
-        &mut self.chunks[place as usize / CHUNK][place as usize % CHUNK]
+    fn slot_mut(&mut self, index: u32) -> &mut Slot {
+        &mut self.chunks[index as usize / SLOTS_PER_CHUNK][index as usize % SLOTS_PER_CHUNK]
     }
 }
 
-fn slot(chunks: &[Box<[Slot; CHUNK]>], place: u32) -> &Slot {
-    &chunks[place as usize / CHUNK][place as usize % CHUNK]
+fn slot(chunks: &[Box<[Slot; SLOTS_PER_CHUNK]>], index: u32) -> &Slot {
+    &chunks[index as usize / SLOTS_PER_CHUNK][index as usize % SLOTS_PER_CHUNK]
 }

@@ -1,4 +1,5 @@
-//! Bounds and isolation of the memory store. What it decides is proven by the suite in `tests/stores.rs`.
+//! Tests for the limits and the isolation of the memory store. The tests for its decisions are in
+//! `tests/redis/stores.rs`.
 
 use super::*;
 use crate::algorithm::{Algorithm, MaxHits, fixed_window::FixedWindow, sliding_log::SlidingLog};
@@ -13,7 +14,7 @@ fn take(memory: &Memory, key: &str, algorithm: &Algorithm, second: u64) -> bool 
 }
 
 #[test]
-fn never_holds_more_than_its_maximum_and_counts_what_it_forgets() {
+fn never_exceeds_its_maximum_and_counts_evictions() {
     let memory = Memory::new(&Settings { max_counters: 6_400 });
     let rule = algorithm(1, 3_600);
     for user in 0..20_000 {
@@ -34,10 +35,10 @@ fn long_states_count_by_their_size() {
         let hit = Hit::take(key.as_bytes(), &log, 1_000);
         assert!(memory.apply(&[hit], Charge::Each, day)[0].unwrap().decision.allowed);
     }
-    // 7 kB each where 4 000 counters of 36 bytes may be; a shard keeps one at least.
+    // Each log has 7 kB, in the memory of 4,000 counters of 36 bytes. A shard holds at least one counter.
     let usage = memory.usage();
     assert!((1..=40).contains(&usage.counters) && usage.counters + usage.evicted == 500, "{usage:?}");
-    // Short ones push them out, and have all of the maximum.
+    // Short counters evict the logs, and can then use the whole maximum.
     let rule = algorithm(1, 3_600);
     for user in 0..20_000 {
         assert!(take(&memory, &format!("short{user}"), &rule, 86_400));
@@ -46,79 +47,81 @@ fn long_states_count_by_their_size() {
 }
 
 #[test]
-fn a_counter_that_is_forgotten_begins_anew() {
+fn a_deleted_counter_starts_again() {
     let memory = Memory::new(&Settings { max_counters: 100 });
     let rule = algorithm(1, 3_600);
-    assert!(!memory.forget(b"user"));
+    assert!(!memory.delete(b"user"));
     assert!(take(&memory, "user", &rule, 1) && take(&memory, "other", &rule, 1) && !take(&memory, "user", &rule, 2));
-    assert!(memory.forget(b"user") && !memory.forget(b"user"));
+    assert!(memory.delete(b"user") && !memory.delete(b"user"));
     assert!(take(&memory, "user", &rule, 3) && !take(&memory, "other", &rule, 3));
 }
 
-/// Charged together, each is counted once, and none is where one refuses.
+/// Under `Charge::All`, each hit is counted once, or no hit is counted if one of them is denied.
 #[test]
-fn charged_together_all_are_counted_or_none_is() {
+fn under_charge_all_every_hit_is_counted_or_none() {
     let memory = Memory::new(&Settings { max_counters: 100 });
     let (few, many) = (algorithm(2, 3_600), algorithm(10, 3_600));
     let hits = [Hit::take(b"many", &many, 1), Hit::take(b"few", &few, 1)];
-    let ask =
-        || memory.apply(&hits, Charge::All, Micros::from_secs(1)).into_iter().map(|answer| answer.unwrap().decision);
-    let asked: Vec<_> = (0..4).flat_map(|_| ask()).map(|decision| (decision.allowed, decision.remaining)).collect();
-    let refused = [(true, 8), (false, 0)];
-    assert_eq!(asked, [[(true, 9), (true, 1)], [(true, 8), (true, 0)], refused, refused].concat());
+    let apply = || {
+        memory.apply(&hits, Charge::All, Micros::from_secs(1)).into_iter().map(|decision| decision.unwrap().decision)
+    };
+    let decisions: Vec<_> =
+        (0..4).flat_map(|_| apply()).map(|decision| (decision.allowed, decision.remaining)).collect();
+    let denied = [(true, 8), (false, 0)];
+    assert_eq!(decisions, [[(true, 9), (true, 1)], [(true, 8), (true, 0)], denied, denied].concat());
 }
 
 fn hash(number: u64) -> Hash {
     Hash::new(u128::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835))
 }
 
-fn ask(action: Action, second: u64) -> Operation {
+fn operation(action: Action, second: u64) -> Operation {
     Operation { action, cost: 1, now: Micros::from_secs(second) }
 }
 
 #[test]
-fn a_full_shard_forgets_the_counter_that_would_expire_first() {
+fn a_full_shard_evicts_the_counter_that_would_expire_first() {
     let mut shard = Shard::new(16);
-    // Windows that end one after the other, the earliest neither first nor last.
+    // The windows end at different times, and the earliest is neither the first nor the last counter.
     let window = |number: u64| algorithm(1, 3_600 * (1 + (number + 11) % 16));
     for number in 0..16 {
-        assert!(shard.apply(hash(number), &window(number), ask(Action::Take, 0)).allowed);
+        assert!(shard.apply(hash(number), &window(number), operation(Action::Take, 0)).allowed);
     }
-    assert!(shard.apply(hash(99), &algorithm(1, 360_000), ask(Action::Take, 0)).allowed);
+    assert!(shard.apply(hash(99), &algorithm(1, 360_000), operation(Action::Take, 0)).allowed);
     assert_eq!(shard.usage(), Usage { counters: 16, evicted: 1, expired: 0 });
     for number in 0..16 {
-        let forgotten = shard.apply(hash(number), &window(number), ask(Action::Peek, 0)).allowed;
-        assert_eq!(forgotten, number == 5, "{number}");
+        let is_evicted = shard.apply(hash(number), &window(number), operation(Action::Peek, 0)).allowed;
+        assert_eq!(is_evicted, number == 5, "{number}");
     }
 }
 
-/// Places that are free are passed over, and what long states took is given back: else a shard that has seen many
-/// would have room for none.
+/// Free slots are skipped, and the memory of removed long states is freed. Otherwise a shard could run out of memory
+/// for long states.
 #[test]
-fn long_states_come_and_go_and_leave_all_room_behind() {
+fn removed_long_states_free_their_memory() {
     let log: Algorithm =
         SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
     let fill = Operation { action: Action::Take, cost: 100, now: Micros::from_secs(0) };
     // Room for two logs of 700 bytes.
     let mut shard = Shard::new(2 * 700 / 36 + 4);
-    // One that stays, and would have to go if there were no room.
-    shard.apply(hash(1_000), &algorithm(1, 1_000_000_000), ask(Action::Take, 0));
+    // This counter must not be evicted, which shows that there is always room.
+    shard.apply(hash(1_000), &algorithm(1, 1_000_000_000), operation(Action::Take, 0));
     for round in 0..100 {
         let now = Micros::from_secs(round * 1_000);
         assert!(shard.apply(hash(round), &log, Operation { now, ..fill }).allowed);
-        // Given back whole, its place is free again only when it has expired.
+        // The slot is free only after its counter has expired.
         shard.reclaim(100, now + Micros::from_secs(500));
         assert_eq!(shard.usage(), Usage { counters: 1, evicted: 0, expired: round + 1 });
     }
-    // Six short ones, of which five go: their places stay free.
+    // Five of these six short counters expire, and their slots stay free.
     let short = |number: u64| algorithm(1, if number == 0 { 360_000 } else { 1 });
     for number in 200..206 {
-        shard.apply(hash(number), &short(number - 200), ask(Action::Take, 200_000));
+        shard.apply(hash(number), &short(number - 200), operation(Action::Take, 200_000));
     }
     shard.reclaim(100, Micros::from_secs(200_500));
     assert_eq!(shard.usage().counters, 2);
     let before = shard.usage();
-    // One log is too many: counters are pushed out for it, and not places that nobody has, which would never end.
+    // The logs exceed the memory, so counters are evicted. If eviction chose free slots, it would never end.
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         for number in 300..303 {
@@ -132,9 +135,9 @@ fn long_states_come_and_go_and_leave_all_room_behind() {
     assert_eq!(usage.counters + (usage.evicted - before.evicted), 5, "{usage:?}");
 }
 
-/// What one long state leaves behind is what it took, and not what others still take.
+/// A removed long state frees its own memory, and not the memory of other long states.
 #[test]
-fn a_long_state_that_goes_makes_room_for_one() {
+fn a_removed_long_state_frees_only_its_own_memory() {
     let log: Algorithm =
         SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
     // Room for two logs of 700 or 900 bytes, and not for three.
@@ -150,34 +153,34 @@ fn a_long_state_that_goes_makes_room_for_one() {
     assert_eq!(fill(3, 151), Usage { counters: 2, evicted: 1, expired: 1 });
 }
 
-/// A state that is written anew, longer or shorter, counts once, and as what it is now.
+/// A state that is written again, longer or shorter, counts once and with its current size.
 #[test]
-fn long_states_count_as_what_they_are_now() {
+fn a_long_state_counts_with_its_current_size() {
     let log: Algorithm =
         SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
-    let ask = |cost: u64, second: u64| Operation { action: Action::Take, cost, now: Micros::from_secs(second) };
+    let take = |cost: u64, second: u64| Operation { action: Action::Take, cost, now: Micros::from_secs(second) };
     // Room for one log of 700 bytes and a few counters.
     let mut shard = Shard::new(700 / 36 + 8);
     for number in 0..4 {
-        shard.apply(hash(number), &algorithm(1, 1_000_000_000), ask(1, 0));
+        shard.apply(hash(number), &algorithm(1, 1_000_000_000), take(1, 0));
     }
     for round in 0..100 {
-        // It grows hit by hit, and a minute later is one hit.
+        // The log grows by each hit. After a minute, the next hit is its only one.
         for hit in 0..100 {
-            assert!(shard.apply(hash(99), &log, ask(1, round * 100)).allowed, "{round}: {hit}");
+            assert!(shard.apply(hash(99), &log, take(1, round * 100)).allowed, "{round}: {hit}");
         }
         assert_eq!(shard.usage(), Usage { counters: 5, evicted: 0, expired: 0 }, "{round}");
     }
-    assert!(shard.apply(hash(99), &log, ask(1, 100_000)).allowed);
-    // As short as it is now, it leaves room for others.
+    assert!(shard.apply(hash(99), &log, take(1, 100_000)).allowed);
+    // The log is short now, so there is room for other counters.
     for number in 4..4 + 700 / 36 {
-        shard.apply(hash(number as u64), &algorithm(1, 1_000_000_000), ask(1, 100_000));
+        shard.apply(hash(number as u64), &algorithm(1, 1_000_000_000), take(1, 100_000));
     }
     assert_eq!(shard.usage().evicted, 0);
 }
 
 #[test]
-fn newcomers_take_the_places_of_expired_counters() {
+fn new_counters_reuse_the_slots_of_expired_ones() {
     let memory = Memory::new(&Settings { max_counters: 1_000_000 });
     let rule = algorithm(1, 1);
     for second in 0..300 {
@@ -185,14 +188,14 @@ fn newcomers_take_the_places_of_expired_counters() {
             assert!(take(&memory, &format!("user{user}/{second}"), &rule, 1_000 + second));
         }
     }
-    // They are kept for a minute longer than they count, for clocks that step back.
+    // Counters stay for one minute after their expiry, because clocks can step back.
     let usage = memory.usage();
     assert!(usage.counters < 90_000, "expired counters pile up: {usage:?}");
     assert_eq!(usage.evicted, 0);
 }
 
 #[test]
-fn an_idle_store_is_emptied_step_by_step() {
+fn reclaim_empties_an_idle_store_in_steps() {
     let memory = Memory::new(&Settings::default());
     let rule = algorithm(1, 60);
     for user in 0..10_000 {
@@ -207,11 +210,11 @@ fn an_idle_store_is_emptied_step_by_step() {
 }
 
 #[test]
-fn looks_and_refunds_of_unknown_counters_leave_nothing_behind() {
+fn peeks_and_refunds_of_unknown_counters_create_no_counter() {
     let memory = Memory::new(&Settings::default());
     let rule = algorithm(1, 60);
     for action in [Action::Peek, Action::Refund] {
-        let hit = Hit { action, ..Hit::take(b"nobody", &rule, 1) };
+        let hit = Hit { action, ..Hit::take(b"unknown", &rule, 1) };
         assert!(memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().decision.allowed);
     }
     assert_eq!(memory.usage().counters, 0);
@@ -221,10 +224,10 @@ fn looks_and_refunds_of_unknown_counters_leave_nothing_behind() {
 fn concurrent_callers_of_one_counter_share_its_limit_exactly() {
     let memory = Memory::new(&Settings::default());
     let rule = algorithm(1_000, 3_600);
-    let passed: usize = std::thread::scope(|scope| {
+    let allowed: usize = std::thread::scope(|scope| {
         let callers: Vec<_> =
             (0..8).map(|_| scope.spawn(|| (0..1_000).filter(|_| take(&memory, "hot", &rule, 3_600)).count())).collect();
         callers.into_iter().map(|caller| caller.join().unwrap()).sum()
     });
-    assert_eq!(passed, 1_000);
+    assert_eq!(allowed, 1_000);
 }

@@ -1,8 +1,9 @@
-//! The overrides of an instance that shares no store: in a file, one JSON line for each change, or nowhere.
+//! [`Journal`]: a file with the overrides of an instance that shares no store, one JSON line per change. Without a
+//! path, nothing is written.
 //!
-//! A line is written and synced before the change is in force. One that is torn, by a crash or a full disk, is the last;
-//! it is cut off at the next start. When most lines are of no more use, the file is written anew beside itself
-//! and renamed.
+//! A line is written and synced before its change takes effect. Only the last line can be incomplete, after a crash or
+//! on a full disk, and it is removed at the next start. When most lines are obsolete, a new file is written and renamed
+//! over the old one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -15,82 +16,88 @@ use serde::{Deserialize, Serialize};
 
 use super::{Change, Cursor, OverrideChange, Versioned};
 
-/// The file is written anew when it has so many lines more than there are things to keep …
-const SLACK: usize = 1_000;
-/// … and so many changes stay for whoever asks what happened.
-const REMEMBERED: usize = 1_000;
+/// Number of obsolete lines, besides one per override and the recent changes, above which the file is rewritten.
+const REWRITE_SLACK: usize = 1_000;
+/// Number of recent changes that are available for the audit log.
+const MAX_RECENT_CHANGES: usize = 1_000;
 
-/// A file that cannot be used.
+/// Error returned when the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// It cannot be read or written.
-    #[error("cannot use {path} for overrides")]
+    /// The file cannot be read or written.
+    #[error("cannot read or write override file {path}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What went wrong.
+        /// The underlying error.
         source: io::Error,
     },
-    /// It is something else.
-    #[error("{path}:{line} is no line of overrides")]
+    /// A line of the file is not a journal entry.
+    #[error("invalid entry in override journal {path}:{line}")]
     Line {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The line.
+        /// Line number, from 1.
         line: usize,
     },
 }
 
-/// A line.
+/// A line of the file.
 #[derive(Serialize, Deserialize)]
 enum Line {
-    /// Something that is kept, from before the changes that follow.
+    /// An override that was in force when the file was rewritten.
     #[serde(rename = "kept")]
-    Kept(Versioned),
-    /// A change that is in what is kept already.
+    Override(Versioned),
+    /// A change from before the rewrite, for the audit log only.
     #[serde(rename = "past")]
-    Past(Change),
-    /// A change.
+    LoggedChange(Change),
+    /// A change since the rewrite.
     #[serde(rename = "change")]
     Change(Change),
-    /// The version that what is kept has.
+    /// The last change that the [`Line::Override`] lines contain.
     #[serde(rename = "mark")]
-    Mark(Cursor),
+    Cursor(Cursor),
 }
 
-/// The file, and the latest changes.
+/// A file with all overrides, and the recent changes in memory.
 pub struct Journal {
     path: Option<PathBuf>,
     file: Option<File>,
-    /// Lines in the file, and those that it cannot do without.
-    lines: usize,
+    /// Number of lines in the file.
+    line_count: usize,
     recent: VecDeque<Change>,
-    /// Large texts by their digests, where there is no file beside which they could be.
-    sets: HashMap<String, String>,
+    /// Rule sets by digest, if there is no path for their files.
+    rule_sets: HashMap<String, String>,
 }
 
 impl Journal {
-    /// In this file, or nowhere.
+    /// Creates a journal for this path, or one that writes no files.
     #[must_use]
     pub fn new(path: Option<PathBuf>) -> Self {
-        Self { path, file: None, lines: 0, recent: VecDeque::new(), sets: HashMap::new() }
+        Self { path, file: None, line_count: 0, recent: VecDeque::new(), rule_sets: HashMap::new() }
     }
 
-    /// Reads what there is, and opens the file to go on. `each`: the target, the version, and the text, or none any more; of
-    /// several for one target the last holds.
-    pub fn load(&mut self, mut each: impl FnMut(&str, u64, Option<&str>)) -> Result<Cursor, JournalError> {
-        let mut mark = Cursor::default();
+    /// Reads the file, opens it for further changes, and returns a cursor at the last change.
+    ///
+    /// `on_override` receives the target, version and text of each override, or no text if the override was removed.
+    /// The last call for a target applies.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be read or written, or has an invalid line.
+    pub fn load(&mut self, mut on_override: impl FnMut(&str, u64, Option<&str>)) -> Result<Cursor, JournalError> {
+        let mut cursor = Cursor::default();
         let Some(path) = self.path.clone() else {
-            return Ok(mark);
+            return Ok(cursor);
         };
-        let failed = |source| JournalError::File { path: path.clone(), source };
-        let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(failed)?;
-        let (mut whole, mut number) = (0_u64, 0);
+        let file_error = |source| JournalError::File { path: path.clone(), source };
+        let mut file = OpenOptions::new().read(true).append(true).create(true).open(&path).map_err(file_error)?;
+        let (mut valid_bytes, mut number) = (0_u64, 0);
         let mut reader = BufReader::new(&mut file);
         let mut text = Vec::new();
         loop {
             text.clear();
-            let read = reader.read_until(b'\n', &mut text).map_err(failed)?;
+            let read = reader.read_until(b'\n', &mut text).map_err(file_error)?;
             if read == 0 || text.last() != Some(&b'\n') {
                 break;
             }
@@ -98,82 +105,89 @@ impl Journal {
             let line = serde_json::from_slice(&text);
             let line = line.map_err(|_| JournalError::Line { path: path.clone(), line: number })?;
             match line {
-                Line::Kept((target, version, text)) => each(&target, version, Some(&text)),
-                Line::Mark(last) => mark = last,
-                Line::Past(change) => self.remember(change),
+                Line::Override((target, version, text)) => on_override(&target, version, Some(&text)),
+                Line::Cursor(last) => cursor = last,
+                Line::LoggedChange(change) => self.push_recent(change),
                 Line::Change(change) => {
                     for OverrideChange { target, after, .. } in &change.changes {
-                        each(target, change.version, after.as_deref());
+                        on_override(target, change.version, after.as_deref());
                     }
-                    mark.version = change.version;
-                    self.remember(change);
+                    cursor.version = change.version;
+                    self.push_recent(change);
                 }
             }
-            whole += read as u64;
+            valid_bytes += read as u64;
         }
         drop(reader);
-        if file.metadata().map_err(failed)?.len() > whole {
-            tracing::warn!(path = %path.display(), "the last line of the overrides is torn, and cut off");
-            file.set_len(whole).map_err(failed)?;
+        if file.metadata().map_err(file_error)?.len() > valid_bytes {
+            tracing::warn!(path = %path.display(), "removed an incomplete last line from the override journal");
+            file.set_len(valid_bytes).map_err(file_error)?;
         }
-        (self.file, self.lines) = (Some(file), number);
-        Ok(mark)
+        (self.file, self.line_count) = (Some(file), number);
+        Ok(cursor)
     }
 
-    /// Keeps a change. `kept`: all there is, without it; for a file that is to be written anew.
+    /// Writes and syncs a change.
+    ///
+    /// `count` is the number of overrides. `overrides` returns those before the change, with the cursor, and is called
+    /// only to rewrite the file.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be written. The change must then not take effect.
     pub fn write(
         &mut self,
         change: &Change,
         count: usize,
-        kept: impl FnOnce() -> (Cursor, Vec<Versioned>),
+        overrides: impl FnOnce() -> (Cursor, Vec<Versioned>),
     ) -> Result<(), JournalError> {
         if let Some(path) = self.path.clone() {
-            let failed = |source| JournalError::File { path: path.clone(), source };
-            if self.lines > 2 * count + REMEMBERED + SLACK {
-                self.write_anew(kept()).map_err(failed)?;
+            let file_error = |source| JournalError::File { path: path.clone(), source };
+            if self.line_count > 2 * count + MAX_RECENT_CHANGES + REWRITE_SLACK {
+                self.rewrite(overrides()).map_err(file_error)?;
             }
             let file = match &mut self.file {
                 Some(file) => file,
-                None => self.file.insert(OpenOptions::new().append(true).create(true).open(&path).map_err(failed)?),
+                None => self.file.insert(OpenOptions::new().append(true).create(true).open(&path).map_err(file_error)?),
             };
-            let before = file.metadata().map_err(failed)?.len();
-            let line = line(&Line::Change(change.clone()));
+            let old_length = file.metadata().map_err(file_error)?.len();
+            let line = encode(&Line::Change(change.clone()));
             if let Err(source) = file.write_all(&line).and_then(|()| file.sync_data()) {
-                // Half a line would spoil the next one.
-                let _ = file.set_len(before);
-                return Err(failed(source));
+                // An incomplete line would make the next line invalid.
+                let _ = file.set_len(old_length);
+                return Err(file_error(source));
             }
-            self.lines += 1;
+            self.line_count += 1;
         }
-        self.remember(change.clone());
+        self.push_recent(change.clone());
         Ok(())
     }
 
-    /// The latest changes before this version, the last first.
-    pub fn changes(&self, before: u64, most: usize) -> Vec<Change> {
+    /// Returns up to `max_changes` recent changes before version `before`, in descending order.
+    pub fn changes(&self, before: u64, max_changes: usize) -> Vec<Change> {
         let older = self.recent.iter().rev().filter(|change| change.version < before);
-        older.take(most).cloned().collect()
+        older.take(max_changes).cloned().collect()
     }
 
-    /// Keeps a large text, in a file of its own beside this one: whole or not at all.
+    /// Stores a rule set atomically, in a separate file next to the journal.
     pub(super) fn put_rule_set(&mut self, digest: &str, text: &str) -> Result<(), JournalError> {
-        let Some(path) = self.set_path(digest) else {
-            self.sets.insert(digest.to_owned(), text.to_owned());
+        let Some(path) = self.rule_set_path(digest) else {
+            self.rule_sets.insert(digest.to_owned(), text.to_owned());
             return Ok(());
         };
-        let beside = path.with_extension("new");
+        let temporary = path.with_extension("new");
         let write = || {
-            let mut file = File::create(&beside)?;
+            let mut file = File::create(&temporary)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
-            fs::rename(&beside, &path)
+            fs::rename(&temporary, &path)
         };
         write().map_err(|source| JournalError::File { path: path.clone(), source })
     }
 
     pub(super) fn get_rule_set(&self, digest: &str) -> Result<Option<String>, JournalError> {
-        let Some(path) = self.set_path(digest) else {
-            return Ok(self.sets.get(digest).cloned());
+        let Some(path) = self.rule_set_path(digest) else {
+            return Ok(self.rule_sets.get(digest).cloned());
         };
         match fs::read_to_string(&path) {
             Ok(text) => Ok(Some(text)),
@@ -183,52 +197,52 @@ impl Journal {
     }
 
     pub(super) fn delete_rule_set(&mut self, digest: &str) {
-        match self.set_path(digest) {
+        match self.rule_set_path(digest) {
             Some(path) => drop(fs::remove_file(path)),
-            None => drop(self.sets.remove(digest)),
+            None => drop(self.rule_sets.remove(digest)),
         }
     }
 
-    fn set_path(&self, digest: &str) -> Option<PathBuf> {
-        // A digest has no letters that mean something in a path.
+    fn rule_set_path(&self, digest: &str) -> Option<PathBuf> {
+        // Characters with a meaning in paths are removed, although no digest contains them.
         let digest: String = digest.chars().filter(char::is_ascii_alphanumeric).collect();
         let mut path = self.path.clone()?.into_os_string();
         path.push(format!(".{digest}"));
         Some(path.into())
     }
 
-    fn remember(&mut self, change: Change) {
-        if self.recent.len() >= REMEMBERED {
+    fn push_recent(&mut self, change: Change) {
+        if self.recent.len() >= MAX_RECENT_CHANGES {
             self.recent.pop_front();
         }
         self.recent.push_back(change);
     }
 
-    fn write_anew(&mut self, (mark, kept): (Cursor, Vec<Versioned>)) -> io::Result<()> {
+    fn rewrite(&mut self, (cursor, overrides): (Cursor, Vec<Versioned>)) -> io::Result<()> {
         let Some(path) = &self.path else {
             return Ok(());
         };
-        let beside = path.with_extension("new");
-        let mut file = BufWriter::new(File::create(&beside)?);
+        let temporary = path.with_extension("new");
+        let mut file = BufWriter::new(File::create(&temporary)?);
         let mut lines = 0;
-        let past = self.recent.iter().cloned().map(Line::Past);
-        for part in kept.into_iter().map(Line::Kept).chain([Line::Mark(mark)]).chain(past) {
-            file.write_all(&line(&part))?;
+        let logged = self.recent.iter().cloned().map(Line::LoggedChange);
+        for line in overrides.into_iter().map(Line::Override).chain([Line::Cursor(cursor)]).chain(logged) {
+            file.write_all(&encode(&line))?;
             lines += 1;
         }
         let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.sync_all()?;
-        fs::rename(&beside, path)?;
-        // The rename is there after a crash only when the folder has been synced as well.
-        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            File::open(folder)?.sync_all()?;
+        fs::rename(&temporary, path)?;
+        // The rename survives a crash only if the directory has been synced as well.
+        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
+            File::open(directory)?.sync_all()?;
         }
-        (self.file, self.lines) = (Some(OpenOptions::new().append(true).open(path)?), lines);
+        (self.file, self.line_count) = (Some(OpenOptions::new().append(true).open(path)?), lines);
         Ok(())
     }
 }
 
-fn line(line: &Line) -> Vec<u8> {
+fn encode(line: &Line) -> Vec<u8> {
     let mut bytes = serde_json::to_vec(line).unwrap_or_default();
     bytes.push(b'\n');
     bytes
@@ -241,19 +255,19 @@ mod tests {
     use super::*;
 
     fn change(version: u64, target: &str, after: Option<&str>) -> Change {
-        let part = OverrideChange { target: target.into(), before: None, after: after.map(str::to_owned) };
-        Change { version, id: format!("id{version}"), info: "head".into(), changes: vec![part] }
+        let changed = OverrideChange { target: target.into(), before: None, after: after.map(str::to_owned) };
+        Change { version, id: format!("id{version}"), info: "head".into(), changes: vec![changed] }
     }
 
     fn load(path: &std::path::Path) -> (Journal, Cursor, Vec<Versioned>) {
         let mut journal = Journal::new(Some(path.to_owned()));
-        let mut kept = BTreeMap::new();
-        let each = |target: &str, version: u64, text: Option<&str>| match text {
-            Some(text) => drop(kept.insert(target.to_owned(), (version, text.to_owned()))),
-            None => drop(kept.remove(target)),
+        let mut overrides = BTreeMap::new();
+        let on_override = |target: &str, version: u64, text: Option<&str>| match text {
+            Some(text) => drop(overrides.insert(target.to_owned(), (version, text.to_owned()))),
+            None => drop(overrides.remove(target)),
         };
-        let mark = journal.load(each).unwrap();
-        (journal, mark, kept.into_iter().map(|(target, (version, text))| (target, version, text)).collect())
+        let cursor = journal.load(on_override).unwrap();
+        (journal, cursor, overrides.into_iter().map(|(target, (version, text))| (target, version, text)).collect())
     }
 
     fn nothing() -> (Cursor, Vec<Versioned>) {
@@ -261,79 +275,81 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_after_a_restart_and_a_torn_line_is_not() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("overrides");
-        let (mut journal, mark, kept) = load(&path);
-        assert_eq!((mark.version, kept.len()), (0, 0));
+    fn a_restart_keeps_whole_lines_and_discards_a_torn_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("overrides");
+        let (mut journal, cursor, overrides) = load(&path);
+        assert_eq!((cursor.version, overrides.len()), (0, 0));
         journal.write(&change(1, "a", Some("one")), 0, nothing).unwrap();
         journal.write(&change(2, "b", Some("two")), 1, nothing).unwrap();
         journal.write(&change(3, "a", None), 2, nothing).unwrap();
         drop(journal);
-        let whole = fs::metadata(&path).unwrap().len();
+        let valid_bytes = fs::metadata(&path).unwrap().len();
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"change\":{\"versi").unwrap();
         for _ in 0..2 {
-            let (journal, mark, kept) = load(&path);
-            assert_eq!(mark.version, 3);
-            assert_eq!(kept, [("b".to_owned(), 2, "two".to_owned())]);
+            let (journal, cursor, overrides) = load(&path);
+            assert_eq!(cursor.version, 3);
+            assert_eq!(overrides, [("b".to_owned(), 2, "two".to_owned())]);
             let versions: Vec<_> = journal.changes(3, 5).iter().map(|change| change.version).collect();
             assert_eq!(versions, [2, 1]);
-            assert_eq!(fs::metadata(&path).unwrap().len(), whole);
+            assert_eq!(fs::metadata(&path).unwrap().len(), valid_bytes);
         }
         fs::write(&path, "something else\n").unwrap();
         let error = Journal::new(Some(path)).load(|_, _, _| {}).unwrap_err().to_string();
-        assert!(error.contains(":1 is no line of overrides"), "{error}");
+        assert!(error.starts_with("invalid entry in override journal") && error.ends_with(":1"), "{error}");
     }
 
     #[test]
-    fn a_file_of_old_lines_is_written_anew() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("overrides");
+    fn a_file_with_many_obsolete_lines_is_rewritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("overrides");
         let (mut journal, ..) = load(&path);
-        let most = REMEMBERED + SLACK + 10;
-        for version in 1..=most as u64 {
-            let mark = Cursor { version: version - 1, ..Cursor::default() };
-            let kept = || (mark, vec![("a".to_owned(), version - 1, (version - 1).to_string())]);
-            journal.write(&change(version, "a", Some(&version.to_string())), 1, kept).unwrap();
+        let change_count = MAX_RECENT_CHANGES + REWRITE_SLACK + 10;
+        for version in 1..=change_count as u64 {
+            let cursor = Cursor { version: version - 1, ..Cursor::default() };
+            let overrides = || (cursor, vec![("a".to_owned(), version - 1, (version - 1).to_string())]);
+            journal.write(&change(version, "a", Some(&version.to_string())), 1, overrides).unwrap();
         }
         let lines = fs::read_to_string(&path).unwrap().lines().count();
-        assert!(lines < most && lines == journal.lines, "{lines} {}", journal.lines);
-        let (journal, mark, kept) = load(&path);
-        assert_eq!(kept, [("a".to_owned(), most as u64, most.to_string())]);
-        assert_eq!(mark.version, most as u64);
-        assert_eq!(journal.changes(u64::MAX, 2_000).len(), REMEMBERED);
+        assert!(lines < change_count && lines == journal.line_count, "{lines} {}", journal.line_count);
+        let (journal, cursor, overrides) = load(&path);
+        assert_eq!(overrides, [("a".to_owned(), change_count as u64, change_count.to_string())]);
+        assert_eq!(cursor.version, change_count as u64);
+        assert_eq!(journal.changes(u64::MAX, 2_000).len(), MAX_RECENT_CHANGES);
     }
 
-    /// However many more there are than it takes.
+    /// The threshold depends on the number of overrides that remain, not on the number of earlier ones.
     #[test]
-    fn a_file_is_written_anew_as_well_when_most_is_gone_at_once() {
-        let folder = tempfile::tempdir().unwrap();
-        let (mut journal, ..) = load(&folder.path().join("overrides"));
-        let many = 2 * (REMEMBERED + SLACK);
-        for version in 1..=many as u64 {
-            journal.write(&change(version, "a", Some("one")), many, || panic!("half of them are kept")).unwrap();
+    fn a_file_is_rewritten_when_most_overrides_are_removed_together() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, ..) = load(&directory.path().join("overrides"));
+        let count = 2 * (MAX_RECENT_CHANGES + REWRITE_SLACK);
+        for version in 1..=count as u64 {
+            journal
+                .write(&change(version, "a", Some("one")), count, || panic!("half of the lines are in use"))
+                .unwrap();
         }
-        journal.write(&change(many as u64 + 1, "a", None), 1, nothing).unwrap();
-        assert!(journal.lines < many, "{}", journal.lines);
+        journal.write(&change(count as u64 + 1, "a", None), 1, nothing).unwrap();
+        assert!(journal.line_count < count, "{}", journal.line_count);
     }
 
     #[test]
-    fn a_set_of_rules_is_there_until_it_is_dropped() {
-        let folder = tempfile::tempdir().unwrap();
-        for path in [None, Some(folder.path().join("overrides"))] {
+    fn a_rule_set_exists_until_it_is_deleted() {
+        let directory = tempfile::tempdir().unwrap();
+        for path in [None, Some(directory.path().join("overrides"))] {
             let mut journal = Journal::new(path.clone());
             assert_eq!(journal.get_rule_set("d1").unwrap(), None);
             journal.put_rule_set("d1", "rules").unwrap();
             assert_eq!(journal.get_rule_set("d1").unwrap().as_deref(), Some("rules"));
-            let after_a_restart = Journal::new(path.clone()).get_rule_set("d1").unwrap();
-            assert_eq!(after_a_restart.is_some(), path.is_some());
+            let reloaded = Journal::new(path.clone()).get_rule_set("d1").unwrap();
+            assert_eq!(reloaded.is_some(), path.is_some());
             journal.delete_rule_set("d1");
             assert_eq!(journal.get_rule_set("d1").unwrap(), None);
         }
     }
 
     #[test]
-    fn without_a_file_the_latest_changes_are_remembered() {
+    fn without_a_file_recent_changes_are_available() {
         let mut journal = Journal::new(None);
         journal.load(|_, _, _| panic!()).unwrap();
         journal.write(&change(1, "a", Some("one")), 0, nothing).unwrap();

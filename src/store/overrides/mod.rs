@@ -1,8 +1,9 @@
-//! What operators have said, kept: texts by what they are about, and a log of every change.
+//! [`OverrideStore`]: all overrides by target, and an audit log with every change.
 //!
-//! The texts are opaque here. Each change has a version, one more than the one before, and an id that nobody else draws: a
-//! reader who knows both of the last change that it has seen learns what came since, and notices when the store has gone
-//! back behind it (a failover to a replica that had not heard of it) or has been emptied.
+//! The texts of overrides are opaque to the store. Each change has a version, which increases by one, and a unique id.
+//! A reader that has both for the last change it applied (a [`Cursor`]) can read the later changes. It also detects
+//! that the store was emptied or is behind it, for example after a failover to a Redis replica without the last
+//! changes.
 
 mod journal;
 
@@ -12,104 +13,111 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{AnyStore, StoreError, redis::Redis};
 
-/// What is to be kept of one thing.
+/// A requested change of one override.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Write {
-    /// What it is about.
+    /// Target of the override.
     pub target: String,
-    /// The text; `None` takes it away.
+    /// New text, or `None` to remove the override.
     pub text: Option<String>,
-    /// The change that must have been the last to it; 0: there must be none. `None`: whatever it was.
+    /// Version that the override must have, or 0 if there must be none. `None` accepts any version.
     pub expected: Option<u64>,
 }
 
-/// A change, as the log has it.
+/// An entry of the audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Change {
-    /// One more than the change before.
+    /// Version of the change, one more than that of the previous change.
     pub version: u64,
-    /// Nobody else's.
+    /// Unique id of the change.
     pub id: String,
-    /// Who, when and why.
+    /// Author, time and reason of the change, as an opaque text.
     pub info: String,
-    /// What became of what.
+    /// The changed overrides.
     pub changes: Vec<OverrideChange>,
 }
 
-/// What a change did to one thing.
+/// The change of one override.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct OverrideChange {
-    /// What it is about.
+    /// Target of the override.
     pub target: String,
-    /// The text before.
+    /// Text before the change, or `None` if there was no override.
     pub before: Option<String>,
-    /// The text after.
+    /// Text after the change, or `None` if the override was removed.
     pub after: Option<String>,
 }
 
-/// The last change that somebody knows. A file's is its version: nobody but one instance writes it.
+/// Position of a reader in the audit log: the last change that it has applied.
+///
+/// A journal uses only the version, because only one instance writes the journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Cursor {
-    /// Drawn when the first thing was kept.
+    /// Random identifier of the store's history, generated with its first override.
     pub epoch: String,
-    /// The change's version.
+    /// Version of the change.
     pub version: u64,
-    /// The change's id.
+    /// Id of the change.
     pub id: String,
 }
 
-/// What became of a change.
+/// Outcome of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// It is kept.
+    /// The change was written.
     Done(Cursor, Change),
-    /// This is not what it was thought to be: nothing has changed.
+    /// An override does not have the expected version. The change was not written.
     Conflict {
-        /// What it is about.
+        /// Target of the override.
         target: String,
-        /// The change that was the last to it; 0: there is none.
+        /// Version of the override, or 0 if there is none.
         version: u64,
     },
 }
 
-/// What somebody has not heard yet.
+/// Changes in the store since a cursor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Update {
-    /// Nothing.
-    Nothing,
-    /// These changes, in their order; there may be more.
+    /// There are no later changes.
+    Unchanged,
+    /// Later changes, in ascending order. There may be more.
     Changes(Vec<Change>),
-    /// Too much, or something else than what was known: all is to be read anew.
-    Other,
-    /// The store has forgotten the latest of what was known.
+    /// The log does not contain the cursor, because it was trimmed or has another history. All overrides must be
+    /// reloaded.
+    Diverged,
+    /// The store does not have the latest changes before the cursor.
     Behind,
-    /// The store has nothing.
+    /// The store is empty.
     Empty,
 }
 
-/// A text, and the version of the change that was the last to it.
+/// An override with its version: target, version of the last change, and text.
 pub type Versioned = (String, u64, String);
 
-/// Where overrides are kept.
+/// The store of overrides.
 #[derive(Clone)]
 pub enum OverrideStore {
-    /// With this instance.
+    /// A file of this instance, or only its memory.
     Journal(Arc<Mutex<Journal>>),
-    /// In Redis, for all instances.
+    /// Redis, shared by all instances.
     Redis(Redis),
 }
 
 impl OverrideStore {
-    /// Where the counters are, or beside the instance that has them in memory.
+    /// Returns the Redis of the counters, or the journal if the counters are in memory.
     #[must_use]
-    pub fn beside(counters: &AnyStore, journal: Journal) -> Self {
+    pub fn for_counters(counters: &AnyStore, journal: Journal) -> Self {
         match counters {
             AnyStore::Memory(_) => Self::Journal(Arc::new(Mutex::new(journal))),
             AnyStore::Redis(local) => Self::Redis(local.store().clone()),
         }
     }
 
-    /// Keeps a large text under its digest.
+    /// Stores a rule set under its digest.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if Redis fails or the file cannot be written.
     pub async fn put_rule_set(&self, digest: &str, text: &str) -> Result<(), OverrideStoreError> {
         match self {
             Self::Journal(journal) => Ok(lock(journal).put_rule_set(digest, text)?),
@@ -117,7 +125,11 @@ impl OverrideStore {
         }
     }
 
-    /// The text of a digest, if it is kept.
+    /// Returns the rule set with this digest, or `None` if there is none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if Redis fails or the file cannot be read.
     pub async fn get_rule_set(&self, digest: &str) -> Result<Option<String>, OverrideStoreError> {
         match self {
             Self::Journal(journal) => Ok(lock(journal).get_rule_set(digest)?),
@@ -125,7 +137,11 @@ impl OverrideStore {
         }
     }
 
-    /// Forgets the text of a digest.
+    /// Deletes the rule set with this digest.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if Redis fails.
     pub async fn delete_rule_set(&self, digest: &str) -> Result<(), OverrideStoreError> {
         match self {
             Self::Journal(journal) => {
@@ -136,27 +152,27 @@ impl OverrideStore {
         }
     }
 
-    /// Whether others may write to it.
+    /// Returns `true` if other instances can write to the store.
     #[must_use]
     pub const fn is_shared(&self) -> bool {
         matches!(self, Self::Redis(_))
     }
 }
 
-/// What one call carries at most: Redis does nothing else while it runs.
+/// Maximum number of changes in one call, because Redis runs no other command during the call.
 pub const MAX_CHANGES: usize = 100;
 
 fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
     journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The store cannot be asked, or not written to.
+/// Error returned when the override store cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum OverrideStoreError {
-    /// Redis.
-    #[error("what operators say is kept in Redis")]
+    /// Redis failed.
+    #[error("cannot access overrides in Redis")]
     Redis(#[from] StoreError),
-    /// The file.
+    /// The journal cannot be read or written.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }

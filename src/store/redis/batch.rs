@@ -1,13 +1,13 @@
-//! Requests of one worker that are ready at the same moment go to a server as one call.
+//! [`Batcher`]: combines the requests of one worker that are ready at the same moment into one call to a server.
 //!
-//! Nothing waits for company: the task that sends runs after every other task that is ready now, and takes what they
-//! left. A call has a fixed price (a command to write and to parse, a script to enter, a reply, a timer), and under load
-//! several requests share it: with a call for each, `make bench` showed 1.58 × the no-op server for many users, and
-//! 1.32 × with shared ones.
+//! No request is delayed to fill a batch: the sending task runs after all other tasks that are ready now and sends the
+//! requests they have queued. A call has a fixed cost (a command to write and to parse, a script to enter, a reply, a
+//! timer), which several requests share under load. With one call per request, `make bench` showed 1.58 × the cost of
+//! the no-op server for many users, and 1.32 × with shared calls.
 //!
-//! Before a call is sent, and before its answer is handed on, the runtime looks once whether anything else has arrived: more
-//! requests for this call, or the answers of other servers, so that what is ready for one caller's connection leaves in
-//! one piece. Answers of calls that left together are handed on together ([`Gather`]).
+//! The task yields once before it sends a call and once before it delivers the answer. Meanwhile more requests or
+//! answers of other servers can arrive, so that all answers for one caller's connection are written together. Answers
+//! of calls that were sent together are delivered together ([`ResponseBatching`]).
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -33,50 +33,52 @@ use crate::{
     store::{Charge, Hit, StoreError},
 };
 
-/// A call that has so many hits takes no further request: Redis does nothing else while it runs.
-const FULL: usize = 64;
+/// Maximum number of hits in a shared call. Redis serves nothing else while a call runs.
+const MAX_BATCH_HITS: usize = 64;
 
-/// The steps of the hits of one request, and the time they were made at.
+/// The time of a call and the steps of one request's hits.
 pub(super) type Steps = (Micros, SmallVec<[Step; 1]>);
 
-/// One worker's calls to one server.
+/// Sends one worker's calls to one server, several requests per call.
 pub(super) struct Batcher {
     node: Arc<Node>,
-    gather: ResponseBatching,
+    response_batching: ResponseBatching,
     shared: Arc<Shared>,
-    next: Mutex<Next>,
+    pending: Mutex<Pending>,
     ready: Notify,
-    /// The server refused a call with keys of several slots.
-    by_slot: AtomicBool,
+    /// Whether the server has rejected a call with keys of several slots.
+    single_slot: AtomicBool,
 }
 
+/// Requests that have not been sent yet.
 #[derive(Default)]
-struct Next {
+struct Pending {
     batches: Vec<Batch>,
     closed: bool,
 }
 
-/// A call, and who waits for which part of its answer.
+/// A call and the requests that share it.
 #[derive(Default)]
 struct Batch {
     call: Call,
-    /// All keys are of this slot.
+    /// Slot of the keys, or `None` if they may have several slots.
     slot: Option<u16>,
-    waiting: Vec<Waiting>,
+    waiters: Vec<Waiter>,
 }
 
-struct Waiting {
+/// A request that waits for its part of the reply: the next `hits` steps.
+struct Waiter {
     hits: usize,
     answer: oneshot::Sender<Result<Steps, CallError>>,
 }
 
 impl Batcher {
-    /// Sends until it is closed, or the current runtime ends.
+    /// Starts a batcher that sends calls until it is closed or the current runtime ends.
     pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId, groups: &Arc<CallGroups>) -> Arc<Self> {
         let node = Node::start(server, Arc::clone(&shared), worker);
-        let gather = ResponseBatching::new(groups);
-        let (next, ready, by_slot) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        let batcher = Arc::new(Self { node, gather, shared, next, ready, by_slot });
+        let response_batching = ResponseBatching::new(groups);
+        let (pending, ready, single_slot) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        let batcher = Arc::new(Self { node, response_batching, shared, pending, ready, single_slot });
         tokio::spawn(Arc::clone(&batcher).send());
         batcher
     }
@@ -85,19 +87,21 @@ impl Batcher {
         &self.node
     }
 
-    /// Takes no more; what is under way is still answered.
+    /// Stops accepting requests. Calls in flight are still answered.
     pub(super) fn close(&self) {
-        self.next().closed = true;
+        self.pending().closed = true;
         self.ready.notify_one();
         self.node.close();
     }
 
-    /// Whether a call has to keep to one slot.
-    pub(super) fn keeps_to_slots(&self) -> bool {
-        self.by_slot.load(Relaxed)
+    /// Returns whether all keys of a call must be of the same slot.
+    pub(super) fn requires_single_slot(&self) -> bool {
+        self.single_slot.load(Relaxed)
     }
 
-    /// The steps of these hits, in their order, in a call that others may share. `slot`: all keys are of this one.
+    /// Runs the steps of `hits`, in their order, in a call that other requests may share.
+    ///
+    /// `slot` is the slot of the keys, or `None` if they may have several slots.
     pub(super) async fn steps(
         &self,
         hits: &[Hit<'_>],
@@ -110,23 +114,28 @@ impl Batcher {
         }
         let (answer, steps) = oneshot::channel();
         self.enqueue(hits, charge, now, slot, answer);
-        // The sender is only dropped unused when nobody sends any more.
+        // The sender is dropped unused only if the batcher is closed or its runtime has ended.
         let steps = steps.await.unwrap_or(Err(StoreError::Unavailable.into()));
-        let refused_together = match &steps {
+        let rejected_multi_slot = match &steps {
             Ok((_, steps)) => {
-                self.note_spoiled(steps);
+                self.report_invalid_states(steps);
                 steps.iter().any(|step| step.outcome == Outcome::Undeclared)
             }
-            Err(error) => slot.is_none() && *error == CallError::Elsewhere(Redirect::Apart),
+            Err(error) => slot.is_none() && *error == CallError::Redirected(Redirect::Split),
         };
-        if refused_together && !self.by_slot.swap(true, Relaxed) {
-            tracing::info!(server = %self.node.name(), "this server takes no keys of several slots in one call; calls keep to one");
+        if rejected_multi_slot && !self.single_slot.swap(true, Relaxed) {
+            tracing::info!(
+                server = %self.node.name(),
+                "Redis server rejects calls with keys of several slots; sending one call per slot"
+            );
         }
         steps
     }
 
-    /// The same in a call of their own, with declared keys, which a cluster redirects.
-    pub(super) async fn alone(
+    /// Runs the steps of `hits` in a call of their own with declared keys, which a cluster can redirect.
+    ///
+    /// `asking` sends the call with `ASKING`, after an ASK redirect.
+    pub(super) async fn steps_unbatched(
         &self,
         hits: &[Hit<'_>],
         charge: Charge,
@@ -137,15 +146,15 @@ impl Batcher {
         self.shared.program.add(&mut call, hits, charge, now);
         let command = self.shared.program.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
-        let (now, mut steps) = program::read(&reply).ok_or_else(|| self.node.mark_suspect())?;
+        let (now, mut steps) = program::parse_reply(&reply).ok_or_else(|| self.node.mark_suspect())?;
         let own = steps.take(hits.len()).filter(|_| steps.is_empty()).ok_or_else(|| self.node.mark_suspect())?;
-        self.note_spoiled(&own);
+        self.report_invalid_states(&own);
         Ok((now, own))
     }
 
-    fn note_spoiled(&self, steps: &[Step]) {
-        if steps.iter().any(|step| step.outcome == Outcome::Spoiled) {
-            self.node.spoiled();
+    fn report_invalid_states(&self, steps: &[Step]) {
+        if steps.iter().any(|step| step.outcome == Outcome::InvalidState) {
+            self.node.report_invalid_state();
         }
     }
 
@@ -157,20 +166,21 @@ impl Batcher {
         slot: Option<u16>,
         answer: oneshot::Sender<Result<Steps, CallError>>,
     ) {
-        let joins = self.shared.program.joins_requests();
-        let mut next = self.next();
-        if next.closed {
+        let can_join = self.shared.program.can_join_requests();
+        let mut pending = self.pending();
+        if pending.closed {
             return;
         }
-        let has_room = |batch: &Batch| joins && batch.slot == slot && batch.call.hits() + hits.len() <= FULL;
-        let place = next.batches.iter().rposition(has_room).unwrap_or_else(|| {
-            next.batches.push(Batch { slot, ..Batch::default() });
-            next.batches.len() - 1
+        let has_room =
+            |batch: &Batch| can_join && batch.slot == slot && batch.call.hits() + hits.len() <= MAX_BATCH_HITS;
+        let index = pending.batches.iter().rposition(has_room).unwrap_or_else(|| {
+            pending.batches.push(Batch { slot, ..Batch::default() });
+            pending.batches.len() - 1
         });
-        let batch = &mut next.batches[place];
+        let batch = &mut pending.batches[index];
         self.shared.program.add(&mut batch.call, hits, charge, now);
-        batch.waiting.push(Waiting { hits: hits.len(), answer });
-        drop(next);
+        batch.waiters.push(Waiter { hits: hits.len(), answer });
+        drop(pending);
         self.ready.notify_one();
     }
 
@@ -179,20 +189,20 @@ impl Batcher {
             self.ready.notified().await;
             yield_now().await;
             let (batches, closed) = {
-                let mut next = self.next();
-                (std::mem::take(&mut next.batches), next.closed)
+                let mut pending = self.pending();
+                (std::mem::take(&mut pending.batches), pending.closed)
             };
             for batch in batches {
-                // Elsewhere than in a cluster keys have no slots.
+                // Only a cluster has slots; elsewhere all keys can be declared.
                 let keys = match batch.slot {
                     None if self.shared.topology.is_cluster() => Keys::AsArguments,
                     _ => Keys::Declared,
                 };
                 let (this, command) = (Arc::clone(&self), self.shared.program.command(&batch.call, keys));
-                let call = self.gather.sent();
+                let call = self.response_batching.sent();
                 tokio::spawn(async move {
                     let reply = this.node.call(&command, false).await;
-                    this.gather.answered(call).await;
+                    this.response_batching.answered(call).await;
                     yield_now().await;
                     batch.answer(reply, &this.node);
                 });
@@ -203,8 +213,8 @@ impl Batcher {
         }
     }
 
-    fn next(&self) -> MutexGuard<'_, Next> {
-        self.next.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -214,19 +224,19 @@ impl Batch {
             Ok(reply) => reply,
             Err(error) => return self.fail(&error),
         };
-        let Some((now, mut steps)) = program::read(&reply) else {
+        let Some((now, mut steps)) = program::parse_reply(&reply) else {
             return self.fail(&node.mark_suspect());
         };
-        for waiting in self.waiting {
-            let own = steps.take(waiting.hits).ok_or(StoreError::Rejected.into());
-            // Who does not wait any more has gone away; its hits are counted.
-            let _ = waiting.answer.send(own.map(|own| (now, own)));
+        for waiter in self.waiters {
+            let own = steps.take(waiter.hits).ok_or(StoreError::Rejected.into());
+            // Sending fails if the request was cancelled, but its hits are counted.
+            let _ = waiter.answer.send(own.map(|own| (now, own)));
         }
     }
 
     fn fail(self, error: &CallError) {
-        for waiting in self.waiting {
-            let _ = waiting.answer.send(Err(error.clone()));
+        for waiter in self.waiters {
+            let _ = waiter.answer.send(Err(error.clone()));
         }
     }
 }

@@ -1,62 +1,62 @@
-//! What can go wrong with a call, by what it means: for the call, for the server, and for those who operate it.
+//! [`Failure`]: the kinds of failed calls, and their consequences for the call, for the server and for operators.
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::store::StoreError;
 
-/// The kinds of failures.
+/// Kind of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// The connection could not be made, or broke.
+    /// The connection could not be established, or it broke.
     Io,
-    /// No answer within the deadline.
+    /// The server did not answer within the deadline.
     Timeout,
-    /// An answer that is not one of Redis' protocol, or not one of the program.
+    /// The reply violates Redis' protocol, or is not in the script's format.
     Garbage,
-    /// The server is reading its data set.
+    /// The server is loading its data set.
     Loading,
-    /// It became a replica.
+    /// The server is a read-only replica.
     ReadOnly,
-    /// It is a replica that lost its master.
+    /// The server is a replica and its master is unreachable.
     MasterDown,
-    /// It wants credentials, or others.
+    /// The server requires credentials, or rejects those in the address.
     NoAuth,
-    /// Its user may not do this.
+    /// The user lacks a permission.
     NoPerm,
-    /// It did not know the program (which is then brought to it).
+    /// The server does not have the script, which is then loaded again.
     NoScript,
-    /// The slot is another server's.
+    /// The slot belongs to another server.
     Moved,
-    /// The slot is on its way to another server.
+    /// The slot is migrating to another server.
     Ask,
-    /// Some of the keys are on their way.
+    /// Some of the keys have migrated, others have not.
     TryAgain,
-    /// The server does not take keys of several slots in one call.
+    /// The server rejects keys of several slots in one call.
     CrossSlot,
-    /// The cluster does not serve this slot, or any.
+    /// The cluster does not serve this slot, or no slot at all.
     ClusterDown,
-    /// It has no memory left.
+    /// The server is out of memory.
     Oom,
-    /// Somebody's script runs, and has run for too long.
+    /// A script of another client has been running for too long.
     Busy,
-    /// It does not write since it could not save.
+    /// The server rejects writes because saving its data has failed.
     Misconf,
-    /// It does not write since too few replicas follow.
+    /// The server rejects writes because it has too few replicas.
     NoReplicas,
-    /// Something else is stored under a counter's key.
+    /// The key of a counter contains other data.
     WrongType,
     /// Any other error.
     Other,
 }
 
-/// What follows for the server.
+/// Effect of a failure on the server's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HealthEffect {
-    /// It is asked on: it answers at once, and may answer better next time.
+    /// The server keeps receiving calls: it answers quickly, and later calls may succeed.
     None,
-    /// It is not asked until a new connection has conversed.
+    /// The server receives no calls until a new connection has passed its checks.
     Down,
-    /// The same when it happens several times in a row.
+    /// As [`HealthEffect::Down`], but only after several such failures in a row.
     DownIfRepeated,
 }
 
@@ -84,7 +84,7 @@ impl Failure {
         Self::Other,
     ];
 
-    /// A word for metrics.
+    /// Returns the value of the `kind` label in metrics and logs.
     pub(crate) const fn kind(self) -> &'static str {
         match self {
             Self::Io => "io",
@@ -150,7 +150,8 @@ impl Failure {
         }
     }
 
-    /// What a command inside the program was refused for comes as a plain error, with its own code inside the text.
+    /// Classifies an error of a command inside the script, which Redis reports as a plain error with the code in its
+    /// text.
     fn of_script(detail: &str) -> Self {
         let known = [
             ("READONLY", Self::ReadOnly),
@@ -164,7 +165,7 @@ impl Failure {
             ("can't run this command or subcommand", Self::NoPerm),
             ("LOADING", Self::Loading),
         ];
-        known.into_iter().find(|(words, _)| detail.contains(words)).map_or(Self::Other, |(_, failure)| failure)
+        known.into_iter().find(|(pattern, _)| detail.contains(pattern)).map_or(Self::Other, |(_, failure)| failure)
     }
 
     pub(super) const fn health_effect(self) -> HealthEffect {
@@ -177,7 +178,7 @@ impl Failure {
         }
     }
 
-    /// Whether the map of servers may be out of date.
+    /// Returns whether the known topology may be out of date.
     pub(super) const fn suggests_topology_change(self) -> bool {
         !matches!(
             self,
@@ -191,7 +192,7 @@ impl Failure {
         )
     }
 
-    /// What the caller of a call that failed is told.
+    /// Returns the error for the caller of the store.
     pub(super) const fn error(self) -> StoreError {
         match (self, self.health_effect()) {
             (Self::Timeout, _) => StoreError::Timeout,
@@ -208,16 +209,16 @@ mod tests {
 
     use super::*;
 
-    /// As the server writes it.
-    fn answered(line: &str) -> Failure {
+    /// Classifies an error reply as the server sends it.
+    fn failure_of(line: &str) -> Failure {
         let Ok(Value::ServerError(error)) = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()) else {
-            panic!("{line} is no error");
+            panic!("{line} is not an error");
         };
         Failure::of(&error.into())
     }
 
     #[test]
-    fn what_the_network_says_is_told_from_what_the_server_says() {
+    fn errors_of_the_network_differ_from_errors_of_the_server() {
         let io = |kind| Failure::of(&std::io::Error::from(kind).into());
         for kind in [std::io::ErrorKind::ConnectionReset, std::io::ErrorKind::PermissionDenied] {
             assert_eq!(io(kind), Failure::Io, "{kind}");
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn every_answer_that_is_an_error_has_a_kind() {
+    fn every_error_reply_has_a_kind() {
         for (line, expected) in [
             ("LOADING Redis is loading the dataset in memory", Failure::Loading),
             ("READONLY You can't write against a read only replica.", Failure::ReadOnly),
@@ -256,7 +257,7 @@ mod tests {
             ("WRONGTYPE Operation against a key holding the wrong kind of value", Failure::WrongType),
             ("ERR something else", Failure::Other),
         ] {
-            assert_eq!(answered(line), expected, "{line}");
+            assert_eq!(failure_of(line), expected, "{line}");
         }
         let io = |kind| Failure::of(&std::io::Error::from(kind).into());
         assert_eq!(io(std::io::ErrorKind::TimedOut), Failure::Timeout);
@@ -265,16 +266,16 @@ mod tests {
     }
 
     #[test]
-    fn words_differ_and_the_list_is_in_the_order_of_the_kinds() {
-        for (place, failure) in Failure::ALL.into_iter().enumerate() {
-            assert_eq!(failure as usize, place);
-            assert!(Failure::ALL[..place].iter().all(|known| known.kind() != failure.kind()));
+    fn kinds_are_unique_and_listed_in_the_order_of_the_variants() {
+        for (index, failure) in Failure::ALL.into_iter().enumerate() {
+            assert_eq!(failure as usize, index);
+            assert!(Failure::ALL[..index].iter().all(|known| known.kind() != failure.kind()));
         }
     }
 
     #[test]
-    fn a_server_that_answers_is_asked_on_and_one_that_cannot_decide_is_not() {
-        for (failure, consequence, error) in [
+    fn only_failures_that_prevent_decisions_take_a_server_down() {
+        for (failure, health_effect, error) in [
             (Failure::Io, HealthEffect::Down, StoreError::Broken),
             (Failure::Loading, HealthEffect::Down, StoreError::Unavailable),
             (Failure::ReadOnly, HealthEffect::Down, StoreError::Unavailable),
@@ -285,7 +286,7 @@ mod tests {
             (Failure::Busy, HealthEffect::None, StoreError::Rejected),
             (Failure::Moved, HealthEffect::None, StoreError::Rejected),
         ] {
-            assert_eq!((failure.health_effect(), failure.error()), (consequence, error), "{failure:?}");
+            assert_eq!((failure.health_effect(), failure.error()), (health_effect, error), "{failure:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
--- What Redis or Lua says of a value that is not what a script left there.
+-- Returns whether Redis or Lua reports a value that no script has written.
 local function is_spoiled(message)
   for _, words in ipairs({'WRONGTYPE', 'not an integer', 'overflow', 'too short', 'attempt to', 'bad argument'}) do
     if string.find(message, words, 1, true) then
@@ -8,12 +8,12 @@ local function is_spoiled(message)
   return false
 end
 
--- What a cluster says of a key that is not on this server: nothing was done to it.
+-- Returns whether a cluster reports that the key is on another server. The key was not changed.
 local function is_elsewhere(message)
   return string.find(message, 'non local key', 1, true)
 end
 
--- What servers say that want every key declared.
+-- Returns whether the server reports that it requires declared keys.
 local function is_undeclared(message)
   return string.find(message, 'undeclared', 1, true) or string.find(message, 'same slot', 1, true)
 end
@@ -26,13 +26,13 @@ if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
--- Declared, or behind the records.
+-- The keys are either declared or follow the records in ARGV.
 local keys, before, hits = KEYS, 0, #KEYS
 if hits == 0 then
   keys, before, hits = ARGV, 2, #ARGV - 2
 end
 local reply, decided, at = {now, ''}, 0, 1
--- A letter for each hit, once there is one that is not allowed: 'y' for yes is what all are otherwise.
+-- One letter per hit, created at the first hit that is not allowed. Allowed hits have 'y'.
 local outcomes
 local function note(i, letter)
   if not outcomes then
@@ -45,8 +45,8 @@ local function note(i, letter)
 end
 local together, refused = 0, false
 
--- Charged together, hits take only if all that are binding pass, and all are here. Nobody else is served meanwhile: what
--- they foretell is still so when they take.
+-- Hits that are charged together take only if all binding hits pass and all keys are on this server. Redis serves no
+-- other call meanwhile, so the peeks are still valid when the hits take.
 local function foretell(company)
   together, refused = company, true
   local ahead = at
@@ -76,7 +76,7 @@ local function decide()
         action = PEEK
       end
     end
-    if action == UNDO then
+    if action == ROLL_BACK then
       taken = unpack_numbers('<d', records, at + length - 8)
     end
     local allowed, state = step(script, keys[before + i], action, at)

@@ -1,17 +1,17 @@
-//! Counters in Redis: one round trip per request and server, whatever the number and the mix of its hits.
+//! Counters in Redis, through [`Redis`]: one round trip per request and server for any number and mix of hits.
 //!
 //! ```text
-//! Redis            one worker's way in: which servers a request's hits are on, and the answers put together (spread)
-//!   Pool           its connections to all servers of a topology, and the way from a key to one of them
-//!     Batcher      its calls to one server: requests that are ready at the same moment share one
-//!       Gather     which of its answers wait for those of other servers
-//!       Node       its connection to that server: kept alive, with a deadline and a breaker of its own
-//! Topology         which servers there are, found out once for all workers (single, sentinel, cluster, ring)
-//! Program          the scripts of all algorithms as one, how it is called and what it answers
-//! Health           how the servers are, for people
+//! Redis                   one worker's access: sends each hit to its server and combines the answers (multi_node)
+//!   Pool                  its connections to all servers of a topology; selects the server of a key
+//!     Batcher             its calls to one server; requests that are ready at the same moment share a call
+//!       ResponseBatching  delays answers briefly so that the answers of several servers are delivered together
+//!       Node              its connection to that server, with health checks, a deadline and a breaker
+//! Topology                discovers the servers once for all workers (single, sentinel, cluster, ring)
+//! Program                 the combined script of the algorithms, the format of its calls and of its replies
+//! Health                  the state of the servers, for readiness, metrics and the log
 //! ```
 //!
-//! The time is the server's, so instances of the service with different clocks agree. Keys expire by themselves.
+//! Steps use the server's clock, so instances of the service with different clocks agree. Redis expires the keys.
 
 mod batch;
 mod failure;
@@ -33,41 +33,43 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{FutureExt, future::join_all};
+
 use self::{pool::Pool, program::Program, topology::Topology};
 use super::{Charge, CounterStore, Hit, Metrics, StepOutcomes, StoreError};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
-/// Whose clock counts.
+/// The clock that steps use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Time {
-    /// Redis' own, always but in tests.
+    /// Redis' own clock, used everywhere except in tests.
     Server,
-    /// The `now` of the call: a clock set by hand.
+    /// The `now` argument of the call, for a clock that a test sets.
     Caller,
 }
 
-/// What cannot be a Redis store.
+/// Error returned when a Redis store cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// The address, or what belongs to it.
-    #[error("{url} cannot be used as the address of a Redis store")]
+    /// An invalid address, or invalid settings that belong to it.
+    #[error("invalid Redis store address {url}")]
     Address {
-        /// The address without its password.
+        /// Address without its password.
         url: String,
-        /// What is wrong with it.
+        /// Reason for the rejection.
         source: ::redis::RedisError,
     },
     /// A certificate or key that cannot be read.
-    #[error("cannot read {path}")]
+    #[error("cannot read the TLS certificate or key {path}")]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What went wrong.
+        /// Error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// What the workers' connections to one topology have in common.
+/// State that the workers' connections to one topology share.
 struct Shared {
     settings: Settings,
     program: Program,
@@ -83,34 +85,41 @@ impl Shared {
     }
 }
 
-/// Everything that the workers' connections have in common.
+/// Settings and state that the workers' connections share.
 pub struct Setup {
     main: Arc<Shared>,
-    /// For limits of unit second, if they have servers of their own.
+    /// Separate servers for limits of unit second, if configured.
     per_second: Option<Arc<Shared>>,
     metrics: Arc<Metrics>,
 }
 
 impl Setup {
-    /// Reads the address and the certificates; connects nowhere yet.
+    /// Parses the address and reads the certificates. Does not connect yet.
+    ///
+    /// # Errors
+    /// Returns an error if the address is invalid or a certificate cannot be read.
     pub fn new(url: &str, settings: &Settings, time: Time, metrics: Arc<Metrics>) -> Result<Self, SetupError> {
         Ok(Self { main: Shared::new(url, settings, time, &metrics)?, per_second: None, metrics })
     }
 
-    /// The same with other servers for limits of unit second.
+    /// Adds separate servers for limits of unit second.
+    ///
+    /// # Errors
+    /// Returns an error if the address is invalid or a certificate cannot be read.
     pub fn with_per_second(self, url: &str, settings: &Settings, time: Time) -> Result<Self, SetupError> {
         let per_second = Shared::new(url, settings, time, &self.metrics)?;
         Ok(Self { per_second: Some(per_second), ..self })
     }
 
-    /// Finds out which servers there are, and goes on for as long as the current runtime lives. To be called once.
-    pub fn follow(&self) {
-        for shared in std::iter::once(&self.main).chain(&self.per_second) {
-            tokio::spawn(Arc::clone(&shared.topology).follow());
-        }
+    /// Returns a future that keeps the list of servers up to date and never ends. Connections are only made while it is
+    /// polled.
+    pub fn follow(&self) -> impl Future<Output = ()> + Send + use<> {
+        let follow = |shared: &Arc<Shared>| Arc::clone(&shared.topology).follow();
+        let all = join_all(std::iter::once(&self.main).chain(&self.per_second).map(follow));
+        all.map(drop)
     }
 
-    /// Begins to connect in the background, and goes on for as long as the current runtime lives.
+    /// Creates the store of one worker. Background tasks keep it connected until the current runtime ends.
     #[must_use]
     pub fn connect(&self, worker: WorkerId) -> Redis {
         Redis {
@@ -122,7 +131,7 @@ impl Setup {
     }
 }
 
-/// One worker's way to Redis. Cheap to clone; the connections are shared.
+/// One worker's access to counters in Redis. Cheap to clone; clones share the connections.
 #[derive(Clone)]
 pub struct Redis {
     main: Arc<Pool>,
@@ -132,18 +141,18 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Waits until every server can be asked, but no longer than this.
-    pub async fn wait_until_up(&self, at_most: Duration) -> bool {
+    /// Waits until every server is connected, at most for `max_wait`, and returns whether that succeeded.
+    pub async fn wait_until_up(&self, max_wait: Duration) -> bool {
         let started = Instant::now();
         for pool in self.pools() {
-            if !pool.wait_until_up(at_most.saturating_sub(started.elapsed())).await {
+            if !pool.wait_until_up(max_wait.saturating_sub(started.elapsed())).await {
                 return false;
             }
         }
         true
     }
 
-    /// The servers by name, and whether every worker can ask them.
+    /// Returns the name of each server and whether every worker is connected to it.
     #[must_use]
     pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
         self.metrics.redis().servers()
@@ -153,14 +162,14 @@ impl Redis {
         self.main.key_prefix()
     }
 
-    /// The server that has a counter, as far as is known.
+    /// Returns the name of the server that has a counter, if it is known.
     pub(super) fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
         let target = self.pool_of(per_second).target(key)?;
         Some(Arc::clone(target.batcher.node().name()))
     }
 
-    /// Forgets a counter; whether there was one.
-    pub(super) async fn forget(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
+    /// Deletes a counter and returns whether it existed.
+    pub(super) async fn delete(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
         let pool = self.pool_of(per_second);
         let target = pool.target(key).ok_or(StoreError::Unavailable)?;
         let mut delete = ::redis::cmd("DEL");
@@ -183,14 +192,14 @@ impl Redis {
 }
 
 impl CounterStore for Redis {
-    /// In one round trip, unless the hits live on servers that have to be asked apart.
+    /// Runs the steps in one round trip, or in one per server if the counters are on several servers.
     async fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> StepOutcomes {
-        let asked = Instant::now();
-        let counts = self.apply_multi_node(hits, charge, now).await;
-        match counts.iter().find_map(|count| count.as_ref().err()) {
-            None => self.metrics.answered(self.worker, asked.elapsed()),
-            Some(error) => self.metrics.failed(self.worker, *error),
+        let started = Instant::now();
+        let outcomes = self.apply_multi_node(hits, charge, now).await;
+        match outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
+            None => self.metrics.record_latency(self.worker, started.elapsed()),
+            Some(error) => self.metrics.count_error(self.worker, *error),
         }
-        counts
+        outcomes
     }
 }

@@ -1,12 +1,13 @@
-//! The hits of one request, wherever they live: each server's in one call, all servers at the same time, redirects
-//! followed, and the answers put together.
+//! Decides the hits of one request on any number of servers: sends one call per server, all concurrently, follows
+//! redirects, and combines the answers.
 //!
-//! Nothing is counted twice: a call is only made again when a server said that it did nothing.
+//! No hit is counted twice: a call is only resent if the server reported that it did nothing.
 //!
-//! ## Charged for all or none
-//! Where one call reaches all hits, the program sees to it. Where it does not, each part is taken by itself, and as soon
-//! as one refuses, what the others have taken is given back. Until that has arrived (one round trip) other callers
-//! may see too little, never too much. It happens in a task of its own: a caller who hangs up meanwhile changes nothing.
+//! ## All or none ([`Charge::All`])
+//! If one call reaches all hits, the script charges all of them or none. Otherwise each part is taken separately, and
+//! as soon as one part is denied, the hits that the others have taken are rolled back. Until the rollback arrives,
+//! after one round trip, other callers can see too few remaining hits, but never too many. The parts run in a separate
+//! task, so that a caller that disconnects has no effect.
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -18,7 +19,7 @@ use super::{
     Redis,
     batch::{Batcher, Steps},
     node::{CallError, Redirect},
-    pool::{Pool, REDIRECTS, Target},
+    pool::{MAX_REDIRECTS, Pool, Target},
     program::{Outcome, Step},
 };
 use crate::{
@@ -26,41 +27,41 @@ use crate::{
     store::{Charge, Hit, StepOutcome, StepOutcomes, StoreError},
 };
 
-/// What became of one hit.
-type Done = Result<StepOutcome, StoreError>;
+/// The outcome of one hit, or the reason why there is none.
+type HitResult = Result<StepOutcome, StoreError>;
 
 impl Redis {
-    /// What is rare is boxed: a decision that waits is to be small.
+    /// Runs the steps of the hits. Futures of rare cases are boxed, to keep the future of a pending decision small.
     pub(super) async fn apply_multi_node(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> StepOutcomes {
         let target = self.common_target(hits);
         if charge == Charge::All {
-            return Box::pin(self.together(target, hits, now)).await;
+            return Box::pin(self.step_all_or_none(target, hits, now)).await;
         }
         match &target {
-            Some(target) => self.part(target, hits, now).await,
-            None => Box::pin(self.each(hits, now)).await,
+            Some(target) => self.step_part(target, hits, now).await,
+            None => Box::pin(self.step_each(hits, now)).await,
         }
     }
 
-    /// All hits take, or none does. `target`: where one call reaches them all.
-    async fn together(&self, target: Option<Target>, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
+    /// Runs the steps so that all hits take or none does. `target` is set if one call reaches all hits.
+    async fn step_all_or_none(&self, target: Option<Target>, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
         if let Some(target) = target {
             match target.batcher.steps(hits, Charge::All, now, target.slot).await {
-                Ok((now, steps)) if steps.iter().all(Step::is_here) => return read_all(hits, steps, now),
+                Ok((now, steps)) if steps.iter().all(Step::is_final) => return to_group_results(hits, steps, now),
                 Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
-                Ok(_) | Err(CallError::Elsewhere(_)) => {}
+                Ok(_) | Err(CallError::Redirected(_)) => {}
             }
         }
         let owned = hits.iter().map(OwnedHit::new).collect();
-        let all = tokio::spawn(self.clone().all(owned, now));
-        all.await.unwrap_or_else(|_| hits.iter().map(|_| Err(StoreError::Unavailable)).collect())
+        let task = tokio::spawn(self.clone().take_all_or_none(owned, now));
+        task.await.unwrap_or_else(|_| hits.iter().map(|_| Err(StoreError::Unavailable)).collect())
     }
 
-    /// Where one call reaches all hits, that is.
+    /// Returns the target that the hits have in common if one call reaches all of them.
     fn common_target(&self, hits: &[Hit<'_>]) -> Option<Target> {
         let (first, others) = hits.split_first()?;
         let target = self.target(first)?;
-        let same = |hit: &Hit<'_>| self.target(hit).is_some_and(|other| other.is(&target));
+        let same = |hit: &Hit<'_>| self.target(hit).is_some_and(|other| other.shares_call_with(&target));
         others.iter().all(same).then_some(target)
     }
 
@@ -68,35 +69,35 @@ impl Redis {
         self.pool(hit).target(hit.key)
     }
 
-    /// Each hit takes its own, on whatever servers.
-    async fn each(&self, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
+    /// Runs the step of each hit independently, with one call per server.
+    async fn step_each(&self, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
         let mut answers: StepOutcomes = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
         let parts = self.parts(hits, Granularity::Server).into_iter().map(async |part| {
-            let own: SmallVec<[Hit<'_>; 4]> = part.places.iter().map(|place| hits[*place]).collect();
-            (self.part(&part.target, &own, now).await, part.places)
+            let own: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
+            (self.step_part(&part.target, &own, now).await, part.indices)
         });
-        for (own, places) in join_all(parts).await {
-            for (answer, place) in own.into_iter().zip(places) {
-                answers[place] = answer;
+        for (own, indices) in join_all(parts).await {
+            for (answer, index) in own.into_iter().zip(indices) {
+                answers[index] = answer;
             }
         }
         answers
     }
 
-    /// Hits of one server, each for itself.
-    async fn part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
-        // The steps are not kept while the others are sent on: a decision that waits is to be small.
-        let follow = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
-            Ok((at, steps)) if steps.iter().all(Step::is_here) => {
-                return hits.iter().zip(steps).map(|(hit, step)| read(step, at, hit.action)).collect();
+    /// Runs the steps of hits of one server, each independently.
+    async fn step_part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
+        // The steps are moved into the boxed future, to keep the future of a pending decision small.
+        let redirected = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
+            Ok((at, steps)) if steps.iter().all(Step::is_final) => {
+                return hits.iter().zip(steps).map(|(hit, step)| to_result(step, at, hit.action)).collect();
             }
-            otherwise => Box::pin(self.follow_some(target, hits, now, otherwise)),
+            result => Box::pin(self.resend_redirected(target, hits, now, result)),
         };
-        follow.await
+        redirected.await
     }
 
-    /// The answers of those that were there, and the others sent on.
-    async fn follow_some(
+    /// Resends the hits that the server did not execute, and combines their results with those of the others.
+    async fn resend_redirected(
         &self,
         target: &Target,
         hits: &[Hit<'_>],
@@ -105,29 +106,38 @@ impl Redis {
     ) -> StepOutcomes {
         let (at, steps, redirect) = match result {
             Ok((at, steps)) => (at, steps, None),
-            Err(CallError::Elsewhere(to)) => (now, SmallVec::new(), Some(to)),
+            Err(CallError::Redirected(to)) => (now, SmallVec::new(), Some(to)),
             Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
         };
         let steps = steps.into_iter().map(Some).chain(std::iter::repeat(None));
         let answers = hits.iter().zip(steps).map(async |(hit, step)| match step {
-            Some(step) if step.is_here() => read(step, at, hit.action),
-            _ => self.follow_one(hit, now, &target.batcher, redirect.as_ref()).await,
+            Some(step) if step.is_final() => to_result(step, at, hit.action),
+            _ => self.resend_one(hit, now, &target.batcher, redirect.as_ref()).await,
         });
         join_all(answers).await.into()
     }
 
-    async fn follow_one(&self, hit: &Hit<'_>, now: Micros, from: &Arc<Batcher>, redirect: Option<&Redirect>) -> Done {
+    async fn resend_one(
+        &self,
+        hit: &Hit<'_>,
+        now: Micros,
+        from: &Arc<Batcher>,
+        redirect: Option<&Redirect>,
+    ) -> HitResult {
         let one = std::slice::from_ref(hit);
         let from = (Arc::clone(from), redirect.cloned());
-        match self.follow(self.pool(hit), one, Charge::Each, now, from).await {
-            Ok((now, mut steps)) => steps.pop().map_or(Err(StoreError::Rejected), |step| read(step, now, hit.action)),
+        match self.follow_redirects(self.pool(hit), one, Charge::Each, now, from).await {
+            Ok((now, mut steps)) => {
+                steps.pop().map_or(Err(StoreError::Rejected), |step| to_result(step, now, hit.action))
+            }
             Err(CallError::Failed(error)) => Err(error),
-            Err(CallError::Elsewhere(_)) => Err(StoreError::Rejected),
+            Err(CallError::Redirected(_)) => Err(StoreError::Rejected),
         }
     }
 
-    /// Hits of one slot in one call, wherever the slot is. [`Redirect::Apart`] when they are on no one server.
-    async fn follow(
+    /// Runs the steps of hits of one slot in one call, and follows redirects. Fails with [`Redirect::Split`] if no
+    /// single server has all of them.
+    async fn follow_redirects(
         &self,
         pool: &Arc<Pool>,
         hits: &[Hit<'_>],
@@ -136,19 +146,19 @@ impl Redis {
         (mut batcher, mut redirect): (Arc<Batcher>, Option<Redirect>),
     ) -> Result<Steps, CallError> {
         let follow = async {
-            for _ in 0..REDIRECTS {
+            for _ in 0..MAX_REDIRECTS {
                 let asking = matches!(redirect, Some(Redirect::Ask(..)));
                 match redirect.take() {
                     Some(Redirect::Moved(host, port) | Redirect::Ask(host, port)) => {
-                        batcher = pool.server(&host, port).ok_or(StoreError::Unavailable)?;
-                        // Perhaps nobody has spoken to it yet.
-                        batcher.node().up().await;
+                        batcher = pool.batcher_at(&host, port).ok_or(StoreError::Unavailable)?;
+                        // The connection to this server may still be opening.
+                        batcher.node().wait_until_up().await;
                     }
-                    Some(Redirect::Apart) if hits.len() > 1 => return Err(CallError::Elsewhere(Redirect::Apart)),
-                    Some(Redirect::Apart | Redirect::Declared) | None => {}
+                    Some(Redirect::Split) if hits.len() > 1 => return Err(CallError::Redirected(Redirect::Split)),
+                    Some(Redirect::Split | Redirect::DeclareKeys) | None => {}
                 }
-                match batcher.alone(hits, charge, now, asking).await {
-                    Err(CallError::Elsewhere(to)) => redirect = Some(to),
+                match batcher.steps_unbatched(hits, charge, now, asking).await {
+                    Err(CallError::Redirected(to)) => redirect = Some(to),
                     result => return result,
                 }
             }
@@ -157,24 +167,25 @@ impl Redis {
         timeout(pool.deadline(), follow).await.unwrap_or(Err(StoreError::Timeout.into()))
     }
 
-    /// All hits take, or none does, on whatever servers. When a part turns out not to be where it was thought to be,
-    /// all begins anew in smaller parts.
-    async fn all(self, hits: Vec<OwnedHit>, now: Micros) -> StepOutcomes {
+    /// Takes all hits or none, with one call per part. If a part is not on the expected server, starts again with
+    /// smaller parts.
+    async fn take_all_or_none(self, hits: Vec<OwnedHit>, now: Micros) -> StepOutcomes {
         let hits: Vec<Hit<'_>> = hits.iter().map(OwnedHit::hit).collect();
-        for grain in [Granularity::Server, Granularity::Slot, Granularity::Hit] {
-            let parts = self.parts(&hits, grain);
-            // A hit of which nobody knows where it lives cannot be decided.
-            let is_placed = |place: usize| parts.iter().any(|part| part.places.contains(&place));
-            let refused = (0..hits.len()).any(|place| hits[place].needed && !is_placed(place));
-            let verdict = watch::Sender::new(ChargeOutcome { waiting: parts.len(), refused, scattered: false });
-            let taken = join_all(parts.iter().map(|part| self.take(part, &hits, now, grain, &verdict))).await;
-            if verdict.borrow().scattered {
+        for granularity in [Granularity::Server, Granularity::Slot, Granularity::Hit] {
+            let parts = self.parts(&hits, granularity);
+            // A hit cannot be decided if its server is unknown.
+            let has_server = |index: usize| parts.iter().any(|part| part.indices.contains(&index));
+            let denied = (0..hits.len()).any(|index| hits[index].blocks_on_error && !has_server(index));
+            let outcome = watch::Sender::new(ChargeOutcome { pending_parts: parts.len(), denied, misplaced: false });
+            let results =
+                join_all(parts.iter().map(|part| self.take_part(part, &hits, now, granularity, &outcome))).await;
+            if outcome.borrow().misplaced {
                 continue;
             }
             let mut answers: StepOutcomes = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
-            for (part, own) in parts.iter().zip(taken) {
-                for (place, answer) in part.places.iter().zip(own) {
-                    answers[*place] = answer;
+            for (part, own) in parts.iter().zip(results) {
+                for (index, answer) in part.indices.iter().zip(own) {
+                    answers[*index] = answer;
                 }
             }
             return answers;
@@ -182,113 +193,123 @@ impl Redis {
         hits.iter().map(|_| Err(StoreError::Rejected)).collect()
     }
 
-    /// Takes one part, waits for what becomes of the others, and gives back if that is no.
-    async fn take(
+    /// Takes the hits of one part, waits for the outcome of the other parts, and rolls back if one of them was denied.
+    async fn take_part(
         &self,
         part: &CallPart,
         hits: &[Hit<'_>],
         now: Micros,
-        grain: Granularity,
-        verdict: &watch::Sender<ChargeOutcome>,
+        granularity: Granularity,
+        outcome: &watch::Sender<ChargeOutcome>,
     ) -> StepOutcomes {
-        let own: SmallVec<[Hit<'_>; 4]> = part.places.iter().map(|place| hits[*place]).collect();
+        let own: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
         let Target { batcher, slot } = &part.target;
-        let result = match grain {
+        let result = match granularity {
             Granularity::Server => batcher.steps(&own, Charge::All, now, *slot).await,
             Granularity::Slot | Granularity::Hit => {
                 let from = (Arc::clone(batcher), None);
-                self.follow(self.pool(&own[0]), &own, Charge::All, now, from).await
+                self.follow_redirects(self.pool(&own[0]), &own, Charge::All, now, from).await
             }
         };
-        let (answers, scattered, took) = match result {
-            Ok((_, steps)) if !steps.iter().all(Step::is_here) => (StepOutcomes::new(), true, None),
-            Err(CallError::Elsewhere(_)) => (StepOutcomes::new(), true, None),
+        let (answers, misplaced, taken_at) = match result {
+            Ok((_, steps)) if !steps.iter().all(Step::is_final) => (StepOutcomes::new(), true, None),
+            Err(CallError::Redirected(_)) => (StepOutcomes::new(), true, None),
             Err(CallError::Failed(error)) => (own.iter().map(|_| Err(error)).collect(), false, None),
-            Ok((at, steps)) => (read_all(&own, steps, at), false, Some(at)),
+            Ok((at, steps)) => (to_group_results(&own, steps, at), false, Some(at)),
         };
-        let refuses = |(hit, answer): (&Hit<'_>, &Done)| match answer {
-            Ok(step) => hit.binding && !step.allowed,
-            Err(_) => hit.needed,
+        let denies = |(hit, answer): (&Hit<'_>, &HitResult)| match answer {
+            Ok(step) => hit.blocks_on_denial && !step.allowed,
+            Err(_) => hit.blocks_on_error,
         };
-        let refused = own.iter().zip(&answers).any(refuses);
-        verdict.send_modify(|verdict| {
-            verdict.waiting -= 1;
-            verdict.refused |= refused || scattered;
-            verdict.scattered |= scattered;
+        let denied = own.iter().zip(&answers).any(denies);
+        outcome.send_modify(|outcome| {
+            outcome.pending_parts -= 1;
+            outcome.denied |= denied || misplaced;
+            outcome.misplaced |= misplaced;
         });
-        let mut others = verdict.subscribe();
-        let passed =
-            others.wait_for(|verdict| verdict.refused || verdict.waiting == 0).await.is_ok_and(|it| !it.refused);
-        match took {
-            Some(at) if !passed && !refused => self.roll_back(&own, answers, at, now).await,
+        let mut others = outcome.subscribe();
+        let passed = others
+            .wait_for(|outcome| outcome.denied || outcome.pending_parts == 0)
+            .await
+            .is_ok_and(|outcome| !outcome.denied);
+        match taken_at {
+            Some(at) if !passed && !denied => self.roll_back(&own, answers, at, now).await,
             _ => answers,
         }
     }
 
-    /// Undoes what these hits took at that instant; their answers are then those of a look.
-    async fn roll_back(&self, hits: &[Hit<'_>], mut answers: StepOutcomes, taken: Micros, now: Micros) -> StepOutcomes {
+    /// Rolls back the takes of `hits` at `taken_at`. The answers become those of a peek.
+    async fn roll_back(
+        &self,
+        hits: &[Hit<'_>],
+        mut answers: StepOutcomes,
+        taken_at: Micros,
+        now: Micros,
+    ) -> StepOutcomes {
         let counts = |hit: &Hit<'_>, step: &StepOutcome| step.allowed || hit.algorithm.counts_denied();
-        let took = |place: &usize| {
-            let hit = &hits[*place];
-            hit.action == Action::Take && answers[*place].as_ref().is_ok_and(|step| counts(hit, step))
+        let has_taken = |index: &usize| {
+            let hit = &hits[*index];
+            hit.action == Action::Take && answers[*index].as_ref().is_ok_and(|step| counts(hit, step))
         };
-        let places: SmallVec<[usize; 4]> = (0..hits.len()).filter(took).collect();
-        let undo = |place: &usize| Hit { action: Action::RollBack(taken), ..hits[*place] };
-        let undone: SmallVec<[Hit<'_>; 4]> = places.iter().map(undo).collect();
-        for (place, undone) in places.into_iter().zip(self.each(&undone, now).await) {
-            match undone {
-                Ok(step) => answers[place] = Ok(step),
+        let indices: SmallVec<[usize; 4]> = (0..hits.len()).filter(has_taken).collect();
+        let rollback = |index: &usize| Hit { action: Action::RollBack(taken_at), ..hits[*index] };
+        let rollbacks: SmallVec<[Hit<'_>; 4]> = indices.iter().map(rollback).collect();
+        for (index, result) in indices.into_iter().zip(self.step_each(&rollbacks, now).await) {
+            match result {
+                Ok(step) => answers[index] = Ok(step),
                 Err(_) => self.metrics.redis().rollback_failed(self.worker),
             }
         }
         answers
     }
 
-    /// The hits by where they live; those of which nobody knows are in no part.
-    fn parts(&self, hits: &[Hit<'_>], grain: Granularity) -> Vec<CallPart> {
+    /// Groups the hits by target. Hits with an unknown server are in no part.
+    fn parts(&self, hits: &[Hit<'_>], granularity: Granularity) -> Vec<CallPart> {
         let mut parts: Vec<CallPart> = Vec::new();
-        for (place, hit) in hits.iter().enumerate() {
+        for (index, hit) in hits.iter().enumerate() {
             let Some(mut target) = self.target(hit) else {
                 continue;
             };
-            if grain == Granularity::Slot {
+            if granularity == Granularity::Slot {
                 target.slot = Some(self.pool(hit).slot(hit.key));
             }
-            match parts.iter_mut().find(|part| grain != Granularity::Hit && part.target.is(&target)) {
-                Some(part) => part.places.push(place),
-                None => parts.push(CallPart { target, places: SmallVec::from_slice(&[place]) }),
+            match parts.iter_mut().find(|part| granularity != Granularity::Hit && part.target.shares_call_with(&target))
+            {
+                Some(part) => part.indices.push(index),
+                None => parts.push(CallPart { target, indices: SmallVec::from_slice(&[index]) }),
             }
         }
         parts
     }
 }
 
-/// What is decided in one call.
+/// Which hits are decided in one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Granularity {
-    /// All that one server has.
+    /// All hits of one server.
     Server,
-    /// All that is in one slot, wherever that is.
+    /// All hits of one slot.
     Slot,
-    /// One hit: its slot is on the move, some keys here and some there.
+    /// One hit, because its slot is migrating and the keys of the slot are on two servers.
     Hit,
 }
 
-/// Hits that live together, by their places in the request.
+/// The hits of a request that one call decides, by their indices in the request.
 struct CallPart {
     target: Target,
-    places: SmallVec<[usize; 4]>,
+    indices: SmallVec<[usize; 4]>,
 }
 
-/// What is known of all parts together.
+/// The combined outcome of the parts that have completed.
 struct ChargeOutcome {
-    waiting: usize,
-    refused: bool,
-    /// A part was not where it was thought to be, and took nothing.
-    scattered: bool,
+    pending_parts: usize,
+    /// Whether a part was denied or misplaced, so that the others must be rolled back.
+    denied: bool,
+    /// Whether a part was not on the expected server, and took nothing.
+    misplaced: bool,
 }
 
-/// A hit that outlives its request.
+/// A hit with an owned key, which can outlive its request.
 struct OwnedHit {
     key: Vec<u8>,
     algorithm: Algorithm,
@@ -302,7 +323,17 @@ struct OwnedHit {
 
 impl OwnedHit {
     fn new(hit: &Hit<'_>) -> Self {
-        let Hit { key, algorithm, action, cost, binding, needed, per_second, consistency, demand: _ } = *hit;
+        let Hit {
+            key,
+            algorithm,
+            action,
+            cost,
+            blocks_on_denial: binding,
+            blocks_on_error: needed,
+            per_second,
+            consistency,
+            demand: _,
+        } = *hit;
         Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second, consistency }
     }
 
@@ -313,8 +344,8 @@ impl OwnedHit {
             algorithm,
             action: *action,
             cost: *cost,
-            binding: *binding,
-            needed: *needed,
+            blocks_on_denial: *binding,
+            blocks_on_error: *needed,
             per_second: *per_second,
             consistency: *consistency,
             demand: 0,
@@ -323,27 +354,28 @@ impl OwnedHit {
 }
 
 impl Step {
-    fn is_here(&self) -> bool {
-        !matches!(self.outcome, Outcome::Elsewhere | Outcome::Undeclared)
+    /// Returns whether the outcome is final, so that the hit need not be resent.
+    fn is_final(&self) -> bool {
+        !matches!(self.outcome, Outcome::NonLocal | Outcome::Undeclared)
     }
 }
 
-fn read(step: Step, at: Micros, action: Action) -> Done {
+fn to_result(step: Step, at: Micros, action: Action) -> HitResult {
     let allowed = match step.outcome {
         Outcome::Allowed => true,
-        Outcome::Refused => false,
-        Outcome::Spoiled | Outcome::Elsewhere | Outcome::Undeclared => return Err(StoreError::Rejected),
+        Outcome::Denied => false,
+        Outcome::InvalidState | Outcome::NonLocal | Outcome::Undeclared => return Err(StoreError::Rejected),
     };
     Ok(StepOutcome { allowed, action, at, state: step.state })
 }
 
-/// Hits of one call that were charged together: when one that is binding refused, the others only looked.
-fn read_all(hits: &[Hit<'_>], steps: SmallVec<[Step; 1]>, at: Micros) -> StepOutcomes {
-    let refuses = |(hit, step): (&Hit<'_>, &Step)| hit.binding && step.outcome == Outcome::Refused;
-    let refused = hits.iter().zip(&steps).any(refuses);
+/// Converts the steps of hits that were charged together. If a binding hit was denied, the others are peeks.
+fn to_group_results(hits: &[Hit<'_>], steps: SmallVec<[Step; 1]>, at: Micros) -> StepOutcomes {
+    let denies = |(hit, step): (&Hit<'_>, &Step)| hit.blocks_on_denial && step.outcome == Outcome::Denied;
+    let denied = hits.iter().zip(&steps).any(denies);
     let action = |hit: &Hit<'_>| match hit.action {
-        Action::Take if refused => Action::Peek,
+        Action::Take if denied => Action::Peek,
         action => action,
     };
-    hits.iter().zip(steps).map(|(hit, step)| read(step, at, action(hit))).collect()
+    hits.iter().zip(steps).map(|(hit, step)| to_result(step, at, action(hit))).collect()
 }

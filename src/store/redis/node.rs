@@ -1,14 +1,13 @@
-//! One worker's way to one Redis server: a connection that is kept alive, a deadline for each call, and a breaker.
+//! [`Node`]: one worker's connection to one Redis server, with health checks, a deadline for each call, and a breaker.
 //!
 //! ## Up ⟶ Down
-//! The connection breaks, or so many calls in a row time out: it is dropped, and calls fail at once from then on. Nobody
-//! else's calls are touched: every server has a node of its own.
+//! If the connection breaks, or `timeouts_until_down` consecutive calls time out, the node drops the connection and
+//! fails all calls immediately. Calls to other servers are not affected, because every server has its own node.
 //!
 //! ## Down ⟶ Up
-//! A background task connects anew, some twenty times a second, and each time a whole conversation must succeed: the
-//! greeting, loading the script, and, within the deadline of a call, a write that changes nothing. A server that is
-//! frozen accepts connections but does not converse, one that became a replica converses but does not write, and one
-//! that takes 200 ms for an answer is of no use.
+//! A background task reconnects, at first after 50 ms and later every 200 ms on average. Each attempt must complete the
+//! handshake, load the script, and execute a write that changes nothing within the deadline of a call. This excludes
+//! frozen servers, which only accept connections; replicas, which do not write; and servers that take 200 ms to answer.
 
 use std::{
     sync::{
@@ -32,15 +31,17 @@ use super::{
 };
 use crate::{metrics::WorkerId, store::StoreError};
 
-/// Between two questions whether the connection lives.
-const PING: Duration = Duration::from_millis(250);
-/// Calls that may wait to be written to the connection.
-const QUEUE: usize = 8_192;
+/// Interval between checks of an idle connection.
+const PING_INTERVAL: Duration = Duration::from_millis(250);
+/// Maximum number of calls that wait to be written to the connection.
+const MAX_QUEUED_CALLS: usize = 8_192;
 
+/// One worker's connection to one server.
 pub(super) struct Node {
     server: Server,
     shared: Arc<Shared>,
     worker: WorkerId,
+    /// The connection, or `None` while the node is down.
     link: ArcSwapOption<ServerConnection>,
     broken: Notify,
     state: watch::Sender<State>,
@@ -50,35 +51,35 @@ pub(super) struct Node {
 enum State {
     Down,
     Up,
-    /// Nobody wants it any more.
+    /// The node was closed and does not reconnect.
     Closed,
 }
 
-/// A connection that answered once, and how many calls in a row it has not answered since.
+/// A connection that has passed its checks, and the number of consecutive timeouts since its last answer.
 struct ServerConnection {
     connection: MultiplexedConnection,
     timeouts: AtomicU32,
 }
 
-/// A call without an answer.
+/// Error returned by a call that was not executed or not answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallError {
     Failed(StoreError),
-    /// The keys are elsewhere. Nothing was done.
-    Elsewhere(Redirect),
+    /// The call must be sent elsewhere or in another form. The server did nothing.
+    Redirected(Redirect),
 }
 
-/// Where to.
+/// How to resend a call that was not executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
-    /// To this server, from now on.
+    /// To this host and port, as all later calls for the slot.
     Moved(String, u16),
-    /// To this server, for this once.
+    /// To this host and port, for this call only and with `ASKING`.
     Ask(String, u16),
-    /// Here perhaps, perhaps not: this one cannot say without keys that are declared.
-    Declared,
-    /// To several: the keys cannot be decided in one call, now or ever.
-    Apart,
+    /// To the same server with declared keys, which it needs to answer or redirect the call.
+    DeclareKeys,
+    /// In several calls: the server cannot decide these keys in one.
+    Split,
 }
 
 impl From<StoreError> for CallError {
@@ -88,7 +89,7 @@ impl From<StoreError> for CallError {
 }
 
 impl Node {
-    /// Begins to connect, and goes on until it is closed or the current runtime ends.
+    /// Starts a task that connects and reconnects until the node is closed or the current runtime ends.
     pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
         shared.health.add_worker(&server.name);
         let (link, state) = (ArcSwapOption::empty(), watch::Sender::new(State::Down));
@@ -101,11 +102,11 @@ impl Node {
         &self.server.name
     }
 
-    /// Calls under way are still answered.
+    /// Closes the node. Calls in flight are still answered.
     pub(super) fn close(&self) {
-        let was = self.state.send_replace(State::Closed);
-        if was != State::Closed {
-            self.shared.health.remove_worker(&self.server.name, was == State::Up);
+        let previous = self.state.send_replace(State::Closed);
+        if previous != State::Closed {
+            self.shared.health.remove_worker(&self.server.name, previous == State::Up);
         }
         self.link.store(None);
         self.broken.notify_one();
@@ -115,12 +116,12 @@ impl Node {
         self.link.load().is_some()
     }
 
-    /// Waits until it can be asked; for ever, if it is closed.
-    pub(super) async fn up(&self) {
+    /// Waits until the node is up. Never returns if the node is closed.
+    pub(super) async fn wait_until_up(&self) {
         let _ = self.state.subscribe().wait_for(|state| *state == State::Up).await;
     }
 
-    /// One call. `asking`: the server is to answer for a slot that is on its way to it.
+    /// Sends one call. `asking` sends it with `ASKING`, for a slot that is migrating to this server.
     pub(super) async fn call(&self, cmd: &Cmd, asking: bool) -> Result<Value, CallError> {
         let Some(link) = self.link.load_full() else {
             return Err(StoreError::Unavailable.into());
@@ -128,13 +129,13 @@ impl Node {
         let mut connection = link.connection.clone();
         let mut result = send(&mut connection, cmd, asking).await;
         if matches!(&result, Err(error) if Failure::of(error) == Failure::NoScript) {
-            // Someone flushed the scripts: bring ours back and ask again.
-            self.shared.health.failed(self.worker, Failure::NoScript);
-            let again = async {
+            // The scripts of the server were flushed: load the script and resend the call.
+            self.shared.health.count_failure(self.worker, Failure::NoScript);
+            let retry = async {
                 self.load_script(&mut connection).await?;
                 send(&mut connection, cmd, asking).await
             };
-            result = Box::pin(again).await;
+            result = Box::pin(retry).await;
         }
         match result {
             Ok(reply) => {
@@ -143,86 +144,87 @@ impl Node {
                 }
                 Ok(reply)
             }
-            Err(error) => Err(self.failed(&link, &error)),
+            Err(error) => Err(self.handle_error(&link, &error)),
         }
     }
 
-    /// The server's answer was not one of the program: nothing else that it says is to be trusted.
+    /// Takes the node down after a reply that is not in the script's format, because other replies cannot be trusted
+    /// either. Returns the error for the call.
     pub(super) fn mark_suspect(&self) -> CallError {
-        let error = RedisError::from((ErrorKind::Parse, "this is no answer of the program"));
+        let error = RedisError::from((ErrorKind::Parse, "reply is not in the format of the script"));
         match self.link.load_full() {
-            Some(link) => self.failed(&link, &error),
+            Some(link) => self.handle_error(&link, &error),
             None => StoreError::Unavailable.into(),
         }
     }
 
-    /// Something else than a counter is stored under a counter's key.
-    pub(super) fn spoiled(&self) {
-        let error = RedisError::from((ErrorKind::UnexpectedReturnType, "a counter's key holds something else"));
-        self.shared.health.failed(self.worker, Failure::WrongType);
-        self.shared.health.refused(&self.server.name, Failure::WrongType, &error);
+    /// Counts and logs that the key of a counter contains other data.
+    pub(super) fn report_invalid_state(&self) {
+        let error = RedisError::from((ErrorKind::UnexpectedReturnType, "the key of a counter contains other data"));
+        self.shared.health.count_failure(self.worker, Failure::WrongType);
+        self.shared.health.log_rejection(&self.server.name, Failure::WrongType, &error);
     }
 
-    /// What an error means for this call, and for those to come.
-    fn failed(&self, link: &Arc<ServerConnection>, error: &RedisError) -> CallError {
+    /// Updates the node's health after an error, and returns the error for the call.
+    fn handle_error(&self, link: &Arc<ServerConnection>, error: &RedisError) -> CallError {
         let failure = Failure::of(error);
-        self.shared.health.failed(self.worker, failure);
+        self.shared.health.count_failure(self.worker, failure);
         if failure.suggests_topology_change() {
             self.shared.topology.request_refresh();
         }
         let redirect = match failure {
-            // One server of a cluster was given as if it were alone.
+            // The address names one node of a cluster as if it were a single server.
             Failure::Moved | Failure::Ask if !self.shared.topology.is_cluster() => None,
-            Failure::Moved => self.target(error).map(|(host, port)| Redirect::Moved(host, port)),
-            Failure::Ask => self.target(error).map(|(host, port)| Redirect::Ask(host, port)),
-            Failure::TryAgain | Failure::CrossSlot => Some(Redirect::Apart),
-            // A node of a cluster that became a replica redirects whoever says by which keys.
-            Failure::ReadOnly if self.shared.topology.is_cluster() => Some(Redirect::Declared),
+            Failure::Moved => self.redirect_address(error).map(|(host, port)| Redirect::Moved(host, port)),
+            Failure::Ask => self.redirect_address(error).map(|(host, port)| Redirect::Ask(host, port)),
+            Failure::TryAgain | Failure::CrossSlot => Some(Redirect::Split),
+            // A cluster node that became a replica sends redirects only for declared keys.
+            Failure::ReadOnly if self.shared.topology.is_cluster() => Some(Redirect::DeclareKeys),
             _ => None,
         };
         if let Some(redirect) = redirect {
-            return CallError::Elsewhere(redirect);
+            return CallError::Redirected(redirect);
         }
         match failure.health_effect() {
             HealthEffect::Down => self.take_down(link, error),
             HealthEffect::DownIfRepeated => {
-                let most = self.shared.settings.timeouts_until_down.max(1);
-                if link.timeouts.fetch_add(1, Relaxed) + 1 >= most {
+                let max_timeouts = self.shared.settings.timeouts_until_down.max(1);
+                if link.timeouts.fetch_add(1, Relaxed) + 1 >= max_timeouts {
                     self.take_down(link, error);
                 }
             }
-            HealthEffect::None => self.shared.health.refused(&self.server.name, failure, error),
+            HealthEffect::None => self.shared.health.log_rejection(&self.server.name, failure, error),
         }
         failure.error().into()
     }
 
-    /// Where a redirect points. Without a host it means another port of this one.
-    fn target(&self, error: &RedisError) -> Option<(String, u16)> {
+    /// Returns the host and port of a redirect. A redirect without a host means another port of the same host.
+    fn redirect_address(&self, error: &RedisError) -> Option<(String, u16)> {
         let (address, _) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
-        let own = self.server.name.rsplit_once(':').map_or("", |(host, _)| host);
-        let host = if matches!(host, "" | "?") { own } else { host };
+        let own_host = self.server.name.rsplit_once(':').map_or("", |(host, _)| host);
+        let host = if matches!(host, "" | "?") { own_host } else { host };
         Some((host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?))
     }
 
-    /// Only the link that failed: a late error of an old one says nothing about its successor.
+    /// Takes the node down if `link` is the current connection, and not a previous one that fails late.
     fn take_down(&self, link: &Arc<ServerConnection>, error: &RedisError) {
         let current = self.link.compare_and_swap(link, None);
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
-            self.set(State::Down);
-            self.shared.health.went_down(&self.server.name, error);
+            self.set_state(State::Down);
+            self.shared.health.mark_down(&self.server.name, error);
             self.broken.notify_one();
         }
     }
 
-    /// Unless it was closed meanwhile.
-    fn set(&self, state: State) -> bool {
+    /// Sets the state unless the node is closed, and returns whether it did.
+    fn set_state(&self, state: State) -> bool {
         self.state.send_if_modified(|current| {
-            let changes = *current != State::Closed;
-            if changes {
+            let is_open = *current != State::Closed;
+            if is_open {
                 *current = state;
             }
-            changes
+            is_open
         })
     }
 
@@ -234,18 +236,18 @@ impl Node {
         let mut failures = 0;
         while !self.is_closed() {
             let attempt = timeout(self.shared.settings.connect_timeout, self.connect()).await;
-            match attempt.unwrap_or_else(|_| Err(late())) {
+            match attempt.unwrap_or_else(|_| Err(timeout_error())) {
                 Ok(connection) => {
-                    if !self.set(State::Up) {
+                    if !self.set_state(State::Up) {
                         return;
                     }
                     self.link.store(Some(Arc::new(ServerConnection { connection, timeouts: AtomicU32::new(0) })));
-                    self.shared.health.came_up(&self.server.name);
+                    self.shared.health.mark_up(&self.server.name);
                     failures = 0;
-                    self.until_broken().await;
+                    self.ping_until_broken().await;
                 }
                 Err(error) => {
-                    self.shared.health.stays_down(&self.server.name, &error);
+                    self.shared.health.log_connect_failure(&self.server.name, &error);
                     self.shared.topology.request_refresh();
                     failures += 1;
                     back_off(failures).await;
@@ -254,15 +256,15 @@ impl Node {
         }
     }
 
-    /// Asks an idle connection whether it lives, so that no caller has to find out.
-    async fn until_broken(&self) {
+    /// Pings the server, so that a broken connection is detected before a caller uses it.
+    async fn ping_until_broken(&self) {
         let ping = redis::cmd("PING");
         loop {
             tokio::select! {
                 () = self.broken.notified() => return,
-                () = tokio::time::sleep(PING) => {}
+                () = tokio::time::sleep(PING_INTERVAL) => {}
             }
-            // What an answer or a failure means is the same as for a decision.
+            // `call` handles errors as it does for a decision.
             let _ = self.call(&ping, false).await;
         }
     }
@@ -272,27 +274,30 @@ impl Node {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(settings.connect_timeout))
             .set_response_timeout(Some(settings.timeout))
-            .set_pipeline_buffer_size(QUEUE);
+            .set_pipeline_buffer_size(MAX_QUEUED_CALLS);
         let mut connection = self.server.client.get_multiplexed_async_connection_with_config(&config).await?;
         self.load_script(&mut connection).await?;
         let probe = self.shared.program.write_probe();
-        match timeout(settings.timeout, send(&mut connection, &probe, false)).await.unwrap_or_else(|_| Err(late())) {
-            // In a cluster the probe's key may well be another server's.
+        match timeout(settings.timeout, send(&mut connection, &probe, false))
+            .await
+            .unwrap_or_else(|_| Err(timeout_error()))
+        {
+            // In a cluster the key of the probe can belong to another server.
             Err(error) if !matches!(Failure::of(&error), Failure::Moved | Failure::Ask) => Err(error),
             _ => Ok(connection),
         }
     }
 
     async fn load_script(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        send(connection, &self.shared.program.load(), false).await.map(drop)
+        send(connection, &self.shared.program.load_command(), false).await.map(drop)
     }
 }
 
-fn late() -> RedisError {
+fn timeout_error() -> RedisError {
     std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
-/// An error that Redis answers is an error.
+/// Sends a command. Converts an error reply into an error.
 async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
     let reply = if asking {
         let mut pipe = redis::pipe();
@@ -315,9 +320,9 @@ mod tests {
         redis::{Settings, Time},
     };
 
-    /// Nobody goes on knocking at a server that has left the topology, whether it was ever there or not.
+    /// A node does not reconnect to a server that has left the topology, even if it has never reached it.
     #[tokio::test(start_paused = true)]
-    async fn a_node_that_is_closed_ends() {
+    async fn a_closed_node_stops_connecting() {
         let metrics = Metrics::new(1);
         let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), Time::Server, &metrics).unwrap();
         let server = shared.topology.view().borrow().servers[0].clone();

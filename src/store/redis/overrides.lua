@@ -1,10 +1,10 @@
--- What operators have said: a hash of texts by what they are about (each with its version before a bar), a stream of
--- changes, and a hash with the last change (epoch, version, id) and how many texts there are.
+-- Overrides: a hash of texts by target (each prefixed with its version and a bar), a stream of changes, and a hash with
+-- the last change (epoch, version, id) and the number of texts.
 local texts, log, head, gathered = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 local function mark()
   local is = redis.call('HMGET', head, 'epoch', 'version', 'id', 'count')
-  -- A server that evicts may have evicted a part.
+  -- A server that evicts keys may have evicted some of the texts.
   if is[1] and tonumber(is[4]) == redis.call('HLEN', texts) then
     return is[1], tonumber(is[2]), is[3]
   end
@@ -32,17 +32,18 @@ if order == 'since' then
   end
   local same = redis.call('XRANGE', log, their_version .. '-0', their_version .. '-0')[1]
   if not same or same[2][2] ~= their_id then return {'other'} end
-  -- The log is cut off at its beginning: where theirs is there, all that follow are.
+  -- Only the beginning of the log is trimmed: if it contains the caller's change, it contains all later ones.
   return {'changes', redis.call('XRANGE', log, '(' .. their_version .. '-0', '+', 'COUNT', most)}
 end
 
 if order == 'write' then
-  -- id, head, the longest log, an epoch if there is none, the last change that the writer knows (epoch, version, id), whether
-  -- that must be the last here, and of each part: target, version that must be its last or nothing, '1' or '0', text.
+  -- Arguments: id, head, maximum length of the log, epoch for an empty store, the caller's cursor (epoch, version, id),
+  -- whether that must be the last change here; and per override: target, expected version or '', '1' to set or '0' to
+  -- delete, text.
   local new_id, who, longest, new_epoch, their_epoch, their_version, their_id, exactly = unpack(ARGV, 1, 8)
   their_version = tonumber(their_version)
   if their_version > 0 then
-    -- Whoever knows more than there is says that first.
+    -- A caller that has seen later changes than this store must restore them before it writes.
     local is_behind = epoch ~= their_epoch or version < their_version
     if is_behind or (version == their_version and id ~= their_id) then return {'moved'} end
   end
@@ -82,7 +83,7 @@ if order == 'write' then
 end
 
 if order == 'gather' then
-  -- Texts on their way to an empty store, under a key of their own: the seconds they live, then target and text.
+  -- Stages texts for an empty store under a separate key. Arguments: TTL in seconds, then target and text of each.
   for at = 2, #ARGV, 2 do
     redis.call('HSET', gathered, ARGV[at], ARGV[at + 1])
   end
@@ -91,7 +92,8 @@ if order == 'gather' then
 end
 
 if order == 'adopt' then
-  -- All at once, unless somebody was faster. The last change becomes the log's first, so that others find theirs.
+  -- Moves the staged texts into place atomically, unless the store is no longer empty. The log begins with the last
+  -- change, so that other instances find their cursor in it.
   if epoch then return {'moved'} end
   redis.call('DEL', texts, log, head)
   if redis.call('EXISTS', gathered) == 1 then

@@ -1,7 +1,8 @@
-//! What operators have said, in Redis: three keys of one slot, changed by one script and read a few times a second.
+//! Overrides in Redis, as methods of [`Redis`]: three keys of one slot, changed by one script and read a few times a
+//! second.
 //!
-//! They are where the shard `overrides` is. On a ring, where a shard moves as nodes come and go, they are on the node that is
-//! listed first.
+//! Their shard key is `directives`. A ring stores them on the node that is listed first, because the shard would move
+//! when nodes are added or removed.
 
 use redis::{Cmd, FromRedisValue, Value, from_redis_value};
 use tokio::task::yield_now;
@@ -13,142 +14,180 @@ use crate::store::{
 };
 
 const SCRIPT: &str = include_str!("overrides.lua");
-/// Texts that one call reads.
-const SCANNED: usize = 1_000;
-/// What was gathered for an empty store, and never became its content, is gone after so many seconds.
-const GATHERED: u32 = 120;
+/// Number of texts that one call reads (`COUNT` of `HSCAN`).
+const SCAN_COUNT: usize = 1_000;
+/// Seconds after which texts that were staged for an empty store expire if they are not adopted.
+const STAGING_TTL_SECONDS: u32 = 120;
 
 impl Redis {
-    /// The last change, and all that is kept, a part at a time; `None` where there is nothing. What changes meanwhile may
-    /// be in it or not: it is what comes after the mark.
-    pub async fn overrides(&self, mut each: impl FnMut(Vec<Versioned>)) -> Result<Option<Cursor>, StoreError> {
-        let Some(mark) = self.overrides_cursor().await? else {
+    /// Reads all overrides in pages and passes each page to `read_page`. Returns a cursor at the last change, or `None`
+    /// if there are no overrides.
+    ///
+    /// Changes that are made meanwhile may or may not be included; they follow the cursor.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
+    pub async fn overrides(&self, mut read_page: impl FnMut(Vec<Versioned>)) -> Result<Option<Cursor>, StoreError> {
+        let Some(cursor) = self.overrides_cursor().await? else {
             return Ok(None);
         };
-        let scan = |cursor: String| {
+        let scan = |scan_cursor: String| {
             let this = self.clone();
             tokio::spawn(async move {
                 let mut scan = redis::cmd("HSCAN");
-                scan.arg(this.override_key("texts")).arg(cursor).arg("COUNT").arg(SCANNED);
+                scan.arg(this.override_key("texts")).arg(scan_cursor).arg("COUNT").arg(SCAN_COUNT);
                 this.override_command(&scan).await
             })
         };
         let mut next = Some(scan("0".to_owned()));
         while let Some(page) = next {
             let reply = page.await.unwrap_or(Err(StoreError::Unavailable))?;
-            let (cursor, texts): (String, Vec<(String, String)>) = read(reply)?;
-            // While this page is read, the server finds the next.
-            next = (cursor != "0").then(|| scan(cursor));
+            let (scan_cursor, texts): (String, Vec<(String, String)>) = parse(reply)?;
+            // The server reads the next page while this one is processed.
+            next = (scan_cursor != "0").then(|| scan(scan_cursor));
             yield_now().await;
-            let kept = texts.into_iter().filter_map(|(target, text)| {
+            let overrides = texts.into_iter().filter_map(|(target, text)| {
                 let (version, text) = text.split_once('|')?;
                 Some((target, version.parse().ok()?, text.to_owned()))
             });
-            each(kept.collect());
+            read_page(overrides.collect());
         }
-        Ok(Some(mark))
+        Ok(Some(cursor))
     }
 
-    /// The last change.
+    /// Returns a cursor at the last change, or `None` if there are no overrides.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
     pub async fn overrides_cursor(&self) -> Result<Option<Cursor>, StoreError> {
-        Ok(read_cursor(&self.override_script("mark", "", |_| {}).await?))
+        Ok(parse_cursor(&self.override_script("mark", "", |_| {}).await?))
     }
 
-    /// What there is that one who knows this has not heard.
-    pub async fn overrides_since(&self, mark: &Cursor) -> Result<Update, StoreError> {
+    /// Returns what has changed since `cursor`, at most [`MAX_CHANGES`] changes.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
+    pub async fn overrides_since(&self, cursor: &Cursor) -> Result<Update, StoreError> {
         let reply = self
             .override_script("since", "", |call| {
-                call.arg(&mark.epoch).arg(mark.version).arg(&mark.id).arg(MAX_CHANGES);
+                call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id).arg(MAX_CHANGES);
             })
             .await?;
-        let (word, rest) = split(&reply)?;
-        Ok(match word.as_str() {
-            "nothing" => Update::Nothing,
-            "other" => Update::Other,
+        let (status, fields) = split(&reply)?;
+        Ok(match status.as_str() {
+            "nothing" => Update::Unchanged,
+            "other" => Update::Diverged,
             "empty" => Update::Empty,
             "behind" => Update::Behind,
-            "changes" => Update::Changes(changes(rest.first().ok_or(StoreError::Rejected)?)?),
+            "changes" => Update::Changes(parse_changes(fields.first().ok_or(StoreError::Rejected)?)?),
             _ => return Err(StoreError::Rejected),
         })
     }
 
-    /// Makes a change, all of it or nothing; `None` where the store has gone back behind what is known, or is not exactly there
-    /// if it has to be. `longest`: of the log.
+    /// Writes a change atomically, with its id and the information for the audit log (`head`).
+    ///
+    /// Returns `None`, without writing, if the store is behind the cursor or has another history, or if `exactly` is
+    /// set and the store has later changes. The log is trimmed to about `max_log_length` entries.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
     pub async fn put_overrides(
         &self,
         (id, head): (&str, &str),
-        parts: &[Write],
-        (known, exactly): (&Cursor, bool),
-        longest: usize,
+        writes: &[Write],
+        (cursor, exactly): (&Cursor, bool),
+        max_log_length: usize,
     ) -> Result<Option<WriteOutcome>, StoreError> {
         let epoch = format!("{:016x}", rand::random::<u64>());
         let reply = self
             .override_script("write", "", |call| {
-                call.arg(id).arg(head).arg(longest).arg(&epoch);
-                call.arg(&known.epoch).arg(known.version).arg(&known.id).arg(if exactly { "1" } else { "0" });
-                for Write { target, text, expected } in parts {
+                call.arg(id).arg(head).arg(max_log_length).arg(&epoch);
+                call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id).arg(if exactly { "1" } else { "0" });
+                for Write { target, text, expected } in writes {
                     call.arg(target).arg(expected.map_or_else(String::new, |version| version.to_string()));
                     call.arg(if text.is_some() { "1" } else { "0" }).arg(text.as_deref().unwrap_or_default());
                 }
             })
             .await?;
-        let (word, rest) = split(&reply)?;
-        match (word.as_str(), rest) {
+        let (status, fields) = split(&reply)?;
+        match (status.as_str(), fields) {
             ("moved", []) => Ok(None),
             ("conflict", [target, version]) => {
-                let (target, version) = (read(target.clone())?, read(version.clone())?);
+                let (target, version) = (parse(target.clone())?, parse(version.clone())?);
                 Ok(Some(WriteOutcome::Conflict { target, version }))
             }
             ("done", [epoch, version, change]) => {
-                let mark = Cursor { epoch: read(epoch.clone())?, version: read(version.clone())?, id: id.to_owned() };
-                Ok(Some(WriteOutcome::Done(mark, read_change(change)?)))
+                let cursor =
+                    Cursor { epoch: parse(epoch.clone())?, version: parse(version.clone())?, id: id.to_owned() };
+                Ok(Some(WriteOutcome::Done(cursor, parse_change(change)?)))
             }
             _ => Err(StoreError::Rejected),
         }
     }
 
-    /// Brings all of it back to a store that has nothing; false when somebody else was faster.
-    pub async fn restore_overrides(&self, mark: &Cursor, head: &str, kept: &[Versioned]) -> Result<bool, StoreError> {
-        let place = format!("{:016x}", rand::random::<u64>());
-        for texts in kept.chunks(MAX_CHANGES) {
+    /// Restores all overrides into an empty store. Returns false, without changing it, if the store is not empty.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
+    pub async fn restore_overrides(
+        &self,
+        cursor: &Cursor,
+        head: &str,
+        overrides: &[Versioned],
+    ) -> Result<bool, StoreError> {
+        let staging_id = format!("{:016x}", rand::random::<u64>());
+        for texts in overrides.chunks(MAX_CHANGES) {
             let gather = |call: &mut Cmd| {
-                call.arg(GATHERED);
+                call.arg(STAGING_TTL_SECONDS);
                 for (target, version, text) in texts {
                     call.arg(target).arg(format!("{version}|{text}"));
                 }
             };
-            self.override_script("gather", &place, gather).await?;
+            self.override_script("gather", &staging_id, gather).await?;
         }
         let adopt = |call: &mut Cmd| {
-            call.arg(&mark.epoch).arg(mark.version).arg(&mark.id).arg(head);
+            call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id).arg(head);
         };
-        let reply = self.override_script("adopt", &place, adopt).await?;
+        let reply = self.override_script("adopt", &staging_id, adopt).await?;
         Ok(split(&reply)?.0 == "done")
     }
 
-    /// The latest changes before this version, the last first.
-    pub async fn override_log(&self, before: u64, most: usize) -> Result<Vec<Change>, StoreError> {
+    /// Returns up to `max_changes` changes with a version below `before`, the latest first. `u64::MAX` means the end of
+    /// the log.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
+    pub async fn override_log(&self, before: u64, max_changes: usize) -> Result<Vec<Change>, StoreError> {
         let mut range = redis::cmd("XREVRANGE");
         let end = if before == u64::MAX { "+".to_owned() } else { format!("({before}-0") };
-        range.arg(self.override_key("log")).arg(end).arg("-").arg("COUNT").arg(most);
-        changes(&self.override_command(&range).await?)
+        range.arg(self.override_key("log")).arg(end).arg("-").arg("COUNT").arg(max_changes);
+        parse_changes(&self.override_command(&range).await?)
     }
 
-    /// Keeps a large text under its digest.
+    /// Stores a rule set under its digest.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or rejects the command.
     pub async fn put_rule_set(&self, digest: &str, text: &str) -> Result<(), StoreError> {
         let mut set = redis::cmd("SET");
         set.arg(self.override_key(&format!("set:{digest}"))).arg(text);
         self.override_command(&set).await.map(drop)
     }
 
-    /// The text of a digest.
+    /// Returns the rule set with this digest, or `None` if there is none.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or its reply is invalid.
     pub async fn get_rule_set(&self, digest: &str) -> Result<Option<String>, StoreError> {
         let mut get = redis::cmd("GET");
         get.arg(self.override_key(&format!("set:{digest}")));
-        read(self.override_command(&get).await?)
+        parse(self.override_command(&get).await?)
     }
 
-    /// Forgets it.
+    /// Deletes the rule set with this digest.
+    ///
+    /// # Errors
+    /// Fails if Redis does not answer or rejects the command.
     pub async fn delete_rule_set(&self, digest: &str) -> Result<(), StoreError> {
         let mut delete = redis::cmd("DEL");
         delete.arg(self.override_key(&format!("set:{digest}")));
@@ -161,57 +200,61 @@ impl Redis {
 
     async fn override_script(
         &self,
-        order: &str,
-        gathered: &str,
+        operation: &str,
+        staging_id: &str,
         arguments: impl FnOnce(&mut Cmd),
     ) -> Result<Value, StoreError> {
-        // Sent as a whole each time: it is called a few times a second.
+        // The script is sent with each call, because calls are rare (a few per second).
         let mut command = redis::cmd("EVAL");
         command.arg(SCRIPT).arg(4);
         for name in ["texts", "log", "head"] {
             command.arg(self.override_key(name));
         }
-        command.arg(self.override_key(&format!("gathered:{gathered}"))).arg(order);
+        command.arg(self.override_key(&format!("gathered:{staging_id}"))).arg(operation);
         arguments(&mut command);
         self.override_command(&command).await
     }
 
     async fn override_command(&self, command: &Cmd) -> Result<Value, StoreError> {
-        let home = self.main.home(self.override_key("").as_bytes()).ok_or(StoreError::Unavailable)?;
-        self.main.command(home, command).await
+        let batcher = self.main.overrides_batcher(self.override_key("").as_bytes()).ok_or(StoreError::Unavailable)?;
+        self.main.command(batcher, command).await
     }
 }
 
-fn read<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
+fn parse<T: FromRedisValue>(value: Value) -> Result<T, StoreError> {
     from_redis_value(value).map_err(|_| StoreError::Rejected)
 }
 
-/// The first word of a reply, and what follows.
+/// Splits a reply into its status and the fields after it.
 fn split(reply: &Value) -> Result<(String, &[Value]), StoreError> {
     let Value::Array(values) = reply else {
         return Err(StoreError::Rejected);
     };
-    let (word, rest) = values.split_first().ok_or(StoreError::Rejected)?;
-    Ok((read(word.clone())?, rest))
+    let (status, fields) = values.split_first().ok_or(StoreError::Rejected)?;
+    Ok((parse(status.clone())?, fields))
 }
 
-fn read_cursor(reply: &Value) -> Option<Cursor> {
+fn parse_cursor(reply: &Value) -> Option<Cursor> {
     let (_, [epoch, version, id]) = split(reply).ok()? else {
         return None;
     };
-    Some(Cursor { epoch: read(epoch.clone()).ok()?, version: read(version.clone()).ok()?, id: read(id.clone()).ok()? })
+    Some(Cursor {
+        epoch: parse(epoch.clone()).ok()?,
+        version: parse(version.clone()).ok()?,
+        id: parse(id.clone()).ok()?,
+    })
 }
 
-fn changes(reply: &Value) -> Result<Vec<Change>, StoreError> {
+fn parse_changes(reply: &Value) -> Result<Vec<Change>, StoreError> {
     let Value::Array(entries) = reply else {
         return Err(StoreError::Rejected);
     };
-    entries.iter().map(read_change).collect()
+    entries.iter().map(parse_change).collect()
 }
 
-/// An entry of the stream: its version and its fields.
-fn read_change(entry: &Value) -> Result<Change, StoreError> {
-    let (version, fields): (String, Vec<(String, String)>) = read(entry.clone())?;
+/// Parses an entry of the stream, which has a version and fields.
+fn parse_change(entry: &Value) -> Result<Change, StoreError> {
+    let (version, fields): (String, Vec<(String, String)>) = parse(entry.clone())?;
     let version = version.split('-').next().and_then(|version| version.parse().ok()).ok_or(StoreError::Rejected)?;
     let mut change = Change { version, ..Change::default() };
     for (name, value) in fields {

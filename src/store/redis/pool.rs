@@ -1,4 +1,4 @@
-//! One worker's connections to all servers of a topology, and the way from a key to one of them.
+//! [`Pool`]: one worker's connections to all servers of a topology, and the selection of the server for a key.
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
@@ -15,11 +15,12 @@ use super::{
 };
 use crate::{metrics::WorkerId, store::StoreError};
 
-/// Redirects that one call follows. A slot that moves needs one or two.
-pub(super) const REDIRECTS: usize = 5;
-/// Servers beside those of the view, to which others have pointed, at most.
-const MOST_EXTRA: usize = 64;
+/// Maximum number of redirects that one call follows. A migrating slot causes one or two.
+pub(super) const MAX_REDIRECTS: usize = 5;
+/// Maximum number of servers outside of the view that redirects have named.
+const MAX_EXTRA_SERVERS: usize = 64;
 
+/// One worker's connections to all servers.
 pub(super) struct Pool {
     shared: Arc<Shared>,
     worker: WorkerId,
@@ -27,32 +28,32 @@ pub(super) struct Pool {
     routes: ArcSwap<Routes>,
 }
 
-/// What was known at one time: replaced as a whole.
+/// A view and its batchers, which are replaced as a whole.
 struct Routes {
     view: Arc<View>,
-    /// In the order of the view's servers.
+    /// Batchers in the order of the view's servers.
     batchers: Vec<Arc<Batcher>>,
-    /// Servers that a redirect named before the view did.
+    /// Batchers of servers that only redirects have named.
     extra: Vec<Arc<Batcher>>,
 }
 
-/// A server, and which calls to it a hit may share.
+/// The server of a key, and the slot if calls to this server are restricted to one slot.
 #[derive(Clone)]
 pub(super) struct Target {
     pub(super) batcher: Arc<Batcher>,
-    /// Where calls have to keep to slots: the key's.
+    /// Slot of the key, or `None` if a call to this server may have keys of several slots.
     pub(super) slot: Option<u16>,
 }
 
 impl Target {
-    /// Whether hits of both can go into one call.
-    pub(super) fn is(&self, other: &Self) -> bool {
+    /// Returns whether hits of both targets can share a call.
+    pub(super) fn shares_call_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.batcher, &other.batcher) && self.slot == other.slot
     }
 }
 
 impl Pool {
-    /// Connects, and follows the topology for as long as the current runtime lives.
+    /// Connects to all servers and follows changes of the topology until the current runtime ends.
     pub(super) fn start(shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
         let mut views = shared.topology.view();
         let view = Arc::clone(&views.borrow_and_update());
@@ -69,27 +70,28 @@ impl Pool {
             let old = self.routes.load_full();
             let known: Vec<_> = old.all().cloned().collect();
             let routes = Routes::new(view, &known, &self.shared, self.worker, &self.groups);
-            let gone = known.into_iter().filter(|known| !routes.all().any(|batcher| Arc::ptr_eq(batcher, known)));
-            let gone: Vec<_> = gone.collect();
+            let removed = known.into_iter().filter(|known| !routes.all().any(|batcher| Arc::ptr_eq(batcher, known)));
+            let removed: Vec<_> = removed.collect();
             self.routes.store(Arc::new(routes));
-            gone.iter().for_each(|batcher| batcher.close());
+            removed.iter().for_each(|batcher| batcher.close());
         }
     }
 
-    /// The server that has the key; `None` when none is known to.
+    /// Returns the server that has the key, or `None` if it is unknown.
     pub(super) fn target(&self, key: &[u8]) -> Option<Target> {
         let routes = self.routes.load();
-        let Some(place) = routes.view.place_of(|| self.shard(key)) else {
+        let Some(index) = routes.view.index_of(|| self.shard_key(key)) else {
             self.shared.topology.request_refresh();
             return None;
         };
-        let batcher = Arc::clone(routes.batchers.get(place)?);
-        let slot = batcher.keeps_to_slots().then(|| self.slot(key));
+        let batcher = Arc::clone(routes.batchers.get(index)?);
+        let slot = batcher.requires_single_slot().then(|| self.slot(key));
         Some(Target { batcher, slot })
     }
 
-    /// The server that has what is not a counter: of a ring the first, which no other node moves.
-    pub(super) fn home(&self, key: &[u8]) -> Option<Arc<Batcher>> {
+    /// Returns the server that has the overrides. In a ring this is the first node, which stays the same when other
+    /// nodes are added or removed.
+    pub(super) fn overrides_batcher(&self, key: &[u8]) -> Option<Arc<Batcher>> {
         match self.routes.load().batchers.first() {
             Some(first) if !self.shared.topology.is_cluster() => Some(Arc::clone(first)),
             _ => self.target(key).map(|target| target.batcher),
@@ -100,27 +102,27 @@ impl Pool {
         &self.shared.settings.key_prefix
     }
 
-    /// Of two keys of one slot a server can decide in one call, whatever it says of keys elsewhere.
+    /// Returns the slot of a key. Every server accepts several keys of the same slot in one call.
     pub(super) fn slot(&self, key: &[u8]) -> u16 {
-        slots::slot(&self.shard(key))
+        slots::slot(&self.shard_key(key))
     }
 
-    /// What of a key chooses its place, as Redis has it: what stands in the first braces, or else all of it.
-    fn shard<'k>(&self, key: &'k [u8]) -> Cow<'k, [u8]> {
+    /// Returns the part of a key that selects its server in Redis: the hash tag, or else the whole key.
+    fn shard_key<'k>(&self, key: &'k [u8]) -> Cow<'k, [u8]> {
         match hash_tag(key) {
             Some(tag) => tag.into(),
             None => [self.shared.settings.key_prefix.as_bytes(), key].concat().into(),
         }
     }
 
-    /// The server that a redirect names; `None` when it cannot be one, or there are too many.
-    pub(super) fn server(&self, host: &str, port: u16) -> Option<Arc<Batcher>> {
+    /// Returns the server that a redirect names, or `None` outside of a cluster or if there are too many such servers.
+    pub(super) fn batcher_at(&self, host: &str, port: u16) -> Option<Arc<Batcher>> {
         let server = self.shared.topology.server(host, port)?;
         let routes = self.routes.load_full();
         if let Some(known) = routes.all().find(|batcher| *batcher.node().name() == server.name) {
             return Some(Arc::clone(known));
         }
-        if routes.extra.len() >= MOST_EXTRA {
+        if routes.extra.len() >= MAX_EXTRA_SERVERS {
             return None;
         }
         let batcher = Batcher::start(server, Arc::clone(&self.shared), self.worker, &self.groups);
@@ -130,48 +132,50 @@ impl Pool {
         Some(batcher)
     }
 
-    /// One command that is no decision, sent on to wherever its keys are.
-    pub(super) async fn command(&self, server: Arc<Batcher>, command: &Cmd) -> Result<Value, StoreError> {
-        let (mut server, mut asking) = (server, false);
-        for _ in 0..REDIRECTS {
-            let (host, port) = match server.node().call(command, asking).await {
+    /// Sends one command that is not a decision, and follows redirects.
+    pub(super) async fn command(&self, batcher: Arc<Batcher>, command: &Cmd) -> Result<Value, StoreError> {
+        let (mut batcher, mut asking) = (batcher, false);
+        for _ in 0..MAX_REDIRECTS {
+            let (host, port) = match batcher.node().call(command, asking).await {
                 Ok(reply) => return Ok(reply),
                 Err(CallError::Failed(error)) => return Err(error),
-                Err(CallError::Elsewhere(Redirect::Declared | Redirect::Apart)) => return Err(StoreError::Rejected),
-                Err(CallError::Elsewhere(Redirect::Moved(host, port))) => {
+                Err(CallError::Redirected(Redirect::DeclareKeys | Redirect::Split)) => {
+                    return Err(StoreError::Rejected);
+                }
+                Err(CallError::Redirected(Redirect::Moved(host, port))) => {
                     asking = false;
                     (host, port)
                 }
-                Err(CallError::Elsewhere(Redirect::Ask(host, port))) => {
+                Err(CallError::Redirected(Redirect::Ask(host, port))) => {
                     asking = true;
                     (host, port)
                 }
             };
-            server = self.server(&host, port).ok_or(StoreError::Unavailable)?;
+            batcher = self.batcher_at(&host, port).ok_or(StoreError::Unavailable)?;
         }
         Err(StoreError::Unavailable)
     }
 
-    /// A request that has to be sent on has as long as any call.
+    /// Returns the time limit for following redirects, which is that of a single call.
     pub(super) fn deadline(&self) -> Duration {
         self.shared.settings.timeout
     }
 
-    /// Whether every server can be asked now.
+    /// Returns whether all servers are connected.
     pub(super) fn is_up(&self) -> bool {
         let routes = self.routes.load();
         !routes.batchers.is_empty() && routes.batchers.iter().all(|batcher| batcher.node().is_up())
     }
 
-    /// Waits until every server can be asked, but no longer than this.
-    pub(super) async fn wait_until_up(&self, at_most: Duration) -> bool {
+    /// Waits until all servers are connected, at most for `max_wait`, and returns whether that succeeded.
+    pub(super) async fn wait_until_up(&self, max_wait: Duration) -> bool {
         let all_up = async {
             let mut views = self.shared.topology.view();
             while !self.is_up() {
                 let routes = self.routes.load_full();
                 let all = async {
                     for batcher in &routes.batchers {
-                        batcher.node().up().await;
+                        batcher.node().wait_until_up().await;
                     }
                 };
                 tokio::select! {
@@ -180,12 +184,12 @@ impl Pool {
                 }
             }
         };
-        timeout(at_most, all_up).await.is_ok()
+        timeout(max_wait, all_up).await.is_ok()
     }
 }
 
 impl Routes {
-    /// Batchers of servers that are known already are kept.
+    /// Creates the routes of a view. Servers that have a batcher in `known` keep it.
     fn new(
         view: Arc<View>,
         known: &[Arc<Batcher>],
@@ -194,8 +198,8 @@ impl Routes {
         groups: &Arc<CallGroups>,
     ) -> Self {
         let batcher = |server: &Server| {
-            let same = known.iter().find(|batcher| *batcher.node().name() == server.name);
-            same.map_or_else(|| Batcher::start(server.clone(), Arc::clone(shared), worker, groups), Arc::clone)
+            let existing = known.iter().find(|batcher| *batcher.node().name() == server.name);
+            existing.map_or_else(|| Batcher::start(server.clone(), Arc::clone(shared), worker, groups), Arc::clone)
         };
         let batchers = view.servers.iter().map(batcher).collect();
         Self { view, batchers, extra: Vec::new() }

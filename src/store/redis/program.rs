@@ -1,22 +1,29 @@
-//! The scripts of all algorithms joined to one program, how it is called, and what it answers.
+//! [`Program`]: the Redis script that combines the algorithms' scripts, and the format of its calls and replies.
 //!
-//! Arguments: the keys; then now in microseconds or nothing (Redis' own time); then the records of all keys in one text:
-//! a byte each for the script, the action and the record's length, two bytes for how many hits, from this one on, are
-//! charged together or not at all, and the script's arguments as doubles, little endian, which are exact for all that
-//! is counted. One text rather than many: what Redis pays for an argument (to parse it, to allocate it, to hand it to
-//! Lua) is more than what it takes to unpack it. A record that undoes a take ends with the instant of that take.
+//! # Calls
+//! The arguments are the keys, the time in microseconds (empty for Redis' own time), and one string with the records of
+//! all keys. A record consists of:
 //!
-//! A cluster refuses keys of several slots in one call if they are declared as keys, and takes them as arguments. So
-//! there they stand behind the records. It gives no redirect then; a key that is another server's, or on its way there,
-//! is told by its outcome, and nothing was done to it: a step reads its key before it writes, and no other.
+//! - one byte each for the script, the action and the length of the record;
+//! - two bytes for the number of hits, counted from this one, that are charged together or not at all;
+//! - the jitter and the script's arguments as little-endian doubles, which are exact for everything that is counted;
+//! - if the record undoes a take, the time of that take.
 //!
-//! The answer is a list: now, then a text with a letter for each hit's outcome, or none when all are allowed, and then the
-//! state of each key. A value more for each hit would cost the client half as much again to read as all else that it does
-//! for it; one text of everything, half as much again in Redis. States are explained in Rust, by the same code that
-//! explains a state in memory.
+//! All records are one string because an additional argument costs Redis more (to parse it, to allocate it, to pass it
+//! to Lua) than unpacking the string.
 //!
-//! A call may hold hits of several requests. So a counter that cannot be used (somebody wrote something else to its
-//! key) spoils its own hit only: `allowed` is -1. Any other error, of the server and not of a key, fails the call.
+//! A cluster rejects calls with keys of several slots if the keys are declared, but accepts them as arguments. In a
+//! cluster the keys therefore follow the records. The cluster then sends no redirects, but the outcome reports a key
+//! that belongs to another server or is migrating to one. Such a key is unchanged, because a step reads its key before
+//! it writes, and accesses no other key.
+//!
+//! # Replies
+//! The reply is a list: the time, a string with one letter per hit for its outcome (empty if all hits are allowed), and
+//! the state of each key. One more value per hit would increase the client's cost per hit by half; one string with
+//! everything would increase the cost in Redis by half. The same Rust code explains states from memory and from Redis.
+//!
+//! A call can contain hits of several requests. Therefore a key with an invalid state (another client has written to
+//! it) fails only its own hit, with the outcome `s`. Any other error concerns the server and fails the whole call.
 
 use std::{
     fmt::Write,
@@ -34,31 +41,33 @@ use crate::{
 
 const MAIN: &str = include_str!("main.lua");
 
-/// Bytes of a record before the arguments.
+/// Length of a record's header in bytes, before the arguments.
 const HEADER: usize = 5;
-/// Added to the script's number of the first hit of those that are charged together.
+/// Flag in the script's number: the first hit of a group that is charged together.
 const LEADER: u8 = 128;
-/// Added to the action of a hit that is charged with others and binding.
+/// Flag in the action: a binding hit of a group that is charged together.
 const BINDING: u8 = 128;
-/// A key that nobody asks for is kept a day longer than it can matter at most, whatever the jitter.
-const LONGEST_JITTER_MILLIS: u64 = 86_400_000;
+/// Maximum jitter for any setting: an unused key outlives its use by at most one day.
+const MAX_JITTER_MILLIS: u64 = 86_400_000;
 
+/// The combined script and the settings of its calls.
 pub(super) struct Program {
     source: String,
     script: Script,
-    /// By the algorithm's index.
+    /// Number of each algorithm's script, by the algorithm's index.
     script_numbers: Vec<u8>,
     key_prefix: Vec<u8>,
     time: Time,
     jitter_millis: u64,
-    /// Drives the jitter. It needs to differ, not to surprise.
+    /// State of the jitter sequence, which need not be unpredictable.
     sequence: AtomicU64,
 }
 
-/// A call in the making.
+/// The keys and records of a call that is being assembled.
 #[derive(Default)]
 pub(super) struct Call {
     keys: Vec<u8>,
+    /// Position in `keys` at which each key ends.
     ends: Vec<usize>,
     records: Vec<u8>,
     now: Micros,
@@ -78,7 +87,7 @@ impl Call {
     }
 }
 
-/// What the program did to one counter.
+/// The outcome of a step and the counter's state after it.
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) outcome: Outcome,
@@ -88,78 +97,78 @@ pub(super) struct Step {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Allowed,
-    Refused,
-    /// The counter cannot be used: somebody wrote something else to it.
-    Spoiled,
-    /// Not on this server, or no longer; nothing was done.
-    Elsewhere,
-    /// The server wants its keys declared; nothing was done.
+    Denied,
+    /// The key contains other data than the counter's state. The step did nothing.
+    InvalidState,
+    /// The key is not, or no longer, on this server. The step did nothing.
+    NonLocal,
+    /// The server requires declared keys. The step did nothing.
     Undeclared,
 }
 
 impl Outcome {
-    const fn read(letter: u8) -> Option<Self> {
+    const fn from_letter(letter: u8) -> Option<Self> {
         Some(match letter {
             b'y' => Self::Allowed,
-            b'n' => Self::Refused,
-            b's' => Self::Spoiled,
-            b'e' => Self::Elsewhere,
+            b'n' => Self::Denied,
+            b's' => Self::InvalidState,
+            b'e' => Self::NonLocal,
             b'u' => Self::Undeclared,
             _ => return None,
         })
     }
 }
 
-/// How keys are given to the program.
+/// How a call passes its keys to the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keys {
     Declared,
+    /// As arguments behind the records.
     AsArguments,
 }
 
 impl Program {
     pub(super) fn new(settings: &Settings, time: Time) -> Self {
         let jitter = u64::try_from(settings.expiry_jitter.as_millis()).unwrap_or(u64::MAX);
-        let (source, script_numbers) = join();
+        let (source, script_numbers) = join_scripts();
         Self {
             script: Script::new(&source),
             source,
             script_numbers,
             key_prefix: settings.key_prefix.as_bytes().to_vec(),
             time,
-            jitter_millis: jitter.clamp(1, LONGEST_JITTER_MILLIS),
+            jitter_millis: jitter.clamp(1, MAX_JITTER_MILLIS),
             sequence: rand::random::<u64>().into(),
         }
     }
 
-    /// The command that makes the program known to a server.
-    pub(super) fn load(&self) -> Cmd {
+    /// Builds the command that loads the script into a server.
+    pub(super) fn load_command(&self) -> Cmd {
         let mut cmd = redis::cmd("SCRIPT");
         cmd.arg("LOAD").arg(self.source.as_str());
         cmd
     }
 
-    /// A command that needs a server that writes, of those that the scripts use, and changes nothing.
+    /// Builds a write command that changes nothing, one of those that the scripts use.
     pub(super) fn write_probe(&self) -> Cmd {
         let mut cmd = redis::cmd("PEXPIRE");
         cmd.arg([self.key_prefix.as_slice(), b"probe"].concat()).arg(1);
         cmd
     }
 
-    /// Requests with clocks of their own cannot be joined to one call.
-    pub(super) fn joins_requests(&self) -> bool {
+    /// Returns whether requests can share a call, which is not possible if each passes its own time.
+    pub(super) fn can_join_requests(&self) -> bool {
         self.time == Time::Server
     }
 
-    /// Adds hits of one request.
     pub(super) fn add(&self, call: &mut Call, hits: &[Hit<'_>], charge: Charge, now: Micros) {
         let together = charge == Charge::All;
-        for (place, hit) in hits.iter().enumerate() {
+        for (index, hit) in hits.iter().enumerate() {
             call.keys.extend_from_slice(&self.key_prefix);
             call.keys.extend_from_slice(hit.key);
             call.ends.push(call.keys.len());
-            let company = if together && place == 0 { hits.len() } else { 0 };
-            self.write_record(&mut call.records, hit, company, together && hit.binding, now);
+            let group_size = if together && index == 0 { hits.len() } else { 0 };
+            self.write_record(&mut call.records, hit, group_size, together && hit.blocks_on_denial, now);
         }
         call.now = now;
     }
@@ -185,10 +194,10 @@ impl Program {
         cmd
     }
 
-    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<'_>, company: usize, binding: bool, now: Micros) {
-        // 2⁶⁴ divided by the golden ratio: consecutive multiples spread evenly over the jitter.
-        let step = self.sequence.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed);
-        let keep = ((u128::from(step) * u128::from(self.jitter_millis)) >> 64) as u64;
+    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<'_>, group_size: usize, binding: bool, now: Micros) {
+        // Consecutive multiples of 2⁶⁴ divided by the golden ratio are distributed evenly over the jitter's range.
+        let position = self.sequence.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed);
+        let jitter = ((u128::from(position) * u128::from(self.jitter_millis)) >> 64) as u64;
         let action = match hit.action {
             Action::Take => 0,
             Action::Peek => 1,
@@ -199,65 +208,67 @@ impl Program {
             Action::RollBack(taken) => Some(taken.get()),
             Action::Take | Action::Peek | Action::Refund => None,
         };
-        let script = self.script_numbers[hit.algorithm.index()] + if company > 0 { LEADER } else { 0 };
+        let script = self.script_numbers[hit.algorithm.index()] + if group_size > 0 { LEADER } else { 0 };
         let action = action + if binding { BINDING } else { 0 };
         let arguments = hit.algorithm.arguments(hit.operation(now));
         let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
         records.reserve(length);
-        let [low, high] = u16::try_from(company).unwrap_or(u16::MAX).to_le_bytes();
+        let [low, high] = u16::try_from(group_size).unwrap_or(u16::MAX).to_le_bytes();
         records.extend_from_slice(&[script, action, length as u8, low, high]);
-        for number in std::iter::once(keep).chain(arguments).chain(taken) {
+        for number in std::iter::once(jitter).chain(arguments).chain(taken) {
             records.extend_from_slice(&(number as f64).to_le_bytes());
         }
     }
 }
 
-/// The time of the call and its steps; `None` when the reply is not the program's.
-pub(super) fn read(reply: &Value) -> Option<(Micros, Steps<'_>)> {
+/// Returns the time of the call and its steps, or `None` if the reply is not in the program's format.
+pub(super) fn parse_reply(reply: &Value) -> Option<(Micros, ReplySteps<'_>)> {
     let Value::Array(values) = reply else {
         return None;
     };
     let [Value::Int(now), Value::BulkString(outcomes), states @ ..] = values.as_slice() else {
         return None;
     };
-    let steps = Steps { outcomes, states, read: 0 };
+    let steps = ReplySteps { outcomes, states, consumed: 0 };
     let fits = outcomes.is_empty() || outcomes.len() == states.len();
     fits.then_some((Micros::new(u64::try_from(*now).ok()?), steps))
 }
 
-/// The steps of a reply, of which some have been read.
-pub(super) struct Steps<'r> {
+/// The steps of a reply, which are taken one after the other.
+pub(super) struct ReplySteps<'r> {
     outcomes: &'r [u8],
     states: &'r [Value],
-    read: usize,
+    consumed: usize,
 }
 
-impl Steps<'_> {
-    /// The steps of the next so many hits; `None` when they are not all there.
+impl ReplySteps<'_> {
+    /// Takes the steps of the next `hits` hits. Returns `None` if the reply does not contain all of them.
     pub(super) fn take(&mut self, hits: usize) -> Option<SmallVec<[Step; 1]>> {
         (0..hits).map(|_| self.step()).collect()
     }
 
-    /// Whether all have been read.
     pub(super) fn is_empty(&self) -> bool {
-        self.read == self.states.len()
+        self.consumed == self.states.len()
     }
 
     fn step(&mut self) -> Option<Step> {
-        let state = match self.states.get(self.read)? {
+        let state = match self.states.get(self.consumed)? {
             Value::Int(number) => State::from_bytes(&number.to_le_bytes()),
             Value::BulkString(bytes) => State::from_bytes(bytes),
             _ => return None,
         };
-        let outcome = self.outcomes.get(self.read).map_or(Some(Outcome::Allowed), |letter| Outcome::read(*letter))?;
-        self.read += 1;
+        let outcome =
+            self.outcomes.get(self.consumed).map_or(Some(Outcome::Allowed), |letter| Outcome::from_letter(*letter))?;
+        self.consumed += 1;
         Some(Step { outcome, state })
     }
 }
 
-/// The program, and for each algorithm the number of its script in it; some share one. One function with a branch for
-/// each script: a call makes one closure, not one for each of them.
-fn join() -> (String, Vec<u8>) {
+/// Returns the source of the combined script, and for each algorithm the number of its script. Some algorithms share a
+/// script.
+///
+/// The source has one function with a branch per script, so that a call creates one closure, not one per script.
+fn join_scripts() -> (String, Vec<u8>) {
     let mut text = format!(
         "{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
          local now, records = tonumber(ARGV[1]), ARGV[2]\n\
@@ -274,12 +285,12 @@ fn join() -> (String, Vec<u8>) {
         }
         scripts.push(*script);
         let (arguments, body) = script;
-        let word = if number == 0 { "if" } else { "elseif" };
+        let keyword = if number == 0 { "if" } else { "elseif" };
         let names = arguments.join(", ");
         let format = "d".repeat(arguments.len() + 1);
         let _ = write!(
             text,
-            "{word} script == {number} then\n\
+            "{keyword} script == {number} then\n\
              local keep, {names} = unpack_numbers('<{format}', records, at + HEADER)\n\
              local more = at + HEADER + {}\n{body}\n",
             size_of::<f64>() * (arguments.len() + 1)
@@ -293,12 +304,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_has_a_state_for_each_hit_and_none_too_many() {
+    fn a_valid_reply_has_one_state_per_hit() {
         let state = |bytes: &[u8]| Value::BulkString(bytes.to_vec());
         let reply =
             |outcomes: &[u8], states: &[Value]| Value::Array([&[Value::Int(7), state(outcomes)], states].concat());
         let full = reply(b"yn", &[state(b"a"), Value::Int(1)]);
-        let (now, mut steps) = read(&full).unwrap();
+        let (now, mut steps) = parse_reply(&full).unwrap();
         assert_eq!((now, steps.is_empty()), (Micros::new(7), false));
         let first = steps.take(1).unwrap();
         assert_eq!(
@@ -306,27 +317,27 @@ mod tests {
             (Outcome::Allowed, &b"a"[..], false)
         );
         let second = steps.take(1).unwrap();
-        assert_eq!((second[0].outcome, steps.is_empty()), (Outcome::Refused, true));
+        assert_eq!((second[0].outcome, steps.is_empty()), (Outcome::Denied, true));
         assert!(steps.take(1).is_none());
         let all_allowed = reply(b"", &[state(b"a")]);
-        assert_eq!(read(&all_allowed).unwrap().1.take(1).unwrap()[0].outcome, Outcome::Allowed);
-        for nonsense in [
+        assert_eq!(parse_reply(&all_allowed).unwrap().1.take(1).unwrap()[0].outcome, Outcome::Allowed);
+        for invalid in [
             Value::Nil,
             Value::Array(vec![Value::Int(1)]),
             Value::Array(vec![Value::Int(-1), state(b"")]),
             reply(b"y", &[state(b"a"), state(b"b")]),
         ] {
-            assert!(read(&nonsense).is_none(), "{nonsense:?}");
+            assert!(parse_reply(&invalid).is_none(), "{invalid:?}");
         }
         for outcomes in [&b"?"[..], b"y"] {
-            let nonsense = reply(outcomes, &[Value::Nil]);
-            assert!(read(&nonsense).unwrap().1.take(1).is_none(), "{nonsense:?}");
+            let invalid = reply(outcomes, &[Value::Nil]);
+            assert!(parse_reply(&invalid).unwrap().1.take(1).is_none(), "{invalid:?}");
         }
     }
 
     #[test]
-    fn scripts_that_are_the_same_stand_there_once() {
-        let (text, numbers) = join();
+    fn algorithms_with_equal_scripts_share_one_branch() {
+        let (text, numbers) = join_scripts();
         let distinct: std::collections::BTreeSet<_> = Algorithm::SCRIPTS.iter().collect();
         assert_eq!(text.matches(" script == ").count(), distinct.len());
         assert_eq!(numbers.iter().collect::<std::collections::BTreeSet<_>>().len(), distinct.len());

@@ -1,9 +1,11 @@
-//! Calls that leave a worker at the same moment for several servers have their answers handed on at the same moment.
+//! [`ResponseBatching`]: calls that a worker sends to several servers at the same moment have their answers delivered
+//! together.
 //!
-//! What a caller's connection asks at once is spread over the servers, which answer one after the other. Were each
-//! answer handed on as it comes, the worker would wake, and write to the caller, once for each server. So the first
-//! waits for the others of its group, no longer than [`PATIENCE`], and never for a server whose last answer took longer
-//! than that, or has been waited for in vain: one that hangs holds the others up once.
+//! The requests of one caller's connection are distributed over the servers, which answer one after the other. If each
+//! answer were delivered on arrival, the worker would wake and write to the caller once per server. Therefore the first
+//! answer waits for the others of its group, at most for [`MAX_WAIT`]. No answer waits for a late server: one that took
+//! longer than `MAX_WAIT` for its last answer, or that was waited for without success. A server that hangs delays the
+//! others only once.
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -16,65 +18,67 @@ use tokio::{
     time::{Duration, Instant, timeout_at},
 };
 
-/// Calls that leave one after the other within this time are a group, one for each server: a server's answers do not wait for
-/// each other.
-const SAME_MOMENT: Duration = Duration::from_micros(50);
-/// From a group's first call, the longest that an answer waits for others.
+/// Maximum time between the first and the last call of a group. A group has at most one call per server, because
+/// answers of one server do not wait for each other.
+const GROUP_WINDOW: Duration = Duration::from_micros(50);
+/// Maximum time, counted from a group's first call, for which an answer waits for others.
 const MAX_WAIT: Duration = Duration::from_millis(1);
 
-/// The calls of one worker, whatever server they are for.
+/// The most recent group of one worker's calls to all servers.
 #[derive(Default)]
 pub(super) struct CallGroups {
     latest: Mutex<Option<Arc<CallGroup>>>,
 }
 
+/// Calls to different servers that were sent at the same moment.
 struct CallGroup {
-    began: Instant,
-    /// The servers that have not answered, each by whether it is late.
-    awaited: Mutex<SmallVec<[Arc<AtomicBool>; 4]>>,
+    started: Instant,
+    /// Servers that have not answered yet, each represented by its `is_late` flag.
+    pending: Mutex<SmallVec<[Arc<AtomicBool>; 4]>>,
     complete: Notify,
 }
 
-/// One server's part in the groups of a worker.
+/// Delays the answers of one server until the other calls of their group are answered.
 pub(super) struct ResponseBatching {
     groups: Arc<CallGroups>,
+    /// Whether answers of other servers do not wait for this one.
     is_late: Arc<AtomicBool>,
 }
 
-/// A call that has left.
+/// A call that was sent and not answered yet.
 pub(super) struct SentCall {
-    at: Instant,
-    /// `None`: nobody waits for its answer, and it waits for nobody's.
+    sent_at: Instant,
+    /// `None` if the server is late: the answer does not wait, and no other answer waits for it.
     group: Option<Arc<CallGroup>>,
 }
 
 impl CallGroups {
     fn join(&self, server: &Arc<AtomicBool>, now: Instant) -> Arc<CallGroup> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = latest.take().filter(|group| now - group.began < SAME_MOMENT && !group.awaits(server));
-        let new = || Arc::new(CallGroup { began: now, awaited: Mutex::default(), complete: Notify::new() });
+        let open = latest.take().filter(|group| now - group.started < GROUP_WINDOW && !group.is_waiting_for(server));
+        let new = || Arc::new(CallGroup { started: now, pending: Mutex::default(), complete: Notify::new() });
         let group = latest.insert(open.unwrap_or_else(new));
-        group.awaited().push(Arc::clone(server));
+        group.pending().push(Arc::clone(server));
         Arc::clone(group)
     }
 }
 
 impl CallGroup {
-    fn awaited(&self) -> MutexGuard<'_, SmallVec<[Arc<AtomicBool>; 4]>> {
-        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, SmallVec<[Arc<AtomicBool>; 4]>> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn awaits(&self, server: &Arc<AtomicBool>) -> bool {
-        self.awaited().iter().any(|other| Arc::ptr_eq(other, server))
+    fn is_waiting_for(&self, server: &Arc<AtomicBool>) -> bool {
+        self.pending().iter().any(|other| Arc::ptr_eq(other, server))
     }
 
-    /// Whether it was the last.
-    fn has_answered(&self, server: &Arc<AtomicBool>) -> bool {
-        let mut awaited = self.awaited();
-        if let Some(place) = awaited.iter().position(|other| Arc::ptr_eq(other, server)) {
-            awaited.swap_remove(place);
+    /// Marks the server as answered and returns whether the group is now complete.
+    fn mark_answered(&self, server: &Arc<AtomicBool>) -> bool {
+        let mut pending = self.pending();
+        if let Some(index) = pending.iter().position(|other| Arc::ptr_eq(other, server)) {
+            pending.swap_remove(index);
         }
-        awaited.is_empty()
+        pending.is_empty()
     }
 }
 
@@ -83,25 +87,25 @@ impl ResponseBatching {
         Self { groups: Arc::clone(groups), is_late: Arc::default() }
     }
 
-    /// A call leaves for the server.
+    /// Records that a call to the server was sent.
     pub(super) fn sent(&self) -> SentCall {
-        let at = Instant::now();
-        SentCall { at, group: (!self.is_late.load(Relaxed)).then(|| self.groups.join(&self.is_late, at)) }
+        let sent_at = Instant::now();
+        SentCall { sent_at, group: (!self.is_late.load(Relaxed)).then(|| self.groups.join(&self.is_late, sent_at)) }
     }
 
-    /// The server has answered. Returns when the answer is to be handed on.
+    /// Records that the server has answered `call`, and waits until the answer should be delivered.
     pub(super) async fn answered(&self, call: SentCall) {
-        self.is_late.store(call.at.elapsed() >= MAX_WAIT, Relaxed);
+        self.is_late.store(call.sent_at.elapsed() >= MAX_WAIT, Relaxed);
         let Some(group) = call.group else {
             return;
         };
         let complete = group.complete.notified();
         tokio::pin!(complete);
         complete.as_mut().enable();
-        if group.has_answered(&self.is_late) {
+        if group.mark_answered(&self.is_late) {
             group.complete.notify_waiters();
-        } else if timeout_at(group.began + MAX_WAIT, complete).await.is_err() {
-            group.awaited().drain(..).for_each(|server| server.store(true, Relaxed));
+        } else if timeout_at(group.started + MAX_WAIT, complete).await.is_err() {
+            group.pending().drain(..).for_each(|server| server.store(true, Relaxed));
         }
     }
 }
@@ -112,14 +116,14 @@ mod tests {
 
     use super::*;
 
-    fn two() -> (ResponseBatching, ResponseBatching) {
+    fn two_servers() -> (ResponseBatching, ResponseBatching) {
         let groups = Arc::default();
         (ResponseBatching::new(&groups), ResponseBatching::new(&groups))
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_first_answer_of_a_group_waits_for_the_last() {
-        let (a, b) = two();
+        let (a, b) = two_servers();
         let (of_a, of_b) = (a.sent(), b.sent());
         let mut first = Box::pin(a.answered(of_a));
         assert!((&mut first).now_or_never().is_none());
@@ -128,36 +132,36 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_that_leave_later_are_another_group() {
-        let (a, b) = two();
+    async fn calls_that_are_sent_later_form_another_group() {
+        let (a, b) = two_servers();
         let of_a = a.sent();
-        tokio::time::advance(SAME_MOMENT).await;
+        tokio::time::advance(GROUP_WINDOW).await;
         let of_b = b.sent();
         assert!(a.answered(of_a).now_or_never().is_some());
         assert!(b.answered(of_b).now_or_never().is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_servers_answers_do_not_wait_for_each_other() {
-        let (a, b) = two();
+    async fn answers_of_one_server_do_not_wait_for_each_other() {
+        let (a, b) = two_servers();
         let (first, second, of_b) = (a.sent(), a.sent(), b.sent());
         assert!(a.answered(first).now_or_never().is_some());
         assert!(a.answered(second).now_or_never().is_none());
         drop(of_b);
     }
 
-    /// One that hangs holds the others up once, and is waited for again when it has answered in time.
+    /// A server that hangs delays the others once. They wait for it again after it has answered in time.
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_long_and_for_a_late_one_not_twice() {
-        let (punctual, late) = two();
+    async fn a_late_server_delays_the_others_once_and_briefly() {
+        let (punctual, late) = two_servers();
         let (of_punctual, of_late) = (punctual.sent(), late.sent());
-        let began = Instant::now();
+        let started = Instant::now();
         punctual.answered(of_punctual).await;
-        assert!((MAX_WAIT..MAX_WAIT * 3).contains(&began.elapsed()), "{:?}", began.elapsed());
+        assert!((MAX_WAIT..MAX_WAIT * 3).contains(&started.elapsed()), "{:?}", started.elapsed());
 
         let (of_punctual, next_of_late) = (punctual.sent(), late.sent());
         assert!(punctual.answered(of_punctual).now_or_never().is_some());
-        // It has not been in time yet.
+        // The server has not answered in time yet.
         assert!(late.answered(of_late).now_or_never().is_some());
         assert!(late.is_late.load(Relaxed));
         assert!(late.answered(next_of_late).now_or_never().is_some());
@@ -166,10 +170,10 @@ mod tests {
         assert!(punctual.answered(of_punctual).now_or_never().is_none());
     }
 
-    /// One that takes five milliseconds for each answer is never waited for, whether somebody did in vain or not.
+    /// No answer waits for a server that takes five milliseconds per answer, even before any wait for it has failed.
     #[tokio::test(start_paused = true)]
-    async fn a_slow_server_is_known_by_its_answers() {
-        let (punctual, slow) = two();
+    async fn a_slow_server_is_late_after_its_first_answer() {
+        let (punctual, slow) = two_servers();
         let call = slow.sent();
         tokio::time::advance(MAX_WAIT * 5).await;
         slow.answered(call).await;

@@ -1,35 +1,35 @@
-//! How to use Redis. The address itself is the store's name: `--store redis://…`.
+//! [`Settings`] of the Redis store. The address is not part of them: it is the name of the store, `--store redis://…`.
 
 use std::{path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How to use Redis.
+/// Settings of the Redis store.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Before every key; without braces, which are the shard's.
+    /// Prefix of every key. It must not contain braces, which mark the shard key.
     pub key_prefix: String,
-    /// A call that takes longer has failed.
+    /// Time after which a call fails.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub timeout: Duration,
-    /// An attempt to connect that takes longer has failed.
+    /// Time after which an attempt to connect fails.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub connect_timeout: Duration,
-    /// So many calls without an answer in a row, and a server is not asked again until a new connection answers.
+    /// Number of consecutive timeouts after which a server receives no calls until a new connection to it has answered.
     pub timeouts_until_down: u32,
-    /// A key outlives its use by a random time up to this, so that keys of one window don't all expire at once.
+    /// Maximum random time by which a key outlives its use, so that the keys of one window do not expire together.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub expiry_jitter: Duration,
-    /// The nodes of `redis+ring://`, where the address does not name them.
+    /// Nodes of `redis+ring://`, if the address does not list them.
     pub ring: Vec<RingNode>,
-    /// For `rediss…://`.
+    /// TLS settings for `rediss…://`.
     pub tls: TlsSettings,
-    /// For `redis+sentinel://`.
+    /// Settings for `redis+sentinel://`.
     pub sentinel: SentinelSettings,
 }
 
@@ -37,16 +37,16 @@ pub struct Settings {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RingNode {
-    /// What the placement goes by: a node that keeps its name keeps its counters' places, whatever its address.
+    /// Name that determines the node's counters. The address does not affect them.
     pub name: String,
-    /// `redis://…`, with its own credentials.
+    /// Address of the node, `redis://…`, with its own credentials.
     pub url: String,
-    /// How much it holds, beside the others.
-    #[serde(default = "one")]
+    /// Share of the counters, relative to the weights of other nodes.
+    #[serde(default = "default_weight")]
     pub weight: u32,
 }
 
-const fn one() -> u32 {
+const fn default_weight() -> u32 {
     1
 }
 
@@ -54,23 +54,23 @@ const fn one() -> u32 {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
-    /// PEM file of the authorities to trust instead of the system's.
+    /// PEM file with the certificate authorities to trust instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// PEM file of the certificate to show.
+    /// PEM file with the client certificate.
     pub cert_file: Option<PathBuf>,
-    /// PEM file of that certificate's key.
+    /// PEM file with the key of the client certificate.
     pub key_file: Option<PathBuf>,
 }
 
-/// How to speak to the sentinels themselves; the credentials in the address are the master's.
+/// Settings for connections to sentinels. The credentials in the address are those of the master.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct SentinelSettings {
-    /// An ACL user.
+    /// ACL user.
     pub username: Option<String>,
-    /// Its password, or that of `requirepass`.
+    /// Password of the ACL user, or of `requirepass`.
     pub password: Option<String>,
-    /// Whether they speak TLS, where that is not as with the master.
+    /// Whether to connect to the sentinels with TLS. By default the same as for the master.
     pub tls: Option<bool>,
 }
 
@@ -90,7 +90,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Without passwords.
+    /// Returns a copy without passwords.
     #[must_use]
     pub fn masked(&self) -> Self {
         let mut masked = self.clone();

@@ -1,4 +1,4 @@
-//! What Prometheus reads: in its text format, in OpenMetrics, or in its protobuf format.
+//! [`Exposition`]: the formats in which Prometheus reads metrics: text, OpenMetrics and protobuf.
 
 mod protobuf;
 mod text;
@@ -9,30 +9,30 @@ use prometheus::proto::{MetricFamily, MetricType};
 
 use crate::metrics::Distribution;
 
-/// How metrics are written.
+/// A format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposition {
-    /// Prometheus' text format 0.0.4.
+    /// Prometheus text format 0.0.4.
     Text,
     /// OpenMetrics 1.0, in which histograms have exemplars.
     OpenMetrics,
-    /// Prometheus' protobuf format, in which they have native buckets as well.
+    /// Prometheus protobuf format, in which histograms also have native buckets.
     Protobuf,
 }
 
 impl Exposition {
-    /// The one that whoever asks likes best, by the `Accept` of his request; the text format where he likes none.
+    /// Returns the format with the highest quality in an `Accept` header; the text format if it contains none of them.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
         let mut best = (0.0, Self::Text);
         for range in accept.split(',') {
-            let mut words = range.split(';').map(str::trim);
-            let kind = words.next().unwrap_or_default();
-            let parameter = |name| words.clone().find_map(|word: &str| word.strip_prefix(name));
+            let mut parts = range.split(';').map(str::trim);
+            let media_type = parts.next().unwrap_or_default();
+            let parameter = |name| parts.clone().find_map(|part: &str| part.strip_prefix(name));
             let quality = parameter("q=").and_then(|quality| quality.parse().ok()).unwrap_or(1.0);
-            let exposition = match kind {
+            let exposition = match media_type {
                 "application/vnd.google.protobuf"
-                    if parameter("proto=").is_none_or(|it| it == "io.prometheus.client.MetricFamily")
+                    if parameter("proto=").is_none_or(|message| message == "io.prometheus.client.MetricFamily")
                         && parameter("encoding=") == Some("delimited") =>
                 {
                     Self::Protobuf
@@ -48,7 +48,7 @@ impl Exposition {
         best.1
     }
 
-    /// Its media type.
+    /// Returns the media type.
     #[must_use]
     pub const fn media_type(self) -> &'static str {
         match self {
@@ -68,7 +68,7 @@ impl Exposition {
     }
 }
 
-/// All that has one name.
+/// All samples of one metric name.
 #[derive(Debug, PartialEq)]
 pub(super) struct Family<'f> {
     pub(super) name: Cow<'f, str>,
@@ -77,7 +77,7 @@ pub(super) struct Family<'f> {
     pub(super) samples: Vec<Sample<'f>>,
 }
 
-/// What it is.
+/// The type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Counter,
@@ -86,7 +86,7 @@ pub(super) enum Kind {
     Summary,
 }
 
-/// One value of it.
+/// One value of a metric with its labels.
 #[derive(Debug, PartialEq)]
 pub(super) struct Sample<'f> {
     pub(super) labels: Vec<(Cow<'f, str>, Cow<'f, str>)>,
@@ -96,13 +96,13 @@ pub(super) struct Sample<'f> {
 #[derive(Debug, PartialEq)]
 pub(super) enum Value {
     Number(f64),
-    /// Of a histogram all of it, of a summary its count and its sum.
+    /// Distribution of a histogram; for a summary only its count and its sum are written.
     Distribution(Distribution),
 }
 
 impl<'f> Family<'f> {
-    /// The numbers of a registry; it has no others.
-    pub(super) fn of(family: &'f MetricFamily) -> Self {
+    /// Converts a counter or gauge; the registry contains no other types.
+    pub(super) fn from_registry(family: &'f MetricFamily) -> Self {
         let is_counter = family.get_field_type() == MetricType::COUNTER;
         let samples = family.get_metric().iter().map(|metric| Sample {
             labels: metric.get_label().iter().map(|label| (label.name().into(), label.value().into())).collect(),

@@ -1,5 +1,5 @@
-//! Prometheus' protobuf format (io.prometheus.client), as far as anything here is written in it. It is the one in which
-//! histograms can have native buckets.
+//! The part of Prometheus' protobuf format (`io.prometheus.client`) that this service writes. It is the only format in
+//! which histograms can have native buckets.
 
 use std::time::UNIX_EPOCH;
 
@@ -7,7 +7,7 @@ use prost::Message;
 use prost_types::Timestamp;
 
 use super::{Family, Kind, Sample, Value};
-use crate::metrics::{self, Distribution, SCHEMA, ZERO};
+use crate::metrics::{self, Distribution, SCHEMA, ZERO_THRESHOLD};
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct MetricFamily {
@@ -96,7 +96,7 @@ pub(super) struct Bucket {
     pub(super) exemplar: Option<Exemplar>,
 }
 
-/// Buckets that follow each other, and how many empty ones are between them and those before.
+/// Consecutive buckets, and the number of empty buckets between them and the previous span.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct BucketSpan {
     #[prost(sint32, tag = "1")]
@@ -143,16 +143,17 @@ fn metric(kind: Kind, sample: &Sample<'_>) -> Metric {
     match (&sample.value, kind) {
         (Value::Number(number), Kind::Counter) => metric.counter = Some(Number { value: Some(*number) }),
         (Value::Number(number), _) => metric.gauge = Some(Number { value: Some(*number) }),
-        (Value::Distribution(all), Kind::Summary) => {
-            metric.summary = Some(Summary { sample_count: Some(all.count), sample_sum: Some(all.sum) });
+        (Value::Distribution(distribution), Kind::Summary) => {
+            metric.summary =
+                Some(Summary { sample_count: Some(distribution.count), sample_sum: Some(distribution.sum) });
         }
-        (Value::Distribution(all), _) => metric.histogram = Some(all.into()),
+        (Value::Distribution(distribution), _) => metric.histogram = Some(distribution.into()),
     }
     metric
 }
 
 impl From<&Distribution> for Histogram {
-    fn from(all: &Distribution) -> Self {
+    fn from(distribution: &Distribution) -> Self {
         let bucket = |(bound, count, exemplar): &(f64, u64, Option<metrics::Exemplar>)| Bucket {
             cumulative_count: Some(*count),
             upper_bound: Some(*bound),
@@ -163,26 +164,26 @@ impl From<&Distribution> for Histogram {
             }),
         };
         let mut histogram = Self {
-            sample_count: Some(all.count),
-            sample_sum: Some(all.sum),
-            bucket: all.buckets.iter().map(bucket).collect(),
+            sample_count: Some(distribution.count),
+            sample_sum: Some(distribution.sum),
+            bucket: distribution.buckets.iter().map(bucket).collect(),
             ..Self::default()
         };
-        let Some(native) = &all.native else {
+        let Some(native) = &distribution.native else {
             return histogram;
         };
         histogram.schema = Some(SCHEMA);
-        histogram.zero_threshold = Some(ZERO);
+        histogram.zero_threshold = Some(ZERO_THRESHOLD);
         histogram.zero_count = Some(native.zero);
-        let (mut next, mut before) = (0, 0);
+        let (mut next, mut previous) = (0, 0);
         for (index, count) in &native.buckets {
             match histogram.positive_span.last_mut() {
                 Some(span) if *index == next => span.length += 1,
                 _ => histogram.positive_span.push(BucketSpan { offset: index - next, length: 1 }),
             }
             next = index + 1;
-            histogram.positive_delta.push(count.cast_signed() - before);
-            before = count.cast_signed();
+            histogram.positive_delta.push(count.cast_signed() - previous);
+            previous = count.cast_signed();
         }
         histogram
     }

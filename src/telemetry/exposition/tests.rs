@@ -6,7 +6,7 @@ use super::{
     protobuf::{MetricFamily, MetricType},
     *,
 };
-use crate::metrics::{Exemplar, Native, TraceId};
+use crate::metrics::{Exemplar, NativeBuckets, TraceId};
 
 fn family(name: &'static str, kind: Kind, labels: &[(&'static str, &'static str)], value: Value) -> Family<'static> {
     let labels = labels.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
@@ -19,7 +19,7 @@ fn distribution() -> Distribution {
         count: 3,
         sum: 20.5,
         buckets: vec![(0.000_001, 1, None), (10.0, 2, Some(exemplar)), (f64::INFINITY, 3, None)],
-        native: Some(Native { zero: 1, buckets: vec![(-8, 4), (-7, 1), (0, 2)] }),
+        native: Some(NativeBuckets { zero: 1, buckets: vec![(-8, 4), (-7, 1), (0, 2)] }),
     }
 }
 
@@ -34,7 +34,7 @@ fn families() -> Vec<Family<'static>> {
 }
 
 #[test]
-fn the_text_format() {
+fn writes_the_text_format() {
     let text = String::from_utf8(Exposition::Text.write(&families())).unwrap();
     let expected = "# HELP a_total what\\n\"it\" is\n# TYPE a_total counter\na_total{x=\"\\\"\\\\\\n\"} 1\n\
                     # HELP b what\\n\"it\" is\n# TYPE b histogram\nb_bucket{y=\"z\",le=\"0.000001\"} 1\n\
@@ -46,7 +46,7 @@ fn the_text_format() {
 }
 
 #[test]
-fn open_metrics_keeps_the_names_and_has_exemplars() {
+fn openmetrics_keeps_the_names_and_adds_exemplars() {
     let text = String::from_utf8(Exposition::OpenMetrics.write(&families())).unwrap();
     let expected = "# HELP a what\\n\\\"it\\\" is\n# TYPE a counter\na_total{x=\"\\\"\\\\\\n\"} 1\n\
                     # HELP b what\\n\\\"it\\\" is\n# TYPE b histogram\nb_bucket{y=\"z\",le=\"1e-6\"} 1\n\
@@ -61,13 +61,13 @@ fn open_metrics_keeps_the_names_and_has_exemplars() {
 #[test]
 fn protobuf_has_native_buckets() {
     let page = Exposition::Protobuf.write(&families());
-    let mut rest = page.as_slice();
-    let mut read = Vec::new();
-    while !rest.is_empty() {
-        read.push(MetricFamily::decode_length_delimited(&mut rest).unwrap());
+    let mut remaining = page.as_slice();
+    let mut families = Vec::new();
+    while !remaining.is_empty() {
+        families.push(MetricFamily::decode_length_delimited(&mut remaining).unwrap());
     }
-    let [a, b, c, d, e] = read.as_slice() else {
-        panic!("{read:?}");
+    let [a, b, c, d, e] = families.as_slice() else {
+        panic!("{families:?}");
     };
     assert_eq!((a.name.as_str(), a.kind(), &*a.metric[0].label[0].value), ("a_total", MetricType::Counter, "\"\\\n"));
     assert_eq!(c.metric[0].counter.as_ref().unwrap().value, Some(2.0));
@@ -84,7 +84,7 @@ fn protobuf_has_native_buckets() {
     let timestamp = exemplar.timestamp.as_ref().unwrap();
     assert_eq!((exemplar.value(), timestamp.seconds, timestamp.nanos), (0.5, 1_500_000_000, 250_000_000));
     assert_eq!(exemplar.label[0].value, format!("{:032x}", 0x2a));
-    // In another unit there are none.
+    // A distribution in another unit has no native buckets.
     let scaled = family("b", Kind::Histogram, &[], Value::Distribution(distribution().scaled(1e3)));
     let page = Exposition::Protobuf.write(&[scaled]);
     let scaled = MetricFamily::decode_length_delimited(page.as_slice()).unwrap();
@@ -93,7 +93,7 @@ fn protobuf_has_native_buckets() {
 }
 
 #[test]
-fn whoever_asks_says_how() {
+fn accept_selects_the_format() {
     let protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited";
     let open = "application/openmetrics-text;version=1.0.0";
     for (accept, expected) in [

@@ -1,4 +1,4 @@
-//! The two formats that people can read, which are nearly the same one.
+//! The two text formats, Prometheus and OpenMetrics, which are nearly the same.
 
 use std::{
     borrow::Cow,
@@ -8,13 +8,13 @@ use std::{
 use super::{Family, Kind, Sample, Value};
 use crate::metrics::Exemplar;
 
-pub(super) fn write(families: &[Family<'_>], open: bool) -> String {
+pub(super) fn write(families: &[Family<'_>], open_metrics: bool) -> String {
     let mut text = String::new();
     for family in families {
-        // Writing to a text does not fail.
-        let _ = Writer { text: &mut text, open }.family(family);
+        // Writing to a `String` does not fail.
+        let _ = Writer { text: &mut text, open_metrics }.family(family);
     }
-    if open {
+    if open_metrics {
         text.push_str("# EOF\n");
     }
     text
@@ -22,43 +22,43 @@ pub(super) fn write(families: &[Family<'_>], open: bool) -> String {
 
 struct Writer<'t> {
     text: &'t mut String,
-    /// As OpenMetrics has it.
-    open: bool,
+    /// Whether to write OpenMetrics instead of Prometheus text.
+    open_metrics: bool,
 }
 
 impl Writer<'_> {
     fn family(&mut self, family: &Family<'_>) -> Result {
         let name = &*family.name;
-        // Names stay what they are in the text format, or dashboards would have to know which one was asked for: a
-        // counter that does not end in `_total` is of unknown type in OpenMetrics, which wants that of counters.
+        // Metric names are the same in both formats, so that dashboards do not depend on the format. OpenMetrics
+        // requires that names of counters end in `_total`, so other counters have the type `unknown` there.
         let (base, kind) = match (family.kind, name.strip_suffix("_total")) {
-            (Kind::Counter, Some(base)) if self.open => (base, "counter"),
-            (Kind::Counter, None) if self.open => (name, "unknown"),
+            (Kind::Counter, Some(base)) if self.open_metrics => (base, "counter"),
+            (Kind::Counter, None) if self.open_metrics => (name, "unknown"),
             (Kind::Counter, _) => (name, "counter"),
             (Kind::Gauge, _) => (name, "gauge"),
             (Kind::Histogram, _) => (name, "histogram"),
             (Kind::Summary, _) => (name, "summary"),
         };
-        writeln!(self.text, "# HELP {base} {}", escape(&family.help, self.open))?;
+        writeln!(self.text, "# HELP {base} {}", escape(&family.help, self.open_metrics))?;
         writeln!(self.text, "# TYPE {base} {kind}")?;
         family.samples.iter().try_for_each(|sample| self.sample(family, sample))
     }
 
     fn sample(&mut self, Family { name, kind, .. }: &Family<'_>, sample: &Sample<'_>) -> Result {
-        let all = match &sample.value {
+        let distribution = match &sample.value {
             Value::Number(number) => return self.line(name, "", sample, None, *number, None),
-            Value::Distribution(all) => all,
+            Value::Distribution(distribution) => distribution,
         };
-        let buckets: &[_] = if *kind == Kind::Histogram { &all.buckets } else { &[] };
+        let buckets: &[_] = if *kind == Kind::Histogram { &distribution.buckets } else { &[] };
         for (bound, count, exemplar) in buckets {
-            let bound = match self.open && bound.is_finite() {
+            let bound = match self.open_metrics && bound.is_finite() {
                 true => format!("{bound:?}"),
                 false => number(*bound),
             };
             self.line(name, "_bucket", sample, Some(&bound), *count as f64, exemplar.as_ref())?;
         }
-        self.line(name, "_sum", sample, None, all.sum, None)?;
-        self.line(name, "_count", sample, None, all.count as f64, None)
+        self.line(name, "_sum", sample, None, distribution.sum, None)?;
+        self.line(name, "_count", sample, None, distribution.count as f64, None)
     }
 
     fn line(
@@ -72,14 +72,14 @@ impl Writer<'_> {
     ) -> Result {
         write!(self.text, "{name}{suffix}")?;
         let labels = sample.labels.iter().map(|(name, value)| (&**name, &**value));
-        let mut between = '{';
+        let mut separator = '{';
         for (name, value) in labels.chain(bound.map(|bound| ("le", bound))) {
-            write!(self.text, "{between}{name}=\"{}\"", escape(value, true))?;
-            between = ',';
+            write!(self.text, "{separator}{name}=\"{}\"", escape(value, true))?;
+            separator = ',';
         }
-        let end = if between == ',' { "}" } else { "" };
+        let end = if separator == ',' { "}" } else { "" };
         write!(self.text, "{end} {}", number(value))?;
-        if let Some(Exemplar { trace, seconds, at }) = exemplar.filter(|_| self.open) {
+        if let Some(Exemplar { trace, seconds, at }) = exemplar.filter(|_| self.open_metrics) {
             write!(self.text, " # {{trace_id=\"{:032x}\"}} {seconds} {:.3}", trace.0, at.as_secs_f64())?;
         }
         writeln!(self.text)

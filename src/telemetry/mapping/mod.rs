@@ -1,8 +1,8 @@
-//! Names in statsd that become names and labels in Prometheus: a mapping file of statsd_exporter, as envoyproxy/ratelimit
-//! takes one (`PROMETHEUS_MAPPER_YAML`).
+//! [`Mapping`]: a mapping file of `statsd_exporter`, which turns names of statsd into names and labels of Prometheus.
+//! envoyproxy/ratelimit takes the same file (`PROMETHEUS_MAPPER_YAML`).
 //!
-//! Of timers there is one, the response time. It has the buckets that it is measured in, whatever the file says of buckets
-//! and quantiles; `observer_type: histogram` shows them, everything else the count and the sum alone.
+//! The only timer is the response time. It has the buckets in which it is measured, regardless of buckets and quantiles
+//! in the file. `observer_type: histogram` writes them; otherwise only the count and the sum are written.
 
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::metrics::{Distribution, Totals};
 
-/// In a second: as statsd has the response time.
+/// Milliseconds per second: statsd has the response time in milliseconds.
 const MILLISECONDS: f64 = 1e3;
 
 #[derive(Debug, Deserialize)]
@@ -28,7 +28,7 @@ struct MappingFile {
     mappings: Vec<Entry>,
 }
 
-/// What may stand there and has no effect: options of timers, and when a series that is not counted any more ends.
+/// A supported key without an effect: options of timers, and the time after which an unused series ends.
 type Ignored = serde::de::IgnoredAny;
 
 #[derive(Debug, Default, Deserialize)]
@@ -47,7 +47,7 @@ struct Defaults {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-#[expect(dead_code, reason = "of the ignored ones only the names are looked at")]
+#[expect(dead_code, reason = "ignored keys are only checked for their names")]
 struct Entry {
     r#match: String,
     match_type: Option<MatchType>,
@@ -109,17 +109,17 @@ enum Action {
     Drop,
 }
 
-/// A mapping file that was read.
+/// A parsed mapping file.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// Those with `*`, in the order in which they are tried.
+    /// Entries with `*`, in the order in which they are matched.
     globs: Vec<(Vec<String>, Entry)>,
-    /// They are tried after those.
+    /// Entries with regular expressions, which are matched after the globs.
     patterns: Vec<(Regex, Entry)>,
     observer: Observer,
 }
 
-/// What a name becomes.
+/// The Prometheus metric of a statsd name.
 #[derive(Debug, PartialEq)]
 struct Mapped<'m> {
     name: String,
@@ -130,13 +130,13 @@ struct Mapped<'m> {
 }
 
 impl Mapping {
-    /// `None` where the file is not there.
+    /// Reads a mapping file; `None` if the file does not exist.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, TelemetryError> {
-        let wrong = |error: String| TelemetryError(format!("{}: {error}", path.display()));
+        let invalid = |error: String| TelemetryError(format!("{}: {error}", path.display()));
         match std::fs::read_to_string(path) {
-            Ok(text) => Self::parse(&text).map(Some).map_err(wrong),
+            Ok(text) => Self::parse(&text).map(Some).map_err(invalid),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(wrong(error.to_string())),
+            Err(error) => Err(invalid(error.to_string())),
         }
     }
 
@@ -148,36 +148,38 @@ impl Mapping {
         for entry in mappings {
             for name in entry.labels.keys() {
                 let mut letters = name.chars();
-                let begins = letters.next().is_some_and(|letter| letter.is_ascii_alphabetic() || letter == '_');
-                if !begins || letters.any(|letter| !letter.is_ascii_alphanumeric() && letter != '_') {
-                    return Err(format!("{name:?} is no name for a label"));
+                let starts_well = letters.next().is_some_and(|letter| letter.is_ascii_alphabetic() || letter == '_');
+                if !starts_well || letters.any(|letter| !letter.is_ascii_alphanumeric() && letter != '_') {
+                    return Err(format!("invalid label name {name:?}"));
                 }
             }
             if entry.name.is_empty() {
-                return Err(format!("what matches {:?} has no name", entry.r#match));
+                return Err(format!("the mapping of {:?} has no name", entry.r#match));
             }
             match entry.match_type.unwrap_or(defaults.match_type) {
-                MatchType::Regex => patterns.push((Regex::new(&entry.r#match).map_err(|it| it.to_string())?, entry)),
+                MatchType::Regex => {
+                    patterns.push((Regex::new(&entry.r#match).map_err(|error| error.to_string())?, entry))
+                }
                 MatchType::Glob => {
-                    let parts: Vec<String> = entry.r#match.split('.').map(str::to_owned).collect();
-                    if parts.iter().any(|part| part.is_empty() || part != "*" && part.contains('*')) {
+                    let segments: Vec<String> = entry.r#match.split('.').map(str::to_owned).collect();
+                    if segments.iter().any(|segment| segment.is_empty() || segment != "*" && segment.contains('*')) {
                         return Err(format!(
-                            "{:?} is no match: each * is all there is between two dots",
+                            "invalid match {:?}: `*` must stand alone between two dots",
                             entry.r#match
                         ));
                     }
-                    globs.push((parts, entry));
+                    globs.push((segments, entry));
                 }
             }
         }
         if defaults.glob_disable_ordering {
-            // The most specific one first, which is told by the first part in which two differ.
-            globs.sort_by_cached_key(|(parts, _)| parts.iter().map(|part| part == "*").collect::<Vec<_>>());
+            // The most specific match comes first: at the first segment that differs, a literal precedes a `*`.
+            globs.sort_by_cached_key(|(segments, _)| segments.iter().map(|segment| segment == "*").collect::<Vec<_>>());
         }
         Ok(Self { globs, patterns, observer: defaults.observer_type })
     }
 
-    /// Everything that is counted, under its new names, and the response time.
+    /// Returns all counters under their new names, and the response time.
     pub(super) fn families(&self, totals: &Totals, response_time: Distribution) -> Vec<Family<'_>> {
         let mut families = Families::default();
         for (name, total) in totals {
@@ -192,18 +194,18 @@ impl Mapping {
             let scaled = if is_seconds { response_time } else { response_time.scaled(units) };
             families.add(mapped, Value::Distribution(scaled));
         }
-        families.all()
+        families.into_vec()
     }
 
-    /// `None` for what is not to be shown.
+    /// Returns the metric for a statsd name; `None` if the file drops it.
     fn map(&self, name: &str, kind: MetricType) -> Option<Mapped<'_>> {
-        let concerns = |entry: &Entry| entry.match_metric_type.is_none_or(|wanted| wanted == kind);
-        let glob = self.globs.iter().filter(|(_, entry)| concerns(entry));
-        let glob = glob.filter_map(|(parts, entry)| Some((captured(parts, name)?, entry))).next();
+        let applies = |entry: &Entry| entry.match_metric_type.is_none_or(|wanted| wanted == kind);
+        let glob = self.globs.iter().filter(|(_, entry)| applies(entry));
+        let glob = glob.filter_map(|(segments, entry)| Some((captured(segments, name)?, entry))).next();
         if let Some((captured, entry)) = glob {
             return self.mapped(entry, kind, |template| fill(template, name, &captured));
         }
-        let pattern = self.patterns.iter().filter(|(_, entry)| concerns(entry));
+        let pattern = self.patterns.iter().filter(|(_, entry)| applies(entry));
         let pattern = pattern.filter_map(|(pattern, entry)| Some((pattern.captures(name)?, entry))).next();
         if let Some((captured, entry)) = pattern {
             return self.mapped(entry, kind, |template| {
@@ -238,15 +240,17 @@ impl Mapping {
     }
 }
 
-/// By name, and then by labels.
+/// Metrics by name, and their values by labels.
 #[derive(Default)]
 struct Families<'f>(BTreeMap<String, (&'f str, Kind, BTreeMap<Labels<'f>, Value>)>);
 
 type Labels<'f> = Vec<(Cow<'f, str>, Cow<'f, str>)>;
 
 impl<'f> Families<'f> {
-    /// Numbers with the same name and labels are added up. A name is of one kind, that of what came first; what has none
-    /// left is not shown.
+    /// Adds a value. Numbers with the same name and labels are summed.
+    ///
+    /// Values without a name are omitted. The first value decides the type of a metric, and values of another type are
+    /// omitted too.
     fn add(&mut self, Mapped { name, labels, help, kind, .. }: Mapped<'f>, value: Value) {
         if name.is_empty() {
             return;
@@ -262,7 +266,7 @@ impl<'f> Families<'f> {
         }
     }
 
-    fn all(self) -> Vec<Family<'f>> {
+    fn into_vec(self) -> Vec<Family<'f>> {
         let family = |(name, (help, kind, samples)): (String, (&'f str, Kind, BTreeMap<Labels<'f>, Value>))| {
             let samples = samples.into_iter().map(|(labels, value)| Sample { labels, value });
             Family { name: name.into(), help: help.into(), kind, samples: samples.collect() }
@@ -271,35 +275,35 @@ impl<'f> Families<'f> {
     }
 }
 
-/// What stands where the stars are, if the name fits.
-fn captured<'n>(parts: &[String], name: &'n str) -> Option<Vec<&'n str>> {
-    let mut words = name.split('.');
+/// Returns the parts of `name` at the `*` segments; `None` if the name does not match.
+fn captured<'n>(segments: &[String], name: &'n str) -> Option<Vec<&'n str>> {
+    let mut names = name.split('.');
     let mut captured = Vec::new();
-    for part in parts {
-        let word = words.next()?;
-        if part == "*" {
-            captured.push(word);
-        } else if part != word {
+    for segment in segments {
+        let part = names.next()?;
+        if segment == "*" {
+            captured.push(part);
+        } else if segment != part {
             return None;
         }
     }
-    words.next().is_none().then_some(captured)
+    names.next().is_none().then_some(captured)
 }
 
-/// `$1` and `${1}` are what was captured first, and so on; `$0` is the whole name. What was not captured is nothing.
+/// Expands a template: `$1` and `${1}` are the first captured part, `$0` is the whole name, and others are empty.
 fn fill(template: &str, name: &str, captured: &[&str]) -> String {
     let mut text = String::new();
-    let mut rest = template;
-    while let Some(at) = rest.find('$') {
-        text += &rest[..at];
-        let behind = &rest[at + 1..];
-        let inner = behind.strip_prefix('{').unwrap_or(behind);
-        let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '$';
-        let after = inner.trim_start_matches(is_part);
+    let mut remaining = template;
+    while let Some(at) = remaining.find('$') {
+        text += &remaining[..at];
+        let after_dollar = &remaining[at + 1..];
+        let inner = after_dollar.strip_prefix('{').unwrap_or(after_dollar);
+        let is_reference = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '$';
+        let after = inner.trim_start_matches(is_reference);
         let reference = &inner[..inner.len() - after.len()];
         if reference.is_empty() {
             text.push('$');
-            rest = behind;
+            remaining = after_dollar;
             continue;
         }
         text += match reference.parse::<usize>() {
@@ -307,22 +311,22 @@ fn fill(template: &str, name: &str, captured: &[&str]) -> String {
             Ok(number) => captured.get(number - 1).copied().unwrap_or_default(),
             Err(_) => "",
         };
-        rest = after.strip_prefix('}').unwrap_or(after);
+        remaining = after.strip_prefix('}').unwrap_or(after);
     }
-    text + rest
+    text + remaining
 }
 
-/// As a name that Prometheus can have.
+/// Replaces characters that Prometheus does not allow in names.
 fn escaped(name: &str) -> String {
-    let digit = name.starts_with(|letter: char| letter.is_ascii_digit());
-    let mut text = String::from(if digit { "_" } else { "" });
-    let mut before = ' ';
+    let starts_with_digit = name.starts_with(|letter: char| letter.is_ascii_digit());
+    let mut text = String::from(if starts_with_digit { "_" } else { "" });
+    let mut previous = ' ';
     for letter in name.chars() {
-        // Dashes that follow each other are one.
-        if letter != '-' || before != '-' {
+        // Consecutive dashes are replaced by one underscore.
+        if letter != '-' || previous != '-' {
             text.push(if letter.is_ascii_alphanumeric() { letter } else { '_' });
         }
-        before = letter;
+        previous = letter;
     }
     text
 }

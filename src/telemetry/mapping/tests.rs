@@ -5,13 +5,15 @@ use serde_json::Value as Json;
 use super::*;
 use crate::metrics::{Histogram, WorkerId};
 
-/// What statsd_exporter 0.31 makes of names that were thrown together, by mappings that were as well. (None of them has a
-/// match twice, or one that an earlier match begins with: there these are not found, or too late. Nor is one found by
-/// `glob_disable_ordering` for which the search has to go back.)
+/// The vectors contain random names with random mappings, and the results of `statsd_exporter` 0.31.
+///
+/// They avoid two deviations of `statsd_exporter`. It does not find, or finds too late, a match that occurs twice or
+/// begins with an earlier match. With `glob_disable_ordering` it does not find matches for which the search has to
+/// backtrack.
 #[test]
-fn names_become_what_statsd_exporter_makes_of_them() {
+fn maps_names_like_statsd_exporter() {
     let cases: Vec<Json> = serde_json::from_str(include_str!("vectors.json")).unwrap();
-    let mut tried = 0;
+    let mut checked = 0;
     for case in &cases {
         let text = case["mapping"].to_string();
         let mapping = Mapping::parse(&text).unwrap();
@@ -27,10 +29,10 @@ fn names_become_what_statsd_exporter_makes_of_them() {
                 serde_json::json!({"name": it["name"], "labels": it["labels"], "scale": scale})
             });
             assert_eq!(mapped, expected, "{text}\n{name}");
-            tried += 1;
+            checked += 1;
         }
     }
-    assert!(tried > 100, "{tried}");
+    assert!(checked > 100, "{checked}");
 }
 
 const EXAMPLE: &str = r#"
@@ -51,7 +53,7 @@ mappings:
     labels: { method: "$1" }
 "#;
 
-fn took(micros: u64) -> Distribution {
+fn response_time(micros: u64) -> Distribution {
     let histogram = Histogram::new("x", "", 1);
     histogram.record(WorkerId(0), std::time::Duration::from_micros(micros));
     histogram.distribution()
@@ -62,43 +64,46 @@ fn totals(all: &[(&str, u64)]) -> Totals {
 }
 
 #[test]
-fn what_has_the_same_name_and_labels_is_added_up() {
+fn values_with_the_same_name_and_labels_are_added() {
     let mapping = Mapping::parse(EXAMPLE).unwrap();
     let totals = totals(&[("service.a.b.hits", 1), ("service.a.b.c.hits", 2), ("service.a.x.hits", 4), ("x.y-z", 8)]);
-    let families = mapping.families(&totals, took(1_500));
+    let families = mapping.families(&totals, response_time(1_500));
     let names: Vec<_> = families.iter().map(|family| (&*family.name, family.kind)).collect();
     assert_eq!(names, [("hits", Kind::Counter), ("time", Kind::Histogram), ("x_y_z", Kind::Counter)]);
     let hits: Vec<_> = families[0].samples.iter().map(|it| (&*it.labels[1].1, &it.value)).collect();
     assert_eq!(hits, [("b", &Value::Number(3.0)), ("x", &Value::Number(4.0))]);
-    // In seconds it is what was measured, native buckets included.
-    assert_eq!(families[1].samples[0].value, Value::Distribution(took(1_500)));
+    // In seconds it is the measured distribution, including native buckets.
+    assert_eq!(families[1].samples[0].value, Value::Distribution(response_time(1_500)));
 }
 
 #[test]
-fn the_response_time_is_in_milliseconds_unless_it_is_scaled() {
+fn the_response_time_is_in_milliseconds_unless_scaled() {
     let mapping = Mapping::parse(&EXAMPLE.replace("scale: 0.001", "scale: 1").replace("timer_type: histogram", ""));
     let mapping = mapping.unwrap();
-    let families = mapping.families(&Totals::new(), took(1_500));
-    let Value::Distribution(all) = &families[0].samples[0].value else {
+    let families = mapping.families(&Totals::new(), response_time(1_500));
+    let Value::Distribution(distribution) = &families[0].samples[0].value else {
         panic!("{families:?}");
     };
-    assert_eq!((families[0].kind, all.sum, all.buckets[0].0, &all.native), (Kind::Summary, 1.5, 0.001, &None));
+    assert_eq!(
+        (families[0].kind, distribution.sum, distribution.buckets[0].0, &distribution.native),
+        (Kind::Summary, 1.5, 0.001, &None)
+    );
     let by_default = Mapping::parse("defaults: {observer_type: histogram}").unwrap();
-    assert_eq!(by_default.families(&Totals::new(), took(1))[0].kind, Kind::Histogram);
+    assert_eq!(by_default.families(&Totals::new(), response_time(1))[0].kind, Kind::Histogram);
 }
 
 #[test]
-fn what_has_no_name_left_or_another_kind_is_not_shown() {
+fn values_without_a_name_or_of_another_kind_are_omitted() {
     let text = "mappings: [{match: a.*, name: '$2'}, {match: b, name: x}, \
                 {match: 'ratelimit_server.*.response_time', name: x, labels: {method: $1}}]";
     let mapping = Mapping::parse(text).unwrap();
-    let families = mapping.families(&totals(&[("a.b", 1), ("b", 2)]), took(1));
+    let families = mapping.families(&totals(&[("a.b", 1), ("b", 2)]), response_time(1));
     let shown: Vec<_> = families.iter().map(|family| (&*family.name, family.kind, family.samples.len())).collect();
     assert_eq!(shown, [("x", Kind::Counter, 1)]);
 }
 
 #[test]
-fn the_first_that_fits_has_the_say_or_the_most_specific_one() {
+fn the_first_or_the_most_specific_match_applies() {
     let mappings = "mappings: [{match: '*.b', name: any}, {match: a.b, name: one}]";
     for (defaults, name) in [("", "any"), ("defaults: {glob_disable_ordering: true}\n", "one")] {
         let mapping = Mapping::parse(&format!("{defaults}{mappings}")).unwrap();
@@ -107,7 +112,7 @@ fn the_first_that_fits_has_the_say_or_the_most_specific_one() {
 }
 
 #[test]
-fn files_that_make_no_sense_are_refused() {
+fn rejects_invalid_files() {
     for text in [
         "mappings: 7",
         "mapings: []",

@@ -1,4 +1,4 @@
-//! Between the messages of `sluicegate.admin.v1` and what the service knows.
+//! Conversions between the messages of `sluicegate.admin.v1` and the types of the service.
 
 use std::time::Duration;
 
@@ -20,44 +20,51 @@ use crate::{
     store::AnyStore,
 };
 
+/// Converts a target. Rejects sets of rules, which have their own methods.
 pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status> {
-    use api::{scope::Scope as Of, target::Target as Is};
-    let missing = |what: &str| Status::invalid_argument(format!("a target needs {what}"));
+    use api::{scope::Scope as ScopeKind, target::Target as TargetKind};
+    let missing = |part: &str| Status::invalid_argument(format!("a target needs {part}"));
     let target = target.and_then(|target| target.target).ok_or_else(|| missing("a limit, a plan or a switch"))?;
     Ok(match target {
-        Is::Limit(api::Descriptor { domain, entries }) => {
+        TargetKind::Limit(api::Descriptor { domain, entries }) => {
             let entries = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
             Target::Limit { domain, entries }
         }
-        Is::Plan(api::PlanTarget { domain, key, value }) => Target::Plan { domain, key, value },
-        Is::Switch(scope) => Target::Switch(match scope.scope.ok_or_else(|| missing("a scope for its switch"))? {
-            Of::Rule(api::RuleScope { domain, rule }) => Scope::Rule { domain, rule },
-            Of::Algorithm(kind) => Scope::Algorithm(kind),
-            Of::Domain(domain) => Scope::Domain(domain),
-            Of::Everything(true) => Scope::Everything,
-            Of::Everything(false) => return Err(missing("a scope that is true")),
-        }),
-        Is::Rules(_) => return Err(Status::invalid_argument("rules are changed by UploadCandidate and so on")),
+        TargetKind::Plan(api::PlanTarget { domain, key, value }) => Target::Plan { domain, key, value },
+        TargetKind::Switch(scope) => {
+            Target::Switch(match scope.scope.ok_or_else(|| missing("a scope for its switch"))? {
+                ScopeKind::Rule(api::RuleScope { domain, rule }) => Scope::Rule { domain, rule },
+                ScopeKind::Algorithm(kind) => Scope::Algorithm(kind),
+                ScopeKind::Domain(domain) => Scope::Domain(domain),
+                ScopeKind::Everything(true) => Scope::Everything,
+                ScopeKind::Everything(false) => return Err(missing("a scope: everything must be true")),
+            })
+        }
+        TargetKind::Rules(_) => {
+            return Err(Status::invalid_argument(
+                "rules can only be changed by UploadCandidate, DropCandidate, PromoteCandidate and RollbackRules",
+            ));
+        }
     })
 }
 
 pub(super) fn write_target(target: &Target) -> api::Target {
-    use api::{scope::Scope as Of, target::Target as Is};
+    use api::{scope::Scope as ScopeKind, target::Target as TargetKind};
     let target = match target.clone() {
-        Target::Limit { domain, entries } => Is::Limit(descriptor(domain, entries)),
-        Target::Plan { domain, key, value } => Is::Plan(api::PlanTarget { domain, key, value }),
+        Target::Limit { domain, entries } => TargetKind::Limit(descriptor(domain, entries)),
+        Target::Plan { domain, key, value } => TargetKind::Plan(api::PlanTarget { domain, key, value }),
         Target::Switch(scope) => {
             let scope = match scope {
-                Scope::Rule { domain, rule } => Of::Rule(api::RuleScope { domain, rule }),
-                Scope::Algorithm(kind) => Of::Algorithm(kind),
-                Scope::Domain(domain) => Of::Domain(domain),
-                Scope::Everything => Of::Everything(true),
+                Scope::Rule { domain, rule } => ScopeKind::Rule(api::RuleScope { domain, rule }),
+                Scope::Algorithm(kind) => ScopeKind::Algorithm(kind),
+                Scope::Domain(domain) => ScopeKind::Domain(domain),
+                Scope::Everything => ScopeKind::Everything(true),
             };
-            Is::Switch(api::Scope { scope: Some(scope) })
+            TargetKind::Switch(api::Scope { scope: Some(scope) })
         }
-        Target::Rules(RuleSetSlot::Candidate) => Is::Rules(api::RuleSetSlot::Candidate.into()),
-        Target::Rules(RuleSetSlot::InForce) => Is::Rules(api::RuleSetSlot::InForce.into()),
-        Target::Rules(RuleSetSlot::Previous) => Is::Rules(api::RuleSetSlot::Previous.into()),
+        Target::Rules(RuleSetSlot::Candidate) => TargetKind::Rules(api::RuleSetSlot::Candidate.into()),
+        Target::Rules(RuleSetSlot::InForce) => TargetKind::Rules(api::RuleSetSlot::InForce.into()),
+        Target::Rules(RuleSetSlot::Previous) => TargetKind::Rules(api::RuleSetSlot::Previous.into()),
     };
     api::Target { target: Some(target) }
 }
@@ -67,6 +74,7 @@ pub(super) fn descriptor(domain: String, entries: Vec<(String, String)>) -> api:
     api::Descriptor { domain, entries }
 }
 
+/// Converts a change request. An empty value removes the override.
 pub(super) fn read_change(request: api::ChangeRequest) -> Result<ChangeRequest, Status> {
     Ok(ChangeRequest {
         target: read_target(request.target)?,
@@ -78,7 +86,7 @@ pub(super) fn read_change(request: api::ChangeRequest) -> Result<ChangeRequest, 
 
 fn read_time(time: &Timestamp) -> Result<Micros, Status> {
     let seconds = u64::try_from(time.seconds).ok().filter(|_| (0..1_000_000_000).contains(&time.nanos));
-    let seconds = seconds.ok_or_else(|| Status::invalid_argument("until is no time after 1970"))?;
+    let seconds = seconds.ok_or_else(|| Status::invalid_argument("until must be a time after 1970"))?;
     let micros = seconds.saturating_mul(1_000_000).saturating_add(u64::from(time.nanos.unsigned_abs()) / 1_000);
     Ok(Micros::new(micros))
 }
@@ -87,7 +95,7 @@ pub(super) fn time(micros: Micros) -> Timestamp {
     (std::time::UNIX_EPOCH + Duration::from_micros(micros.get())).into()
 }
 
-pub(super) fn entry(entry: &engine::Override, origin: Origin) -> api::Override {
+pub(super) fn write_override(entry: &engine::Override, origin: Origin) -> api::Override {
     api::Override {
         target: Some(write_target(&entry.target)),
         value: entry.value.to_string(),
@@ -105,8 +113,9 @@ pub(super) fn entry(entry: &engine::Override, origin: Origin) -> api::Override {
     }
 }
 
-pub(super) fn counter(standing: &CounterState, store: &AnyStore, prefix: &str) -> api::Counter {
-    let CounterState { limit, counter, decision } = standing;
+/// Converts the state of a counter. `prefix` is the key prefix of the store.
+pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> api::Counter {
+    let CounterState { limit, counter, decision } = state;
     let node = store.server_of(counter.key.as_bytes(), counter.per_second);
     api::Counter {
         limit: limit.to_string(),
@@ -126,16 +135,15 @@ pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
         name: rule.name.as_deref().map_or_else(|| levels.join("."), str::to_owned),
         limit: rule.limit.as_ref().map_or_else(|| "unlimited".to_owned(), ToString::to_string),
         file: rule.file.to_string(),
-        line: u32::try_from(rule.place.line).unwrap_or(u32::MAX),
+        line: u32::try_from(rule.location.line).unwrap_or(u32::MAX),
         switch: switch.map_or("", Mode::name).to_owned(),
         shadow_mode: rule.shadow_mode,
     }
 }
 
 pub(super) fn outcomes(outcomes: Outcomes) -> api::Outcomes {
-    let Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed } =
-        outcomes;
-    api::Outcomes { requested: asked, denied: refused, newly_denied: newly_refused, newly_allowed: newly_passed }
+    let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
+    api::Outcomes { requested, denied, newly_denied, newly_allowed }
 }
 
 pub(super) fn reject_candidate(error: CandidateError) -> Status {
@@ -144,8 +152,10 @@ pub(super) fn reject_candidate(error: CandidateError) -> Status {
         CandidateError::Load(_) | CandidateError::Size | CandidateError::Share => {
             Status::invalid_argument(crate::errors::chain(&error))
         }
-        CandidateError::None | CandidateError::NoPrevious => Status::failed_precondition(error.to_string()),
-        CandidateError::Store(_) | CandidateError::Lost(_) => Status::unavailable(crate::errors::chain(&error)),
+        CandidateError::NoCandidate | CandidateError::NoPrevious => Status::failed_precondition(error.to_string()),
+        CandidateError::Store(_) | CandidateError::MissingRuleSet(_) => {
+            Status::unavailable(crate::errors::chain(&error))
+        }
     }
 }
 

@@ -1,7 +1,7 @@
-//! The operators' listener: `sluicegate.admin.v1` as gRPC and as JSON, for those who show a token or a certificate.
+//! The admin API, [`Server`]: `sluicegate.admin.v1` as gRPC and as JSON, for callers with a token or a certificate.
 //!
-//! Off unless it has an address, and then only with one of the two. It runs on the control runtime; decisions do not meet
-//! it.
+//! The admin API is off unless an address is configured, and the address requires tokens or certificates. The server
+//! runs on the control runtime, so calls do not delay decisions.
 
 mod auth;
 mod convert;
@@ -25,7 +25,10 @@ use axum::{
 use rustls::pki_types::CertificateDer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminServiceServer};
+use sluicegate_proto::{
+    FILE_DESCRIPTOR_SET,
+    sluicegate::admin::v1::admin_service_server::{self, AdminServiceServer},
+};
 use tokio::sync::watch;
 use tonic::service::Routes;
 
@@ -37,26 +40,26 @@ use self::{
 use super::{TlsError, grpc::TlsSettings, http_server::HttpServer, tls::Tls};
 use crate::service::Admin;
 
-/// No message is longer: a hundred overrides with all their words are not.
-const LONGEST_MESSAGE: usize = 1 << 20;
-/// Operators and dashboards are few.
-const MOST_CONNECTIONS: usize = 128;
+/// Maximum size of a message. A hundred overrides with the longest values fit.
+const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// Default of [`Settings::max_connections`]. Operators and dashboards are few.
+const DEFAULT_MAX_CONNECTIONS: usize = 128;
 
-/// Who may operate the service, and where.
+/// Settings of the admin API.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Where to listen; without it there is no way in.
+    /// Address to listen on. Without it, the admin API is off.
     pub addr: Option<SocketAddr>,
-    /// Connections at most; when all are taken, the one that was answered least lately gives way to the next.
+    /// Maximum number of connections. Above it, a new connection replaces the one with the oldest last response.
     pub max_connections: usize,
-    /// Tokens: a line each, `read TOKEN NAME` or `operate TOKEN NAME`; followed while running.
+    /// File with one token per line, `read TOKEN NAME` or `operate TOKEN NAME`. Reloaded when it changes.
     pub token_file: Option<PathBuf>,
-    /// Certificates; with a client CA, callers can be known by theirs.
+    /// Certificates. With a client CA, callers can authenticate by certificate.
     pub tls: TlsSettings,
-    /// Names (DNS, or addresses) in the certificates of those who may do everything.
+    /// DNS names or IP addresses in the certificates of callers that may call all methods.
     pub operate: Vec<String>,
-    /// And of those who may only look.
+    /// DNS names or IP addresses in the certificates of callers that may only read.
     pub read: Vec<String>,
 }
 
@@ -64,7 +67,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             addr: None,
-            max_connections: MOST_CONNECTIONS,
+            max_connections: DEFAULT_MAX_CONNECTIONS,
             token_file: None,
             tls: TlsSettings::default(),
             operate: Vec::new(),
@@ -73,111 +76,121 @@ impl Default for Settings {
     }
 }
 
-/// Why there is no way in for operators.
+/// Error returned when the admin API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminServerError {
-    /// The address.
-    #[error("cannot listen on {addr} for operators")]
+    /// The address cannot be bound.
+    #[error("cannot listen on {addr} for the admin API")]
     Listen {
-        /// Where.
+        /// The address.
         addr: SocketAddr,
-        /// What went wrong.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Who may call.
+    /// The token file is invalid.
     #[error(transparent)]
     Tokens(#[from] TokenError),
-    /// A name that no certificate can have.
-    #[error("admin.operate and admin.read have DNS names or addresses, not {0:?}")]
+    /// A name in `operate` or `read` is no DNS name and no IP address.
+    #[error("admin.operate and admin.read must contain DNS names or IP addresses, not {0:?}")]
     Name(String),
-    /// The certificates.
-    #[error("TLS cannot be served to operators")]
+    /// TLS cannot be configured.
+    #[error("cannot configure TLS for the admin API")]
     Tls(#[from] TlsError),
-    /// Nobody could call.
+    /// No caller could authenticate.
     #[error("admin.addr needs admin.token_file, or admin.tls.client_ca_file with names in admin.operate or admin.read")]
-    Nobody,
+    NoAuthentication,
 }
 
-/// The listener, and who may come in.
+/// The listener of the admin API.
 pub struct Server {
     http: HttpServer,
-    callers: Arc<Authenticator>,
+    authenticator: Arc<Authenticator>,
 }
 
 impl Server {
-    /// Listens, if the settings say where.
+    /// Opens the listener. Returns `None` if the settings contain no address.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no caller could authenticate, a file or a name is invalid, or the address cannot be bound.
     pub async fn bind(settings: &Settings) -> Result<Option<Self>, AdminServerError> {
         let Some(addr) = settings.addr else {
             return Ok(None);
         };
-        let names = !settings.operate.is_empty() || !settings.read.is_empty();
-        let certified = settings.tls.client_ca_file.is_some() && names;
+        let has_names = !settings.operate.is_empty() || !settings.read.is_empty();
+        let certified = settings.tls.client_ca_file.is_some() && has_names;
         if settings.token_file.is_none() && !certified {
-            return Err(AdminServerError::Nobody);
+            return Err(AdminServerError::NoAuthentication);
         }
-        let callers = Authenticator::new(settings)?;
+        let authenticator = Authenticator::new(settings)?;
         let tls = Tls::new(&settings.tls, &[b"h2", b"http/1.1"])?;
         let http = HttpServer::bind(addr, tls, settings.max_connections, "admin").await;
-        Ok(Some(Self { http: http.map_err(|source| AdminServerError::Listen { addr, source })?, callers }))
+        Ok(Some(Self { http: http.map_err(|source| AdminServerError::Listen { addr, source })?, authenticator }))
     }
 
-    /// Where it listens, the port settled.
+    /// Returns the address with the actual port.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the operating system does not return the address.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.http.local_addr()
     }
 
-    /// Serves until it is told to stop.
+    /// Serves calls until `stopping` is true.
     pub async fn run(self, admin: Admin, stopping: watch::Receiver<bool>) {
-        let Self { http, callers } = self;
-        tokio::spawn(Arc::clone(&callers).follow());
-        let router = router(admin, &callers);
-        let of = move |certificate: Option<&CertificateDer<'_>>| {
-            let certified = certificate.and_then(|it| callers.by_certificate(it));
-            router.clone().layer(axum::Extension(Certified(certified)))
+        let Self { http, authenticator } = self;
+        tokio::spawn(Arc::clone(&authenticator).follow());
+        let router = router(admin, &authenticator);
+        let router_of = move |certificate: Option<&CertificateDer<'_>>| {
+            let certified = certificate.and_then(|certificate| authenticator.by_certificate(certificate));
+            router.clone().layer(axum::Extension(CertificateCaller(certified)))
         };
-        http.run(of, stopping).await;
+        http.run(router_of, stopping).await;
     }
 }
 
-/// Who the connection's certificate says it is.
+/// The caller that the client certificate of a connection identifies.
 #[derive(Clone)]
-struct Certified(Option<Caller>);
+struct CertificateCaller(Option<Caller>);
 
-fn router(admin: Admin, callers: &Arc<Authenticator>) -> Router {
+fn router(admin: Admin, authenticator: &Arc<Authenticator>) -> Router {
     let service = Arc::new(Service::new(admin));
-    let grpc = AdminServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(LONGEST_MESSAGE);
+    let grpc = AdminServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let mut routes = Routes::new(grpc);
-    let reflection =
-        tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET);
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .with_service_name(admin_service_server::SERVICE_NAME)
+        .with_service_name("grpc.reflection.v1.ServerReflection");
     if let Ok(reflection) = reflection.build_v1() {
         routes = routes.add_service(reflection);
     }
     let json = Router::new()
         .route("/v1/{method}", post(json::call))
         .route("/openapi.json", get(openapi::describe))
-        .layer(DefaultBodyLimit::max(LONGEST_MESSAGE))
+        .layer(DefaultBodyLimit::max(MAX_MESSAGE_BYTES))
         .with_state(service);
-    let authenticated = middleware::from_fn_with_state(Arc::clone(callers), authenticate);
+    let authenticated = middleware::from_fn_with_state(Arc::clone(authenticator), authenticate);
     routes.prepare().into_axum_router().merge(json).layer(authenticated)
 }
 
-/// Nobody gets further who is not known. What he may do is asked where it is done.
-async fn authenticate(State(callers): State<Arc<Authenticator>>, mut request: Request, next: Next) -> Response {
-    let certified = request.extensions().get::<Certified>().and_then(|certified| certified.0.clone());
+/// Rejects requests without a known caller. The methods check the role.
+async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut request: Request, next: Next) -> Response {
+    let certified = request.extensions().get::<CertificateCaller>().and_then(|caller| caller.0.clone());
     let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
     let token =
         token.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
-    // A token says more than a certificate that many programs of a machine may share.
+    // A token has precedence: many programs on a host may share one certificate.
     let caller = match token {
-        Some((_, token)) => callers.by_token(token.trim()),
+        Some((_, token)) => authenticator.by_token(token.trim()),
         None => certified,
     };
     let is_grpc = is_grpc(&request);
     let Some(caller) = caller else {
         let status = tonic::Status::unauthenticated(
-            "show a token of admin.token_file (authorization: Bearer TOKEN), or a certificate",
+            "authentication requires a token of admin.token_file (authorization: Bearer TOKEN) or a client certificate",
         );
-        return refuse(StatusCode::UNAUTHORIZED, &status, is_grpc);
+        return error_response(StatusCode::UNAUTHORIZED, &status, is_grpc);
     };
     request.extensions_mut().insert(caller);
     next.run(request).await
@@ -188,14 +201,19 @@ fn is_grpc(request: &Request) -> bool {
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
-fn refuse(code: StatusCode, status: &tonic::Status, is_grpc: bool) -> Response {
+/// Returns an error response in the protocol of the request.
+fn error_response(code: StatusCode, status: &tonic::Status, is_grpc: bool) -> Response {
     if is_grpc {
         return status.clone().into_http::<axum::body::Body>();
     }
-    json::refuse(code, status)
+    json::error_response(code, status)
 }
 
-/// As a caller without a name would never get here.
+/// Returns the caller of a request. Fails only if [`authenticate`] did not run.
 fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
-    request.extensions().get::<Caller>().cloned().ok_or_else(|| tonic::Status::unauthenticated("nobody calls"))
+    request
+        .extensions()
+        .get::<Caller>()
+        .cloned()
+        .ok_or_else(|| tonic::Status::unauthenticated("the request has no authenticated caller"))
 }

@@ -1,4 +1,4 @@
-//! The methods as an OpenAPI 3.1 description, made from the messages themselves.
+//! The OpenAPI 3.1 description of the admin API, generated from the protobuf descriptors.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::json::SERVICE;
 
+/// The description as JSON. Empty if the service has no descriptor.
 static DESCRIPTION: LazyLock<String> =
     LazyLock::new(|| SERVICE.as_ref().map_or_else(String::new, |service| write(service).to_string()));
 
@@ -27,14 +28,16 @@ fn write(service: &ServiceDescriptor) -> Value {
         add(&method.output(), &mut schemas);
         let content =
             |message: &MessageDescriptor| json!({ "application/json": { "schema": reference(message.name()) } });
-        let error =
-            json!({ "description": "Refused", "content": { "application/json": { "schema": reference("Error") } } });
+        let error = json!({
+            "description": "The call failed",
+            "content": { "application/json": { "schema": reference("Error") } },
+        });
         let operation = json!({
             "operationId": method.name(),
             "summary": comment,
             "requestBody": { "content": content(&method.input()) },
             "responses": {
-                "200": { "description": "Done", "content": content(&method.output()) },
+                "200": { "description": "The call succeeded", "content": content(&method.output()) },
                 "default": error,
             },
         });
@@ -49,7 +52,7 @@ fn write(service: &ServiceDescriptor) -> Value {
         "openapi": "3.1.0",
         "info": {
             "title": "sluicegate.admin.v1",
-            "description": "What operators do while the service runs.",
+            "description": "Admin API of Sluicegate: overrides, counters, rules and candidate rules.",
             "version": env!("CARGO_PKG_VERSION"),
         },
         "security": [{ "token": [] }],
@@ -69,7 +72,7 @@ fn add(message: &MessageDescriptor, schemas: &mut BTreeMap<String, Value>) {
     if schemas.contains_key(message.name()) {
         return;
     }
-    // Before its fields: a message may hold itself.
+    // The name is inserted before the fields are described, because a message may contain itself.
     schemas.insert(message.name().to_owned(), Value::Null);
     let mut properties = BTreeMap::new();
     for field in message.fields() {
@@ -81,7 +84,7 @@ fn add(message: &MessageDescriptor, schemas: &mut BTreeMap<String, Value>) {
 }
 
 fn property(field: &FieldDescriptor, schemas: &mut BTreeMap<String, Value>) -> Value {
-    let one = match field.kind() {
+    let element = match field.kind() {
         Kind::Message(message) if message.full_name() == "google.protobuf.Timestamp" => {
             json!({ "type": "string", "format": "date-time" })
         }
@@ -93,13 +96,13 @@ fn property(field: &FieldDescriptor, schemas: &mut BTreeMap<String, Value>) -> V
         Kind::Bool => json!({ "type": "boolean" }),
         Kind::Int32 | Kind::Sint32 | Kind::Sfixed32 | Kind::Uint32 | Kind::Fixed32 => json!({ "type": "integer" }),
         Kind::Double | Kind::Float => json!({ "type": "number" }),
-        // Numbers of 64 bits are texts in proto3 JSON.
+        // 64-bit numbers are strings in proto3 JSON.
         Kind::Int64 | Kind::Sint64 | Kind::Sfixed64 | Kind::Uint64 | Kind::Fixed64 => {
             json!({ "type": "string", "pattern": "^[0-9]+$" })
         }
         Kind::String | Kind::Bytes => json!({ "type": "string" }),
     };
-    let mut schema = if field.is_list() { json!({ "type": "array", "items": one }) } else { one };
+    let mut schema = if field.is_list() { json!({ "type": "array", "items": element }) } else { element };
     describe_as(&mut schema, &comment(&field.parent_message().parent_file(), field.path()));
     schema
 }
@@ -114,7 +117,7 @@ fn describe_as(schema: &mut Value, comment: &str) {
     }
 }
 
-/// What stands above it in the .proto file.
+/// Returns the comment above an element of a `.proto` file, on one line.
 fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> String {
     let info = file.file_descriptor_proto().source_code_info.as_ref();
     let location = info.and_then(|info| info.location.iter().find(|location| location.path == path));

@@ -1,4 +1,4 @@
-//! `sluicegate.admin.v1`, method by method.
+//! [`Service`]: the methods of `sluicegate.admin.v1.AdminService`.
 
 use std::{collections::BinaryHeap, time::Instant};
 
@@ -9,7 +9,7 @@ use super::{
     auth::{Caller, Role},
     caller,
     convert::{
-        counter, descriptor, entry, outcomes, read_change, read_target, reject, reject_candidate, rule, time,
+        counter, descriptor, outcomes, read_change, read_target, reject, reject_candidate, rule, time, write_override,
         write_target,
     },
 };
@@ -26,44 +26,49 @@ use crate::{
     },
 };
 
-/// Answers calls.
+/// Implements the methods of the admin API.
 pub(super) struct Service {
     admin: Admin,
     started: Instant,
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type MethodResult<T> = Result<Response<T>, Status>;
 
 impl Service {
     pub(super) fn new(admin: Admin) -> Self {
         Self { admin, started: Instant::now() }
     }
 
-    /// Whoever changes something has a info, and has to have the role for it: by whatever way he came in.
+    /// Returns the author and reason of a call that requires the role `operate`, and rejects callers without this role.
     fn info<T>(request: &Request<T>, reason: &str) -> Result<ChangeInfo, Status> {
         let Caller { name: author, role } = caller(request)?;
         if role < Role::Operate {
-            return Err(Status::permission_denied(format!("{author} may look, and this changes something")));
+            return Err(Status::permission_denied(format!(
+                "{author} has the role read, and this method requires the role operate"
+            )));
         }
         Ok(ChangeInfo { author, reason: reason.to_owned(), at: 0 })
     }
 
-    /// What stands before a counter's name in the store.
+    /// Returns the key prefix of the store.
     fn prefix(&self) -> &str {
         self.admin.engine.store.key_prefix()
     }
 
-    /// How a switch of an origin other than the store was thrown, or what the store holds.
+    /// Returns the switches of all origins.
     fn all_switches(&self) -> Vec<api::Override> {
         let snapshot = self.admin.reloader.rules().load();
-        let of = |origin| snapshot.overrides().switches(origin).map(move |switch| entry(switch, origin));
-        Origin::ALL.into_iter().flat_map(|origin| of(origin).collect::<Vec<_>>()).collect()
+        let switches = |origin| snapshot.overrides().switches(origin).map(move |switch| write_override(switch, origin));
+        Origin::ALL.into_iter().flat_map(|origin| switches(origin).collect::<Vec<_>>()).collect()
     }
 }
 
 #[tonic::async_trait]
 impl AdminService for Service {
-    async fn put_overrides(&self, request: Request<api::PutOverridesRequest>) -> Answer<api::PutOverridesResponse> {
+    async fn put_overrides(
+        &self,
+        request: Request<api::PutOverridesRequest>,
+    ) -> MethodResult<api::PutOverridesResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         let api::PutOverridesRequest { changes, additive, this_instance, .. } = request.into_inner();
         let requests = changes.into_iter().map(read_change).collect::<Result<Vec<_>, _>>()?;
@@ -78,18 +83,22 @@ impl AdminService for Service {
         Ok(Response::new(api::PutOverridesResponse { version, changes }))
     }
 
-    async fn list_overrides(&self, request: Request<api::ListOverridesRequest>) -> Answer<api::ListOverridesResponse> {
+    async fn list_overrides(
+        &self,
+        request: Request<api::ListOverridesRequest>,
+    ) -> MethodResult<api::ListOverridesResponse> {
         let api::ListOverridesRequest { prefix, page_size, page_token } = request.into_inner();
         let size = page(page_size, 100);
         let snapshot = self.admin.reloader.rules().load_full();
         let [limits, plans, switches] = snapshot.overrides().counts().map(|count| count as u64);
-        // With a million of them this is work for a while; the control runtime has others waiting.
+        // With a million overrides this takes long, and must not block the other tasks of the control runtime.
         let listed = tokio::task::spawn_blocking(move || {
-            let fits = |name: &str| name.starts_with(&prefix) && (page_token.is_empty() || name > page_token.as_str());
+            let matches =
+                |name: &str| name.starts_with(&prefix) && (page_token.is_empty() || name > page_token.as_str());
             let all = snapshot.overrides();
-            let thrown = all.switches(Origin::Store).map(|switch| switch.target.to_string());
+            let store_switches = all.switches(Origin::Store).map(|switch| switch.target.to_string());
             let mut first = BinaryHeap::new();
-            for name in all.targets().map(str::to_owned).chain(thrown).filter(|name| fits(name)) {
+            for name in all.targets().map(str::to_owned).chain(store_switches).filter(|name| matches(name)) {
                 first.push(name);
                 if first.len() > size + 1 {
                     first.pop();
@@ -100,75 +109,83 @@ impl AdminService for Service {
             names.truncate(size);
             let next = names.last().filter(|_| more).cloned().unwrap_or_default();
             let get = |name: &String| all.get(&Target::parse(name).ok()?);
-            (names.iter().filter_map(get).map(|it| entry(&it, Origin::Store)).collect(), next)
+            (names.iter().filter_map(get).map(|entry| write_override(&entry, Origin::Store)).collect(), next)
         });
-        let (overrides, next_page_token) = listed.await.map_err(|_| Status::unavailable("the service is going"))?;
+        let (overrides, next_page_token) =
+            listed.await.map_err(|_| Status::unavailable("the service is shutting down"))?;
         let version = self.admin.overrides.status().version;
-        let answer = api::ListOverridesResponse { overrides, next_page_token, version, limits, plans, switches };
-        Ok(Response::new(answer))
+        let response = api::ListOverridesResponse { overrides, next_page_token, version, limits, plans, switches };
+        Ok(Response::new(response))
     }
 
-    async fn list_audit_log(&self, request: Request<api::ListAuditLogRequest>) -> Answer<api::ListAuditLogResponse> {
+    async fn list_audit_log(
+        &self,
+        request: Request<api::ListAuditLogRequest>,
+    ) -> MethodResult<api::ListAuditLogResponse> {
         let api::ListAuditLogRequest { before_version, page_size } = request.into_inner();
         let before = if before_version == 0 { u64::MAX } else { before_version };
         let changes =
             self.admin.overrides.audit_log(before, page(page_size, 50)).await.map_err(|error| unavailable(&error))?;
-        let change = |changed: AppliedChange| api::AuditEntry {
-            version: changed.version,
-            author: changed.info.author.clone(),
-            reason: changed.info.reason.clone(),
-            at: Some(time(crate::engine::Micros::new(changed.info.at))),
-            changes: override_changes(changed),
+        let audit_entry = |applied: AppliedChange| api::AuditEntry {
+            version: applied.version,
+            author: applied.info.author.clone(),
+            reason: applied.info.reason.clone(),
+            at: Some(time(crate::engine::Micros::new(applied.info.at))),
+            changes: override_changes(applied),
         };
-        Ok(Response::new(api::ListAuditLogResponse { entries: changes.into_iter().map(change).collect() }))
+        Ok(Response::new(api::ListAuditLogResponse { entries: changes.into_iter().map(audit_entry).collect() }))
     }
 
-    async fn inspect(&self, request: Request<api::InspectRequest>) -> Answer<api::InspectResponse> {
+    async fn inspect(&self, request: Request<api::InspectRequest>) -> MethodResult<api::InspectResponse> {
         let (domain, pairs) = read_descriptor(request.into_inner().descriptor)?;
-        let inspected = self.admin.inspect(&domain, &entries(&pairs)).await.map_err(|error| reject(&error))?;
+        let inspection = self.admin.inspect(&domain, &entries(&pairs)).await.map_err(|error| reject(&error))?;
         let snapshot = self.admin.reloader.rules().load_full();
-        let met = inspected.rule.and_then(|id| snapshot.rules().rules().get(id));
+        let matched = inspection.rule.and_then(|id| snapshot.rules().rules().get(id));
         let target = Target::Limit { domain, entries: pairs };
-        let refused = self.admin.top(RankBy::Denied, 1, |ranked, _| *ranked == target);
+        let denied = self.admin.top(RankBy::Denied, 1, |ranked, _| *ranked == target);
         Ok(Response::new(api::InspectResponse {
-            match_steps: inspected.match_steps,
-            rule: met.map(|met| rule(met, snapshot.modes().of(&met.labels[0], Some(met)))),
-            overrides: inspected.overrides.iter().map(|(origin, it)| entry(it, *origin)).collect(),
-            counter: inspected.counter.map(|it| counter(&it, &self.admin.engine.store, self.prefix())),
-            allowed: inspected.allowed,
-            decided_by: inspected.override_kind.map_or("rule", OverrideKind::name).to_owned(),
-            denied_since: refused.top.first().map(|ranked| time(ranked.since)),
+            match_steps: inspection.match_steps,
+            rule: matched.map(|matched| rule(matched, snapshot.modes().mode_of(&matched.labels[0], Some(matched)))),
+            overrides: inspection.overrides.iter().map(|(origin, entry)| write_override(entry, *origin)).collect(),
+            counter: inspection.counter.map(|state| counter(&state, &self.admin.engine.store, self.prefix())),
+            allowed: inspection.allowed,
+            decided_by: inspection.override_kind.map_or("rule", OverrideKind::name).to_owned(),
+            denied_since: denied.top.first().map(|ranked| time(ranked.since)),
         }))
     }
 
-    async fn reset_counter(&self, request: Request<api::ResetCounterRequest>) -> Answer<api::ResetCounterResponse> {
+    async fn reset_counter(
+        &self,
+        request: Request<api::ResetCounterRequest>,
+    ) -> MethodResult<api::ResetCounterResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         let (domain, pairs) = read_descriptor(request.into_inner().descriptor)?;
-        let forgotten = self.admin.forget(&domain, &entries(&pairs), info).await;
-        let (counter, existed) = forgotten.map_err(|error| reject(&error))?;
+        let reset = self.admin.reset_counter(&domain, &entries(&pairs), info).await;
+        let (counter, existed) = reset.map_err(|error| reject(&error))?;
         let key = format!("{}{}", self.prefix(), counter.key);
         Ok(Response::new(api::ResetCounterResponse { key, existed }))
     }
 
-    async fn refund(&self, request: Request<api::RefundRequest>) -> Answer<api::RefundResponse> {
+    async fn refund(&self, request: Request<api::RefundRequest>) -> MethodResult<api::RefundResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         let api::RefundRequest { descriptor, hits, .. } = request.into_inner();
         if hits == 0 {
-            return Err(Status::invalid_argument("at least one hit can be given back"));
+            return Err(Status::invalid_argument("hits must be at least 1"));
         }
         let (domain, pairs) = read_descriptor(descriptor)?;
-        let given = self.admin.refund(&domain, &entries(&pairs), hits, info).await;
-        let standing = given.map_err(|error| reject(&error))?.counter;
-        let counter = standing.map(|it| counter(&it, &self.admin.engine.store, self.prefix()));
+        let inspection = self.admin.refund(&domain, &entries(&pairs), hits, info).await;
+        let state = inspection.map_err(|error| reject(&error))?.counter;
+        let counter = state.map(|state| counter(&state, &self.admin.engine.store, self.prefix()));
         Ok(Response::new(api::RefundResponse { counter }))
     }
 
-    async fn list_rules(&self, request: Request<api::ListRulesRequest>) -> Answer<api::ListRulesResponse> {
+    async fn list_rules(&self, request: Request<api::ListRulesRequest>) -> MethodResult<api::ListRulesResponse> {
         let domain = request.into_inner().domain;
         let (status, snapshot) = (self.admin.reloader.status(), self.admin.reloader.rules().load_full());
-        let fits = |met: &&crate::rules::Rule| domain.is_empty() || *met.labels[0] == *domain;
-        let rules = snapshot.rules().rules().iter().filter(fits);
-        let rules = rules.map(|met| rule(met, snapshot.modes().of(&met.labels[0], Some(met)))).collect();
+        let matches = |rule: &&crate::rules::Rule| domain.is_empty() || *rule.labels[0] == *domain;
+        let rules = snapshot.rules().rules().iter().filter(matches);
+        let rules =
+            rules.map(|listed| rule(listed, snapshot.modes().mode_of(&listed.labels[0], Some(listed)))).collect();
         let last_error = status.last_error.unwrap_or_default();
         Ok(Response::new(api::ListRulesResponse { loaded_at: status.loaded_at.map(time), last_error, rules }))
     }
@@ -176,24 +193,24 @@ impl AdminService for Service {
     async fn list_top_entities(
         &self,
         request: Request<api::ListTopEntitiesRequest>,
-    ) -> Answer<api::ListTopEntitiesResponse> {
+    ) -> MethodResult<api::ListTopEntitiesResponse> {
         let api::ListTopEntitiesRequest { rank_by, domain, rule, max_results } = request.into_inner();
         let rank_by = match api::RankBy::try_from(rank_by) {
             Ok(api::RankBy::Denied) => RankBy::Denied,
             Ok(api::RankBy::Requested) => RankBy::Requested,
             Err(_) => return Err(Status::invalid_argument("rank_by must be RANK_BY_DENIED or RANK_BY_REQUESTED")),
         };
-        let fits = |target: &Target, of: &str| {
-            let is_of = |wanted: &str| matches!(target, Target::Limit { domain, .. } if domain == wanted);
-            (domain.is_empty() || is_of(&domain)) && (rule.is_empty() || rule == of)
+        let matches = |target: &Target, ranked_rule: &str| {
+            let has_domain = |name: &str| matches!(target, Target::Limit { domain, .. } if domain == name);
+            (domain.is_empty() || has_domain(&domain)) && (rule.is_empty() || rule == ranked_rule)
         };
-        let ranking = self.admin.top(rank_by, page(max_results, 20), fits);
+        let ranking = self.admin.top(rank_by, page(max_results, 20), matches);
         let entities = ranking.top.into_iter().filter_map(top_entity).collect();
         let period_seconds = ranking.period.ceil_secs();
         Ok(Response::new(api::ListTopEntitiesResponse { entities, period_seconds, total_hits: ranking.total }))
     }
 
-    async fn get_health(&self, _: Request<api::GetHealthRequest>) -> Answer<api::GetHealthResponse> {
+    async fn get_health(&self, _: Request<api::GetHealthRequest>) -> MethodResult<api::GetHealthResponse> {
         let status = self.admin.overrides.status();
         let servers = self.admin.engine.store.servers().into_iter();
         Ok(Response::new(api::GetHealthResponse {
@@ -201,7 +218,9 @@ impl AdminService for Service {
             uptime_seconds: self.started.elapsed().as_secs(),
             servers: servers.map(|(name, up)| api::StoreServer { name: name.to_string(), up }).collect(),
             overrides_version: status.version,
-            overrides_age_ms: status.last_sync.and_then(|heard| u64::try_from(heard.elapsed().as_millis()).ok()),
+            overrides_age_ms: status
+                .last_sync
+                .and_then(|last_sync| u64::try_from(last_sync.elapsed().as_millis()).ok()),
             overrides_error: status.error.unwrap_or_default(),
             switches: self.all_switches(),
         }))
@@ -210,7 +229,7 @@ impl AdminService for Service {
     async fn upload_candidate(
         &self,
         request: Request<api::UploadCandidateRequest>,
-    ) -> Answer<api::UploadCandidateResponse> {
+    ) -> MethodResult<api::UploadCandidateResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         let api::UploadCandidateRequest { files, share, .. } = request.into_inner();
         let share = if share == 0.0 { 0.1 } else { share };
@@ -220,7 +239,10 @@ impl AdminService for Service {
         Ok(Response::new(api::UploadCandidateResponse { warnings }))
     }
 
-    async fn drop_candidate(&self, request: Request<api::DropCandidateRequest>) -> Answer<api::DropCandidateResponse> {
+    async fn drop_candidate(
+        &self,
+        request: Request<api::DropCandidateRequest>,
+    ) -> MethodResult<api::DropCandidateResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         self.admin.candidates.drop_candidate(info).await.map_err(reject_candidate)?;
         Ok(Response::new(api::DropCandidateResponse {}))
@@ -229,49 +251,56 @@ impl AdminService for Service {
     async fn promote_candidate(
         &self,
         request: Request<api::PromoteCandidateRequest>,
-    ) -> Answer<api::PromoteCandidateResponse> {
+    ) -> MethodResult<api::PromoteCandidateResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         self.admin.candidates.promote(info).await.map_err(reject_candidate)?;
         Ok(Response::new(api::PromoteCandidateResponse {}))
     }
 
-    async fn rollback_rules(&self, request: Request<api::RollbackRulesRequest>) -> Answer<api::RollbackRulesResponse> {
+    async fn rollback_rules(
+        &self,
+        request: Request<api::RollbackRulesRequest>,
+    ) -> MethodResult<api::RollbackRulesResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
         self.admin.candidates.rollback(info).await.map_err(reject_candidate)?;
         Ok(Response::new(api::RollbackRulesResponse {}))
     }
 
-    async fn get_candidate(&self, _: Request<api::GetCandidateRequest>) -> Answer<api::GetCandidateResponse> {
+    async fn get_candidate(&self, _: Request<api::GetCandidateRequest>) -> MethodResult<api::GetCandidateResponse> {
         let error = self.admin.candidates.error().unwrap_or_default();
         let snapshot = self.admin.reloader.rules().load_full();
-        let Some(trial) = snapshot.candidate() else {
+        let Some(candidate) = snapshot.candidate() else {
             return Ok(Response::new(api::GetCandidateResponse { error, ..Default::default() }));
         };
-        let rules = trial.rules();
-        let of = |id: usize| rules.rules().rules().get(id).map(|met| rule(met, None));
-        let asked = trial.outcomes().enumerate().filter(|(_, it)| it.requested > 0);
-        let mut of_rules: Vec<_> =
-            asked.map(|(id, it)| api::RuleOutcomes { rule: of(id), outcomes: Some(outcomes(it)) }).collect();
-        let changes = |it: &api::RuleOutcomes| it.outcomes.map_or(0, |it| it.newly_denied + it.newly_allowed);
-        of_rules.sort_by_key(|it| std::cmp::Reverse(changes(it)));
-        let minute = |(minute, it)| api::MinuteOutcomes { minute: Some(time(minute)), outcomes: Some(outcomes(it)) };
-        let harmed = trial.newly_denied.ranking(RankBy::Denied, 20, self.admin.clock.now(), |_, _| true);
-        let first = trial.first().into_iter().map(|it| TopEntity {
-            target: it.target,
-            rule: it.rule,
+        let rules = candidate.rules();
+        let rule_of = |id: usize| rules.rules().rules().get(id).map(|matched| rule(matched, None));
+        let requested = candidate.outcomes().enumerate().filter(|(_, outcomes)| outcomes.requested > 0);
+        let mut rule_outcomes: Vec<_> = requested
+            .map(|(id, counts)| api::RuleOutcomes { rule: rule_of(id), outcomes: Some(outcomes(counts)) })
+            .collect();
+        let changes = |rule: &api::RuleOutcomes| {
+            rule.outcomes.map_or(0, |outcomes| outcomes.newly_denied + outcomes.newly_allowed)
+        };
+        rule_outcomes.sort_by_key(|rule| std::cmp::Reverse(changes(rule)));
+        let minute =
+            |(minute, counts)| api::MinuteOutcomes { minute: Some(time(minute)), outcomes: Some(outcomes(counts)) };
+        let newly_denied = candidate.newly_denied.ranking(RankBy::Denied, 20, self.admin.clock.now(), |_, _| true);
+        let first = candidate.first_newly_denied().into_iter().map(|denied| TopEntity {
+            target: denied.target,
+            rule: denied.rule,
             hits: 0,
             max_error: 0,
-            since: it.at,
+            since: denied.at,
         });
         Ok(Response::new(api::GetCandidateResponse {
             active: true,
-            since: Some(time(trial.since())),
-            share: trial.share(),
-            rules: of_rules,
-            minutes: trial.minutes().into_iter().map(minute).collect(),
+            since: Some(time(candidate.since())),
+            share: candidate.share(),
+            rules: rule_outcomes,
+            minutes: candidate.minutes().into_iter().map(minute).collect(),
             first_newly_denied: first.filter_map(top_entity).collect(),
-            most_newly_denied: harmed.top.into_iter().filter_map(top_entity).collect(),
-            skipped_requests: trial.skipped(),
+            most_newly_denied: newly_denied.top.into_iter().filter_map(top_entity).collect(),
+            skipped_requests: candidate.skipped(),
             error,
         }))
     }
@@ -291,41 +320,41 @@ fn top_entity(ranked: TopEntity) -> Option<api::TopEntity> {
 }
 
 impl Service {
-    /// Switches of this instance alone: each by itself, since nobody else hears of them.
+    /// Sets switches that apply to this instance only. Each is set separately, not all or none.
     async fn switch_this_instance(
         &self,
         requests: &[crate::service::overrides::ChangeRequest],
         info: ChangeInfo,
-    ) -> Answer<api::PutOverridesResponse> {
-        let mut parts = Vec::new();
+    ) -> MethodResult<api::PutOverridesResponse> {
+        let mut changes = Vec::new();
         for request in requests {
             let Target::Switch(scope) = &request.target else {
-                return Err(Status::invalid_argument("this_instance is for switches: all else is kept in the store"));
+                return Err(Status::invalid_argument("this_instance is only available for switches"));
             };
-            let put = self
+            let result = self
                 .admin
                 .overrides
                 .switch_this_instance(scope, request.value.as_deref(), request.until, info.clone())
                 .await;
-            put.map_err(|error| reject(&AdminError::Change(error)))?;
-            parts.push(api::OverrideChange {
+            result.map_err(|error| reject(&AdminError::Change(error)))?;
+            changes.push(api::OverrideChange {
                 target: Some(write_target(&request.target)),
                 ..api::OverrideChange::default()
             });
         }
-        Ok(Response::new(api::PutOverridesResponse { version: 0, changes: parts }))
+        Ok(Response::new(api::PutOverridesResponse { version: 0, changes }))
     }
 }
 
-fn override_changes(changed: AppliedChange) -> Vec<api::OverrideChange> {
-    let write = |it: Option<Override>| it.map(|it| entry(&it, Origin::Store));
-    let part = |(target, before, after)| api::OverrideChange {
+fn override_changes(applied: AppliedChange) -> Vec<api::OverrideChange> {
+    let write = |entry: Option<Override>| entry.map(|entry| write_override(&entry, Origin::Store));
+    let change = |(target, before, after)| api::OverrideChange {
         target: Some(write_target(&target)),
         before: write(before),
         after: write(after),
         refunded_hits: 0,
     };
-    changed.changes.into_iter().map(part).collect()
+    applied.changes.into_iter().map(change).collect()
 }
 
 fn read_descriptor(descriptor: Option<api::Descriptor>) -> Result<(String, Vec<(String, String)>), Status> {
@@ -333,7 +362,7 @@ fn read_descriptor(descriptor: Option<api::Descriptor>) -> Result<(String, Vec<(
     let target = read_target(target)?;
     target.check().map_err(|error| Status::invalid_argument(error.to_string()))?;
     let Target::Limit { domain, entries } = target else {
-        return Err(Status::invalid_argument("a descriptor has a domain and entries"));
+        return Err(Status::invalid_argument("a descriptor needs a domain and entries"));
     };
     Ok((domain, entries))
 }
@@ -342,9 +371,9 @@ fn entries(pairs: &[(String, String)]) -> Vec<Entry<'_>> {
     pairs.iter().map(|(key, value)| Entry { key, value }).collect()
 }
 
-/// How many at once.
-fn page(wanted: u32, default: usize) -> usize {
-    if wanted == 0 { default } else { (wanted as usize).min(1_000) }
+/// Returns the page size: the requested size up to 1,000, or the default if it is 0.
+fn page(requested: u32, default: usize) -> usize {
+    if requested == 0 { default } else { (requested as usize).min(1_000) }
 }
 
 fn unavailable(error: &StoreError) -> Status {

@@ -1,4 +1,4 @@
-//! One connection, from its handshake to its end.
+//! Serves one connection, from the handshake to its end.
 
 use std::{io, pin::pin, sync::Arc, time::Duration};
 
@@ -15,14 +15,14 @@ use tokio_rustls::server::TlsStream;
 use super::{Handler, Settings, listener::Stream};
 use crate::transport::tls::Tls;
 
-/// A connection that has not begun by then, with TLS or with the preface of HTTP/2, is given up.
-const HANDSHAKE: Duration = Duration::from_secs(10);
-/// RFC 9113, 3.4.
+/// Timeout for the TLS handshake and the HTTP/2 preface.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Between two looks whether it has all come: it nearly always comes at once.
-const PREFACE_LOOK: Duration = Duration::from_millis(10);
+/// Interval between two checks for the complete preface, which nearly always arrives in one piece.
+const PREFACE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Serves the connection until it ends, grows old, or the server shuts down.
+/// Serves a connection until it ends, reaches its maximum age, or the server shuts down.
 pub(super) async fn serve(
     stream: Stream,
     handler: Arc<Handler>,
@@ -32,45 +32,47 @@ pub(super) async fn serve(
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
-        // Whoever may open the socket may keep it open.
+        // The file permissions of the socket control access, so idle callers need no handshake timeout.
         Stream::Unix(stream) => return serve_http2(stream, handler, settings, shutdown).await,
     };
-    let begun = async {
+    let handshake = async {
         match tls {
             Some(tls) => {
                 let mut stream = tls.accept(stream).await?;
                 stream.fill_buf().await?;
-                Ok(Begun::Tls(Box::new(stream)))
+                Ok(ReadyStream::Tls(Box::new(stream)))
             }
-            None => preface(&stream).await.map(|()| Begun::Plain(stream)),
+            None => wait_for_preface(&stream).await.map(|()| ReadyStream::Plain(stream)),
         }
     };
-    match timeout(HANDSHAKE, begun).await {
-        Ok(Ok(Begun::Plain(stream))) => serve_http2(stream, handler, settings, shutdown).await,
-        Ok(Ok(Begun::Tls(stream))) => serve_http2(stream, handler, settings, shutdown).await,
-        Ok(Err(error)) => tracing::debug!(%error, "a connection did not begin"),
-        Err(_) => tracing::debug!("a connection took too long to begin"),
+    match timeout(HANDSHAKE_TIMEOUT, handshake).await {
+        Ok(Ok(ReadyStream::Plain(stream))) => serve_http2(stream, handler, settings, shutdown).await,
+        Ok(Ok(ReadyStream::Tls(stream))) => serve_http2(stream, handler, settings, shutdown).await,
+        Ok(Err(error)) => tracing::debug!(%error, "connection handshake failed"),
+        Err(_) => tracing::debug!("connection handshake timed out"),
     }
 }
 
-enum Begun {
+/// A TCP connection after its handshake.
+enum ReadyStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Waits until the preface is there, and leaves it there. Nothing else would ever end a connection that is silent.
-async fn preface(stream: &TcpStream) -> io::Result<()> {
+/// Waits until the preface has arrived, without consuming it. Without this, no timeout would apply to a connection that
+/// sends nothing.
+async fn wait_for_preface(stream: &TcpStream) -> io::Result<()> {
     let mut bytes = [0; PREFACE.len()];
     loop {
         let bytes = match stream.peek(&mut bytes).await? {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             read => &bytes[..read],
         };
-        // What is something else will be told so.
+        // If the bytes are something else, hyper replies with an error.
         if bytes.len() == PREFACE.len() || !PREFACE.starts_with(bytes) {
             return Ok(());
         }
-        sleep(PREFACE_LOOK).await;
+        sleep(PREFACE_POLL_INTERVAL).await;
     }
 }
 
@@ -80,12 +82,12 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     settings: &Settings,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let (leaving, told) = watch::channel(false);
-    let service = service_fn(move |request| Arc::clone(&handler).call(request, &told));
+    let (leaving, leaving_receiver) = watch::channel(false);
+    let service = service_fn(move |request| handler.call(request, &leaving_receiver));
     let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .timer(TokioTimer::new())
-        // gRPC servers send none, and no client of theirs reads it.
+        // gRPC servers send no `date` header, and gRPC clients do not read it.
         .auto_date_header(false)
         .max_concurrent_streams(settings.max_concurrent_streams)
         .max_header_list_size(16 * 1024)
@@ -93,7 +95,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
         .keep_alive_timeout(settings.keepalive_timeout);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
 
-    // ± 10%, so that connections that came together don't all go together.
+    // ± 10%, so that connections that were opened together do not all close together.
     let age = settings.max_connection_age.mul_f64(rand::random_range(0.9..1.1));
     let mut end = pin!(sleep_until(Instant::now() + age));
     loop {
@@ -101,7 +103,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             result = connection.as_mut() => {
                 if let Err(error) = result {
-                    tracing::debug!(%error, "a connection broke");
+                    tracing::debug!(%error, "connection failed");
                 }
                 return;
             }
@@ -110,9 +112,9 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
                     return;
                 }
             }
-            () = told_to_stop(&mut shutdown), if !*leaving.borrow() => {}
+            () = wait_for_shutdown(&mut shutdown), if !*leaving.borrow() => {}
         }
-        tracing::debug!("a connection is asked to go");
+        tracing::debug!("closing connection gracefully");
         leaving.send_replace(true);
         connection.as_mut().graceful_shutdown();
         end.as_mut().reset(Instant::now() + settings.max_connection_age_grace);
@@ -120,7 +122,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
 }
 
 /// Waits until the server shuts down.
-pub(in crate::transport) async fn told_to_stop(shutdown: &mut watch::Receiver<bool>) {
-    // An error: nobody is left who could tell, and that is the end as well.
+pub(in crate::transport) async fn wait_for_shutdown(shutdown: &mut watch::Receiver<bool>) {
+    // An error means that the sender is dropped, which also ends the server.
     let _ = shutdown.wait_for(|down| *down).await;
 }

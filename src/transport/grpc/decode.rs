@@ -1,5 +1,5 @@
-//! From the bytes of a `RateLimitRequest` to what the engine asks, which borrows all its texts from them. What the
-//! protocol allows and the engine cannot use ends here, with a sentence.
+//! Decodes a `RateLimitRequest` into the engine's [`Request`], which borrows all texts from the message. Requests that
+//! the protocol allows and the engine cannot decide are rejected with an error that names the reason.
 
 use sluicegate_common::wire::{Fields, Malformed, Value};
 use sluicegate_proto::envoy::r#type::v3::RateLimitUnit;
@@ -11,12 +11,12 @@ use crate::{
     rules::{Entry, Limit, Unit},
 };
 
-/// A request: `domain`, `descriptors`, `hits_addend`.
+/// Decodes a request: `domain`, `descriptors`, `hits_addend`.
 pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'m>, RequestError> {
     let (mut domain, mut hits) = ("", 0);
-    // They are read at the end, when the hits are known for those that do not say.
+    // Descriptors are decoded at the end, because those without hits of their own use those of the request.
     let mut descriptors = SmallVec::<[Fields<'m>; 4]>::new();
-    for field in Fields::of(message) {
+    for field in Fields::new(message) {
         match field? {
             (1, value) => domain = value.text()?,
             (2, value) => descriptors.push(value.message()?),
@@ -25,40 +25,42 @@ pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'
         }
     }
     if descriptors.len() > limits.max_descriptors {
-        let (many, max) = (descriptors.len(), limits.max_descriptors);
-        return Err(RequestError::invalid(format!("{many} descriptors are more than the {max} a request may have")));
+        let (count, max) = (descriptors.len(), limits.max_descriptors);
+        let message = format!("the request has {count} descriptors, more than grpc.limits.max_descriptors ({max})");
+        return Err(RequestError::invalid(message));
     }
     check_text("domain", domain, limits)?;
     let descriptors = descriptors.into_iter().map(|fields| decode_descriptor(fields, hits.max(1), limits));
     Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()?, feedback: Vec::new() })
 }
 
-/// `entries`, `limit`, `hits_addend`, `is_negative_hits`.
+/// Decodes a descriptor: `entries`, `limit`, `hits_addend`, `is_negative_hits`.
 fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Result<Descriptor<'m>, RequestError> {
     let mut entries = SmallVec::<[Entry<'m>; 3]>::new();
-    let (mut own_hits, mut give_back, mut limit) = (None, false, None);
+    let (mut own_hits, mut refund, mut limit) = (None, false, None);
     for field in fields {
         match field? {
             (1, value) => entries.push(decode_entry(value.message()?)?),
             (2, value) => limit.get_or_insert_with(RequestedLimit::default).merge(value.message()?)?,
-            (3, value) => unwrap(value, &mut own_hits)?,
-            (4, value) => give_back = value.number()? != 0,
+            (3, value) => merge_wrapper(value, &mut own_hits)?,
+            (4, value) => refund = value.number()? != 0,
             _ => {}
         }
     }
     if entries.len() > limits.max_entries {
-        let (many, max) = (entries.len(), limits.max_entries);
-        return Err(RequestError::invalid(format!("{many} entries are more than the {max} a descriptor may have")));
+        let (count, max) = (entries.len(), limits.max_entries);
+        let message = format!("a descriptor has {count} entries, more than grpc.limits.max_entries ({max})");
+        return Err(RequestError::invalid(message));
     }
     for Entry { key, value } in &entries {
         check_text("key", key, limits)?;
         check_text("value", value, limits)?;
     }
     let limit = limit.map(|limit| limit.check().map(Box::new)).transpose()?;
-    Ok(Descriptor { entries, hits: own_hits.unwrap_or(hits), refund: give_back, requested_limit: limit })
+    Ok(Descriptor { entries, hits: own_hits.unwrap_or(hits), refund, requested_limit: limit })
 }
 
-/// `key`, `value`.
+/// Decodes an entry: `key`, `value`.
 fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
     let mut entry = Entry { key: "", value: "" };
     for field in fields {
@@ -71,7 +73,7 @@ fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
     Ok(entry)
 }
 
-/// A `RateLimitOverride`. When there are several, one is merged into the other, as protobuf has it.
+/// A `RateLimitOverride`. If a descriptor contains several, they are merged as protobuf requires.
 #[derive(Default)]
 struct RequestedLimit {
     requests_per_unit: u32,
@@ -85,13 +87,14 @@ impl RequestedLimit {
             match field? {
                 (1, value) => self.requests_per_unit = value.number()? as u32,
                 (2, value) => self.unit = value.number()? as i32,
-                (3, value) => unwrap(value, &mut self.unit_multiplier)?,
+                (3, value) => merge_wrapper(value, &mut self.unit_multiplier)?,
                 _ => {}
             }
         }
         Ok(())
     }
 
+    /// Converts the message into a limit.
     fn check(self) -> Result<Limit, RequestError> {
         let unit = match RateLimitUnit::try_from(self.unit) {
             Ok(RateLimitUnit::Second) => Unit::Second,
@@ -104,15 +107,15 @@ impl RequestedLimit {
                 return Err(RequestError::invalid("a descriptor's limit needs a unit from SECOND to YEAR"));
             }
         };
-        // The multiplier has 32 bits.
+        // The multiplier is a 32-bit number, so higher bits are dropped, as protobuf does.
         let multiplier = self.unit_multiplier.map_or(1, |multiplier| multiplier as u32);
         let limit = Limit::new(self.requests_per_unit, unit, multiplier);
-        limit.map_err(|error| RequestError::invalid(format!("a descriptor's limit cannot be counted: {error}")))
+        limit.map_err(|error| RequestError::invalid(format!("invalid limit of a descriptor: {error}")))
     }
 }
 
-/// The number in a `UInt64Value` or a `UInt32Value`: there and 0 is not the same as not there.
-fn unwrap(value: Value<'_>, number: &mut Option<u64>) -> Result<(), Malformed> {
+/// Merges a `UInt64Value` or a `UInt32Value` into `number`. A value of 0 differs from an absent one.
+fn merge_wrapper(value: Value<'_>, number: &mut Option<u64>) -> Result<(), Malformed> {
     let number = number.get_or_insert(0);
     for field in value.message()? {
         if let (1, value) = field? {
@@ -122,10 +125,12 @@ fn unwrap(value: Value<'_>, number: &mut Option<u64>) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn check_text(what: &str, text: &str, limits: &Limits) -> Result<(), RequestError> {
+fn check_text(field: &str, text: &str, limits: &Limits) -> Result<(), RequestError> {
     let (len, max) = (text.len(), limits.max_text_bytes);
     if len > max {
-        return Err(RequestError::invalid(format!("a {what} of {len} bytes is longer than the {max} it may have")));
+        return Err(RequestError::invalid(format!(
+            "a {field} of {len} bytes is longer than grpc.limits.max_text_bytes ({max})"
+        )));
     }
     Ok(())
 }
@@ -145,9 +150,9 @@ mod tests {
     use super::*;
     use crate::rules::Measure;
 
-    type Asked = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, Measure)>)>);
+    type Decoded = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, Measure)>)>);
 
-    fn ours(message: &[u8]) -> Option<Asked> {
+    fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
         let request = decode(message, &Limits::default()).ok()?;
         let limit = |limit: &Limit| (limit.requests(), limit.measure());
         let descriptors = request.descriptors.iter().map(|descriptor| {
@@ -157,8 +162,8 @@ mod tests {
         Some((request.domain.to_owned(), descriptors.collect()))
     }
 
-    /// What prost reads, read once more.
-    fn prosts(message: &[u8]) -> Option<Asked> {
+    /// Decodes with prost.
+    fn decode_with_prost(message: &[u8]) -> Option<Decoded> {
         let message = RateLimitRequest::decode(message).ok()?;
         let descriptors = message.descriptors.into_iter().map(|descriptor| {
             let limit = match descriptor.limit {
@@ -181,9 +186,9 @@ mod tests {
     }
 
     #[test]
-    fn a_request_may_have_as_much_of_everything_as_is_set() {
+    fn rejects_requests_above_the_configured_limits() {
         let limits = Limits { max_descriptors: 2, max_entries: 3, max_text_bytes: 4, ..Limits::default() };
-        let refusal = |descriptors: usize, entries: usize, letters: usize| {
+        let error = |descriptors: usize, entries: usize, letters: usize| {
             let text = || "x".repeat(letters);
             let entry = || rate_limit_descriptor::Entry { key: "k".into(), value: text() };
             let descriptor = RateLimitDescriptor {
@@ -192,15 +197,15 @@ mod tests {
             };
             let request =
                 RateLimitRequest { domain: text(), descriptors: vec![descriptor; descriptors], ..Default::default() };
-            decode(&request.encode_to_vec(), &limits).err().map(|refusal| refusal.message)
+            decode(&request.encode_to_vec(), &limits).err().map(|error| error.message)
         };
-        assert_eq!(refusal(2, 3, 4), None);
-        for (refusal, expected) in [
-            (refusal(3, 1, 1), "3 descriptors are more than the 2"),
-            (refusal(1, 4, 1), "4 entries are more than the 3"),
-            (refusal(1, 1, 5), "a domain of 5 bytes is longer than the 4"),
+        assert_eq!(error(2, 3, 4), None);
+        for (error, expected) in [
+            (error(3, 1, 1), "3 descriptors, more than grpc.limits.max_descriptors (2)"),
+            (error(1, 4, 1), "4 entries, more than grpc.limits.max_entries (3)"),
+            (error(1, 1, 5), "a domain of 5 bytes is longer than grpc.limits.max_text_bytes (4)"),
         ] {
-            assert!(refusal.as_ref().is_some_and(|refusal| refusal.contains(expected)), "{refusal:?}");
+            assert!(error.as_ref().is_some_and(|error| error.contains(expected)), "{error:?}");
         }
     }
 
@@ -230,39 +235,39 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_reads_what_prost_reads(request in request()) {
+        fn decodes_as_prost_does(request in request()) {
             let message = request.encode_to_vec();
-            prop_assert_eq!(ours(&message), prosts(&message));
+            prop_assert_eq!(decode_by_hand(&message), decode_with_prost(&message));
         }
 
-        /// Of two messages one behind the other numbers replace each other, and of two limits one is merged into the other.
+        /// In two concatenated messages the later numbers replace the earlier ones, and limits are merged.
         #[test]
-        fn it_reads_damaged_messages_as_prost_does(
+        fn decodes_damaged_messages_as_prost_does(
             requests in (request(), request()),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
             end in any::<prop::sample::Index>(),
         ) {
             let mut message = [requests.0.encode_to_vec(), requests.1.encode_to_vec()].concat();
             if !message.is_empty() {
-                for (place, byte) in changes {
-                    *place.get_mut(&mut message) = byte;
+                for (index, byte) in changes {
+                    *index.get_mut(&mut message) = byte;
                 }
                 message.truncate(message.len() - end.index(message.len()) / 8);
             }
-            prop_assert_eq!(ours(&message), prosts(&message));
+            prop_assert_eq!(decode_by_hand(&message), decode_with_prost(&message));
         }
     }
 
     #[test]
-    fn a_limit_that_comes_in_parts_is_merged() {
+    fn a_limit_in_several_parts_is_merged() {
         let part = |requests_per_unit, unit, unit_multiplier| {
             let limit = Some(RateLimitOverride { requests_per_unit, unit, unit_multiplier });
             RateLimitDescriptor { limit, ..RateLimitDescriptor::default() }.encode_to_vec()
         };
         let descriptor = [part(7, 0, Some(2)), part(0, 3, None)].concat();
         let message = [&[0x12, descriptor.len() as u8], &descriptor[..]].concat();
-        let read = ours(&message).map(|(_, descriptors)| descriptors[0].3);
+        let read = decode_by_hand(&message).map(|(_, descriptors)| descriptors[0].3);
         assert_eq!(read, Some(Some((7, Measure::Rate { unit: Unit::Hour, multiplier: 2 }))));
-        assert_eq!(ours(&message), prosts(&message));
+        assert_eq!(decode_by_hand(&message), decode_with_prost(&message));
     }
 }

@@ -1,4 +1,4 @@
-//! From the engine's verdict to Envoy's answer.
+//! Encodes the engine's verdict as Envoy's `RateLimitResponse`.
 
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +19,7 @@ use crate::{
     rules::{Measure, Metadata, Unit},
 };
 
-/// The answer as a message. `request` is the message that was asked, for those who want it back in the metadata.
+/// Builds the response. `request` is the encoded request, which the dynamic metadata contains.
 pub(crate) fn encode(verdict: &Verdict, request: &[u8], settings: &ResponseSettings) -> RateLimitResponse {
     let headers = if settings.headers { headers(verdict, settings) } else { Vec::new() };
     RateLimitResponse {
@@ -45,11 +45,11 @@ fn encode_status(status: &Status) -> DescriptorStatus {
             requests_per_unit: limit.requests,
             unit: unit.into(),
             name: limit.name.as_deref().unwrap_or_default().to_owned(),
-            // Absent for one unit, as the peer's answers are.
+            // Absent for one unit, as in the responses of envoyproxy/ratelimit.
             unit_multiplier: (multiplier != 1).then_some(multiplier),
         }
     });
-    // Envoy shows whole seconds and cuts the rest off: they are rounded up, or it would show 0.
+    // Envoy truncates to whole seconds. They are rounded up here, because Envoy would otherwise show 0.
     let reset = status
         .reset_seconds()
         .map(|seconds| prost_types::Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 });
@@ -62,15 +62,16 @@ fn encode_status(status: &Status) -> DescriptorStatus {
     }
 }
 
-/// Until when is said by the wall's clock, as the protocol has it; the metadata says for how long.
-#[allow(clippy::disallowed_methods, reason = "the end of a quota is a time of the wall's clock")]
+/// Encodes a grant as a quota. The protocol requires a wall clock time for the end of a quota. Its TTL is in the call's
+/// metadata.
+#[allow(clippy::disallowed_methods, reason = "the end of a quota is a wall clock time")]
 fn encode_grant(grant: Grant) -> Quota {
     let end = SystemTime::now() + Duration::from_micros(grant.ttl.get());
     let until = ExpirationSpecifier::ValidUntil(end.into());
     Quota { requests: grant.hits.get(), expiration_specifier: Some(until), id: grant.id.to_string() }
 }
 
-/// The unit, and how many of them. The protocol has no word for what is in flight.
+/// Returns the unit and its multiplier. The protocol has no unit for requests in flight.
 pub(super) fn unit(measure: Measure) -> (rate_limit::Unit, u32) {
     let Measure::Rate { unit, multiplier } = measure else {
         return (rate_limit::Unit::Unknown, 1);
@@ -87,10 +88,10 @@ pub(super) fn unit(measure: Measure) -> (rate_limit::Unit, u32) {
     (unit, multiplier)
 }
 
-/// What was asked, and what the rules have to say: the peer's `RESPONSE_DYNAMIC_METADATA`. And ours: the exact numbers
-/// of every descriptor's answer.
+/// Builds the dynamic metadata: the request and the rules' metadata, as with `RESPONSE_DYNAMIC_METADATA` of
+/// envoyproxy/ratelimit, and the exact numbers of every status.
 fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
-    // It has been read before.
+    // The request was decoded successfully before.
     let request = RateLimitRequest::decode(request).unwrap_or_default();
     let descriptor = |descriptor: &RateLimitDescriptor| {
         let entry =
@@ -117,7 +118,7 @@ fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     if let Some(metadata) = &verdict.metadata {
         fields.push(("metadata", encode_metadata(metadata)));
     }
-    // By itself: Envoy's local_reply_config can match a value at the top, and none in a list.
+    // A top-level field, because Envoy's `local_reply_config` cannot match values in a list.
     if verdict.is_shed() {
         fields.push(("sluicegate.shed", boolean(true)));
     }
@@ -125,7 +126,7 @@ fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
 }
 
-/// In microseconds; what does not apply is left out.
+/// Encodes the exact numbers of a status, with times in microseconds. Values that do not apply are omitted.
 fn exact_status(status: &Status) -> Value {
     let mut fields = vec![("allowed", boolean(!status.is_over()))];
     if status.limit.is_some() {
@@ -137,16 +138,16 @@ fn exact_status(status: &Status) -> Value {
     if status.delay.get() > 0 {
         fields.push(("delay_us", number(status.delay.get() as f64)));
     }
-    let marks = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
-    fields.extend(marks.into_iter().filter(|(_, is)| *is).map(|(mark, _)| (mark, boolean(true))));
-    fields.extend(status.override_kind.map(|directed| ("override", text(directed.name().to_owned()))));
+    let flags = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
+    fields.extend(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (name, boolean(true))));
+    fields.extend(status.override_kind.map(|kind| ("override", text(kind.name().to_owned()))));
     map(fields)
 }
 
 fn encode_metadata(metadata: &Metadata) -> Value {
     match metadata {
         Metadata::Null => Value { kind: Some(Kind::NullValue(0)) },
-        Metadata::Bool(truth) => boolean(*truth),
+        Metadata::Bool(flag) => boolean(*flag),
         Metadata::Number(value) => number(*value),
         Metadata::Text(value) => text(value.clone()),
         Metadata::List(values) => list(values.iter().map(encode_metadata)),
@@ -158,8 +159,8 @@ fn text(text: String) -> Value {
     Value { kind: Some(Kind::StringValue(text)) }
 }
 
-fn boolean(truth: bool) -> Value {
-    Value { kind: Some(Kind::BoolValue(truth)) }
+fn boolean(flag: bool) -> Value {
+    Value { kind: Some(Kind::BoolValue(flag)) }
 }
 
 fn number(number: f64) -> Value {
@@ -183,14 +184,14 @@ mod tests {
     use crate::engine::Micros;
 
     #[test]
-    #[allow(clippy::disallowed_methods, reason = "the end of a quota is a time of the wall's clock")]
-    fn a_quota_ends_when_its_grant_does() {
+    #[allow(clippy::disallowed_methods, reason = "the end of a quota is a wall clock time")]
+    fn a_quota_ends_at_the_same_time_as_its_grant() {
         let grant = Grant { hits: NonZeroU32::MIN, ttl: Micros::from_secs(60), id: 7 };
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
         let Quota { requests: 1, expiration_specifier: Some(ExpirationSpecifier::ValidUntil(end)), id } =
             encode_grant(grant)
         else {
-            panic!("one request until then");
+            panic!("expected a quota of one request");
         };
         assert_eq!(id, "7");
         assert!((60..=61).contains(&(end.seconds - since_epoch)), "{end} {since_epoch}");

@@ -1,4 +1,4 @@
-//! The engine's verdict as `sluicegate.v1` says it: exact numbers for those who can take them.
+//! Encodes the engine's verdict as a `CheckResponse` of `sluicegate.v1`, with exact numbers.
 
 use sluicegate_common::wire::Writer;
 use sluicegate_proto::sluicegate::v1;
@@ -6,20 +6,20 @@ use sluicegate_proto::sluicegate::v1;
 use super::{RequestError, ResponseSettings, encode::unit, headers::headers};
 use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, OverrideKind, Status, Verdict, overrides::Mode};
 
-/// One of the `answers` of an `ResponseFrame`: `id`, and `verdict` or `error`.
+/// Appends one of the `responses` of a `ResponseFrame`: `id`, and `verdict` or `error`.
 pub(super) fn encode(
     id: u64,
     outcome: &Result<Verdict, RequestError>,
     settings: &ResponseSettings,
-    answers: &mut Vec<u8>,
+    responses: &mut Vec<u8>,
 ) {
-    Writer(answers).message(1, |answer| {
-        answer.number(1, id);
+    Writer(responses).message(1, |response| {
+        response.number(1, id);
         match outcome {
-            Ok(verdict) => answer.message(2, |message| encode_verdict(verdict, settings, message)),
-            Err(refusal) => answer.message(3, |error| {
-                error.number(1, refusal.code as u64);
-                error.text(2, &refusal.message);
+            Ok(verdict) => response.message(2, |message| encode_verdict(verdict, settings, message)),
+            Err(error) => response.message(3, |message| {
+                message.number(1, error.code as u64);
+                message.text(2, &error.message);
             }),
         }
     });
@@ -56,22 +56,22 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     };
     message.number(8, decider as u64);
     message.number(9, status.denial_counts.into());
-    if let Some(Grant { hits, ttl: life, id }) = status.grant {
+    if let Some(Grant { hits, ttl, id }) = status.grant {
         message.message(10, |message| {
             message.number(1, hits.get().into());
-            message.number(2, life.get());
+            message.number(2, ttl.get());
             message.text(3, &id.to_string());
         });
     }
     message.number(11, (status.shed && status.is_over()).into());
     message.number(12, status.elastic.into());
-    if let Some(directed) = status.override_kind {
-        message.number(13, encode_override_kind(directed) as u64);
+    if let Some(kind) = status.override_kind {
+        message.number(13, encode_override_kind(kind) as u64);
     }
 }
 
-fn encode_override_kind(directed: OverrideKind) -> v1::OverrideKind {
-    match directed {
+fn encode_override_kind(kind: OverrideKind) -> v1::OverrideKind {
+    match kind {
         OverrideKind::Limit => v1::OverrideKind::Limit,
         OverrideKind::Switch(Mode::Off) => v1::OverrideKind::Off,
         OverrideKind::Switch(Mode::Shadow) => v1::OverrideKind::Shadow,
@@ -98,8 +98,8 @@ mod tests {
     use super::*;
     use crate::rules::{Measure, Unit};
 
-    /// As the messages' own types read it, twice, with different numbers.
-    fn answer(outcome: &Result<Verdict, RequestError>, settings: &ResponseSettings) -> v1::check_response::Outcome {
+    /// Encodes an outcome twice under different ids, and decodes it with prost.
+    fn round_trip(outcome: &Result<Verdict, RequestError>, settings: &ResponseSettings) -> v1::check_response::Outcome {
         let mut frame = Vec::new();
         encode(0, outcome, settings, &mut frame);
         encode(300, outcome, settings, &mut frame);
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_says_all_that_there_is() {
+    fn a_verdict_has_all_fields_of_its_statuses() {
         let named = CurrentLimit { name: Some("few".into()), ..limit(Unit::Week, 3) };
         let allowed = Status {
             limit: Some(named),
@@ -137,7 +137,7 @@ mod tests {
             grant: Some(Grant { hits: NonZeroU32::MIN, ttl: Micros::new(70_000), id: u64::MAX }),
             ..Status::NO_LIMIT
         };
-        let refused = Status {
+        let denied = Status {
             code: Code::OverLimit,
             limit: Some(limit(Unit::Minute, 1)),
             retry_after: Some(Micros::new(1 << 40)),
@@ -145,7 +145,7 @@ mod tests {
             override_kind: Some(OverrideKind::Switch(Mode::Deny)),
             ..Status::NO_LIMIT
         };
-        let outcome = verdict(Code::OverLimit, vec![allowed, refused, Status::UNLIMITED]);
+        let outcome = verdict(Code::OverLimit, vec![allowed, denied, Status::UNLIMITED]);
         let exact_limit = v1::Limit { requests_per_unit: 5, ..v1::Limit::default() };
         let expected = vec![
             v1::Status {
@@ -176,22 +176,22 @@ mod tests {
             v1::Status { allowed: true, remaining: u32::MAX.into(), ..v1::Status::default() },
         ];
         let expected = v1::Verdict { statuses: expected, ..v1::Verdict::default() };
-        let answered = answer(&outcome, &ResponseSettings::default());
-        assert_eq!(answered, v1::check_response::Outcome::Verdict(expected.clone()));
-        let answered = answer(&outcome, &ResponseSettings { headers: true, ..ResponseSettings::default() });
-        let v1::check_response::Outcome::Verdict(answered) = answered else { panic!("{answered:?}") };
+        let decoded = round_trip(&outcome, &ResponseSettings::default());
+        assert_eq!(decoded, v1::check_response::Outcome::Verdict(expected.clone()));
+        let decoded = round_trip(&outcome, &ResponseSettings { headers: true, ..ResponseSettings::default() });
+        let v1::check_response::Outcome::Verdict(decoded) = decoded else { panic!("{decoded:?}") };
         let header = v1::Header { name: "RateLimit-Limit".into(), value: "5".into() };
-        assert_eq!(answered.response_headers_to_add.first(), Some(&header));
-        assert_eq!(answered.statuses, expected.statuses);
+        assert_eq!(decoded.response_headers_to_add.first(), Some(&header));
+        assert_eq!(decoded.statuses, expected.statuses);
     }
 
     #[test]
-    fn an_error_is_an_answer_too() {
+    fn an_error_is_encoded_with_its_code_and_message() {
         let error = v1::Error { code: 3, message: "no".into() };
-        let answered = answer(&Err(RequestError::invalid("no")), &ResponseSettings::default());
-        assert_eq!(answered, v1::check_response::Outcome::Error(error));
+        let decoded = round_trip(&Err(RequestError::invalid("no")), &ResponseSettings::default());
+        assert_eq!(decoded, v1::check_response::Outcome::Error(error));
         let allowed = v1::Verdict { allowed: true, ..v1::Verdict::default() };
-        let answered = answer(&verdict(Code::Ok, Vec::new()), &ResponseSettings::default());
-        assert_eq!(answered, v1::check_response::Outcome::Verdict(allowed));
+        let decoded = round_trip(&verdict(Code::Ok, Vec::new()), &ResponseSettings::default());
+        assert_eq!(decoded, v1::check_response::Outcome::Verdict(allowed));
     }
 }

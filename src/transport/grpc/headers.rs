@@ -1,7 +1,9 @@
-//! Headers for the caller's own response: the peer's three, the IETF draft's two, Retry-After.
+//! Headers that Envoy adds to the caller's response: the three of envoyproxy/ratelimit, the two of the IETF draft, and
+//! `Retry-After`.
 //!
-//! The draft is draft-ietf-httpapi-ratelimit-headers-11: `RateLimit-Policy: "user";q=100;w=60` says what every limit of the
-//! request allows, and `RateLimit: "user";r=50;t=30` what is left of the tightest and when it will be more.
+//! The draft is draft-ietf-httpapi-ratelimit-headers-11. `RateLimit-Policy: "user";q=100;w=60` contains every limit of
+//! the request. `RateLimit: "user";r=50;t=30` contains the remaining hits of the tightest limit, and the seconds until
+//! more remain.
 
 use std::fmt::Write;
 
@@ -13,10 +15,10 @@ use crate::{
     rules::Measure,
 };
 
-/// What a policy without a rule is called: a limit that came with the request.
-const OVERRIDE: &str = "override";
+/// Name of the policy of a limit that the request itself supplies.
+const REQUESTED_POLICY: &str = "override";
 
-/// All headers of one answer; none when no limit applied.
+/// Returns all headers of a response, or none if no limit applied.
 pub(super) fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<HeaderValue> {
     let Some((status, binding)) = verdict.binding_status().zip(verdict.binding()) else {
         return Vec::new();
@@ -32,25 +34,26 @@ pub(super) fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<Hea
     }
     if settings.header_style != HeaderStyle::Separate {
         add("RateLimit-Policy", policies(verdict));
-        add("RateLimit", service_limit(status));
+        add("RateLimit", tightest_limit(status));
     }
     if verdict.statuses.iter().any(|status| status.soft) {
         add(&settings.soft_header, "exceeded".into());
     } else if verdict.statuses.iter().any(|status| status.elastic) {
         add(&settings.soft_header, "elastic".into());
     }
-    // In whole seconds, rounded up: 0 would mean now.
+    // Whole seconds, rounded up, because 0 would mean that the caller may retry now.
     if let Some(wait) = verdict.retry_after() {
         add("Retry-After", wait.ceil_secs().max(1).to_string());
     }
     headers
 }
 
+/// Returns the value of `RateLimit-Policy`: every limit with its quota and window.
 fn policies(verdict: &Verdict) -> String {
     let mut text = String::new();
     for limit in verdict.statuses.iter().filter_map(|status| status.limit.as_ref()) {
         let separator = if text.is_empty() { "" } else { ", " };
-        // Writing to a text cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(text, "{separator}{};q={}", name(limit), limit.quota);
         let _ = match limit.measure {
             Measure::Rate { .. } => write!(text, ";w={}", limit.window.ceil_secs().max(1)),
@@ -60,17 +63,19 @@ fn policies(verdict: &Verdict) -> String {
     text
 }
 
-fn service_limit(status: &Status) -> String {
+/// Returns the value of `RateLimit`: the remaining hits, and the seconds until more remain.
+fn tightest_limit(status: &Status) -> String {
     let name = status.limit.as_ref().map_or_else(String::new, name);
     let until_more = if status.is_over() { status.retry_after } else { None }.unwrap_or(status.next);
     let seconds = until_more.ceil_secs().max(u64::from(status.is_over()));
     format!("{name};r={};t={seconds}", status.remaining)
 }
 
-/// A Structured Field string (RFC 9651): printable ASCII in quotes. What else a name holds becomes `_`.
+/// Returns a policy's name as a Structured Field string (RFC 9651): printable ASCII in quotes. Other characters become
+/// `_`.
 fn name(limit: &CurrentLimit) -> String {
     let mut text = String::from('"');
-    for letter in limit.policy.as_deref().unwrap_or(OVERRIDE).chars() {
+    for letter in limit.policy.as_deref().unwrap_or(REQUESTED_POLICY).chars() {
         match letter {
             '"' | '\\' => text.extend(['\\', letter]),
             ' '..='~' => text.push(letter),

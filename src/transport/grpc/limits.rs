@@ -1,21 +1,21 @@
-//! What a request may hold. Beyond it there is a sentence that says which limit it was.
+//! [`Limits`] on the size of a request. A request above a limit is rejected with an error that names the limit.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Limits on one request.
+/// Limits on the size of one request.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Limits {
-    /// Bytes of the message.
+    /// Maximum size of a message in bytes.
     pub max_message_bytes: usize,
-    /// Bytes of a frame with many checks.
+    /// Maximum size in bytes of a frame with several checks (`sluicegate.v1`).
     pub max_frame_bytes: usize,
-    /// Descriptors of a request.
+    /// Maximum number of descriptors in a request.
     pub max_descriptors: usize,
-    /// Entries of a descriptor.
+    /// Maximum number of entries in a descriptor.
     pub max_entries: usize,
-    /// Bytes of the domain, a key or a value.
+    /// Maximum length of the domain, a key or a value in bytes.
     pub max_text_bytes: usize,
 }
 

@@ -1,22 +1,22 @@
-//! Where connections come from: a TCP port or a Unix socket.
+//! [`Listener`]: accepts connections on a TCP port or a Unix socket.
 
 use std::{fs, io, net::SocketAddr, path::PathBuf};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-/// A port, or a socket in the file system that goes with its listener.
+/// A TCP port, or a Unix socket whose file is removed when the listener is dropped.
 pub(super) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
 }
 
-/// A connection that belongs to this thread's runtime.
+/// A connection that is registered with the runtime of this thread.
 pub(super) enum Stream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// A connection on its way from one runtime to another.
+/// A connection that is passed from one runtime to another.
 pub(super) enum PassedStream {
     Tcp(std::net::TcpStream),
     Unix(std::os::unix::net::UnixStream),
@@ -27,16 +27,16 @@ impl Listener {
         TcpListener::bind(addr).await.map(Self::Tcp)
     }
 
-    /// A socket that nobody listens on any more, as after a crash, is in the way, and removed.
+    /// Listens on a Unix socket. Removes a socket on which no process listens, such as after a crash.
     pub(super) fn unix(path: PathBuf) -> io::Result<Self> {
-        let left = std::os::unix::net::UnixStream::connect(&path);
-        if left.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
+        let connection = std::os::unix::net::UnixStream::connect(&path);
+        if connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
             fs::remove_file(&path)?;
         }
         Ok(Self::Unix(UnixListener::bind(&path)?, path))
     }
 
-    /// For the log, the port settled.
+    /// Returns the address with the actual port, or the path, for log messages.
     pub(super) fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(|addr| addr.to_string()),
@@ -55,17 +55,18 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Self::Unix(_, path) = self {
-            // Gone already is as good.
+            // It is fine if the file has been removed already.
             let _ = fs::remove_file(path);
         }
     }
 }
 
 impl Stream {
+    /// Removes the connection from this runtime.
     pub(super) fn pass(self) -> io::Result<PassedStream> {
         match self {
             Self::Tcp(stream) => {
-                // Answers are small and wanted at once.
+                // Responses are small, and must not wait for Nagle's algorithm.
                 stream.set_nodelay(true)?;
                 stream.into_std().map(PassedStream::Tcp)
             }
@@ -75,6 +76,7 @@ impl Stream {
 }
 
 impl PassedStream {
+    /// Registers the connection with the current runtime.
     pub(super) fn take(self) -> io::Result<Stream> {
         match self {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),

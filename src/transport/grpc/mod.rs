@@ -1,9 +1,11 @@
-//! gRPC: one acceptor hands each connection to the worker with the fewest; a worker decides on its own thread.
+//! The gRPC [`Server`]: one acceptor passes each connection to the worker with the fewest connections, and a worker
+//! decides on its own thread.
 //!
-//! `ShouldRateLimit` is framed by hand on hyper (`unary`): a fifth cheaper than through tonic's router and codec. So are
-//! the frames of `sluicegate.v1` (`stream`). All other services (health, reflection, what resources say) are
-//! tonic's.
+//! `ShouldRateLimit` (`service`) and the frames of `sluicegate.v1` (`stream`) are implemented on hyper without tonic's
+//! router and codec, which makes a call a fifth cheaper. All other services (health, reflection, resources) use tonic.
 
+mod body;
+mod checker;
 mod connection;
 mod decode;
 mod encode;
@@ -12,15 +14,15 @@ mod feedback;
 mod headers;
 mod limits;
 mod listener;
+mod message;
 mod resources;
 mod server;
 mod service;
 mod settings;
 mod status;
 mod stream;
-mod unary;
 
-pub(super) use connection::told_to_stop;
+pub(super) use connection::wait_for_shutdown;
 pub(crate) use decode::decode;
 pub(crate) use encode::encode;
 pub use limits::Limits;

@@ -1,4 +1,4 @@
-//! `sluicegate.v1.ResourceService`, by tonic: it is asked a few times a second.
+//! `sluicegate.v1.ResourceService`, on tonic because it receives only a few calls per second.
 
 use sluicegate_proto::sluicegate::v1::{self, GetRequest, ReportRequest, resource_service_server};
 use tokio::runtime::Handle;
@@ -9,14 +9,18 @@ use crate::{
     service::{ResourceReports, resources::ResourceError},
 };
 
-/// Answers calls. The reports live on the runtime that has their connection to the store.
+/// Implements the service. Calls run on the runtime to which the store connection of the reports belongs.
 pub struct ResourceService {
     reports: ResourceReports,
     runtime: Handle,
 }
 
 impl ResourceService {
-    /// To be made on the runtime on which the reports are kept.
+    /// Creates the service. Must be called on the runtime to which the store connection of `reports` belongs.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is called outside of a Tokio runtime.
     #[must_use]
     pub fn new(reports: ResourceReports) -> Self {
         Self { reports, runtime: Handle::current() }
@@ -26,8 +30,8 @@ impl ResourceService {
     where
         F: Future<Output = Result<Option<Utilization>, ResourceError>> + Send + 'static,
     {
-        let said = self.runtime.spawn(work).await.map_err(|_| Status::unavailable("the service is going"))?;
-        said.map(|said| Response::new(write(said))).map_err(|error| refuse(&error))
+        let result = self.runtime.spawn(work).await.map_err(|_| Status::unavailable("the service is shutting down"))?;
+        result.map(|utilization| Response::new(write(utilization))).map_err(|error| status(&error))
     }
 }
 
@@ -49,15 +53,15 @@ impl resource_service_server::ResourceService for ResourceService {
     }
 }
 
-fn write(said: Option<Utilization>) -> v1::Utilization {
-    let Utilization { worst, mean, reporters } = said.unwrap_or_default();
+fn write(utilization: Option<Utilization>) -> v1::Utilization {
+    let Utilization { worst, mean, reporters } = utilization.unwrap_or_default();
     v1::Utilization { reporters, worst, mean }
 }
 
-fn refuse(error: &ResourceError) -> Status {
+fn status(error: &ResourceError) -> Status {
     let message = crate::errors::chain(error);
     match error {
-        ResourceError::Name | ResourceError::Utilization | ResourceError::Life => Status::invalid_argument(message),
+        ResourceError::Name | ResourceError::Utilization | ResourceError::Ttl => Status::invalid_argument(message),
         ResourceError::Report(ReportError::Full) => Status::resource_exhausted(message),
         ResourceError::Report(ReportError::Store(_)) | ResourceError::Store(_) => Status::unavailable(message),
     }

@@ -1,7 +1,7 @@
-//! The acceptor and its workers.
+//! [`Server`]: the acceptor and its workers.
 //!
-//! A worker is a thread with a runtime of its own. SO_REUSEPORT would spread a handful of long-lived HTTP/2
-//! connections badly; so there is one acceptor, and it hands each connection to the worker that has the fewest.
+//! A worker is a thread with its own runtime. `SO_REUSEPORT` would distribute a small number of long-lived HTTP/2
+//! connections unevenly. One acceptor therefore passes each connection to the worker with the fewest connections.
 
 use std::{
     io,
@@ -28,38 +28,38 @@ use crate::{
     transport::{TlsError, tls::Tls},
 };
 
-/// Connections on their way to a worker.
-const HAND_OVER: usize = 1_024;
-/// After an accept that failed: most likely there are no file descriptors left.
+/// Capacity of the queue of connections that are passed to a worker.
+const HAND_OVER_CAPACITY: usize = 1_024;
+/// Pause after a failed accept. The most likely reason is that no file descriptors are free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Why gRPC is not served.
+/// Error returned when gRPC cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("cannot listen on {at} for gRPC")]
     Listen {
         /// The address, or the socket's path.
         at: String,
-        /// What went wrong.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The certificates.
-    #[error("TLS cannot be served")]
+    /// TLS cannot be configured.
+    #[error("cannot configure TLS for gRPC")]
     Tls(#[from] TlsError),
-    /// A thread.
+    /// A worker thread or its runtime cannot be started.
     #[error("cannot start a worker")]
     Worker(#[source] io::Error),
 }
 
-/// One worker, seen by the acceptor.
+/// The acceptor's view of a worker.
 struct Worker {
     connections: Arc<AtomicUsize>,
     sender: mpsc::Sender<PassedStream>,
     thread: thread::JoinHandle<()>,
 }
 
-/// A listening server.
+/// A gRPC server with an open listener.
 pub struct Server {
     listener: Listener,
     settings: Arc<Settings>,
@@ -68,7 +68,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens; connections wait until [`Server::run`].
+    /// Opens the listener. Connections wait until [`Server::run`] is called.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the TLS settings are invalid or the address cannot be bound.
     pub async fn bind(settings: Settings) -> Result<Self, ServerError> {
         let tls = Tls::new(&settings.tls, &[b"h2"])?;
         let (listener, at) = match settings.uds.clone() {
@@ -79,12 +83,20 @@ impl Server {
         Ok(Self { listener, settings: Arc::new(settings), tls, workers: Vec::new() })
     }
 
-    /// Where it listens, the port settled.
+    /// Returns the address with the actual port, or the path of the socket.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the operating system does not return the address.
     pub fn address(&self) -> io::Result<String> {
         self.listener.address()
     }
 
-    /// Starts a worker. `build` makes its handler, on the worker's own thread and runtime.
+    /// Starts a worker. `build` creates its handler on the worker's own thread and runtime.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the thread or its runtime cannot be started.
     pub fn start_worker<F, B>(
         &mut self,
         name: &str,
@@ -96,7 +108,7 @@ impl Server {
         F: Future<Output = Arc<Handler>>,
     {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Worker)?;
-        let (sender, receiver) = mpsc::channel(HAND_OVER);
+        let (sender, receiver) = mpsc::channel(HAND_OVER_CAPACITY);
         let connections = Arc::new(AtomicUsize::new(0));
         let (settings, tls, count) = (Arc::clone(&self.settings), self.tls.clone(), Arc::clone(&connections));
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
@@ -104,7 +116,7 @@ impl Server {
                 let handler = build().await;
                 work(receiver, &handler, &settings, tls.as_ref(), &shutdown, &count).await;
             });
-            // A name that is looked up for a new connection to Redis must not hold the end up.
+            // A pending DNS lookup for a new connection to Redis must not delay the shutdown.
             runtime.shutdown_background();
         });
         let thread = thread.map_err(ServerError::Worker)?;
@@ -112,15 +124,15 @@ impl Server {
         Ok(())
     }
 
-    /// Shows the number of connections to the meter, all together and by worker.
+    /// Registers the numbers of connections with `meter`, in total and by worker.
     pub fn observe(&self, meter: &Meter) {
         let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
-        let all = counts.clone();
-        observe_gauge(meter, "sluicegate_grpc_connections", "gRPC connections that are open", move || {
-            all.iter().map(|count| count.load(Relaxed) as u64).sum()
+        let total = counts.clone();
+        observe_gauge(meter, "sluicegate_grpc_connections", "Number of open gRPC connections", move || {
+            total.iter().map(|count| count.load(Relaxed) as u64).sum()
         });
         let gauge = meter.u64_observable_gauge("sluicegate_grpc_worker_connections");
-        let gauge = gauge.with_description("gRPC connections that are open, by worker");
+        let gauge = gauge.with_description("Number of open gRPC connections, by worker");
         gauge
             .with_callback(move |observer| {
                 for (worker, count) in counts.iter().enumerate() {
@@ -130,25 +142,25 @@ impl Server {
             .build();
     }
 
-    /// Accepts connections until the server shuts down, and waits for the workers to finish their calls.
+    /// Accepts connections until `shutdown` is true, and then waits until the workers have finished their calls.
     pub async fn run(self, mut shutdown: watch::Receiver<bool>) {
         let Self { listener, settings, tls, workers } = self;
         if let Some(tls) = tls {
             tokio::spawn(tls.follow());
         }
-        let (refused, full) = (LogThrottle::default(), LogThrottle::default());
+        let (log_accept_error, log_full) = (LogThrottle::default(), LogThrottle::default());
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok(stream) => hand_over(stream, &workers, settings.max_connections, &full),
+                    Ok(stream) => hand_over(stream, &workers, settings.max_connections, &log_full),
                     Err(error) => {
-                        if refused.should_log() {
-                            tracing::warn!(%error, "connections cannot be accepted; trying on");
+                        if log_accept_error.should_log() {
+                            tracing::warn!(%error, "cannot accept connections; trying again");
                         }
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
-                () = connection::told_to_stop(&mut shutdown) => break,
+                () = connection::wait_for_shutdown(&mut shutdown) => break,
             }
         }
         drop(listener);
@@ -158,34 +170,35 @@ impl Server {
     }
 }
 
-fn hand_over(stream: Stream, workers: &[Worker], max: usize, full: &LogThrottle) {
+/// Passes a connection to the worker with the fewest connections. Closes it if `max` connections are open.
+fn hand_over(stream: Stream, workers: &[Worker], max: usize, log_full: &LogThrottle) {
     let open: usize = workers.iter().map(|worker| worker.connections.load(Relaxed)).sum();
     if open >= max {
-        if full.should_log() {
-            tracing::warn!(max, "grpc.max_connections are open; more are closed at once");
+        if log_full.should_log() {
+            tracing::warn!(max, "grpc.max_connections connections are open; closing new connections");
         }
         return;
     }
     let Some(worker) = workers.iter().min_by_key(|worker| worker.connections.load(Relaxed)) else {
         return;
     };
-    // The worker's runtime has a reactor of its own: the stream changes over.
+    // The worker's runtime has its own reactor, so the stream is removed from this one.
     match stream.pass() {
         Ok(stream) => {
             worker.connections.fetch_add(1, Relaxed);
             if worker.sender.try_send(stream).is_err() {
                 worker.connections.fetch_sub(1, Relaxed);
-                tracing::warn!("a worker takes no more connections; one is closed");
+                tracing::warn!("the queue of a worker is full; closing a connection");
             }
         }
-        Err(error) => tracing::debug!(%error, "a connection was gone before it was served"),
+        Err(error) => tracing::debug!(%error, "cannot pass a connection to a worker"),
     }
 }
 
-/// Counts a connection down when it ends, however it ends.
-struct Open(Arc<AtomicUsize>);
+/// Decrements a number of connections when it is dropped.
+struct ConnectionGuard(Arc<AtomicUsize>);
 
-impl Drop for Open {
+impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -200,17 +213,17 @@ async fn work(
     count: &Arc<AtomicUsize>,
 ) {
     let mut connections = tokio::task::JoinSet::new();
-    let mut down = shutdown.clone();
+    let mut stopping = shutdown.clone();
     loop {
         let stream = tokio::select! {
             stream = receiver.recv() => stream,
             Some(_) = connections.join_next() => continue,
-            () = connection::told_to_stop(&mut down) => None,
+            () = connection::wait_for_shutdown(&mut stopping) => None,
         };
         let Some(stream) = stream else {
             break;
         };
-        let open = Open(Arc::clone(count));
+        let guard = ConnectionGuard(Arc::clone(count));
         let Ok(stream) = stream.take() else {
             continue;
         };
@@ -218,7 +231,7 @@ async fn work(
         let (tls, shutdown) = (tls.cloned(), shutdown.clone());
         connections.spawn(async move {
             connection::serve(stream, handler, &settings, tls, shutdown).await;
-            drop(open);
+            drop(guard);
         });
     }
     while connections.join_next().await.is_some() {}
@@ -229,7 +242,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_worker_that_takes_no_connection_has_none() {
+    async fn a_connection_that_a_full_worker_rejects_is_not_counted() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (sender, receiver) = mpsc::channel(1);
@@ -239,7 +252,7 @@ mod tests {
         let connect = async || Stream::Tcp(tokio::net::TcpStream::connect(address).await.unwrap());
         hand_over(connect().await, &workers, 2, &LogThrottle::default());
         assert_eq!(connections.load(Relaxed), 1);
-        // There is room for one.
+        // The queue has a capacity of one connection.
         hand_over(connect().await, &workers, 2, &LogThrottle::default());
         assert_eq!((connections.load(Relaxed), receiver.len()), (1, 1));
     }

@@ -1,4 +1,4 @@
-//! How gRPC is served, and what answers carry.
+//! [`Settings`] for the gRPC server, and [`ResponseSettings`] for the content of responses.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -7,37 +7,37 @@ use serde::{Deserialize, Serialize};
 
 use super::Limits;
 
-/// How gRPC is served.
+/// Settings for the gRPC server.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Where to listen.
+    /// Address to listen on.
     pub addr: SocketAddr,
-    /// A Unix socket to listen on in place of the address.
+    /// Unix socket to listen on instead of `addr`.
     pub uds: Option<PathBuf>,
-    /// Connections at most; more are closed at once.
+    /// Maximum number of connections. Further connections are closed immediately.
     pub max_connections: usize,
-    /// Calls under way on one connection.
+    /// Maximum number of concurrent calls on one connection.
     pub max_concurrent_streams: u32,
-    /// A connection that is silent for so long is asked whether it lives.
+    /// Idle time after which an HTTP/2 ping is sent on a connection.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub keepalive_interval: Duration,
-    /// And closed when it doesn't answer for so long.
+    /// Timeout for the reply to a ping. Without a reply, the connection is closed.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub keepalive_timeout: Duration,
-    /// A connection of this age (± 10%) is asked to go, so that clients spread over new instances.
+    /// Age (± 10%) at which a connection is closed gracefully, so that clients also connect to new instances.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub max_connection_age: Duration,
-    /// And closed when its calls take longer than this after that.
+    /// Time for calls to finish after `max_connection_age`, before the connection is closed.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub max_connection_age_grace: Duration,
-    /// What a request may hold.
+    /// Limits on the size of a request.
     pub limits: Limits,
-    /// Off without a certificate.
+    /// TLS settings. Without a certificate, TLS is off.
     pub tls: TlsSettings,
 }
 
@@ -58,52 +58,53 @@ impl Default for Settings {
     }
 }
 
-/// Certificates; read anew when their files change.
+/// Certificates of a listener. They are reloaded when their files change.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
-    /// PEM file of the certificate to show, with its chain.
+    /// PEM file with the server certificate and its chain.
     pub cert_file: Option<PathBuf>,
-    /// PEM file of its key.
+    /// PEM file with the key of the server certificate.
     pub key_file: Option<PathBuf>,
-    /// PEM file of authorities: clients must show a certificate of theirs.
+    /// PEM file with CA certificates. If set, clients must have a certificate of one of these CAs.
     pub client_ca_file: Option<PathBuf>,
-    /// A DNS name that must be in it.
+    /// DNS name that the client certificates must contain.
     pub client_name: Option<String>,
 }
 
-/// How limits are written into headers.
+/// Style of the rate limit headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeaderStyle {
-    /// Limit, remaining and reset in a header each, as envoyproxy/ratelimit does.
+    /// A header each for the limit, the remaining hits and the reset, as in envoyproxy/ratelimit.
     #[default]
     Separate,
-    /// `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11. A draft: its next may differ.
+    /// `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11. Later drafts may differ.
     #[serde(rename = "ietf-draft-11")]
     IetfDraft11,
-    /// All of them.
+    /// The headers of both styles.
     Both,
 }
 
-/// What answers carry beside the verdict.
+/// Settings for the content of responses besides the verdict.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ResponseSettings {
-    /// Headers for the caller's response, in `response_headers_to_add`, and Retry-After when it is refused.
+    /// Add rate limit headers for the caller's response to `response_headers_to_add`, and `Retry-After` if it is
+    /// denied.
     pub headers: bool,
-    /// Which: the three below, the IETF draft's, or both.
+    /// Style of the headers: the three headers below, those of the IETF draft, or both.
     pub header_style: HeaderStyle,
     /// Name of the header with the limit.
     pub limit_header: String,
-    /// Name of the header with what remains.
+    /// Name of the header with the remaining hits.
     pub remaining_header: String,
-    /// Name of the header with the seconds to wait: of a refusal until the request would pass, else until everything is
-    /// restored.
+    /// Name of the header with the reset: the seconds until a denied request would be allowed, or until the full limit
+    /// is available again.
     pub reset_header: String,
-    /// Name of the header that marks an answer over a soft limit.
+    /// Name of the header that marks a response above a soft limit.
     pub soft_header: String,
-    /// The request's descriptors, the rules' metadata and the exact numbers of every answer, in `dynamic_metadata`.
+    /// Add the request's descriptors, the rules' metadata and the exact numbers of every status to `dynamic_metadata`.
     pub dynamic_metadata: bool,
 }
 

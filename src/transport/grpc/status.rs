@@ -1,11 +1,11 @@
-//! Errors as gRPC says them. The only place that knows which error is which code.
+//! [`RequestError`]: the gRPC status of a failed call. Only this module maps errors of the service to gRPC codes.
 
 use sluicegate_common::wire::Malformed;
 use tonic::Code;
 
 use crate::{engine::DecideError, service::CheckError};
 
-/// A call that gets a status instead of an answer.
+/// The status of a call that fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RequestError {
     pub(crate) code: Code,
@@ -22,10 +22,10 @@ impl RequestError {
     }
 }
 
-/// Of the message that nearly all calls have.
 impl From<Malformed> for RequestError {
+    /// Converts the error about a malformed `RateLimitRequest`, the message of nearly all calls.
     fn from(error: Malformed) -> Self {
-        Self::invalid(format!("this is not a RateLimitRequest: {error}"))
+        Self::invalid(format!("invalid RateLimitRequest: {error}"))
     }
 }
 

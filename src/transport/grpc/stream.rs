@@ -1,9 +1,9 @@
-//! `sluicegate.v1`: many checks in a frame, and many frames in a stream.
+//! `Stream` and `Batch` of `sluicegate.v1`: frames with many checks.
 //!
-//! A frame is taken apart no further than to its checks; each is then decoded, limited and decided as a call of its own
-//! would be, and an error of one is its own. Of a frame that cannot be taken apart nothing runs. All that a frame has is
-//! begun before the first of them waits, so that a store with shared calls gets them together. Answers leave as soon as
-//! there are any: those that are ready at the same moment in one frame, or in several when they are many.
+//! A frame is split into its checks. Each check is then decoded, limited and decided like a separate call, and an error
+//! concerns only that check. A frame that cannot be split is rejected as a whole. All checks of a frame are started
+//! before the first one waits, so a store that batches calls receives them together. Responses are sent as soon as they
+//! are ready. Those that are ready at the same time share a frame, up to [`FLUSH_BYTES`].
 
 use std::{
     mem,
@@ -15,7 +15,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{Stream, future::poll_fn, stream::FuturesUnordered};
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue};
 use http_body::{Body, Frame};
 use hyper::body::Incoming;
 use sluicegate_common::wire::{Fields, Malformed};
@@ -24,33 +24,34 @@ use tokio_util::sync::ReusableBoxFuture;
 use tonic::{Code, Status};
 
 use super::{
-    RequestError, exact, feedback,
-    service::Handler,
-    unary::{self, PREFIX, ResponseBody},
+    RequestError,
+    checker::Checker,
+    exact, feedback,
+    message::{self, GRPC_STATUS, PREFIX},
 };
 use crate::engine::{Feedback, Verdict};
 
-/// Checks of one stream or batch that are under way at the same time: no more are begun meanwhile.
-const IN_FLIGHT: usize = 4096;
-/// A frame of answers that is so large leaves, though there may be more: the caller can begin to read it.
-const FULL: usize = 4 * 1024;
-/// Room for so many bytes of answers, to begin with.
-const ROOM: usize = 1024;
+/// Maximum number of checks of one stream or batch that are decided at the same time.
+const MAX_IN_FLIGHT: usize = 4096;
+/// Size at which a frame of responses is sent even if more responses are ready, so that the caller can begin to read.
+const FLUSH_BYTES: usize = 4 * 1024;
+/// Initial capacity for responses in bytes.
+const INITIAL_CAPACITY: usize = 1024;
 
-/// A check, its request not yet read: what is wrong with that is an answer.
+/// A check of a frame. Its request is not decoded yet, because an error in the request concerns only this check.
 #[derive(Default)]
 struct Check {
     id: u64,
     request: Bytes,
     traceparent: String,
-    holds: Vec<Feedback>,
+    feedback: Vec<Feedback>,
 }
 
 impl Check {
-    /// The `checks` of a `CheckFrame`.
+    /// Reads the `checks` of a `CheckFrame`.
     fn read_all(frame: &Bytes) -> Result<Vec<Self>, Malformed> {
         let mut checks = Vec::new();
-        for field in Fields::of(frame) {
+        for field in Fields::new(frame) {
             if let (1, value) = field? {
                 checks.push(Self::read(frame, value.message()?)?);
             }
@@ -58,7 +59,7 @@ impl Check {
         Ok(checks)
     }
 
-    /// `id`, `request`, `traceparent`, `holds`.
+    /// Reads a check: `id`, `request`, `traceparent`, `feedback`.
     fn read(frame: &Bytes, fields: Fields<'_>) -> Result<Self, Malformed> {
         let mut check = Self::default();
         for field in fields {
@@ -66,8 +67,8 @@ impl Check {
                 (1, value) => check.id = value.number()?,
                 (2, value) => check.request = frame.slice_ref(value.bytes()?),
                 (3, value) => check.traceparent = value.text()?.to_owned(),
-                (4, value) if check.holds.len() < feedback::MOST => {
-                    check.holds.push(feedback::of_message(value.message()?)?)
+                (4, value) if check.feedback.len() < feedback::MAX_FEEDBACK => {
+                    check.feedback.push(feedback::read_message(value.message()?)?)
                 }
                 _ => {}
             }
@@ -78,43 +79,43 @@ impl Check {
 
 type Done = (u64, Result<Verdict, RequestError>);
 
-/// A check under way.
+/// A check that is being decided.
 type Deciding = ReusableBoxFuture<'static, Done>;
 
-/// Checks under way, and the answers to those that are done.
+/// The checks that are being decided, and the responses to those that are done.
 struct CheckQueue {
-    handler: Arc<Handler>,
-    /// Of the frame that came last, those that have not been begun.
+    checker: Arc<Checker>,
+    /// The checks of the last frame that have not been started.
     checks: vec::IntoIter<Check>,
     pending: FuturesUnordered<Deciding>,
-    /// Room for the next check: of one that was done at once.
+    /// The allocation of a finished check, reused for the next one.
     spare: Option<Deciding>,
-    /// With room for the prefix, when there are any.
-    answers: Vec<u8>,
+    /// Encoded responses after space for the prefix, or empty.
+    responses: Vec<u8>,
 }
 
 impl CheckQueue {
-    fn new(handler: Arc<Handler>) -> Self {
+    fn new(checker: Arc<Checker>) -> Self {
         let (checks, pending) = (Vec::new().into_iter(), FuturesUnordered::new());
-        Self { handler, checks, pending, spare: None, answers: Vec::new() }
+        Self { checker, checks, pending, spare: None, responses: Vec::new() }
     }
 
-    fn take(&mut self, frame: &Bytes) -> Result<(), RequestError> {
+    fn add_frame(&mut self, frame: &Bytes) -> Result<(), RequestError> {
         let checks = Check::read_all(frame);
-        let checks = checks.map_err(|error| RequestError::invalid(format!("this is not a CheckFrame: {error}")))?;
+        let checks = checks.map_err(|error| RequestError::invalid(format!("invalid CheckFrame: {error}")))?;
         self.checks = checks.into_iter();
         Ok(())
     }
 
-    /// Begins what may begin, and gathers what is done.
-    fn advance(&mut self, context: &mut Context<'_>, at_most: usize) {
-        while self.pending.len() < IN_FLIGHT && self.answers.len() < at_most {
-            let Some(Check { id, request, traceparent, holds }) = self.checks.next() else {
+    /// Starts waiting checks and collects finished ones, until the responses have `max_bytes`.
+    fn advance(&mut self, context: &mut Context<'_>, max_bytes: usize) {
+        while self.pending.len() < MAX_IN_FLIGHT && self.responses.len() < max_bytes {
+            let Some(Check { id, request, traceparent, feedback }) = self.checks.next() else {
                 break;
             };
-            let span = self.handler.span(&traceparent);
-            let handler = Arc::clone(&self.handler);
-            let deciding = async move { (id, handler.decide(request, holds, span).await) };
+            let span = self.checker.span(&traceparent);
+            let checker = Arc::clone(&self.checker);
+            let deciding = async move { (id, checker.decide(request, feedback, span).await) };
             let mut deciding = match self.spare.take() {
                 Some(mut spare) => {
                     spare.set(deciding);
@@ -122,7 +123,7 @@ impl CheckQueue {
                 }
                 None => ReusableBoxFuture::new(deciding),
             };
-            // In memory it is done at once.
+            // With the memory store, a check is done after the first poll.
             match deciding.poll(context) {
                 Poll::Ready(done) => {
                     self.add(&done);
@@ -131,7 +132,7 @@ impl CheckQueue {
                 Poll::Pending => self.pending.push(deciding),
             }
         }
-        while self.answers.len() < at_most {
+        while self.responses.len() < max_bytes {
             match Pin::new(&mut self.pending).poll_next(context) {
                 Poll::Ready(Some(done)) => self.add(&done),
                 Poll::Ready(None) | Poll::Pending => break,
@@ -144,133 +145,122 @@ impl CheckQueue {
     }
 
     fn add(&mut self, (id, outcome): &Done) {
-        self.begin();
-        exact::encode(*id, outcome, self.handler.response(), &mut self.answers);
+        self.reserve_prefix();
+        exact::encode(*id, outcome, self.checker.response(), &mut self.responses);
     }
 
-    /// Makes room for the prefix.
-    fn begin(&mut self) {
-        if self.answers.is_empty() {
-            self.answers.reserve(ROOM);
-            self.answers.resize(PREFIX, 0);
+    /// Adds space for the prefix if there are no responses yet.
+    fn reserve_prefix(&mut self) {
+        if self.responses.is_empty() {
+            self.responses.reserve(INITIAL_CAPACITY);
+            self.responses.resize(PREFIX, 0);
         }
     }
 
-    /// What there is, as a message with its prefix.
+    /// Returns the collected responses as a message with its prefix.
     fn message(&mut self) -> Bytes {
-        let mut message = mem::take(&mut self.answers);
+        let mut message = mem::take(&mut self.responses);
         let size = message.len().saturating_sub(PREFIX);
         message[1..PREFIX].copy_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
         message.into()
     }
 }
 
-/// One frame, and all its answers.
-pub(super) async fn batch(handler: Arc<Handler>, body: Incoming) -> Result<Response<ResponseBody>, RequestError> {
-    let frame = unary::receive(body, handler.limits().max_frame_bytes).await?;
-    let mut run = CheckQueue::new(handler);
-    run.take(&frame)?;
-    run.begin();
+/// Decides one frame of checks, and returns all responses in one frame with its prefix.
+pub(super) async fn batch(checker: Arc<Checker>, body: Incoming) -> Result<Bytes, RequestError> {
+    let frame = message::receive(body, checker.limits().max_frame_bytes).await?;
+    let mut queue = CheckQueue::new(checker);
+    queue.add_frame(&frame)?;
+    queue.reserve_prefix();
     poll_fn(|context| {
         loop {
-            let begun = run.checks.as_slice().len();
-            run.advance(context, usize::MAX);
-            if run.is_done() {
+            let waiting = queue.checks.as_slice().len();
+            queue.advance(context, usize::MAX);
+            if queue.is_done() {
                 return Poll::Ready(());
             }
-            // What is done has made room for more.
-            if run.checks.as_slice().len() == begun {
+            // Finished checks may have made room for waiting ones. If none was started, only a wakeup can help.
+            if queue.checks.as_slice().len() == waiting {
                 return Poll::Pending;
             }
         }
     })
     .await;
-    Ok(unary::respond(run.message()))
+    Ok(queue.message())
 }
 
-/// The answers of a stream, for as long as it lives.
-pub(super) fn stream(
-    handler: Arc<Handler>,
-    body: Incoming,
-    mut leaving: watch::Receiver<bool>,
-) -> Response<ResponseBody> {
-    let leaving = Box::pin(async move {
-        let _ = leaving.wait_for(|leaving| *leaving).await;
-    });
-    let answers = ResponseStream {
-        run: CheckQueue::new(handler),
-        input: Some(body),
-        received: BytesMut::new(),
-        was_full: false,
-        leaving,
-        end: Ok(()),
-    };
-    unary::response(ResponseBody::Stream(Some(Box::new(answers))))
-}
-
-/// The body of a stream's response: reading it makes it go on.
+/// The body of a stream's response. Polling the body drives the checks.
 pub(super) struct ResponseStream {
-    run: CheckQueue,
-    /// Until it ends, or nothing more is to be read.
+    queue: CheckQueue,
+    /// The request body. `None` after its end, or if no more is to be read.
     input: Option<Incoming>,
-    /// The beginning of a frame.
+    /// Received bytes that do not form a complete frame yet.
     received: BytesMut,
-    /// The last frame left because it was full.
+    /// Whether the last frame was sent because it was full.
     was_full: bool,
-    /// The connection is to end.
+    /// Completes when the connection is to be closed.
     leaving: Pin<Box<dyn Future<Output = ()> + Send>>,
-    /// How the stream ends.
+    /// The status of the stream.
     end: Result<(), RequestError>,
 }
 
 impl ResponseStream {
-    /// `None` inside: this was the last.
+    /// Creates the response to a stream of frames. When `leaving` is true, no further frames are read.
+    pub(super) fn new(checker: Arc<Checker>, body: Incoming, mut leaving: watch::Receiver<bool>) -> Self {
+        let leaving = Box::pin(async move {
+            let _ = leaving.wait_for(|leaving| *leaving).await;
+        });
+        let (queue, input) = (CheckQueue::new(checker), Some(body));
+        Self { queue, input, received: BytesMut::new(), was_full: false, leaving, end: Ok(()) }
+    }
+
+    /// Returns the next frame of responses. The last frame contains the trailers.
     pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
         if self.input.is_some() && self.leaving.as_mut().poll(context).is_ready() {
-            // What has not begun has not run, as the protocol says.
+            // As the protocol specifies, checks that have not been started are not decided.
             self.stop(Ok(()));
         }
         if mem::take(&mut self.was_full) {
-            // The connection sends it now, before there are more.
+            // The connection sends the full frame before the next one is built.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         loop {
-            self.run.advance(context, FULL);
-            if !self.run.answers.is_empty() {
-                self.was_full = self.run.answers.len() >= FULL;
-                return Poll::Ready(Some(Ok(Frame::data(self.run.message()))));
+            self.queue.advance(context, FLUSH_BYTES);
+            if !self.queue.responses.is_empty() {
+                self.was_full = self.queue.responses.len() >= FLUSH_BYTES;
+                return Poll::Ready(Some(Ok(Frame::data(self.queue.message()))));
             }
-            if !self.run.checks.as_slice().is_empty() {
-                // As many as may be are under way.
+            if !self.queue.checks.as_slice().is_empty() {
+                // The maximum number of checks is being decided.
                 return Poll::Pending;
             }
             if self.input.is_none() {
-                return match self.run.is_done() {
+                return match self.queue.is_done() {
                     true => Poll::Ready(Some(Ok(Frame::trailers(self.trailers())))),
                     false => Poll::Pending,
                 };
             }
             match self.poll_input(context) {
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(refusal)) => self.stop(Err(refusal)),
+                Poll::Ready(Err(error)) => self.stop(Err(error)),
                 Poll::Pending => return Poll::Pending,
             }
         }
     }
 
-    /// Takes no more checks; those under way are answered.
+    /// Reads no more checks. Started checks are still decided and answered.
     fn stop(&mut self, end: Result<(), RequestError>) {
         self.end = end;
         self.input = None;
-        self.run.checks = Vec::new().into_iter();
+        self.queue.checks = Vec::new().into_iter();
     }
 
-    /// The next frame, or a part of it, or the end.
+    /// Reads the next frame, a part of it, or the end of the request.
     fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
-        let max = self.run.handler.limits().max_frame_bytes;
-        if let Some(frame) = unary::split_message(&mut self.received, max)? {
-            return Poll::Ready(self.run.take(&frame));
+        let max = self.queue.checker.limits().max_frame_bytes;
+        if let Some(frame) = message::split_message(&mut self.received, max)? {
+            return Poll::Ready(self.queue.add_frame(&frame));
         }
         let Some(input) = &mut self.input else {
             return Poll::Ready(Ok(()));
@@ -283,15 +273,15 @@ impl ResponseStream {
                 }
             }
             Poll::Ready(Some(Err(error))) => {
-                let message = format!("the stream broke off: {error}");
+                let message = format!("reading the stream failed: {error}");
                 return Poll::Ready(Err(RequestError { code: Code::Cancelled, message }));
             }
             Poll::Ready(None) => {
-                let rest = self.received.len();
+                let incomplete = self.received.len();
                 self.stop(Ok(()));
-                if rest > 0 {
+                if incomplete > 0 {
                     return Poll::Ready(Err(RequestError::invalid(format!(
-                        "the stream ended {rest} bytes into a frame"
+                        "the stream ended {incomplete} bytes into a frame"
                     ))));
                 }
             }
@@ -303,9 +293,9 @@ impl ResponseStream {
         let mut trailers = HeaderMap::with_capacity(2);
         match &self.end {
             Ok(()) => {
-                trailers.insert(unary::GRPC_STATUS, HeaderValue::from_static("0"));
+                trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
             }
-            Err(refusal) => unary::write_status(&mut trailers, refusal),
+            Err(error) => message::write_status(&mut trailers, error),
         }
         trailers
     }

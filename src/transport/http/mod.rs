@@ -1,4 +1,4 @@
-//! The HTTP side door: `Pages::router` is the whole of it on a page.
+//! HTTP: `/json`, metrics, health and the other pages. `Pages::router` lists all routes.
 
 mod json;
 mod resources;
@@ -39,19 +39,19 @@ use crate::{
     telemetry::{Exposition, MetricsPage},
 };
 
-/// How HTTP is served.
+/// Settings for HTTP.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Where to listen.
+    /// Address to listen on.
     pub addr: SocketAddr,
-    /// Connections at most; when all are taken, the one that was answered least lately gives way to the next.
+    /// Maximum number of connections. Above it, a new connection replaces the one with the oldest last response.
     pub max_connections: usize,
-    /// Where `/rlconfig` and `/stats` are as well, for whoever looks for them on a port of their own.
+    /// Additional address for `/rlconfig` and `/stats`, as the debug port of envoyproxy/ratelimit.
     pub debug_addr: Option<SocketAddr>,
-    /// Where the metrics are as well.
+    /// Additional address for the metrics.
     pub metrics_addr: Option<SocketAddr>,
-    /// And under which path there.
+    /// Path of the metrics on `metrics_addr`.
     pub metrics_path: String,
 }
 
@@ -67,17 +67,17 @@ impl Default for Settings {
     }
 }
 
-/// The listeners, each with its pages.
+/// The HTTP listeners, each with its pages.
 pub struct Server(Vec<(HttpServer, Pages)>);
 
-/// What a listener shows.
+/// The set of pages that a listener serves.
 enum Pages {
     All,
     Debug,
     Metrics(String),
 }
 
-/// An address that cannot be listened on.
+/// Error returned when an address cannot be bound.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {addr} for HTTP")]
 pub struct ListenError {
@@ -86,10 +86,14 @@ pub struct ListenError {
 }
 
 impl Server {
-    /// Listens; connections wait until it runs.
+    /// Opens the listeners. Connections wait until [`run`](Self::run) is called.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an address cannot be bound.
     pub async fn bind(settings: &Settings) -> Result<Self, ListenError> {
         let metrics = Pages::Metrics(settings.metrics_path.clone());
-        let mut all = Vec::new();
+        let mut servers = Vec::new();
         for (addr, pages, name) in [
             (Some(settings.addr), Pages::All, "http"),
             (settings.debug_addr, Pages::Debug, "debug"),
@@ -97,18 +101,22 @@ impl Server {
         ] {
             if let Some(addr) = addr {
                 let server = HttpServer::bind(addr, None, settings.max_connections, name).await;
-                all.push((server.map_err(|source| ListenError { addr, source })?, pages));
+                servers.push((server.map_err(|source| ListenError { addr, source })?, pages));
             }
         }
-        Ok(Self(all))
+        Ok(Self(servers))
     }
 
-    /// Where they listen, the ports settled: all pages, debugging, metrics.
+    /// Returns the addresses with the actual ports: of all pages, and of the debug pages and the metrics if configured.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the operating system does not return an address.
     pub fn local_addrs(&self) -> io::Result<Vec<SocketAddr>> {
         self.0.iter().map(|(server, _)| server.local_addr()).collect()
     }
 
-    /// Serves until it is told to stop, and then what is under way.
+    /// Serves requests until `stopping` is true, and then finishes the requests in progress.
     pub async fn run(self, handlers: Handlers, stopping: watch::Receiver<bool>) {
         let handlers = Arc::new(handlers);
         let mut running = JoinSet::new();
@@ -120,30 +128,30 @@ impl Server {
     }
 }
 
-/// What the handlers use.
+/// Everything that the request handlers use.
 pub struct Handlers {
-    /// Decides what comes as JSON.
+    /// Decides requests to `/json`.
     pub check: Check,
-    /// The same limits as for gRPC.
+    /// Limits on a request, the same as for gRPC.
     pub limits: Limits,
-    /// What answers carry.
+    /// Settings for responses.
     pub response: ResponseSettings,
-    /// What resources say of themselves.
+    /// Utilization of resources.
     pub reports: ResourceReports,
     /// The rules in force.
     pub reloader: Arc<Reloader>,
-    /// What operators say over them.
+    /// The overrides.
     pub overrides: Arc<OverrideSync>,
-    /// For `/metrics` and `/stats`.
+    /// Content of `/metrics` and `/stats`.
     pub page: Arc<MetricsPage>,
-    /// The service is going: it answers, but wants no new callers.
-    pub leaving: Arc<AtomicBool>,
-    /// Without any rules it wants none either.
+    /// Whether the service is shutting down: it still decides requests, but reports itself as not ready.
+    pub shutting_down: Arc<AtomicBool>,
+    /// Whether the service is unhealthy without rules.
     pub needs_rules: bool,
 }
 
 impl Pages {
-    /// Every route there is.
+    /// Returns the routes of these pages.
     fn router(&self, handlers: &Arc<Handlers>) -> Router {
         let router = match self {
             Self::All => Router::new()
@@ -155,7 +163,7 @@ impl Pages {
                 .route("/readyz", get(readiness))
                 .route("/resources/{name}", get(resources::get).post(resources::report).put(resources::report)),
             Self::Debug => Router::new()
-                .route("/", get(|| async { "/rlconfig: the rules in force\n/stats: what is counted\n" }))
+                .route("/", get(|| async { "/rlconfig: the rules in force\n/stats: all metrics\n" }))
                 .route("/rlconfig", get(rules))
                 .route("/stats", get(stats)),
             Self::Metrics(path) => Router::new().route(path, get(metrics)),
@@ -164,7 +172,7 @@ impl Pages {
     }
 }
 
-/// All numbers, a line each, in the order of their names.
+/// Handles `/stats`: one metric per line, ordered by name.
 async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
     let gathered = tokio::task::spawn_blocking(move || handlers.page.write(Exposition::Text)).await;
     let Some(text) = gathered.ok().and_then(|page| String::from_utf8(page).ok()) else {
@@ -175,22 +183,25 @@ async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
     lines.collect::<String>().into_response()
 }
 
+/// Handles `/metrics`, in the format that the caller accepts.
 async fn metrics(State(handlers): State<Arc<Handlers>>, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::accepted(accept.unwrap_or_default());
-    // With many rules this is work for a while; the control runtime has others waiting.
+    // With many rules this takes long, and must not block the other tasks of the control runtime.
     match tokio::task::spawn_blocking(move || handlers.page.write(exposition)).await {
         Ok(page) => ([(CONTENT_TYPE, exposition.media_type())], page).into_response(),
         Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
-/// When the rules were loaded and what is wrong with newer ones, in comments; then the peer's line for each rule.
+/// Handles `/rlconfig`: one line per rule, as in envoyproxy/ratelimit.
+///
+/// Comments above the rules contain the time at which they were loaded, the error of newer rules, and the switches.
 async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
     let status = handlers.reloader.status();
     let mut text = match status.loaded_at.map(|at| UNIX_EPOCH + Duration::from_secs(at.floor_secs())) {
         Some(loaded) => format!("# loaded {}\n", humantime::format_rfc3339_seconds(loaded)),
-        None => "# not loaded yet\n".to_owned(),
+        None => "# no rules loaded yet\n".to_owned(),
     };
     for line in status.last_error.iter().flat_map(|error| error.lines()) {
         text += &format!("# last error: {line}\n");
@@ -198,7 +209,7 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
     let snapshot = handlers.reloader.rules().load_full();
     for (scope, mode, origin) in snapshot.modes().in_force() {
         let scope = Target::Switch(scope.clone()).to_string();
-        text += &format!("# {scope} {}, by the {}\n", mode.name(), origin.name());
+        text += &format!("# {scope} {}, origin: {}\n", mode.name(), origin.name());
     }
     for rule in snapshot.rules().rules() {
         let requests = rule.limit.as_ref().map_or(0, |limit| limit.requests());
@@ -208,10 +219,10 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
             None => ("UNKNOWN".into(), 1),
         };
         let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
-        // The peer has no such word; a line about fixed windows is as there.
+        // envoyproxy/ratelimit does not print the algorithm, so lines about fixed windows do not contain it either.
         let algorithm = rule.limit.as_ref().filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
         let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
-        let mode = snapshot.modes().of(&rule.labels[0], Some(rule));
+        let mode = snapshot.modes().mode_of(&rule.labels[0], Some(rule));
         let mode = mode.map_or_else(String::new, |mode| format!(", switched: {}", mode.name()));
         text += &format!(
             "{}: unit={unit}{multiplier}{algorithm} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}{mode}\n",
@@ -223,19 +234,21 @@ async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
     text
 }
 
-/// Is the process alive and willing? As the peer's.
+/// Handles `/healthcheck`: whether the process is alive and accepts callers, as in envoyproxy/ratelimit.
 async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
-    if handlers.leaving.load(Relaxed) {
-        return (StatusCode::INTERNAL_SERVER_ERROR, "leaving\n").into_response();
+    if handlers.shutting_down.load(Relaxed) {
+        return (StatusCode::INTERNAL_SERVER_ERROR, "shutting down\n").into_response();
     }
     if handlers.needs_rules && !handlers.reloader.has_domains() {
-        return (StatusCode::INTERNAL_SERVER_ERROR, "there are no rules\n").into_response();
+        return (StatusCode::INTERNAL_SERVER_ERROR, "no rules loaded\n").into_response();
     }
     "OK".into_response()
 }
 
-/// Should callers be sent here? A store out of reach is told, but no reason to say no: all instances share it, and
-/// what happens to callers then is the rules' `on_error`.
+/// Handles `/readyz`: whether callers should use this instance, and the state of the store.
+///
+/// An unavailable store does not make the instance unready: all instances share the store, and the rules' `on_error`
+/// decides what happens to callers.
 async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
     let store = match &handlers.check.engine.store {
         AnyStore::Memory(_) => "memory".to_owned(),
@@ -243,26 +256,26 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
             let servers = redis.store().servers();
             let down = servers.iter().filter(|(_, up)| !up).count();
             let mut text = match (servers.len(), down) {
-                (0, _) => "redis, nobody has said yet where".to_owned(),
+                (0, _) => "redis, topology unknown".to_owned(),
                 (_, 0) => "redis, up".to_owned(),
-                (all, down) if all == down => "redis, out of reach".to_owned(),
-                (all, down) => format!("redis, {down} of {all} servers out of reach"),
+                (all, down) if all == down => "redis, unavailable".to_owned(),
+                (all, down) => format!("redis, {down} of {all} servers unavailable"),
             };
             for (name, up) in servers {
-                text += &format!("\n  {name}: {}", if up { "up" } else { "out of reach" });
+                text += &format!("\n  {name}: {}", if up { "up" } else { "unavailable" });
             }
             text
         }
     };
-    let (code, word) = match handlers.leaving.load(Relaxed) {
-        true => (StatusCode::SERVICE_UNAVAILABLE, "leaving"),
+    let (code, readiness) = match handlers.shutting_down.load(Relaxed) {
+        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
         false => (StatusCode::OK, "ready"),
     };
-    let known = handlers.overrides.status();
-    let overrides = match known.error {
-        None if known.version == 0 => String::new(),
-        None => format!("overrides: version {}\n", known.version),
-        Some(error) => format!("overrides: version {}, not heard of now: {error}\n", known.version),
+    let status = handlers.overrides.status();
+    let overrides = match status.error {
+        None if status.version == 0 => String::new(),
+        None => format!("overrides: version {}\n", status.version),
+        Some(error) => format!("overrides: version {}, sync failed: {error}\n", status.version),
     };
-    (code, format!("{word}\nstore: {store}\n{overrides}")).into_response()
+    (code, format!("{readiness}\nstore: {store}\n{overrides}")).into_response()
 }

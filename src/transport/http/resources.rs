@@ -1,4 +1,4 @@
-//! `/resources/{name}`: what resources say of themselves, in JSON.
+//! `/resources/{name}`: reports and returns the utilization of a resource in JSON.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,17 +16,17 @@ use crate::{
     service::resources::ResourceError,
 };
 
-/// What is posted: `{"reporter": "db-1", "utilization": 0.4, "life": "10s"}`.
+/// The body of a report: `{"reporter": "db-1", "utilization": 0.4, "ttl": "10s"}`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ReportBody {
     reporter: String,
     utilization: f64,
     #[serde(with = "crate::duration")]
-    life: Duration,
+    ttl: Duration,
 }
 
-/// What all say; without numbers when nobody does.
+/// The utilization of a resource. Without reports, the body contains no numbers except `reporters`.
 #[derive(Serialize)]
 struct UtilizationBody {
     reporters: u32,
@@ -41,33 +41,35 @@ pub(super) async fn report(
     Path(resource): Path<String>,
     body: Bytes,
 ) -> Response {
-    let posted: ReportBody = match serde_json::from_slice(&body) {
-        Ok(posted) => posted,
-        Err(error) => return (StatusCode::BAD_REQUEST, format!("this is not a report: {error}\n")).into_response(),
+    let body: ReportBody = match serde_json::from_slice(&body) {
+        Ok(body) => body,
+        Err(error) => {
+            return (StatusCode::BAD_REQUEST, format!("the body is not a valid report: {error}\n")).into_response();
+        }
     };
-    let life = Micros::new(u64::try_from(posted.life.as_micros()).unwrap_or(u64::MAX));
-    let report = Report { resource: &resource, reporter: &posted.reporter, utilization: posted.utilization, ttl: life };
-    answer(handlers.reports.report(&report).await)
+    let ttl = Micros::new(u64::try_from(body.ttl.as_micros()).unwrap_or(u64::MAX));
+    let report = Report { resource: &resource, reporter: &body.reporter, utilization: body.utilization, ttl };
+    respond(handlers.reports.report(&report).await)
 }
 
 pub(super) async fn get(State(handlers): State<Arc<Handlers>>, Path(resource): Path<String>) -> Response {
-    answer(handlers.reports.get(&resource).await)
+    respond(handlers.reports.get(&resource).await)
 }
 
-fn answer(said: Result<Option<Utilization>, ResourceError>) -> Response {
-    match said {
-        Ok(said) => {
-            let said = UtilizationBody {
-                reporters: said.map_or(0, |said| said.reporters),
-                worst: said.map(|said| said.worst),
-                mean: said.map(|said| said.mean),
+fn respond(result: Result<Option<Utilization>, ResourceError>) -> Response {
+    match result {
+        Ok(utilization) => {
+            let body = UtilizationBody {
+                reporters: utilization.map_or(0, |utilization| utilization.reporters),
+                worst: utilization.map(|utilization| utilization.worst),
+                mean: utilization.map(|utilization| utilization.mean),
             };
-            let text = serde_json::to_string(&said).unwrap_or_default();
+            let text = serde_json::to_string(&body).unwrap_or_default();
             ([(CONTENT_TYPE, "application/json")], text).into_response()
         }
         Err(error) => {
             let code = match error {
-                ResourceError::Name | ResourceError::Utilization | ResourceError::Life => StatusCode::BAD_REQUEST,
+                ResourceError::Name | ResourceError::Utilization | ResourceError::Ttl => StatusCode::BAD_REQUEST,
                 ResourceError::Report(ReportError::Full) => StatusCode::TOO_MANY_REQUESTS,
                 ResourceError::Report(ReportError::Store(_)) | ResourceError::Store(_) => {
                     StatusCode::SERVICE_UNAVAILABLE

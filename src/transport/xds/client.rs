@@ -1,8 +1,7 @@
-//! The connection to a control plane, and the next one.
+//! [`Client`]: the state of a connection to the control plane, and how an update takes effect.
 
 use std::{
     collections::BTreeMap,
-    fs,
     path::PathBuf,
     sync::{
         Arc,
@@ -15,73 +14,63 @@ use opentelemetry::metrics::Meter;
 use prost::Message;
 use prost_types::{Any, Struct, Value, value::Kind};
 use sluicegate_proto::{
-    envoy::{
-        config::core::v3::{Node, node::UserAgentVersionType},
-        service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
-    },
+    envoy::config::core::v3::{Node, node::UserAgentVersionType},
     ratelimit::config::ratelimit::v3::RateLimitConfig,
 };
-use tokio::time::{sleep, timeout};
 use tonic::{
     Request, Status,
     metadata::{AsciiMetadataKey, AsciiMetadataValue, MetadataMap},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, Uri},
+    transport::Uri,
 };
 
-use super::{Protocol, Settings, convert, stream};
+use super::{Settings, convert};
 use crate::{
     metrics::{Counter, WorkerId, observe_counter, observe_gauge},
     rules::{Diagnostic, SourceFile},
     service::{reload::Reloader, run_on_compile_thread},
 };
 
-/// A silent connection is asked whether it lives: by TCP, and more rarely by HTTP/2, since servers in Go take pings more
-/// often than every five minutes for an attack.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-const PING: Duration = Duration::from_secs(6 * 60);
-/// And so long for the answer.
-const PONG: Duration = Duration::from_secs(20);
-/// A complaint is no longer than this.
-const LONGEST_COMPLAINT: usize = 4_096;
+/// Maximum length of the error in a NACK.
+const MAX_ERROR_BYTES: usize = 4_096;
 
-/// Settings by which nobody can be asked.
+/// Error returned when the settings for the control plane are invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum XdsError {
-    /// The address.
-    #[error("rules.xds.server {0:?} is no address like http://host:18000 or https://host:18001")]
+    /// The address is invalid.
+    #[error("rules.xds.server must be an address such as http://host:18000 or https://host:18001, not {0:?}")]
     Address(String),
-    /// A header or what the node is to say.
-    #[error("rules.xds.{setting} has {text:?}, which is no {what}")]
+    /// A header or an entry of the node metadata is invalid.
+    #[error("rules.xds.{setting} must contain {expected}, not {text:?}")]
     Pair {
-        /// The list.
+        /// The name of the setting.
         setting: &'static str,
-        /// One of it.
+        /// The invalid element.
         text: String,
-        /// What it should be.
-        what: &'static str,
+        /// The expected format.
+        expected: &'static str,
     },
-    /// One of two files.
-    #[error("rules.xds.tls needs both cert_file and key_file, or none")]
+    /// The certificate or the key is missing.
+    #[error("rules.xds.tls needs both cert_file and key_file, or neither")]
     Identity,
 }
 
-/// Why a connection has ended, or has not begun.
+/// The reason why a connection has ended or could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Disconnect {
     #[error("cannot read {path}")]
     File { path: PathBuf, source: std::io::Error },
-    #[error("no connection")]
+    #[error("cannot connect")]
     Connect(#[from] tonic::transport::Error),
     #[error("no connection within {0:?}")]
-    Slow(Duration),
-    #[error("the stream has broken: {0}")]
+    Timeout(Duration),
+    #[error("the stream failed: {0}")]
     Stream(String),
     #[error("the stream has ended")]
     Ended,
 }
 
 impl From<Status> for Disconnect {
-    /// What is at the bottom of it; the layers above say the same in more words.
+    /// Converts the innermost cause of a status. The outer errors only repeat it.
     fn from(status: Status) -> Self {
         let mut cause = std::error::Error::source(&status);
         while let Some(deeper) = cause.and_then(std::error::Error::source) {
@@ -91,24 +80,28 @@ impl From<Status> for Disconnect {
     }
 }
 
-/// Asks a control plane for rules.
+/// Receives rules from a control plane.
 pub struct Client {
-    settings: Settings,
-    server: Uri,
-    headers: MetadataMap,
-    node: Node,
-    reloader: Arc<Reloader>,
-    /// There is a connection.
-    connected: AtomicBool,
-    /// There has been a response by it.
-    heard: AtomicBool,
-    attempts: Counter,
-    accepted: Counter,
-    refused: Counter,
+    pub(super) settings: Settings,
+    pub(super) server: Uri,
+    pub(super) headers: MetadataMap,
+    pub(super) node: Node,
+    pub(super) reloader: Arc<Reloader>,
+    /// Whether a connection is open.
+    pub(super) connected: AtomicBool,
+    /// Whether the connection has received a response.
+    pub(super) has_response: AtomicBool,
+    pub(super) attempts: Counter,
+    pub(super) accepted: Counter,
+    pub(super) rejected: Counter,
 }
 
 impl Client {
-    /// `None` without a control plane in the settings.
+    /// Creates a client. Returns `None` if the settings contain no control plane.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the settings are invalid.
     pub fn new(settings: &Settings, reloader: &Arc<Reloader>) -> Result<Option<Arc<Self>>, XdsError> {
         let Some(address) = &settings.server else {
             return Ok(None);
@@ -128,18 +121,18 @@ impl Client {
             });
             let (name, value) = header.ok_or_else(|| XdsError::Pair {
                 setting: "headers",
-                // What is behind it may be a secret.
+                // Only the name of the header, because its value may be a secret.
                 text: text.split('=').next().unwrap_or_default().to_owned(),
-                what: "name=value of an HTTP header",
+                expected: "HTTP headers as name=value",
             })?;
             headers.append(name, value);
         }
         let mut fields = BTreeMap::new();
         for text in &settings.node_metadata {
             let pair = text.split_once('=').filter(|(name, _)| !name.is_empty());
-            let what = "name=value";
+            let expected = "name=value";
             let (name, value) =
-                pair.ok_or_else(|| XdsError::Pair { setting: "node_metadata", text: text.clone(), what })?;
+                pair.ok_or_else(|| XdsError::Pair { setting: "node_metadata", text: text.clone(), expected })?;
             fields.insert(name.to_owned(), Value { kind: Some(Kind::StringValue(value.to_owned())) });
         }
         let node = Node {
@@ -156,151 +149,87 @@ impl Client {
             node,
             reloader: Arc::clone(reloader),
             connected: AtomicBool::new(false),
-            heard: AtomicBool::new(false),
+            has_response: AtomicBool::new(false),
             attempts: Counter::new(1),
             accepted: Counter::new(1),
-            refused: Counter::new(1),
+            rejected: Counter::new(1),
         })))
     }
 
-    /// Asks for ever.
-    pub async fn run(self: Arc<Self>) {
-        tracing::info!(server = %self.server, node = self.node.id, "asking the control plane for rules");
-        let mut pause = self.settings.retry_min;
-        // What goes wrong is told once, until it is something else or the control plane answers again.
-        let mut told = String::new();
-        let mut known = stream::Known::new();
-        loop {
-            self.attempts.add(WorkerId(0), 1);
-            let lost = self.subscribe(&mut known).await;
-            self.connected.store(false, Relaxed);
-            if self.heard.swap(false, Relaxed) {
-                pause = self.settings.retry_min;
-                told.clear();
-            }
-            let reason = crate::errors::chain(&lost);
-            if reason != told {
-                tracing::warn!(server = %self.server, reason, "no control plane; the rules stay, and it is tried again");
-                told = reason;
-            }
-            sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
-            pause = pause.saturating_mul(2).min(self.settings.retry_max);
-        }
-    }
-
-    /// By one connection, until it ends.
-    async fn subscribe(&self, known: &mut stream::Known) -> Disconnect {
-        let limit = self.settings.connect_timeout;
-        let channel = match timeout(limit, async { Ok(self.endpoint()?.connect().await?) }).await {
-            Ok(Ok(channel)) => channel,
-            Ok(Err(lost)) => return lost,
-            Err(_) => return Disconnect::Slow(limit),
-        };
-        self.connected.store(true, Relaxed);
-        let client = AggregatedDiscoveryServiceClient::new(channel);
-        let client = client.max_decoding_message_size(self.settings.max_message_bytes);
-        let ended = match self.settings.protocol {
-            Protocol::Sotw => stream::state_of_the_world(self, client).await,
-            Protocol::Delta => stream::delta(self, client, known).await,
-        };
-        match ended {
-            Ok(never) => match never {},
-            Err(lost) => lost,
-        }
-    }
-
-    /// Certificates are read here, and so for each connection.
-    fn endpoint(&self) -> Result<Endpoint, Disconnect> {
-        let endpoint = Channel::builder(self.server.clone())
-            .connect_timeout(self.settings.connect_timeout)
-            .tcp_keepalive(Some(TCP_KEEPALIVE))
-            .http2_keep_alive_interval(PING)
-            .keep_alive_timeout(PONG)
-            .keep_alive_while_idle(true);
-        if self.server.scheme_str() != Some("https") {
-            return Ok(endpoint);
-        }
-        let read = |path: &PathBuf| fs::read(path).map_err(|source| Disconnect::File { path: path.clone(), source });
-        let files = &self.settings.tls;
-        let mut tls = match &files.ca_file {
-            Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
-            None => ClientTlsConfig::new().with_native_roots(),
-        };
-        if let (Some(cert), Some(key)) = (&files.cert_file, &files.key_file) {
-            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
-        }
-        if let Some(name) = &files.server_name {
-            tls = tls.domain_name(name.clone());
-        }
-        Ok(endpoint.tls_config(tls)?)
-    }
-
-    /// Who asks.
+    /// Returns the node that this client represents.
     pub(super) const fn node(&self) -> &Node {
         &self.node
     }
 
-    /// A call with its headers.
+    /// Returns a request with the configured headers.
     pub(super) fn request<T>(&self, body: T) -> Request<T> {
         let mut request = Request::new(body);
         *request.metadata_mut() = self.headers.clone();
         request
     }
 
-    /// There was a response.
-    pub(super) fn heard(&self) {
-        if !self.heard.swap(true, Relaxed) {
-            tracing::info!(server = %self.server, "the control plane answers");
+    /// Records that a response was received, and logs the first response of a connection.
+    pub(super) fn note_response(&self) {
+        if !self.has_response.swap(true, Relaxed) {
+            tracing::info!(server = %self.server, "receiving rules from the control plane");
         }
     }
 
-    /// Puts in force what `read` makes of a response, and gives it back; or a sentence for who sent it. `news`: the resources of the
-    /// response, as they came. All of it apart: with many rules that is work for seconds.
-    pub(super) async fn offer<T: Send + 'static>(
+    /// Puts the rule files in force that `read` returns for the resources of a response.
+    ///
+    /// Returns the second value that `read` returns, or the error for a NACK. All of this runs on the compile thread,
+    /// because it takes seconds with many rules.
+    pub(super) async fn apply_update<T: Send + 'static>(
         &self,
-        news: Vec<Any>,
+        resources: Vec<Any>,
         read: impl FnOnce(&[Any]) -> Result<(Vec<SourceFile>, T), String> + Send + 'static,
     ) -> Result<T, String> {
         let reloader = Arc::clone(&self.reloader);
-        let offered = run_on_compile_thread(move || {
-            let (files, read) = read(&news).inspect_err(|complaint| {
-                tracing::error!("the control plane has sent what cannot be read; the rules stay: {complaint}");
+        let result = run_on_compile_thread(move || {
+            let (files, value) = read(&resources).inspect_err(|error| {
+                tracing::error!("cannot read an update of the control plane; keeping the current rules: {error}");
             })?;
-            let locate = |problems: &mut Vec<Diagnostic>| {
-                let configs: Vec<_> = news.iter().filter_map(|it| RateLimitConfig::decode(&*it.value).ok()).collect();
-                convert::locate(problems, &configs);
+            let locate = |diagnostics: &mut Vec<Diagnostic>| {
+                let configs: Vec<_> =
+                    resources.iter().filter_map(|resource| RateLimitConfig::decode(&*resource.value).ok()).collect();
+                convert::locate(diagnostics, &configs);
             };
             reloader.push(&files, locate).map_err(|error| crate::errors::chain(&error))?;
-            Ok(read)
+            Ok(value)
         });
-        let offered = offered.await.unwrap_or_else(|error| Err(error.to_string()));
-        let counter = if offered.is_ok() { &self.accepted } else { &self.refused };
+        let result = result.await.unwrap_or_else(|error| Err(error.to_string()));
+        let counter = if result.is_ok() { &self.accepted } else { &self.rejected };
         counter.add(WorkerId(0), 1);
-        offered.map_err(|mut complaint| {
-            if let Some((end, _)) = complaint.char_indices().find(|(start, _)| *start >= LONGEST_COMPLAINT) {
-                complaint.truncate(end);
-                complaint.push_str(" …");
+        result.map_err(|mut error| {
+            if let Some((end, _)) = error.char_indices().find(|(start, _)| *start >= MAX_ERROR_BYTES) {
+                error.truncate(end);
+                error.push_str(" …");
             }
-            complaint
+            error
         })
     }
 
-    /// Shows everything to the meter.
+    /// Registers the metrics of the connection with `meter`.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_xds_connected", "Whether the control plane is connected", move || {
-            this.connected.load(Relaxed).into()
-        });
+        observe_gauge(
+            meter,
+            "sluicegate_xds_connected",
+            "1 if the control plane is connected, otherwise 0",
+            move || this.connected.load(Relaxed).into(),
+        );
         type Read = fn(&Client) -> &Counter;
         let counters: [(&'static str, &'static str, Read); 3] = [
-            ("sluicegate_xds_connection_attempts_total", "Connections to the control plane that were tried", |it| {
-                &it.attempts
+            (
+                "sluicegate_xds_connection_attempts_total",
+                "Number of attempts to connect to the control plane",
+                |client| &client.attempts,
+            ),
+            ("sluicegate_xds_updates_accepted_total", "Number of accepted updates from the control plane", |client| {
+                &client.accepted
             }),
-            ("sluicegate_xds_updates_accepted_total", "Updates by the control plane that were taken", |it| {
-                &it.accepted
-            }),
-            ("sluicegate_xds_updates_rejected_total", "Updates by the control plane that were refused", |it| {
-                &it.refused
+            ("sluicegate_xds_updates_rejected_total", "Number of rejected updates from the control plane", |client| {
+                &client.rejected
             }),
         ];
         for (name, description, read) in counters {

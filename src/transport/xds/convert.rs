@@ -1,8 +1,8 @@
-//! A control plane's message as a rule file: one text for each resource, so that there is one reader of rules, with one set of
-//! complaints, wherever they come from.
+//! Converts the messages of a control plane into rule files, one file per resource. Rules from files and from control
+//! planes therefore have the same parser and the same diagnostics.
 //!
-//! Each descriptor has a line of its own. So the line of a problem leads back to the descriptor in the message, and its
-//! author is told that instead of a line that he has never seen.
+//! Each descriptor is written on a line of its own. The line of a diagnostic therefore identifies the descriptor in the
+//! message, and the NACK names the descriptor instead of a line that the sender has never seen.
 
 use prost_types::{Struct, Value, value::Kind};
 use serde_json::{Map, Number, Value as Json};
@@ -12,64 +12,69 @@ use sluicegate_proto::ratelimit::config::ratelimit::v3::{
 
 use crate::rules::{Diagnostic, Location, SourceFile};
 
-/// In a descriptor's `metadata`: what this service knows beyond the peer's message. Not shown to callers.
-const OURS: &str = "sluicegate";
-/// So many problems are told.
-const MOST: usize = 20;
-/// The lines before the first descriptor's.
-const HEAD: usize = 1;
+/// Key in a descriptor's `metadata` for keywords that the message of envoyproxy/ratelimit does not have. It is not part
+/// of the metadata that callers receive.
+const METADATA_KEY: &str = "sluicegate";
+/// Maximum number of diagnostics in a NACK.
+const MAX_DIAGNOSTICS: usize = 20;
+/// Number of lines before the first descriptor.
+const HEADER_LINES: usize = 1;
 
-/// The resource as a rule file in YAML's flow style. A word that is given twice, in the message and in what is ours, is
-/// written twice, and refused by the reader.
+/// Converts a resource into a rule file in YAML's flow style.
+///
+/// A keyword that is set twice, in the message and in its `sluicegate` fields, is written twice, and the rule parser
+/// rejects it.
 pub(super) fn file(config: &RateLimitConfig) -> SourceFile {
     let mut text = String::from("{");
-    pair(&mut text, "domain", &Json::from(config.domain.as_str()));
-    for (word, value) in config.sluicegate.iter().flat_map(|ours| &ours.fields) {
-        pair(&mut text, word, &json(value));
+    write_pair(&mut text, "domain", &Json::from(config.domain.as_str()));
+    for (keyword, value) in config.sluicegate.iter().flat_map(|extension| &extension.fields) {
+        write_pair(&mut text, keyword, &json(value));
     }
-    descriptors(&mut text, &config.descriptors);
+    write_descriptors(&mut text, &config.descriptors);
     text.push_str("}\n");
     SourceFile { name: name(config).to_owned(), text }
 }
 
-/// What the resource is called; as in the peer's files, what has no name goes by its domain.
+/// Returns the name of a resource: its domain if it has no name, as in envoyproxy/ratelimit.
 fn name(config: &RateLimitConfig) -> &str {
     if config.name.is_empty() { &config.domain } else { &config.name }
 }
 
-/// Says in place of lines which descriptors of which resources they are. No more than the first: who sends a hundred thousand
-/// descriptors may have a hundred thousand mistakes in them.
-pub(super) fn locate(problems: &mut Vec<Diagnostic>, configs: &[RateLimitConfig]) {
-    let more = problems.len().saturating_sub(MOST);
-    problems.truncate(MOST);
-    problems.iter_mut().for_each(|problem| locate_one(problem, configs));
-    if let Some(last) = problems.last_mut().filter(|_| more > 0) {
+/// Replaces the lines in diagnostics by the resources and descriptors.
+///
+/// Only the first [`MAX_DIAGNOSTICS`] diagnostics remain, because a hundred thousand descriptors can have a hundred
+/// thousand errors.
+pub(super) fn locate(diagnostics: &mut Vec<Diagnostic>, configs: &[RateLimitConfig]) {
+    let more = diagnostics.len().saturating_sub(MAX_DIAGNOSTICS);
+    diagnostics.truncate(MAX_DIAGNOSTICS);
+    diagnostics.iter_mut().for_each(|diagnostic| locate_one(diagnostic, configs));
+    if let Some(last) = diagnostics.last_mut().filter(|_| more > 0) {
         last.message += &format!("; and {more} more");
     }
 }
 
-fn locate_one(problem: &mut Diagnostic, configs: &[RateLimitConfig]) {
-    let Some(config) = configs.iter().find(|config| name(config) == problem.file) else {
+fn locate_one(diagnostic: &mut Diagnostic, configs: &[RateLimitConfig]) {
+    let Some(config) = configs.iter().find(|config| name(config) == diagnostic.file) else {
         return;
     };
-    if let Some(index) = problem.place.line.checked_sub(HEAD + 1) {
+    if let Some(index) = diagnostic.location.line.checked_sub(HEADER_LINES + 1) {
         let path = path(&config.descriptors, &mut { index });
-        problem.file = format!("{}, {}", problem.file, path.join(" > "));
+        diagnostic.file = format!("{}, {}", diagnostic.file, path.join(" > "));
     }
-    problem.place = Location::default();
+    diagnostic.location = Location::default();
 }
 
-/// The descriptors on the way to the one with this number, in the order of their lines.
+/// Returns the path to the descriptor with this index, counted in the order of the lines.
 fn path(list: &[RateLimitDescriptor], index: &mut usize) -> Vec<String> {
     for descriptor in list {
         let own = match descriptor.value.as_str() {
             "" => descriptor.key.clone(),
             value => format!("{}={value}", descriptor.key),
         };
-        let Some(rest) = index.checked_sub(1) else {
+        let Some(remaining) = index.checked_sub(1) else {
             return vec![own];
         };
-        *index = rest;
+        *index = remaining;
         let below = path(&descriptor.descriptors, index);
         if !below.is_empty() {
             return [vec![own], below].concat();
@@ -78,94 +83,97 @@ fn path(list: &[RateLimitDescriptor], index: &mut usize) -> Vec<String> {
     Vec::new()
 }
 
-fn descriptors(text: &mut String, list: &[RateLimitDescriptor]) {
+/// Writes a list of descriptors, each on a line of its own.
+fn write_descriptors(text: &mut String, list: &[RateLimitDescriptor]) {
     if list.is_empty() {
         return;
     }
     separate(text);
     text.push_str("\"descriptors\": [");
-    for (index, it) in list.iter().enumerate() {
+    for (index, descriptor) in list.iter().enumerate() {
         text.push_str(if index == 0 { "\n{" } else { ",\n{" });
-        descriptor(text, it);
-        descriptors(text, &it.descriptors);
+        write_descriptor(text, descriptor);
+        write_descriptors(text, &descriptor.descriptors);
         text.push('}');
     }
     text.push(']');
 }
 
-fn descriptor(text: &mut String, it: &RateLimitDescriptor) {
-    pair(text, "key", &Json::from(it.key.as_str()));
-    if !it.value.is_empty() {
-        pair(text, "value", &Json::from(it.value.as_str()));
+fn write_descriptor(text: &mut String, descriptor: &RateLimitDescriptor) {
+    write_pair(text, "key", &Json::from(descriptor.key.as_str()));
+    if !descriptor.value.is_empty() {
+        write_pair(text, "value", &Json::from(descriptor.value.as_str()));
     }
-    for (word, is_set) in
-        [("shadow_mode", it.shadow_mode), ("quota_mode", it.quota_mode), ("detailed_metric", it.detailed_metric)]
-    {
+    for (keyword, is_set) in [
+        ("shadow_mode", descriptor.shadow_mode),
+        ("quota_mode", descriptor.quota_mode),
+        ("detailed_metric", descriptor.detailed_metric),
+    ] {
         if is_set {
-            pair(text, word, &Json::Bool(true));
+            write_pair(text, keyword, &Json::Bool(true));
         }
     }
-    let mut limit = Vec::new();
+    let mut limit_extensions = Vec::new();
     let mut metadata = Map::new();
-    for (word, value) in it.metadata.iter().flat_map(|metadata| &metadata.fields) {
-        match (word.as_str(), &value.kind) {
-            (OURS, Some(Kind::StructValue(ours))) => {
-                for (word, value) in &ours.fields {
-                    match (word.as_str(), &value.kind) {
-                        ("rate_limit", Some(Kind::StructValue(words))) => limit.push(words),
-                        _ => pair(text, word, &json(value)),
+    for (key, value) in descriptor.metadata.iter().flat_map(|metadata| &metadata.fields) {
+        match (key.as_str(), &value.kind) {
+            (METADATA_KEY, Some(Kind::StructValue(extension))) => {
+                for (keyword, value) in &extension.fields {
+                    match (keyword.as_str(), &value.kind) {
+                        ("rate_limit", Some(Kind::StructValue(keywords))) => limit_extensions.push(keywords),
+                        _ => write_pair(text, keyword, &json(value)),
                     }
                 }
             }
-            // Nothing that could be read: the reader says so.
-            (OURS, _) => pair(text, OURS, &json(value)),
+            // The value is not a map. It is written as it is, and the rule parser reports the unknown key.
+            (METADATA_KEY, _) => write_pair(text, METADATA_KEY, &json(value)),
             _ => {
-                metadata.insert(word.clone(), json(value));
+                metadata.insert(key.clone(), json(value));
             }
         }
     }
     if !metadata.is_empty() {
-        pair(text, "metadata", &Json::Object(metadata));
+        write_pair(text, "metadata", &Json::Object(metadata));
     }
-    if it.rate_limit.is_some() || !limit.is_empty() {
+    if descriptor.rate_limit.is_some() || !limit_extensions.is_empty() {
         separate(text);
         text.push_str("\"rate_limit\": {");
-        if let Some(policy) = &it.rate_limit {
-            rate_limit(text, policy, !limit.is_empty());
+        if let Some(policy) = &descriptor.rate_limit {
+            write_rate_limit(text, policy, !limit_extensions.is_empty());
         }
-        for (word, value) in limit.into_iter().flat_map(|words| &words.fields) {
-            pair(text, word, &json(value));
+        for (keyword, value) in limit_extensions.into_iter().flat_map(|keywords| &keywords.fields) {
+            write_pair(text, keyword, &json(value));
         }
         text.push('}');
     }
 }
 
-/// `has_more`: other words say how it is counted, and may do so without a unit.
-fn rate_limit(text: &mut String, policy: &RateLimitPolicy, has_more: bool) {
+/// Writes the keywords of a limit. With `has_extensions`, other keywords define the limit, and a unit is not required.
+fn write_rate_limit(text: &mut String, policy: &RateLimitPolicy, has_extensions: bool) {
     let unit = RateLimitUnit::try_from(policy.unit);
-    let is_given = unit != Ok(RateLimitUnit::Unknown);
-    if is_given || !(policy.unlimited || has_more) {
+    let has_unit = unit != Ok(RateLimitUnit::Unknown);
+    if has_unit || !(policy.unlimited || has_extensions) {
         let name = unit.map_or_else(|_| policy.unit.to_string(), |unit| unit.as_str_name().to_owned());
-        pair(text, "unit", &Json::from(name));
+        write_pair(text, "unit", &Json::from(name));
     }
-    if is_given || policy.requests_per_unit > 0 {
-        pair(text, "requests_per_unit", &Json::from(policy.requests_per_unit));
+    if has_unit || policy.requests_per_unit > 0 {
+        write_pair(text, "requests_per_unit", &Json::from(policy.requests_per_unit));
     }
     if policy.unlimited {
-        pair(text, "unlimited", &Json::Bool(true));
+        write_pair(text, "unlimited", &Json::Bool(true));
     }
     if !policy.name.is_empty() {
-        pair(text, "name", &Json::from(policy.name.as_str()));
+        write_pair(text, "name", &Json::from(policy.name.as_str()));
     }
     if !policy.replaces.is_empty() {
-        let replaces = policy.replaces.iter().map(|it| Json::from_iter([("name", it.name.as_str())]));
-        pair(text, "replaces", &Json::Array(replaces.collect()));
+        let replaces = policy.replaces.iter().map(|replaced| Json::from_iter([("name", replaced.name.as_str())]));
+        write_pair(text, "replaces", &Json::Array(replaces.collect()));
     }
 }
 
-fn pair(text: &mut String, word: &str, value: &Json) {
+fn write_pair(text: &mut String, key: &str, value: &Json) {
     separate(text);
-    *text += &format!("{}: {value}", Json::from(word));
+    *text += &format!("{}: {value}", Json::from(key));
 }
 
 fn separate(text: &mut String) {
@@ -177,18 +185,18 @@ fn separate(text: &mut String) {
 fn json(value: &Value) -> Json {
     match &value.kind {
         None | Some(Kind::NullValue(_)) => Json::Null,
-        Some(Kind::BoolValue(it)) => Json::Bool(*it),
+        Some(Kind::BoolValue(flag)) => Json::Bool(*flag),
         Some(Kind::StringValue(text)) => Json::from(text.as_str()),
-        Some(Kind::NumberValue(number)) => number_of(*number),
+        Some(Kind::NumberValue(number)) => json_number(*number),
         Some(Kind::ListValue(list)) => Json::Array(list.values.iter().map(json).collect()),
         Some(Kind::StructValue(Struct { fields })) => {
-            Json::Object(fields.iter().map(|(word, value)| (word.clone(), json(value))).collect())
+            Json::Object(fields.iter().map(|(key, value)| (key.clone(), json(value))).collect())
         }
     }
 }
 
-/// Whole numbers without a fraction: the words that want one take no other.
-fn number_of(number: f64) -> Json {
+/// Converts a number. Whole numbers are written without a fraction, because some keywords accept only integers.
+fn json_number(number: f64) -> Json {
     let whole = number as i64;
     if whole as f64 == number {
         return Json::from(whole);
@@ -204,7 +212,7 @@ mod tests {
     fn value(json: &Json) -> Value {
         let kind = match json {
             Json::Null => Kind::NullValue(0),
-            Json::Bool(it) => Kind::BoolValue(*it),
+            Json::Bool(flag) => Kind::BoolValue(*flag),
             Json::Number(number) => Kind::NumberValue(number.as_f64().unwrap()),
             Json::String(text) => Kind::StringValue(text.clone()),
             Json::Array(list) => Kind::ListValue(prost_types::ListValue { values: list.iter().map(value).collect() }),
@@ -214,10 +222,10 @@ mod tests {
     }
 
     fn fields(map: &Map<String, Json>) -> Struct {
-        Struct { fields: map.iter().map(|(word, it)| (word.clone(), value(it))).collect() }
+        Struct { fields: map.iter().map(|(key, json)| (key.clone(), value(json))).collect() }
     }
 
-    fn some(json: &Json) -> Option<Struct> {
+    fn metadata(json: &Json) -> Option<Struct> {
         json.as_object().map(fields)
     }
 
@@ -233,20 +241,20 @@ mod tests {
         RateLimitConfig { name: "resource".into(), domain: "d\"\n#".into(), descriptors, sluicegate: None }
     }
 
-    fn complaints(config: RateLimitConfig) -> Vec<String> {
-        let mut problems = compile(&[file(&config)], Options::default()).err().unwrap_or_default();
-        locate(&mut problems, &[config]);
-        problems.iter().map(ToString::to_string).collect()
+    fn errors(config: RateLimitConfig) -> Vec<String> {
+        let mut diagnostics = compile(&[file(&config)], Options::default()).err().unwrap_or_default();
+        locate(&mut diagnostics, &[config]);
+        diagnostics.iter().map(ToString::to_string).collect()
     }
 
     #[test]
-    fn a_message_means_what_a_file_means() {
+    fn a_message_has_the_same_meaning_as_a_file() {
         let limited = RateLimitDescriptor {
             rate_limit: Some(RateLimitPolicy { name: "own".into(), ..policy(RateLimitUnit::Week, 7).unwrap() }),
             shadow_mode: true,
             quota_mode: true,
             detailed_metric: true,
-            metadata: some(&serde_json::json!({"team": "a", "cost": 2.5})),
+            metadata: metadata(&serde_json::json!({"team": "a", "cost": 2.5})),
             ..level("b", "x: y, {z}", Vec::new())
         };
         let unlimited = RateLimitDescriptor {
@@ -271,35 +279,35 @@ mod tests {
     }
 
     #[test]
-    fn words_of_our_own_stand_beside_the_messages() {
+    fn extension_keywords_add_to_those_of_the_message() {
         let bucket = RateLimitDescriptor {
             rate_limit: policy(RateLimitUnit::Minute, 60),
-            metadata: some(&serde_json::json!({
+            metadata: metadata(&serde_json::json!({
                 "kept": true,
                 "sluicegate": {"ip_prefix": {"v4": 24}, "rate_limit": {"algorithm": "token_bucket", "burst": 5}},
             })),
             ..level("address", "", Vec::new())
         };
-        let at_once = RateLimitDescriptor {
-            metadata: some(
+        let in_flight = RateLimitDescriptor {
+            metadata: metadata(
                 &serde_json::json!({"sluicegate": {"rate_limit": {"algorithm": "concurrency", "limit": 3}}}),
             ),
-            ..level("at_once", "", Vec::new())
+            ..level("in_flight", "", Vec::new())
         };
-        let mut config = config(vec![bucket, at_once]);
-        config.sluicegate = some(&serde_json::json!({"charge": "all", "shard_by": ["address"]}));
+        let mut config = config(vec![bucket, in_flight]);
+        config.sluicegate = metadata(&serde_json::json!({"charge": "all", "shard_by": ["address"]}));
         let (set, _) = compile(&[file(&config)], Options::default()).unwrap();
         assert!(set.settings_of(&config.domain).unwrap().charge_all);
         let entry = |key| Entry { key, value: "x" };
         let rule = set.rule_for(&config.domain, &[entry("address")]).unwrap();
         assert_eq!(rule.limit.as_ref().unwrap().algorithm().name(), "token_bucket");
         assert_eq!(format!("{:?}", rule.metadata.as_ref().unwrap()), r#"Map({"kept": Bool(true)})"#);
-        let rule = set.rule_for(&config.domain, &[entry("at_once")]).unwrap();
+        let rule = set.rule_for(&config.domain, &[entry("in_flight")]).unwrap();
         assert_eq!(rule.limit.as_ref().unwrap().requests(), 3);
     }
 
     #[test]
-    fn a_problem_names_the_descriptor() {
+    fn an_error_names_the_descriptor() {
         let bad = RateLimitDescriptor { rate_limit: policy(RateLimitUnit::Unknown, 1), ..level("b", "2", Vec::new()) };
         let newer = RateLimitDescriptor {
             rate_limit: Some(RateLimitPolicy { unit: 99, ..RateLimitPolicy::default() }),
@@ -307,33 +315,35 @@ mod tests {
         };
         let both = RateLimitDescriptor {
             rate_limit: policy(RateLimitUnit::Second, 1),
-            metadata: some(&serde_json::json!({"sluicegate": {"rate_limit": {"unit": "hour"}}})),
+            metadata: metadata(&serde_json::json!({"sluicegate": {"rate_limit": {"unit": "hour"}}})),
             ..level("both", "", Vec::new())
         };
-        let text =
-            RateLimitDescriptor { metadata: some(&serde_json::json!({"sluicegate": 1})), ..level("text", "", vec![]) };
+        let text = RateLimitDescriptor {
+            metadata: metadata(&serde_json::json!({"sluicegate": 1})),
+            ..level("text", "", vec![])
+        };
         let all =
             vec![level("a", "", vec![level("b", "1", Vec::new()), bad]), newer, both, text, level("", "", vec![])];
-        let complaints = complaints(config(all));
+        let errors = errors(config(all));
         let expected = [
             "resource, a > b=2: unit \"UNKNOWN\" is not one of second",
             "resource, newer: unit \"99\" is not one of second",
-            "resource, both: unit is given twice",
+            "resource, both: duplicate key \"unit\"",
             "resource, text: unknown key \"sluicegate\"",
-            "resource, : a descriptor needs a key",
+            "resource, : a descriptor requires a non-empty key",
         ];
-        assert_eq!(complaints.len(), expected.len(), "{complaints:#?}");
-        for (complaint, expected) in complaints.iter().zip(expected) {
-            assert!(complaint.starts_with(expected), "{complaint}");
+        assert_eq!(errors.len(), expected.len(), "{errors:#?}");
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.starts_with(expected), "{error}");
         }
         let many = (0..50).map(|number| RateLimitDescriptor {
             rate_limit: policy(RateLimitUnit::Unknown, 1),
             ..level(&number.to_string(), "", Vec::new())
         });
-        let complaints = self::complaints(config(many.collect()));
-        assert_eq!(complaints.len(), MOST);
-        assert!(complaints[MOST - 1].ends_with("; and 30 more"), "{complaints:#?}");
+        let errors = self::errors(config(many.collect()));
+        assert_eq!(errors.len(), MAX_DIAGNOSTICS);
+        assert!(errors[MAX_DIAGNOSTICS - 1].ends_with("; and 30 more"), "{errors:#?}");
         let nameless = RateLimitConfig { name: String::new(), domain: String::new(), ..config(Vec::new()) };
-        assert_eq!(self::complaints(nameless), [": the file has no domain, or an empty one"]);
+        assert_eq!(self::errors(nameless), [": the file has no domain, or the domain is empty"]);
     }
 }

@@ -1,10 +1,12 @@
-//! Rules from a control plane, by Envoy's discovery protocol (xDS): Envoy Gateway sends them so.
+//! [`Client`]: receives rules from a control plane, such as Envoy Gateway, by Envoy's discovery protocol (xDS).
 //!
-//! Over one aggregated stream (ADS) all resources of the type `ratelimit.config.ratelimit.v3.RateLimitConfig` are asked for: the
-//! whole state with each change, or in the delta variant what has changed. What can be used is taken (ACK), what cannot
-//! is refused with the reason (NACK), and the rules before stay. While there is no control plane the rules stay as well.
+//! The client subscribes to all resources of type `ratelimit.config.ratelimit.v3.RateLimitConfig` over one aggregated
+//! stream (ADS). Each response contains all resources, or in the delta variant those that have changed. A valid
+//! response is accepted (ACK). An invalid one is rejected with the reason (NACK), and the previous rules stay in force.
+//! The rules also stay in force while the control plane is unavailable.
 
 mod client;
+mod connection;
 mod convert;
 mod settings;
 mod stream;

@@ -1,41 +1,43 @@
-//! Which control plane, and who asks it.
+//! [`Settings`] for the control plane.
 
 use std::{path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Which control plane, and who asks it.
+/// Settings for receiving rules from a control plane.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// `http://host:port`, or `https://host:port` for TLS; without one, rules come from files.
+    /// Address of the control plane: `http://host:port`, or `https://host:port` for TLS. Without it, rules come from
+    /// files.
     pub server: Option<String>,
-    /// How it is asked.
+    /// Variant of the protocol.
     pub protocol: Protocol,
-    /// By which the control plane knows what to send.
+    /// Node id that is sent to the control plane, which selects the resources by it.
     pub node_id: String,
-    /// What else it is told, as `name=value`.
+    /// Metadata of the node that is sent to the control plane, as `name=value`.
     pub node_metadata: Vec<String>,
-    /// Headers of each call, as `name=value`.
+    /// Headers of each call to the control plane, as `name=value`.
     pub headers: Vec<String>,
-    /// The largest message that is taken.
+    /// Maximum size of a response in bytes.
     pub max_message_bytes: usize,
-    /// A connection must be there within this time.
+    /// Timeout for connecting to the control plane.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub connect_timeout: Duration,
-    /// The first pause before it is tried again. Each is up to twice as long as the one before, less up to half by chance.
+    /// First pause before a new attempt to connect. Each pause is up to twice the previous one, minus a random part of
+    /// up to half.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub retry_min: Duration,
-    /// The longest.
+    /// Maximum pause before a new attempt to connect.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub retry_max: Duration,
-    /// Serve before the first rules have come; requests get an error until then.
+    /// Serve before the first rules are received. Requests get an error until then.
     pub start_without_rules: bool,
-    /// For `https://`.
+    /// TLS settings for an `https://` address.
     pub tls: TlsSettings,
 }
 
@@ -58,7 +60,7 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// For printing: without what headers say.
+    /// Returns the settings without the values of headers, for printing.
     #[must_use]
     pub fn masked(&self) -> Self {
         let name = |header: &String| format!("{}=***", header.split_once('=').map_or("", |(name, _)| name));
@@ -66,27 +68,28 @@ impl Settings {
     }
 }
 
-/// How a control plane is asked.
+/// Variant of the xDS protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
-    /// The state of the world: every response has all there is.
+    /// State of the world: every response contains all resources.
     #[default]
     Sotw,
-    /// Every response has what has changed.
+    /// Incremental: every response contains the changed resources.
     Delta,
 }
 
-/// Certificates, read anew for each connection.
+/// Certificates for the connection to the control plane, read again for each connection.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
-    /// PEM file of those who may sign the server's certificate; without one, those that the system trusts.
+    /// PEM file with the CA certificates for the server's certificate. Without it, the system's CA certificates are
+    /// used.
     pub ca_file: Option<PathBuf>,
-    /// PEM file of the certificate to show, with its chain.
+    /// PEM file with the client certificate and its chain.
     pub cert_file: Option<PathBuf>,
-    /// PEM file of its key.
+    /// PEM file with the key of the client certificate.
     pub key_file: Option<PathBuf>,
-    /// The name that the server's certificate must have, if it is not the address's host.
+    /// Name that the server's certificate must have, if it is not the host of the address.
     pub server_name: Option<String>,
 }

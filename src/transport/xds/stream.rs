@@ -1,4 +1,4 @@
-//! What is said over a stream, in both variants of the protocol.
+//! The stream to the control plane, in both variants of the protocol.
 
 use std::{collections::BTreeMap, convert::Infallible, time::Duration};
 
@@ -8,7 +8,7 @@ use prost_types::Any;
 use sha2::{Digest, Sha256};
 use sluicegate_proto::{
     envoy::service::discovery::v3::{
-        DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Status as Refusal,
+        DeltaDiscoveryRequest, DeltaDiscoveryResponse, DiscoveryRequest, DiscoveryResponse, Status as RpcStatus,
         aggregated_discovery_service_client::AggregatedDiscoveryServiceClient,
     },
     ratelimit::config::ratelimit::v3::RateLimitConfig,
@@ -22,24 +22,25 @@ use super::{
 };
 use crate::rules::SourceFile;
 
-/// The type of all that is asked for.
+/// Type of the resources that the client subscribes to.
 const TYPE_URL: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
-/// Of a resource that another stream has brought.
-const SOME_VERSION: &str = "of another stream";
+/// Version that a new stream states for resources of an earlier stream. No control plane uses it.
+const UNKNOWN_VERSION: &str = "of another stream";
 
-/// Between two refusals of the same: at first, and at most. A control plane may not send what would be better before it has
-/// heard the refusal.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(100);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// First pause before the same update is rejected again. The pauses are short, because a control plane may wait for the
+/// NACK before it sends a better update.
+const MIN_PAUSE: Duration = Duration::from_millis(100);
+/// Maximum pause before the same update is rejected again.
+const MAX_PAUSE: Duration = Duration::from_secs(2);
 
-/// What the delta variant knows, by the resources' names; over the streams.
-pub(super) type Known = BTreeMap<String, SourceFile>;
+/// The accepted resources of the delta variant by name. They outlive a stream.
+pub(super) type KnownResources = BTreeMap<String, SourceFile>;
 type Ads = AggregatedDiscoveryServiceClient<Channel>;
 
-/// Every response is all there is.
+/// Runs a stream of the state-of-the-world variant: every response contains all resources.
 ///
-/// A new stream begins without a version, whatever the last one had: a control plane that has begun its count again could
-/// have another state under the same version, and would say nothing.
+/// A new stream states no version, even if an earlier stream had one. A restarted control plane may count versions
+/// again and have another state under the same version, and would then send nothing.
 pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<Infallible, Disconnect> {
     let (requests, outgoing) = outgoing();
     let first = DiscoveryRequest {
@@ -47,99 +48,104 @@ pub(super) async fn state_of_the_world(client: &Client, mut ads: Ads) -> Result<
         type_url: TYPE_URL.into(),
         ..DiscoveryRequest::default()
     };
-    say(&requests, first).await?;
+    send(&requests, first).await?;
     let mut responses = ads.stream_aggregated_resources(client.request(outgoing)).await?.into_inner();
     let mut version = String::new();
-    let mut refused = RejectedUpdate::default();
+    let mut rejected = RejectedUpdate::default();
     loop {
         let response = responses.message().await?.ok_or(Disconnect::Ended)?;
-        client.heard();
+        client.note_response();
         let DiscoveryResponse { version_info, mut resources, type_url, nonce } = response;
-        // The same state may come in any order.
+        // A control plane may send the same resources in any order.
         resources.sort_unstable_by(|one, other| one.value.cmp(&other.value));
         let digest = digest(&resources);
-        let taken = match refused.again(digest).await {
-            Some(complaint) => Err(complaint),
-            None => client.offer(resources, move |news| Ok((files(&type_url, news)?, ()))).await,
+        let result = match rejected.error_if_repeated(digest).await {
+            Some(error) => Err(error),
+            None => client.apply_update(resources, move |resources| Ok((files(&type_url, resources)?, ()))).await,
         };
-        refused.note(digest, &taken);
-        if taken.is_ok() {
+        rejected.record(digest, &result);
+        if result.is_ok() {
             version = version_info;
         }
-        let answer = DiscoveryRequest {
+        let reply = DiscoveryRequest {
             version_info: version.clone(),
             type_url: TYPE_URL.into(),
             response_nonce: nonce,
-            error_detail: refusal(taken),
+            error_detail: error_detail(result),
             ..DiscoveryRequest::default()
         };
-        say(&requests, answer).await?;
+        send(&requests, reply).await?;
     }
 }
 
-/// Every response is a change.
+/// Runs a stream of the delta variant: every response contains the changed resources and the names of removed ones.
 ///
-/// A new stream begins with the names of what is known, but under no version that there could be, for the reason above: so all
-/// there is comes anew, and what is gone is named.
-pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut Known) -> Result<Infallible, Disconnect> {
+/// A new stream states the names of the known resources under a version that no control plane uses, for the reason
+/// given at [`state_of_the_world`]. The control plane therefore sends all resources again and names those that were
+/// removed.
+pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut KnownResources) -> Result<Infallible, Disconnect> {
     let (requests, outgoing) = outgoing();
     let first = DeltaDiscoveryRequest {
         node: Some(client.node().clone()),
         type_url: TYPE_URL.into(),
         resource_names_subscribe: vec!["*".into()],
-        initial_resource_versions: known.keys().map(|name| (name.clone(), SOME_VERSION.to_owned())).collect(),
+        initial_resource_versions: known.keys().map(|name| (name.clone(), UNKNOWN_VERSION.to_owned())).collect(),
         ..DeltaDiscoveryRequest::default()
     };
-    say(&requests, first).await?;
+    send(&requests, first).await?;
     let mut responses = ads.delta_aggregated_resources(client.request(outgoing)).await?.into_inner();
-    let mut refused = RejectedUpdate::default();
+    let mut rejected = RejectedUpdate::default();
     loop {
         let response = responses.message().await?.ok_or(Disconnect::Ended)?;
-        client.heard();
+        client.note_response();
         let DeltaDiscoveryResponse { resources, type_url, nonce, removed_resources, .. } = response;
         let (names, resources): (Vec<_>, Vec<_>) =
-            resources.into_iter().map(|it| (it.name, it.resource.unwrap_or_default())).unzip();
+            resources.into_iter().map(|named| (named.name, named.resource.unwrap_or_default())).unzip();
         let digest = digest(&resources);
-        // Only the pause: beside other resources it may be right by now.
-        let _ = refused.again(digest).await;
+        // Only the pause matters: together with other resources, the same update may be valid now.
+        let _ = rejected.error_if_repeated(digest).await;
         let mut next = known.clone();
-        let read = move |news: &[Any]| {
+        let read = move |resources: &[Any]| {
             removed_resources.iter().for_each(|name| drop(next.remove(name)));
-            next.extend(names.into_iter().zip(files(&type_url, news)?));
+            next.extend(names.into_iter().zip(files(&type_url, resources)?));
             Ok((next.values().cloned().collect(), next))
         };
-        let taken = client.offer(resources, read).await.map(|next| *known = next);
-        refused.note(digest, &taken);
-        let answer = DeltaDiscoveryRequest {
+        let result = client.apply_update(resources, read).await.map(|next| *known = next);
+        rejected.record(digest, &result);
+        let reply = DeltaDiscoveryRequest {
             type_url: TYPE_URL.into(),
             response_nonce: nonce,
-            error_detail: refusal(taken),
+            error_detail: error_detail(result),
             ..DeltaDiscoveryRequest::default()
         };
-        say(&requests, answer).await?;
+        send(&requests, reply).await?;
     }
 }
 
-/// What was refused last. Control planes that keep the state of the world send it again as soon as they hear so, for ever.
+/// The last rejected update.
+///
+/// Control planes of the state-of-the-world variant send a rejected update again as soon as they receive the NACK,
+/// without end.
 #[derive(Default)]
 struct RejectedUpdate {
+    /// Digest and error of the update.
     last: Option<([u8; 32], String)>,
     pause: Duration,
 }
 
 impl RejectedUpdate {
-    /// The complaint, where this is the same again: after a pause, each longer than the one before.
-    async fn again(&mut self, digest: [u8; 32]) -> Option<String> {
-        let (_, complaint) = self.last.as_ref().filter(|(last, _)| *last == digest)?;
+    /// Returns the error if the update with this digest is the rejected one. Pauses first, longer each time.
+    async fn error_if_repeated(&mut self, digest: [u8; 32]) -> Option<String> {
+        let (_, error) = self.last.as_ref().filter(|(last, _)| *last == digest)?;
         sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
-        Some(complaint.clone())
+        self.pause = (self.pause * 2).min(MAX_PAUSE);
+        Some(error.clone())
     }
 
-    fn note(&mut self, digest: [u8; 32], taken: &Result<(), String>) {
-        let refused = taken.as_ref().err().map(|complaint| (digest, complaint.clone()));
-        if refused != self.last {
-            *self = Self { last: refused, pause: SHORTEST_PAUSE };
+    fn record(&mut self, digest: [u8; 32], result: &Result<(), String>) {
+        let rejected = result.as_ref().err().map(|error| (digest, error.clone()));
+        if rejected != self.last {
+            *self = Self { last: rejected, pause: MIN_PAUSE };
         }
     }
 }
@@ -155,34 +161,35 @@ fn digest(resources: &[Any]) -> [u8; 32] {
     digest.finalize().into()
 }
 
-/// What goes out on a stream.
+/// Returns a sender, and the stream of the items that are sent.
 fn outgoing<T>() -> (mpsc::Sender<T>, impl Stream<Item = T>) {
     let (sender, receiver) = mpsc::channel(1);
     let next = |mut receiver: mpsc::Receiver<T>| async { receiver.recv().await.map(|item| (item, receiver)) };
     (sender, stream::unfold(receiver, next))
 }
 
-async fn say<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Disconnect> {
+async fn send<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Disconnect> {
     requests.send(request).await.map_err(|_| Disconnect::Ended)
 }
 
-/// All resources of a response, or what is wrong with one of them.
+/// Converts all resources of a response into rule files. Returns the error of the first invalid resource.
 fn files(type_url: &str, resources: &[Any]) -> Result<Vec<SourceFile>, String> {
     if type_url != TYPE_URL {
-        return Err(format!("the response is of the type {type_url:?}; {TYPE_URL:?} was asked for"));
+        return Err(format!("the response has type {type_url:?}, expected {TYPE_URL:?}"));
     }
     let read = |(index, resource): (usize, &Any)| {
         if resource.type_url != TYPE_URL {
-            return Err(format!("resource {index} is of the type {:?}, not {TYPE_URL:?}", resource.type_url));
+            return Err(format!("resource {index} has type {:?}, expected {TYPE_URL:?}", resource.type_url));
         }
         let config = RateLimitConfig::decode(&*resource.value);
-        config.map(|it| convert::file(&it)).map_err(|error| format!("resource {index} cannot be read: {error}"))
+        config.map(|config| convert::file(&config)).map_err(|error| format!("resource {index} cannot be read: {error}"))
     };
     resources.iter().enumerate().map(read).collect()
 }
 
-fn refusal(taken: Result<(), String>) -> Option<Refusal> {
-    taken.err().map(|message| Refusal { code: Code::InvalidArgument as i32, message })
+/// Returns the error of a NACK, or `None` for an ACK.
+fn error_detail(result: Result<(), String>) -> Option<RpcStatus> {
+    result.err().map(|message| RpcStatus { code: Code::InvalidArgument as i32, message })
 }
 
 #[cfg(test)]
@@ -190,38 +197,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_of_another_type_is_refused() {
+    fn rejects_resources_of_another_type() {
         let resource = |type_url: &str, value: &[u8]| Any { type_url: type_url.into(), value: value.to_vec() };
         let named = RateLimitConfig { domain: "d".into(), ..RateLimitConfig::default() }.encode_to_vec();
         let good = resource(TYPE_URL, &named);
         assert_eq!(files(TYPE_URL, std::slice::from_ref(&good)).unwrap()[0].name, "d");
-        for (type_url, resources, complaint) in [
-            ("other", vec![good.clone()], "the response is of the type \"other\""),
-            (TYPE_URL, vec![good.clone(), resource("other", &named)], "resource 1 is of the type \"other\""),
+        for (type_url, resources, expected) in [
+            ("other", vec![good.clone()], "the response has type \"other\""),
+            (TYPE_URL, vec![good.clone(), resource("other", &named)], "resource 1 has type \"other\""),
             (TYPE_URL, vec![resource(TYPE_URL, &[0xff])], "resource 0 cannot be read"),
-            (TYPE_URL, vec![Any::default()], "resource 0 is of the type \"\""),
+            (TYPE_URL, vec![Any::default()], "resource 0 has type \"\""),
         ] {
-            let told = files(type_url, &resources).unwrap_err();
-            assert!(told.starts_with(complaint), "{told}");
+            let error = files(type_url, &resources).unwrap_err();
+            assert!(error.starts_with(expected), "{error}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_refused_again_waits_longer_each_time() {
-        let mut refused = RejectedUpdate::default();
+    async fn each_repetition_of_a_rejected_update_waits_longer() {
+        let mut rejected = RejectedUpdate::default();
         let (one, other) = ([1; 32], [2; 32]);
-        assert_eq!(refused.again(one).await, None);
-        refused.note(one, &Err("bad".into()));
+        assert_eq!(rejected.error_if_repeated(one).await, None);
+        rejected.record(one, &Err("bad".into()));
         let mut waits = Vec::new();
         for _ in 0..7 {
             let start = tokio::time::Instant::now();
-            assert_eq!(refused.again(one).await.as_deref(), Some("bad"));
-            refused.note(one, &Err("bad".into()));
+            assert_eq!(rejected.error_if_repeated(one).await.as_deref(), Some("bad"));
+            rejected.record(one, &Err("bad".into()));
             waits.push(start.elapsed().as_millis());
         }
         assert_eq!(waits, [100, 200, 400, 800, 1_600, 2_000, 2_000]);
-        assert_eq!(refused.again(other).await, None);
-        refused.note(other, &Ok(()));
-        assert_eq!(refused.again(one).await, None);
+        assert_eq!(rejected.error_if_repeated(other).await, None);
+        rejected.record(other, &Ok(()));
+        assert_eq!(rejected.error_if_repeated(one).await, None);
     }
 }

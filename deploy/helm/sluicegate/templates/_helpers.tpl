@@ -18,7 +18,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "sluicegate.name" .) }}{{ else }}{{ .Values.serviceAccount.name | default "default" }}{{ end }}
 {{- end }}
 
-{{- /* Whether the rules come by xDS. */ -}}
+{{- /* The address of the control plane; empty if the rules do not come by xDS. */ -}}
 {{- define "sluicegate.xds" -}}
 {{- dig "rules" "xds" "server" "" .Values.settings }}
 {{- end }}

@@ -1,4 +1,4 @@
-//! From a URL and settings to servers, or to those who know them.
+//! Parses a URL and settings into servers, or into a [`Source`] from which servers can be queried.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -13,17 +13,17 @@ use super::{
 };
 use crate::store::redact;
 
-/// Where a view comes from.
+/// Where the current view is obtained from.
 pub(super) enum Source {
-    /// It never changes.
+    /// The view is fixed by the address and the settings.
     Fixed,
-    /// Servers of the cluster, of which one that answers is enough.
-    Cluster { seeds: Vec<Server>, dialer: ServerConnector },
-    /// Sentinels that watch a master of this name.
-    Sentinel { sentinels: Vec<Server>, master: String, dialer: ServerConnector },
+    /// A cluster. One server that answers is enough, either a seed or one of the view.
+    Cluster { seeds: Vec<Server>, connector: ServerConnector },
+    /// Sentinels that monitor a master of this name.
+    Sentinel { sentinels: Vec<Server>, master: String, connector: ServerConnector },
 }
 
-/// How to connect to a server of which only the address is known.
+/// Credentials and TLS settings for servers that are discovered later.
 pub(super) struct ServerConnector {
     redis: RedisConnectionInfo,
     tls: bool,
@@ -41,42 +41,42 @@ impl ServerConnector {
     }
 }
 
-/// The forms that a URL can have; what stands before `://`, without the `s` of TLS.
+/// Suffixes of the URL scheme that select a topology, after `redis` or `rediss`.
 const CLUSTER: &str = "+cluster";
 const SENTINEL: &str = "+sentinel";
 const RING: &str = "+ring";
 
-/// Several addresses in one URL.
+/// A URL with several hosts.
 struct MultiHostUrl<'u> {
     scheme: &'static str,
-    /// With its `@`, or empty.
+    /// Credentials with the trailing `@`, or an empty string.
     credentials: &'u str,
     hosts: Vec<&'u str>,
-    /// Without its `/`.
+    /// Path without the leading `/`.
     path: &'u str,
 }
 
 impl<'u> MultiHostUrl<'u> {
-    /// `None` when this is the URL of one server.
-    fn read(url: &'u str, topology: &str) -> Option<Self> {
-        let (scheme, rest) = url.split_once("://")?;
+    /// Parses a URL if its scheme has the suffix `topology`. Returns `None` for another scheme.
+    fn parse(url: &'u str, topology: &str) -> Option<Self> {
+        let (scheme, remainder) = url.split_once("://")?;
         let scheme = match scheme.strip_suffix(topology)? {
             "redis" => "redis",
             "rediss" => "rediss",
             _ => return None,
         };
-        let (credentials, rest) = rest.split_at(rest.rfind('@').map_or(0, |at| at + 1));
-        let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (credentials, remainder) = remainder.split_at(remainder.rfind('@').map_or(0, |at| at + 1));
+        let (hosts, path) = remainder.split_once('/').unwrap_or((remainder, ""));
         let hosts = hosts.split(',').filter(|host| !host.is_empty()).collect();
         Some(Self { scheme, credentials, hosts, path })
     }
 
     fn infos(&self, default_port: u16, path: &str) -> Result<Vec<ConnectionInfo>, RedisError> {
         if self.hosts.is_empty() {
-            return Err(refused("an address needs at least one host"));
+            return Err(invalid("the address must contain at least one host"));
         }
         let info = |host: &&str| {
-            // A port stands behind the last colon, and behind the brackets of an IPv6 address.
+            // The port follows the last colon, unless that colon is inside the brackets of an IPv6 address.
             let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
             let port = if has_port { String::new() } else { format!(":{default_port}") };
             format!("{}://{}{host}{port}/{path}", self.scheme, self.credentials).into_connection_info()
@@ -85,74 +85,75 @@ impl<'u> MultiHostUrl<'u> {
     }
 }
 
-fn refused(why: &'static str) -> RedisError {
-    (ErrorKind::InvalidClientConfig, why).into()
+fn invalid(reason: &'static str) -> RedisError {
+    (ErrorKind::InvalidClientConfig, reason).into()
 }
 
-pub(super) fn read(url: &str, settings: &Settings) -> Result<(Source, View), SetupError> {
+/// Parses an address into the source of views and the initial view, which is empty if servers must be discovered.
+pub(super) fn parse(url: &str, settings: &Settings) -> Result<(Source, View), SetupError> {
     let certificates = certificates(&settings.tls)?;
     let address = |source| SetupError::Address { url: redact(url), source };
-    let unknown = View { servers: Vec::new(), placement: Placement::One };
-    if let Some(many) = MultiHostUrl::read(url, CLUSTER) {
-        if !matches!(many.path, "" | "0") {
-            return Err(address(refused("a cluster has no databases but 0")));
+    let empty_view = View { servers: Vec::new(), placement: Placement::One };
+    if let Some(multi_host) = MultiHostUrl::parse(url, CLUSTER) {
+        if !matches!(multi_host.path, "" | "0") {
+            return Err(address(invalid("a cluster has only database 0")));
         }
-        let infos = many.infos(6_379, "").map_err(address)?;
-        let dialer = dialer(&infos, certificates.clone());
+        let infos = multi_host.infos(6_379, "").map_err(address)?;
+        let connector = connector(&infos, certificates.clone());
         let seeds = servers(infos, certificates.as_ref()).map_err(address)?;
-        return Ok((Source::Cluster { seeds, dialer }, unknown));
+        return Ok((Source::Cluster { seeds, connector }, empty_view));
     }
-    if let Some(many) = MultiHostUrl::read(url, SENTINEL) {
-        let (master, database) = many.path.split_once('/').unwrap_or((many.path, ""));
+    if let Some(multi_host) = MultiHostUrl::parse(url, SENTINEL) {
+        let (master, database) = multi_host.path.split_once('/').unwrap_or((multi_host.path, ""));
         if master.is_empty() {
-            return Err(address(refused("an address of sentinels ends with the name of the master they watch")));
+            return Err(address(invalid("the address of sentinels must end with the name of the master")));
         }
-        let infos = many.infos(26_379, database).map_err(address)?;
-        let dialer = dialer(&infos, certificates.clone());
+        let infos = multi_host.infos(26_379, database).map_err(address)?;
+        let connector = connector(&infos, certificates.clone());
         let infos = infos.iter().map(|info| sentinel(info, settings)).collect::<Result<_, _>>().map_err(address)?;
         let sentinels = servers(infos, certificates.as_ref()).map_err(address)?;
-        return Ok((Source::Sentinel { sentinels, master: master.to_owned(), dialer }, unknown));
+        return Ok((Source::Sentinel { sentinels, master: master.to_owned(), connector }, empty_view));
     }
-    if let Some(many) = MultiHostUrl::read(url, RING) {
-        return Ok((Source::Fixed, ring(&many, settings, certificates.as_ref()).map_err(address)?));
+    if let Some(multi_host) = MultiHostUrl::parse(url, RING) {
+        return Ok((Source::Fixed, ring(&multi_host, settings, certificates.as_ref()).map_err(address)?));
     }
     let info = url.into_connection_info().map_err(address)?;
     Ok((Source::Fixed, View::one(server(info, certificates, None).map_err(address)?)))
 }
 
-/// The nodes of the URL, by their addresses, or those of the settings, by their names.
+/// Returns the view of a ring with the nodes of the URL, named by their addresses, or those of the settings.
 fn ring(
-    many: &MultiHostUrl<'_>,
+    multi_host: &MultiHostUrl<'_>,
     settings: &Settings,
     certificates: Option<&TlsCertificates>,
 ) -> Result<View, RedisError> {
     let mut nodes = Vec::new();
-    if many.hosts.is_empty() {
+    if multi_host.hosts.is_empty() {
         for node in &settings.ring {
             let server = server(node.url.as_str().into_connection_info()?, certificates.cloned(), Some(&node.name))?;
             nodes.push((node.name.clone(), node.weight, server));
         }
     } else {
-        for server in servers(many.infos(6_379, many.path)?, certificates)? {
+        for server in servers(multi_host.infos(6_379, multi_host.path)?, certificates)? {
             nodes.push((server.name.to_string(), 1, server));
         }
     }
     if nodes.is_empty() {
-        return Err(refused("a ring needs nodes, in the address or as redis.ring in the settings file"));
+        return Err(invalid("a ring needs at least one node, in the address or in the setting redis.ring"));
     }
-    for (place, (name, weight, _)) in nodes.iter().enumerate() {
-        if nodes[..place].iter().any(|(known, ..)| known == name) {
-            return Err(refused("two nodes of a ring have the same name"));
+    for (index, (name, weight, _)) in nodes.iter().enumerate() {
+        if nodes[..index].iter().any(|(known, ..)| known == name) {
+            return Err(invalid("two nodes of a ring have the same name"));
         }
         if *weight == 0 || name.is_empty() {
-            return Err(refused("a node of a ring needs a name and a weight of at least 1"));
+            return Err(invalid("a node of a ring needs a name and a weight of at least 1"));
         }
     }
     let ring = Ring::new(nodes.iter().map(|(name, weight, _)| (name.as_str(), *weight)));
     Ok(View { servers: nodes.into_iter().map(|(.., server)| server).collect(), placement: Placement::Ring(ring) })
 }
 
-/// The sentinels themselves have credentials of their own, and TLS perhaps.
+/// Replaces credentials and TLS by those for sentinels.
 fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo, RedisError> {
     let own = &settings.sentinel;
     let addr = match (info.addr(), own.tls) {
@@ -172,7 +173,7 @@ fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo
     Ok(addr.into_connection_info()?.set_redis_settings(redis))
 }
 
-fn dialer(infos: &[ConnectionInfo], certificates: Option<TlsCertificates>) -> ServerConnector {
+fn connector(infos: &[ConnectionInfo], certificates: Option<TlsCertificates>) -> ServerConnector {
     let redis = infos.first().map(|info| info.redis_settings().clone()).unwrap_or_default();
     let tls = matches!(infos.first().map(ConnectionInfo::addr), Some(ConnectionAddr::TcpTls { .. }));
     ServerConnector { redis, tls, certificates }
@@ -227,89 +228,89 @@ mod tests {
         servers.iter().map(|server| &*server.name).collect()
     }
 
-    fn complaint(url: &str, settings: &Settings) -> String {
-        let Err(SetupError::Address { url: shown, source }) = read(url, settings) else {
-            panic!("{url} is taken");
+    fn rejection(url: &str, settings: &Settings) -> String {
+        let Err(SetupError::Address { url: redacted, source }) = parse(url, settings) else {
+            panic!("{url} is accepted");
         };
-        assert!(!shown.contains("secret"), "{shown}");
+        assert!(!redacted.contains("secret"), "{redacted}");
         source.to_string()
     }
 
     #[test]
-    fn one_server_is_what_the_crate_understands() {
-        let (source, view) = read("redis://localhost:7/3", &Settings::default()).unwrap();
+    fn parses_the_address_of_one_server() {
+        let (source, view) = parse("redis://localhost:7/3", &Settings::default()).unwrap();
         assert!(matches!(source, Source::Fixed));
         assert_eq!(names(&view.servers), ["localhost:7"]);
-        assert_eq!(view.place_of(|| b"any"), Some(0));
+        assert_eq!(view.index_of(|| b"any"), Some(0));
     }
 
     #[test]
-    fn a_cluster_is_known_by_its_seeds_and_a_default_port() {
+    fn parses_the_seeds_of_a_cluster_with_a_default_port() {
         let url = "redis+cluster://app:s%40cret@a:7000,b,[::1]:7001,[::1]/0";
-        let (Source::Cluster { seeds, dialer }, view) = read(url, &Settings::default()).unwrap() else {
-            panic!("no cluster");
+        let (Source::Cluster { seeds, connector }, view) = parse(url, &Settings::default()).unwrap() else {
+            panic!("not a cluster");
         };
         assert_eq!(names(&seeds), ["a:7000", "b:6379", "[::1]:7001", "[::1]:6379"]);
         assert_eq!(
-            (dialer.redis.username(), dialer.redis.password(), dialer.tls),
+            (connector.redis.username(), connector.redis.password(), connector.tls),
             (Some("app"), Some("s@cret"), false)
         );
-        assert_eq!(&*dialer.server("c", 1).unwrap().name, "c:1");
-        assert_eq!(view.place_of(|| b"any"), None, "nobody has said yet");
+        assert_eq!(&*connector.server("c", 1).unwrap().name, "c:1");
+        assert_eq!(view.index_of(|| b"any"), None, "the slots are unknown until a node is queried");
     }
 
     #[test]
-    fn sentinels_have_credentials_of_their_own() {
+    fn sentinels_have_their_own_credentials() {
         let own = SentinelSettings { username: Some("watch".into()), password: Some("dog".into()), tls: Some(false) };
         let settings = Settings { sentinel: own, ..Settings::default() };
         let url = "rediss+sentinel://app:secret@a,b:7/main/2";
-        let (Source::Sentinel { sentinels, master, dialer }, _) = read(url, &settings).unwrap() else {
-            panic!("no sentinels");
+        let (Source::Sentinel { sentinels, master, connector }, _) = parse(url, &settings).unwrap() else {
+            panic!("not sentinels");
         };
         assert_eq!((names(&sentinels), master.as_str()), (vec!["a:26379", "b:7"], "main"));
         let info = sentinels[0].client.get_connection_info();
         assert_eq!((info.redis_settings().username(), info.redis_settings().password()), (Some("watch"), Some("dog")));
         assert!(matches!(info.addr(), ConnectionAddr::Tcp(..)));
-        assert_eq!((dialer.redis.password(), dialer.redis.db(), dialer.tls), (Some("secret"), 2, true));
-        let (Source::Sentinel { sentinels, .. }, _) = read(url, &Settings::default()).unwrap() else {
-            panic!("no sentinels");
+        assert_eq!((connector.redis.password(), connector.redis.db(), connector.tls), (Some("secret"), 2, true));
+        let (Source::Sentinel { sentinels, .. }, _) = parse(url, &Settings::default()).unwrap() else {
+            panic!("not sentinels");
         };
         let info = sentinels[0].client.get_connection_info();
         assert!(matches!(info.addr(), ConnectionAddr::TcpTls { .. }) && info.redis_settings().password().is_none());
     }
 
     #[test]
-    fn a_ring_is_named_in_the_url_or_in_the_settings() {
-        let (_, view) = read("redis+ring://a,b:7,c:8/1", &Settings::default()).unwrap();
+    fn nodes_of_a_ring_come_from_the_url_or_the_settings() {
+        let (_, view) = parse("redis+ring://a,b:7,c:8/1", &Settings::default()).unwrap();
         assert_eq!(names(&view.servers), ["a:6379", "b:7", "c:8"]);
         let node = |name: &str, url: &str, weight| RingNode { name: name.into(), url: url.into(), weight };
         let ring = vec![node("one", "redis://x:1", 1), node("two", "rediss://:secret@y:2", 1_000_000)];
         let settings = Settings { ring, ..Settings::default() };
-        let (_, view) = read("redis+ring://", &settings).unwrap();
+        let (_, view) = parse("redis+ring://", &settings).unwrap();
         assert_eq!(names(&view.servers), ["one", "two"]);
-        assert_eq!(view.place_of(|| b"any"), Some(1), "by the weights");
+        assert_eq!(view.index_of(|| b"any"), Some(1), "weights select the node");
         for (ring, expected) in [
             (vec![node("a", "redis://x", 1), node("a", "redis://y", 1)], "same name"),
             (vec![node("a", "redis://x", 0)], "weight"),
             (vec![node("", "redis://x", 1)], "name"),
-            (vec![], "needs nodes"),
+            (vec![], "at least one node"),
         ] {
-            let error = complaint("redis+ring://", &Settings { ring, ..Settings::default() });
+            let error = rejection("redis+ring://", &Settings { ring, ..Settings::default() });
             assert!(error.contains(expected), "{error}");
         }
     }
 
     #[test]
-    fn an_address_that_says_too_little_or_too_much_is_refused() {
+    fn rejects_incomplete_and_contradictory_addresses() {
         for (url, expected) in [
             ("redis+cluster://", "at least one host"),
-            ("redis+cluster://:secret@a/3", "no databases but 0"),
+            ("redis+cluster://:secret@a/3", "only database 0"),
             ("redis+sentinel://a,b", "name of the master"),
             ("redis+sentinel://:secret@/main", "at least one host"),
             ("redis+star://a", ""),
             ("redis+ring://a,a", "same name"),
         ] {
-            let error = complaint(url, &Settings::default());
+            let error = rejection(url, &Settings::default());
             assert!(error.contains(expected), "{url}: {error}");
         }
     }

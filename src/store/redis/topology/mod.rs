@@ -1,8 +1,8 @@
-//! Which servers there are, and which of them has a key.
+//! The topology of Redis: which servers there are, and which of them has a key.
 //!
-//! A view says it as far as is known. That of one server or of a ring never changes; Sentinel and Cluster are asked
-//! for theirs: again and again, and at once when somebody is in doubt (a server is out of reach, or says that a key is
-//! elsewhere). All workers share what is found out; each has connections of its own.
+//! `Topology` publishes both as a `View`. The view of a single server or of a ring never changes. Sentinels and cluster
+//! nodes are queried at intervals, and earlier if the view may be outdated: a server is unavailable, or has sent a
+//! redirect. All workers share the view; each has its own connections.
 
 mod address;
 mod query;
@@ -21,29 +21,30 @@ use sluicegate_common::Ring;
 use self::{address::Source, query::TopologyReport};
 use super::{Settings, SetupError};
 
-/// A healthy cluster is asked so often, and so are the sentinels.
-const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
-/// However great the doubt, no more often than this.
+/// Interval at which a healthy cluster or the sentinels are queried.
+pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+/// Minimum interval between two queries when a refresh is requested.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A server that can be connected to.
+/// A server and how to connect to it.
 #[derive(Clone)]
 pub(super) struct Server {
-    /// Its address; in a ring also its name. It tells servers apart.
+    /// Unique name: the address, or in a ring the configured name.
     pub(super) name: Arc<str>,
     pub(super) client: Client,
 }
 
-/// The servers that hold counters, and which of them has which shard.
+/// The servers that store counters, and which of them has which shard.
 pub(super) struct View {
     pub(super) servers: Vec<Server>,
     placement: Placement,
 }
 
+/// How shards are assigned to servers.
 enum Placement {
     One,
     Ring(Ring),
-    /// Of each slot the server's place.
+    /// Index of the server of each slot.
     Slots(Box<[u16]>),
 }
 
@@ -52,136 +53,143 @@ impl View {
         Self { servers: vec![server], placement: Placement::One }
     }
 
-    /// The place of the shard's server; `None` when nobody is known to have it.
-    pub(super) fn place_of<S: AsRef<[u8]>>(&self, shard: impl FnOnce() -> S) -> Option<usize> {
-        let place = match &self.placement {
+    /// Returns the index of the server of a shard, or `None` if it is unknown.
+    pub(super) fn index_of<S: AsRef<[u8]>>(&self, shard: impl FnOnce() -> S) -> Option<usize> {
+        let index = match &self.placement {
             Placement::One => 0,
             Placement::Ring(ring) => ring.node_of(shard().as_ref())?,
             Placement::Slots(owners) => (*owners.get(usize::from(slots::slot(shard().as_ref())))?).into(),
         };
-        (place < self.servers.len()).then_some(place)
+        (index < self.servers.len()).then_some(index)
     }
 }
 
-/// Where a key is, as far as that follows from the address and the settings alone.
+/// Location of a key, as far as the address and the settings determine it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeyLocation {
-    /// On this server.
+    /// The server with this name.
     Server(String),
-    /// In this slot, which is on one server of the cluster or another.
+    /// The cluster node that currently has this slot.
     Slot(u16),
-    /// On the master that the sentinels name.
+    /// The master that the sentinels know by this name.
     Master(String),
 }
 
-/// Where a key is: what operators ask.
-pub fn place(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, SetupError> {
-    let (source, view) = address::read(url, settings)?;
+/// Returns the location of a key, without connecting to Redis.
+///
+/// # Errors
+/// Returns an error if the address is invalid or a certificate cannot be read.
+pub fn locate(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, SetupError> {
+    let (source, view) = address::parse(url, settings)?;
     let shard = hash_tag(key.as_bytes()).unwrap_or(key.as_bytes());
     Ok(match source {
         Source::Cluster { .. } => KeyLocation::Slot(slots::slot(shard)),
         Source::Sentinel { master, .. } => KeyLocation::Master(master),
         Source::Fixed => {
-            let server = view.place_of(|| shard).and_then(|place| view.servers.get(place));
+            let server = view.index_of(|| shard).and_then(|index| view.servers.get(index));
             KeyLocation::Server(server.map_or_else(String::new, |server| server.name.to_string()))
         }
     })
 }
 
-/// The nodes of a ring with their weights; empty for everything else.
-pub fn nodes(url: &str, settings: &Settings) -> Result<Vec<(String, u32)>, SetupError> {
-    let (_, view) = address::read(url, settings)?;
+/// Returns the names and weights of the nodes of a ring, or an empty list for another topology.
+///
+/// # Errors
+/// Returns an error if the address is invalid or a certificate cannot be read.
+pub fn ring_nodes(url: &str, settings: &Settings) -> Result<Vec<(String, u32)>, SetupError> {
+    let (_, view) = address::parse(url, settings)?;
     let is_ring = matches!(view.placement, Placement::Ring(_));
     let weight = |name: &str| settings.ring.iter().find(|node| node.name == name).map_or(1, |node| node.weight);
     Ok(view.servers.iter().filter(|_| is_ring).map(|node| (node.name.to_string(), weight(&node.name))).collect())
 }
 
-/// What of a key chooses its place in Redis: what stands between the first `{` and the next `}`, unless that is nothing.
+/// Returns the hash tag of a key: the text between the first `{` and the next `}`. Returns `None` if that is empty.
 pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let start = key.iter().position(|byte| *byte == b'{')? + 1;
     let length = key[start..].iter().position(|byte| *byte == b'}')?;
     (length > 0).then(|| &key[start..start + length])
 }
 
-/// Finds out which servers there are.
+/// Discovers the servers of an address and publishes the current [`View`].
 pub(super) struct Topology {
     source: Source,
     connect_timeout: Duration,
     view: watch::Sender<Arc<View>>,
-    doubt: Notify,
+    refresh_requested: Notify,
 }
 
 impl Topology {
-    /// Reads the address and the certificates; asks nobody yet.
+    /// Parses the address and reads the certificates. Does not connect yet.
     pub(super) fn new(url: &str, settings: &Settings) -> Result<Self, SetupError> {
-        let (source, view) = address::read(url, settings)?;
-        let (view, doubt) = (watch::Sender::new(Arc::new(view)), Notify::new());
-        Ok(Self { source, connect_timeout: settings.connect_timeout, view, doubt })
+        let (source, view) = address::parse(url, settings)?;
+        let (view, refresh_requested) = (watch::Sender::new(Arc::new(view)), Notify::new());
+        Ok(Self { source, connect_timeout: settings.connect_timeout, view, refresh_requested })
     }
 
-    /// What is known now, and what will be.
+    /// Returns the current view and a notification of its changes.
     pub(super) fn view(&self) -> watch::Receiver<Arc<View>> {
         self.view.subscribe()
     }
 
-    /// Whether keys have slots, of which a server may have any number.
+    /// Returns whether the servers form a cluster, so that keys have slots.
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self.source, Source::Cluster { .. })
     }
 
-    /// Somebody has reason to believe that the view is no longer true.
+    /// Requests a query soon, when the view may be outdated.
     pub(super) fn request_refresh(&self) {
-        self.doubt.notify_one();
+        self.refresh_requested.notify_one();
     }
 
-    /// A server that another one named.
+    /// Returns a server that a redirect has named. Returns `None` outside of a cluster.
     pub(super) fn server(&self, host: &str, port: u16) -> Option<Server> {
         match &self.source {
-            Source::Cluster { dialer, .. } => dialer.server(host, port).ok(),
+            Source::Cluster { connector, .. } => connector.server(host, port).ok(),
             Source::Fixed | Source::Sentinel { .. } => None,
         }
     }
 
-    /// Keeps the view true, for as long as the current runtime lives. Nothing to do where it never changes.
+    /// Keeps the view up to date until the current runtime ends. Returns immediately if the view never changes.
     pub(super) async fn follow(self: Arc<Self>) {
-        let mut known = TopologyReport::default();
-        let mut reported = false;
-        let mut turn = rand::random::<u32>() as usize;
+        let mut last_report = TopologyReport::default();
+        let mut failure_logged = false;
+        let mut offset = rand::random::<u32>() as usize;
         loop {
-            let asked = Instant::now();
-            turn = turn.wrapping_add(1);
+            let started = Instant::now();
+            offset = offset.wrapping_add(1);
             let servers = self.view.borrow().servers.clone();
-            match self.source.ask(&servers, &known, turn, self.connect_timeout).await {
+            match self.source.query(&servers, &last_report, offset, self.connect_timeout).await {
                 Ok(None) => return,
-                Ok(Some(found)) => {
-                    reported = false;
-                    if found.map != known.map
-                        && let Some(view) = self.source.view(&found)
+                Ok(Some(report)) => {
+                    failure_logged = false;
+                    if report.map != last_report.map
+                        && let Some(view) = self.source.view(&report)
                     {
                         self.view.send_replace(Arc::new(view));
                     }
-                    known = found;
+                    last_report = report;
                 }
                 Err(error) => {
-                    if !reported {
-                        tracing::warn!(error, "nobody says which Redis servers there are; asking on");
+                    if !failure_logged {
+                        tracing::warn!(error, "Redis topology is unknown; retrying");
                     }
-                    reported = true;
+                    failure_logged = true;
                     self.request_refresh();
                 }
             }
-            let _ = timeout(jittered(REFRESH_INTERVAL), self.doubt.notified()).await;
-            sleep_until(asked + jittered(MIN_REFRESH_INTERVAL)).await;
+            let _ = timeout(jittered(REFRESH_INTERVAL), self.refresh_requested.notified()).await;
+            sleep_until(started + jittered(MIN_REFRESH_INTERVAL)).await;
         }
     }
 }
 
-/// From half to one and a half times as long: instances that lost one server do not ask in step.
+/// Returns a random duration from 0.5 to 1.5 times `pause`, so that instances that lose the same server do not query in
+/// step.
 pub(super) fn jittered(pause: Duration) -> Duration {
     pause.mul_f64(0.5 + rand::random::<f64>())
 }
 
-/// Longer with every failure, up to 300 ms, and never in step with others.
+/// Sleeps for a random time that grows with the number of failures, up to 300 ms.
 pub(super) async fn back_off(failures: u32) {
     let pause = Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3));
     sleep(jittered(pause)).await;
@@ -191,19 +199,19 @@ pub(super) async fn back_off(failures: u32) {
 mod tests {
     use super::{back_off, hash_tag};
 
-    /// A server that is down is tried again soon, and not all the time.
+    /// A server that is down is retried soon, but not continuously.
     #[tokio::test(start_paused = true)]
-    async fn attempts_are_further_and_further_apart() {
-        for (failures, least, most) in [(0, 12, 38), (1, 25, 75), (2, 50, 150), (3, 100, 300), (9, 100, 300)] {
-            let began = tokio::time::Instant::now();
+    async fn pauses_between_attempts_grow_with_failures() {
+        for (failures, min, max) in [(0, 12, 38), (1, 25, 75), (2, 50, 150), (3, 100, 300), (9, 100, 300)] {
+            let started = tokio::time::Instant::now();
             back_off(failures).await;
-            let millis = began.elapsed().as_millis();
-            assert!((least..=most + 1).contains(&millis), "{failures} failures: {millis} ms");
+            let millis = started.elapsed().as_millis();
+            assert!((min..=max + 1).contains(&millis), "{failures} failures: {millis} ms");
         }
     }
 
     #[test]
-    fn the_hash_tag_is_that_of_redis() {
+    fn the_hash_tag_is_the_one_that_redis_uses() {
         for (key, expected) in [
             ("{user1000}.following", Some("user1000")),
             ("foo{}{bar}", None),

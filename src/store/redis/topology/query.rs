@@ -1,7 +1,7 @@
-//! Asking a cluster for its slots, and sentinels for their master.
+//! Queries a cluster for its slots, and sentinels for their master.
 //!
-//! Everybody is asked at once, and the first who answers is believed, unless the answer is of an older epoch than one
-//! that is known: a node that was cut off from the rest goes on telling what it knew.
+//! Several servers are queried concurrently and the first answer is used, unless its epoch is older than the last known
+//! one: a node that was partitioned from the others continues to report its old state.
 
 use std::time::Duration;
 
@@ -14,75 +14,85 @@ use super::{
     slots::{self, SlotMap},
 };
 
-/// So many are asked at once.
-const ASKED: usize = 5;
+/// Maximum number of servers that are queried concurrently.
+const MAX_CONCURRENT_QUERIES: usize = 5;
 
-/// What somebody said.
+/// A server's answer, with the epoch that it knows.
 #[derive(Default)]
 pub(super) struct TopologyReport {
     epoch: u64,
     pub(super) map: Option<NodeMap>,
 }
 
+/// The servers that have the keys, as one server reports them.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NodeMap {
+    /// Slots of a cluster.
     Slots(SlotMap),
+    /// Host and port of the master that the sentinels monitor.
     Master(String, u16),
 }
 
 impl Source {
-    /// `Ok(None)` when there is nothing to ask; an error when nobody answers.
-    pub(super) async fn ask(
+    /// Queries `servers` (those of the view) and the configured ones. Returns `None` if the source is fixed, and an
+    /// error if no server answers.
+    ///
+    /// A report of an epoch older than that of `last_report` is only used if no server has a newer one. `offset`
+    /// selects which servers are queried if there are more than [`MAX_CONCURRENT_QUERIES`].
+    pub(super) async fn query(
         &self,
         servers: &[Server],
-        known: &TopologyReport,
-        turn: usize,
+        last_report: &TopologyReport,
+        offset: usize,
         connect_timeout: Duration,
     ) -> Result<Option<TopologyReport>, String> {
-        let everybody: Vec<&Server> = match self {
+        let all_servers: Vec<&Server> = match self {
             Self::Fixed => return Ok(None),
             Self::Cluster { seeds, .. } => {
-                let more = seeds.iter().filter(|seed| servers.iter().all(|server| server.name != seed.name));
-                servers.iter().chain(more).collect()
+                let other_seeds = seeds.iter().filter(|seed| servers.iter().all(|server| server.name != seed.name));
+                servers.iter().chain(other_seeds).collect()
             }
             Self::Sentinel { sentinels, .. } => sentinels.iter().collect(),
         };
-        let mut asked = JoinSet::new();
-        for server in everybody.iter().cycle().skip(turn % everybody.len().max(1)).take(ASKED.min(everybody.len())) {
-            let (server, question) = ((*server).clone(), self.question());
-            asked.spawn(async move {
-                let answer = timeout(connect_timeout, question.ask(&server)).await;
-                answer.map_err(|_| "no answer in time".to_owned())?.map_err(|error| error.to_string())
+        let mut queries = JoinSet::new();
+        let count = MAX_CONCURRENT_QUERIES.min(all_servers.len());
+        for server in all_servers.iter().cycle().skip(offset % all_servers.len().max(1)).take(count) {
+            let (server, query) = ((*server).clone(), self.topology_query());
+            queries.spawn(async move {
+                let answer = timeout(connect_timeout, query.send(&server)).await;
+                answer.map_err(|_| "no answer within connect_timeout".to_owned())?.map_err(|error| error.to_string())
             });
         }
-        let (mut older, mut complaint): (Option<TopologyReport>, _) = (None, "there is nobody to ask".to_owned());
-        while let Some(answer) = asked.join_next().await {
+        let (mut outdated, mut last_error): (Option<TopologyReport>, _) = (None, "no server to query".to_owned());
+        while let Some(answer) = queries.join_next().await {
             match answer.map_err(|error| error.to_string()).flatten() {
-                Ok(found) if found.epoch >= known.epoch => return Ok(Some(found)),
-                Ok(found) if older.as_ref().is_none_or(|older| older.epoch < found.epoch) => older = Some(found),
+                Ok(report) if report.epoch >= last_report.epoch => return Ok(Some(report)),
+                Ok(report) if outdated.as_ref().is_none_or(|other| other.epoch < report.epoch) => {
+                    outdated = Some(report);
+                }
                 Ok(_) => {}
-                Err(error) => complaint = error,
+                Err(error) => last_error = error,
             }
         }
-        older.map(Some).ok_or(complaint)
+        outdated.map(Some).ok_or(last_error)
     }
 
-    /// What was found, as servers to connect to.
-    pub(super) fn view(&self, found: &TopologyReport) -> Option<View> {
-        match (self, found.map.as_ref()?) {
-            (Self::Cluster { dialer, .. }, NodeMap::Slots(map)) => {
+    /// Converts a report into a view. Returns `None` if it does not fit the source or an address is invalid.
+    pub(super) fn view(&self, report: &TopologyReport) -> Option<View> {
+        match (self, report.map.as_ref()?) {
+            (Self::Cluster { connector, .. }, NodeMap::Slots(map)) => {
                 let servers =
-                    map.masters.iter().map(|(host, port)| dialer.server(host, *port)).collect::<Result<_, _>>();
+                    map.masters.iter().map(|(host, port)| connector.server(host, *port)).collect::<Result<_, _>>();
                 Some(View { servers: servers.ok()?, placement: Placement::Slots(map.owners.clone()) })
             }
-            (Self::Sentinel { dialer, .. }, NodeMap::Master(host, port)) => {
-                Some(View::one(dialer.server(host, *port).ok()?))
+            (Self::Sentinel { connector, .. }, NodeMap::Master(host, port)) => {
+                Some(View::one(connector.server(host, *port).ok()?))
             }
             _ => None,
         }
     }
 
-    fn question(&self) -> TopologyQuery {
+    fn topology_query(&self) -> TopologyQuery {
         match self {
             Self::Sentinel { master, .. } => TopologyQuery::Master(master.clone()),
             Self::Fixed | Self::Cluster { .. } => TopologyQuery::Slots,
@@ -90,13 +100,14 @@ impl Source {
     }
 }
 
+/// A query to one server: the slots of its cluster, or the address of the master with this name.
 enum TopologyQuery {
     Slots,
     Master(String),
 }
 
 impl TopologyQuery {
-    async fn ask(&self, server: &Server) -> RedisResult<TopologyReport> {
+    async fn send(&self, server: &Server) -> RedisResult<TopologyReport> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let mut connection = server.client.get_multiplexed_async_connection_with_config(&config).await?;
         let mut pipe = redis::pipe();
@@ -107,8 +118,8 @@ impl TopologyQuery {
             }
         };
         let replies = connection.send_packed_commands(&pipe, 0, 2).await?;
-        let [map, about] = replies.as_slice() else {
-            return Err(unfit("half an answer"));
+        let [map, info] = replies.as_slice() else {
+            return Err(unexpected_reply("incomplete reply"));
         };
         if let Value::ServerError(error) = map {
             return Err(error.clone().into());
@@ -119,20 +130,21 @@ impl TopologyQuery {
                     redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.as_str(),
                     _ => "",
                 };
-                let map = slots::read(map, host).filter(|map| !map.masters.is_empty());
-                let map = map.ok_or_else(|| unfit("no map of slots"))?;
-                Ok(TopologyReport { epoch: cluster_epoch(about), map: Some(NodeMap::Slots(map)) })
+                let map = slots::parse(map, host).filter(|map| !map.masters.is_empty());
+                let map = map.ok_or_else(|| unexpected_reply("reply contains no slots"))?;
+                Ok(TopologyReport { epoch: cluster_epoch(info), map: Some(NodeMap::Slots(map)) })
             }
             Self::Master(_) => {
-                let (host, port) = address(map).ok_or_else(|| unfit("the sentinel knows no master of this name"))?;
-                Ok(TopologyReport { epoch: config_epoch(about), map: Some(NodeMap::Master(host, port)) })
+                let (host, port) =
+                    address(map).ok_or_else(|| unexpected_reply("the sentinel monitors no master of this name"))?;
+                Ok(TopologyReport { epoch: config_epoch(info), map: Some(NodeMap::Master(host, port)) })
             }
         }
     }
 }
 
-fn unfit(why: &'static str) -> RedisError {
-    (redis::ErrorKind::UnexpectedReturnType, why).into()
+fn unexpected_reply(reason: &'static str) -> RedisError {
+    (redis::ErrorKind::UnexpectedReturnType, reason).into()
 }
 
 fn address(reply: &Value) -> Option<(String, u16)> {
@@ -145,13 +157,13 @@ fn address(reply: &Value) -> Option<(String, u16)> {
     Some((slots::text(host)?, slots::text(port)?.parse().ok()?))
 }
 
-/// Of the text of CLUSTER INFO. 0 where it is not told: then every answer is as good as another.
+/// Returns the epoch in the reply to `CLUSTER INFO`, or 0 if there is none. With epoch 0 all answers are equally good.
 fn cluster_epoch(reply: &Value) -> u64 {
     let text = slots::text(reply).unwrap_or_default();
     text.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")?.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Of the pairs of SENTINEL MASTER.
+/// Returns the epoch in the reply to `SENTINEL MASTER`, or 0 if there is none.
 fn config_epoch(reply: &Value) -> u64 {
     let Value::Array(fields) = reply else {
         return 0;
@@ -171,8 +183,8 @@ mod tests {
     use super::*;
     use crate::store::redis::{Settings, topology::address};
 
-    /// A node of a cluster that knows of one master, by this epoch; for ever, on a thread of its own.
-    fn node(epoch: u64, delay: Duration) -> u16 {
+    /// Starts a fake cluster node with one master and this epoch, and returns its port.
+    fn start_node(epoch: u64, delay: Duration) -> u16 {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         std::thread::spawn(move || {
@@ -186,55 +198,58 @@ mod tests {
     fn answer(mut stream: TcpStream, epoch: u64, delay: Duration) {
         let mut read = [0; 4_096];
         while let Ok(bytes @ 1..) = stream.read(&mut read) {
-            let asked = String::from_utf8_lossy(&read[..bytes]).to_uppercase();
+            let request = String::from_utf8_lossy(&read[..bytes]).to_uppercase();
             std::thread::sleep(delay);
             let info = format!("cluster_state:ok\r\ncluster_current_epoch:{epoch}\r\n");
             let slots = format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$1\r\na\r\n:{epoch}\r\n");
             let info = format!("${}\r\n{info}\r\n", info.len());
-            for word in asked.split("\r\n") {
-                let answer = match word {
+            for argument in request.split("\r\n") {
+                let answer = match argument {
                     "SETINFO" => "+OK\r\n",
                     "SLOTS" => &slots,
                     "INFO" => &info,
                     _ => continue,
                 };
-                // Who has heard enough hangs up.
+                // Writing fails if the client has already closed the connection.
                 let _ = stream.write_all(answer.as_bytes());
             }
         }
     }
 
-    async fn asked(ports: &[u16], known: u64, turn: usize) -> Result<u64, String> {
+    /// Returns the epoch of the report that is used.
+    async fn queried_epoch(ports: &[u16], last_epoch: u64, offset: usize) -> Result<u64, String> {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let (source, _) = address::read(&format!("redis+cluster://{}", hosts.join(",")), &Settings::default()).unwrap();
-        let known = TopologyReport { epoch: known, map: None };
-        let Source::Cluster { dialer, .. } = &source else { panic!("a cluster") };
-        // The one server that is known is not there any more: the seeds are asked too.
-        let gone = [dialer.server("127.0.0.1", 1).unwrap()];
-        let found = source.ask(&gone, &known, turn, Duration::from_secs(10)).await?.unwrap();
+        let (source, _) =
+            address::parse(&format!("redis+cluster://{}", hosts.join(",")), &Settings::default()).unwrap();
+        let last_report = TopologyReport { epoch: last_epoch, map: None };
+        let Source::Cluster { connector, .. } = &source else { panic!("not a cluster") };
+        // The only server of the view has gone, so the seeds must be queried, too.
+        let gone = [connector.server("127.0.0.1", 1).unwrap()];
+        let report = source.query(&gone, &last_report, offset, Duration::from_secs(10)).await?.unwrap();
         assert_eq!(
-            found.map.map(|map| matches!(map, NodeMap::Slots(map) if map.masters[0].1 == found.epoch as u16)),
+            report.map.map(|map| matches!(map, NodeMap::Slots(map) if map.masters[0].1 == report.epoch as u16)),
             Some(true)
         );
-        Ok(found.epoch)
+        Ok(report.epoch)
     }
 
-    /// A node that was away knows the past: whoever is up to date is believed at once, and nobody else while there is one.
+    /// A node that was partitioned reports an old state. An up-to-date report is used immediately, and an older one
+    /// only if there is no other.
     #[tokio::test]
-    async fn the_newest_is_believed() {
+    async fn the_newest_report_is_used() {
         let late = Duration::from_millis(100);
-        let (old, older, new) = (node(4, Duration::ZERO), node(3, Duration::ZERO), node(6, late));
-        for turn in 0..3 {
-            assert_eq!(asked(&[old, older, new], 5, turn).await, Ok(6), "turn {turn}");
-            assert_eq!(asked(&[older, old], 5, turn).await, Ok(4), "nobody is up to date");
-            assert_eq!(asked(&[node(3, late), old], 5, turn).await, Ok(4));
-            assert_eq!(asked(&[old, new], 4, turn).await, Ok(4), "as new as what is known");
+        let (old, older, new) = (start_node(4, Duration::ZERO), start_node(3, Duration::ZERO), start_node(6, late));
+        for offset in 0..3 {
+            assert_eq!(queried_epoch(&[old, older, new], 5, offset).await, Ok(6), "offset {offset}");
+            assert_eq!(queried_epoch(&[older, old], 5, offset).await, Ok(4), "no node is up to date");
+            assert_eq!(queried_epoch(&[start_node(3, late), old], 5, offset).await, Ok(4));
+            assert_eq!(queried_epoch(&[old, new], 4, offset).await, Ok(4), "as new as the last report");
         }
-        assert!(asked(&[1], 5, 0).await.is_err());
+        assert!(queried_epoch(&[1], 5, 0).await.is_err());
     }
 
     #[test]
-    fn epochs_are_read() {
+    fn parses_epochs() {
         let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
         assert_eq!(cluster_epoch(&text("cluster_state:ok\r\ncluster_current_epoch:17\r\n")), 17);
         assert_eq!((cluster_epoch(&Value::Nil), cluster_epoch(&text("nothing"))), (0, 0));

@@ -1,0 +1,303 @@
+//! [`Bucket`]: the common arithmetic of token bucket, leaky bucket and GCRA. A bucket drains at the limit's rate, every
+//! hit adds to it, and hits that would make it overflow are denied. The state is the instant at which the bucket will
+//! have drained (GCRA's theoretical arrival time), so nothing has to run between requests.
+//!
+//! The instant is exact: whole microseconds and a fraction in parts of the limit's [`Rate`]. The state
+//! also contains the drain time of a full bucket. It shows that the limit was changed, and the level is scaled then: a
+//! bucket that was half full stays half full. The leased parts, if any, come last ([`leased_parts`]).
+
+mod leased_parts;
+
+use smallvec::smallvec;
+
+use self::leased_parts::LeasedParts;
+use super::{
+    Action, Arguments, CLOCK_SLACK, Decision, MAX_NUMBER, MAX_PERIOD, MaxHits, Micros, Operation, State,
+    drain_state::{self, DrainState, StoredDrain},
+    drain_time::DrainTime,
+    rate::{ExactDuration, Rate},
+};
+
+/// Maximum lifetime of a lease of a bucket or a sliding log.
+pub(super) const MAX_LEASE_LIFETIME: Micros = Micros::from_secs(1);
+
+/// A bucket with its rate and its capacity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Bucket {
+    rate: Rate,
+    max_hits: MaxHits,
+    /// Number of hits that are allowed without a delay.
+    immediate: u64,
+    count_denied: bool,
+    /// Whether denied hits fill the bucket beyond its capacity, because they were allowed elsewhere.
+    in_debt: bool,
+    /// Drain time of a full bucket.
+    full_drain: ExactDuration,
+    /// Drain time of a full bucket, as the state contains it.
+    drain_time: DrainTime,
+    /// Step of the time grid on which leases end, for buckets that take leases.
+    lease_grid: Option<Micros>,
+}
+
+/// The level of a bucket at an instant.
+struct BucketState {
+    /// Instant at which the bucket will have drained; not before now.
+    drained_at: ExactDuration,
+    leased: LeasedParts,
+    /// Sum of the leased parts.
+    leased_total: ExactDuration,
+    changed: bool,
+}
+
+/// Number of steps of the lease grid per drain time of a full bucket.
+///
+/// A lease ends after at most two steps: 1 s, or a quarter of the drain time. Leased parts do not drain, so leases with
+/// a lifetime of the whole drain time could take an entire burst from others.
+const GRID_STEPS_PER_DRAIN: u64 = 8;
+/// Minimum step of the lease grid: a shorter lease would have ended before the reply of the store arrives.
+const MIN_GRID_STEP: Micros = Micros::new(1_000);
+
+impl Bucket {
+    pub(super) const ARGUMENTS: &'static [&'static str] =
+        &["charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied"];
+    pub(super) const SCRIPT: &'static str =
+        concat!("local grid, max_fill, max_fill_part = 0, full, full_part\n", include_str!("script.lua"));
+
+    /// Arguments of buckets that take leases.
+    pub(super) const LEASE_ARGUMENTS: &'static [&'static str] = &[
+        "charge",
+        "charge_part",
+        "full",
+        "full_part",
+        "parts",
+        "slack",
+        "mantissa",
+        "exponent",
+        "count_denied",
+        "grid",
+        "max_fill",
+        "max_fill_part",
+    ];
+    pub(super) const LEASE_SCRIPT: &'static str = include_str!("script.lua");
+
+    /// Creates a bucket that drains `requests` hits per window and holds `max_hits`. Hits above `immediate` are
+    /// delayed.
+    ///
+    /// `None` if there are no requests, if nothing fits in, or if the window or the drain time exceeds [`MAX_PERIOD`].
+    pub(super) fn new(
+        requests: u32,
+        window: Micros,
+        max_hits: MaxHits,
+        immediate: u64,
+        count_denied: bool,
+    ) -> Option<Self> {
+        let rate = Rate::new(requests, window)?;
+        let full = rate.duration_of(max_hits.ceiling());
+        let fits = max_hits.limit() > 0 && full.ceil() <= MAX_PERIOD && window <= MAX_PERIOD;
+        fits.then(|| Self {
+            rate,
+            max_hits,
+            immediate,
+            count_denied,
+            in_debt: false,
+            full_drain: full,
+            drain_time: DrainTime::new(full.ceil()),
+            lease_grid: None,
+        })
+    }
+
+    /// Returns the same bucket for taking leases, up to the limit without its soft part.
+    ///
+    /// `None` if hits are delayed, because the delay of hits that are spent later is unknown, or if the bucket drains
+    /// too fast for a lease.
+    pub(super) fn leasing(&self) -> Option<Self> {
+        let grid = Micros::new((self.full_drain.micros / GRID_STEPS_PER_DRAIN).min(MAX_LEASE_LIFETIME.get() / 2));
+        let fits = self.immediate == self.max_hits.ceiling() && grid >= MIN_GRID_STEP;
+        fits.then_some(Self { count_denied: false, lease_grid: Some(grid), ..*self })
+    }
+
+    /// Returns the same bucket for hits that were allowed elsewhere.
+    pub(super) fn recording(&self) -> Self {
+        Self { count_denied: true, in_debt: true, ..*self }
+    }
+
+    /// Returns the end of a lease that was taken at `taken`.
+    pub(super) fn lease_ends(&self, taken: Micros) -> Micros {
+        self.lease_grid.map_or(taken, |grid| taken - taken % grid + grid + grid)
+    }
+
+    pub(super) fn lease_lifetime(&self) -> Micros {
+        self.lease_grid.unwrap_or_default()
+    }
+
+    /// Returns the level up to which hits are allowed, as a drain time.
+    fn max_fill(&self) -> ExactDuration {
+        if self.lease_grid.is_some() { self.rate.duration_of(self.max_hits.limit()) } else { self.full_drain }
+    }
+
+    /// Returns the drain time of a cost. A cost above the capacity is always denied, so it is capped.
+    fn charge(&self, cost: u64) -> ExactDuration {
+        self.rate.duration_of(cost.min(self.max_hits.ceiling() + 1))
+    }
+
+    pub(super) fn arguments(&self, operation: Operation) -> Arguments {
+        let (charge, full, parts) = (self.charge(operation.cost), self.full_drain, self.rate.parts());
+        let DrainTime { mantissa, exponent } = self.drain_time;
+        let (slack, denied) = (CLOCK_SLACK.get(), u64::from(self.count_denied) + u64::from(self.in_debt));
+        let mut arguments: Arguments = smallvec![
+            charge.micros,
+            charge.fraction,
+            full.micros,
+            full.fraction,
+            parts,
+            slack,
+            mantissa.into(),
+            exponent.into(),
+            denied
+        ];
+        if let Some(grid) = self.lease_grid {
+            let max_fill = self.max_fill();
+            arguments.extend([grid.get(), max_fill.micros, max_fill.fraction]);
+        }
+        arguments
+    }
+
+    fn level(&self, state: &State, now: Micros) -> BucketState {
+        let empty = ExactDuration { micros: now.get(), fraction: 0 };
+        let (mut level, stored) = (
+            BucketState {
+                drained_at: empty,
+                leased: LeasedParts::default(),
+                leased_total: ExactDuration::default(),
+                changed: false,
+            },
+            StoredDrain::read(state),
+        );
+        let Some(mut stored) = stored else {
+            return level;
+        };
+        if state.as_bytes().len() > drain_state::BYTES {
+            let is_same = stored.drain_time == self.drain_time;
+            level.leased = LeasedParts::read(state, self.rate, is_same);
+            let at = self.rate.stored_duration(stored.micros, stored.fraction, is_same);
+            // The capacity before the change of the limit is unknown and not needed.
+            let full = if is_same { self.full_drain } else { ExactDuration { micros: MAX_NUMBER, fraction: 0 } };
+            let at = level.leased.pour_ended(at, now, self.rate, full);
+            (stored.micros, stored.fraction) = (at.micros, at.fraction);
+            if !is_same {
+                level.leased.scale(stored.drain_time, self.drain_time, self.full_drain);
+                level.changed = true;
+            }
+            level.leased_total = level.leased.sum(self.rate);
+        }
+        let drain = DrainState::of(stored, now, self.rate, self.full_drain, self.drain_time);
+        BucketState { drained_at: drain.drained_at, changed: level.changed || drain.changed, ..level }
+    }
+
+    pub(super) fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let now = ExactDuration { micros: operation.now.get(), fraction: 0 };
+        let BucketState { drained_at: mut at, mut leased, leased_total, mut changed } =
+            self.level(state, operation.now);
+        let charge = self.charge(operation.cost);
+        let mut allowed = true;
+        if operation.action.releases() {
+            changed |= at > now || !leased.is_empty();
+            at = self.rate.subtract(at, self.refund_duration(charge, operation, &mut leased)).max(now);
+        } else {
+            let max_at = self.rate.add(now, self.max_fill());
+            let mut after = self.rate.add(at, charge);
+            allowed = self.rate.add(after, leased_total) <= max_at;
+            if !allowed {
+                let full = self.rate.add(now, self.full_drain);
+                // A deeper debt would look as if a clock had been wrong.
+                let max_debt = ExactDuration { micros: full.micros + CLOCK_SLACK.get(), fraction: 0 };
+                after = if self.in_debt { after.min(max_debt) } else { self.rate.subtract(full, leased_total) }.max(at);
+            }
+            if operation.action == Action::Take && (allowed || self.count_denied) {
+                match self.lease_grid {
+                    Some(_) => allowed = leased.add(self.lease_ends(operation.now).get(), charge, self.rate),
+                    None => at = after,
+                }
+                changed = true;
+            }
+        }
+        if changed && (at > now || !leased.is_empty()) {
+            DrainState::write(at, self.drain_time, state);
+            leased.write(state);
+        } else if changed {
+            state.clear();
+        }
+        allowed
+    }
+
+    /// Returns how much of the level a refund or rollback removes. A part that is still leased is removed from the
+    /// lease instead.
+    fn refund_duration(&self, charge: ExactDuration, operation: Operation, leased: &mut LeasedParts) -> ExactDuration {
+        let Action::RollBack(taken) = operation.action else {
+            return charge;
+        };
+        let ends = if self.lease_grid.is_some() { self.lease_ends(taken) } else { taken };
+        if self.lease_grid.is_some() && ends > operation.now {
+            leased.take(ends.get(), charge, self.rate);
+            return ExactDuration::default();
+        }
+        // The lease has ended, and the bucket has been draining this part since.
+        self.rate.refundable(charge, Operation { action: Action::RollBack(ends), ..operation })
+    }
+
+    /// Returns the time until the level, including the leased parts, has drained to `target`, if no other requests
+    /// arrive.
+    fn time_until(&self, level: &BucketState, now: Micros, target: ExactDuration) -> Micros {
+        let mut bucket = self.rate.subtract(level.drained_at, ExactDuration { micros: now.get(), fraction: 0 });
+        let (mut leased, mut elapsed) = (level.leased_total, 0);
+        for entry in level.leased.by_end() {
+            let remaining = ExactDuration { micros: entry.ends - now.get() - elapsed, fraction: 0 };
+            let excess = self.rate.subtract(self.rate.add(bucket, leased), target);
+            if excess <= bucket.min(remaining) {
+                return Micros::new(elapsed) + excess.ceil();
+            }
+            bucket = self.rate.add(self.rate.subtract(bucket, remaining), entry.span);
+            leased = self.rate.subtract(leased, entry.span);
+            elapsed += remaining.micros;
+        }
+        Micros::new(elapsed) + self.rate.subtract(bucket, target).ceil()
+    }
+
+    pub(super) fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let now = ExactDuration { micros: operation.now.get(), fraction: 0 };
+        let level = self.level(state, operation.now);
+        let used = self.rate.add(self.rate.subtract(level.drained_at, now), level.leased_total);
+        let charge = self.charge(operation.cost);
+        // A peek does not fill the bucket.
+        let after = if operation.action == Action::Peek { self.rate.add(used, charge) } else { used };
+        let limit = self.rate.duration_of(self.max_hits.limit());
+        let remaining = self.rate.hits(self.rate.subtract(limit, used));
+        let until = |target: ExactDuration| self.time_until(&level, operation.now, target);
+        let one_more = self.rate.subtract(limit, self.rate.duration_of(remaining + 1));
+        let can_ever_fit =
+            operation.cost <= if self.lease_grid.is_some() { self.max_hits.limit() } else { self.max_hits.ceiling() };
+        Decision {
+            allowed,
+            soft: allowed && !operation.action.releases() && after > limit,
+            remaining,
+            used: self.rate.hits_started(used),
+            reset: until(ExactDuration::default()),
+            next: if remaining < self.max_hits.limit() { until(one_more) } else { Micros::ZERO },
+            retry_after: (!allowed && can_ever_fit).then(|| until(self.rate.subtract(self.max_fill(), charge))),
+            delay: if allowed && !operation.action.releases() {
+                self.rate.subtract(after, self.rate.duration_of(self.immediate)).ceil()
+            } else {
+                Micros::ZERO
+            },
+            ..Decision::default()
+        }
+    }
+
+    pub(super) const fn counts_denied(&self) -> bool {
+        self.count_denied
+    }
+
+    pub(super) fn expires(&self, state: &State, now: Micros) -> Micros {
+        now + self.time_until(&self.level(state, now), now, ExactDuration::default())
+    }
+}

@@ -1,0 +1,86 @@
+//! The engine phase: what each worker needs to decide requests.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{AppError, rules::Rules, store::StoreSetup, telemetry::Telemetry};
+use crate::{
+    engine::{Engine, Settings as DecisionSettings, Statistics, TopEntities},
+    metrics::WorkerId,
+    service::{Check, Clock, Recorder, check, reload::Reloader},
+    settings::Settings,
+    store::{AnyStore, Memory},
+    transport::grpc::HeaderStyle,
+};
+
+/// How long the start waits for the first connection to Redis. The service also starts without one.
+const FIRST_CONNECTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Creates the engines of the workers. They share everything but their connections to the store.
+#[derive(Clone)]
+pub(super) struct EngineFactory {
+    pub(super) store: Arc<StoreSetup>,
+    /// The counters of `on_error: local`, used while the store is unavailable.
+    pub(super) local: Arc<Memory>,
+    pub(super) recorder: Option<Arc<Recorder>>,
+    pub(super) clock: Clock,
+    statistics: Arc<Statistics>,
+    top: Arc<TopEntities>,
+    reloader: Arc<Reloader>,
+    decisions: Arc<DecisionSettings>,
+    metrics: Arc<check::Metrics>,
+}
+
+impl EngineFactory {
+    /// Prepares what the engines share.
+    pub(super) fn new(
+        settings: &Settings,
+        telemetry: &Telemetry,
+        rules: &Rules,
+        store: StoreSetup,
+    ) -> Result<Self, AppError> {
+        let recorders = telemetry.workers + 1;
+        let clock = telemetry.clock.clone();
+        let response = &settings.response;
+        let decisions = DecisionSettings {
+            instances: settings.cluster.instances,
+            metadata: response.dynamic_metadata,
+            policies: response.headers && response.header_style != HeaderStyle::Separate,
+            ..settings.decisions.clone()
+        };
+        let recorder = Recorder::start(&settings.record, recorders, clock.now()).map_err(AppError::Record)?;
+        Ok(Self {
+            store: Arc::new(store),
+            local: Arc::new(Memory::new(&settings.memory)),
+            recorder,
+            clock,
+            statistics: Arc::clone(&telemetry.statistics),
+            top: TopEntities::new(recorders),
+            reloader: Arc::clone(&rules.reloader),
+            decisions: Arc::new(decisions),
+            metrics: Arc::clone(&telemetry.check_metrics),
+        })
+    }
+
+    /// Creates one worker's engine. Its connection to the store belongs to the current runtime.
+    pub(super) fn check(&self, worker: WorkerId) -> Check {
+        let engine = Engine {
+            worker,
+            scope: "",
+            store: self.store.connect(worker),
+            local: Arc::clone(&self.local),
+            rules: Arc::clone(self.reloader.rules()),
+            statistics: Arc::clone(&self.statistics),
+            top: Some(Arc::clone(&self.top)),
+            settings: Arc::clone(&self.decisions),
+        };
+        let (clock, metrics, recorder) = (self.clock.clone(), Arc::clone(&self.metrics), self.recorder.clone());
+        Check { engine, clock, metrics, recorder }
+    }
+}
+
+/// Waits a short time for the first connection to the store.
+pub(super) async fn wait_until_up(store: &AnyStore) {
+    if let AnyStore::Redis(redis) = store {
+        redis.store().wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
+    }
+}

@@ -1,0 +1,113 @@
+//! Builds the service from its settings, runs it, and shuts it down: the only place that wires components together.
+//!
+//! `serve` lists the phases. A phase is a function of a module of this folder, and depends only on the phases before it:
+//!
+//! | phase | module | provides |
+//! | --- | --- | --- |
+//! | settings | `open_files` | connection limits that fit the limit of open files |
+//! | telemetry | `telemetry` | logs, metrics, traces, statsd |
+//! | rules | `rules` | the rules in force, from files or a control plane |
+//! | store | `store` | the counters: memory or Redis |
+//! | engine | `engine` | one engine for each worker and one for the control runtime |
+//! | servers | `servers` | bound sockets, worker threads, gRPC, HTTP and the admin API |
+//! | overrides | `overrides` | what operators have set, and candidate rules |
+//! | background tasks | `tasks` | one list: name, interval, owner |
+//! | shutdown | `shutdown` | the same phases in reverse order |
+
+mod engine;
+mod error;
+mod open_files;
+mod overrides;
+mod rules;
+mod servers;
+mod shutdown;
+mod signals;
+mod store;
+mod tasks;
+mod telemetry;
+
+pub use error::AppError;
+pub(crate) use rules::source;
+
+use std::sync::Arc;
+
+use tokio::runtime;
+
+use self::{
+    engine::EngineFactory, overrides::Operations, rules::Rules, servers::Servers, signals::Signals, store::StoreSetup,
+    tasks::Tasks, telemetry::Telemetry,
+};
+use crate::{metrics::observe_gauge, settings::Settings};
+
+/// Runs the service until it receives SIGTERM or SIGINT.
+///
+/// # Errors
+/// If a component cannot be started: an address is in use, a file is invalid, or the rules are.
+pub fn run(settings: Settings) -> Result<(), AppError> {
+    settings.telemetry.log.start()?;
+    for warning in &settings.warnings {
+        tracing::warn!("{warning}");
+    }
+    // A second call in the same process fails because the provider is already installed, which is fine.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let control = runtime::Builder::new_current_thread().enable_all().build().map_err(AppError::Process)?;
+    let result = control.block_on(serve(settings));
+    // A thread that is still compiling rules must not delay the exit.
+    control.shutdown_background();
+    result
+}
+
+/// Starts the phases in order, serves until a signal arrives, and stops the phases in reverse order.
+async fn serve(mut settings: Settings) -> Result<(), AppError> {
+    let mut signals = Signals::new().map_err(AppError::Process)?;
+    open_files::divide(&mut settings);
+    let mut tasks = Tasks::default();
+
+    let mut telemetry = Telemetry::start(&settings)?;
+    let rules = Rules::start(&settings, &telemetry, &mut tasks)?;
+    if !rules.wait_until_loaded(&settings, &mut signals).await {
+        return Ok(());
+    }
+    let store = StoreSetup::new(&settings, &telemetry.store_metrics)?;
+    let engines = EngineFactory::new(&settings, &telemetry, &rules, store)?;
+    let servers = Servers::bind(&settings, &telemetry, &rules, &engines).await?;
+    engines.store.start_tasks(&engines.local, &telemetry.clock, &mut tasks);
+    engine::wait_until_up(servers.store()).await;
+    let operations = Operations::start(&settings, &telemetry, &rules, servers.store()).await?;
+
+    observe(&telemetry, &rules, &engines, &servers, &operations);
+    start_periodic(&mut tasks, &rules, &servers, &operations);
+    let statsd = telemetry.start_statsd(&rules.reloader);
+    let running = servers.serve(&settings, &rules, operations, &mut tasks)?;
+
+    shutdown::stop_servers(running, signals, &settings.shutdown, &telemetry.clock).await;
+    tasks.stop().await;
+    shutdown::stop_exporters(statsd, engines.recorder, telemetry).await;
+    Ok(())
+}
+
+/// Registers the metrics of all phases.
+fn observe(telemetry: &Telemetry, rules: &Rules, engines: &EngineFactory, servers: &Servers, operations: &Operations) {
+    let meter = telemetry.meters.meter();
+    let workers = telemetry.workers as u64;
+    observe_gauge(&meter, "sluicegate_workers", "Number of worker threads", move || workers);
+    let clock = telemetry.clock.clone();
+    telemetry.statistics.observe(&meter, move || clock.now());
+    telemetry.check_metrics.observe(&meter);
+    rules.observe(&meter);
+    engines.store.observe(&telemetry.store_metrics, &meter);
+    if let Some(recorder) = &engines.recorder {
+        recorder.observe(&meter);
+    }
+    servers.observe(&meter);
+    operations.observe(&meter);
+}
+
+/// Starts the tasks that keep rules, overrides, candidate rules, resources and leases up to date.
+fn start_periodic(tasks: &mut Tasks, rules: &Rules, servers: &Servers, operations: &Operations) {
+    tasks.spawn(&tasks::RELOAD, Arc::clone(&rules.reloader).follow());
+    tasks.spawn(&tasks::RESOURCES, servers.reports().clone().follow());
+    tasks.spawn(&tasks::UPKEEP, tasks::keep_up(servers.store().clone(), servers.clock().clone()));
+    tasks.spawn(&tasks::OVERRIDES, Arc::clone(&operations.overrides).follow());
+    tasks.spawn(&tasks::CANDIDATES, Arc::clone(&operations.candidates).follow());
+}

@@ -1,0 +1,189 @@
+//! The servers phase: bound sockets, worker threads, and the HTTP, gRPC and admin servers.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use opentelemetry::metrics::Meter;
+use tokio::{sync::watch, task::JoinHandle, time::interval};
+use tonic_health::{ServingStatus, server::HealthReporter};
+
+use super::{
+    AppError,
+    engine::{EngineFactory, wait_until_up},
+    overrides::Operations,
+    rules::Rules,
+    tasks::{self, Tasks},
+    telemetry::Telemetry,
+};
+use crate::{
+    metrics::WorkerId,
+    service::{Admin, Check, Clock, ResourceReports, reload::Reloader},
+    settings::Settings,
+    store::{self, AnyStore},
+    telemetry::MetricsPage,
+    transport::{
+        admin,
+        grpc::{self, HEALTH_NAMES, Handler, ResourceService},
+        http,
+    },
+};
+
+/// Servers whose sockets are bound. They accept no connections yet.
+pub(super) struct Servers {
+    grpc: grpc::Server,
+    http: http::Server,
+    admin: Option<admin::Server>,
+    /// Decides for the control runtime: requests that arrive as JSON, and calls of the admin API.
+    check: Check,
+    workers: usize,
+    reports: ResourceReports,
+    page: Arc<MetricsPage>,
+    health: HealthReporter,
+    stop: watch::Sender<bool>,
+}
+
+impl Servers {
+    /// Binds all sockets, and starts the worker threads, which begin to connect to the store.
+    pub(super) async fn bind(
+        settings: &Settings,
+        telemetry: &Telemetry,
+        rules: &Rules,
+        engines: &EngineFactory,
+    ) -> Result<Self, AppError> {
+        let http = http::Server::bind(&settings.http).await?;
+        let page = telemetry.meters.page(&settings.telemetry.prometheus, telemetry.totals(&rules.reloader))?;
+        let mut grpc = grpc::Server::bind(settings.grpc.clone()).await?;
+        let admin = admin::Server::bind(&settings.admin).await?;
+        let check = engines.check(telemetry.control());
+        let reports = ResourceReports {
+            engine: check.engine.clone(),
+            clock: telemetry.clock.clone(),
+            resources: rules.resources(),
+        };
+        let (health, tonic_services) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
+        let (stop, stopping) = watch::channel(false);
+        for worker in 0..telemetry.workers {
+            let (engines, traces, tonic_services) = (engines.clone(), telemetry.traces.clone(), tonic_services.clone());
+            let (limits, response) = (settings.grpc.limits, settings.response.clone());
+            grpc.start_worker(&format!("worker-{worker}"), stopping.clone(), move || async move {
+                let check = engines.check(WorkerId(worker));
+                wait_until_up(&check.engine.store).await;
+                Handler::new(check, limits, response, traces, tonic_services)
+            })?;
+        }
+        Ok(Self { grpc, http, admin, check, workers: telemetry.workers, reports, page: Arc::new(page), health, stop })
+    }
+
+    /// Returns the store as the control runtime uses it.
+    pub(super) fn store(&self) -> &AnyStore {
+        &self.check.engine.store
+    }
+
+    /// Returns the clock by which the control runtime decides.
+    pub(super) fn clock(&self) -> &Clock {
+        &self.check.clock
+    }
+
+    /// Returns the component that collects the utilization of resources.
+    pub(super) fn reports(&self) -> &ResourceReports {
+        &self.reports
+    }
+
+    /// Registers the metrics of connections and resources.
+    pub(super) fn observe(&self, meter: &Meter) {
+        self.grpc.observe(meter);
+        self.reports.observe(meter);
+    }
+
+    /// Accepts connections.
+    pub(super) fn serve(
+        self,
+        settings: &Settings,
+        rules: &Rules,
+        operations: Operations,
+        tasks: &mut Tasks,
+    ) -> Result<RunningServers, AppError> {
+        self.log_addresses(settings).map_err(AppError::Process)?;
+        let Self { grpc, http, admin, check, reports, page, health, stop, .. } = self;
+        let stopping = stop.subscribe();
+        let (store, clock) = (check.engine.store.clone(), check.clock.clone());
+        let Operations { overrides, candidates } = operations;
+        let reloader = Arc::clone(&rules.reloader);
+        if let Some(server) = admin {
+            let (engine, overrides) = (check.engine.clone(), Arc::clone(&overrides));
+            let admin = Admin { engine, overrides, reloader: Arc::clone(&reloader), candidates, clock };
+            tokio::spawn(server.run(admin, stopping.clone()));
+        }
+        let leaving = Arc::new(AtomicBool::new(false));
+        let needs_rules = settings.rules.required_for_health;
+        if needs_rules {
+            tasks.spawn(&tasks::HEALTH, follow_rules(health.clone(), Arc::clone(&reloader), Arc::clone(&leaving)));
+        }
+        let handlers = http::Handlers {
+            check,
+            reports,
+            limits: settings.grpc.limits,
+            response: settings.response.clone(),
+            reloader,
+            overrides,
+            page,
+            shutting_down: Arc::clone(&leaving),
+            needs_rules,
+        };
+        let http = tokio::spawn(http.run(handlers, stopping.clone()));
+        let grpc = tokio::spawn(grpc.run(stopping));
+        Ok(RunningServers { http, grpc, store, health, leaving, stop })
+    }
+
+    fn log_addresses(&self, settings: &Settings) -> std::io::Result<()> {
+        if let Some(admin) = &self.admin {
+            tracing::info!(admin = %admin.local_addr()?, "serving the admin API");
+        }
+        let (grpc, http_addrs) = (self.grpc.address()?, self.http.local_addrs()?);
+        let (http, others) = (http_addrs[0], &http_addrs[1..]);
+        let others = (!others.is_empty()).then(|| tracing::field::debug(others));
+        let store = store::redact(&settings.store);
+        let workers = self.workers;
+        tracing::info!(%grpc, %http, others, store, workers, "serving");
+        Ok(())
+    }
+}
+
+/// Servers that accept connections, and what stops them.
+pub(super) struct RunningServers {
+    pub(super) http: JoinHandle<()>,
+    pub(super) grpc: JoinHandle<()>,
+    pub(super) store: AnyStore,
+    pub(super) health: HealthReporter,
+    /// Set when the service is about to stop: `/readyz` and `/healthcheck` fail, and requests are still decided.
+    pub(super) leaving: Arc<AtomicBool>,
+    /// Set when connections are to be closed.
+    pub(super) stop: watch::Sender<bool>,
+}
+
+/// Reports NOT_SERVING by gRPC for as long as no domain has rules, until the service stops.
+async fn follow_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Arc<AtomicBool>) {
+    let mut tick = interval(tasks::HEALTH_INTERVAL);
+    let mut reported = true;
+    loop {
+        tick.tick().await;
+        if leaving.load(Relaxed) {
+            return;
+        }
+        let has_domains = reloader.has_domains();
+        if has_domains != reported {
+            let status = if has_domains { ServingStatus::Serving } else { ServingStatus::NotServing };
+            set_health(&health, status).await;
+            reported = has_domains;
+        }
+    }
+}
+
+/// Sets the status of every service that the health check knows.
+pub(super) async fn set_health(health: &HealthReporter, status: ServingStatus) {
+    for name in HEALTH_NAMES {
+        health.set_service_status(name, status).await;
+    }
+}

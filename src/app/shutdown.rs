@@ -1,0 +1,78 @@
+//! The shutdown phase: stops what the other phases started, in reverse order.
+
+use std::sync::{Arc, atomic::Ordering::Relaxed};
+
+use tokio::time::{sleep, timeout};
+use tonic_health::ServingStatus;
+
+use super::{
+    servers::{RunningServers, set_health},
+    signals::Signals,
+    telemetry::{StatsdExport, Telemetry},
+};
+use crate::{
+    service::{Clock, Recorder},
+    settings::ShutdownSettings,
+    transport::grpc::HEALTH_NAMES,
+};
+
+/// Stops the servers after the next signal.
+///
+/// ## Serving ⟶ Leaving
+/// After a signal, health checks fail, and requests are still decided: callers have `shutdown.delay` to notice.
+///
+/// ## Leaving ⟶ Draining
+/// Connections are asked to close and no new ones are accepted. Calls in progress have `shutdown.grace` to finish. Then
+/// everything that was taken from Redis in advance is returned.
+///
+/// ## Draining ⟶ Stopped
+/// A second signal skips what remains of the delay and the grace.
+pub(super) async fn stop_servers(
+    servers: RunningServers,
+    mut signals: Signals,
+    settings: &ShutdownSettings,
+    clock: &Clock,
+) {
+    let RunningServers { http, grpc, store, mut health, leaving, stop } = servers;
+    signals.next().await;
+    tracing::info!(delay = ?settings.delay, grace = ?settings.grace, "shutting down");
+    leaving.store(true, Relaxed);
+    set_health(&health, ServingStatus::NotServing).await;
+    let drain = async {
+        sleep(settings.delay).await;
+        stop.send_replace(true);
+        // Streams that watch the health would keep their connections open.
+        for name in HEALTH_NAMES {
+            health.clear_service_status(name).await;
+        }
+        let drained = async {
+            let _ = tokio::join!(grpc, http);
+            store.return_all(clock.now()).await;
+        };
+        if timeout(settings.grace, drained).await.is_err() {
+            tracing::warn!("some calls did not finish within shutdown.grace");
+        }
+    };
+    tokio::select! {
+        () = drain => tracing::info!("shutdown complete"),
+        () = signals.next() => tracing::warn!("received a second termination signal, exiting immediately"),
+    }
+}
+
+/// Exports what is still buffered: metrics, recorded requests and traces.
+pub(super) async fn stop_exporters(
+    statsd: Option<StatsdExport>,
+    recorder: Option<Arc<Recorder>>,
+    telemetry: Telemetry,
+) {
+    if let Some(statsd) = statsd {
+        statsd.stop().await;
+    }
+    let stop = move || {
+        if let Some(recorder) = recorder {
+            recorder.finish();
+        }
+        telemetry.stop();
+    };
+    let _ = tokio::task::spawn_blocking(stop).await;
+}

@@ -1,0 +1,81 @@
+//! The store phase: the counters, in memory or in Redis.
+
+use std::sync::Arc;
+
+use opentelemetry::metrics::Meter;
+
+use super::tasks::{self, Tasks};
+use crate::{
+    metrics::{WorkerId, observe_counter, observe_gauge},
+    service::Clock,
+    settings::Settings,
+    store::{
+        self, AnyStore, Local, Memory, local,
+        redis::{SetupError, Time},
+    },
+};
+
+/// The store that the settings select: one for all workers, or a connection to Redis for each.
+pub(super) enum StoreSetup {
+    Memory(Arc<Memory>),
+    Redis(Box<store::redis::Setup>, Arc<local::Shared>),
+}
+
+impl StoreSetup {
+    /// Reads the store's address. Nothing is connected yet.
+    pub(super) fn new(settings: &Settings, metrics: &Arc<store::Metrics>) -> Result<Self, SetupError> {
+        if settings.store == "memory" {
+            return Ok(Self::Memory(Arc::new(Memory::new(&settings.memory))));
+        }
+        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, Arc::clone(metrics))?;
+        let setup = match &settings.per_second.store {
+            Some(store) => setup.with_per_second(store, &settings.per_second.redis, Time::Server)?,
+            None => setup,
+        };
+        let (clock, metrics) = (local::Clock::start(), Arc::clone(metrics.local()));
+        let shared = local::Shared::new(&settings.deny_cache, &settings.lease, &settings.eventual, clock, metrics);
+        Ok(Self::Redis(Box::new(setup), shared))
+    }
+
+    /// Returns the store for one worker, and starts to connect it.
+    pub(super) fn connect(&self, worker: WorkerId) -> AnyStore {
+        match self {
+            Self::Memory(memory) => AnyStore::Memory(Arc::clone(memory)),
+            Self::Redis(setup, shared) => {
+                AnyStore::Redis(Local::new(setup.connect(worker), Arc::clone(shared), worker))
+            }
+        }
+    }
+
+    /// Starts the tasks of the store: the topology of Redis, and the memory of expired counters.
+    ///
+    /// Must run before the first connection is awaited, because workers connect to the servers that the topology names.
+    /// `local` holds the counters of `on_error: local`.
+    pub(super) fn start_tasks(&self, local: &Arc<Memory>, clock: &Clock, tasks: &mut Tasks) {
+        let memory = match self {
+            Self::Memory(memory) => memory,
+            Self::Redis(setup, _) => {
+                tasks.spawn(&tasks::TOPOLOGY, setup.follow());
+                local
+            }
+        };
+        tasks.spawn(&tasks::RECLAIM, tasks::reclaim(Arc::clone(memory), clock.clone()));
+    }
+
+    /// Registers the metrics of the store.
+    pub(super) fn observe(&self, metrics: &Arc<store::Metrics>, meter: &Meter) {
+        let Self::Memory(memory) = self else {
+            return metrics.observe(meter);
+        };
+        let usage = |read: fn(store::memory::Usage) -> u64| {
+            let memory = Arc::clone(memory);
+            move || read(memory.usage())
+        };
+        let counters = usage(|usage| usage.counters);
+        observe_gauge(meter, "sluicegate_memory_counters", "Number of counters in memory", counters);
+        let description = "Counters removed before they expired because memory.max_counters was reached";
+        observe_counter(meter, "sluicegate_memory_evictions_total", description, usage(|usage| usage.evicted));
+        let description = "Expired counters whose memory was reused";
+        observe_counter(meter, "sluicegate_memory_expirations_total", description, usage(|usage| usage.expired));
+    }
+}

@@ -1,0 +1,107 @@
+//! The telemetry phase: the exporters, and the metrics that several phases record.
+
+use std::{sync::Arc, thread};
+
+use tokio::{sync::watch, task::JoinHandle};
+
+use super::AppError;
+use crate::{
+    engine::{Statistics, StatisticsSettings},
+    metrics::{Totals, WorkerId},
+    service::{Clock, check, reload::Reloader},
+    settings::Settings,
+    store,
+    telemetry::{Meters, Statsd, Traces},
+};
+
+/// The exporters, and the metrics that several phases record.
+pub(super) struct Telemetry {
+    pub(super) clock: Clock,
+    /// Number of worker threads.
+    pub(super) workers: usize,
+    pub(super) meters: Meters,
+    pub(super) traces: Traces,
+    /// Taken by [`Telemetry::start_statsd`].
+    statsd: Option<Statsd>,
+    pub(super) statistics: Arc<Statistics>,
+    pub(super) check_metrics: Arc<check::Metrics>,
+    pub(super) store_metrics: Arc<store::Metrics>,
+}
+
+impl Telemetry {
+    /// Starts the exporters.
+    pub(super) fn start(settings: &Settings) -> Result<Self, AppError> {
+        let workers = match settings.workers {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            workers => workers,
+        };
+        // The control runtime decides requests that arrive as JSON, and records them like one more worker.
+        let recorders = workers + 1;
+        let statistics_settings = StatisticsSettings {
+            max_dynamic_series: settings.telemetry.max_dynamic_series,
+            near_limit_ratio: settings.decisions.near_limit_ratio,
+        };
+        let store_metrics = store::Metrics::new(recorders);
+        let check_metrics = check::Metrics::new(recorders);
+        let histograms = vec![Arc::clone(check_metrics.latency()), Arc::clone(store_metrics.latency())];
+        Ok(Self {
+            clock: Clock::System,
+            workers,
+            meters: Meters::start(&settings.telemetry.otlp, histograms)?,
+            traces: Traces::start_exporting(&settings.telemetry.otlp)?,
+            statsd: Statsd::new(&settings.telemetry.statsd)?,
+            statistics: Statistics::new(recorders, statistics_settings),
+            check_metrics,
+            store_metrics,
+        })
+    }
+
+    /// Returns the number under which the control runtime records its decisions.
+    pub(super) const fn control(&self) -> WorkerId {
+        WorkerId(self.workers)
+    }
+
+    /// Returns a function that sums up the metrics of envoyproxy/ratelimit, for statsd and mapping files.
+    pub(super) fn totals(&self, reloader: &Arc<Reloader>) -> impl Fn() -> Totals + Clone + Send + Sync + 'static {
+        let (statistics, metrics) = (Arc::clone(&self.statistics), Arc::clone(&self.check_metrics));
+        let reloader = Arc::clone(reloader);
+        move || {
+            let mut totals = Totals::new();
+            statistics.add_totals(&mut totals);
+            metrics.add_totals(&mut totals);
+            reloader.add_totals(&mut totals);
+            totals
+        }
+    }
+
+    /// Starts to export to statsd, if the settings name one.
+    ///
+    /// It is not in the list of background tasks, because its last export follows the end of the servers.
+    pub(super) fn start_statsd(&mut self, reloader: &Arc<Reloader>) -> Option<StatsdExport> {
+        let statsd = self.statsd.take()?;
+        let (stop, stopping) = watch::channel(false);
+        let latency = Arc::clone(self.check_metrics.latency());
+        let task = tokio::spawn(statsd.run(self.totals(reloader), latency, stopping));
+        Some(StatsdExport { stop, task })
+    }
+
+    /// Exports what is still buffered. Blocks the thread.
+    pub(super) fn stop(&self) {
+        self.meters.stop();
+        self.traces.stop();
+    }
+}
+
+/// The running export to statsd.
+pub(super) struct StatsdExport {
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
+
+impl StatsdExport {
+    /// Exports a last time and stops.
+    pub(super) async fn stop(self) {
+        self.stop.send_replace(true);
+        let _ = self.task.await;
+    }
+}

@@ -1,0 +1,82 @@
+//! [`Checker`]: decodes and decides requests, and records the traces of their decisions.
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::{Limits, RequestError, ResponseSettings, decode, message::check_size};
+use crate::{
+    engine::{self, Code, Feedback, Verdict},
+    service::Check,
+    telemetry::{Span, Traces},
+};
+
+/// Decides the requests of one worker, for unary calls and for streams.
+pub(super) struct Checker {
+    check: Check,
+    limits: Limits,
+    response: ResponseSettings,
+    traces: Traces,
+}
+
+impl Checker {
+    pub(super) const fn new(check: Check, limits: Limits, response: ResponseSettings, traces: Traces) -> Self {
+        Self { check, limits, response, traces }
+    }
+
+    /// Decides one check of a frame.
+    pub(super) async fn decide(
+        &self,
+        request: Bytes,
+        feedback: Vec<Feedback>,
+        span: Option<Span>,
+    ) -> Result<Verdict, RequestError> {
+        check_size(request.len(), self.limits.max_message_bytes)?;
+        self.check(&request, feedback, span).await
+    }
+
+    /// Decides one request.
+    pub(super) async fn check(
+        &self,
+        message: &[u8],
+        feedback: Vec<Feedback>,
+        mut span: Option<Span>,
+    ) -> Result<Verdict, RequestError> {
+        let request = engine::Request { feedback, ..decode(message, &self.limits)? };
+        if let Some(span) = &mut span {
+            span.start_timing();
+        }
+        let verdict = self.check.check(&request).await;
+        if let Some(span) = span {
+            // Invalid requests have no timing.
+            if verdict.is_ok() {
+                let (took, trace) = span.timing();
+                self.check.record_exemplar(took, trace);
+            }
+            let outcome = match &verdict {
+                Ok(Verdict { overall: Code::Ok, .. }) => "ok",
+                Ok(Verdict { overall: Code::OverLimit, .. }) => "over_limit",
+                Err(_) => "error",
+            };
+            span.end(request.domain, outcome);
+        }
+        Ok(verdict?)
+    }
+
+    /// Starts a span for one check of a frame, if it is traced.
+    pub(super) fn span(&self, traceparent: &str) -> Option<Span> {
+        self.traces.start_from(traceparent)
+    }
+
+    /// Starts a span for a unary call, if it is traced.
+    pub(super) fn span_of(&self, headers: &HeaderMap) -> Option<Span> {
+        self.traces.start(headers)
+    }
+
+    pub(super) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    pub(super) fn response(&self) -> &ResponseSettings {
+        &self.response
+    }
+}

@@ -1,0 +1,134 @@
+//! Messages of gRPC on hyper: receives and splits them, and writes the status of a call.
+//!
+//! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>: a message has a prefix of one byte (1 if the
+//! message is compressed) and four bytes with its length. Requests may be compressed with gzip. Responses are never
+//! compressed.
+
+use std::io::Read;
+
+use bytes::{Bytes, BytesMut};
+use flate2::read::GzDecoder;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use tonic::Code;
+
+use super::RequestError;
+
+/// Size of the prefix of a message: the compressed flag, and the length.
+pub(super) const PREFIX: usize = 5;
+/// The first bytes of gzip data (RFC 1952).
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// ASCII characters that `grpc-message` must escape. `utf8_percent_encode` always escapes other characters.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
+/// Receives the message of a call, without its prefix. Reads to the end, so that the HTTP/2 stream closes cleanly.
+pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, RequestError> {
+    let first = next_data(&mut body).await?.unwrap_or_default();
+    check_sizes(&first, max)?;
+    // The first frame is nearly always the whole message. Otherwise, each byte is copied once, however small the frames
+    // are.
+    let message = if body.is_end_stream() {
+        first
+    } else {
+        let mut message = BytesMut::from(first);
+        while let Some(data) = next_data(&mut body).await? {
+            message.extend_from_slice(&data);
+            check_sizes(&message, max)?;
+        }
+        message.freeze()
+    };
+    let Some(size) = announced_size(&message) else {
+        return Err(RequestError::invalid("the call has no message"));
+    };
+    if message.len() != PREFIX + size {
+        return Err(RequestError::invalid(format!(
+            "the message has {} bytes, but its prefix announces {size}",
+            message.len() - PREFIX
+        )));
+    }
+    decompressed(&message, max)
+}
+
+/// Removes the first message from a stream's bytes and returns it without its prefix. Returns `None` if it is
+/// incomplete.
+pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, RequestError> {
+    let Some(size) = announced_size(received) else {
+        return Ok(None);
+    };
+    check_size(size, max)?;
+    if received.len() < PREFIX + size {
+        return Ok(None);
+    }
+    decompressed(&received.split_to(PREFIX + size).freeze(), max).map(Some)
+}
+
+/// Returns a message without its prefix and without compression.
+///
+/// The compression is detected by the first bytes of the message. The header `grpc-encoding` is not read, because that
+/// would cost time in all uncompressed calls.
+fn decompressed(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
+    if message[0] == 0 {
+        return Ok(message.slice(PREFIX..));
+    }
+    if message[0] > 1 || !message[PREFIX..].starts_with(&GZIP_MAGIC) {
+        let message = "unsupported compressed message: only grpc-encoding gzip is supported".into();
+        return Err(RequestError { code: Code::Unimplemented, message });
+    }
+    let mut data = Vec::new();
+    // One byte above the maximum, to detect larger messages.
+    let mut reader = GzDecoder::new(&message[PREFIX..]).take(max as u64 + 1);
+    reader.read_to_end(&mut data).map_err(|error| RequestError::invalid(format!("invalid gzip data: {error}")))?;
+    if data.len() > max {
+        return Err(RequestError::exhausted(format!(
+            "the decompressed message is larger than the maximum of {max} bytes"
+        )));
+    }
+    Ok(data.into())
+}
+
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, RequestError> {
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| RequestError {
+            code: Code::Cancelled,
+            message: format!("reading the request failed: {error}"),
+        })?;
+        if let Ok(data) = frame.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// Rejects a message if its announced or its received size is too large.
+fn check_sizes(message: &[u8], max: usize) -> Result<(), RequestError> {
+    check_size(announced_size(message).unwrap_or_default().max(message.len().saturating_sub(PREFIX)), max)
+}
+
+pub(super) fn check_size(size: usize, max: usize) -> Result<(), RequestError> {
+    if size > max {
+        return Err(RequestError::exhausted(format!(
+            "a message of {size} bytes is larger than the maximum of {max} bytes"
+        )));
+    }
+    Ok(())
+}
+
+/// Returns the size that the prefix announces, or `None` if the prefix is incomplete.
+fn announced_size(message: &[u8]) -> Option<usize> {
+    let [_, a, b, c, d] = *message.first_chunk::<PREFIX>()?;
+    usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()
+}
+
+/// Writes the status of a failed call into its trailers.
+pub(super) fn write_status(headers: &mut HeaderMap, error: &RequestError) {
+    headers.insert(GRPC_STATUS, HeaderValue::from(error.code as i32));
+    let message = utf8_percent_encode(&error.message, ESCAPED).to_string();
+    if let Ok(message) = HeaderValue::from_str(&message) {
+        headers.insert(GRPC_MESSAGE, message);
+    }
+}

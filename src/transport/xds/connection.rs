@@ -1,0 +1,103 @@
+//! Connects a [`Client`] to the control plane, and reconnects when a connection ends.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
+
+use sluicegate_proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use super::{
+    Protocol,
+    client::{Client, Disconnect},
+    stream,
+};
+use crate::metrics::WorkerId;
+
+/// Interval of TCP keepalive probes on an idle connection.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// Interval of HTTP/2 pings. Servers in Go treat pings more often than every five minutes as an attack.
+const PING_INTERVAL: Duration = Duration::from_secs(6 * 60);
+/// Timeout for the reply to a ping.
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+impl Client {
+    /// Connects and reconnects. Never returns.
+    pub async fn run(self: Arc<Self>) {
+        tracing::info!(server = %self.server, node = self.node.id, "subscribing to rules from the control plane");
+        let mut pause = self.settings.retry_min;
+        // The same reason is logged once, until the control plane responds again.
+        let mut logged_reason = String::new();
+        let mut known = stream::KnownResources::new();
+        loop {
+            self.attempts.add(WorkerId(0), 1);
+            let disconnect = self.subscribe(&mut known).await;
+            self.connected.store(false, Relaxed);
+            if self.has_response.swap(false, Relaxed) {
+                pause = self.settings.retry_min;
+                logged_reason.clear();
+            }
+            let reason = crate::errors::chain(&disconnect);
+            if reason != logged_reason {
+                tracing::warn!(
+                    server = %self.server,
+                    reason,
+                    "control plane unavailable; keeping the current rules and reconnecting"
+                );
+                logged_reason = reason;
+            }
+            sleep(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
+            pause = pause.saturating_mul(2).min(self.settings.retry_max);
+        }
+    }
+
+    /// Opens one connection and receives updates until it ends.
+    async fn subscribe(&self, known: &mut stream::KnownResources) -> Disconnect {
+        let limit = self.settings.connect_timeout;
+        let channel = match timeout(limit, async { Ok(self.endpoint()?.connect().await?) }).await {
+            Ok(Ok(channel)) => channel,
+            Ok(Err(disconnect)) => return disconnect,
+            Err(_) => return Disconnect::Timeout(limit),
+        };
+        self.connected.store(true, Relaxed);
+        let client = AggregatedDiscoveryServiceClient::new(channel);
+        let client = client.max_decoding_message_size(self.settings.max_message_bytes);
+        let ended = match self.settings.protocol {
+            Protocol::Sotw => stream::state_of_the_world(self, client).await,
+            Protocol::Delta => stream::delta(self, client, known).await,
+        };
+        match ended {
+            Ok(never) => match never {},
+            Err(disconnect) => disconnect,
+        }
+    }
+
+    /// Returns the endpoint. Reads the certificates, which is therefore done for each connection.
+    fn endpoint(&self) -> Result<Endpoint, Disconnect> {
+        let endpoint = Channel::builder(self.server.clone())
+            .connect_timeout(self.settings.connect_timeout)
+            .tcp_keepalive(Some(TCP_KEEPALIVE))
+            .http2_keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .keep_alive_while_idle(true);
+        if self.server.scheme_str() != Some("https") {
+            return Ok(endpoint);
+        }
+        let read = |path: &PathBuf| fs::read(path).map_err(|source| Disconnect::File { path: path.clone(), source });
+        let files = &self.settings.tls;
+        let mut tls = match &files.ca_file {
+            Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
+            None => ClientTlsConfig::new().with_native_roots(),
+        };
+        if let (Some(cert), Some(key)) = (&files.cert_file, &files.key_file) {
+            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+        }
+        if let Some(name) = &files.server_name {
+            tls = tls.domain_name(name.clone());
+        }
+        Ok(endpoint.tls_config(tls)?)
+    }
+}
