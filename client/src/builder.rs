@@ -17,19 +17,10 @@ use crate::{
     deny_cache::DenyCache,
     endpoint::Endpoint,
     grants::Grants,
+    on_error::OnError,
     routing::{Endpoints, Routing},
     telemetry::Telemetry,
 };
-
-/// Verdict about requests that the service did not decide in time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnError {
-    /// The request is allowed: an outage of the rate limit service is no outage of its callers.
-    #[default]
-    Allow,
-    /// The request is denied.
-    Deny,
-}
 
 /// Error returned when a [`Client`] cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +57,34 @@ pub struct Builder {
     #[cfg(feature = "opentelemetry")]
     meter: Option<opentelemetry::metrics::Meter>,
     configure: Arc<Configure>,
+}
+
+impl Client {
+    /// Creates a [`Builder`] for a client of the service at `address`: `http://host:port`, or `https://host:port` with
+    /// the feature `tls`.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use sluicegate_client::Client;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), sluicegate_client::BuildError> {
+    /// let client = Client::builder("http://127.0.0.1:8081")
+    ///     .endpoint("http://127.0.0.1:8082")
+    ///     .domain("api")
+    ///     .timeout(Duration::from_millis(10))
+    ///     .connect_lazy()?;
+    ///
+    /// assert_eq!(client.endpoints().len(), 2);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(address: impl Into<String>) -> Builder {
+        Builder::new(address.into())
+    }
 }
 
 impl Builder {

@@ -13,11 +13,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use crate::{
-    builder::{Builder, OnError},
     check_request::{CheckRequest, Descriptor, Feedback, Sample},
     deny_cache::{Cached, DenyCache, Lookup},
     endpoint::CallTimes,
     grants::{Grants, UnspentGrant},
+    on_error::OnError,
     routing::{Endpoints, Routing},
     stream_connection::StreamError,
     telemetry::Telemetry,
@@ -74,36 +74,11 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Creates a [`Builder`] for a client of the service at `address`: `http://host:port`, or `https://host:port` with
-    /// the feature `tls`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use sluicegate_client::Client;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), sluicegate_client::BuildError> {
-    /// let client = Client::builder("http://127.0.0.1:8081")
-    ///     .endpoint("http://127.0.0.1:8082")
-    ///     .domain("api")
-    ///     .timeout(Duration::from_millis(10))
-    ///     .connect_lazy()?;
-    ///
-    /// assert_eq!(client.endpoints().len(), 2);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn builder(address: impl Into<String>) -> Builder {
-        Builder::new(address.into())
-    }
-
     /// Checks a request against the limits of `descriptors`, and takes its hits if all of them allow it.
     ///
     /// Nothing is sent until the returned [`Check`] is awaited. The result is always a [`Verdict`]: if no endpoint
-    /// answers within [`Builder::timeout`], [`Builder::on_error`] decides and [`Verdict::failure`] contains the reason.
+    /// answers within [`Builder::timeout`](crate::Builder::timeout), [`Builder::on_error`](crate::Builder::on_error)
+    /// decides and [`Verdict::failure`] contains the reason.
     ///
     /// # Examples
     ///
@@ -131,7 +106,7 @@ impl Client {
     /// Returns all unused granted hits to the service, for instance before the process exits.
     ///
     /// Without this call, unused hits are unavailable to other callers until their grants expire. See
-    /// [`Builder::request_grants`].
+    /// [`Builder::request_grants`](crate::Builder::request_grants).
     pub async fn return_grants(&self) {
         let unspent = self.inner.grants.take_all(self.inner.started_at.elapsed());
         for UnspentGrant { domain, descriptor, remaining, feedback } in unspent {
@@ -168,13 +143,14 @@ impl<'c> Check<'c> {
         self
     }
 
-    /// Sets the domain of this check, instead of [`Builder::domain`].
+    /// Sets the domain of this check, instead of [`Builder::domain`](crate::Builder::domain).
     pub fn domain(mut self, domain: impl Into<Cow<'c, str>>) -> Self {
         self.request.domain = domain.into();
         self
     }
 
-    /// Sets a shorter timeout for this check. A timeout longer than [`Builder::timeout`] has no effect.
+    /// Sets a shorter timeout for this check. A timeout longer than [`Builder::timeout`](crate::Builder::timeout) has
+    /// no effect.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = self.timeout.min(timeout);
         self

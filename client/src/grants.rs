@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::{
     check_request::{CheckRequest, Descriptor, Feedback, Identities},
-    verdict::{DecidedBy, Status, Verdict},
+    verdict::{DecidedBy, GrantOffer, Status, Verdict},
 };
 
 /// Maximum number of descriptors with grants. Grants of further descriptors are not used.
@@ -36,14 +36,6 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const MIN_DEMAND: u64 = 8;
 /// Time after which a response to a grant request is no longer expected.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Grant in a response of the service: a number of hits and their lifetime.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GrantOffer {
-    pub(crate) hits: u64,
-    pub(crate) ttl: Duration,
-    pub(crate) id: Arc<str>,
-}
 
 /// Table of grants, by descriptor.
 #[derive(Default)]

@@ -10,6 +10,7 @@ mod endpoint;
 mod grants;
 #[cfg(feature = "tower")]
 pub mod layer;
+mod on_error;
 mod permit;
 mod raw;
 mod resources;
@@ -22,9 +23,10 @@ mod stream_connection;
 mod telemetry;
 mod verdict;
 
-pub use builder::{BuildError, Builder, OnError};
+pub use builder::{BuildError, Builder};
 pub use check_request::{Descriptor, Outcome, Unit};
 pub use client::{Check, CheckFuture, Client};
+pub use on_error::OnError;
 pub use permit::{Acquire, Permit};
 pub use resources::Utilization;
 pub use routing::Routing;

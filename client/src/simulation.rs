@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use crate::{
     check_request::{CheckRequest, Descriptor, Feedback},
-    grants::{GrantOffer, Grants},
-    verdict::{DecidedBy, Status, Verdict},
+    grants::Grants,
+    verdict::{DecidedBy, GrantOffer, Status, Verdict},
 };
 
 /// Grants of one client.

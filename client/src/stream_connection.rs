@@ -334,7 +334,7 @@ mod tests {
     use sluicegate_proto::sluicegate::v1::{self, check_response::Outcome};
 
     use super::*;
-    use crate::grants::GrantOffer;
+    use crate::verdict::GrantOffer;
 
     fn waiting() -> (oneshot::Sender<CheckResult>, oneshot::Receiver<CheckResult>) {
         oneshot::channel()

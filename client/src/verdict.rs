@@ -16,8 +16,6 @@ use sluicegate_proto::{
 use smallvec::SmallVec;
 use tonic::Code;
 
-use crate::grants::GrantOffer;
-
 /// Source of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecidedBy {
@@ -29,6 +27,14 @@ pub enum DecidedBy {
     Grant,
     /// [`Builder::on_error`](crate::Builder::on_error), because the service did not answer.
     Fallback,
+}
+
+/// Grant in a response of the service: a number of hits and their lifetime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GrantOffer {
+    pub(crate) hits: u64,
+    pub(crate) ttl: Duration,
+    pub(crate) id: Arc<str>,
 }
 
 /// Decision about a request: whether it is allowed, its source, and one [`Status`] per descriptor.

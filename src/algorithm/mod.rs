@@ -2,8 +2,8 @@
 //!
 //! Every algorithm implements [`Limiter`] in a folder with the same files: `mod.rs` (the type and its arithmetic),
 //! `script.lua` (the same state transition for Redis; token bucket, leaky bucket and GCRA share `bucket/script.lua`)
-//! and `tests.rs`. The `list` module names all algorithms, and no other code has to. docs/algorithms.md contains the
-//! formulas with their units, sources and bounds.
+//! and `tests.rs`. The `list` module names all algorithms, and no other code has to. docs/reference/algorithms.md
+//! contains the formulas with their units, sources and bounds.
 //!
 //! An algorithm has two halves. [`Limiter::step`] changes the state and has to be atomic: a store runs it while it
 //! holds the lock of the counter, and the Lua script is its equivalent for Redis. [`Limiter::explain`] computes the
@@ -92,7 +92,7 @@ impl Action {
 pub struct Operation {
     /// Action to perform.
     pub action: Action,
-    /// Cost in hits; values above [`MAX`] count as [`MAX`].
+    /// Cost in hits; values above [`MAX_NUMBER`] count as [`MAX_NUMBER`].
     pub cost: u64,
     /// Time of the operation.
     pub now: Micros,

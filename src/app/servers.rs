@@ -163,7 +163,7 @@ pub(super) struct RunningServers {
     pub(super) stop: watch::Sender<bool>,
 }
 
-/// Reports NOT_SERVING by gRPC for as long as no domain has rules, until the service stops.
+/// Reports `NOT_SERVING` by gRPC for as long as no domain has rules, until the service stops.
 async fn follow_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Arc<AtomicBool>) {
     let mut tick = interval(tasks::HEALTH_INTERVAL);
     let mut reported = true;

@@ -13,7 +13,7 @@ use crate::algorithm::Consistency;
 pub struct CustomLimit {
     /// Whether `limit` applies, everything is allowed, or everything is denied.
     pub allowance: Allowance,
-    /// The limit if `allowance` is [`Allowance::Limited`], otherwise [`Limit::NOTHING`].
+    /// The limit if `allowance` is [`Allowance::Limited`], otherwise [`Limit::DENY_ALL`].
     pub limit: Limit,
     /// One instance's share of the limit; `None` if that is the whole limit.
     pub divided_limit: Option<Box<Limit>>,

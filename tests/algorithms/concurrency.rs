@@ -63,8 +63,8 @@ async fn a_slot_belongs_to_one_holder() {
         assert!(!denied.allowed() && wait > Duration::from_secs(3_590) && wait <= Duration::from_secs(3_600));
         let limit = denied.0.statuses[0].current_limit.as_ref().unwrap();
         assert_eq!((limit.requests_per_unit, limit.unit, limit.name.as_str()), (2, 0, "in-flight"));
-        // A repeated request of a holder has the same answer, a release without a slot frees nothing, and denials are not
-        // cached.
+        // A repeated request of a holder has the same answer, a release without a slot frees nothing, and denials are
+        // not cached.
         assert_eq!(check(&client, slot("user", "2")).await, (true, Some(0)));
         assert_eq!(check(&client, release("user", "3")).await, (true, Some(0)));
         assert_eq!(check(&client, release("user", "1")).await, (true, Some(1)));

@@ -1,5 +1,5 @@
-//! Memory and Redis return the same decisions for the same operations at the same times, for every algorithm. The random
-//! histories contain costs, peeks, refunds, idle times, limits that change and clocks that jump.
+//! Memory and Redis return the same decisions for the same operations at the same times, for every algorithm. The
+//! random histories contain costs, peeks, refunds, idle times, limits that change and clocks that jump.
 
 use std::sync::Arc;
 
@@ -72,7 +72,7 @@ fn step() -> impl Strategy<Value = Step> {
     let action =
         prop_oneof![6 => Just(Action::Take), 1 => Just(Action::Peek), 1 => Just(Action::Refund), 1 => roll_back];
     let cost = prop_oneof![12 => 0_u64..6, 1 => 6_u64..200, 1 => Just(MAX_NUMBER), 1 => Just(u64::MAX)];
-    // Holders of which a search for the bytes of one could match in the middle of another.
+    // A search for the bytes of one of these holders could match in the middle of another holder.
     let context = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| RequestContext {
         holder,
         class,
@@ -187,16 +187,16 @@ async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(
     Ok(())
 }
 
-/// Returns whether a fixed window of the history counts denials. Such a window cannot count denials from the deny cache,
-/// and the missing hits become visible because histories refund hits that were never taken.
+/// Returns whether a fixed window of the history counts denials. Such a window cannot count denials from the deny
+/// cache, and the missing hits become visible because histories refund hits that were never taken.
 fn counts_denials(history: &History) -> bool {
     let counts = |limit: &Algorithm| limit.denial_counts(&State::default(), Micros::new(history.start));
     history.limits.iter().any(|limit| limit.name() == "fixed_window" && counts(limit))
 }
 
 async fn assert_stores_agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize) {
-    // Redis's own clock advances between two steps of the same time: a state that ends microseconds later must not expire
-    // in the meantime.
+    // Redis's own clock advances between two steps of the same time: a state that ends microseconds later must not
+    // expire in the meantime.
     let jitter = std::time::Duration::from_secs(86_400);
     let (without_cache, with_cache) = (connect(url, jitter).await, connect_with_deny_cache(url, jitter).await);
     let strategy = histories(&limit);

@@ -1,5 +1,5 @@
-//! Every algorithm through the real service: keywords of rules, contents of answers, and charges. The example rule files
-//! are tested as well.
+//! Every algorithm through the real service: keywords of rules, contents of answers, and charges. The example rule
+//! files are tested as well.
 
 use std::time::Duration;
 
@@ -282,13 +282,15 @@ async fn charge_all_takes_from_all_limits_or_from_none() {
         };
         assert_eq!(statuses(&check(&client, twice(5)).await), [(false, 8), (false, 8)], "{store}");
         assert_eq!(statuses(&check(&client, twice(4)).await), [(true, 0), (true, 0)], "{store}");
-        // A request with one limit is charged as with `each`: of a denied cost, the hits below the limit count as within it.
+        // A request with one limit is charged as with `each`: of a denied cost, the hits below the limit count as
+        // within it.
         let alone = |hits| Request::new("d").descriptor(descriptor(&[("narrow", "alone")]).hits(hits));
         let (within, over) = (count("within_limit", "narrow"), count("over_limit", "narrow"));
         assert_eq!(statuses(&check(&client, alone(5)).await), [(false, 0)], "{store}");
         let counted = (count("within_limit", "narrow") - within, count("over_limit", "narrow") - over);
         assert_eq!(counted, (2.0, 3.0), "{store}");
-        // A limit from which nothing is taken reports the decision for a take: the second hit would exceed the soft limit.
+        // A limit from which nothing is taken reports the decision for a take: the second hit would exceed the soft
+        // limit.
         let soft = || Request::new("d").descriptor(descriptor(&[("soft", "x")]).hits(1));
         let taken = check(&client, soft().descriptor(descriptor(&[("wide", "soft")]).hits(1))).await;
         assert!(taken.allowed() && !taken.exact()[0].soft, "{store}");
@@ -379,7 +381,8 @@ async fn the_example_rules_work_as_described() {
             assert_eq!(check(&client, slot).await.allowed(), id < 20, "{store}");
         }
 
-        // Five attempts for one account are allowed. Then further attempts, which are denied and counted, keep it closed.
+        // Five attempts for one account are allowed. Then further attempts, which are denied and counted, keep it
+        // closed.
         let guess = |name: &str, address: &str| {
             let (name, address) = (descriptor(&[("login_name", name)]), descriptor(&[("remote_address", address)]));
             Request::new("login").descriptor(name).descriptor(address)
@@ -390,8 +393,8 @@ async fn the_example_rules_work_as_described() {
         }
         let answer = check(&client, guess("alice", "198.51.100.1")).await;
         assert_eq!(statuses(&answer)[0], (false, 0), "{store}: the account has the same limit from another address");
-        // Ten more accounts from the same network are allowed. Then all attempts of the address, including denied ones, have
-        // reached its limit.
+        // Ten more accounts from the same network are allowed. Then all attempts of the address, including denied ones,
+        // have reached its limit.
         for attempt in 11..=30 {
             let answer = check(&client, guess(&format!("user{attempt}"), &format!("2001:db8::{attempt}"))).await;
             assert_eq!(answer.allowed(), attempt <= 20, "{store}: attempt {attempt}");

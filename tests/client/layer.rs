@@ -1,4 +1,4 @@
-//! The client's tower layer around real services, against the real limiter.
+//! The client's tower layer around real services, with a real rate limit service.
 
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ fn client(server: &Server) -> Client {
     client.deny_cache(0).connect_lazy().unwrap()
 }
 
-/// Requests count as what they say: `few=alice`.
+/// Builds a layer that takes the descriptor from the header `x-counts-as`, for example `few=alice`.
 fn layer(
     client: Client,
 ) -> RateLimitLayer<impl Fn(&http::request::Parts) -> Vec<sluicegate_client::Descriptor<'static>> + Send + Sync + 'static>
@@ -48,18 +48,18 @@ fn layer(
     })
 }
 
-async fn ask<S, R>(service: &mut S, counts_as: &str, kind: &str) -> Response<LimitedBody<R>>
+async fn send<S, R>(service: &mut S, counts_as: &str, content_type: &str) -> Response<LimitedBody<R>>
 where
     S: Service<Request<Body>, Response = Response<LimitedBody<R>>>,
     S::Error: std::fmt::Debug,
 {
-    let request = Request::builder().uri("/").header("x-counts-as", counts_as).header("content-type", kind);
+    let request = Request::builder().uri("/").header("x-counts-as", counts_as).header("content-type", content_type);
     std::future::poll_fn(|context| service.poll_ready(context)).await.unwrap();
     service.call(request.body(Body::empty()).unwrap()).await.unwrap()
 }
 
 fn text<'h>(headers: &'h HeaderMap, name: &str) -> &'h str {
-    headers.get(name).unwrap_or_else(|| panic!("{name} in {headers:?}")).to_str().unwrap()
+    headers.get(name).unwrap_or_else(|| panic!("{name} is not in {headers:?}")).to_str().unwrap()
 }
 
 async fn body(response: Response<LimitedBody<Body>>) -> String {
@@ -67,17 +67,17 @@ async fn body(response: Response<LimitedBody<Body>>) -> String {
 }
 
 #[tokio::test]
-async fn a_refused_request_says_what_to_do() {
+async fn a_denied_request_gets_a_problem_with_retry_after() {
     let server = start();
     let mut service = layer(client(&server)).layer(Router::new().route("/", get(async || "served")));
-    for left in ["1", "0"] {
-        let response = ask(&mut service, "few=alice", "").await;
+    for remaining in ["1", "0"] {
+        let response = send(&mut service, "few=alice", "").await;
         assert_eq!(response.status(), StatusCode::OK);
         assert_eq!(text(response.headers(), "ratelimit-policy"), r#""the \"few\"";q=2;w=3600"#);
-        assert!(text(response.headers(), "ratelimit").starts_with(&format!(r#""the \"few\"";r={left};t="#)));
+        assert!(text(response.headers(), "ratelimit").starts_with(&format!(r#""the \"few\"";r={remaining};t="#)));
         assert_eq!(body(response).await, "served");
     }
-    let response = ask(&mut service, "few=alice", "").await;
+    let response = send(&mut service, "few=alice", "").await;
     assert_eq!(response.status(), StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(text(response.headers(), "content-type"), "application/problem+json");
     let wait: u64 = text(response.headers(), "retry-after").parse().unwrap();
@@ -87,9 +87,9 @@ async fn a_refused_request_says_what_to_do() {
     assert_eq!((&problem["status"], &problem["violated-policies"][0]), (&429.into(), &"the \"few\"".into()));
     assert!(problem["type"].as_str().unwrap().ends_with("#quota-exceeded"), "{problem}");
     assert_eq!(problem["detail"], format!("Retry in {wait} s."));
-    // Others, and those that count as nothing, are served.
-    assert_eq!(ask(&mut service, "few=bob", "").await.status(), StatusCode::OK);
-    let free = ask(&mut service, "nothing", "").await;
+    // Requests of other users, and requests without a descriptor, are served.
+    assert_eq!(send(&mut service, "few=bob", "").await.status(), StatusCode::OK);
+    let free = send(&mut service, "nothing", "").await;
     assert_eq!((free.status(), free.headers().get("ratelimit")), (StatusCode::OK, None));
 }
 
@@ -108,13 +108,13 @@ struct RetryInfo {
 }
 
 #[tokio::test]
-async fn a_refused_call_says_it_in_grpc() {
+async fn a_denied_grpc_call_gets_a_grpc_status() {
     let server = start();
     let mut service = layer(client(&server)).layer(Router::new().route("/", get(async || "served")));
     for _ in 0..2 {
-        assert_eq!(ask(&mut service, "few=alice", "application/grpc").await.headers().get("grpc-status"), None);
+        assert_eq!(send(&mut service, "few=alice", "application/grpc").await.headers().get("grpc-status"), None);
     }
-    let response = ask(&mut service, "few=alice", "application/grpc+proto").await;
+    let response = send(&mut service, "few=alice", "application/grpc+proto").await;
     assert_eq!(response.status(), StatusCode::OK);
     let status = tonic::Status::from_header_map(response.headers()).unwrap();
     assert_eq!((status.code(), status.message()), (tonic::Code::ResourceExhausted, "too many requests"));
@@ -126,56 +126,56 @@ async fn a_refused_call_says_it_in_grpc() {
 }
 
 #[tokio::test]
-async fn a_shaped_request_waits_for_its_turn() {
+async fn a_shaped_request_waits_for_its_delay() {
     let server = start();
     let router = Router::new().route("/", get(async || "served"));
     let mut service = layer(client(&server)).layer(router.clone());
-    let began = Instant::now();
+    let start = Instant::now();
     for _ in 0..3 {
-        assert_eq!(ask(&mut service, "paced=alice", "").await.status(), StatusCode::OK);
+        assert_eq!(send(&mut service, "paced=alice", "").await.status(), StatusCode::OK);
     }
-    assert!(began.elapsed() >= Duration::from_millis(190), "{:?}", began.elapsed());
-    // No longer than the bound.
-    let mut impatient = layer(client(&server)).max_delay(Duration::ZERO).headers(false).layer(router);
-    let began = Instant::now();
+    assert!(start.elapsed() >= Duration::from_millis(190), "{:?}", start.elapsed());
+    // A request waits at most `max_delay`.
+    let mut without_delay = layer(client(&server)).max_delay(Duration::ZERO).headers(false).layer(router);
+    let start = Instant::now();
     for _ in 0..4 {
-        let response = ask(&mut impatient, "paced=bob", "").await;
+        let response = send(&mut without_delay, "paced=bob", "").await;
         assert_eq!((response.status(), response.headers().get("ratelimit")), (StatusCode::OK, None));
     }
-    assert!(began.elapsed() < Duration::from_millis(300), "three times 100 ms were not waited for");
+    assert!(start.elapsed() < Duration::from_millis(300), "requests waited for more than max_delay");
 }
 
 #[tokio::test]
-async fn a_cost_that_is_known_later_is_settled() {
+async fn a_cost_that_is_known_after_the_response_is_settled() {
     let server = start();
     let limiter = client(&server);
-    let left = async || limiter.check([descriptor! { "tokens" => "alice" }.hits(0)]).await.remaining().unwrap();
-    let told = Router::new().route("/", get(async || (Extension(Cost(130)), "served")));
-    let mut service = layer(client(&server)).hits(100).layer(told);
-    ask(&mut service, "tokens=alice", "").await;
-    wait_for_async("30 more to be taken", async || (left().await == 870).then_some(())).await;
-    let held = Router::new().route(
+    let remaining = async || limiter.check([descriptor! { "tokens" => "alice" }.hits(0)]).await.remaining().unwrap();
+    let reports_cost = Router::new().route("/", get(async || (Extension(Cost(130)), "served")));
+    let mut service = layer(client(&server)).hits(100).layer(reports_cost);
+    send(&mut service, "tokens=alice", "").await;
+    wait_for_async("30 more hits to be taken", async || (remaining().await == 870).then_some(())).await;
+    let settles_reservation = Router::new().route(
         "/",
         get(async |Extension(reservation): Extension<Reservation>| {
             assert_eq!(reservation.hits(), 100);
             tokio::spawn(reservation.settle(1));
         }),
     );
-    let mut service = layer(client(&server)).hits(100).layer(held);
-    ask(&mut service, "tokens=alice", "").await;
-    wait_for_async("99 to be given back", async || (left().await == 869).then_some(())).await;
+    let mut service = layer(client(&server)).hits(100).layer(settles_reservation);
+    send(&mut service, "tokens=alice", "").await;
+    wait_for_async("99 hits to be refunded", async || (remaining().await == 869).then_some(())).await;
 }
 
 #[tokio::test]
-async fn without_the_limiter_requests_pass_or_get_503() {
+async fn without_the_service_requests_are_allowed_or_get_503() {
     let router = Router::new().route("/", get(async || "served"));
-    let nobody = || Client::builder("http://127.0.0.1:1").domain("d");
-    let mut open = layer(nobody().connect_lazy().unwrap()).layer(router.clone());
-    assert_eq!(ask(&mut open, "few=alice", "").await.status(), StatusCode::OK);
-    let closed = nobody().on_error(OnError::Deny).connect_lazy().unwrap();
-    let mut closed = layer(closed).layer(router);
-    let response = ask(&mut closed, "few=alice", "").await;
+    let unavailable = || Client::builder("http://127.0.0.1:1").domain("d");
+    let mut allow = layer(unavailable().connect_lazy().unwrap()).layer(router.clone());
+    assert_eq!(send(&mut allow, "few=alice", "").await.status(), StatusCode::OK);
+    let denying = unavailable().on_error(OnError::Deny).connect_lazy().unwrap();
+    let mut deny = layer(denying).layer(router);
+    let response = send(&mut deny, "few=alice", "").await;
     assert_eq!((response.status(), text(response.headers(), "retry-after")), (StatusCode::SERVICE_UNAVAILABLE, "1"));
-    let call = ask(&mut closed, "few=alice", "application/grpc").await;
+    let call = send(&mut deny, "few=alice", "application/grpc").await;
     assert_eq!(tonic::Status::from_header_map(call.headers()).unwrap().code(), tonic::Code::Unavailable);
 }

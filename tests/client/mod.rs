@@ -2,9 +2,9 @@
 
 /// The tower layers.
 mod layer;
-/// A verdict before the deadline, whatever fails.
+/// Verdicts before the deadline during every kind of failure.
 mod outage;
 /// Permits: slots of a concurrency limit.
 mod permits;
-/// What a verdict contains, and what is answered without a call.
+/// The content of verdicts, the deny cache, and grants.
 pub(crate) mod verdicts;

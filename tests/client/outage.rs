@@ -1,4 +1,4 @@
-//! The client crate when the service is away, slow, restarted or somewhere else.
+//! The client crate when the service is unavailable, slow, restarted or at another address.
 
 use std::{
     collections::BTreeSet,
@@ -17,9 +17,9 @@ use crate::{
     support::{DEADLINE, Fault, Proxy, Server, rules, wait_for_async},
 };
 
-/// Nobody listens at one of two addresses: the other one is asked, and no caller notices.
+/// One of two endpoints is unavailable. All checks succeed at the other one.
 #[tokio::test]
-async fn an_instance_that_is_not_there_is_passed_over() {
+async fn an_unavailable_endpoint_is_skipped() {
     let server = start();
     for batching in [true, false] {
         let limiter = client(&server).endpoint("http://127.0.0.1:1").routing(Routing::RoundRobin).batching(batching);
@@ -30,37 +30,37 @@ async fn an_instance_that_is_not_there_is_passed_over() {
     }
 }
 
-/// Whoever does not wait any more is not asked about when the service wakes up.
+/// Checks that have timed out are not sent when the service responds again.
 #[tokio::test]
-async fn what_nobody_waits_for_is_not_sent() {
+async fn a_check_that_has_timed_out_is_not_sent() {
     let server = start();
     server.signal("STOP");
     let limiter = client(&server).connect_lazy().unwrap();
     let mut late = JoinSet::new();
     for _ in 0..100 {
         let limiter = limiter.clone();
-        let within = Duration::from_millis(50);
+        let timeout = Duration::from_millis(50);
         late.spawn(
-            async move { limiter.check([descriptor! { "many" => "x" }]).timeout(within).without_fallback().await },
+            async move { limiter.check([descriptor! { "many" => "x" }]).timeout(timeout).without_fallback().await },
         );
     }
     assert!(late.join_all().await.iter().all(Result::is_err));
     server.signal("CONT");
-    wait_for_async("an answer", async || limiter.check([descriptor! { "many" => "x" }]).without_fallback().await.ok())
+    wait_for_async("a verdict", async || limiter.check([descriptor! { "many" => "x" }]).without_fallback().await.ok())
         .await;
     assert_eq!(limiter.check([descriptor! { "many" => "x" }]).await.remaining(), Some(999_998));
 }
 
-/// Whatever happens to the service, every caller has an answer by the deadline.
+/// Every check has a verdict before its deadline, for each kind of failure.
 #[tokio::test]
-async fn there_is_always_an_answer_in_time() {
-    const WITHIN: Duration = Duration::from_millis(50);
+async fn every_check_has_a_verdict_before_the_deadline() {
+    const TIMEOUT: Duration = Duration::from_millis(50);
     for batching in [true, false] {
         let server = start();
         let proxy = Proxy::start(server.grpc.port());
-        let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").timeout(WITHIN);
+        let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").timeout(TIMEOUT);
         let limiter = limiter.batching(batching).connect_lazy().unwrap();
-        let well = async || {
+        let is_healthy = async || {
             let verdict = limiter.check([descriptor! { "many" => "x" }]).await;
             (verdict.decided_by() == DecidedBy::Server).then_some(())
         };
@@ -72,50 +72,50 @@ async fn there_is_always_an_answer_in_time() {
             Fault::Replace(b"\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"),
         ];
         for fault in faults {
-            wait_for_async("the service to be asked", well).await;
+            wait_for_async("a verdict from the service", is_healthy).await;
             proxy.set(fault);
-            let began = Instant::now();
+            let start = Instant::now();
             let mut slowest = Duration::ZERO;
             let mut failures = 0;
-            while began.elapsed() < Duration::from_millis(600) {
-                let asked = Instant::now();
+            while start.elapsed() < Duration::from_millis(600) {
+                let before_check = Instant::now();
                 let verdict = limiter.check([descriptor! { "many" => "x" }]).await;
-                slowest = slowest.max(asked.elapsed());
+                slowest = slowest.max(before_check.elapsed());
                 assert!(verdict.allowed());
                 failures += usize::from(verdict.decided_by() == DecidedBy::Fallback);
                 assert_eq!(verdict.decided_by() == DecidedBy::Fallback, verdict.failure().is_some());
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            // Tests beside this one have the processors too.
-            assert!(slowest < WITHIN + Duration::from_millis(100), "{fault:?}: {slowest:?}");
-            // The breaker is why there are many more than the deadline alone would allow.
-            assert!(failures > 40, "{fault:?}, batching {batching}: {failures}");
+            // The tolerance is for other tests, which run at the same time.
+            assert!(slowest < TIMEOUT + Duration::from_millis(100), "{fault:?}: {slowest:?}");
+            // Without the breaker each check would last until its deadline, and there would be fewer failures.
+            assert!(failures > 40, "{fault:?}, batching {batching}: {failures} fallbacks");
             proxy.set(Fault::None);
         }
     }
 }
 
 #[tokio::test]
-async fn what_an_outage_means_is_the_callers_choice() {
-    let nobody = "http://127.0.0.1:1";
-    let deny = Client::builder(nobody).domain("d").on_error(OnError::Deny).connect_lazy().unwrap();
-    let refused = deny.check([few("alice")]).await;
-    assert_eq!((refused.allowed(), refused.decided_by(), refused.statuses().len()), (false, DecidedBy::Fallback, 0));
+async fn the_callers_policy_decides_during_an_outage() {
+    let unavailable = "http://127.0.0.1:1";
+    let deny = Client::builder(unavailable).domain("d").on_error(OnError::Deny).connect_lazy().unwrap();
+    let denied = deny.check([few("alice")]).await;
+    assert_eq!((denied.allowed(), denied.decided_by(), denied.statuses().len()), (false, DecidedBy::Fallback, 0));
     let failure = deny.check([few("alice")]).without_fallback().await.unwrap_err();
     assert!(failure.to_string().contains("refused"), "{failure}");
-    // After some of these nobody is asked any more.
+    // After some failures the breaker opens, and no more calls are made.
     wait_for_async("the breaker to open", async || {
         let failure = deny.check([few("alice")]).without_fallback().await.unwrap_err();
         (failure == Failure::Unreachable).then_some(())
     })
     .await;
     assert!(Client::builder("no address").connect_lazy().is_err());
-    assert!(Client::builder(nobody).bearer_token("a\nb").connect_lazy().is_err());
+    assert!(Client::builder(unavailable).bearer_token("a\nb").connect_lazy().is_err());
 }
 
-/// A service that says what is wrong with a check is well: nobody else has to go without it.
+/// Errors about invalid checks come from a healthy service, so they do not open the breaker.
 #[tokio::test]
-async fn a_check_that_cannot_be_is_no_outage() {
+async fn invalid_checks_do_not_open_the_breaker() {
     let server = start();
     for batching in [true, false] {
         let limiter = client(&server).batching(batching).connect_lazy().unwrap();
@@ -127,7 +127,7 @@ async fn a_check_that_cannot_be_is_no_outage() {
     }
 }
 
-/// An outage is one line in the gateway's log, and its end another.
+/// The client logs one line at the beginning of an outage and one at its end.
 #[tokio::test]
 async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     let server = start();
@@ -135,7 +135,7 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let writer = Arc::clone(&log);
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Log(Arc::clone(&writer)));
-    // For the whole process: one of a thread misses events whose place in the code another thread comes to first.
+    // The subscriber is global: a thread-local one misses events whose call site another thread reached first.
     tracing::subscriber::set_global_default(subscriber.with_env_filter("sluicegate_client").finish()).unwrap();
     let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").connect_lazy().unwrap();
     for _ in 0..2 {
@@ -146,7 +146,7 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
         })
         .await;
         proxy.set(Fault::None);
-        wait_for_async("the service to be asked again", async || {
+        wait_for_async("a verdict from the service", async || {
             limiter.check([few("alice").hits(0)]).without_fallback().await.ok()
         })
         .await;
@@ -161,7 +161,7 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     }
 }
 
-/// What a subscriber writes.
+/// The output of the subscriber.
 struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl std::io::Write for Log {
@@ -175,9 +175,9 @@ impl std::io::Write for Log {
     }
 }
 
-/// Instances that come and go under load: no caller notices more than a fallback or two.
+/// During restarts of all instances under load, only the checks in flight use the fallback.
 #[tokio::test]
-async fn three_instances_are_restarted_one_after_the_other() {
+async fn a_rolling_restart_costs_few_checks() {
     let folder = rules(&[("d.yaml", RULES)]);
     let mut servers: Vec<_> = (0..3).map(|_| Some(Server::start(folder.path(), "memory"))).collect();
     let addresses: Vec<_> = servers.iter().flatten().map(|server| server.grpc).collect();
@@ -202,35 +202,35 @@ async fn three_instances_are_restarted_one_after_the_other() {
             count
         });
     }
-    for (place, address) in addresses.iter().enumerate() {
-        let server = servers[place].take().unwrap();
+    for (index, address) in addresses.iter().enumerate() {
+        let server = servers[index].take().unwrap();
         server.signal("TERM");
         assert!(server.wait().await.success());
-        let again = Server::builder_at(*address).rules(folder.path()).start();
-        let seen = || again.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
-        wait_for_async("the new instance to be asked", async || (seen() > 0.0).then_some(())).await;
-        servers[place] = Some(again);
+        let restarted = Server::builder_at(*address).rules(folder.path()).start();
+        let requests = || restarted.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+        wait_for_async("requests at the restarted instance", async || (requests() > 0.0).then_some(())).await;
+        servers[index] = Some(restarted);
     }
     stop.send_replace(true);
     let checks: usize = load.join_all().await.into_iter().sum();
     assert!(checks > 1_000, "{checks}");
-    // Those that were under way when a connection closed.
-    assert!(failures.load(Relaxed) <= 60, "{} of {checks}", failures.load(Relaxed));
+    // Only checks that were in flight when a connection closed may fail.
+    assert!(failures.load(Relaxed) <= 60, "{} of {checks} checks failed", failures.load(Relaxed));
 }
 
-/// Connections that are asked to go take nobody's check with them.
+/// Connections that the service closes because of their age fail no checks.
 #[tokio::test]
-async fn a_connection_that_is_old_costs_no_check() {
+async fn closing_old_connections_fails_no_check() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).set("grpc.max_connection_age", "300ms").start();
     let limiter = client(&server).connect_lazy().unwrap();
     let mut load = JoinSet::new();
-    let began = Instant::now();
+    let start = Instant::now();
     for task in 0..50 {
         let limiter = limiter.clone();
         load.spawn(async move {
             let mut checks = 0_u64;
-            while began.elapsed() < Duration::from_secs(2) {
+            while start.elapsed() < Duration::from_secs(2) {
                 let user = format!("user{task}");
                 limiter.check([descriptor! { "many" => user }]).without_fallback().await.unwrap();
                 checks += 1;
@@ -239,13 +239,14 @@ async fn a_connection_that_is_old_costs_no_check() {
         });
     }
     let checks: u64 = load.join_all().await.into_iter().sum();
-    let asked = server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
-    assert!(checks > 1_000 && asked == checks as f64, "each once: {asked} of {checks}");
+    let requests = server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+    assert!(checks > 1_000 && requests == checks as f64, "{requests} requests for {checks} checks");
 }
 
-/// The published placement decides who is asked; without the first the others share its users, and keep their own.
+/// The documented ring selects the endpoint of each check. Without the first endpoint, the others share its users and
+/// keep their own.
 #[tokio::test]
-async fn checks_go_where_the_placement_says() {
+async fn checks_are_routed_by_the_ring() {
     let folder = rules(&[("d.yaml", RULES)]);
     let mut servers: Vec<_> = (0..3).map(|_| Some(Server::start(folder.path(), "memory"))).collect();
     let addresses: Vec<_> = servers.iter().flatten().map(|server| server.grpc.to_string()).collect();
@@ -257,7 +258,7 @@ async fn checks_go_where_the_placement_says() {
         builder.domain("d").timeout(DEADLINE).routing(routing).connect_lazy().unwrap()
     };
     let ring = sluicegate_common::Ring::new(addresses.iter().map(|name| (name.as_str(), 1)));
-    let asked = |server: &Option<Server>| {
+    let requests = |server: &Option<Server>| {
         let series = "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}";
         server.as_ref().map_or(0.0, |server| server.metric(series))
     };
@@ -270,36 +271,37 @@ async fn checks_go_where_the_placement_says() {
             by_user.check([descriptor! { "path" => "/", "many" => &*user }]).without_fallback().await.unwrap();
         assert!(verdict.allowed());
     }
-    assert_eq!(servers.iter().map(asked).collect::<Vec<_>>(), expected);
+    assert_eq!(servers.iter().map(requests).collect::<Vec<_>>(), expected);
     drop(servers[0].take());
-    // A check may be on its way when the connection breaks: that one is not asked twice.
+    // A check that was in flight when the connection broke is not sent again.
     let on_first = (0..).map(|user| format!("user{user}"));
     let mut on_first = on_first.filter(|user| ring.node_of(format!("d|many={user}").as_bytes()) == Some(0));
     let user = on_first.next().unwrap();
-    wait_for_async("somebody else to be asked", async || {
+    wait_for_async("a verdict from another endpoint", async || {
         let verdict = by_user.check([descriptor! { "many" => &*user }]).await;
         (verdict.decided_by() == DecidedBy::Server).then_some(())
     })
     .await;
-    expected[ring.node_among(format!("d|many={user}").as_bytes(), |place| place != 0).unwrap()] += 1.0;
+    expected[ring.node_among(format!("d|many={user}").as_bytes(), |index| index != 0).unwrap()] += 1.0;
     for user in 0..60 {
         let user = format!("user{user}");
-        let place = ring.node_among(format!("d|many={user}").as_bytes(), |place| place != 0).unwrap();
-        expected[place] += 1.0;
+        let index = ring.node_among(format!("d|many={user}").as_bytes(), |index| index != 0).unwrap();
+        expected[index] += 1.0;
         by_user.check([descriptor! { "many" => &*user }]).without_fallback().await.unwrap();
     }
-    assert_eq!(servers[1..].iter().map(asked).collect::<Vec<_>>(), expected[1..]);
+    assert_eq!(servers[1..].iter().map(requests).collect::<Vec<_>>(), expected[1..]);
     let in_turn = limiter(Routing::RoundRobin);
     for _ in 0..40 {
         in_turn.check([descriptor! { "many" => "x" }]).without_fallback().await.unwrap();
     }
-    let grown: Vec<_> = servers[1..].iter().map(asked).zip(&expected[1..]).map(|(now, before)| now - before).collect();
-    assert!(grown.iter().all(|grown| *grown >= 10.0), "{grown:?}");
+    let new_requests: Vec<_> =
+        servers[1..].iter().map(requests).zip(&expected[1..]).map(|(now, before)| now - before).collect();
+    assert!(new_requests.iter().all(|count| *count >= 10.0), "{new_requests:?}");
 }
 
-/// A name with one address more: it is found, and its instance asked.
+/// The client resolves host names again at an interval, and finds new addresses.
 #[tokio::test]
-async fn names_are_looked_up_again() {
+async fn host_names_are_resolved_again() {
     let server = start();
     let port = server.grpc.port();
     let limiter = Client::builder(format!("http://localhost:{port}")).domain("d").timeout(DEADLINE);
@@ -312,13 +314,13 @@ async fn names_are_looked_up_again() {
     assert!(limiter.check([few("alice")]).without_fallback().await.unwrap().allowed());
 }
 
-/// Checks that are given up leave nothing behind, neither here nor there.
+/// Cancelled checks leave nothing behind, neither in the client nor in the service.
 #[tokio::test]
-async fn a_check_that_is_given_up_leaves_nothing() {
+async fn a_cancelled_check_leaves_nothing_behind() {
     let server = start();
     let limiter = client(&server).connect_lazy().unwrap();
     limiter.check([few("x")]).await;
-    drop(limiter.check([few("never asked")]));
+    drop(limiter.check([few("never checked")]));
     for _ in 0..10_000 {
         let check = limiter.check([descriptor! { "many" => "x" }]);
         tokio::select! {
@@ -327,7 +329,7 @@ async fn a_check_that_is_given_up_leaves_nothing() {
             () = std::future::ready(()) => {}
         }
     }
-    let verdicts: Vec<Verdict> = vec![limiter.check([few("never asked")]).hits(3).await];
+    let verdicts: Vec<Verdict> = vec![limiter.check([few("never checked")]).hits(3).await];
     assert!(verdicts[0].allowed());
     let descriptors = server.open_file_descriptors();
     drop(limiter);

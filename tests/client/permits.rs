@@ -1,4 +1,4 @@
-//! Slots that the client holds: taken, renewed, given back however their holders end; and what a limit learns from them.
+//! Permits: slots that the client takes, renews and releases, and the samples from which adaptive limits learn.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use crate::support::{
     DEADLINE, RedisServer, Server, descriptor as entries,
-    plain::{self, Request as Ask},
+    plain::{self, Request as PlainRequest},
     rules, wait_for_async,
 };
 
@@ -45,18 +45,18 @@ fn client(server: &Server) -> Client {
     Client::builder(format!("http://{}", server.grpc)).domain("d").timeout(DEADLINE).connect_lazy().unwrap()
 }
 
-/// How many more could be had.
-async fn left(plain: &plain::Client, key: &str) -> u32 {
-    let look = Ask::new("d").descriptor(entries(&[(key, "x"), ("holder", "nobody")]).hits(0));
-    plain.check(look).await.unwrap().remaining().unwrap()
+/// Returns the number of free slots.
+async fn free_slots(plain: &plain::Client, key: &str) -> u32 {
+    let peek = PlainRequest::new("d").descriptor(entries(&[(key, "x"), ("holder", "nobody")]).hits(0));
+    plain.check(peek).await.unwrap().remaining().unwrap()
 }
 
-async fn until_left(plain: &plain::Client, key: &str, slots: u32) {
-    wait_for_async("slots to be free", async || (left(plain, key).await == slots).then_some(())).await;
+async fn wait_for_free_slots(plain: &plain::Client, key: &str, slots: u32) {
+    wait_for_async("slots to be free", async || (free_slots(plain, key).await == slots).then_some(())).await;
 }
 
 #[tokio::test]
-async fn a_permit_is_given_back_however_its_holder_ends() {
+async fn a_permit_is_released_however_its_holder_ends() {
     let redis = RedisServer::start();
     for (store, batching) in [("memory", true), (&*redis.url(), true), ("memory", false)] {
         let server = start(store);
@@ -66,58 +66,59 @@ async fn a_permit_is_given_back_however_its_holder_ends() {
         let client = client.connect_lazy().unwrap();
         let acquire = || client.acquire([descriptor! { "user" => "x" }]);
         let (one, two) = (acquire().await.unwrap(), acquire().await.unwrap());
-        let refused = acquire().await.unwrap_err();
-        assert!(refused.retry_after() > Some(Duration::from_secs(3_500)) && !refused.shed());
+        let denied = acquire().await.unwrap_err();
+        assert!(denied.retry_after() > Some(Duration::from_secs(3_500)) && !denied.shed());
         one.release().await;
-        assert_eq!(left(&plain, "user").await, 1, "it waits until the service knows");
+        assert_eq!(free_slots(&plain, "user").await, 1, "release waits for the service");
         let two = tokio::spawn(async move {
             let _two = two;
-            panic!("on purpose");
+            panic!("intended");
         });
         assert!(two.await.is_err());
-        until_left(&plain, "user", 2).await;
-        // A task that is cancelled while it holds one, and one while it asks.
-        let (ours, got) = (client.clone(), Arc::new(Semaphore::new(0)));
-        let told = Arc::clone(&got);
+        wait_for_free_slots(&plain, "user", 2).await;
+        // Tasks are cancelled while they hold a permit, and while they acquire one.
+        let (task_client, acquired) = (client.clone(), Arc::new(Semaphore::new(0)));
+        let signal = Arc::clone(&acquired);
         let holder = tokio::spawn(async move {
-            let _permit = ours.acquire([descriptor! { "user" => "x" }]).await.unwrap();
-            told.add_permits(1);
+            let _permit = task_client.acquire([descriptor! { "user" => "x" }]).await.unwrap();
+            signal.add_permits(1);
             std::future::pending::<()>().await;
         });
-        got.acquire().await.unwrap().forget();
-        assert_eq!(left(&plain, "user").await, 1);
+        acquired.acquire().await.unwrap().forget();
+        assert_eq!(free_slots(&plain, "user").await, 1);
         holder.abort();
-        until_left(&plain, "user", 2).await;
+        wait_for_free_slots(&plain, "user", 2).await;
         for _ in 0..50 {
-            let ours = client.clone();
-            let asking = tokio::spawn(async move { ours.acquire([descriptor! { "user" => "x" }]).await.map(drop) });
+            let task_client = client.clone();
+            let acquiring =
+                tokio::spawn(async move { task_client.acquire([descriptor! { "user" => "x" }]).await.map(drop) });
             tokio::task::yield_now().await;
-            asking.abort();
-            let _ = asking.await;
+            acquiring.abort();
+            let _ = acquiring.await;
         }
-        until_left(&plain, "user", 2).await;
+        wait_for_free_slots(&plain, "user", 2).await;
     }
 }
 
 #[tokio::test]
-async fn a_permit_that_lives_longer_than_its_hold_keeps_its_slot() {
+async fn a_permit_keeps_its_slot_beyond_the_hold() {
     let server = start("memory");
     let client = client(&server);
     let acquire = || client.acquire([descriptor! { "brief" => "x" }]).holder_key("request_id");
     let permit = acquire().await.unwrap();
-    let began = Instant::now();
-    wait_for_async("a while", async || {
+    let start = Instant::now();
+    wait_for_async("three times the hold", async || {
         assert!(acquire().await.is_err() && !permit.is_lost());
-        (began.elapsed() > Duration::from_secs(3)).then_some(())
+        (start.elapsed() > Duration::from_secs(3)).then_some(())
     })
     .await;
     drop(permit);
     wait_for_async("the slot to be free", async || acquire().await.ok()).await.release().await;
 }
 
-/// Whoever dies gives nothing back: his slots end by themselves, and not before.
+/// If an instance fails while the client holds permits, their slots are released at another instance.
 #[tokio::test]
-async fn a_service_that_goes_away_loses_no_slot_for_ever() {
+async fn slots_are_released_after_the_failure_of_an_instance() {
     let redis = RedisServer::start();
     let (one, other) = (start(&redis.url()), start(&redis.url()));
     let addresses = [&one, &other].map(|server| format!("http://{}", server.grpc));
@@ -130,107 +131,109 @@ async fn a_service_that_goes_away_loses_no_slot_for_ever() {
         permits.push(client.acquire([descriptor! { "many" => "x" }]).await.unwrap());
     }
     assert!(client.acquire([descriptor! { "many" => "x" }]).await.is_err());
-    // kill -9 of an instance while all are held: they are given back to the other.
+    // SIGKILL stops one instance while all slots are held. The client releases them at the other.
     drop(one);
     drop(permits);
-    until_left(&plain, "many", 20).await;
+    wait_for_free_slots(&plain, "many", 20).await;
 }
 
-/// A service that takes a slot and is not heard: whoever was refused for that gives back what he may have.
+/// The service takes a slot, but its response is late. The client denies the request by its fallback, and releases the
+/// slot.
 #[tokio::test]
-async fn what_may_have_been_taken_is_given_back() {
+async fn a_slot_is_released_if_the_response_was_lost() {
     let server = start("memory");
     let plain = server.client().await;
     let builder = Client::builder(format!("http://{}", server.grpc)).domain("d").on_error(OnError::Deny);
     let client = builder.timeout(Duration::from_millis(500)).connect_lazy().unwrap();
     client.acquire([descriptor! { "user" => "x" }]).await.unwrap().release().await;
-    let asked = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"user\"}");
-    let before = asked();
+    let requested_hits = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"user\"}");
+    let before = requested_hits();
     server.signal("STOP");
-    let refused = client.acquire([descriptor! { "user" => "x" }]).await.unwrap_err();
+    let denied = client.acquire([descriptor! { "user" => "x" }]).await.unwrap_err();
     server.signal("CONT");
-    assert_eq!(refused.decided_by(), DecidedBy::Fallback);
-    wait_for_async("the slot to be taken", async || (asked() > before).then_some(())).await;
-    until_left(&plain, "user", 2).await;
+    assert_eq!(denied.decided_by(), DecidedBy::Fallback);
+    wait_for_async("the slot to be taken", async || (requested_hits() > before).then_some(())).await;
+    wait_for_free_slots(&plain, "user", 2).await;
 }
 
-/// Counted where the work is done.
+/// The callers themselves count the permits that are held at the same time.
 #[tokio::test]
-async fn never_more_permits_than_slots() {
+async fn there_are_never_more_permits_than_slots() {
     let redis = RedisServer::start();
     let servers = [start(&redis.url()), start(&redis.url())];
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (held, max_held) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let mut callers = JoinSet::new();
     for caller in 0..64 {
         let client = client(&servers[caller % 2]);
-        let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+        let (held, max_held) = (Arc::clone(&held), Arc::clone(&max_held));
         callers.spawn(async move {
-            let mut passed = 0;
+            let mut acquired = 0;
             for _ in 0..50 {
                 if let Ok(permit) = client.acquire([descriptor! { "many" => "x" }]).await {
-                    most.fetch_max(now.fetch_add(1, Relaxed) + 1, Relaxed);
+                    max_held.fetch_max(held.fetch_add(1, Relaxed) + 1, Relaxed);
                     tokio::task::yield_now().await;
-                    now.fetch_sub(1, Relaxed);
-                    passed += 1;
+                    held.fetch_sub(1, Relaxed);
+                    acquired += 1;
                     drop(permit);
                 }
             }
-            passed
+            acquired
         });
     }
-    let passed: usize = callers.join_all().await.into_iter().sum();
-    assert!(most.load(Relaxed) <= 20 && passed > 64, "{most:?} at once, {passed} passed");
-    until_left(&servers[0].client().await, "many", 20).await;
+    let acquired: usize = callers.join_all().await.into_iter().sum();
+    assert!(max_held.load(Relaxed) <= 20 && acquired > 64, "{max_held:?} held at the same time, {acquired} acquired");
+    wait_for_free_slots(&servers[0].client().await, "many", 20).await;
 }
 
 #[tokio::test]
-async fn the_layer_holds_its_slot_until_the_body_ends() {
+async fn the_layer_holds_a_permit_until_the_body_ends() {
     let server = start("memory");
     let plain = server.client().await;
     let layer = PermitLayer::new(client(&server), |head: &http::request::Parts| match head.uri.path() {
         "/free" => Vec::new(),
         _ => vec![descriptor! { "user" => "x" }],
     });
-    let pieces = |last: bool| {
+    let body = |ends: bool| {
         let pieces = [Ok::<_, std::io::Error>(http_body::Frame::data(Bytes::from_static(b"piece")))];
         let endless = tokio_stream::StreamExt::chain(tokio_stream::iter(pieces), tokio_stream::pending());
-        if last { Body::from("piece") } else { Body::new(StreamBody::new(endless)) }
+        if ends { Body::from("piece") } else { Body::new(StreamBody::new(endless)) }
     };
     let router = Router::new()
-        .route("/short", get(async move || pieces(true)))
-        .route("/endless", get(async move || pieces(false)))
+        .route("/short", get(async move || body(true)))
+        .route("/endless", get(async move || body(false)))
         .route("/free", get(async || "free"))
         .route("/fails", get(async || StatusCode::INTERNAL_SERVER_ERROR));
     let mut service = layer.layer(router);
-    let mut ask = async |path: &str| {
+    let mut send = async |path: &str| {
         let ready = |context: &mut std::task::Context<'_>| Service::<Request<Body>>::poll_ready(&mut service, context);
         std::future::poll_fn(ready).await.unwrap();
         service.call(Request::get(path).body(Body::empty()).unwrap()).await.unwrap()
     };
-    let one = ask("/short").await;
-    assert_eq!(left(&plain, "user").await, 1, "the body has not been read");
-    let mut two = ask("/endless").await;
+    let one = send("/short").await;
+    assert_eq!(free_slots(&plain, "user").await, 1, "the slot is held until the body is read");
+    let mut two = send("/endless").await;
     assert_eq!(two.body_mut().frame().await.unwrap().unwrap().into_data().unwrap(), "piece");
-    let refused = ask("/short").await;
+    let denied = send("/short").await;
     assert_eq!(
-        (refused.status(), refused.headers()["ratelimit-policy"].to_str().unwrap()),
+        (denied.status(), denied.headers()["ratelimit-policy"].to_str().unwrap()),
         (StatusCode::TOO_MANY_REQUESTS, "\"default\";q=2;qu=\"concurrent-requests\"")
     );
-    assert_eq!(ask("/free").await.status(), StatusCode::OK);
-    // Read to the end, though the response is still there; and dropped in the middle.
+    assert_eq!(send("/free").await.status(), StatusCode::OK);
+    // The first body is read to its end, while the response still exists. The second is dropped before its end.
     let mut one = one.into_body();
     while one.frame().await.is_some() {}
-    until_left(&plain, "user", 1).await;
+    wait_for_free_slots(&plain, "user", 1).await;
     drop(two);
-    until_left(&plain, "user", 2).await;
-    assert_eq!(ask("/fails").await.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    until_left(&plain, "user", 2).await;
+    wait_for_free_slots(&plain, "user", 2).await;
+    assert_eq!(send("/fails").await.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    wait_for_free_slots(&plain, "user", 2).await;
     drop(one);
 }
 
-/// Two services, one limit, learned from what all callers say; `by` calls of Envoy's protocol, too.
+/// Two instances share a limit that learns from the samples of all callers, on streams and by calls of Envoy's
+/// protocol.
 #[tokio::test]
-async fn a_limit_learns_from_all_who_give_back() {
+async fn an_adaptive_limit_learns_from_the_samples_of_all_callers() {
     let redis = RedisServer::start();
     let (one, other) = (start(&redis.url()), start(&redis.url()));
     let unary = Client::builder(format!("http://{}", other.grpc)).domain("d").timeout(DEADLINE).batching(false);
@@ -244,24 +247,24 @@ async fn a_limit_learns_from_all_who_give_back() {
             let number = permits.len();
             match clients[number % 2].acquire([descriptor! { "learns" => "x" }]).await {
                 Ok(permit) => permits.push(permit),
-                Err(refused) => {
-                    assert!(refused.shed());
-                    assert_eq!(limit(&refused) as usize, number);
+                Err(denied) => {
+                    assert!(denied.shed());
+                    assert_eq!(limit(&denied) as usize, number);
                     break;
                 }
             }
         }
-        let many = permits.len();
+        let acquired = permits.len();
         for mut permit in permits {
             permit.set_outcome(outcome);
             permit.release().await;
         }
-        many
+        acquired
     };
     assert_eq!(round(Outcome::Success).await, 10);
-    let rises =
-        wait_for_async("the limit to rise", async || Some(round(Outcome::Success).await).filter(|many| *many > 10))
+    let increased =
+        wait_for_async("the limit to rise", async || Some(round(Outcome::Success).await).filter(|count| *count > 10))
             .await;
-    let falls = async || Some(round(Outcome::Dropped).await).filter(|many| *many < rises);
-    wait_for_async("the limit to fall", falls).await;
+    let decreased = async || Some(round(Outcome::Dropped).await).filter(|count| *count < increased);
+    wait_for_async("the limit to fall", decreased).await;
 }

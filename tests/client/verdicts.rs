@@ -1,4 +1,4 @@
-//! The client crate against real servers: what a verdict says, and what is known without asking.
+//! The client crate against real servers: the content of verdicts, the deny cache, grants, and metrics.
 
 use std::{
     pin::Pin,
@@ -46,7 +46,7 @@ pub(super) fn start() -> Server {
     Server::start(folder.path(), "memory")
 }
 
-/// With a deadline that no test meets by chance.
+/// Returns a builder for a client with a timeout that no test exceeds by chance.
 pub(super) fn client(server: &Server) -> Builder {
     Client::builder(format!("http://{}", server.grpc)).domain("d").timeout(DEADLINE)
 }
@@ -55,21 +55,21 @@ pub(super) fn few(user: &str) -> Descriptor<'_> {
     descriptor! { "few" => user }
 }
 
-/// Envoy's protocol and no other, as others have it. It allows two of each descriptor.
+/// A service with Envoy's protocol only, as other implementations have it. It allows the first two calls.
 #[derive(Clone, Default)]
-struct Plain {
+struct EnvoyOnly {
     calls: Arc<AtomicUsize>,
     streams: Arc<AtomicUsize>,
 }
 
 #[tonic::async_trait]
-impl RateLimitService for Plain {
+impl RateLimitService for EnvoyOnly {
     async fn should_rate_limit(
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
         if request.metadata().get("authorization").is_none_or(|token| token != "Bearer open sesame") {
-            return Err(Status::unauthenticated("who are you?"));
+            return Err(Status::unauthenticated("missing bearer token"));
         }
         let request = request.into_inner();
         if request.domain == "broken" {
@@ -84,9 +84,9 @@ impl RateLimitService for Plain {
     }
 }
 
-/// It says itself that it has no streams, and counts who asks.
+/// Rejects streams and batches, and counts the attempts to open a stream.
 #[tonic::async_trait]
-impl DecisionService for Plain {
+impl DecisionService for EnvoyOnly {
     type StreamStream = tokio_stream::Empty<Result<v1::ResponseFrame, Status>>;
 
     async fn stream(
@@ -102,17 +102,18 @@ impl DecisionService for Plain {
     }
 }
 
-async fn plain() -> (Plain, String) {
-    let (plain, listener) = (Plain::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
+/// Starts an [`EnvoyOnly`] and returns it with its address.
+async fn start_envoy_only() -> (EnvoyOnly, String) {
+    let (service, listener) = (EnvoyOnly::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let service = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(plain.clone()));
-    let service = service.add_service(DecisionServiceServer::new(plain.clone()));
-    tokio::spawn(service.serve_with_incoming(TcpListenerStream::new(listener)));
-    (plain, url)
+    let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service.clone()));
+    let server = server.add_service(DecisionServiceServer::new(service.clone()));
+    tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+    (service, url)
 }
 
 #[tokio::test]
-async fn a_verdict_says_all_that_the_service_does() {
+async fn a_verdict_contains_every_field_of_the_response() {
     let server = start();
     for batching in [true, false] {
         let limiter = client(&server).batching(batching).deny_cache(0).connect_lazy().unwrap();
@@ -130,13 +131,13 @@ async fn a_verdict_says_all_that_the_service_does() {
         let second = limiter.check([few(&user)]).hits(2).await;
         assert!(!second.allowed() && second.retry_after().unwrap() > Duration::from_secs(1), "{second:?}");
         assert_eq!(second.failure(), None);
-        let wait = limiter.check([descriptor! { "brief" => &*user }]).await.allowed().then_some(());
-        assert_eq!(wait, Some(()));
+        let allowed = limiter.check([descriptor! { "brief" => &*user }]).await.allowed().then_some(());
+        assert_eq!(allowed, Some(()));
         let wait = limiter.check([descriptor! { "brief" => &*user }]).await.retry_after().unwrap();
         assert!(wait <= Duration::from_secs(1), "{wait:?}");
-        assert_eq!(wait.subsec_micros() != 0, batching, "exact on a stream, in seconds without: {wait:?}");
-        let refused = limiter.check([]).without_fallback().await.unwrap_err();
-        let Failure::Service { code, message } = refused else { panic!("{refused:?}") };
+        assert_eq!(wait.subsec_micros() != 0, batching, "in microseconds on a stream, otherwise in seconds: {wait:?}");
+        let failure = limiter.check([]).without_fallback().await.unwrap_err();
+        let Failure::Service { code, message } = failure else { panic!("{failure:?}") };
         assert_eq!(
             (code, message.as_str()),
             (tonic::Code::InvalidArgument, "rate limit descriptor list must not be empty")
@@ -145,34 +146,34 @@ async fn a_verdict_says_all_that_the_service_does() {
 }
 
 #[tokio::test]
-async fn any_service_with_envoys_protocol_will_do() {
-    let (plain, url) = plain().await;
+async fn a_service_with_envoys_protocol_only_is_supported() {
+    let (service, url) = start_envoy_only().await;
     let builder = || Client::builder(&url).domain("d").timeout(DEADLINE);
-    let stranger = builder().connect_lazy().unwrap().check([few("x")]).without_fallback().await.unwrap_err();
-    assert!(matches!(stranger, Failure::Service { code: tonic::Code::Unauthenticated, .. }), "{stranger}");
+    let failure = builder().connect_lazy().unwrap().check([few("x")]).without_fallback().await.unwrap_err();
+    assert!(matches!(failure, Failure::Service { code: tonic::Code::Unauthenticated, .. }), "{failure}");
     let limiter = builder().bearer_token("open sesame").connect_lazy().unwrap();
-    // All at once, before anybody knows that there is no stream: each is asked once.
+    // All checks start before the client knows that streams are unsupported. Each is sent once.
     let mut checks = JoinSet::new();
     for number in 0..50 {
         let limiter = limiter.clone();
         checks.spawn(async move { limiter.check([few(&number.to_string())]).without_fallback().await.unwrap() });
     }
     let verdicts = checks.join_all().await;
-    assert_eq!((plain.calls.load(Relaxed), verdicts.iter().filter(|verdict| verdict.allowed()).count()), (50, 2));
+    assert_eq!((service.calls.load(Relaxed), verdicts.iter().filter(|verdict| verdict.allowed()).count()), (50, 2));
     limiter.check([few("x")]).without_fallback().await.unwrap();
-    assert_eq!(plain.streams.load(Relaxed), 2, "found out once by each client");
+    assert_eq!(service.streams.load(Relaxed), 2, "each client tries to open a stream once");
     let broken = limiter.check([few("x")]).domain("broken").await;
     assert!(broken.allowed() && broken.decided_by() == DecidedBy::Fallback, "{broken:?}");
     assert!(matches!(broken.failure(), Some(Failure::Service { code: tonic::Code::Internal, .. })), "{broken:?}");
 }
 
 #[tokio::test]
-async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
+async fn denials_are_cached_until_a_refund() {
     let server = start();
     let limiter = client(&server).connect_lazy().unwrap();
-    let asked = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
+    let requests = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
     assert!(limiter.check([few("alice")]).hits(3).await.allowed());
-    let by: Vec<_> = [
+    let deciders: Vec<_> = [
         limiter.check([few("alice")]).await,
         limiter.check([few("alice")]).await,
         limiter.check([few("alice")]).hits(2).await,
@@ -180,26 +181,26 @@ async fn a_refusal_is_asked_once_and_a_refund_is_heard() {
     .iter()
     .map(|verdict| (verdict.allowed(), verdict.decided_by()))
     .collect();
-    assert_eq!(by, [(false, DecidedBy::Server), (false, DecidedBy::DenyCache), (false, DecidedBy::DenyCache)]);
-    assert_eq!(asked(), 2.0);
+    assert_eq!(deciders, [(false, DecidedBy::Server), (false, DecidedBy::DenyCache), (false, DecidedBy::DenyCache)]);
+    assert_eq!(requests(), 2.0);
     limiter.check([few("alice").hits(2).refund()]).await;
     assert!(limiter.check([few("alice")]).await.allowed());
-    let forgetful = client(&server).deny_cache(0).connect_lazy().unwrap();
+    let without_cache = client(&server).deny_cache(0).connect_lazy().unwrap();
     for _ in 0..2 {
-        assert_eq!(forgetful.check([few("alice")]).hits(9).await.decided_by(), DecidedBy::Server);
+        assert_eq!(without_cache.check([few("alice")]).hits(9).await.decided_by(), DecidedBy::Server);
     }
-    // It ends when it was said to end, and not before.
+    // A cached denial expires after its retry-after, and not before.
     let brief = || limiter.check([descriptor! { "brief" => "x" }]);
     assert!(brief().await.allowed());
-    let refused = brief().await;
-    let (wait, began) = (refused.retry_after().unwrap(), Instant::now());
-    wait_for_async("the refusal to end", async || brief().await.allowed().then_some(())).await;
-    assert!(began.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", began.elapsed());
+    let denied = brief().await;
+    let (wait, start) = (denied.retry_after().unwrap(), Instant::now());
+    wait_for_async("the denial to expire", async || brief().await.allowed().then_some(())).await;
+    assert!(start.elapsed() + Duration::from_millis(100) > wait, "{:?} of {wait:?}", start.elapsed());
 }
 
-/// Who answered, in the gateway's own metrics.
+/// The client's metrics count checks by decider and decision.
 #[tokio::test]
-async fn checks_are_counted_by_who_answered() {
+async fn checks_are_counted_by_decider() {
     let server = start();
     let registry = prometheus::Registry::new();
     let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).build().unwrap();
@@ -212,31 +213,33 @@ async fn checks_are_counted_by_who_answered() {
     let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
     let count = |name: &str, allowed: &str, by: &str| {
         let (allowed, by) = (format!("allowed=\"{allowed}\""), format!("by=\"{by}\""));
-        let is_it = |line: &&str| line.starts_with(name) && line.contains(&allowed) && line.contains(&by);
-        page.lines().find(is_it).and_then(|line| line.split(' ').next_back()?.parse::<f64>().ok())
+        let matches = |line: &&str| line.starts_with(name) && line.contains(&allowed) && line.contains(&by);
+        page.lines().find(matches).and_then(|line| line.split(' ').next_back()?.parse::<f64>().ok())
     };
-    for (allowed, by, times) in
+    for (allowed, by, checks) in
         [("true", "server", 3.0), ("false", "server", 1.0), ("false", "deny_cache", 2.0), ("true", "fallback", 1.0)]
     {
-        assert_eq!(count("sluicegate_client_checks", allowed, by), Some(times), "{allowed} {by}: {page}");
+        assert_eq!(count("sluicegate_client_checks", allowed, by), Some(checks), "allowed={allowed}, by={by}: {page}");
     }
     let timed = page.lines().find(|line| line.starts_with("sluicegate_client_duration_seconds_count"));
     assert!(timed.is_some(), "{page}");
     assert!(!page.contains("duration_seconds_count{by=\"deny_cache\""), "{page}");
 }
 
-/// Grants ten hits with every answer, in either protocol, and remembers what it is asked.
+/// A service that grants ten hits with every response, in both protocols, and records its requests.
 #[derive(Clone, Default)]
 struct Granting {
-    asked: Arc<Mutex<Vec<RateLimitRequest>>>,
-    /// What it says of their life: in the metadata, and on the wall's clock from now.
-    lives: Option<&'static str>,
+    requests: Arc<Mutex<Vec<RateLimitRequest>>>,
+    /// TTL of a grant in the metadata of a response.
+    ttl: Option<&'static str>,
+    /// End of a quota in the response, in seconds of wall-clock time from now.
     valid_for: Option<i64>,
 }
 
 impl Granting {
-    fn asked(&self) -> usize {
-        self.asked.lock().unwrap().len()
+    /// Returns the number of requests.
+    fn requests(&self) -> usize {
+        self.requests.lock().unwrap().len()
     }
 }
 
@@ -246,8 +249,8 @@ impl RateLimitService for Granting {
         &self,
         request: Request<RateLimitRequest>,
     ) -> Result<Response<RateLimitResponse>, Status> {
-        self.asked.lock().unwrap().push(request.into_inner());
-        #[allow(clippy::disallowed_methods, reason = "the quota's end is a time of the wall's clock")]
+        self.requests.lock().unwrap().push(request.into_inner());
+        #[allow(clippy::disallowed_methods, reason = "the end of a quota is a wall-clock time")]
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs().cast_signed();
         let until = |seconds| ExpirationSpecifier::ValidUntil(Timestamp { seconds: now + seconds, nanos: 0 });
         let quota = Quota { requests: 10, expiration_specifier: self.valid_for.map(until), id: "1".into() };
@@ -255,8 +258,8 @@ impl RateLimitService for Granting {
         let statuses = vec![status];
         let answer = RateLimitResponse { overall_code: Code::Ok.into(), statuses, ..RateLimitResponse::default() };
         let mut response = Response::new(answer);
-        if let Some(lives) = self.lives {
-            response.metadata_mut().insert("sluicegate-grant-ttl-us", lives.parse().unwrap());
+        if let Some(ttl) = self.ttl {
+            response.metadata_mut().insert("sluicegate-grant-ttl-us", ttl.parse().unwrap());
         }
         Ok(response)
     }
@@ -270,10 +273,10 @@ impl DecisionService for Granting {
         &self,
         frames: Request<tonic::Streaming<v1::CheckFrame>>,
     ) -> Result<Response<Self::StreamStream>, Status> {
-        let asked = Arc::clone(&self.asked);
+        let requests = Arc::clone(&self.requests);
         let answers = frames.into_inner().map(move |frame| {
             let answers = frame?.checks.into_iter().map(|check| {
-                asked.lock().unwrap().push(check.request.unwrap());
+                requests.lock().unwrap().push(check.request.unwrap());
                 let grant = Some(v1::Grant { hits: 10, ttl_us: 60_000_000, id: "1".into() });
                 let statuses = vec![v1::Status { allowed: true, grant, ..v1::Status::default() }];
                 let verdict = v1::Verdict { allowed: true, statuses, ..v1::Verdict::default() };
@@ -289,8 +292,8 @@ impl DecisionService for Granting {
     }
 }
 
-/// With streams, or without.
-async fn granting(granting: Granting, streams: bool) -> (Granting, Client) {
+/// Starts the service, with or without streams, and returns it with a client.
+async fn start_granting(granting: Granting, streams: bool) -> (Granting, Client) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let mut services = tonic::service::Routes::new(RateLimitServiceServer::new(granting.clone()));
@@ -303,43 +306,49 @@ async fn granting(granting: Granting, streams: bool) -> (Granting, Client) {
 }
 
 #[tokio::test]
-async fn what_was_granted_is_spent_without_asking_and_no_further() {
-    let relative = Granting { lives: Some("60000000"), ..Granting::default() };
-    let dated = Granting { valid_for: Some(60), ..Granting::default() };
-    for (service, streams) in [(Granting::default(), true), (relative, false), (dated, false)] {
-        let (service, limiter) = granting(service, streams).await;
+async fn granted_hits_are_spent_without_a_call() {
+    let relative = Granting { ttl: Some("60000000"), ..Granting::default() };
+    let absolute = Granting { valid_for: Some(60), ..Granting::default() };
+    for (service, streams) in [(Granting::default(), true), (relative, false), (absolute, false)] {
+        let (service, limiter) = start_granting(service, streams).await;
         let check = async |hits| limiter.check([few("alice")]).hits(hits).without_fallback().await.unwrap();
         assert_eq!(check(1).await.decided_by(), DecidedBy::Server);
-        for left in [7, 4, 1] {
+        for remaining in [7, 4, 1] {
             let verdict = check(3).await;
             assert_eq!(
                 (verdict.decided_by(), verdict.allowed(), verdict.statuses()[0].remaining),
-                (DecidedBy::Grant, true, left)
+                (DecidedBy::Grant, true, remaining)
             );
         }
-        assert_eq!((service.asked(), check(3).await.decided_by(), service.asked()), (1, DecidedBy::Server, 2));
+        assert_eq!((service.requests(), check(3).await.decided_by(), service.requests()), (1, DecidedBy::Server, 2));
         limiter.return_grants().await;
-        let asked = service.asked.lock().unwrap().clone();
-        let back = asked.iter().map(|asked| &asked.descriptors[0]).filter(|one| one.is_negative_hits);
-        assert_eq!(back.filter_map(|one| one.hits_addend).collect::<Vec<_>>(), [1, 10], "of the first and the second");
+        let requests = service.requests.lock().unwrap().clone();
+        let descriptors = requests.iter().map(|request| &request.descriptors[0]);
+        let refunds = descriptors.filter(|descriptor| descriptor.is_negative_hits);
+        let hits: Vec<_> = refunds.filter_map(|descriptor| descriptor.hits_addend).collect();
+        assert_eq!(hits, [1, 10], "the unused hits of the first and the second grant");
         limiter.return_grants().await;
-        assert_eq!(check(1).await.decided_by(), DecidedBy::Server, "nothing is left of what was given back");
+        assert_eq!(check(1).await.decided_by(), DecidedBy::Server, "returned grants cannot be spent");
     }
-    // Its end is near, unknown, or over: nobody relies on it.
-    for (lives, valid_for) in
+    // Grants whose end is unknown, near or past are not used.
+    for (ttl, valid_for) in
         [(None, None), (None, Some(1)), (None, Some(-5)), (Some(""), Some(60)), (Some("x"), Some(60))]
     {
-        let (service, limiter) = granting(Granting { lives, valid_for, ..Granting::default() }, false).await;
+        let (service, limiter) = start_granting(Granting { ttl, valid_for, ..Granting::default() }, false).await;
         for _ in 0..2 {
-            assert_eq!(limiter.check([few("alice")]).await.decided_by(), DecidedBy::Server, "{lives:?} {valid_for:?}");
+            assert_eq!(
+                limiter.check([few("alice")]).await.decided_by(),
+                DecidedBy::Server,
+                "ttl {ttl:?}, valid for {valid_for:?}"
+            );
         }
-        assert_eq!(service.asked(), 2);
+        assert_eq!(service.requests(), 2);
     }
 }
 
-/// A thousand tasks, one client: limits are exact, and each has its own answer.
+/// A thousand tasks share one client. The limits are exact, and each check has its own verdict.
 #[tokio::test]
-async fn a_thousand_tasks_share_a_client() {
+async fn a_thousand_tasks_can_share_a_client() {
     let server = start();
     let limiter = client(&server).connect_lazy().unwrap();
     let mut tasks = JoinSet::new();
@@ -357,12 +366,12 @@ async fn a_thousand_tasks_share_a_client() {
     assert_eq!(tasks.join_all().await.iter().sum::<usize>(), 300);
 }
 
-/// More than a frame can hold is several frames; more than can wait is turned away at once.
+/// Checks that exceed the size of a frame are sent in several frames. Checks that exceed the queue fail immediately.
 #[tokio::test]
-async fn a_crowd_is_taken_in_parts() {
+async fn many_checks_are_sent_in_several_frames() {
     let server = start();
     let limiter = client(&server).connect_lazy().unwrap();
-    let crowd = |size: usize| {
+    let start_checks = |size: usize| {
         let mut tasks = JoinSet::new();
         for task in 0..size {
             let limiter = limiter.clone();
@@ -373,39 +382,41 @@ async fn a_crowd_is_taken_in_parts() {
         }
         tasks
     };
-    let verdicts = crowd(5_000).join_all().await;
+    let verdicts = start_checks(5_000).join_all().await;
     assert!(verdicts.iter().all(Result::is_ok), "{:?}", verdicts.iter().find(|verdict| verdict.is_err()));
     server.signal("STOP");
-    let mut crowd = crowd(17_000);
-    let first = crowd.join_next().await.unwrap().unwrap();
+    let mut checks = start_checks(17_000);
+    let first = checks.join_next().await.unwrap().unwrap();
     assert_eq!(first.unwrap_err(), Failure::Overloaded);
     server.signal("CONT");
-    let verdicts = crowd.join_all().await;
-    let turned_away = verdicts.iter().filter(|verdict| **verdict == Err(Failure::Overloaded)).count();
-    assert!((100..=17_000 - 16_384).contains(&turned_away), "{turned_away}");
+    let verdicts = checks.join_all().await;
+    let rejected = verdicts.iter().filter(|verdict| **verdict == Err(Failure::Overloaded)).count();
+    assert!((100..=17_000 - 16_384).contains(&rejected), "{rejected} checks rejected");
 }
 
 #[tokio::test]
-async fn a_check_can_have_less_time_and_not_more() {
+async fn a_check_can_shorten_the_timeout_but_not_extend_it() {
     let server = start();
     server.signal("STOP");
     let limiter = client(&server).timeout(Duration::from_millis(200)).connect_lazy().unwrap();
-    for (within, allowed) in [(50, 50), (10_000, 200)] {
-        let (began, within) = (Instant::now(), Duration::from_millis(within));
-        let failure = limiter.check([few("alice")]).timeout(within).without_fallback().await.unwrap_err();
-        assert_eq!(failure, Failure::Timeout(Duration::from_millis(allowed)));
-        assert!(began.elapsed() >= Duration::from_millis(allowed) * 9 / 10 && began.elapsed() < Duration::from_secs(5));
+    for (requested, effective) in [(50, 50), (10_000, 200)] {
+        let (start, requested) = (Instant::now(), Duration::from_millis(requested));
+        let failure = limiter.check([few("alice")]).timeout(requested).without_fallback().await.unwrap_err();
+        assert_eq!(failure, Failure::Timeout(Duration::from_millis(effective)));
+        assert!(
+            start.elapsed() >= Duration::from_millis(effective) * 9 / 10 && start.elapsed() < Duration::from_secs(5)
+        );
     }
     server.signal("CONT");
     let patient = client(&server).timeout(Duration::MAX).connect_lazy().unwrap();
     assert!(patient.check([few("alice")]).without_fallback().await.unwrap().allowed());
 }
 
-/// Takes its time for refunds, and refuses everything else.
+/// A service that delays responses to refunds, and denies all other requests.
 #[derive(Clone, Default)]
 struct SlowRefunds {
-    refund: Arc<Notify>,
-    seen: Arc<AtomicUsize>,
+    answer_refund: Arc<Notify>,
+    refunds: Arc<AtomicUsize>,
 }
 
 #[tonic::async_trait]
@@ -416,8 +427,8 @@ impl RateLimitService for SlowRefunds {
     ) -> Result<Response<RateLimitResponse>, Status> {
         let is_refund = request.into_inner().descriptors[0].is_negative_hits;
         if is_refund {
-            self.seen.fetch_add(1, Relaxed);
-            self.refund.notified().await;
+            self.refunds.fetch_add(1, Relaxed);
+            self.answer_refund.notified().await;
         }
         let code = if is_refund { Code::Ok } else { Code::OverLimit };
         let duration_until_reset = Some(prost_types::Duration { seconds: 100, nanos: 0 });
@@ -427,9 +438,9 @@ impl RateLimitService for SlowRefunds {
     }
 }
 
-/// A refusal that came between a refund and its answer may be from before it.
+/// A denial that arrives between a refund and its response may be older than the refund.
 #[tokio::test]
-async fn a_refusal_does_not_outlive_a_refund() {
+async fn a_cached_denial_does_not_survive_a_refund() {
     let (service, listener) = (SlowRefunds::default(), TcpListener::bind("127.0.0.1:0").await.unwrap());
     let url = format!("http://{}", listener.local_addr().unwrap());
     let server = tonic::transport::Server::builder().add_service(RateLimitServiceServer::new(service.clone()));
@@ -438,9 +449,10 @@ async fn a_refusal_does_not_outlive_a_refund() {
     let check = async || limiter.check([few("alice")]).await.decided_by();
     let refunding = limiter.clone();
     let refund = tokio::spawn(async move { refunding.check([few("alice").refund()]).await });
-    wait_for_async("the refund to be on its way", async || (service.seen.load(Relaxed) == 1).then_some(())).await;
+    wait_for_async("the refund to reach the service", async || (service.refunds.load(Relaxed) == 1).then_some(()))
+        .await;
     assert_eq!((check().await, check().await), (DecidedBy::Server, DecidedBy::DenyCache));
-    service.refund.notify_one();
+    service.answer_refund.notify_one();
     assert!(refund.await.unwrap().allowed());
     assert_eq!(check().await, DecidedBy::Server);
 }

@@ -1,8 +1,10 @@
-// A control plane on go-control-plane, for the tests: it listens, says where on its first line, and then sends what it is told.
+// A control plane for the tests, built on go-control-plane. It writes its address to the first line of standard output
+// and then sends the snapshots that it reads from standard input.
 //
-// Each line on standard input is a snapshot: {"version": …, "configs": [a RateLimitConfig, encoded, in hex]}; or with "files", YAML
-// as Envoy Gateway's translator writes it, which it then tells as JSON ("read"). Each line on standard output is what a
-// client did: {"event": "open" or "request", …}.
+// Each line of standard input is a snapshot: {"version": …, "configs": [encoded RateLimitConfig messages in hex]}. With
+// "files", the snapshot consists of YAML files from Envoy Gateway's translator, which are also written to standard
+// output as JSON (event "read"). All other lines of standard output are events of clients: {"event": "open" or
+// "request", …}.
 package main
 
 import (
@@ -48,7 +50,7 @@ type snapshot struct {
 	Files   []string
 }
 
-// The resources of YAML files, and the same as JSON.
+// read returns the resources of YAML files, and the same resources as JSON.
 func read(files []string) (resources []types.Resource, all []json.RawMessage) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)

@@ -1,5 +1,5 @@
-//! What is deployed to containers and clusters, as far as it can be had without any: the Helm chart, the manifests without
-//! Helm, and the compose files. Each thing is what its own tool takes, and what is started with it starts.
+//! The Helm chart, the plain manifests and the Compose files, tested without a cluster or a container runtime. Each
+//! file is validated by its own tool, and the processes that it defines are started.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ use crate::{
     wire::envoy::upstream,
 };
 
-/// As old as the chart's users may have it, and as new.
+/// The oldest and the newest version of Kubernetes against which manifests are validated.
 const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 const EVERYTHING: &str = r#"
 image: { repository: registry.example.com/sluicegate, tag: v1 }
@@ -50,75 +50,76 @@ priorityClassName: high
 "#;
 const BY_XDS: &str = "settings: { rules: { xds: { server: 'http://127.0.0.1:1', start_without_rules: true } } }\n";
 
-/// All documents of a YAML file, as PyYAML reads them.
+/// Returns all documents of a YAML file, parsed by `PyYAML`.
 fn documents(text: &str) -> Vec<Value> {
     let script = "import json, sys, yaml; print(json.dumps([d for d in yaml.safe_load_all(sys.stdin) if d]))";
     let mut python = Command::new(tool("python3"));
     let mut python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     python.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let read = python.wait_with_output().unwrap();
-    assert!(read.status.success(), "{text}");
-    serde_json::from_slice(&read.stdout).unwrap()
+    let output = python.wait_with_output().unwrap();
+    assert!(output.status.success(), "{text}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
-fn helm(words: &[&str], values: &str) -> String {
+/// Runs Helm on the chart with these values and returns its output.
+fn helm(args: &[&str], values: &str) -> String {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.yaml");
     fs::write(&file, values).unwrap();
-    let told = Command::new(tool("helm"))
-        .args(words)
+    let output = Command::new(tool("helm"))
+        .args(args)
         .arg(repository("deploy/helm/sluicegate"))
         .args(["--kube-version", "1.33.0", "--values"])
         .arg(&file)
         .output()
         .unwrap();
-    let text = String::from_utf8(told.stdout).unwrap();
-    assert!(told.status.success(), "{text}{}", String::from_utf8_lossy(&told.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     text
 }
 
-/// A definition is one that Kubernetes knows, to the last word.
+/// Validates manifests strictly against the schemas of Kubernetes.
 fn validate(manifests: &str) {
     let folder = tempfile::tempdir().unwrap();
-    // What others have defined is not in it.
-    let others =
+    // Kubernetes has no schemas of custom resources.
+    let custom =
         ["ServiceMonitor", "EnvoyFilter", "ExtensionService", "HTTPProxy"].map(|kind| format!("\nkind: {kind}\n"));
-    let known = manifests.split("\n---\n").filter(|text| !others.iter().any(|kind| text.contains(kind)));
+    let built_in = manifests.split("\n---\n").filter(|text| !custom.iter().any(|kind| text.contains(kind)));
     let file = folder.path().join("all.yaml");
-    fs::write(&file, known.collect::<Vec<_>>().join("\n---\n")).unwrap();
+    fs::write(&file, built_in.collect::<Vec<_>>().join("\n---\n")).unwrap();
     for version in KUBERNETES {
-        let told = Command::new(tool("kubernetes-validate")).args(["--strict", "-k", version]).arg(&file).output();
-        let told = told.unwrap();
-        let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
-        assert!(told.status.success() && text.contains("passed"), "{version}: {text}");
+        let output = Command::new(tool("kubernetes-validate")).args(["--strict", "-k", version]).arg(&file).output();
+        let output = output.unwrap();
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("passed"), "{version}: {text}");
     }
 }
 
-/// Starts the container of the deployment as a process, with its files and its variables, and asks what its probes ask.
+/// Starts the container of the deployment as a process, with its files and variables, and checks its probes.
 async fn start(manifests: &str, redis: &RedisServer) -> Server {
     let all = documents(manifests);
     let of_kind = |kind: &str| all.iter().filter(|it| it["kind"] == kind).cloned().collect::<Vec<_>>();
     let pod = of_kind("Deployment").remove(0)["spec"]["template"]["spec"].clone();
     let container = &pod["containers"][0];
     let folder = tempfile::tempdir().unwrap();
-    let place = |path: &str| {
+    let local_path = |path: &str| {
         let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
         let mount = mounts.find(|mount| path.starts_with(mount["mountPath"].as_str().unwrap())).unwrap();
         let volume = pod["volumes"].as_array().unwrap().iter().find(|it| it["name"] == mount["name"]).unwrap();
-        let at = folder.path().join(mount["name"].as_str().unwrap());
-        fs::create_dir_all(&at).unwrap();
+        let mounted = folder.path().join(mount["name"].as_str().unwrap());
+        fs::create_dir_all(&mounted).unwrap();
         let config = of_kind("ConfigMap").into_iter().find(|it| it["metadata"]["name"] == volume["configMap"]["name"]);
         for (name, text) in config.iter().flat_map(|it| it["data"].as_object().unwrap()) {
-            fs::write(at.join(name), text.as_str().unwrap()).unwrap();
+            fs::write(mounted.join(name), text.as_str().unwrap()).unwrap();
         }
-        path.replace(mount["mountPath"].as_str().unwrap(), at.to_str().unwrap())
+        path.replace(mount["mountPath"].as_str().unwrap(), mounted.to_str().unwrap())
     };
     let mut command = command();
     for argument in container["args"].as_array().unwrap() {
         let argument = argument.as_str().unwrap();
         command.arg(match argument {
             "redis://redis:6379" => redis.url(),
-            path if path.starts_with('/') => place(path),
+            path if path.starts_with('/') => local_path(path),
             other => other.to_owned(),
         });
     }
@@ -127,7 +128,7 @@ async fn start(manifests: &str, redis: &RedisServer) -> Server {
         let name = variable["name"].as_str().unwrap();
         tls |= name.contains("TLS");
         match &variable["value"] {
-            // There is no Secret with certificates here.
+            // The test has no Secret with certificates.
             _ if name.contains("TLS") => {}
             Value::String(value) => drop(command.env(name, value)),
             _ => {
@@ -148,14 +149,14 @@ async fn start(manifests: &str, redis: &RedisServer) -> Server {
     }
     assert_eq!(container["livenessProbe"]["tcpSocket"]["port"], "grpc");
     std::net::TcpStream::connect(server.grpc).unwrap();
-    // The rules have been read; the files are not needed any more.
+    // The service has read the rules, so the temporary files can be removed.
     server
 }
 
 #[tokio::test]
-async fn the_chart_is_what_helm_and_kubernetes_take() {
+async fn helm_and_kubernetes_accept_the_chart() {
     let redis = RedisServer::start();
-    for (values, kinds) in [
+    for (values, count) in [
         ("", 6),
         (EVERYTHING, 9),
         (BY_XDS, 5),
@@ -164,7 +165,7 @@ async fn the_chart_is_what_helm_and_kubernetes_take() {
     ] {
         helm(&["lint", "--strict"], values);
         let manifests = helm(&["template", "rate"], values);
-        assert_eq!(documents(&manifests).len(), kinds, "{manifests}");
+        assert_eq!(documents(&manifests).len(), count, "{manifests}");
         validate(&manifests);
         if !values.contains("existingConfigMap") {
             drop(start(&manifests, &redis).await);
@@ -172,15 +173,15 @@ async fn the_chart_is_what_helm_and_kubernetes_take() {
     }
 }
 
-/// The manifests for those who have no Helm are the chart's with its defaults; `UPDATE_MANIFESTS=1` writes them.
+/// The plain manifests are the chart rendered with its default values. `UPDATE_MANIFESTS=1` rewrites them.
 #[test]
-fn the_manifests_are_the_charts() {
+fn the_plain_manifests_are_equal_to_the_chart() {
     let path = repository("deploy/kubernetes/sluicegate.yaml");
-    let told_by_helm = ["# Source:", "helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:"];
+    let added_by_helm = ["# Source:", "helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:"];
     let head = "# Two instances, each with counters in its own memory. To share them, set SLUICEGATE__STORE to a Redis address.\n\
                 #\n#   kubectl apply -f deploy/kubernetes/sluicegate.yaml\n";
     let manifests = helm(&["template", "sluicegate"], "");
-    let lines = manifests.lines().filter(|line| !told_by_helm.iter().any(|word| line.trim().starts_with(word)));
+    let lines = manifests.lines().filter(|line| !added_by_helm.iter().any(|prefix| line.trim().starts_with(prefix)));
     let manifests: String = std::iter::once(head.to_owned()).chain(lines.map(|line| format!("{line}\n"))).collect();
     if std::env::var_os("UPDATE_MANIFESTS").is_some() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -190,20 +191,20 @@ fn the_manifests_are_the_charts() {
     validate(&manifests);
 }
 
-/// What the `EnvoyFilter` says, put into an Envoy as Istio would put it into the gateway's.
+/// An Envoy gets the content of the `EnvoyFilter`, as Istio would insert it into the gateway's configuration.
 #[tokio::test]
-async fn istios_gateway_asks() {
+async fn istios_gateway_enforces_limits() {
     let manifests = fs::read_to_string(repository("deploy/istio/sluicegate.yaml")).unwrap();
     validate(&manifests);
     let redis = RedisServer::start();
     let server = start(&manifests, &redis).await;
     let filter = documents(&fs::read_to_string(repository("deploy/istio/gateway.yaml")).unwrap()).remove(0);
-    let value = |of: &str| {
+    let value = |kind: &str| {
         let patches = filter["spec"]["configPatches"].as_array().unwrap();
-        patches.iter().find(|patch| patch["applyTo"] == of).unwrap()["patch"]["value"].clone()
+        patches.iter().find(|patch| patch["applyTo"] == kind).unwrap()["patch"]["value"].clone()
     };
     let (filter, host) = (value("HTTP_FILTER"), value("VIRTUAL_HOST"));
-    let asked = &filter["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"];
+    let service_name = &filter["typed_config"]["rate_limit_service"]["grpc_service"]["envoy_grpc"]["cluster_name"];
     let cluster = |name: &Value, port: u16| {
         json!({
             "name": name, "type": "STATIC",
@@ -212,7 +213,7 @@ async fn istios_gateway_asks() {
             } }] }] },
         })
     };
-    let mut service = cluster(asked, 8081);
+    let mut service = cluster(service_name, 8081);
     service["typed_extension_protocol_options"] = json!({ "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
         "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
         "explicit_http_config": { "http2_protocol_options": {} },
@@ -245,7 +246,7 @@ async fn istios_gateway_asks() {
         },
     });
     let file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
-    fs::write(&file, written(&config)).unwrap();
+    fs::write(&file, to_yaml(&config)).unwrap();
     let envoy = Envoy::start_with(file.path().to_str().unwrap(), server.grpc, upstream().0, false);
     let codes: Vec<u16> = (0..62).map(|_| envoy.send("GET", "/", &[("x-user", "ann")]).0).collect();
     assert_eq!(codes.iter().filter(|code| **code == 200).count(), 60, "{codes:?}");
@@ -259,19 +260,19 @@ async fn contours_descriptors_are_limited() {
     let redis = RedisServer::start();
     let server = start(&manifests, &redis).await;
     let client = server.client().await;
-    let ask = |address| request_for("contour", &[("generic_key", "orders"), ("remote_address", address)]);
-    assert_eq!(client.check(ask("10.0.0.1")).await.unwrap().remaining(), Some(59));
-    assert_eq!(client.check(ask("2001:db8::1")).await.unwrap().remaining(), Some(59));
-    assert_eq!(client.check(ask("2001:db8::2")).await.unwrap().remaining(), Some(58));
-    // What the service's route sends is what the rules have a level for.
+    let request = |address| request_for("contour", &[("generic_key", "orders"), ("remote_address", address)]);
+    assert_eq!(client.check(request("10.0.0.1")).await.unwrap().remaining(), Some(59));
+    assert_eq!(client.check(request("2001:db8::1")).await.unwrap().remaining(), Some(59));
+    assert_eq!(client.check(request("2001:db8::2")).await.unwrap().remaining(), Some(58));
+    // The entries of the route match the levels of the rules.
     let all = documents(&manifests);
-    let proxy = all.iter().find(|it| it["kind"] == "HTTPProxy").unwrap();
+    let proxy = all.iter().find(|document| document["kind"] == "HTTPProxy").unwrap();
     let entries = &proxy["spec"]["routes"][0]["rateLimitPolicy"]["global"]["descriptors"][0]["entries"];
     assert_eq!(entries, &json!([{ "genericKey": { "value": "orders" } }, { "remoteAddress": {} }]));
 }
 
-/// YAML in the way in which people write it.
-fn written(value: &Value) -> String {
+/// Returns the value as YAML in block style, which `Envoy::start_with` can edit.
+fn to_yaml(value: &Value) -> String {
     let mut python = Command::new(tool("python3"));
     let script = "import json, sys, yaml; yaml.safe_dump(json.load(sys.stdin), sys.stdout)";
     let python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -280,9 +281,9 @@ fn written(value: &Value) -> String {
     String::from_utf8(python.wait_with_output().unwrap().stdout).unwrap()
 }
 
-/// The containers cannot be run here; what they are given can be.
+/// The test has no containers; it starts the programs of the services with the same arguments.
 #[test]
-fn what_compose_starts_starts() {
+fn programs_accept_the_commands_of_the_compose_files() {
     let folder = repository("deploy/compose");
     for file in ["compose.yaml", "single.yaml", "monitoring/compose.yaml"] {
         let compose = documents(&fs::read_to_string(folder.join(file)).unwrap()).remove(0);
@@ -304,21 +305,22 @@ fn what_compose_starts_starts() {
     }
 }
 
-/// A service's command, as its program takes it where it is not in a network of containers.
+/// Runs the command of a service without a container network, and checks that its program accepts it.
 fn run(folder: &Path, name: &str, service: &Value) {
-    let words: Vec<String> = match &service["command"] {
+    let args: Vec<String> = match &service["command"] {
         Value::String(line) => line.replace("\"\"", "").split_whitespace().map(str::to_owned).collect(),
-        Value::Array(words) => words.iter().map(|word| word.as_str().unwrap().to_owned()).collect(),
+        Value::Array(args) => args.iter().map(|arg| arg.as_str().unwrap().to_owned()).collect(),
         _ => Vec::new(),
     };
-    // Inside, files are where they are mounted.
-    let outside = |word: &String| {
-        let volumes = service["volumes"].as_array().into_iter().flatten().map(|it| it.as_str().unwrap().split(':'));
-        let mut pairs = volumes.map(|mut it| (it.next().unwrap(), it.next().unwrap()));
-        let at = pairs.find(|(_, inside)| word == inside).map(|(at, _)| folder.join(at));
-        at.map_or_else(|| word.clone(), |at| at.to_str().unwrap().to_owned())
+    // Paths in the container are replaced by the mounted files.
+    let local_path = |arg: &String| {
+        let volumes =
+            service["volumes"].as_array().into_iter().flatten().map(|volume| volume.as_str().unwrap().split(':'));
+        let mut pairs = volumes.map(|mut parts| (parts.next().unwrap(), parts.next().unwrap()));
+        let mounted = pairs.find(|(_, target)| arg == target).map(|(source, _)| folder.join(source));
+        mounted.map_or_else(|| arg.clone(), |path| path.to_str().unwrap().to_owned())
     };
-    let words: Vec<String> = words.iter().map(outside).collect();
+    let args: Vec<String> = args.iter().map(local_path).collect();
     let image = service["image"].as_str().unwrap_or_default();
     let mut program = match image.split([':', '/']).next().unwrap() {
         "" => {
@@ -326,23 +328,23 @@ fn run(folder: &Path, name: &str, service: &Value) {
             for (name, value) in service["environment"].as_object().into_iter().flatten() {
                 program.env(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
             }
-            program.args(&words).arg("--print-settings");
+            program.args(&args).arg("--print-settings");
             program
         }
-        "redis" if words[0] == "redis-server" => {
+        "redis" if args[0] == "redis-server" => {
             let mut program = Command::new("redis-server");
-            // It ends at once, after it has read all of it.
-            program.args(&words[1..]).args(["--port", "0", "--unixsocket", "/nowhere/at/all"]);
-            let told = program.output().unwrap();
-            let text = String::from_utf8_lossy(&told.stdout);
+            // The invalid socket path ends the server as soon as it has read its arguments.
+            program.args(&args[1..]).args(["--port", "0", "--unixsocket", "/nowhere/at/all"]);
+            let output = program.output().unwrap();
+            let text = String::from_utf8_lossy(&output.stdout);
             assert!(text.contains("Failed opening Unix socket") && !text.contains("FATAL CONFIG"), "{name}: {text}");
             return;
         }
-        // It makes a cluster, once; the tests of topologies do that.
+        // The redis service without a server creates a cluster, which the tests of topologies cover.
         "redis" | "python" | "grafana" => return,
         "envoyproxy" => {
             let mut program = Command::new(tool("envoy"));
-            program.args(["--mode", "validate", "-l", "error"]).args(&words[1..]);
+            program.args(["--mode", "validate", "-l", "error"]).args(&args[1..]);
             program
         }
         "prom" => {
@@ -351,13 +353,13 @@ fn run(folder: &Path, name: &str, service: &Value) {
             let config = fs::read_to_string(folder.join("monitoring/prometheus.yaml")).unwrap();
             let file = tempfile::NamedTempFile::new().unwrap();
             fs::write(&file, config.replace("/etc/prometheus/alerts.yaml", rules.to_str().unwrap())).unwrap();
-            let told = program.args(["check", "config"]).arg(file.path()).output().unwrap();
-            assert!(told.status.success(), "{}", String::from_utf8_lossy(&told.stderr));
+            let output = program.args(["check", "config"]).arg(file.path()).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
             return;
         }
-        other => panic!("{name} runs {other}, of which nothing is known here"),
+        other => panic!("{name} runs {other}, which this test does not support"),
     };
-    let told = program.output().unwrap();
-    let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
-    assert!(told.status.success(), "{name}: {text}");
+    let output = program.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name}: {text}");
 }

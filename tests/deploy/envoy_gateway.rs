@@ -1,5 +1,5 @@
-//! Envoy Gateway, as far as it can be had without a cluster: everything that its own translator's tests expect of it is sent by
-//! a real control plane, and a real Envoy asks as it configures one.
+//! Envoy Gateway, tested without a cluster. A real control plane sends every rule set that the tests of its translator
+//! expect, and a real Envoy has the configuration that it generates.
 
 use std::{
     fs,
@@ -22,53 +22,55 @@ use crate::{
     wire::envoy::upstream,
 };
 
-fn served_by(plane: &ControlPlane) -> Builder {
+/// Returns a builder for a service with rules from this control plane.
+fn builder(plane: &ControlPlane) -> Builder {
     Server::builder()
         .set("rules.xds.server", &format!("http://{}", plane.address()))
         .set("rules.xds.start_without_rules", "true")
 }
 
-async fn until_in_force(plane: &ControlPlane, version: &str) {
-    let request = |request: &Value| request["version"] == version || request["error"] != "";
-    let answer = plane.wait_for_request("an answer", request).await;
-    assert_eq!((&answer["version"], &answer["error"]), (&version.into(), &"".into()));
+/// Waits until the service has accepted this version of the rules.
+async fn wait_until_accepted(plane: &ControlPlane, version: &str) {
+    let is_answer = |request: &Value| request["version"] == version || request["error"] != "";
+    let request = plane.wait_for_request("an ACK or NACK", is_answer).await;
+    assert_eq!((&request["version"], &request["error"]), (&version.into(), &"".into()));
 }
 
-/// All limits below these descriptors, with the entries that lead there.
-fn leaves(list: &Value, above: &[(String, String)], found: &mut Vec<(Vec<(String, String)>, Value)>) {
-    for descriptor in list.as_array().into_iter().flatten() {
+/// Collects all limits in these rules, each with the entries of a descriptor that matches it.
+fn collect_limits(rules: &Value, parents: &[(String, String)], limits: &mut Vec<(Vec<(String, String)>, Value)>) {
+    for descriptor in rules.as_array().into_iter().flatten() {
         let text = |name: &str| descriptor[name].as_str().unwrap_or_default().to_owned();
         let value = match text("value") {
-            any if any.is_empty() => "anything".to_owned(),
+            value if value.is_empty() => "anything".to_owned(),
             value => value,
         };
-        let path = [above, &[(text("key"), value)]].concat();
+        let entries = [parents, &[(text("key"), value)]].concat();
         if !descriptor["rate_limit"].is_null() {
-            found.push((path.clone(), descriptor["rate_limit"].clone()));
+            limits.push((entries.clone(), descriptor["rate_limit"].clone()));
         }
-        leaves(&descriptor["descriptors"], &path, found);
+        collect_limits(&descriptor["descriptors"], &entries, limits);
     }
 }
 
 #[tokio::test]
-async fn what_its_translator_makes_is_in_force() {
+async fn rules_of_its_translator_are_enforced() {
     let folder = repository("target/test-tools/gateway/internal/xds/translator/testdata/out/ratelimit-config");
     let files = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{error}: run tests/setup.sh"));
     let mut files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| !path.to_str().unwrap().ends_with(".routes.yaml"));
     assert!(files.len() > 20, "{files:?}");
     let mut plane = ControlPlane::start();
-    let server = served_by(&plane).start();
+    let server = builder(&plane).start();
     let client = server.client().await;
     let mut limits = 0;
     for file in files {
         let version = file.file_name().unwrap().to_str().unwrap();
         let configs = plane.set_files(version, std::slice::from_ref(&file));
-        until_in_force(&plane, version).await;
+        wait_until_accepted(&plane, version).await;
         for config in configs {
-            let mut all = Vec::new();
-            leaves(&config["descriptors"], &[], &mut all);
-            for (entries, expected) in all {
+            let mut expected_limits = Vec::new();
+            collect_limits(&config["descriptors"], &[], &mut expected_limits);
+            for (entries, expected) in expected_limits {
                 let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
                 let answer = client.check(request_for(config["domain"].as_str().unwrap(), &entries)).await.unwrap();
                 let limit = answer.0.statuses[0].current_limit.clone().unwrap();
@@ -79,7 +81,7 @@ async fn what_its_translator_makes_is_in_force() {
             }
         }
     }
-    assert!(limits > 40, "{limits}");
+    assert!(limits > 40, "only {limits} limits");
 }
 
 const RULES: &str = "
@@ -120,13 +122,13 @@ descriptors:
 ";
 
 #[tokio::test]
-async fn an_envoy_as_it_configures_one_is_answered() {
+async fn an_envoy_with_its_configuration_is_limited() {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(&file, RULES).unwrap();
     let mut plane = ControlPlane::start();
-    let server = served_by(&plane).start();
+    let server = builder(&plane).start();
     plane.set_files("1", &[file.path().to_owned()]);
-    until_in_force(&plane, "1").await;
+    wait_until_accepted(&plane, "1").await;
     let (upstream, _) = upstream();
     let envoy = Envoy::start_with("deploy/envoy-gateway/envoy.yaml", server.grpc, upstream, false);
     let codes = |method: &str, path: &str, headers: &[(&str, &str)]| -> Vec<u16> {
@@ -151,11 +153,12 @@ async fn an_envoy_as_it_configures_one_is_answered() {
     assert_eq!(codes("GET", "/shared/one", &[])[..2], [200, 200]);
     assert_eq!(codes("GET", "/shared/two", &[])[0], 429);
 
-    // 4 of 10, and once more, and then a cost that is more than what is left: it is charged, and the next one refused.
-    let costs = || envoy.get("/costs", &[("x-cost", "4")]).1["x-ratelimit-remaining"].to_str().unwrap().to_owned();
+    // A request costs 4 of 10 hits. The third costs more than what remains and is charged; the next one is denied.
+    let remaining_header =
+        || envoy.get("/costs", &[("x-cost", "4")]).1["x-ratelimit-remaining"].to_str().unwrap().to_owned();
     for remaining in ["10", "6", "2", "0"] {
-        wait_for_async(remaining, async || (plane_remaining(&server).await == remaining).then_some(())).await;
-        assert_eq!(costs(), remaining);
+        wait_for_async(remaining, async || (remaining_costs(&server).await == remaining).then_some(())).await;
+        assert_eq!(remaining_header(), remaining);
     }
     assert_eq!(codes("GET", "/costs", &[("x-cost", "1")])[0], 429);
 
@@ -166,7 +169,7 @@ async fn an_envoy_as_it_configures_one_is_answered() {
     );
     assert_eq!(codes("GET", "/tenants", &[("x-tenant", "a")]), [200, 429, 429]);
 
-    // What its end-to-end tests look for.
+    // Envoy Gateway's end-to-end tests check these series.
     let metrics = server.get("/metrics");
     for value in ["masked_remote_address_192_168_0_0/16", "masked_remote_address_invert_192_0_0_0/8"] {
         let series =
@@ -175,14 +178,14 @@ async fn an_envoy_as_it_configures_one_is_answered() {
     }
 }
 
-/// What is left of the costs, without taking any.
-async fn plane_remaining(server: &Server) -> String {
+/// Returns the remaining hits of the limit `costs`, without taking any.
+async fn remaining_costs(server: &Server) -> String {
     let costs = descriptor(&[("costs", "costs"), ("rule-0-match--1", "rule-0-match--1")]).hits(0);
-    let question = Request::new("first-listener").descriptor(costs);
-    server.client().await.check(question).await.unwrap().remaining().unwrap().to_string()
+    let peek = Request::new("first-listener").descriptor(costs);
+    server.client().await.check(peek).await.unwrap().remaining().unwrap().to_string()
 }
 
-/// The file that it mounts names the metrics, and says that the response time is in milliseconds.
+/// The mapping file that Envoy Gateway mounts defines the names of metrics, and response times in milliseconds.
 #[tokio::test]
 async fn metrics_have_the_names_of_its_mapping_file() {
     let data = "target/test-tools/gateway/internal/infrastructure/kubernetes/ratelimit/testdata/envoy-ratelimit-configmap.yaml";
@@ -195,14 +198,14 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     fs::write(&mapping, text).unwrap();
     fs::create_dir(&config).unwrap();
     fs::write(config.join("rules.yaml"), "{domain: d, descriptors: [{key: route, value: r, descriptors: [{key: masked_remote_address, value: 0.0.0.0/0, descriptors: [{key: remote_address, rate_limit: {unit: hour, requests_per_unit: 1}}]}]}]}").unwrap();
-    let served = |mapping: &Path, milliseconds: &str| {
+    let start = |mapping: &Path, milliseconds: &str| {
         Server::builder()
             .rules(&config)
             .set("telemetry.prometheus.mapping_file", mapping.to_str().unwrap())
             .set("telemetry.prometheus.milliseconds", milliseconds)
             .start()
     };
-    let server = served(&mapping, "false");
+    let server = start(&mapping, "false");
     let client = server.client().await;
     let entries = [("route", "r"), ("masked_remote_address", "0.0.0.0/0"), ("remote_address", "10.0.0.1")];
     for _ in 0..3 {
@@ -217,14 +220,14 @@ async fn metrics_have_the_names_of_its_mapping_file() {
         "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 3",
         "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3",
         "ratelimit_service_config_load_success 1",
-        // What nobody maps has its name in statsd.
+        // A metric without a mapping has its name from statsd.
         "ratelimit_service_global_shadow_mode 0",
         "sluicegate_workers 2",
     ] {
         assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
     }
-    // Where the file is not, and one may not be, the names are the built-in ones; the unit is what was wanted.
-    let server = served(&folder.path().join("none.yaml"), "true");
+    // The file is missing, which is allowed: the names are built in, and the unit is the configured one.
+    let server = start(&folder.path().join("none.yaml"), "true");
     server.client().await.check(request_for("d", &entries)).await.unwrap();
     let text = server.get("/metrics");
     for line in [

@@ -1,4 +1,4 @@
-//! In the place of envoyproxy/ratelimit: under its name, with its environment.
+//! The replacement of envoyproxy/ratelimit: started under its name, with its environment variables.
 
 use std::{fs, io::Read, os::unix::fs::symlink, path::Path, process::Command};
 
@@ -14,7 +14,8 @@ use crate::support::{
 
 const RULES: &str = "domain: example\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 5}}]\n";
 
-fn link(folder: &Path) -> Command {
+/// Returns a command that starts the service under the name `ratelimit`, without an environment.
+fn ratelimit_command(folder: &Path) -> Command {
     let link = folder.join("ratelimit");
     symlink(env!("CARGO_BIN_EXE_sluicegate"), &link).unwrap();
     let mut command = Command::new(link);
@@ -22,25 +23,25 @@ fn link(folder: &Path) -> Command {
     command
 }
 
-/// Ports that nobody has just now.
+/// Returns ports that are currently free.
 fn free_ports<const N: usize>() -> [String; N] {
     let listeners: [_; N] = std::array::from_fn(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
     listeners.map(|listener| listener.local_addr().unwrap().port().to_string())
 }
 
-/// As Istio's sample and the peer's own compose file set it, with other ports.
+/// Sets the variables of Istio's sample and of envoyproxy/ratelimit's own Compose file, with other ports.
 #[tokio::test]
-async fn its_environment_is_enough() {
+async fn its_environment_configures_the_service() {
     let (folder, redis) = (tempfile::tempdir().unwrap(), RedisServer::start());
-    // As a ConfigMap is mounted; names need not end in yaml.
+    // The files are mounted like a ConfigMap. Their names need not end in `.yaml`.
     let config = folder.path().join("data/ratelimit/config");
     fs::create_dir_all(config.join("..2026_11_22")).unwrap();
     fs::write(config.join("..2026_11_22/config"), RULES).unwrap();
     symlink("..2026_11_22", config.join("..data")).unwrap();
     symlink("..data/config", config.join("config")).unwrap();
-    fs::write(config.join(".config.swp"), "what an editor leaves").unwrap();
+    fs::write(config.join(".config.swp"), "an editor's swap file").unwrap();
     let [http, grpc, debug, metrics] = free_ports();
-    let mut command = link(folder.path());
+    let mut command = ratelimit_command(folder.path());
     command.envs([
         ("LOG_LEVEL", "debug"),
         ("REDIS_SOCKET_TYPE", "tcp"),
@@ -59,10 +60,10 @@ async fn its_environment_is_enough() {
         ("GRPC_HOST", "::"),
         ("GRPC_PORT", &grpc),
         ("DEBUG_PORT", &debug),
-        ("NOBODY_KNOWS_THIS", "1"),
+        ("UNKNOWN_VARIABLE", "1"),
     ]);
     let server = Server::from_command(command).start();
-    // Both families, by the one address.
+    // The address `::` accepts both IPv4 and IPv6.
     let client = Client::connect(Endpoint::from_shared(format!("http://127.0.0.1:{grpc}")).unwrap()).await.unwrap();
     let answer = client.check(request_for("example", &[("user", "a")])).await.unwrap();
     assert_eq!(answer.remaining(), Some(4));
@@ -74,25 +75,25 @@ async fn its_environment_is_enough() {
     fs::write(config.join("..2026_11_23/config"), RULES.replace('5', "7")).unwrap();
     symlink("..2026_11_23", config.join("..next")).unwrap();
     fs::rename(config.join("..next"), config.join("..data")).unwrap();
-    wait_for("the swap to take effect", || page(&debug, "/rlconfig").1.contains("requests_per_unit=7").then_some(()));
+    wait_for("the new rules", || page(&debug, "/rlconfig").1.contains("requests_per_unit=7").then_some(()));
     let (code, stats) = page(&debug, "/stats");
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
     assert!(code == 200 && stats.contains(&format!("{total}: 1\n")), "{stats}");
     assert!(page(&debug, "/").1.contains("/rlconfig") && page(&debug, "/json").0 == 404);
     assert!(page(&metrics, "/numbers").1.contains(&format!("{total} 1\n")) && page(&metrics, "/metrics").0 == 404);
     let log = server.log();
-    let remarks: Vec<_> = log.lines().filter(|line| line.contains("without effect")).collect();
-    assert_eq!(remarks.len(), 1, "{log}");
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("without effect")).collect();
+    assert_eq!(warnings.len(), 1, "{log}");
     for name in ["REDIS_POOL_SIZE (each worker has", "RUNTIME_WATCH_ROOT ("] {
-        assert!(remarks[0].contains(name), "{name}: {}", remarks[0]);
+        assert!(warnings[0].contains(name), "{name}: {}", warnings[0]);
     }
-    assert!(!log.contains("NOBODY_KNOWS_THIS"), "{log}");
+    assert!(!log.contains("UNKNOWN_VARIABLE"), "{log}");
 }
 
-/// As it does where nobody says otherwise: lines over TCP, each number as what was added; and what could not be told at first is
-/// told later.
+/// By default metrics are sent to statsd as lines over TCP, each with the change since the last one. Changes that could
+/// not be sent are sent later.
 #[tokio::test]
-async fn statsd_is_told() {
+async fn metrics_are_sent_to_statsd() {
     let (folder, redis) = (tempfile::tempdir().unwrap(), RedisServer::start());
     let config = folder.path().join("config");
     fs::create_dir(&config).unwrap();
@@ -100,7 +101,7 @@ async fn statsd_is_told() {
                  rate_limit: {unit: hour, requests_per_unit: 2}\n";
     fs::write(config.join("d.yaml"), rules).unwrap();
     let [http, grpc, debug, statsd] = free_ports();
-    let mut command = link(folder.path());
+    let mut command = ratelimit_command(folder.path());
     command.envs([
         ("REDIS_SOCKET_TYPE", "tcp"),
         ("REDIS_URL", redis.url().trim_start_matches("redis://")),
@@ -119,11 +120,11 @@ async fn statsd_is_told() {
     for _ in 0..3 {
         client.check(request_for("d", &[("a", "1"), ("b", "2"), ("c", "10.0.0.1")])).await.unwrap();
     }
-    wait_for("nobody to listen", || server.log().contains("cannot send metrics to statsd").then_some(()));
+    wait_for("a failure to send", || server.log().contains("cannot send metrics to statsd").then_some(()));
     let listener = std::net::TcpListener::bind(format!("127.0.0.1:{statsd}")).unwrap();
     let all = [("total_hits", 3), ("within_limit", 2), ("over_limit", 1), ("near_limit", 1)];
     let (mut lines, mut counts) = (String::new(), 0);
-    wait_for("all to be told", || {
+    wait_for("all counters", || {
         listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
         counts = lines.matches("rate_limit.d.a.b.c.").count();
         (counts >= all.len()).then_some(())
@@ -137,25 +138,25 @@ async fn statsd_is_told() {
     assert!(lines.contains("ratelimit_server.ShouldRateLimit.total_requests.__zone=a:3|c\n"), "{lines}");
     let times =
         lines.lines().filter(|line| line.starts_with("ratelimit_server.ShouldRateLimit.response_time.__zone=a:"));
-    let times: f64 = times.map(|line| 1.0 / line.rsplit_once('@').unwrap().1.parse::<f64>().unwrap()).sum();
-    assert!((times - 3.0).abs() < 1e-6, "{lines}");
-    // At the end what was not told yet is.
+    let samples: f64 = times.map(|line| 1.0 / line.rsplit_once('@').unwrap().1.parse::<f64>().unwrap()).sum();
+    assert!((samples - 3.0).abs() < 1e-6, "{lines}");
+    // The last changes are sent during the shutdown.
     client.check(request_for("d", &[("a", "1"), ("b", "2"), ("c", "x")])).await.unwrap();
     server.signal("TERM");
     drop(client);
-    let told = std::thread::spawn(move || {
+    let last_lines = std::thread::spawn(move || {
         let mut lines = String::new();
         while !lines.contains("total_hits.__zone=a:1|c") {
             listener.accept().unwrap().0.read_to_string(&mut lines).unwrap();
         }
     });
     assert!(server.wait().await.success());
-    told.join().unwrap();
+    last_lines.join().unwrap();
 }
 
-/// With DogStatsD, in datagrams with tags.
+/// DogStatsD receives datagrams with tags.
 #[tokio::test]
-async fn dogstatsd_is_told() {
+async fn metrics_are_sent_to_dogstatsd() {
     let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.set_read_timeout(Some(DEADLINE)).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -181,16 +182,16 @@ async fn dogstatsd_is_told() {
     let (mut lines, mut datagram) = (String::new(), [0; 20_000]);
     while !keys.iter().all(|key| lines.contains(&line(key))) {
         let length = socket.recv(&mut datagram).unwrap();
-        // Each fits into a frame of Ethernet.
-        assert!(length <= 1_432, "{length}");
+        // Each datagram fits into an Ethernet frame.
+        assert!(length <= 1_432, "a datagram of {length} bytes");
         lines += std::str::from_utf8(&datagram[..length]).unwrap();
     }
-    assert!(keys.iter().all(|key| lines.matches(&line(key)).count() == 1), "each hit is told once: {lines}");
+    assert!(keys.iter().all(|key| lines.matches(&line(key)).count() == 1), "each hit must be sent once: {lines}");
 }
 
-/// What `migrate` prints says the same as the environment does.
+/// `migrate` prints a settings file with the same effect as the environment.
 #[test]
-fn the_settings_that_say_the_same_are_printed() {
+fn migrate_prints_equivalent_settings() {
     let folder = tempfile::tempdir().unwrap();
     let variables = [
         ("REDIS_SOCKET_TYPE", "tcp"),
@@ -209,31 +210,31 @@ fn the_settings_that_say_the_same_are_printed() {
     assert!(migrated.starts_with("# MEMCACHE_SRV has no effect: counters are stored in Redis"), "{migrated}");
     let file = folder.path().join("settings.toml");
     fs::write(&file, migrated).unwrap();
-    let by_file = text(command().args(["--print-settings", "--config", file.to_str().unwrap()]));
+    let from_file = text(command().args(["--print-settings", "--config", file.to_str().unwrap()]));
     for settings in [
         text(command().args(["--print-settings", "--compat", "envoyproxy"])),
-        text(link(folder.path()).arg("--print-settings")),
+        text(ratelimit_command(folder.path()).arg("--print-settings")),
     ] {
-        assert_eq!(settings, by_file);
+        assert_eq!(settings, from_file);
     }
     for line in ["store = \"redis://:***@redis:6379\"", "shadow_mode = true", "charge_all = true", "debug_addr"] {
-        assert!(by_file.contains(line), "{by_file}");
+        assert!(from_file.contains(line), "{from_file}");
     }
-    // Without its name the environment says nothing.
+    // Under another name, and without `--compat`, the program ignores that environment.
     assert!(text(command().arg("--print-settings")).contains("store = \"memory\""));
     let output = command().args(["serve", "--compat", "envoyproxy"]).env("PORT", "x").output().unwrap();
-    let complaint = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && complaint.contains("PORT=\"x\" is not a port number"), "{complaint}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("PORT=\"x\" is not a port number"), "{error}");
 }
 
-/// The table in the documentation is the program's. `UPDATE_TABLES=1` writes it.
+/// The table in the documentation is equal to the table of the program. `UPDATE_TABLES=1` rewrites it.
 #[test]
 fn every_variable_is_documented() {
-    let path = repository("docs/compatibility.md");
+    let path = repository("docs/reference/compatibility.md");
     let text = fs::read_to_string(&path).unwrap();
     let (begin, end) = ("<!-- variables -->\n", "<!-- end of variables -->\n");
-    let (before, rest) = text.split_once(begin).unwrap();
-    let (_, after) = rest.split_once(end).unwrap();
+    let (before, from_table) = text.split_once(begin).unwrap();
+    let (_, after) = from_table.split_once(end).unwrap();
     let expected = format!("{before}{begin}{}{end}{after}", sluicegate::settings::envoyproxy::table());
     if std::env::var_os("UPDATE_TABLES").is_some() {
         fs::write(path, expected).unwrap();
@@ -242,9 +243,9 @@ fn every_variable_is_documented() {
     }
 }
 
-/// `LOG_FORMAT=json`: its lines have the names that its readers look for.
+/// `LOG_FORMAT=json` selects the format `logstash`, which has the field names of envoyproxy/ratelimit's log.
 #[tokio::test]
-async fn its_log_is_read_by_what_reads_the_peers() {
+async fn the_log_format_logstash_has_the_fields_of_envoyproxy_ratelimit() {
     let server = Server::builder().store("redis://127.0.0.1:1").set("telemetry.log.format", "logstash").start();
     let log = server.log();
     let lines: Vec<serde_json::Value> = log.lines().map(|line| serde_json::from_str(line).expect(&log)).collect();

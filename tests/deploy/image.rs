@@ -1,5 +1,5 @@
-//! The container image, as far as it can be had without a container: what is in it is put together, and run as any user on a root that
-//! is read-only.
+//! The container image, tested without a container runtime: its contents are assembled in a directory and run as an
+//! arbitrary user on a read-only root.
 
 use std::{
     fs,
@@ -10,22 +10,23 @@ use std::{
 
 use crate::support::{Server, repository, request_for, rules};
 
-/// What `deploy/container/Dockerfile` puts into the image: the program, its other name, and what the program is linked with.
+/// Copies the contents of the image that `deploy/container/Dockerfile` builds: the program, its second name, and the
+/// libraries that it is linked with.
 fn assemble(root: &Path) {
     let program = Path::new(env!("CARGO_BIN_EXE_sluicegate"));
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::copy(program, root.join("bin/sluicegate")).unwrap();
     symlink("sluicegate", root.join("bin/ratelimit")).unwrap();
     let linked = Command::new("ldd").arg(program).output().unwrap();
-    for word in String::from_utf8(linked.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/')) {
-        let target = root.join(word.trim_start_matches('/'));
+    for path in String::from_utf8(linked.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/')) {
+        let target = root.join(path.trim_start_matches('/'));
         fs::create_dir_all(target.parent().unwrap()).unwrap();
-        fs::copy(word, target).unwrap();
+        fs::copy(path, target).unwrap();
     }
 }
 
 #[tokio::test]
-async fn it_runs_as_any_user_on_a_root_that_is_read_only() {
+async fn the_image_runs_as_any_user_on_a_read_only_root() {
     let text = fs::read_to_string(repository("deploy/container/Dockerfile")).unwrap();
     for line in ["ln -s sluicegate /out/bin/ratelimit", "USER 65534:65534", r#"CMD ["/bin/sluicegate", "health"]"#] {
         assert!(text.contains(line), "{line}");
@@ -37,19 +38,19 @@ async fn it_runs_as_any_user_on_a_root_that_is_read_only() {
     let data = root.path().join("data/ratelimit/config");
     fs::create_dir_all(&data).unwrap();
     fs::copy(folder.path().join("a.yaml"), data.join("a.yaml")).unwrap();
-    // Whoever may enter the folder: the test's own is nobody else's.
+    // Other users must be able to read the folder; by default only its owner can.
     Command::new("chmod").args(["-R", "a+rX"]).arg(root.path()).status().unwrap();
-    let enter = |program: &str| {
-        let at = root.path().display();
+    let run_in_root = |program: &str| {
+        let root = root.path().display();
         let script = format!(
-            "mount --bind '{at}' '{at}' && mount -o remount,bind,ro '{at}' && \
-             exec chroot --userspec=64321:64321 '{at}' {program}"
+            "mount --bind '{root}' '{root}' && mount -o remount,bind,ro '{root}' && \
+             exec chroot --userspec=64321:64321 '{root}' {program}"
         );
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", &script]).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
         command
     };
-    let mut command = enter("/bin/ratelimit");
+    let mut command = run_in_root("/bin/ratelimit");
     command.envs([
         ("RUNTIME_ROOT", "/data"),
         ("RUNTIME_SUBDIRECTORY", "ratelimit"),
@@ -70,7 +71,8 @@ async fn it_runs_as_any_user_on_a_root_that_is_read_only() {
     assert_eq!(answer.remaining(), Some(4));
     let status = fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     assert!(status.contains("Uid:\t64321\t64321"), "{status}");
-    // The image's health check.
-    let healthy = enter(&format!("/bin/sluicegate health --http-addr {}", server.http)).stdout(Stdio::piped()).output();
-    assert_eq!(String::from_utf8(healthy.unwrap().stdout).unwrap(), "200 OK\n");
+    // The image's health check succeeds.
+    let health =
+        run_in_root(&format!("/bin/sluicegate health --http-addr {}", server.http)).stdout(Stdio::piped()).output();
+    assert_eq!(String::from_utf8(health.unwrap().stdout).unwrap(), "200 OK\n");
 }

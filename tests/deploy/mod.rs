@@ -1,10 +1,10 @@
-//! Deployment: charts, images, gateways, and replacing envoyproxy/ratelimit.
+//! Deployment: charts, images, gateways, and the replacement of envoyproxy/ratelimit.
 
-/// The chart, the manifests and the compose files.
+/// The chart, the manifests and the Compose files.
 mod charts;
-/// Envoy Gateway: the output of its translator, and an Envoy configured by it.
+/// Envoy Gateway: the output of its translator, and an Envoy with its configuration.
 mod envoy_gateway;
-/// In place of envoyproxy/ratelimit, with its environment variables.
+/// The replacement of envoyproxy/ratelimit, with its environment variables.
 mod envoyproxy_settings;
-/// The contents of the container image, as any user.
+/// The contents of the container image, run as an arbitrary user.
 mod image;

@@ -1,7 +1,8 @@
-"""Derives the golden vectors beside this file: every algorithm by its definition, in exact fractions of hits.
+"""Derives the golden vectors in this folder from the definition of each algorithm, in exact fractions of hits.
 
-Nothing here is fast or shared with the service. A wait is searched for, not computed: the first microsecond at which
-the same cost passes. `python3 derive.py` writes the files; `tests/golden.rs` holds the service against them.
+The code is neither fast nor shared with the service. A wait is searched for instead of computed: it is the first
+microsecond at which the same cost is allowed. `python3 derive.py` writes the files, and
+`tests/algorithms/golden_vectors.rs` compares the service with them.
 """
 
 import json
@@ -15,7 +16,7 @@ START = 1_763_672_400_000_000  # a whole number of minutes and of hours
 
 
 class Limiter:
-    """What the algorithms share. A subclass says what is used at an instant, and takes."""
+    """Base class of the algorithms. A subclass computes the hits in use at a time, and takes hits."""
 
     def __init__(self, limit):
         self.requests, self.window = self.rate(limit)
@@ -75,7 +76,7 @@ class Limiter:
 
 
 def first(holds):
-    """The smallest wait for which something that stays true once it is true holds."""
+    """Returns the smallest wait for which a condition holds that stays true once it is true."""
     high = 1
     while not holds(high):
         high *= 2
@@ -182,7 +183,7 @@ class Bucket(Limiter):
 
 
 class WarmUp(Limiter):
-    """Guava's SmoothWarmingUp, in permits: what is stored cold costs more, by the area under its slope."""
+    """Guava's SmoothWarmingUp, in permits: permits stored above the threshold cost more, by the area under the slope."""
 
     def set_up(self, limit):
         self.stable = Fraction(self.window, self.requests)
@@ -249,7 +250,7 @@ class Concurrency(Limiter):
 
 
 class Classes:
-    """Who shares a capacity, by their places: what is always there for each, and the most it may have."""
+    """The classes that share a capacity, by index: the guaranteed minimum and the maximum of each class."""
 
     def read(self, limit, capacity):
         names = sorted(name for name in limit["shares"] if name != "other")
@@ -265,7 +266,7 @@ class Classes:
 
 
 class Shares(Limiter, Classes):
-    """Buckets that fill: one for each class' minimum, one for all, and one below each class' maximum."""
+    """Buckets that refill: one for the minimum of each class, one for all classes, and one for the maximum of each class."""
 
     def rate(self, limit):
         capacity, unit = limit["capacity"].split("/")
@@ -280,7 +281,7 @@ class Shares(Limiter, Classes):
         self.borrowed = [Fraction(0) for _ in self.least]
 
     def levels(self, at):
-        """What each bucket holds then, if nobody asks until then."""
+        """Returns the level of each bucket at a time, if there are no requests until then."""
         past = Fraction(max(0, at - self.at), self.window)
         own = [min(Fraction(least), has + least * past) for least, has in zip(self.least, self.own)]
         over = self.requests * past - sum(own) + sum(self.own)
@@ -334,7 +335,7 @@ class Shares(Limiter, Classes):
 
 
 class SharedSlots(Concurrency, Classes):
-    """Slots of classes: one is free for a class if all others can still have what is always there for them."""
+    """Slots shared by classes: a slot is free for a class if all other classes can still have their minimum."""
 
     def rate(self, limit):
         self.read(limit, limit["capacity"])
@@ -417,7 +418,7 @@ LIMITS = [
 
 
 def gaps(limiter):
-    """Spans at which something happens: whole windows and drops, and a microsecond beside them."""
+    """Returns times between steps: whole windows and drops, and one microsecond more or less."""
     drop = limiter.window // limiter.requests
     marks = [0, drop, 2 * drop + 1, limiter.window // 6, limiter.window // 2, limiter.window]
     return [max(0, mark + beside) for mark in marks for beside in (-1, 0, 1)] + [0] * 20
@@ -432,7 +433,7 @@ def derive(limit, steps=60):
     dice = random.Random(json.dumps(limit, sort_keys=True))
     now, rows, retry = START, [], None
     for _ in range(steps):
-        # Now and then at the very instant that a refusal named, or just before it.
+        # Half of the steps after a denial are at its retry-after, or one microsecond earlier.
         if retry and dice.random() < 0.5:
             now += retry - dice.choice([0, 1])
         else:

@@ -84,7 +84,7 @@ fn it_is_off_unless_somebody_can_be_known() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && error.contains("admin.addr needs admin.token_file"), "{error}");
     let server = Server::start(folder.path(), "memory");
-    assert!(!server.log().contains("serving operators"));
+    assert!(!server.log().contains("serving the admin API"));
 }
 
 #[tokio::test]

@@ -188,10 +188,10 @@ const UNSET: [&str; 21] = [
     "redis.sentinel.tls",
 ];
 
-/// docs/settings.md names every setting there is, with its default, and none that is not.
+/// docs/reference/settings.md names every setting there is, with its default, and none that is not.
 #[test]
 fn the_table_of_settings_is_complete() {
-    let table = std::fs::read_to_string(repository("docs/settings.md")).unwrap();
+    let table = std::fs::read_to_string(repository("docs/reference/settings.md")).unwrap();
     let mut documented: Vec<_> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let (_, printed, _) = run(command().arg("--print-settings"));
     let mut section = String::new();
@@ -205,7 +205,7 @@ fn the_table_of_settings_is_complete() {
             if name.starts_with("per_second.redis.") {
                 continue;
             }
-            assert!(documented.contains(&name.as_str()), "{name} is not in docs/settings.md");
+            assert!(documented.contains(&name.as_str()), "{name} is not in docs/reference/settings.md");
             let row = table.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
             let default = row.split('|').nth(2).unwrap().trim().trim_matches('`');
             assert_eq!(default, value.trim_matches('"'), "the default of {name}");

@@ -1,4 +1,4 @@
-//! `charge: all` for requests whose limits are stored on several servers.
+//! `charge: all` for requests with limits on several servers.
 
 use std::{path::Path, time::Duration};
 
@@ -106,8 +106,8 @@ descriptors:
     assert_eq!(server.metric("sluicegate_on_error_total{policy=\"deny\"}"), 1.0);
 }
 
-/// A request exceeds a limit in shadow mode and is denied by another limit. The first limit's hits are rolled back if it
-/// counts denials, and otherwise it has nothing to roll back.
+/// A request exceeds a limit in shadow mode and is denied by another limit. The first limit's hits are rolled back if
+/// it counts denials, and otherwise it has nothing to roll back.
 #[tokio::test]
 async fn only_counted_hits_are_rolled_back() {
     let text = "

@@ -87,14 +87,14 @@ async fn every_fault_has_an_outcome_a_metric_one_log_line_and_a_recovery() {
         })
         .await;
         wait_for("all connections to be up", || server.get("/readyz").contains("redis, up").then_some(()));
-        // The first rounds create resources that are kept: buffers and threads for name resolution.
+        // The first rounds allocate permanent resources: buffers and threads for name resolution.
         let now = (server.open_file_descriptors(), server.resident_memory());
         let (descriptors, resident) = *before.get_or_insert(now);
         assert!(now.0 <= descriptors + 8, "{fault:?}: {} descriptors instead of {descriptors}", now.0);
         assert!(now.1 <= resident + (32 << 20), "{fault:?}: {} bytes instead of {resident}", now.1);
     }
-    // Seventeen outages within seconds are an unstable server, which is logged every ten seconds. Each kind of error reply
-    // has a line.
+    // Seventeen outages within seconds are an unstable server, which is logged every ten seconds. Each kind of error
+    // reply has a line.
     let log = server.log();
     let logged = log.matches("Redis server is unavailable").count() as u64;
     assert!((1..=1 + started.elapsed().as_secs() / 10).contains(&logged), "{log}");
@@ -169,7 +169,8 @@ async fn a_frozen_node_does_not_affect_the_requests_of_other_nodes() {
     for user in &users {
         decided += usize::from(remaining(user).await != Some(999_999));
     }
-    // Redis decides about two thirds of them, depending on the ports. One in a million runs has fewer than 8, or all 30.
+    // Redis decides about two thirds of them, depending on the ports. One in a million runs has fewer than 8, or all
+    // 30.
     assert!((8..30).contains(&decided), "{decided}");
     assert_eq!(server.metric("sluicegate_store_errors_total{kind=\"timeout\"}"), timeouts);
     nodes[0].thaw();

@@ -114,8 +114,8 @@ async fn an_old_denial_is_checked_again() {
     .await;
 }
 
-/// If denied hits make the wait longer, Redis must count each of them. Without entries in the deny cache, all denials are
-/// sent to Redis as well.
+/// If denied hits make the wait longer, Redis must count each of them. Without entries in the deny cache, all denials
+/// are sent to Redis as well.
 #[tokio::test]
 async fn denials_that_count_are_sent_to_redis_every_time() {
     let redis = RedisServer::start();
@@ -201,8 +201,8 @@ async fn leases_add_up_to_exactly_the_limit() {
     let redis = RedisServer::start();
     let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
     for key in ["window", "sliding", "bucket"] {
-        // Hits that return to a bucket after the end of their lease have drained a little, and are slightly less than whole
-        // hits.
+        // Hits that return to a bucket after the end of their lease have drained a little, and are slightly less than
+        // whole hits.
         let expected = if key == "bucket" { 19_980..=20_000 } else { 20_000..=20_000 };
         redis.cli(&["config", "resetstat"]);
         let mut passed = 0;
@@ -256,8 +256,8 @@ async fn an_exact_counter_stays_exact_in_a_request_with_a_leased_one() {
     assert_eq!(check(&client, single_request("other", 0)).await.remaining(), Some(1_000_000 - 1_600));
 }
 
-/// Hits from a lease are returned to it if another limit of the same request denies, and the answer's remaining includes
-/// them.
+/// Hits from a lease are returned to it if another limit of the same request denies, and the answer's remaining
+/// includes them.
 #[tokio::test]
 async fn a_lease_pays_nothing_for_denied_requests() {
     let redis = RedisServer::start();

@@ -1,6 +1,6 @@
 //! Redis as the store: state, topologies, failures, and decisions without a call to it.
 
-/// `charge: all` for requests whose limits are on several servers.
+/// `charge: all` for requests with limits on several servers.
 mod charge_all;
 /// `consistency: eventual`.
 mod eventual;

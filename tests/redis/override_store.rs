@@ -29,7 +29,7 @@ async fn put(redis: &Redis, id: &str, target: &str, known: &Cursor) -> Cursor {
     }
 }
 
-async fn overrides(redis: &Redis) -> (Option<Cursor>, Vec<Versioned>) {
+async fn stored(redis: &Redis) -> (Option<Cursor>, Vec<Versioned>) {
     let mut overrides = Vec::new();
     let cursor = redis.overrides(|versioned| overrides.extend(versioned)).await.unwrap();
     overrides.sort();
@@ -42,8 +42,8 @@ fn versioned(target: &str, version: u64, text: &str) -> Versioned {
 
 async fn update_since(redis: &Redis, cursor: &Cursor) -> String {
     match redis.overrides_since(cursor).await.unwrap() {
-        Update::Unchanged => "nothing".into(),
-        Update::Diverged => "other".into(),
+        Update::Unchanged => "unchanged".into(),
+        Update::Diverged => "diverged".into(),
         Update::Empty => "empty".into(),
         Update::Behind => "behind".into(),
         Update::Changes(changes) => changes.iter().map(|change| change.id.as_str()).collect::<Vec<_>>().join(" "),
@@ -63,17 +63,17 @@ async fn a_writer_that_knows_another_history_cannot_continue_this_one() {
     assert_eq!(stored(redis).await, (Some(third.clone()), vec![versioned("a", 3, "three"), versioned("b", 2, "two")]));
 
     let with_other_id = |cursor: &Cursor| Cursor { id: "elsewhere".into(), ..cursor.clone() };
-    let with_other_epoch = |cursor: &Cursor| Cursor { with_other_epoch: "another".into(), ..cursor.clone() };
+    let with_other_epoch = |cursor: &Cursor| Cursor { epoch: "another".into(), ..cursor.clone() };
     let later = Cursor { version: 4, ..third.clone() };
     for (known, expected) in [
-        (&Cursor { with_other_epoch: third.epoch.clone(), ..Cursor::default() }, "other"),
+        (&Cursor { epoch: third.epoch.clone(), ..Cursor::default() }, "diverged"),
         (&first, "two three"),
-        (&third, "nothing"),
+        (&third, "unchanged"),
         (&later, "behind"),
-        (&with_other_id(&first), "other"),
-        (&with_other_id(&third), "other"),
-        (&with_other_epoch(&first), "other"),
-        (&with_other_epoch(&third), "other"),
+        (&with_other_id(&first), "diverged"),
+        (&with_other_id(&third), "diverged"),
+        (&with_other_epoch(&first), "diverged"),
+        (&with_other_epoch(&third), "diverged"),
     ] {
         assert_eq!(update_since(redis, known).await, expected, "{known:?}");
     }
@@ -93,7 +93,7 @@ async fn a_writer_that_knows_another_history_cannot_continue_this_one() {
     assert!(try_put(redis, "four", write("a", "x", Some(3)), &third, true).await.is_some());
     // If the last known change was trimmed from the log, the changes after it cannot be listed.
     server.cli(&["XTRIM", LOG, "MAXLEN", "2"]);
-    assert_eq!([update_since(redis, &first).await, update_since(redis, &third).await], ["other", "four"]);
+    assert_eq!([update_since(redis, &first).await, update_since(redis, &third).await], ["diverged", "four"]);
 }
 
 #[tokio::test]
@@ -132,7 +132,7 @@ async fn lost_overrides_are_restored_completely_or_not_at_all() {
     assert!(redis.restore_overrides(&known, "head", &texts).await.unwrap());
     assert_eq!((stored(redis).await, server.cli(&["TTL", TEXTS])), ((Some(known.clone()), texts), "-1".into()));
     // Others that know the same history continue it.
-    assert_eq!(update_since(redis, &known).await, "nothing");
+    assert_eq!(update_since(redis, &known).await, "unchanged");
     let next = put(redis, "three", "c", &known).await;
     assert_eq!((next.version, update_since(redis, &known).await), (3, "three".into()));
 

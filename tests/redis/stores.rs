@@ -121,8 +121,8 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
     }
 }
 
-/// If the key of a counter contains a foreign value, its own hit fails or is decided as for an exhausted or a new counter.
-/// Other hits in the same call are decided normally.
+/// If the key of a counter contains a foreign value, its own hit fails or is decided as for an exhausted or a new
+/// counter. Other hits in the same call are decided normally.
 #[tokio::test]
 async fn an_invalid_value_affects_only_its_own_counter() {
     let server = RedisServer::start();

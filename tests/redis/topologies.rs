@@ -1,4 +1,4 @@
-//! Many servers: where counters live, and what moves.
+//! Several Redis servers: locations of counters, migrations of slots, and failovers.
 
 use std::{
     sync::{
@@ -35,23 +35,23 @@ descriptors:
   rate_limit: {algorithm: concurrency, limit: 9, holder: id}
 ";
 
-/// What `sluicegate shard` prints behind a word.
-fn shard(word: &str, store: &str, args: &[&str]) -> String {
+/// Returns the value that `sluicegate shard` prints after a label.
+fn shard(label: &str, store: &str, args: &[&str]) -> String {
     let folder = rules(&[("d.yaml", RULES)]);
     let mut command = crate::support::server::command();
     command.arg("shard").args(args).args(["--store", store, "--rules"]).arg(folder.path());
     let output = command.output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(word));
+    let line = text.lines().find_map(|line| line.strip_prefix(label));
     line.unwrap_or_else(|| panic!("{text}{}", String::from_utf8_lossy(&output.stderr))).trim().to_owned()
 }
 
-/// With a deadline that a machine which runs all tests at once keeps.
+/// Starts the service with a Redis timeout that is long enough for a machine which runs all tests at once.
 fn start(store: &str) -> Server {
     Server::builder().rules(rules(&[("d.yaml", RULES)]).path()).store(store).set("redis.timeout", "1s").start()
 }
 
-/// Callers of these users, on a thread of their own, that go on until they are told to stop.
+/// Callers for a list of users on a separate thread, which send requests until they are stopped.
 struct Load {
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<Vec<(String, u64, u64)>>,
@@ -75,7 +75,7 @@ impl Load {
         Self { stop, thread }
     }
 
-    /// Of each user how many requests were decided, and how many were not.
+    /// Stops the callers and returns how many requests of each user were decided, and how many failed.
     fn stop(self) -> Vec<(String, u64, u64)> {
         self.stop.store(true, Relaxed);
         self.thread.join().unwrap()
@@ -108,25 +108,25 @@ fn sum(callers: Vec<(String, u64, u64)>) -> Vec<(String, u64, u64)> {
     users
 }
 
-/// Waits until so many more requests have been decided.
-fn go_on(server: &Server, requests: f64) {
+/// Waits until `requests` more requests have been decided.
+fn wait_for_requests(server: &Server, requests: f64) {
     let decided = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
     let before = decided();
-    wait_for("requests to go on", || (decided() > before + requests).then_some(()));
+    wait_for("more requests to be decided", || (decided() > before + requests).then_some(()));
 }
 
-/// What is left of a user's two limits.
-async fn left(client: &Client, user: &str) -> Vec<u32> {
-    let look = |entries| descriptor(entries).hits(0);
+/// Returns the remaining hits of a user's two limits.
+async fn remaining(client: &Client, user: &str) -> Vec<u32> {
+    let peek = |entries| descriptor(entries).hits(0);
     let path = [("user", user), ("path", "/")];
-    let request = Request::new("d").descriptor(look(&[("user", user)])).descriptor(look(&path));
+    let request = Request::new("d").descriptor(peek(&[("user", user)])).descriptor(peek(&path));
     let answer = wait_for_async("an answer", async || client.check(request.clone()).await.ok()).await;
     answer.0.statuses.iter().map(|status| status.limit_remaining).collect()
 }
 
 async fn has_counted(client: &Client, user: &str, decided: u64) {
     let expected = 1_000_000 - u32::try_from(decided).unwrap();
-    assert_eq!(left(client, user).await, [expected, expected], "{user}: {decided} decided");
+    assert_eq!(remaining(client, user).await, [expected, expected], "{user}: {decided} decided");
 }
 
 fn users() -> Vec<String> {
@@ -134,7 +134,7 @@ fn users() -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_key_is_where_the_command_line_says() {
+async fn the_shard_command_reports_the_location_of_a_key() {
     let (nodes, ring) = ring(3);
     let cluster = RedisCluster::start();
     let (on_ring, in_cluster) = (start(&ring), start(&cluster.url()));
@@ -152,14 +152,14 @@ async fn a_key_is_where_the_command_line_says() {
         assert_eq!(cluster.nodes[0].cli(&["cluster", "keyslot", &key]), slot);
         assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1");
     }
-    // Who has a slot is no part of the key.
+    // The holder of a slot is not part of the key.
     let slot = request_for("d", &[("slots", "x"), ("id", "1")]);
     assert!(in_cluster.client().await.check(slot).await.unwrap().allowed());
     let key = shard("key", &cluster.url(), &["d", "slots=x", "id=2"]);
     assert_eq!(cluster.nodes[cluster.owner(&key)].cli(&["exists", &key]), "1", "{key}");
     let moved = shard("after", &ring, &["d", "user=a", "--nodes", "x,y"]);
     assert!(moved.starts_with("moves from 127.0.0.1:"), "{moved}");
-    // Names and weights of the settings file: the same again moves nothing.
+    // With the names and weights of the settings file, no key moves.
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("settings.toml");
     let node =
@@ -172,9 +172,9 @@ async fn a_key_is_where_the_command_line_says() {
     }
 }
 
-/// All limits of a user meet on one node, and one call decides them.
+/// All limits of a user are stored on one node and decided by one call.
 #[tokio::test]
-async fn limits_of_one_user_are_one_call() {
+async fn limits_of_one_user_are_decided_in_one_call() {
     let cluster = RedisCluster::start();
     let server = start(&cluster.url());
     let client = server.client().await;
@@ -188,9 +188,9 @@ async fn limits_of_one_user_are_one_call() {
     assert!(calls[0].contains("cmdstat_evalsha:calls=1,"), "{}", calls[0]);
 }
 
-/// Back and forth, key by key, while everybody asks: every request is decided, and counted once.
+/// Slots are migrated key by key under load: every request is decided, and counted once.
 #[tokio::test]
-async fn a_slot_that_moves_under_load_loses_and_doubles_nothing() {
+async fn a_migration_under_load_neither_loses_nor_doubles_hits() {
     let cluster = RedisCluster::start();
     let server = start(&cluster.url());
     let client = server.client().await;
@@ -202,14 +202,14 @@ async fn a_slot_that_moves_under_load_loses_and_doubles_nothing() {
         let from = cluster.owner(key);
         let to = (from + 1) % 3;
         cluster.begin_slot_migration(slot, from, to);
-        // One of the user's two counters is there, the other still here.
+        // One of the user's two counters is on the target, the other still on the source.
         cluster.move_key(key, from, to);
         let asks = server.metric("sluicegate_redis_failures_total{kind=\"ask\"}");
-        wait_for("requests to be sent on", || {
+        wait_for("requests to be redirected", || {
             (server.metric("sluicegate_redis_failures_total{kind=\"ask\"}") > asks).then_some(())
         });
         cluster.finish_slot_migration(slot, from, to);
-        go_on(&server, 200.0);
+        wait_for_requests(&server, 200.0);
     }
     for (user, decided, failed) in load.stop() {
         assert_eq!(failed, 0, "{user}: {}", server.log());
@@ -217,10 +217,10 @@ async fn a_slot_that_moves_under_load_loses_and_doubles_nothing() {
     }
 }
 
-/// A slot on the move has torn two counters of one request apart: no call can decide both. One is taken after the other,
-/// and given back when the other refuses; and once the slot has arrived, one call does again.
+/// During a migration, two counters of one request are on different nodes, so that no call can decide both. One take
+/// follows the other and is rolled back if the other is denied. After the migration, one call is enough again.
 #[tokio::test]
-async fn a_request_that_a_moving_slot_tears_apart_is_charged_for_all_or_none() {
+async fn a_request_split_by_a_migration_is_charged_for_all_limits_or_none() {
     let text = "
 domain: d
 charge: all
@@ -249,45 +249,45 @@ descriptors:
         let check = async || {
             let answer =
                 client.check(request.clone()).await.unwrap_or_else(|error| panic!("{error}\n{}", server.log()));
-            let left: Vec<_> = answer.0.statuses.iter().map(|status| status.limit_remaining).collect();
-            (answer.allowed(), left)
+            let remaining: Vec<_> = answer.0.statuses.iter().map(|status| status.limit_remaining).collect();
+            (answer.allowed(), remaining)
         };
         assert_eq!(check().await, (true, vec![99, 2]), "{user}");
         cluster.begin_slot_migration(slot, from, to);
         let keys = cluster.nodes[from].cli(&["cluster", "getkeysinslot", &slot.to_string(), "10"]);
         let key = keys.lines().find(|key| key.contains(moved)).unwrap_or_else(|| panic!("{moved} in {keys}"));
         cluster.move_key(key, from, to);
-        for left in [1, 0] {
-            assert_eq!(check().await, (true, vec![97 + left, left]), "{user}");
+        for remaining in [1, 0] {
+            assert_eq!(check().await, (true, vec![97 + remaining, remaining]), "{user}");
         }
         for _ in 0..3 {
             assert_eq!(check().await, (false, vec![97, 0]), "{user}: nothing is taken");
         }
         cluster.finish_slot_migration(slot, from, to);
         assert_eq!(check().await, (false, vec![97, 0]), "{user}");
-        let back = Request::new("d").descriptor(descriptor(&[("user", user), ("path", "/")]).hits(1).refund());
-        assert!(client.check(back).await.unwrap().allowed());
+        let refund = Request::new("d").descriptor(descriptor(&[("user", user), ("path", "/")]).hits(1).refund());
+        assert!(client.check(refund).await.unwrap().allowed());
         assert_eq!(check().await, (true, vec![96, 0]), "{user}");
         assert_eq!(server.metric("sluicegate_redis_rollback_failures_total"), 0.0);
     }
 }
 
-/// A node that nobody has heard of takes a slot over: the redirect is enough to find it.
+/// An unknown node takes over a slot: the redirect is enough to find it.
 #[tokio::test]
-async fn a_redirect_to_a_new_node_is_followed_at_once() {
+async fn a_redirect_to_a_new_node_is_followed_immediately() {
     let mut cluster = RedisCluster::start();
     let server = start(&cluster.url());
     let client = server.client().await;
     let users = users();
     for user in &users {
-        assert_eq!(left(&client, user).await, [1_000_000, 1_000_000]);
+        assert_eq!(remaining(&client, user).await, [1_000_000, 1_000_000]);
     }
     cluster.nodes.push(RedisCluster::start_node(&[]));
     let known = cluster.nodes[0].cli(&["cluster", "nodes"]);
     let address = known.lines().find(|line| line.contains("myself")).unwrap().split(' ').nth(1).unwrap();
     let (port, bus) = address.split([',', ' ']).next().unwrap().rsplit_once(':').unwrap().1.split_once('@').unwrap();
     assert_eq!(cluster.nodes[3].cli(&["cluster", "meet", "127.0.0.1", port, bus]), "OK");
-    wait_for("everybody to know it", || {
+    wait_for("all nodes to know the new one", || {
         let info: Vec<_> = cluster.nodes.iter().map(|node| node.cli(&["cluster", "info"])).collect();
         let known = |info: &String| info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:4");
         info.iter().all(known).then_some(())
@@ -305,7 +305,7 @@ async fn a_redirect_to_a_new_node_is_followed_at_once() {
 }
 
 #[tokio::test]
-async fn a_failover_that_is_asked_for_goes_by_and_nothing_is_counted_twice() {
+async fn a_requested_failover_counts_no_hit_twice() {
     let cluster = RedisCluster::with(3, 1, &[]);
     let server = start(&cluster.url());
     let client = server.client().await;
@@ -318,52 +318,53 @@ async fn a_failover_that_is_asked_for_goes_by_and_nothing_is_counted_twice() {
             cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(())
         });
     }
-    go_on(&server, 500.0);
-    // The master that goes answers nobody for a moment: what timed out then may be counted, once.
+    wait_for_requests(&server, 500.0);
+    // The old master does not answer for a moment: requests that timed out may be counted, but only once.
     for (user, decided, failed) in load.stop() {
-        for left in left(&client, &user).await {
-            let counted = u64::from(1_000_000 - left);
+        for remaining in remaining(&client, &user).await {
+            let counted = u64::from(1_000_000 - remaining);
             assert!((decided..=decided + failed).contains(&counted), "{user}: {decided}, {failed}, {counted}");
         }
         assert!(failed < decided, "{user}: {decided}, {failed}: {}", server.log());
     }
 }
 
-/// It cannot write any more, and says nothing of where to: whoever tells it the keys is sent on.
+/// A demoted master rejects writes without naming the new one. It redirects only calls that declare their keys.
 #[tokio::test]
-async fn a_master_that_became_a_replica_sends_its_callers_on() {
+async fn a_request_to_a_demoted_master_is_redirected() {
     let cluster = RedisCluster::with(3, 1, &[]);
     let server = start(&cluster.url());
     let client = server.client().await;
     let key = shard("key", &cluster.url(), &["d", "user=user0"]);
     let mut counted = 0;
-    // The service looks at the cluster by itself now and then. Who asks before it does is answered by the replica.
-    let ask_at_once = async || {
+    // The service polls the topology at intervals. A request before the next poll is answered by the replica.
+    let is_redirected_after_failover = async || {
         let master = cluster.owner(&key);
-        let other = cluster.nodes.iter().position(|node| {
+        let replica = cluster.nodes.iter().position(|node| {
             let nodes = node.cli(&["cluster", "nodes"]);
             nodes.lines().any(|line| line.contains("myself,slave") && line.contains(&cluster.id(master)))
         })?;
-        assert_eq!(cluster.nodes[other].cli(&["cluster", "failover"]), "OK");
-        wait_for("the two to change places", || {
+        assert_eq!(cluster.nodes[replica].cli(&["cluster", "failover"]), "OK");
+        wait_for("the two nodes to exchange roles", || {
             let is = |node: usize, role| cluster.nodes[node].cli(&["role"]).starts_with(role);
-            (is(other, "master") && is(master, "slave")).then_some(())
+            (is(replica, "master") && is(master, "slave")).then_some(())
         });
-        let refused = || server.metric("sluicegate_redis_failures_total{kind=\"readonly\"}");
-        let before = refused();
+        let redirects = || server.metric("sluicegate_redis_failures_total{kind=\"readonly\"}");
+        let before = redirects();
         let request =
             request_for("d", &[("user", "user0")]).descriptor(descriptor(&[("user", "user0"), ("path", "/")]));
         let passed = client.check(request).await.is_ok_and(|answer| answer.allowed());
         counted += u64::from(passed);
-        (passed && refused() > before).then_some(())
+        (passed && redirects() > before).then_some(())
     };
-    wait_for_async("a request to be sent on", ask_at_once).await;
+    wait_for_async("a request to be redirected", is_redirected_after_failover).await;
     has_counted(&client, "user0", counted).await;
 }
 
-/// The others never notice, and its own users are served again when a replica has taken over.
+/// Users of other masters are not affected, and users of the dead master are served again after its replica has taken
+/// over.
 #[tokio::test]
-async fn a_master_that_dies_takes_only_its_own_users_with_it() {
+async fn a_dead_master_affects_only_its_own_users() {
     let mut cluster = RedisCluster::with(3, 1, &[]);
     let server = start(&cluster.url());
     let client = server.client().await;
@@ -371,35 +372,37 @@ async fn a_master_that_dies_takes_only_its_own_users_with_it() {
     let key = shard("key", &cluster.url(), &["d", "user=user0"]);
     let dead = cluster.owner(&key);
     let replica = cluster.replica_of(dead);
-    let elsewhere: Vec<_> = users
+    let other_users: Vec<_> = users
         .iter()
         .filter(|user| cluster.owner(&shard("key", &cluster.url(), &["d", &format!("user={user}")])) != dead)
         .cloned()
         .collect();
-    let load = Load::start(&server, &elsewhere);
-    assert_eq!(left(&client, "user0").await, [1_000_000, 1_000_000]);
+    let load = Load::start(&server, &other_users);
+    assert_eq!(remaining(&client, "user0").await, [1_000_000, 1_000_000]);
     cluster.nodes[dead].kill();
-    wait_for("somebody to notice", || server.get("/readyz").contains("1 of 3 servers unavailable").then_some(()));
+    wait_for("the dead master to be detected", || {
+        server.get("/readyz").contains("1 of 3 servers unavailable").then_some(())
+    });
     let is_up =
         |node: &RedisServer| server.metric(&format!("sluicegate_redis_up{{server=\"127.0.0.1:{}\"}}", node.port));
     assert_eq!(cluster.nodes[..3].iter().map(is_up).sum::<f64>(), 2.0, "{}", server.get("/metrics"));
     wait_for("the replica to take over", || cluster.nodes[replica].cli(&["role"]).starts_with("master").then_some(()));
     let promoted = Instant::now();
-    left(&client, "user0").await;
+    remaining(&client, "user0").await;
     assert!(promoted.elapsed() < Duration::from_secs(10), "{:?}", promoted.elapsed());
     for (user, decided, failed) in load.stop() {
         assert_eq!(failed, 0, "{user}: {}", server.log());
         has_counted(&client, &user, decided).await;
     }
-    wait_for("all to be well", || server.get("/readyz").contains("redis, up").then_some(()));
+    wait_for("all servers to be up", || server.get("/readyz").contains("redis, up").then_some(()));
 }
 
 #[tokio::test]
-async fn sentinels_say_who_the_master_is_now() {
+async fn the_service_follows_the_master_reported_by_sentinels() {
     let mut sentinels = Sentinels::start(None, None);
     let server = start(&sentinels.url());
     let client = server.client().await;
-    assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
+    assert_eq!(remaining(&client, "a").await, [1_000_000, 1_000_000]);
     let first = sentinels.master();
     sentinels.fail_over();
     wait_for("another master", || (sentinels.master() != first).then_some(()));
@@ -407,16 +410,16 @@ async fn sentinels_say_who_the_master_is_now() {
         server.get("/readyz").contains(&format!("127.0.0.1:{}: up", sentinels.master())).then_some(())
     });
     assert!(client.check(request_for("d", &[("user", "a")])).await.unwrap().allowed());
-    assert!(!server.get("/readyz").contains(&format!(":{first}")), "nobody is connected to a replica");
+    assert!(!server.get("/readyz").contains(&format!(":{first}")), "the service has no connection to the replica");
     let second = sentinels.master();
     let killed = sentinels.servers.iter_mut().find(|server| server.port == second).unwrap();
     killed.kill();
-    wait_for("a third one", || (sentinels.master() != second).then_some(()));
-    left(&client, "a").await;
+    wait_for("a third master", || (sentinels.master() != second).then_some(()));
+    remaining(&client, "a").await;
 }
 
 #[tokio::test]
-async fn sentinels_and_servers_have_passwords_of_their_own() {
+async fn sentinels_and_servers_have_separate_passwords() {
     let sentinels = Sentinels::start(Some("m@ster"), Some("s@ntinel"));
     let url = format!("redis+sentinel://:m%40ster@{}/main", sentinels.hosts());
     let server = Server::builder()
@@ -425,13 +428,13 @@ async fn sentinels_and_servers_have_passwords_of_their_own() {
         .set("redis.sentinel.password", "s@ntinel")
         .set("redis.timeout", "1s")
         .start();
-    assert_eq!(left(&server.client().await, "a").await, [1_000_000, 1_000_000]);
+    assert_eq!(remaining(&server.client().await, "a").await, [1_000_000, 1_000_000]);
     assert!(!server.log().contains("m%40ster"), "{}", server.log());
 }
 
-/// What docs/guides/redis.md says is enough, is.
+/// The permissions in docs/guides/redis.md are enough.
 #[tokio::test]
-async fn a_cluster_grants_what_is_needed_and_no_more() {
+async fn the_documented_permissions_are_enough_in_a_cluster() {
     let docs = std::fs::read_to_string(crate::support::repository("docs/guides/redis.md")).unwrap();
     let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER sluicegate on >SECRET ")).unwrap();
     let user: Vec<_> = ["--user", "sluicegate", "on", ">secret"].into_iter().chain(line.split(' ')).collect();
@@ -446,23 +449,23 @@ async fn a_cluster_grants_what_is_needed_and_no_more() {
         let server =
             Server::builder().rules(rules(&[("d.yaml", &text)]).path()).store(&url).set("redis.timeout", "1s").start();
         let client = server.client().await;
-        for (hits, give_back) in [(1, false), (3, true), (3, false)] {
+        for (hits, is_refund) in [(1, false), (3, true), (3, false)] {
             let one = descriptor(&[("k", "v")]).hits(hits);
-            let one = if give_back { one.refund() } else { one };
+            let one = if is_refund { one.refund() } else { one };
             let answer = client.check(Request::new(kind).descriptor(one)).await;
             assert!(answer.is_ok_and(|answer| answer.allowed()), "{kind}: {}", server.log());
         }
     }
-    assert_eq!(left(&client, "a").await, [1_000_000, 1_000_000]);
-    // What operators say is heard of, too.
+    assert_eq!(remaining(&client, "a").await, [1_000_000, 1_000_000]);
+    // Overrides of operators need no other permissions either.
     let operator = Operator::with(Server::builder().store(&url));
-    wait_for("a change", || operator.try_ctl(&["switch", "shadow", "everything"]).ok());
+    wait_for("an override to be set", || operator.try_ctl(&["switch", "shadow", "everything"]).ok());
     operator.ctl(&["switch", "clear", "everything"]);
     assert_eq!(operator.ctl(&["audit"]).matches("alice").count(), 2);
 }
 
 #[tokio::test]
-async fn a_cluster_may_announce_host_names_or_no_addresses_at_all() {
+async fn a_cluster_may_announce_host_names_or_no_addresses() {
     for announced in [
         &["--cluster-announce-hostname", "localhost", "--cluster-preferred-endpoint-type", "hostname"][..],
         &["--cluster-preferred-endpoint-type", "unknown-endpoint"],
@@ -471,13 +474,13 @@ async fn a_cluster_may_announce_host_names_or_no_addresses_at_all() {
         let server = start(&cluster.url());
         let client = server.client().await;
         for user in users() {
-            assert_eq!(left(&client, &user).await, [1_000_000, 1_000_000], "{announced:?}: {}", server.log());
+            assert_eq!(remaining(&client, &user).await, [1_000_000, 1_000_000], "{announced:?}: {}", server.log());
         }
     }
 }
 
 #[tokio::test]
-async fn limits_per_second_have_a_store_of_their_own() {
+async fn limits_per_second_can_have_a_separate_store() {
     let (main, short) = (RedisServer::start(), RedisCluster::start());
     let folder = rules(&[("d.yaml", RULES)]);
     let builder = Server::builder()
@@ -494,8 +497,8 @@ async fn limits_per_second_have_a_store_of_their_own() {
     let keys: Vec<_> =
         short.nodes.iter().map(|node| node.cli(&["keys", "*"])).filter(|keys| !keys.is_empty()).collect();
     assert_eq!(keys, ["sluicegate:{d|second=s}fw:1"]);
-    // It is looked at where it is, within its second.
-    wait_for_async("it to be seen", async || {
+    // `ctl inspect` reads the counter from its own store, within its second.
+    wait_for_async("the counter to be inspected", async || {
         client.check(request_for("d", &[("second", "s")])).await.unwrap();
         operator.ctl(&["inspect", "d", "second=s"]).contains("used 1,").then_some(())
     })

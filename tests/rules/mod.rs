@@ -4,7 +4,7 @@
 mod candidates;
 /// Rules that change while they are in use.
 mod reload;
-/// Rule files: what is accepted, what is rejected, and the diagnostics.
+/// Rule files: accepted and rejected ones, and the diagnostics.
 mod rule_files;
 /// Rules from a real xDS control plane.
 mod xds;

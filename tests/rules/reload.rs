@@ -1,4 +1,5 @@
-//! Rules that change while they are in use: within a second, no request dropped, and a bad set changes nothing.
+//! Rules that change while they are in use: changes take effect within a second, no request is dropped, and an invalid
+//! set changes nothing.
 
 use std::{
     fs,
@@ -15,13 +16,13 @@ fn text(domain: &str, limit: u32) -> String {
     format!("domain: {domain}\ndescriptors: [{{key: k, rate_limit: {{unit: year, requests_per_unit: {limit}}}}}]\n")
 }
 
-/// The limit in force; `None`: the domain is unknown.
+/// Returns the limit in force, or `None` if the domain is unknown.
 async fn limit(server: &Server, domain: &str) -> Option<u32> {
     let answer = server.client().await.check(request_for(domain, &[("k", "v")])).await.unwrap();
     answer.0.statuses[0].current_limit.as_ref().map(|limit| limit.requests_per_unit)
 }
 
-async fn until_limit(server: &Server, domain: &str, expected: Option<u32>) {
+async fn wait_for_limit(server: &Server, domain: &str, expected: Option<u32>) {
     let what = format!("{domain} to have the limit {expected:?}");
     wait_for_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
 }
@@ -32,22 +33,25 @@ async fn changed_added_and_removed_files_take_effect() {
     let server = Server::start(folder.path(), "memory");
     assert_eq!(limit(&server, "a").await, Some(1));
     fs::write(folder.path().join("a.yaml"), text("a", 20)).unwrap();
-    until_limit(&server, "a", Some(20)).await;
+    wait_for_limit(&server, "a", Some(20)).await;
     fs::write(folder.path().join("b.yml"), text("b", 5)).unwrap();
-    until_limit(&server, "b", Some(5)).await;
+    wait_for_limit(&server, "b", Some(5)).await;
     assert!(server.get("/rlconfig").contains("b.k: unit=YEAR requests_per_unit=5"));
     fs::remove_file(folder.path().join("a.yaml")).unwrap();
-    until_limit(&server, "a", None).await;
+    wait_for_limit(&server, "a", None).await;
     // Each change is loaded once.
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 4.0);
     let misplaced = text("c", 3).replace("}}", ", shadow_mode: true}}");
     fs::write(folder.path().join("c.yaml"), misplaced).unwrap();
-    until_limit(&server, "c", Some(3)).await;
-    wait_for_async("the warning", async || server.log().contains("shadow_mode has no effect here").then_some(())).await;
+    wait_for_limit(&server, "c", Some(3)).await;
+    wait_for_async("the warning to be logged", async || {
+        server.log().contains("shadow_mode has no effect here").then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn a_bad_set_changes_nothing_and_is_told() {
+async fn an_invalid_set_changes_nothing_and_is_reported() {
     let folder = rules(&[("a.yaml", &text("a", 1))]);
     let server = Server::start(folder.path(), "memory");
     fs::write(folder.path().join("b.yaml"), "domain: b\ndescriptors: [{key: k, rate_limit: {unit: fortnight}}]\n")
@@ -57,12 +61,12 @@ async fn a_bad_set_changes_nothing_and_is_told() {
     })
     .await;
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(1), None));
-    let sentence = "b.yaml:2:43: unit \"fortnight\" is not one of second";
+    let message = "b.yaml:2:43: unit \"fortnight\" is not one of second";
     let page = server.get("/rlconfig");
-    assert!(page.contains(sentence) && page.contains("# last error: "), "{page}");
+    assert!(page.contains(message) && page.contains("# last error: "), "{page}");
     assert!(server.log().contains("unit \\\"fortnight\\\" is not one of"), "{}", server.log());
     fs::write(folder.path().join("b.yaml"), text("b", 7)).unwrap();
-    until_limit(&server, "b", Some(7)).await;
+    wait_for_limit(&server, "b", Some(7)).await;
     assert!(!server.get("/rlconfig").contains("last error"));
     fs::remove_dir_all(folder.path()).unwrap();
     wait_for_async("the loss of the directory to be counted", async || {
@@ -72,7 +76,7 @@ async fn a_bad_set_changes_nothing_and_is_told() {
     assert_eq!(limit(&server, "b").await, Some(7));
 }
 
-/// As Kubernetes does it: files are links to `..data/…`, and `..data` is swapped by a rename.
+/// Kubernetes mounts files as links to `..data/…`, and swaps `..data` by a rename.
 #[tokio::test]
 async fn a_config_map_swap_takes_effect() {
     let folder = tempfile::tempdir().unwrap();
@@ -90,35 +94,35 @@ async fn a_config_map_swap_takes_effect() {
     version("..v2", 2);
     link("..v2", "..data_tmp");
     fs::rename(at("..data_tmp"), at("..data")).unwrap();
-    until_limit(&server, "a", Some(2)).await;
+    wait_for_limit(&server, "a", Some(2)).await;
 }
 
 #[tokio::test]
-async fn counters_go_on_and_no_request_is_dropped() {
+async fn counters_continue_and_no_request_is_dropped() {
     let folder = rules(&[("a.yaml", &text("a", 1_000_000))]);
     let server = Server::start(folder.path(), "memory");
     let client = server.client().await;
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&stop);
     let load = tokio::spawn(async move {
-        let mut asked = 0;
+        let mut sent = 0;
         while !stopped.load(Relaxed) {
             assert!(client.check(request_for("a", &[("k", "v")])).await.unwrap().allowed());
-            asked += 1;
+            sent += 1;
         }
-        (asked, client)
+        (sent, client)
     });
     for limit in [2_000_000, 3_000_000] {
         fs::write(folder.path().join("a.yaml"), text("a", limit)).unwrap();
-        wait_for_async("the change", async || {
+        wait_for_async("the change to take effect", async || {
             server.get("/rlconfig").contains(&format!("requests_per_unit={limit},")).then_some(())
         })
         .await;
     }
     stop.store(true, Relaxed);
-    let (asked, client) = load.await.unwrap();
+    let (sent, client) = load.await.unwrap();
     let last = client.check(request_for("a", &[("k", "v")])).await.unwrap();
-    assert_eq!(last.remaining(), Some(3_000_000 - asked - 1));
+    assert_eq!(last.remaining(), Some(3_000_000 - sent - 1));
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"a\",key1=\"k\"}";
-    assert_eq!(server.metric(total), f64::from(asked + 1), "an unchanged rule keeps its statistics");
+    assert_eq!(server.metric(total), f64::from(sent + 1), "an unchanged rule keeps its statistics");
 }

@@ -1,4 +1,4 @@
-//! Rule files: what is accepted, what is refused and how that reads.
+//! Rule files: accepted and rejected ones, and the diagnostics.
 
 use sluicegate::rules::{Entry, Lookup, Options, RuleSet, Severity, SourceFile, compile};
 
@@ -9,17 +9,17 @@ fn files(texts: &[&str]) -> Vec<SourceFile> {
     texts.iter().enumerate().map(|(number, text)| SourceFile { name: name(number), text: (*text).to_owned() }).collect()
 }
 
-fn refusal(texts: &[&str]) -> Vec<String> {
-    let problems = compile(&files(texts), Options::default()).err().unwrap_or_else(|| panic!("accepted: {texts:?}"));
-    problems.iter().filter(|problem| problem.severity == Severity::Error).map(ToString::to_string).collect()
+fn rejected(texts: &[&str]) -> Vec<String> {
+    let diagnostics = compile(&files(texts), Options::default()).err().unwrap_or_else(|| panic!("accepted: {texts:?}"));
+    diagnostics.iter().filter(|diagnostic| diagnostic.severity == Severity::Error).map(ToString::to_string).collect()
 }
 
 fn accepted(texts: &[&str], options: Options) -> (RuleSet, Vec<String>) {
-    let (set, warnings) = compile(&files(texts), options).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let (set, warnings) = compile(&files(texts), options).unwrap_or_else(|diagnostics| panic!("{diagnostics:#?}"));
     (set, warnings.iter().map(ToString::to_string).collect())
 }
 
-/// `None`: no limit.
+/// Returns the limit of a descriptor, or `None` if it has none.
 fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
     let entries = entries.iter().map(|(key, value)| Entry { key, value });
     match set.find(domain, entries) {
@@ -29,7 +29,7 @@ fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
 }
 
 #[test]
-fn every_mistake_has_a_place_and_a_sentence() {
+fn every_error_has_a_location_and_a_message() {
     let limit = "rate_limit: {unit: day, requests_per_unit: 1";
     for (text, expected) in [
         ("", "a.yaml:1:1: the file is empty; a domain is required"),
@@ -118,15 +118,15 @@ fn every_mistake_has_a_place_and_a_sentence() {
             "a.yaml:2:24: unknown key \"burst\"; it belongs under rate_limit",
         ),
     ] {
-        let errors = refusal(&[text]);
+        let errors = rejected(&[text]);
         assert_eq!(errors.len(), 1, "{text}: {errors:?}");
         assert!(errors[0].starts_with(expected), "{text}\n  {}\n  {expected}", errors[0]);
     }
 }
 
 #[test]
-fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
-    for (words, expected) in [
+fn a_keyword_of_another_algorithm_is_rejected() {
+    for (keywords, expected) in [
         (
             "algorithm: window",
             "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
@@ -170,17 +170,18 @@ fn a_word_that_does_not_belong_to_the_algorithm_is_refused() {
         ("soft: 0%", "2:78: soft must be a whole percentage from 1% to 1000%, not \"0%\""),
         ("count_denied: perhaps", "2:86: count_denied must be true or false, not perhaps"),
     ] {
-        let text =
-            format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 100, {words}}}}}]");
-        assert_eq!(refusal(&[&text]), [format!("a.yaml:{expected}")], "{words}");
+        let text = format!(
+            "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 100, {keywords}}}}}]"
+        );
+        assert_eq!(rejected(&[&text]), [format!("a.yaml:{expected}")], "{keywords}");
     }
     let unlimited = "domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, burst: 3}}]";
-    assert_eq!(refusal(&[unlimited]), ["a.yaml:2:54: burst cannot be combined with unlimited: true"]);
+    assert_eq!(rejected(&[unlimited]), ["a.yaml:2:54: burst cannot be combined with unlimited: true"]);
 }
 
 #[test]
-fn a_limit_of_requests_at_once_has_words_of_its_own() {
-    for (words, expected) in [
+fn a_concurrency_limit_has_its_own_keywords() {
+    for (keywords, expected) in [
         ("limit: 2, unit: day", "2:77: concurrency cannot be combined with unit, unit_multiplier or requests_per_unit"),
         (
             "limit: 2, requests_per_unit: 3",
@@ -205,18 +206,18 @@ fn a_limit_of_requests_at_once_has_words_of_its_own() {
         ),
         ("limit: 2, consistency: eventual", "2:84: consistency: eventual cannot be combined with concurrency: "),
     ] {
-        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{algorithm: concurrency, {words}}}}}]");
-        let errors = refusal(&[&text]);
-        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{algorithm: concurrency, {keywords}}}}}]");
+        let errors = rejected(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{keywords}: {errors:?}");
     }
     let text = "domain: d\ndescriptors: [{key: k, rate_limit: {algorithm: concurrency, limit: 2, holder: id}, descriptors: [{key: id}]}]";
-    assert_eq!(refusal(&[text]), ["a.yaml:2:98: duplicate descriptor with key \"id\"; first defined at line 2"]);
+    assert_eq!(rejected(&[text]), ["a.yaml:2:98: duplicate descriptor with key \"id\"; first defined at line 2"]);
 }
 
 #[test]
-fn a_capacity_is_shared_by_words_of_its_own() {
+fn a_shared_capacity_has_its_own_keywords() {
     let full = "capacity: 10/s, class: c";
-    for (words, expected) in [
+    for (keywords, expected) in [
         (
             "capacity: many",
             "2:47: capacity must be a number of requests in flight (100), or of hits per s, m, h, d, second, ",
@@ -280,25 +281,25 @@ fn a_capacity_is_shared_by_words_of_its_own() {
             "2:37: capacity times its unit in microseconds must be below 2^52",
         ),
     ] {
-        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{words}}}}}]");
-        let errors = refusal(&[&text]);
-        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+        let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{keywords}}}}}]");
+        let errors = rejected(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{keywords}: {errors:?}");
     }
     let fixed =
         "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 3, reserve: {a: 1}, class: c}}]";
-    let errors = refusal(&[fixed]);
+    let errors = rejected(&[fixed]);
     assert!(
         errors[0].ends_with("reserve is not supported by algorithm fixed_window, only by concurrency, shares"),
         "{errors:?}"
     );
     let many: Vec<_> = (0..16).map(|class| format!("c{class}: {{}}")).collect();
     let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{full}, shares: {{{}}}}}}}]", many.join(", "));
-    assert_eq!(refusal(&[&text]), ["a.yaml:2:71: a capacity must be shared by 1 to 16 classes"]);
+    assert_eq!(rejected(&[&text]), ["a.yaml:2:71: a capacity must be shared by 1 to 16 classes"]);
 }
 
 #[test]
-fn elastic_needs_a_resource_and_how_much() {
-    for (words, expected) in [
+fn elastic_requires_a_resource_and_a_maximum() {
+    for (keywords, expected) in [
         ("{resource: db}", "2:81: elastic requires resource and up_to"),
         ("{up_to: 200%}", "2:81: elastic requires resource and up_to"),
         ("{resource: db, up_to: 200%, idle: 90%, busy: 90%}", "2:81: idle must be less than busy"),
@@ -312,17 +313,17 @@ fn elastic_needs_a_resource_and_how_much() {
         ),
     ] {
         let text = format!(
-            "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 900, elastic: {words}}}}}]"
+            "domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: 900, elastic: {keywords}}}}}]"
         );
-        let errors = refusal(&[&text]);
-        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{words}: {errors:?}");
+        let errors = rejected(&[&text]);
+        assert!(errors.len() == 1 && errors[0].starts_with(&format!("a.yaml:{expected}")), "{keywords}: {errors:?}");
     }
     let text = "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9, elastic: {resource: db, up_to: 90%}}}]";
-    assert!(refusal(&[text])[0].contains("up_to must be a whole percentage from 101% to 1000%"));
+    assert!(rejected(&[text])[0].contains("up_to must be a whole percentage from 101% to 1000%"));
 }
 
 #[test]
-fn plans_are_one_table() {
+fn plans_are_checked_as_a_whole() {
     let rule = "descriptors: [{key: k, rate_limit: {by_plan: calls}}]";
     let one = "{unit: day, requests_per_unit: 1}";
     for (plans, expected) in [
@@ -352,42 +353,46 @@ fn plans_are_one_table() {
             "3:37: the limit \"calls\" must have the same class and holder in all plans",
         ),
     ] {
-        let errors = refusal(&[&format!("domain: d\n{plans}\n{rule}")]);
+        let errors = rejected(&[&format!("domain: d\n{plans}\n{rule}")]);
         assert!(errors[0].starts_with(&format!("a.yaml:{expected}")), "{plans}: {errors:?}");
     }
-    let errors = refusal(&[&format!("domain: d\n{rule}")]);
+    let errors = rejected(&[&format!("domain: d\n{rule}")]);
     assert_eq!(errors, ["a.yaml:2:37: no plan defines the limit \"calls\""]);
-    let twice = format!(
+    let same_entry = format!(
         "domain: d\nplans: {{key: id, default: a, limits: {{a: {{calls: {}}}}}}}\n{rule}",
         "{algorithm: concurrency, limit: 1, holder: id}"
     );
     assert!(
-        refusal(&[&twice])[0]
+        rejected(&[&same_entry])[0]
             .ends_with("the entry \"id\" cannot be both the plan and the class or holder of a request")
     );
-    let beside = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
+    let with_unit = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
     assert_eq!(
-        refusal(&[beside])[1],
+        rejected(&[with_unit])[1],
         "a.yaml:2:53: unit cannot be combined with by_plan, which refers to a limit of a plan"
     );
 }
 
 #[test]
-fn one_domain_in_two_files_is_refused_unless_merged() {
+fn one_domain_in_two_files_is_rejected_unless_merged() {
     let one = "domain: d\ndescriptors: [{key: a, rate_limit: {unit: day, requests_per_unit: 1}}]";
     let two = "domain: d\ndescriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 2}}]";
     assert_eq!(
-        refusal(&[one, two]),
+        rejected(&[one, two]),
         ["b.yaml:1:1: domain \"d\" is already defined in a.yaml; set rules.merge_domains to combine the files"]
     );
     let (set, _) = accepted(&[one, two], Options { merge_domains: true, ..Options::default() });
     assert_eq!((limit(&set, "d", &[("a", "")]), limit(&set, "d", &[("b", "")])), (Some(1), Some(2)));
-    let problems = compile(&files(&[one, one]), Options { merge_domains: true, ..Options::default() }).err().unwrap();
-    assert!(problems[0].to_string().starts_with("b.yaml:2:15: duplicate descriptor with key \"a\""), "{problems:?}");
+    let diagnostics =
+        compile(&files(&[one, one]), Options { merge_domains: true, ..Options::default() }).err().unwrap();
+    assert!(
+        diagnostics[0].to_string().starts_with("b.yaml:2:15: duplicate descriptor with key \"a\""),
+        "{diagnostics:?}"
+    );
 }
 
 #[test]
-fn what_the_peer_takes_is_taken() {
+fn files_of_envoyproxy_ratelimit_are_accepted() {
     let text = "
 domain: d
 descriptors:
@@ -418,7 +423,7 @@ another: document
 }
 
 #[test]
-fn the_walk_is_the_peers() {
+fn descriptors_match_as_in_envoyproxy_ratelimit() {
     let text = "
 domain: d
 descriptors:
@@ -443,9 +448,9 @@ descriptors:
     for (entries, expected) in [
         (&[("a", "exact"), ("b", "x")][..], Some(1)),
         (&[("a", "exact")], None),             // ends on a rule without a limit
-        (&[("a", "exact"), ("c", "x")], None), // no going back to ex*
+        (&[("a", "exact"), ("c", "x")], None), // no backtracking to ex*
         (&[("a", "extra")], Some(2)),
-        (&[("a", "ext"), ("c", "x")], Some(3)), // ex* stands before e*t
+        (&[("a", "ext"), ("c", "x")], Some(3)), // ex* is defined before e*t
         (&[("a", "eat")], Some(4)),
         (&[("a", "eat"), ("c", "x")], None),
         (&[("a", "other")], Some(5)),
@@ -461,9 +466,9 @@ descriptors:
     assert_eq!(limit(&set, "e", &[("a", "x")]), None);
 }
 
-/// Where a domain does not say how it charges, the settings do.
+/// `Options::charge_all` applies to domains without `charge`.
 #[test]
-fn how_a_domain_charges_has_a_default() {
+fn a_domain_without_charge_uses_the_default() {
     let charges = |charge: &str, charge_all| {
         let text =
             format!("domain: d\n{charge}descriptors: [{{key: k, rate_limit: {{unit: hour, requests_per_unit: 1}}}}]\n");
@@ -475,25 +480,25 @@ fn how_a_domain_charges_has_a_default() {
     assert_eq!([charges("charge: all\n", false), charges("charge: each\n", true)], [true, false]);
 }
 
-/// And the setting is that default.
+/// The setting `rules.charge_all` sets `Options::charge_all`.
 #[tokio::test]
-async fn a_setting_says_how_domains_charge() {
+async fn a_setting_determines_the_default_of_charge() {
     let text = "domain: d\ndescriptors:\n- {key: a, rate_limit: {unit: hour, requests_per_unit: 1}}\n\
                 - {key: b, rate_limit: {unit: hour, requests_per_unit: 9}}\n";
     let folder = rules(&[("d.yaml", text)]);
-    for (charge_all, left) in [("false", 6), ("true", 7)] {
+    for (charge_all, remaining) in [("false", 6), ("true", 7)] {
         let server = Server::builder().rules(folder.path()).set("rules.charge_all", charge_all).start();
         let client = server.client().await;
         for _ in 0..2 {
             client.check(request_for("d", &[("a", "x")]).descriptor(descriptor(&[("b", "x")]))).await.unwrap();
         }
         let answer = client.check(request_for("d", &[("b", "x")])).await.unwrap();
-        assert_eq!(answer.remaining(), Some(left), "{charge_all}");
+        assert_eq!(answer.remaining(), Some(remaining), "{charge_all}");
     }
 }
 
 #[test]
-fn the_files_in_deploy_are_all_right() {
+fn the_rule_files_in_deploy_have_no_warnings() {
     for folder in ["deploy/examples", "deploy/envoy/rules"] {
         let path = crate::support::repository(folder);
         let source = sluicegate::service::reload::Source::directory(path);
@@ -502,9 +507,10 @@ fn the_files_in_deploy_are_all_right() {
     }
 }
 
-/// A plan is no part of what headers call the policy; nor is anything else when the limit has a name.
+/// The policy name in headers is the name of the limit, if it has one. Otherwise it consists of the keys and values of
+/// the rule, without the plan.
 #[test]
-fn a_policy_is_called_by_its_limit_or_its_levels() {
+fn a_policy_is_named_after_its_limit_or_its_rule() {
     let rule = |name: &str| format!("{{unit: day, requests_per_unit: 1{name}}}");
     let text = format!(
         "domain: d\nplans: {{default: a, limits: {{a: {{calls: {plain}}}, b: {{calls: {plain}}}}}}}\ndescriptors:\n\

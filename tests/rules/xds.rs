@@ -1,5 +1,5 @@
-//! Rules by xDS, from a control plane on go-control-plane: what it sends is in force, what cannot be used is refused with a
-//! sentence, and what is there stays while it is away.
+//! Rules by xDS from a control plane that is built on go-control-plane. Valid snapshots take effect, invalid ones are
+//! rejected with a message, and rules stay in force while the control plane is away.
 
 use std::{fs, process::Command};
 
@@ -21,7 +21,7 @@ use crate::support::{
 
 const TYPE: &str = "type.googleapis.com/ratelimit.config.ratelimit.v3.RateLimitConfig";
 
-/// `k` of the domain may come so often a year.
+/// Builds a config that limits `k` to `limit` requests per year.
 fn config(domain: &str, limit: u32) -> RateLimitConfig {
     limited(domain, policy(Unit::Year, limit))
 }
@@ -36,12 +36,13 @@ fn limited(domain: &str, policy: RateLimitPolicy) -> RateLimitConfig {
     RateLimitConfig { name: domain.into(), domain: domain.into(), descriptors: vec![descriptor], sluicegate: None }
 }
 
-/// What cannot be used: a limit without a unit.
-fn bad(domain: &str) -> RateLimitConfig {
+/// Builds an invalid config: its limit has no unit.
+fn invalid(domain: &str) -> RateLimitConfig {
     limited(domain, policy(Unit::Unknown, 1))
 }
 
-fn served_by(address: &str) -> Builder {
+/// Returns a builder for a service with rules from the control plane at this address.
+fn server_of(address: &str) -> Builder {
     Server::builder()
         .set("rules.xds.server", &format!("http://{address}"))
         .set("rules.xds.start_without_rules", "true")
@@ -49,27 +50,27 @@ fn served_by(address: &str) -> Builder {
         .set("rules.xds.retry_max", "50ms")
 }
 
-/// The limit in force; `None`: there is no such domain, or no rules at all.
+/// Returns the limit in force, or `None` if the domain is unknown or there are no rules.
 async fn limit(server: &Server, domain: &str) -> Option<u32> {
     let answer = server.client().await.check(request_for(domain, &[("k", "v")])).await.ok()?;
     answer.0.statuses[0].current_limit.as_ref().map(|limit| limit.requests_per_unit)
 }
 
-async fn until_limit(server: &Server, domain: &str, expected: Option<u32>) {
+async fn wait_for_limit(server: &Server, domain: &str, expected: Option<u32>) {
     let what = format!("{domain} to have the limit {expected:?}");
     wait_for_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
 }
 
 #[tokio::test]
-async fn snapshots_are_taken_or_refused_whatever_their_versions() {
+async fn snapshots_are_accepted_or_rejected_regardless_of_their_versions() {
     let mut plane = ControlPlane::start();
-    let server = served_by(plane.address()).start();
+    let server = server_of(plane.address()).start();
     let first = plane.wait_for_request("the first request", |_| true).await;
     assert_eq!(
         (&first["type"], &first["node"], &first["version"], &first["nonce"], &first["names"]),
         (&TYPE.into(), &"default".into(), &"".into(), &"".into(), &serde_json::Value::Null)
     );
-    // There is a connection, and nothing has come.
+    // The service is connected but has not received rules.
     let error = server.client().await.check(request_for("a", &[("k", "v")])).await.unwrap_err();
     assert_eq!(error.code(), Some(Code::Unavailable));
     assert!(error.to_string().contains("no rate limit configuration loaded"), "{error}");
@@ -77,97 +78,97 @@ async fn snapshots_are_taken_or_refused_whatever_their_versions() {
     assert_eq!(server.metric("sluicegate_xds_connected"), 1.0);
 
     plane.set("one", &[config("a", 1), config("b", 2)]);
-    until_limit(&server, "a", Some(1)).await;
+    wait_for_limit(&server, "a", Some(1)).await;
     assert_eq!(limit(&server, "b").await, Some(2));
-    let taken = plane.wait_for_request("the first to be taken", |request| request["version"] == "one").await;
-    assert!(taken["nonce"] != "" && taken["error"] == "", "{taken}");
+    let accepted = plane.wait_for_request("the first to be accepted", |request| request["version"] == "one").await;
+    assert!(accepted["nonce"] != "" && accepted["error"] == "", "{accepted}");
 
-    // Which comes in any order, again and again.
+    // The control plane sends the resources in any order, and repeatedly.
     let others = ["c", "d", "e", "f", "g"].map(|domain| config(domain, 5));
-    plane.set("two", &[&[config("a", 5), bad("b")], &others[..]].concat());
-    let refused = plane.wait_for_request("the second to be refused", |request| request["error"] != "").await;
-    assert_eq!(refused["version"], "one");
-    let sentence = "b, k: unit \"UNKNOWN\" is not one of second, minute, hour, day, week, month, year";
-    assert_eq!(refused["error"], sentence);
-    assert!(server.get("/rlconfig").contains(&format!("# last error: {sentence}\n")));
+    plane.set("two", &[&[config("a", 5), invalid("b")], &others[..]].concat());
+    let rejected = plane.wait_for_request("the second to be rejected", |request| request["error"] != "").await;
+    assert_eq!(rejected["version"], "one");
+    let message = "b, k: unit \"UNKNOWN\" is not one of second, minute, hour, day, week, month, year";
+    assert_eq!(rejected["error"], message);
+    assert!(server.get("/rlconfig").contains(&format!("# last error: {message}\n")));
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(1), Some(2)));
 
-    // Two resources with one domain are one too many, as with files.
+    // Two resources with the same domain are rejected, as with files.
     plane.set("three", &[config("a", 5), RateLimitConfig { name: "other".into(), ..config("a", 6) }]);
     plane
-        .wait_for_request("the third to be refused", |request| {
+        .wait_for_request("the third to be rejected", |request| {
             request["error"].as_str().is_some_and(|error| error.contains("domain \"a\" is already defined in a"))
         })
         .await;
 
-    // What was in force is good again, and there is nothing to complain about any more.
+    // A snapshot with the rules in force is accepted and clears the error.
     plane.set("four", &[config("b", 2), config("a", 1)]);
-    plane.wait_for_request("the fourth to be taken", |request| request["version"] == "four").await;
+    plane.wait_for_request("the fourth to be accepted", |request| request["version"] == "four").await;
     assert!(!server.get("/rlconfig").contains("last error"));
 
-    // No version is newer than another.
+    // Versions have no order.
     for (version, limit) in [("-7", 3), ("one", 4), ("", 5), ("1", 6)] {
         plane.set(version, &[config("a", limit)]);
-        until_limit(&server, "a", Some(limit)).await;
+        wait_for_limit(&server, "a", Some(limit)).await;
     }
     assert_eq!(limit(&server, "b").await, None);
     plane.set("none", &[]);
-    until_limit(&server, "a", None).await;
-    // That is a state as well: nothing is limited, and nothing fails.
+    wait_for_limit(&server, "a", None).await;
+    // An empty snapshot is valid: nothing is limited, and nothing fails.
     assert!(server.client().await.check(request_for("a", &[("k", "v")])).await.unwrap().allowed());
     assert_eq!(server.metric("sluicegate_xds_updates_rejected_total"), 2.0);
     assert_eq!(server.metric("ratelimit_service_config_load_error"), 2.0);
     assert_eq!(server.metric("ratelimit_service_config_load_success"), 7.0);
 }
 
-/// A control plane that begins anew counts from 1 again, and what it has may be another state under the same version.
+/// A restarted control plane counts from 1 again, and may have different rules under the same version.
 #[tokio::test]
-async fn a_control_plane_dies_and_comes_back() {
+async fn a_control_plane_may_restart() {
     let mut plane = ControlPlane::start();
     let address = plane.address().to_owned();
-    let server = served_by(&address).start();
-    for life in 1..=3 {
-        plane.set("1", &[config("a", life)]);
-        until_limit(&server, "a", Some(life)).await;
+    let server = server_of(&address).start();
+    for limit_value in 1..=3 {
+        plane.set("1", &[config("a", limit_value)]);
+        wait_for_limit(&server, "a", Some(limit_value)).await;
         drop(plane);
-        wait_for_async("the loss to be noticed", async || {
+        wait_for_async("the loss of the connection to be detected", async || {
             (server.metric("sluicegate_xds_connected") == 0.0).then_some(())
         })
         .await;
-        assert_eq!(limit(&server, "a").await, Some(life));
+        assert_eq!(limit(&server, "a").await, Some(limit_value));
         plane = ControlPlane::start_at(&address, "default", None);
-        // Connected, and not told anything yet: the rules stay.
+        // The service is connected but has received nothing yet: the rules stay.
         plane.wait_for_request("the next request", |request| request["version"] == "").await;
-        assert_eq!(limit(&server, "a").await, Some(life));
+        assert_eq!(limit(&server, "a").await, Some(limit_value));
     }
-    // What has not changed is not loaded again.
+    // Unchanged rules are not loaded again.
     let loads = server.metric("ratelimit_service_config_load_success");
     plane.set("1", &[config("a", 3)]);
-    plane.wait_for_request("it to be taken", |request| request["version"] == "1").await;
+    plane.wait_for_request("the snapshot to be accepted", |request| request["version"] == "1").await;
     assert_eq!(server.metric("ratelimit_service_config_load_success"), loads);
     let log = server.log();
     let lines = |text: &str| log.lines().filter(|line| line.contains(text)).count();
-    // That the stream has ended, and that nobody listens then.
+    // Each outage logs the end of the stream, and possibly that the connection was refused.
     assert!((3..=6).contains(&lines("control plane unavailable")), "{log}");
     assert_eq!(lines("receiving rules from the control plane"), 4, "{log}");
 }
 
 #[tokio::test]
-async fn it_waits_for_the_first_rules_unless_it_is_told_not_to() {
+async fn the_service_waits_for_the_first_rules_by_default() {
     let mut plane = ControlPlane::start();
-    let builder = served_by(plane.address()).set("rules.xds.start_without_rules", "false");
+    let builder = server_of(plane.address()).set("rules.xds.start_without_rules", "false");
     let starting = tokio::task::spawn_blocking(move || builder.start());
     plane.wait_for_request("the first request", |_| true).await;
-    plane.set("bad", &[bad("a")]);
-    plane.wait_for_request("the first rules to be refused", |request| request["error"] != "").await;
+    plane.set("bad", &[invalid("a")]);
+    plane.wait_for_request("the first rules to be rejected", |request| request["error"] != "").await;
     assert!(!starting.is_finished());
     plane.set("good", &[config("a", 1)]);
     assert_eq!(limit(&starting.await.unwrap(), "a").await, Some(1));
 }
 
-/// Whoever waits can be told to stop.
+/// A service that waits for its first rules can be stopped.
 #[tokio::test]
-async fn it_ends_while_it_waits() {
+async fn a_waiting_service_can_be_stopped() {
     let plane = ControlPlane::start();
     let mut command = command();
     command.args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"]);
@@ -175,72 +176,75 @@ async fn it_ends_while_it_waits() {
     let mut child = command.spawn().unwrap();
     plane.wait_for_request("the first request", |_| true).await;
     crate::support::server::signal(child.id(), "TERM");
-    let ended = wait_for_async("the end", async || child.try_wait().unwrap()).await;
+    let ended = wait_for_async("the service to exit", async || child.try_wait().unwrap()).await;
     assert!(ended.success());
 }
 
 #[tokio::test]
-async fn it_says_who_asks() {
+async fn requests_contain_the_configured_node_and_headers() {
     let mut plane = ControlPlane::start_at("127.0.0.1:0", "me", None);
     let file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
     let text = "[rules.xds]\nnode_id = 'me'\nnode_metadata = ['zone=a', 'owner=b=c']\nheaders = ['x-key=s e=cret']\n";
     fs::write(&file, text).unwrap();
-    let server = served_by(plane.address()).args(["--config".as_ref(), file.path().as_os_str()]).start();
+    let server = server_of(plane.address()).args(["--config".as_ref(), file.path().as_os_str()]).start();
     let first = plane.wait_for_request("the first request", |_| true).await;
     assert_eq!((&first["node"], &first["metadata"]), (&"me".into(), &serde_json::json!({"zone": "a", "owner": "b=c"})));
     assert_eq!(plane.events("open")[0]["headers"]["x-key"], serde_json::json!(["s e=cret"]));
     plane.set("1", &[config("a", 1)]);
-    until_limit(&server, "a", Some(1)).await;
+    wait_for_limit(&server, "a", Some(1)).await;
 }
 
-/// A message above what is taken ends the stream, and harms nothing; a smaller one is taken.
+/// A message above the maximum ends the stream and changes nothing. A smaller one is accepted.
 #[tokio::test]
-async fn a_message_that_is_too_large_is_not_taken() {
+async fn a_message_that_is_too_large_is_rejected() {
     let mut plane = ControlPlane::start();
-    let server = served_by(plane.address()).set("rules.xds.max_message_bytes", "2000").start();
+    let server = server_of(plane.address()).set("rules.xds.max_message_bytes", "2000").start();
     plane.set("1", &[config("a", 1)]);
-    until_limit(&server, "a", Some(1)).await;
+    wait_for_limit(&server, "a", Some(1)).await;
     let many: Vec<_> = (0..100).map(|number| config(&format!("domain-{number}"), 1)).collect();
     plane.set("2", &many);
-    wait_for_async("the complaint", async || server.log().contains("decoded message length too large").then_some(()))
-        .await;
+    wait_for_async("the error to be logged", async || {
+        server.log().contains("decoded message length too large").then_some(())
+    })
+    .await;
     assert_eq!(limit(&server, "a").await, Some(1));
     plane.set("3", &[config("a", 3)]);
-    until_limit(&server, "a", Some(3)).await;
+    wait_for_limit(&server, "a", Some(3)).await;
 }
 
-/// What an operator has promoted goes first; what the control plane sends meanwhile is in force afterwards.
+/// Promoted rules take precedence. Rules that the control plane sends in the meantime are in force after a rollback.
 #[tokio::test]
-async fn what_is_promoted_goes_first() {
+async fn promoted_rules_take_precedence() {
     let mut plane = ControlPlane::start();
-    let operator = Operator::with(served_by(plane.address()));
+    let operator = Operator::with(server_of(plane.address()));
     let server = &operator.server;
     plane.set("1", &[config("a", 1)]);
-    until_limit(server, "a", Some(1)).await;
+    wait_for_limit(server, "a", Some(1)).await;
     let text = "domain: a\ndescriptors: [{key: k, rate_limit: {unit: year, requests_per_unit: 50}}]\n";
     let folder = rules(&[("a.yaml", text)]);
     operator.ctl(&["candidate", "upload", folder.path().to_str().unwrap()]);
     operator.ctl(&["candidate", "promote"]);
-    until_limit(server, "a", Some(50)).await;
-    plane.set("bad", &[bad("a")]);
-    plane.wait_for_request("the first to be refused", |request| request["error"] != "").await;
+    wait_for_limit(server, "a", Some(50)).await;
+    plane.set("bad", &[invalid("a")]);
+    plane.wait_for_request("the first to be rejected", |request| request["error"] != "").await;
     assert!(server.get("/rlconfig").contains("# last error"));
     plane.set("2", &[config("a", 2)]);
-    plane.wait_for_request("the second to be taken", |request| request["version"] == "2").await;
+    plane.wait_for_request("the second to be accepted", |request| request["version"] == "2").await;
     assert!(!server.get("/rlconfig").contains("# last error"));
     assert_eq!(limit(server, "a").await, Some(50));
     operator.ctl(&["candidate", "rollback"]);
-    until_limit(server, "a", Some(2)).await;
+    wait_for_limit(server, "a", Some(2)).await;
 }
 
-/// A server that takes connections and says nothing.
+/// The control plane accepts connections and sends nothing.
 #[tokio::test]
-async fn a_handshake_has_its_time() {
+async fn a_handshake_has_a_timeout() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("https://{}", silent.local_addr().unwrap());
-    let server = served_by("unused").set("rules.xds.server", &address).set("rules.xds.connect_timeout", "50ms").start();
-    wait_for_async("the complaint", async || server.log().contains("no connection within 50ms").then_some(())).await;
-    // Again and again, and one line for all.
+    let server = server_of("unused").set("rules.xds.server", &address).set("rules.xds.connect_timeout", "50ms").start();
+    wait_for_async("the error to be logged", async || server.log().contains("no connection within 50ms").then_some(()))
+        .await;
+    // The service retries, and one line in the log covers all attempts.
     wait_for_async("more attempts", async || {
         (server.metric("sluicegate_xds_connection_attempts_total") > 3.0).then_some(())
     })
@@ -251,77 +255,78 @@ async fn a_handshake_has_its_time() {
 #[tokio::test]
 async fn health_can_depend_on_rules() {
     let mut plane = ControlPlane::start();
-    let server = served_by(plane.address()).set("rules.required_for_health", "true").start();
+    let server = server_of(plane.address()).set("rules.required_for_health", "true").start();
     let endpoint = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap();
     let mut health = HealthClient::new(endpoint.connect().await.unwrap());
-    let mut says = async |code: u16, status: ServingStatus| {
+    let mut wait_for_health = async |code: u16, status: ServingStatus| {
         wait_for_async("health to change", async || (get(&server.url("/healthcheck")).0 == code).then_some(())).await;
         wait_for_async("health over gRPC to change", async || {
-            let told = health.check(HealthCheckRequest { service: "ratelimit".into() }).await.unwrap().into_inner();
-            (told.status() == status).then_some(())
+            let response = health.check(HealthCheckRequest { service: "ratelimit".into() }).await.unwrap().into_inner();
+            (response.status() == status).then_some(())
         })
         .await;
     };
-    says(500, ServingStatus::NotServing).await;
+    wait_for_health(500, ServingStatus::NotServing).await;
     plane.set("1", &[config("a", 1)]);
-    says(200, ServingStatus::Serving).await;
-    // What is refused changes nothing.
-    plane.set("2", &[bad("a")]);
-    plane.wait_for_request("the second to be refused", |request| request["error"] != "").await;
-    says(200, ServingStatus::Serving).await;
+    wait_for_health(200, ServingStatus::Serving).await;
+    // A rejected snapshot changes nothing.
+    plane.set("2", &[invalid("a")]);
+    plane.wait_for_request("the second to be rejected", |request| request["error"] != "").await;
+    wait_for_health(200, ServingStatus::Serving).await;
     plane.set("3", &[]);
-    says(500, ServingStatus::NotServing).await;
+    wait_for_health(500, ServingStatus::NotServing).await;
 }
 
-/// States that follow each other at once: the last is in force in the end.
+/// Of many snapshots in quick succession, the last is in force in the end.
 #[tokio::test]
 async fn the_last_of_many_snapshots_wins() {
     let mut plane = ControlPlane::start();
-    let server = served_by(plane.address()).start();
+    let server = server_of(plane.address()).start();
     for number in 1..=200 {
-        let broken = number % 7 == 0;
-        plane.set(&number.to_string(), &[if broken { bad("a") } else { config("a", number) }]);
+        let is_invalid = number % 7 == 0;
+        plane.set(&number.to_string(), &[if is_invalid { invalid("a") } else { config("a", number) }]);
     }
-    until_limit(&server, "a", Some(200)).await;
+    wait_for_limit(&server, "a", Some(200)).await;
 }
 
 #[tokio::test]
-async fn changes_alone_are_enough() {
+async fn the_delta_protocol_applies_changes() {
     let mut plane = ControlPlane::start();
     let address = plane.address().to_owned();
-    let server = served_by(&address).set("rules.xds.protocol", "delta").start();
+    let server = server_of(&address).set("rules.xds.protocol", "delta").start();
     let first = plane.wait_for_request("the first request", |_| true).await;
     assert_eq!((&first["type"], &first["node"]), (&TYPE.into(), &"default".into()));
     plane.set("1", &[config("a", 1), config("b", 1), config("c", 1)]);
-    until_limit(&server, "c", Some(1)).await;
+    wait_for_limit(&server, "c", Some(1)).await;
     plane.set("2", &[config("a", 1), config("b", 2)]);
-    until_limit(&server, "b", Some(2)).await;
+    wait_for_limit(&server, "b", Some(2)).await;
     assert_eq!((limit(&server, "a").await, limit(&server, "c").await), (Some(1), None));
-    plane.set("3", &[config("a", 1), bad("b")]);
-    let refused = plane.wait_for_request("the third to be refused", |request| request["error"] != "").await;
-    assert!(refused["error"].as_str().unwrap().starts_with("b, k: unit \"UNKNOWN\""), "{refused}");
+    plane.set("3", &[config("a", 1), invalid("b")]);
+    let rejected = plane.wait_for_request("the third to be rejected", |request| request["error"] != "").await;
+    assert!(rejected["error"].as_str().unwrap().starts_with("b, k: unit \"UNKNOWN\""), "{rejected}");
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(1), Some(2)));
     plane.set("4", &[config("a", 4), config("b", 2)]);
-    until_limit(&server, "a", Some(4)).await;
+    wait_for_limit(&server, "a", Some(4)).await;
 
-    // What is gone when the control plane comes back is not named by anybody.
+    // A restarted control plane does not list the resources that it no longer has.
     drop(plane);
     let mut plane = ControlPlane::start_at(&address, "default", None);
     plane.wait_for_request("the next request", |_| true).await;
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(4), Some(2)));
     plane.set("1", &[config("b", 3)]);
-    until_limit(&server, "b", Some(3)).await;
-    until_limit(&server, "a", None).await;
+    wait_for_limit(&server, "b", Some(3)).await;
+    wait_for_limit(&server, "a", None).await;
     assert_eq!(limit(&server, "b").await, Some(3));
     drop(plane);
     let mut plane = ControlPlane::start_at(&address, "default", None);
     plane.set("1", &[]);
-    until_limit(&server, "b", None).await;
+    wait_for_limit(&server, "b", None).await;
 }
 
-/// Words that the peer's message has not: in the descriptor's metadata, and in a field of our own.
+/// Keywords without a field in envoyproxy/ratelimit's message are sent in the descriptor's metadata and in a separate
+/// field.
 #[tokio::test]
-async fn a_control_plane_can_say_all_that_files_can() {
+async fn a_control_plane_can_send_every_keyword_of_rule_files() {
     let text = |text: &str| Value { kind: Some(Kind::StringValue(text.into())) };
     let number = |number: f64| Value { kind: Some(Kind::NumberValue(number)) };
     let map = |pairs: Vec<(&str, Value)>| Struct {
@@ -331,12 +336,12 @@ async fn a_control_plane_can_say_all_that_files_can() {
     let bucket = map(vec![("algorithm", text("token_bucket")), ("burst", number(2.0))]);
     let mut config = limited("a", policy(Unit::Hour, 60));
     config.sluicegate = Some(map(vec![("charge", text("all"))]));
-    let ours = map(vec![("sluicegate", nested(map(vec![("rate_limit", nested(bucket))])))]);
-    config.descriptors[0].metadata = Some(ours);
+    let metadata = map(vec![("sluicegate", nested(map(vec![("rate_limit", nested(bucket))])))]);
+    config.descriptors[0].metadata = Some(metadata);
     let mut plane = ControlPlane::start();
-    let server = served_by(plane.address()).start();
+    let server = server_of(plane.address()).start();
     plane.set("1", &[config]);
-    until_limit(&server, "a", Some(60)).await;
+    wait_for_limit(&server, "a", Some(60)).await;
     assert!(server.get("/rlconfig").contains("a.k: unit=HOUR algorithm=token_bucket requests_per_unit=60"));
     let client = server.client().await;
     let mut passed = 0;
@@ -346,14 +351,14 @@ async fn a_control_plane_can_say_all_that_files_can() {
     assert_eq!(passed, 2);
 }
 
-/// As Envoy Gateway starts it, but for the ports: by environment alone, with certificates on both sides, of which there are
-/// new ones later.
+/// The service is started as by Envoy Gateway, except for the ports: by environment variables alone, and with
+/// certificates on both sides that are replaced later.
 #[tokio::test]
-async fn envoy_gateways_environment_is_enough() {
+async fn the_environment_of_envoy_gateway_is_sufficient() {
     let (first, second) = (Authority::new("first"), Authority::new("second"));
-    let (own, theirs) = (Files::new(), Files::new());
+    let (service_files, plane_files) = (Files::new(), Files::new());
     let write = |authority: &Authority| {
-        for (files, name) in [(&own, "envoy-ratelimit"), (&theirs, "envoy-gateway")] {
+        for (files, name) in [(&service_files, "envoy-ratelimit"), (&plane_files, "envoy-gateway")] {
             let (certificate, key) = authority.sign_for(&[name]);
             files.write("tls.crt", &certificate);
             files.write("tls.key", &key);
@@ -361,12 +366,12 @@ async fn envoy_gateways_environment_is_enough() {
         }
     };
     write(&first);
-    let (cert, key, ca) = (theirs.path("tls.crt"), theirs.path("tls.key"), theirs.path("ca.crt"));
+    let (cert, key, ca) = (plane_files.path("tls.crt"), plane_files.path("tls.key"), plane_files.path("ca.crt"));
     let certificates = Certificates { cert: &cert, key: &key, ca: &ca };
-    // The address has another name than the certificate.
+    // The address and the certificate have different names.
     let mut plane = ControlPlane::start_at("127.0.0.1:0", "envoy-ratelimit", Some(&certificates));
     let port = plane.address().rsplit_once(':').unwrap().1.to_owned();
-    let link = own.path("ratelimit");
+    let link = service_files.path("ratelimit");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_sluicegate"), &link).unwrap();
     let mut command = Command::new(link);
     command.env_clear().envs([
@@ -380,13 +385,13 @@ async fn envoy_gateways_environment_is_enough() {
         ("CONFIG_GRPC_XDS_SERVER_URL", &format!("localhost:{port}")),
         ("CONFIG_GRPC_XDS_NODE_ID", "envoy-ratelimit"),
         ("GRPC_SERVER_USE_TLS", "true"),
-        ("GRPC_SERVER_TLS_CERT", own.path("tls.crt").to_str().unwrap()),
-        ("GRPC_SERVER_TLS_KEY", own.path("tls.key").to_str().unwrap()),
-        ("GRPC_SERVER_TLS_CA_CERT", own.path("ca.crt").to_str().unwrap()),
+        ("GRPC_SERVER_TLS_CERT", service_files.path("tls.crt").to_str().unwrap()),
+        ("GRPC_SERVER_TLS_KEY", service_files.path("tls.key").to_str().unwrap()),
+        ("GRPC_SERVER_TLS_CA_CERT", service_files.path("ca.crt").to_str().unwrap()),
         ("CONFIG_GRPC_XDS_SERVER_USE_TLS", "true"),
-        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", own.path("tls.crt").to_str().unwrap()),
-        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", own.path("tls.key").to_str().unwrap()),
-        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", own.path("ca.crt").to_str().unwrap()),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_CERT", service_files.path("tls.crt").to_str().unwrap()),
+        ("CONFIG_GRPC_XDS_CLIENT_TLS_KEY", service_files.path("tls.key").to_str().unwrap()),
+        ("CONFIG_GRPC_XDS_SERVER_TLS_CACERT", service_files.path("ca.crt").to_str().unwrap()),
         ("CONFIG_GRPC_XDS_SERVER_TLS_SAN", "envoy-gateway"),
         ("FORCE_START_WITHOUT_INITIAL_CONFIG", "true"),
         ("REDIS_SOCKET_TYPE", "tcp"),
@@ -405,32 +410,34 @@ async fn envoy_gateways_environment_is_enough() {
     assert_eq!(server.get("/healthcheck"), "OK");
     let in_force = async |limit: u32| {
         let line = format!("first-listener.k: unit=YEAR requests_per_unit={limit},");
-        wait_for_async("the rules", async || server.get("/rlconfig").contains(&line).then_some(())).await;
+        wait_for_async("the rules to be in force", async || server.get("/rlconfig").contains(&line).then_some(()))
+            .await;
     };
     plane.set("1", &[config("first-listener", 1)]);
     in_force(1).await;
-    // All certificates are another authority's; the control plane is started anew and has the same version.
+    // All certificates are replaced by another authority's, and the control plane restarts with the same version.
     write(&second);
     drop(plane);
     let mut plane = ControlPlane::start_at(&format!("127.0.0.1:{port}"), "envoy-ratelimit", Some(&certificates));
     plane.set("1", &[config("first-listener", 2)]);
     in_force(2).await;
-    // Whoever has another authority's certificate is nobody.
+    // A certificate of another authority is not trusted.
     let stranger = Authority::new("stranger");
-    own.write("ca.crt", &stranger.pem);
+    service_files.write("ca.crt", &stranger.pem);
     drop(plane);
     let plane = ControlPlane::start_at(&format!("127.0.0.1:{port}"), "envoy-ratelimit", Some(&certificates));
-    wait_for_async("the complaint", async || server.log().contains("invalid peer certificate").then_some(())).await;
+    wait_for_async("the error to be logged", async || server.log().contains("invalid peer certificate").then_some(()))
+        .await;
     assert_eq!(plane.events("open").len(), 0);
     in_force(2).await;
 }
 
-/// 100,000 limits as Envoy Gateway would send them: routes, each with rules.
-fn many(changed: u32) -> RateLimitConfig {
+/// Builds 100,000 limits as Envoy Gateway would send them: routes with 10 rules each.
+fn many(limit: u32) -> RateLimitConfig {
     let rule = |number: u32| RateLimitDescriptor {
         key: format!("rule-{number}-match-0"),
         value: format!("rule-{number}-match-0"),
-        rate_limit: Some(policy(Unit::Minute, changed)),
+        rate_limit: Some(policy(Unit::Minute, limit)),
         ..RateLimitDescriptor::default()
     };
     let route = |number: u32| {
@@ -441,25 +448,25 @@ fn many(changed: u32) -> RateLimitConfig {
     RateLimitConfig { descriptors: (0..10_000).map(route).collect(), ..config("gateway", 1) }
 }
 
-/// Also when they have taken the place of as many.
+/// The bound also holds after all limits have been replaced.
 #[tokio::test]
 async fn a_hundred_thousand_limits_take_a_kilobyte_each() {
     let mut plane = ControlPlane::start();
-    let server = served_by(plane.address()).start();
+    let server = server_of(plane.address()).start();
     plane.set("small", &[config("a", 1)]);
-    until_limit(&server, "a", Some(1)).await;
+    wait_for_limit(&server, "a", Some(1)).await;
     let before = server.resident_memory();
     let route = "httproute/default/httproute-9999/rule/0/match/0/example_com";
     let client = server.client().await;
     for limit in [5, 6] {
         plane.set(&limit.to_string(), &[many(limit)]);
         wait_for_async("the limits to be in force", async || {
-            let question = request_for("gateway", &[(route, route), ("rule-9-match-0", "rule-9-match-0")]);
-            let answer = client.check(question).await.unwrap();
+            let request = request_for("gateway", &[(route, route), ("rule-9-match-0", "rule-9-match-0")]);
+            let answer = client.check(request).await.unwrap();
             (answer.0.statuses[0].current_limit.as_ref()?.requests_per_unit == limit).then_some(())
         })
         .await;
-        wait_for_async("the memory to be given back that they took to be made", async || {
+        wait_for_async("the memory used for loading to be released", async || {
             (server.resident_memory() < before + 100_000 * 1_024).then_some(())
         })
         .await;

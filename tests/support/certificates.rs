@@ -1,4 +1,4 @@
-//! Certificates that are signed by an authority of the tests.
+//! A certificate authority for tests, and the certificates that it signs.
 
 use std::{fs, path::PathBuf};
 

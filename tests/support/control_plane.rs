@@ -1,5 +1,5 @@
-//! [`ControlPlane`]: a real xDS control plane, built on go-control-plane (`tests/control_plane`). It sends the snapshots
-//! that a test sets and records the requests that it receives.
+//! [`ControlPlane`]: a real xDS control plane, built on go-control-plane (`tests/control_plane`). It sends the
+//! snapshots that a test sets and records the requests that it receives.
 
 use std::{
     fmt::Write as _,

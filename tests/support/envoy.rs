@@ -1,4 +1,4 @@
-//! A real Envoy 1.40 with a configuration from `deploy`, whose ports are replaced by free ones.
+//! A real Envoy 1.40 with a configuration from `deploy` and free ports.
 
 use std::{
     net::SocketAddr,
@@ -23,7 +23,8 @@ pub(crate) struct Envoy {
 }
 
 impl Envoy {
-    /// Starts Envoy with `deploy/envoy`. With `failure_mode_deny`, Envoy denies requests if the service does not answer.
+    /// Starts Envoy with `deploy/envoy`. With `failure_mode_deny`, Envoy denies requests if the service does not
+    /// answer.
     pub(crate) fn start(service: SocketAddr, upstream: SocketAddr, failure_mode_deny: bool) -> Self {
         Self::start_with("deploy/envoy/envoy.yaml", service, upstream, failure_mode_deny)
     }

@@ -58,7 +58,7 @@ pub(crate) fn admin_addr(server: &Server) -> String {
     let log = server.log();
     let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let addr = lines
-        .filter(|line| line["message"] == "serving operators")
+        .filter(|line| line["message"] == "serving the admin API")
         .find_map(|line| line["admin"].as_str().map(str::to_owned));
     addr.expect("the service logs the address of its admin API")
 }

@@ -1,4 +1,5 @@
-//! [`Client`]: a client that speaks only Envoy's protocol, with one unary call per request, and returns answers unchanged.
+//! [`Client`]: a test client for Envoy's protocol alone. It makes one unary call per request and returns the answer
+//! unchanged.
 
 use std::time::Duration;
 
@@ -67,7 +68,7 @@ impl Answer {
         self.0.overall_code() != Code::OverLimit
     }
 
-    /// Returns the minimum remaining of all limits that applied.
+    /// Returns the minimum of `remaining` over all limits that applied.
     pub(crate) fn remaining(&self) -> Option<u32> {
         let limited = self.0.statuses.iter().filter(|status| status.current_limit.is_some());
         limited.map(|status| status.limit_remaining).min()
@@ -80,7 +81,7 @@ impl Answer {
         over.filter_map(|status| Duration::try_from(status.duration_until_reset?).ok()).max()
     }
 
-    /// Returns the longest delay of all limits that shape traffic. Needs `response.dynamic_metadata`.
+    /// Returns the longest delay by a limit that shapes traffic. Needs `response.dynamic_metadata`.
     pub(crate) fn delay(&self) -> Option<Duration> {
         self.exact().into_iter().filter_map(|status| status.delay).max()
     }
@@ -151,7 +152,7 @@ impl Request {
         self
     }
 
-    /// Sets the cost of all descriptors that do not set their own; 1 by default.
+    /// Sets the cost of descriptors that do not set their own; 1 by default.
     pub(crate) fn hits(mut self, hits: u32) -> Self {
         self.0.hits_addend = hits;
         self
@@ -196,7 +197,8 @@ impl Descriptor {
         self
     }
 
-    /// Sets a requested limit of `requests_per_unit` requests per `unit_multiplier` units, which replaces the rule's limit.
+    /// Sets a requested limit of `requests_per_unit` requests per `unit_multiplier` units, which replaces the rule's
+    /// limit.
     pub(crate) fn limit(mut self, requests_per_unit: u32, unit: Unit, unit_multiplier: Option<u32>) -> Self {
         self.0.limit = Some(RateLimitOverride { requests_per_unit, unit: unit.into(), unit_multiplier });
         self

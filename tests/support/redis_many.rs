@@ -78,8 +78,8 @@ impl RedisCluster {
         let slot: u16 = self.nodes[0].cli(&["cluster", "keyslot", key]).parse().unwrap();
         let is_owner = |node: &RedisServer| {
             let nodes = node.cli(&["cluster", "nodes"]);
-            let own = nodes.lines().find(|line| line.contains("myself") && line.contains("master"));
-            own.is_some_and(|line| line.split(' ').skip(8).any(|range| range_contains(range, slot)))
+            let own_line = nodes.lines().find(|line| line.contains("myself") && line.contains("master"));
+            own_line.is_some_and(|line| line.split(' ').skip(8).any(|range| range_contains(range, slot)))
         };
         wait_for("a node to own the slot", || self.nodes.iter().position(is_owner))
     }

@@ -65,7 +65,7 @@ impl Server {
         format!("http://{}{path}", self.http)
     }
 
-    /// Returns the body of a page, whatever its status code.
+    /// Returns the body of a page without checking the status code.
     pub(crate) fn get(&self, path: &str) -> String {
         get(&self.url(path)).1
     }

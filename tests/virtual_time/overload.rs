@@ -1,6 +1,6 @@
-//! Overload in virtual time: limits that follow latency before an upstream with a queue, and the shedder of a box that is too
-//! busy. `benches/overload` is the same with tables and plots.
-#![allow(missing_docs, clippy::unwrap_used, dead_code, reason = "a test; and it shares modules with a benchmark")]
+//! Overload in virtual time: adaptive limits in front of an upstream with a queue, and the load shedder of an
+//! overloaded host. `benches/overload` runs the same simulations and prints tables and plots.
+#![allow(missing_docs, clippy::unwrap_used, dead_code, reason = "a test that shares modules with a benchmark")]
 
 #[path = "../../benches/overload/upstream.rs"]
 mod upstream;
@@ -17,13 +17,13 @@ fn scenario(name: &str) -> &'static Scenario {
     SCENARIOS.iter().find(|scenario| scenario.name == name).unwrap()
 }
 
-/// The fixed limit with the most answers in time.
+/// Returns the fixed limit with the highest goodput, and the goodput.
 fn best(scenario: &Scenario, seed: u64) -> (f64, f64) {
-    let tried = (40..=80).step_by(2).map(|limit| {
+    let candidates = (40..=80).step_by(2).map(|limit| {
         let goodput = run(scenario, &Limit::Fixed(limit), seed).goodput(60, scenario.seconds as usize);
         (f64::from(limit), goodput)
     });
-    tried.max_by(|one, other| one.1.total_cmp(&other.1)).unwrap()
+    candidates.max_by(|one, other| one.1.total_cmp(&other.1)).unwrap()
 }
 
 #[test]
@@ -33,15 +33,18 @@ fn vegas_settles_at_the_best_limit() {
         let (limit, goodput) = best(steady, seed);
         let vegas = run(steady, &Limit::adaptive(Method::Vegas), seed);
         let settled = vegas.mean_limit(60, 300);
-        // Fifty is where the queue begins; a few more bridge the gaps between arrivals.
-        assert!(settled > 45.0 && settled < 1.1 * limit.max(54.0), "{settled} beside {limit}, seed {seed}");
+        // The queue begins at fifty requests. A few more bridge the gaps between arrivals.
+        assert!(
+            settled > 45.0 && settled < 1.1 * limit.max(54.0),
+            "settled at {settled}, best limit {limit}, seed {seed}"
+        );
         let (good, unlimited) = (vegas.goodput(60, 300), run(steady, &Limit::Unlimited, seed).goodput(60, 300));
         assert!(good > 0.96 * goodput && unlimited < 0.1 * goodput, "{good} of {goodput}, seed {seed}");
         assert!(vegas.spread(60, 300) < 0.2, "{} seed {seed}", vegas.spread(60, 300));
     }
 }
 
-/// Of fifty at once twenty-five are left.
+/// The capacity falls from fifty concurrent requests to twenty-five.
 #[test]
 fn a_halved_capacity_is_found_within_seconds() {
     for seed in SEEDS {
@@ -67,18 +70,18 @@ fn two_fleets_share_an_upstream_and_neither_takes_it_over() {
 }
 
 #[test]
-fn bursts_and_a_drift_cost_little() {
-    for (name, part) in [("bursts", 0.85), ("drift", 0.8)] {
+fn bursts_and_drift_reduce_goodput_only_slightly() {
+    for (name, fraction) in [("bursts", 0.85), ("drift", 0.8)] {
         for seed in SEEDS {
             let seconds = scenario(name).seconds as usize;
             let fixed = run(scenario(name), &Limit::Fixed(50), seed).goodput(30, seconds);
             let vegas = run(scenario(name), &Limit::adaptive(Method::Vegas), seed).goodput(30, seconds);
-            assert!(vegas > part * fixed, "{name}: {vegas} of {fixed}, seed {seed}");
+            assert!(vegas > fraction * fixed, "{name}: {vegas} of {fixed}, seed {seed}");
         }
     }
 }
 
-/// What the two others promise: to stay off where nothing is answered in time.
+/// The two other methods only promise to stay below the limit at which no request is answered in time.
 #[test]
 fn every_method_keeps_an_upstream_alive() {
     for method in Method::ALL {
@@ -95,7 +98,7 @@ fn loads() -> [Load; 4] {
     [
         OVERLOAD_PERIOD,
         NEAR_CAPACITY,
-        Load { name: "three times as much", seconds: 1_800, offered: sudden, noise: 0.1 },
+        Load { name: "three times the capacity", seconds: 1_800, offered: sudden, noise: 0.1 },
         Load { name: "waves", seconds: 7_200, offered: waves, noise: 0.2 },
     ]
 }
@@ -113,35 +116,35 @@ fn critical_traffic_is_served_and_no_class_is_shed_while_a_lower_one_passes() {
     }
 }
 
-/// Patience is 28 s: as many turns as fit into an hour, whatever happens, and in truth far fewer.
+/// With a patience of 28 s, an hour has at most 3,600 / 28 reversals under any load. In practice there are far fewer.
 #[test]
-fn it_does_not_flap() {
+fn the_shedder_does_not_flap() {
     for load in loads() {
         for seed in SEEDS {
-            let turns = reversals(&worker::run(&load, seed));
+            let count = reversals(&worker::run(&load, seed));
             let hours = load.seconds as f64 / 3_600.0;
-            assert!((turns as f64) < 3_600.0 / 28.0 * hours, "{}: {turns}", load.name);
-            assert!((turns as f64) <= 16.0 * hours, "{}: {turns}, seed {seed}", load.name);
+            assert!((count as f64) < 3_600.0 / 28.0 * hours, "{}: {count}", load.name);
+            assert!((count as f64) <= 16.0 * hours, "{}: {count}, seed {seed}", load.name);
         }
     }
 }
 
 #[test]
-fn it_sheds_within_two_minutes_and_comes_back_more_slowly() {
+fn the_shedder_reacts_within_two_minutes_and_recovers_more_slowly() {
     for seed in SEEDS {
         let run = worker::run(&OVERLOAD_PERIOD, seed);
-        let part = |second: usize| -> f64 {
-            CLASS_SHARES.iter().zip(run[second].shed).map(|((_, part), shed)| part * shed).sum()
+        let shed_share = |second: usize| -> f64 {
+            CLASS_SHARES.iter().zip(run[second].shed).map(|((_, shed_share), shed)| shed_share * shed).sum()
         };
-        assert_eq!(part(320), 0.0, "not at once");
-        assert!(part(420) > 0.2, "{} after two minutes", part(420));
-        // It stays where the box is neither calm nor busy.
+        assert_eq!(shed_share(320), 0.0, "shedding starts too early");
+        assert!(shed_share(420) > 0.2, "{} after two minutes", shed_share(420));
+        // The shedder settles where the host is neither calm nor busy.
         let settled = &run[900..1_500];
         assert!(settled.iter().all(|second| (0.6..=0.9).contains(&second.served)), "seed {seed}");
         let peak = run[1_499].level;
         let rose = run.iter().skip(300).position(|second| second.level >= peak / 2.0).unwrap();
         let fell = run.iter().skip(1_500).position(|second| second.level <= peak / 2.0).unwrap();
-        assert!(fell > rose, "up in {rose} s and down in {fell} s");
+        assert!(fell > rose, "half of the peak is reached in {rose} s and left in {fell} s");
         assert_eq!(run.last().unwrap().level, 0.0);
     }
 }

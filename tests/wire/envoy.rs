@@ -1,4 +1,5 @@
-//! A real Envoy in front of an upstream, with the service behind its rate limit filter: `deploy/envoy`, as it is.
+//! A real Envoy with the configuration in `deploy/envoy`: its rate limit filter calls the service, in front of an
+//! upstream.
 
 use std::{
     io::Write,
@@ -22,49 +23,51 @@ use crate::support::{
     tool, wait_for,
 };
 
-/// Who is in the upstream now, and how many there were at once at most.
+/// The number of requests in the upstream, and its maximum so far.
 #[derive(Default)]
-pub(crate) struct Crowd {
-    now: AtomicUsize,
-    most: AtomicUsize,
+pub(crate) struct InFlight {
+    current: AtomicUsize,
+    max: AtomicUsize,
 }
 
-/// One of them.
-struct Guest(Arc<Crowd>);
+/// One request in the upstream; it ends when dropped.
+struct InFlightRequest(Arc<InFlight>);
 
-impl Guest {
-    fn new(crowd: Arc<Crowd>) -> Self {
-        let now = crowd.now.fetch_add(1, Relaxed) + 1;
-        crowd.most.fetch_max(now, Relaxed);
-        Self(crowd)
+impl InFlightRequest {
+    fn new(in_flight: Arc<InFlight>) -> Self {
+        let current = in_flight.current.fetch_add(1, Relaxed) + 1;
+        in_flight.max.fetch_max(current, Relaxed);
+        Self(in_flight)
     }
 }
 
-impl Drop for Guest {
+impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        self.0.now.fetch_sub(1, Relaxed);
+        self.0.current.fetch_sub(1, Relaxed);
     }
 }
 
-/// Answers 200 to everything, with the `x-tokens` that the request wants to have used, after as many milliseconds as it
-/// says in `x-work`; or breaks off, if it says so in `x-break`.
-pub(crate) fn upstream() -> (SocketAddr, Arc<Crowd>) {
+/// Starts an upstream that answers every request with status 200, and returns its address and its requests in flight.
+///
+/// Headers of the request control the response: `x-tokens` is copied to the response, `x-work` is a delay in
+/// milliseconds, and `x-break` breaks the response off.
+pub(crate) fn upstream() -> (SocketAddr, Arc<InFlight>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
-    let (address, crowd) = (listener.local_addr().unwrap(), Arc::new(Crowd::default()));
-    let inside = Arc::clone(&crowd);
+    let (address, in_flight) = (listener.local_addr().unwrap(), Arc::new(InFlight::default()));
+    let in_upstream = Arc::clone(&in_flight);
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let answer = async move |headers: HeaderMap| {
-                let guest = Guest::new(inside);
+                let request = InFlightRequest::new(in_upstream);
                 let tokens = headers.get("x-tokens").cloned().unwrap_or_else(|| "0".parse().unwrap());
                 let work = headers.get("x-work").map_or(0, |work| work.to_str().unwrap().parse().unwrap());
                 tokio::time::sleep(Duration::from_millis(work)).await;
                 let broken = headers.contains_key("x-break").then(|| Err(std::io::Error::other("broken off")));
                 let pieces = [Ok("ok")].into_iter().chain(broken);
                 let pieces = tokio_stream::iter(pieces).map(move |piece: Result<&str, std::io::Error>| {
-                    let _inside = &guest;
+                    let _until_the_body_ends = &request;
                     piece
                 });
                 ([("x-tokens", tokens)], Body::from_stream(pieces))
@@ -73,7 +76,7 @@ pub(crate) fn upstream() -> (SocketAddr, Arc<Crowd>) {
             axum::serve(listener, Router::new().fallback(answer)).await.unwrap();
         });
     });
-    (address, crowd)
+    (address, in_flight)
 }
 
 fn start(store: &str, failure_mode_deny: bool) -> (Server, Envoy) {
@@ -87,7 +90,7 @@ fn header<'h>(headers: &'h HeaderMap, name: &str) -> &'h str {
 }
 
 #[test]
-fn requests_pass_until_the_limit_each_user_for_itself() {
+fn each_user_has_a_separate_limit() {
     let (_server, envoy) = start("memory", false);
     for (code, remaining) in [(200, "2"), (200, "1"), (200, "0"), (429, "0"), (429, "0")] {
         let (got, headers) = envoy.get("/", &[("x-user", "alice")]);
@@ -99,11 +102,11 @@ fn requests_pass_until_the_limit_each_user_for_itself() {
     }
     assert_eq!(envoy.get("/", &[("x-user", "bob")]).0, 200);
     let (code, headers) = envoy.get("/", &[]);
-    assert_eq!((code, header(&headers, "x-ratelimit-limit")), (200, ""), "nothing to ask without a user");
+    assert_eq!((code, header(&headers, "x-ratelimit-limit")), (200, ""), "a request without a user has no descriptor");
 }
 
 #[test]
-fn a_descriptors_own_hits_count() {
+fn hits_of_a_descriptor_are_its_cost() {
     let (_server, envoy) = start("memory", false);
     for (cost, code, remaining) in [("4", 200, "6"), ("6", 200, "0"), ("1", 429, "0")] {
         let (got, headers) = envoy.get("/batch", &[("x-user", "alice"), ("x-cost", cost)]);
@@ -112,9 +115,9 @@ fn a_descriptors_own_hits_count() {
     assert_eq!(envoy.get("/batch", &[("x-user", "bob"), ("x-cost", "11")]).0, 429);
 }
 
-/// What is shed is 503 with `Retry-After`, and what is a caller's own limit stays 429.
+/// A shed request gets 503 with `Retry-After`; a denial by the caller's own limit stays 429.
 #[test]
-fn a_refusal_for_overload_is_503() {
+fn a_shed_request_gets_503() {
     let server = Server::builder().rules(&repository("deploy/envoy/rules")).store("memory");
     let server = server.set("response.headers", "true").set("response.dynamic_metadata", "true").start();
     let envoy = Envoy::start(server.grpc, upstream().0, false);
@@ -133,9 +136,9 @@ fn a_refusal_for_overload_is_503() {
         let wait: u64 = header(&headers, "retry-after").parse().unwrap();
         assert!((1..=60).contains(&wait), "{wait}");
     }
-    // Given back each time: two would have it filled.
+    // The slot is released each time; otherwise two requests would fill the limit.
     for _ in 0..5 {
-        wait_for("the slot to be given back", || {
+        wait_for("the slot to be released", || {
             (envoy.get("/shop", &[("x-priority", "critical")]).0 == 200).then_some(())
         });
     }
@@ -143,11 +146,11 @@ fn a_refusal_for_overload_is_503() {
     assert_eq!(codes, [200, 200, 200, 429]);
 }
 
-/// What a request cost is charged when it is done; Envoy does that after the answer, so the next look waits for it.
+/// Envoy sends the cost after the response, so the test waits for it before the next request.
 #[test]
-fn hits_are_taken_when_the_stream_is_done() {
+fn hits_are_taken_after_the_response() {
     let (server, envoy) = start("memory", false);
-    let charged = |total: f64| {
+    let wait_until_charged = |total: f64| {
         wait_for(&format!("{total} tokens to be charged"), || {
             let series = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"tokens_user\"}";
             (server.metric(series) == total).then_some(())
@@ -156,44 +159,46 @@ fn hits_are_taken_when_the_stream_is_done() {
     for (tokens, remaining, total) in [("40", "100", 40.0), ("50", "60", 90.0), ("30", "10", 120.0)] {
         let (code, headers) = envoy.get("/tokens", &[("x-user", "alice"), ("x-tokens", tokens)]);
         assert_eq!((code, header(&headers, "x-ratelimit-remaining")), (200, remaining));
-        charged(total);
+        wait_until_charged(total);
     }
     assert_eq!(envoy.get("/tokens", &[("x-user", "alice")]).0, 429);
 }
 
-/// A request that the client does not wait for.
-fn reset(envoy: &Envoy, headers: &str, after: Duration) {
+/// Sends a request and closes the connection after `after`, without reading the response.
+fn send_and_disconnect(envoy: &Envoy, headers: &str, after: Duration) {
     let mut connection = TcpStream::connect(envoy.address()).unwrap();
     write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\n{headers}\r\n").unwrap();
     std::thread::sleep(after);
 }
 
-/// Finished, refused, broken off by the upstream, reset by the client, timed out: whatever becomes of requests, no more
-/// than two are in the upstream at once, and in the end both slots are free.
+/// Requests are finished, denied, broken off by the upstream, reset by the client, or timed out. Never more than two
+/// are in the upstream at the same time, and finally both slots are free.
 #[test]
-fn slots_are_given_back_however_a_request_ends() {
+fn slots_are_released_however_a_request_ends() {
     let redis = RedisServer::start();
     for store in ["memory", &redis.url()] {
         let server = Server::start(&repository("deploy/envoy/rules"), store);
-        let (upstream, crowd) = upstream();
+        let (upstream, in_flight) = upstream();
         let envoy = Envoy::start(server.grpc, upstream, false);
-        let passed = AtomicUsize::new(0);
+        let allowed = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for caller in 0..8_u64 {
-                let (envoy, passed) = (&envoy, &passed);
+                let (envoy, allowed) = (&envoy, &allowed);
                 scope.spawn(move || {
                     for number in 0..40 {
                         match (caller + number) % 8 {
                             0..4 => {
                                 let (code, _) = envoy.get("/slow", &[("x-user", "alice"), ("x-work", "3")]);
                                 assert!(code == 200 || code == 429, "{code}");
-                                passed.fetch_add(usize::from(code == 200), Relaxed);
+                                allowed.fetch_add(usize::from(code == 200), Relaxed);
                             }
-                            4 => reset(envoy, "x-break: 1\r\n", Duration::from_millis(20)),
-                            5 => reset(envoy, "x-work: 30\r\n", Duration::from_millis(number % 20)),
-                            // Its end is waited for, or it would be the whole test.
-                            6 if number == 6 => reset(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500)),
-                            _ => reset(envoy, "", Duration::ZERO),
+                            4 => send_and_disconnect(envoy, "x-break: 1\r\n", Duration::from_millis(20)),
+                            5 => send_and_disconnect(envoy, "x-work: 30\r\n", Duration::from_millis(number % 20)),
+                            // Only once, because this request waits for the route's timeout of 5 s.
+                            6 if number == 6 => {
+                                send_and_disconnect(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500))
+                            }
+                            _ => send_and_disconnect(envoy, "", Duration::ZERO),
                         }
                     }
                 });
@@ -203,55 +208,55 @@ fn slots_are_given_back_however_a_request_ends() {
             let (code, headers) = envoy.get("/slow", &[("x-user", "alice")]);
             (code == 200 && header(&headers, "x-ratelimit-remaining") == "1").then_some(())
         });
-        let (most, passed) = (crowd.most.load(Relaxed), passed.into_inner());
-        assert!(most <= 2 && passed > 20, "{most} at once, {passed} passed");
+        let (max, allowed) = (in_flight.max.load(Relaxed), allowed.into_inner());
+        assert!(max <= 2 && allowed > 20, "{max} in flight at the same time, {allowed} allowed");
     }
 }
 
-/// Nobody is told when a slot ends before its request: it is free then, and what is given back later is nobody's.
+/// A slot can end before its request. The slot is free then, and the later release by the request has no effect.
 #[test]
-fn a_request_that_outlives_its_slot_frees_no_other() {
+fn a_request_that_outlives_its_slot_releases_no_other_slot() {
     let text = "domain: envoy\ndescriptors:\n- key: slow_user\n  rate_limit: {algorithm: concurrency, limit: 1, hold: 2s, holder: request_id}\n";
     let folder = rules(&[("envoy.yaml", text)]);
     let server = Server::start(folder.path(), "memory");
-    let (upstream, crowd) = upstream();
+    let (upstream, in_flight) = upstream();
     let envoy = Envoy::start(server.grpc, upstream, false);
     let get = |work: &str| envoy.get("/slow", &[("x-user", "alice"), ("x-work", work)]).0;
     std::thread::scope(|scope| {
         let long = scope.spawn(|| get("4000"));
-        wait_for("it to be there", || (crowd.now.load(Relaxed) == 1).then_some(()));
+        wait_for("the request to reach the upstream", || (in_flight.current.load(Relaxed) == 1).then_some(()));
         assert_eq!(get("0"), 429);
-        // Nobody gets in by calling himself the same.
+        // A client cannot share a slot by sending equal request ids, because Envoy replaces them.
         let named = || envoy.get("/slow", &[("x-user", "bob"), ("x-request-id", "me"), ("x-work", "500")]).0;
         let both = [scope.spawn(named), scope.spawn(named)].map(|request| request.join().unwrap());
         assert!(both.contains(&200) && both.contains(&429), "{both:?}");
-        let began = Instant::now();
-        // The next one has the slot from here on, and is there when the first ends.
+        let start = Instant::now();
+        // The second request gets the slot when it ends, and holds it while the first request ends.
         wait_for("the slot to end", || (get("3000") == 200).then_some(()));
         assert_eq!(long.join().unwrap(), 200);
-        assert!(began.elapsed() > Duration::from_secs(3), "the second was the last to end");
+        assert!(start.elapsed() > Duration::from_secs(3), "the second request must end last");
     });
 }
 
 #[test]
-fn a_stopped_redis_leaves_it_to_envoys_failure_mode() {
+fn envoys_failure_mode_decides_without_redis() {
     for (deny, without_redis) in [(false, 200), (true, 500)] {
         let mut redis = RedisServer::start();
         let (_server, envoy) = start(&redis.url(), deny);
-        let ask = || envoy.get("/", &[("x-user", "alice")]);
+        let get = || envoy.get("/", &[("x-user", "alice")]);
         for code in [200, 200, 200, 429] {
-            assert_eq!(ask().0, code);
+            assert_eq!(get().0, code);
         }
         redis.kill();
-        wait_for("Envoy's failure mode", || (ask().0 == without_redis).then_some(()));
+        wait_for("Envoy's failure mode", || (get().0 == without_redis).then_some(()));
         redis.restart();
-        wait_for("the limit to hold again", || (ask().0 == 429).then_some(()));
+        wait_for("the limit to be enforced again", || (get().0 == 429).then_some(()));
     }
 }
 
-/// The containers cannot be run here; what they are given can be checked.
+/// The containers cannot run in this test, but their configuration can be validated.
 #[test]
-fn the_compose_example_is_one_that_envoy_and_the_service_take() {
+fn envoy_and_the_service_accept_the_compose_example() {
     let config = repository("deploy/compose/envoy.yaml");
     let envoy = Command::new(tool("envoy")).args(["--mode", "validate", "-l", "error", "-c"]).arg(config).output();
     let envoy = envoy.unwrap();
@@ -263,9 +268,9 @@ fn the_compose_example_is_one_that_envoy_and_the_service_take() {
     assert!(output.contains("sharded by user") && output.contains("5 per minute, sliding_window"), "{output}");
 }
 
-/// Whoever has nothing but Envoy's access log learns from it what rules would do.
+/// Envoy's access log is enough to simulate rules.
 #[test]
-fn an_access_log_says_what_rules_would_have_done() {
+fn rules_are_simulated_from_an_access_log() {
     let server = Server::start(&repository("deploy/envoy/rules"), "memory");
     let envoy = Envoy::start(server.grpc, upstream().0, false);
     for (user, requests) in [("bob", 5), ("eve", 2)] {
@@ -274,7 +279,7 @@ fn an_access_log_says_what_rules_would_have_done() {
         }
     }
     let logged = || std::fs::read_to_string(envoy.access_log()).unwrap_or_default().lines().count();
-    wait_for("seven lines", || (logged() == 7).then_some(()));
+    wait_for("seven lines in the access log", || (logged() == 7).then_some(()));
     let folder = rules(&[
         ("rules.yaml", "domain: shop\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 3}}]\n"),
         (
@@ -297,6 +302,6 @@ fn an_access_log_says_what_rules_would_have_done() {
     assert_eq!((&result["requests"], &result["denied"]), (&7.into(), &2.into()), "{result}");
     let rules = result["rules"].as_array().unwrap();
     assert_eq!(rules[0]["most_denied"][0]["entity"], "user=bob", "{result}");
-    // Of the others there is one path, and one address.
+    // The descriptors without a rule are one path and one address.
     assert_eq!((&rules[1]["rule"], &rules[1]["entities"]), (&"(no rule)".into(), &2.into()), "{result}");
 }

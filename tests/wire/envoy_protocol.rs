@@ -1,4 +1,4 @@
-//! The protocol over the wire: every case runs against memory and against a real Redis.
+//! Envoy's rate limit protocol over the wire. Every case runs with the memory store and with a real Redis.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 1}
 ";
 
-/// A running service on each store, and for each the settings of the case.
+/// A running service on each store, with the settings of the case.
 struct Both {
     servers: Vec<(&'static str, Server)>,
     _redis: RedisServer,
@@ -74,14 +74,14 @@ async fn check(client: &Client, request: Request) -> Answer {
     client.check(request).await.unwrap()
 }
 
-/// Overall, then code and remaining of each status.
+/// Returns the overall decision, and the decision and remaining of each status.
 fn brief(answer: &Answer) -> (bool, Vec<(bool, u32)>) {
     let statuses = answer.0.statuses.iter();
     (answer.allowed(), statuses.map(|status| (status.code() == Code::Ok, status.limit_remaining)).collect())
 }
 
 #[tokio::test]
-async fn counts_and_refuses() {
+async fn hits_are_counted_and_denied_above_the_limit() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         for (cost, expected) in
@@ -101,7 +101,7 @@ async fn counts_and_refuses() {
         assert_eq!(
             brief(&check(&client, request_for("d", &[("few", "y")])).await),
             (true, vec![(true, 2)]),
-            "{store}: by value"
+            "{store}: each value has its own counter"
         );
         assert_eq!(
             brief(&check(&client, request_for("d", &[("none", "x")])).await),
@@ -111,9 +111,9 @@ async fn counts_and_refuses() {
     }
 }
 
-/// Not `date`, not `content-length`: an answer is written often.
+/// Headers such as `date` and `content-length` would add work to every response.
 #[tokio::test]
-async fn an_answer_has_the_headers_of_grpc_and_no_others() {
+async fn a_response_has_only_the_headers_of_grpc() {
     let server = Server::builder().start();
     let mut service = RateLimitServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
     let answer = service.should_rate_limit(request_for("example", &[("user", "bob")]).into_message()).await.unwrap();
@@ -123,7 +123,7 @@ async fn an_answer_has_the_headers_of_grpc_and_no_others() {
 }
 
 #[tokio::test]
-async fn what_is_not_limited_passes() {
+async fn descriptors_without_a_limit_are_allowed() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         for (request, remaining) in [
@@ -144,7 +144,7 @@ async fn what_is_not_limited_passes() {
 }
 
 #[tokio::test]
-async fn hits_can_be_given_back_but_never_above_full() {
+async fn a_refund_never_exceeds_the_full_limit() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         let few = || descriptor(&[("few", "x")]);
@@ -163,7 +163,7 @@ async fn hits_can_be_given_back_but_never_above_full() {
 }
 
 #[tokio::test]
-async fn any_number_of_hits_is_defined() {
+async fn every_number_of_hits_is_valid() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         for (hits, expected) in [
@@ -184,7 +184,7 @@ async fn any_number_of_hits_is_defined() {
 }
 
 #[tokio::test]
-async fn several_descriptors_are_counted_in_one_request() {
+async fn one_request_counts_several_descriptors() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         let request = Request::new("d")
@@ -200,7 +200,7 @@ async fn several_descriptors_are_counted_in_one_request() {
 }
 
 #[tokio::test]
-async fn shadow_quota_replaces_and_shared_wildcards() {
+async fn shadow_mode_quota_mode_replaces_and_shared_wildcards_are_applied() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         for expected in [0, 0] {
@@ -214,15 +214,18 @@ async fn shadow_quota_replaces_and_shared_wildcards() {
             Request::new("d").descriptor(descriptor(&[("quota", a)])).descriptor(descriptor(&[("quota", b)]))
         };
         assert!(check(&client, quota("a", "b")).await.allowed(), "{store}");
-        assert!(check(&client, quota("a", "c")).await.allowed(), "{store}: one of two is over");
-        assert!(!check(&client, quota("a", "b")).await.allowed(), "{store}: both are over");
+        assert!(
+            check(&client, quota("a", "c")).await.allowed(),
+            "{store}: only one of two quota rules is over its limit"
+        );
+        assert!(!check(&client, quota("a", "b")).await.allowed(), "{store}: both quota rules are over their limits");
         let replaced =
             Request::new("d").descriptor(descriptor(&[("few", "r")])).descriptor(descriptor(&[("strict", "r")]));
         assert_eq!(brief(&check(&client, replaced).await), (true, vec![(true, 0), (true, 0)]), "{store}");
         assert_eq!(
             brief(&check(&client, request_for("d", &[("few", "r")])).await),
             (true, vec![(true, 2)]),
-            "{store}: uncounted"
+            "{store}: a replaced limit counts nothing"
         );
         for (value, expected) in [
             ("files/a", (true, 1)),
@@ -238,7 +241,7 @@ async fn shadow_quota_replaces_and_shared_wildcards() {
 }
 
 #[tokio::test]
-async fn an_override_replaces_the_rule_and_counts_on_its_counter() {
+async fn a_requested_limit_replaces_the_rule_and_uses_its_counter() {
     let both = Both::start(&[]);
     for (store, client) in both.clients().await {
         let few = |limit| Request::new("d").descriptor(descriptor(&[("few", "o")]).limit(limit, Unit::Year, None));
@@ -246,7 +249,11 @@ async fn an_override_replaces_the_rule_and_counts_on_its_counter() {
             check(&client, request_for("d", &[("few", "o")])).await;
         }
         let answer = check(&client, few(5)).await;
-        assert_eq!(brief(&answer), (true, vec![(true, 1)]), "{store}: 3 taken under the rule, 1 now, of 5");
+        assert_eq!(
+            brief(&answer),
+            (true, vec![(true, 1)]),
+            "{store}: of 5 hits, 3 were taken under the rule and 1 now"
+        );
         let limit = answer.0.statuses[0].current_limit.clone().unwrap();
         assert_eq!((limit.requests_per_unit, limit.name.as_str()), (5, ""));
         let unmatched = Descriptor::new().entry("nothing", "x").limit(1, Unit::Hour, Some(3));
@@ -263,7 +270,7 @@ fn headers(response: &RateLimitResponse) -> BTreeMap<&str, &str> {
 }
 
 #[tokio::test]
-async fn headers_and_metadata_are_given_when_wanted() {
+async fn headers_and_metadata_are_added_if_configured() {
     let settings =
         [("response.headers", "true"), ("response.limit_header", "X-Limit"), ("response.dynamic_metadata", "true")];
     let both = Both::start(&settings);
@@ -274,30 +281,30 @@ async fn headers_and_metadata_are_given_when_wanted() {
             .descriptor(descriptor(&[("many", "h")]));
         let answer = check(&client, request).await.0;
         let headers = headers(&answer);
-        assert_eq!((headers["X-Limit"], headers["RateLimit-Remaining"]), ("1", "1"), "{store}: the least remaining");
+        assert_eq!((headers["X-Limit"], headers["RateLimit-Remaining"]), ("1", "1"), "{store}: the minimum remaining");
         assert!(headers["RateLimit-Reset"].parse::<u32>().unwrap() > 0);
         let metadata = format!("{:?}", answer.dynamic_metadata.unwrap());
         for part in ["\"domain\"", "few=h", "hitsAddend", "\"team\"", "\"edge\"", "\"plan\""] {
             assert!(metadata.contains(part), "{store}: {part} in {metadata}");
         }
-        // What the caller said itself is told too.
+        // The metadata also contains the requested limit and the cost.
         let own = descriptor(&[("own", "h")]).limit(7, Unit::Hour, None);
         let answer = check(&client, Request::new("d").descriptor(own).hits(3)).await.0;
         let metadata = format!("{:?}", answer.dynamic_metadata.unwrap());
         for part in ["requests_per_unit:7 unit:HOUR", "\"hitsAddend\": Value { kind: Some(NumberValue(3.0)) }"] {
             assert!(metadata.contains(part), "{store}: {part} in {metadata}");
         }
-        // A rule that refuses adds nothing.
-        let refused = check(&client, request_for("d", &[("few", "h")]).hits(9)).await.0;
-        let metadata = format!("{:?}", refused.dynamic_metadata);
-        assert!(refused.dynamic_metadata.is_some() && !metadata.contains("\"plan\""), "{store}: {metadata}");
-        let nothing = check(&client, request_for("d", &[("free", "h")])).await.0;
-        assert!(nothing.response_headers_to_add.is_empty(), "{store}");
+        // The metadata of a rule that denies is not added.
+        let denied = check(&client, request_for("d", &[("few", "h")]).hits(9)).await.0;
+        let metadata = format!("{:?}", denied.dynamic_metadata);
+        assert!(denied.dynamic_metadata.is_some() && !metadata.contains("\"plan\""), "{store}: {metadata}");
+        let unlimited = check(&client, request_for("d", &[("free", "h")])).await.0;
+        assert!(unlimited.response_headers_to_add.is_empty(), "{store}");
     }
 }
 
 #[tokio::test]
-async fn global_modes_hold_for_all_rules() {
+async fn global_modes_apply_to_all_rules() {
     let shadow = Both::start(&[("decisions.shadow_mode", "true")]);
     for (store, client) in shadow.clients().await {
         assert_eq!(
@@ -314,7 +321,7 @@ async fn global_modes_hold_for_all_rules() {
         let none = || descriptor(&[("none", "x")]);
         let one = Request::new("d").descriptor(none()).descriptor(descriptor(&[("few", "x")]));
         assert!(check(&client, one).await.allowed(), "{store}");
-        let free = Request::new("d").descriptor(none()).descriptor(descriptor(&[("of no rule", "x")]));
+        let free = Request::new("d").descriptor(none()).descriptor(descriptor(&[("unmatched", "x")]));
         assert!(check(&client, free).await.allowed(), "{store}");
         let all = Request::new("d").descriptor(none()).descriptor(none());
         assert!(!check(&client, all).await.allowed(), "{store}");

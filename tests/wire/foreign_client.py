@@ -1,4 +1,4 @@
-"""Asks the service through reflection and health, with nothing but grpcio. Usage: foreign.py HOST:PORT"""
+"""Calls the service by reflection, and its health service, with only grpcio. Usage: foreign_client.py HOST:PORT"""
 import sys
 
 import grpc
@@ -21,7 +21,7 @@ names = health_pb2.HealthCheckResponse.ServingStatus
 statuses = [health.Check(health_pb2.HealthCheckRequest(service=name)).status for name in ("", SERVICE)]
 print("health:", ", ".join(names.Name(status) for status in statuses))
 try:
-    health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    health.Check(health_pb2.HealthCheckRequest(service="unknown"))
 except grpc.RpcError as error:
     print(error.code().name)
 

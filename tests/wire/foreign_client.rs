@@ -1,11 +1,11 @@
-//! A client that shares no code with us: Python's grpcio, which learns the protocol through reflection.
+//! A client that shares no code with this project: Python's grpcio, which reads the protocol by reflection.
 
 use std::process::Command;
 
 use crate::support::{Server, repository, tool};
 
 #[test]
-fn a_foreign_client_finds_its_way_by_reflection() {
+fn a_foreign_client_calls_the_service_by_reflection() {
     let server = Server::builder().start();
     let output = Command::new(tool("python"))
         .arg(repository("tests/wire/foreign_client.py"))
@@ -21,9 +21,9 @@ fn a_foreign_client_finds_its_way_by_reflection() {
     }
 }
 
-/// Code that Python generates from our .proto files: the example of the documentation.
+/// The documented example: Python code generated from the project's .proto files.
 #[test]
-fn a_foreign_client_has_a_stream() {
+fn a_foreign_client_uses_a_stream() {
     let server = Server::builder().start();
     let script = repository("proto/examples/python/stream.py");
     let output = Command::new(tool("python")).arg(script).arg(server.grpc.to_string()).output().unwrap();
@@ -34,9 +34,9 @@ fn a_foreign_client_has_a_stream() {
     assert_eq!(out.lines().count(), 5, "{out}");
 }
 
-/// The older version of the reflection protocol, by its bare bytes: the answer names the service.
+/// The older version of the reflection protocol (`v1alpha`) lists the service as well.
 #[tokio::test]
-async fn the_older_reflection_is_there_too() {
+async fn the_older_reflection_protocol_is_supported() {
     use tonic_reflection::pb::v1alpha::{
         ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
         server_reflection_request::MessageRequest,
@@ -49,7 +49,7 @@ async fn the_older_reflection_is_there_too() {
     let mut answers = client.server_reflection_info(tokio_stream::iter([request])).await.unwrap().into_inner();
     let answer = format!("{:?}", answers.message().await.unwrap());
     assert!(answer.contains("envoy.service.ratelimit.v3.RateLimitService"), "{answer}");
-    for elsewhere in ["AdminService", "AggregatedDiscoveryService"] {
-        assert!(!answer.contains(elsewhere), "{elsewhere} is not served on this port: {answer}");
+    for other in ["AdminService", "AggregatedDiscoveryService"] {
+        assert!(!answer.contains(other), "{other} must not be served on this port: {answer}");
     }
 }

@@ -1,4 +1,4 @@
-//! The pages of the side door.
+//! `/json`, `/metrics` and the other HTTP pages.
 
 use crate::support::{
     Server, descriptor,
@@ -9,14 +9,15 @@ use crate::support::{
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn json_decides_as_grpc_does() {
+async fn json_decides_like_grpc() {
     let server = Server::builder().set("response.headers", "true").start();
-    let ask = |body: &Value| {
+    let post_json = |body: &Value| {
         let (code, text) = post(&server.url("/json"), body.to_string().as_bytes());
         (code, serde_json::from_str::<Value>(&text).unwrap_or(Value::String(text)))
     };
     let entries = json!([{"key": "user", "value": "bob"}]);
-    let (code, answer) = ask(&json!({"domain": "example", "descriptors": [{"entries": entries}], "hits_addend": 2}));
+    let (code, answer) =
+        post_json(&json!({"domain": "example", "descriptors": [{"entries": entries}], "hits_addend": 2}));
     assert_eq!(code, 200);
     assert_eq!(answer["overallCode"], "OK");
     let status = &answer["statuses"][0];
@@ -25,15 +26,17 @@ async fn json_decides_as_grpc_does() {
     let reset = status["durationUntilReset"].as_str().unwrap();
     assert!(reset.strip_suffix('s').unwrap().parse::<u32>().is_ok(), "{reset}");
     assert_eq!(answer["responseHeadersToAdd"][0], json!({"key": "RateLimit-Limit", "value": "3"}));
-    let (code, answer) = ask(&json!({"domain": "example", "descriptors": [{"entries": entries, "hitsAddend": "9"}]}));
+    let (code, answer) =
+        post_json(&json!({"domain": "example", "descriptors": [{"entries": entries, "hitsAddend": "9"}]}));
     assert_eq!((code, &answer["overallCode"]), (429, &json!("OVER_LIMIT")));
     let limit = json!({"requestsPerUnit": 50, "unit": "HOUR", "unitMultiplier": 2});
-    let (code, answer) = ask(&json!({"domain": "example", "descriptors": [{"entries": entries, "limit": limit}]}));
+    let (code, answer) =
+        post_json(&json!({"domain": "example", "descriptors": [{"entries": entries, "limit": limit}]}));
     assert_eq!((code, &answer["statuses"][0]["currentLimit"]), (200, &limit));
 }
 
 #[tokio::test]
-async fn an_error_is_500() {
+async fn an_error_has_status_500() {
     let server = Server::builder().store("redis://127.0.0.1:1").start();
     let body = r#"{"domain":"example","descriptors":[{"entries":[{"key":"user","value":"x"}]}]}"#;
     let (code, text) = post(&server.url("/json"), body.as_bytes());
@@ -42,7 +45,7 @@ async fn an_error_is_500() {
 }
 
 #[tokio::test]
-async fn pages_tell_how_it_is() {
+async fn pages_report_the_state_of_the_service() {
     let server = Server::builder().start();
     assert_eq!(get(&server.url("/healthcheck")), (200, "OK".into()));
     assert_eq!(get(&server.url("/readyz")), (200, "ready\nstore: memory\n".into()));
@@ -74,22 +77,22 @@ descriptors:
       rate_limit: {unit: year, requests_per_unit: 10}
 ";
 
-/// The names and labels of envoyproxy/ratelimit's exporter: dashboards go on working.
+/// Metrics have the names and labels of envoyproxy/ratelimit's exporter, so that its dashboards continue to work.
 #[tokio::test]
-async fn statistics_have_the_peers_names() {
+async fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).set("telemetry.max_dynamic_series", "3").start();
     let client = server.client().await;
-    let ask_hits = async |entries: &[(&str, &str)], hits| {
+    let check = async |entries: &[(&str, &str)], hits| {
         client.check(Request::new("d").descriptor(descriptor(entries).hits(hits))).await.unwrap();
     };
-    ask_hits(&[("plain", "x")], 8).await;
-    ask_hits(&[("plain", "x")], 5).await;
-    ask_hits(&[("shadow", "v")], 3).await;
-    ask_hits(&[("outer", "o"), ("inner", "ab"), ("third", "x")], 2).await;
-    ask_hits(&[("outer", "o"), ("inner", "ac"), ("third", "y")], 1).await;
+    check(&[("plain", "x")], 8).await;
+    check(&[("plain", "x")], 5).await;
+    check(&[("shadow", "v")], 3).await;
+    check(&[("outer", "o"), ("inner", "ab"), ("third", "x")], 2).await;
+    check(&[("outer", "o"), ("inner", "ac"), ("third", "y")], 1).await;
     for user in ["a", "10.0.0.1", "b", "c", "d"] {
-        ask_hits(&[("detailed", user)], 1).await;
+        check(&[("detailed", user)], 1).await;
     }
     client.check(request_for("unknown", &[("x", "y")])).await.unwrap();
     let overridden = Request::new("d").descriptor(descriptor(&[("o", "v")]).limit(1, Unit::Hour, None));
@@ -125,9 +128,9 @@ async fn statistics_have_the_peers_names() {
     }
 }
 
-/// OpenTelemetry would add up what is above 2,000 series; ours are not added up.
+/// OpenTelemetry would merge all series above 2,000 into one; the rule statistics avoid that.
 #[tokio::test]
-async fn statistics_of_many_rules_stay_apart() {
+async fn statistics_of_3000_rules_stay_separate() {
     let rule = |number| format!("- key: key{number}\n  rate_limit: {{unit: year, requests_per_unit: 1}}\n");
     let text = format!("domain: d\ndescriptors:\n{}", (0..3_000).map(rule).collect::<String>());
     let server = Server::start(rules(&[("d.yaml", &text)]).path(), "memory");

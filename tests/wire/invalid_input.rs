@@ -1,4 +1,4 @@
-//! Bad input of every kind: an error each time, no panic, memory steady.
+//! Malformed and oversized input of every kind ends in an error, never in a panic or growing memory.
 
 use std::{convert::Infallible, io::Write};
 
@@ -30,10 +30,10 @@ const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
-/// A connection that sends whatever it is told.
+/// An HTTP/2 connection that sends arbitrary bytes.
 struct Raw(hyper::client::conn::http2::SendRequest<Full<Bytes>>);
 
-/// The gRPC status, its message, and the bytes of the answer.
+/// The gRPC status, its message, and the bytes of the response.
 type Answer = (String, String, Bytes);
 
 impl Raw {
@@ -50,8 +50,9 @@ impl Raw {
         self.request(Method::POST, path, "application/grpc", body).await
     }
 
-    async fn request(&mut self, method: Method, path: &str, kind: &str, body: Vec<u8>) -> Answer {
-        let request = Request::builder().method(method).uri(format!("http://x{path}")).header("content-type", kind);
+    async fn request(&mut self, method: Method, path: &str, content_type: &str, body: Vec<u8>) -> Answer {
+        let request = Request::builder().method(method).uri(format!("http://x{path}"));
+        let request = request.header("content-type", content_type);
         let request = request.header("te", "trailers").body(Full::new(Bytes::from(body))).unwrap();
         let response = self.0.send_request(request).await.unwrap();
         assert_eq!(response.status(), 200);
@@ -88,13 +89,13 @@ fn with_limit(unit: i32, unit_multiplier: Option<u32>) -> RateLimitRequest {
 }
 
 #[tokio::test]
-async fn what_is_too_much_is_refused_with_a_sentence() {
+async fn input_above_a_limit_is_rejected_with_a_message() {
     const INVALID: &str = "3";
     const EXHAUSTED: &str = "8";
     let server = Server::builder().start();
     let mut raw = Raw::connect(&server).await;
     let long = "x".repeat(1_025);
-    for (message, code, sentence) in [
+    for (message, code, expected) in [
         (RateLimitRequest::default(), INVALID, "domain must not be empty"),
         (request(vec![]), INVALID, "descriptor list must not be empty"),
         (
@@ -117,19 +118,19 @@ async fn what_is_too_much_is_refused_with_a_sentence() {
     ] {
         let (status, text, _) = raw.send(METHOD, frame(&message.encode_to_vec())).await;
         assert_eq!(status, code, "{text}");
-        assert!(text.contains(sentence), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
-    let most = request(vec![descriptor(32, "x"); 128]);
-    assert_eq!(raw.send(METHOD, frame(&most.encode_to_vec())).await.0, "0", "the most that is allowed");
+    let largest = request(vec![descriptor(32, "x"); 128]);
+    assert_eq!(raw.send(METHOD, frame(&largest.encode_to_vec())).await.0, "0", "the largest valid request");
 }
 
 #[tokio::test]
-async fn frames_that_are_none_are_refused() {
+async fn malformed_frames_are_rejected() {
     let server = Server::builder().start();
     let mut raw = Raw::connect(&server).await;
     let good = request(vec![descriptor(1, "x")]).encode_to_vec();
-    let mut marked = frame(&good);
-    marked[0] = 1;
+    let mut flagged_as_compressed = frame(&good);
+    flagged_as_compressed[0] = 1;
     let mut longer = frame(&good);
     longer.push(0);
     let mut huge = frame(&good);
@@ -137,10 +138,10 @@ async fn frames_that_are_none_are_refused() {
     for (body, status) in [
         (vec![], "3"),
         (vec![0, 0, 0], "3"),
-        (marked, "12"),
+        (flagged_as_compressed, "12"),
         (frame(&good)[..10].to_vec(), "3"),
         (longer, "3"),
-        // What stands behind the message would be a field of it.
+        // The bytes after the message would be a valid field of it.
         ([frame(&good), vec![0x18, 5]].concat(), "3"),
         (huge, "8"),
         (vec![0; 200_000], "8"),
@@ -158,10 +159,10 @@ async fn frames_that_are_none_are_refused() {
     assert_eq!(raw.send(METHOD, frame(&good)).await.0, "0");
 }
 
-/// A message may come in many pieces. (Single bytes are too many: h2 closes such a connection by itself.)
-/// Compressed by gzip it is as good as plain, as long as it does not grow without end.
+/// A message compressed with gzip has the same result as an uncompressed one, if its decompressed size is within the
+/// limit.
 #[tokio::test]
-async fn what_is_compressed_is_taken_within_bounds() {
+async fn compressed_messages_are_accepted_up_to_the_maximum_size() {
     let server = Server::builder().start();
     let mut raw = Raw::connect(&server).await;
     let gzip = |message: &[u8]| {
@@ -179,41 +180,42 @@ async fn what_is_compressed_is_taken_within_bounds() {
         encoder.write_all(&good).unwrap();
         encoder.finish().unwrap()
     };
-    let half = gzip(&good)[..20].to_vec();
-    let largest = request(vec![descriptor(1, "x")]).encode_to_vec();
+    let truncated = gzip(&good)[..20].to_vec();
+    let unpadded = request(vec![descriptor(1, "x")]).encode_to_vec();
     let padded = |size: usize| {
-        // A field that nobody knows.
-        let mut message = largest.clone();
+        // An unknown field pads the message.
+        let mut message = unpadded.clone();
         prost::encoding::encode_key(9, prost::encoding::WireType::LengthDelimited, &mut message);
-        let rest = size - message.len() - 3;
-        prost::encoding::encode_varint(rest as u64, &mut message);
+        let padding = size - message.len() - 3;
+        prost::encoding::encode_varint(padding as u64, &mut message);
         message.resize(size, 0);
         message
     };
-    for (bytes, status, sentence) in [
+    for (bytes, status, expected) in [
         (gzip(&padded(65_536)), "0", ""),
         (gzip(&padded(65_537)), "8", "maximum of 65536"),
         (gzip(&vec![0; 100_000_000]), "8", "maximum of 65536"),
-        (half, "3", "invalid gzip data"),
+        (truncated, "3", "invalid gzip data"),
         (zlib, "12", "grpc-encoding gzip"),
         (vec![], "12", "grpc-encoding gzip"),
     ] {
         let (got, text, _) = raw.send(METHOD, compressed(&bytes)).await;
-        assert!(got == status && text.contains(sentence), "{got} {text}");
+        assert!(got == status && text.contains(expected), "{got} {text}");
     }
-    // The first byte says whether it is compressed, and nothing else.
+    // The first byte of a frame must be 0 or 1.
     let (status, text, _) = raw.send(METHOD, [&[2], &frame(&gzip(&good))[1..]].concat()).await;
     assert!(status == "12" && text.contains("grpc-encoding gzip"), "{status} {text}");
     let check = Check { id: 7, request: Some(request(vec![descriptor(1, "x")])), ..Check::default() };
     let frames = CheckFrame { checks: vec![check] }.encode_to_vec();
     for path in [STREAM, BATCH] {
         let (status, text, answer) = raw.send(path, compressed(&gzip(&frames))).await;
-        assert!(status == "0" && answered(&answer) == [7], "{path}: {text}");
+        assert!(status == "0" && response_ids(&answer) == [7], "{path}: {text}");
     }
 }
 
+/// The pieces have several bytes: h2 closes a connection that sends many single bytes.
 #[tokio::test]
-async fn a_message_in_pieces_is_put_together() {
+async fn a_message_in_pieces_is_reassembled() {
     let server = Server::builder().start();
     let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
     stream.set_nodelay(true).unwrap();
@@ -231,27 +233,27 @@ async fn a_message_in_pieces_is_put_together() {
         assert_eq!(answer.trailers().unwrap()["grpc-status"], "0");
         answer.to_bytes()
     };
-    let most = frame(&request(vec![descriptor(20, "some value"); 100]).encode_to_vec());
-    let answer = send(METHOD, &most, 100).await;
+    let large = frame(&request(vec![descriptor(20, "some value"); 100]).encode_to_vec());
+    let answer = send(METHOD, &large, 100).await;
     assert_eq!(RateLimitResponse::decode(&answer[5..]).unwrap().statuses.len(), 100);
     let frames = [check_frame(&[1, 2]), frame(&[]), check_frame(&[3])].concat();
     for size in 1..5 {
-        assert_eq!(answered(&send(STREAM, &frames, size).await), [1, 2, 3]);
+        assert_eq!(response_ids(&send(STREAM, &frames, size).await), [1, 2, 3]);
     }
 }
 
-/// Frames with checks of these numbers, and what the server need not know.
+/// Returns a frame with checks that have these ids, and with unknown fields.
 fn check_frame(ids: &[u64]) -> Vec<u8> {
     let request = Some(request(vec![descriptor(1, "odd")]));
     let checks = ids.iter().map(|id| Check { id: *id, request: request.clone(), ..Check::default() }).collect();
     let mut bytes = CheckFrame { checks }.encode_to_vec();
-    // Fields 15: a number, a text, 8 bytes and 4.
+    // Field 15, four times: a varint, a string, 8 bytes and 4 bytes.
     bytes.extend([15 << 3, 7, 15 << 3 | 2, 1, 0, 15 << 3 | 1, 0, 0, 0, 0, 0, 0, 0, 0, 15 << 3 | 5, 0, 0, 0, 0]);
     frame(&bytes)
 }
 
-/// The numbers of all answers in a stream's bytes.
-fn answered(mut bytes: &[u8]) -> Vec<u64> {
+/// Returns the ids of all responses in the bytes of a stream.
+fn response_ids(mut bytes: &[u8]) -> Vec<u64> {
     let mut ids = Vec::new();
     while let [_, a, b, c, d, rest @ ..] = bytes {
         let (message, rest) = rest.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
@@ -262,30 +264,30 @@ fn answered(mut bytes: &[u8]) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn frames_of_odd_shapes_are_answered_or_refused() {
+async fn unusual_frames_are_answered_or_rejected() {
     let server = Server::builder().start();
     let mut raw = Raw::connect(&server).await;
     let three = [check_frame(&[5, 5, u64::MAX]), frame(&[]), check_frame(&[0])].concat();
-    let cut = three[..three.len() - 3].to_vec();
+    let truncated = three[..three.len() - 3].to_vec();
     let compressed = [&check_frame(&[1])[..], &[1, 0, 0, 0, 0]].concat();
-    let announced = [&check_frame(&[1])[..], &[0, 255, 255, 255, 255]].concat();
-    let nonsense = [&check_frame(&[1])[..], &frame(b"\x0a\x05nonse")[..]].concat();
-    let not_a_check = [&check_frame(&[1])[..], &frame(b"\x0a\x02\x08\xff")[..]].concat();
-    for (body, status, sentence, ids) in [
+    let oversized = [&check_frame(&[1])[..], &[0, 255, 255, 255, 255]].concat();
+    let invalid_frame = [&check_frame(&[1])[..], &frame(b"\x0a\x05nonse")[..]].concat();
+    let invalid_check = [&check_frame(&[1])[..], &frame(b"\x0a\x02\x08\xff")[..]].concat();
+    for (body, status, expected, ids) in [
         (vec![], "0", "", &[][..]),
         (three, "0", "", &[5, 5, u64::MAX, 0]),
-        (cut, "3", "bytes into a frame", &[5, 5, u64::MAX]),
+        (truncated, "3", "bytes into a frame", &[5, 5, u64::MAX]),
         (compressed, "12", "compressed", &[1]),
-        (announced, "8", "maximum of 262144", &[1]),
-        (nonsense, "3", "invalid CheckFrame", &[1]),
-        (not_a_check, "3", "invalid CheckFrame", &[1]),
+        (oversized, "8", "maximum of 262144", &[1]),
+        (invalid_frame, "3", "invalid CheckFrame", &[1]),
+        (invalid_check, "3", "invalid CheckFrame", &[1]),
     ] {
         let (code, text, bytes) = raw.send(STREAM, body).await;
-        assert_eq!((code.as_str(), answered(&bytes)), (status, ids.to_vec()), "{text}");
-        assert!(text.contains(sentence), "{text}");
+        assert_eq!((code.as_str(), response_ids(&bytes)), (status, ids.to_vec()), "{text}");
+        assert!(text.contains(expected), "{text}");
     }
     let (code, _, bytes) = raw.send(BATCH, check_frame(&[3, 3])).await;
-    assert_eq!((code.as_str(), answered(&bytes)), ("0", vec![3, 3]));
+    assert_eq!((code.as_str(), response_ids(&bytes)), ("0", vec![3, 3]));
     assert_eq!(raw.send(BATCH, check_frame(&[3])[..9].to_vec()).await.0, "3");
     assert_eq!(raw.request(Method::GET, STREAM, "application/grpc", vec![]).await.0, "3");
     assert_eq!(raw.request(Method::POST, STREAM, "text/html", vec![]).await.0, "3");
@@ -300,22 +302,22 @@ async fn random_bytes_on_a_stream_end_in_a_status() {
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
     for _ in 0..2_000 {
         let mut body = [check_frame(&[1, 2, 3]), check_frame(&[4])].concat();
-        for (place, byte) in changes.new_tree(&mut runner).unwrap().current() {
-            let place = place.index(body.len());
-            body[place] = byte;
+        for (index, byte) in changes.new_tree(&mut runner).unwrap().current() {
+            let index = index.index(body.len());
+            body[index] = byte;
         }
         let (status, text, bytes) = raw.send(STREAM, body).await;
         assert!(matches!(status.as_str(), "0" | "3" | "8" | "12"), "{status}: {text}");
-        assert!(answered(&bytes).len() <= 12);
+        assert!(response_ids(&bytes).len() <= 12);
     }
     assert!(!server.log().contains("panicked"));
 }
 
-/// Random bytes, and valid requests with random bytes changed, against both stores: always a status, never the end.
+/// Random bytes, and valid requests with some random bytes, are answered with a status on both stores.
 #[tokio::test]
-async fn random_bytes_end_in_a_status_and_leave_memory_alone() {
+async fn random_bytes_end_in_a_status_and_do_not_leak_memory() {
     let redis = RedisServer::start();
-    let rounds = |server: Server| async move {
+    let send_random = |server: Server| async move {
         let mut raw = Raw::connect(&server).await;
         let mut runner = TestRunner::new(Config::default());
         let random = prop::collection::vec(any::<u8>(), 0..400);
@@ -329,9 +331,9 @@ async fn random_bytes_end_in_a_status_and_leave_memory_alone() {
                 random.new_tree(&mut runner).unwrap().current()
             } else {
                 let mut body = frame(&good);
-                for (place, byte) in changes.new_tree(&mut runner).unwrap().current() {
-                    let place = place.index(body.len());
-                    body[place] = byte;
+                for (index, byte) in changes.new_tree(&mut runner).unwrap().current() {
+                    let index = index.index(body.len());
+                    body[index] = byte;
                 }
                 body
             };
@@ -346,20 +348,21 @@ async fn random_bytes_end_in_a_status_and_leave_memory_alone() {
             }
         }
         let grown = server.resident_memory().saturating_sub(resident);
-        assert!(grown < 8 << 20, "{grown} bytes more after 4,000 more requests");
+        assert!(grown < 8 << 20, "memory grew by {grown} bytes during 4,000 requests");
         assert!(!server.log().contains("panicked"), "{}", server.log());
         assert!(server.client().await.check(request_for("example", &[("user", "y")])).await.unwrap().allowed());
     };
-    rounds(Server::builder().start()).await;
-    rounds(Server::builder().store(&redis.url()).set("redis.timeout", "20s").start()).await;
+    send_random(Server::builder().start()).await;
+    send_random(Server::builder().store(&redis.url()).set("redis.timeout", "20s").start()).await;
 }
 
 #[tokio::test]
-async fn json_of_every_kind_is_answered() {
+async fn invalid_json_is_rejected_with_a_message() {
     let server = Server::builder().start();
     let url = server.url("/json");
     let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
-    // Only just too large: of a body that is much too large the server does not read the end, and breaks the pipe.
+    // Slightly too large: the server does not read a much larger body to its end, and the client would see a broken
+    // pipe.
     let wide = format!("{{\"domain\":\"{}\"}}", "x".repeat(64 * 1024));
     for body in [
         "",
@@ -378,8 +381,8 @@ async fn json_of_every_kind_is_answered() {
         assert!(text.ends_with('\n') && text.len() > 10, "{text}");
     }
     assert_eq!(post(&url, wide.as_bytes()).0, 413);
-    let override_without_unit = r#"{"domain":"example","descriptors":[{"entries":[],"limit":{"requestsPerUnit":1}}]}"#;
-    assert_eq!(post(&url, override_without_unit.as_bytes()).0, 400);
+    let limit_without_unit = r#"{"domain":"example","descriptors":[{"entries":[],"limit":{"requestsPerUnit":1}}]}"#;
+    assert_eq!(post(&url, limit_without_unit.as_bytes()).0, 400);
     let mut runner = TestRunner::new(Config::default());
     let random = prop::collection::vec(any::<u8>(), 0..100);
     for _ in 0..300 {
@@ -389,9 +392,9 @@ async fn json_of_every_kind_is_answered() {
     assert!(!server.log().contains("panicked"));
 }
 
-/// A connection that speaks no HTTP/2 at all, and one that stops in the middle, cost nobody else anything.
+/// Connections with another protocol, and connections that stop in the middle of the preface, do not affect others.
 #[tokio::test]
-async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
+async fn connections_without_http2_are_closed() -> Result<(), Infallible> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let server = Server::builder().start();
     let mut silent = Vec::new();
@@ -401,13 +404,13 @@ async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
         if greeting.starts_with(['G', '\0']) {
             let mut answer = Vec::new();
             let _ = stream.read_to_end(&mut answer).await;
-            assert!(!answer.is_empty(), "it is told: {greeting:?}");
+            assert!(!answer.is_empty(), "no response to {greeting:?}");
         }
         silent.push(stream);
     }
     assert!(server.client().await.check(request_for("example", &[("user", "y")])).await.unwrap().allowed());
-    // Whoever has not begun is let go; one that has is asked whether it lives, and much later.
-    wait_for_async("the two that have not begun to be closed", async || {
+    // Connections without a complete preface are closed soon. One with a preface gets a keep-alive ping, much later.
+    wait_for_async("the two connections without a complete preface to be closed", async || {
         (server.metric("sluicegate_grpc_connections") == 1.0).then_some(())
     })
     .await;
@@ -416,18 +419,18 @@ async fn other_protocols_are_shown_the_door() -> Result<(), Infallible> {
 
 proptest! {
     #[test]
-    fn random_rule_files_are_compiled_or_refused(
+    fn random_rule_files_are_compiled_or_rejected(
         text in "(domain: [a-c*{}\\[\\]&!|>'\"%@`-]{0,4}\n)?(descriptors:\n)?([ ]{0,6}(- )?(key|value|rate_limit|unit|descriptors|unlimited|<<|[a-z]{1,3}): ?[a-z0-9*&{}\\[\\]:,'\"|>!-]{0,8}\n){0,12}",
     ) {
         let file = SourceFile { name: "random.yaml".into(), text };
-        if let Err(problems) = compile(&[file], Options::default()) {
-            prop_assert!(!problems.is_empty());
-            prop_assert!(problems.iter().all(|problem| problem.location.line >= 1 && !problem.message.is_empty()));
+        if let Err(errors) = compile(&[file], Options::default()) {
+            prop_assert!(!errors.is_empty());
+            prop_assert!(errors.iter().all(|error| error.location.line >= 1 && !error.message.is_empty()));
         }
     }
 
     #[test]
-    fn random_bytes_are_no_rules(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn random_bytes_do_not_panic_the_compiler(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let _ = compile(&[SourceFile { name: "random.yaml".into(), text }], Options::default());
     }

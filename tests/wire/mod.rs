@@ -1,6 +1,6 @@
 //! The protocols over the wire: Envoy's gRPC, `sluicegate.v1`, HTTP, TLS, connections, and invalid input.
 
-/// The number and the maximum age of connections.
+/// Limits on the number and the age of connections.
 mod connections;
 /// A real Envoy with the rate limit filter.
 pub(crate) mod envoy;
@@ -8,13 +8,13 @@ pub(crate) mod envoy;
 mod envoy_protocol;
 /// A generated client that shares no code with this project.
 mod foreign_client;
-/// Grants: hits that callers admit without asking.
+/// Grants: hits that clients may admit without a call.
 mod grants;
 /// `/json`, `/metrics` and the other HTTP pages.
 mod http;
 /// Malformed and oversized input of every kind.
 mod invalid_input;
-/// Matching and counting as recorded from envoyproxy/ratelimit, on both stores.
+/// Replays of responses recorded from envoyproxy/ratelimit, on all stores.
 mod recorded;
 /// Batched checks: `sluicegate.v1`.
 mod stream;

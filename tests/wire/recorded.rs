@@ -1,5 +1,5 @@
-//! Answers recorded from envoyproxy/ratelimit: rules, requests, the second they came in, and what it said.
-//! A counter that starts empty and a clock set by hand give exactly these.
+//! Replays of recordings from envoyproxy/ratelimit: rules, requests with the second of their arrival, and responses.
+//! Empty counters and a manual clock must produce exactly the recorded responses.
 
 use std::{
     sync::{
@@ -75,7 +75,7 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
 
 fn request(recorded: &Recorded) -> Request<'_> {
     let hits = recorded.hits_addend.max(1);
-    let descriptors = recorded.descriptors.iter().map(|one| descriptor(one, hits)).collect();
+    let descriptors = recorded.descriptors.iter().map(|recorded| descriptor(recorded, hits)).collect();
     Request { domain: &recorded.domain, descriptors, feedback: Vec::new() }
 }
 
@@ -85,12 +85,12 @@ fn descriptor(recorded: &RecordedDescriptor, hits: u64) -> Descriptor<'_> {
         entries: recorded.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
         hits: recorded.hits_addend.unwrap_or(hits),
         refund: false,
-        requested_limit: recorded.limit.as_ref().map(|recorded| Box::new(limit(recorded))),
+        requested_limit: recorded.limit.as_ref().map(|recorded_limit| Box::new(limit(recorded_limit))),
     }
 }
 
-/// The protocol's number of a unit.
-fn number(measure: Measure) -> u32 {
+/// Returns the number of a unit in Envoy's protocol.
+fn unit_number(measure: Measure) -> u32 {
     let Measure::Rate { unit, .. } = measure else {
         return 0;
     };
@@ -105,17 +105,16 @@ fn number(measure: Measure) -> u32 {
     }
 }
 
-fn word(code: Code) -> String {
+fn code_name(code: Code) -> String {
     if code == Code::OverLimit { "OVER_LIMIT".into() } else { "OK".into() }
 }
 
 fn status(status: &engine::Status) -> RecordedStatus {
-    let limit = status
-        .limit
-        .as_ref()
-        .map(|limit| (limit.requests, number(limit.measure), limit.name.as_deref().unwrap_or_default().to_owned()));
+    let limit = status.limit.as_ref().map(|limit| {
+        (limit.requests, unit_number(limit.measure), limit.name.as_deref().unwrap_or_default().to_owned())
+    });
     RecordedStatus {
-        code: word(status.code),
+        code: code_name(status.code),
         current_limit: limit,
         limit_remaining: status.remaining,
         reset_seconds: status.reset_seconds(),
@@ -132,9 +131,9 @@ async fn replay(name: &str, store: AnyStore) {
         let verdict = service.check(&request(recorded)).await.unwrap();
         let statuses: Vec<_> = verdict.statuses.iter().map(status).collect();
         assert_eq!(
-            (word(verdict.overall), statuses.as_slice()),
+            (code_name(verdict.overall), statuses.as_slice()),
             (recorded.overall.clone(), &recorded.statuses[..]),
-            "{name} #{number}"
+            "{name}, request {number}"
         );
     }
 }
@@ -143,14 +142,14 @@ const JITTER: Duration = Duration::from_secs(300);
 const RECORDINGS: [&str; 3] = ["ratelimit-101.json", "ratelimit-102.json", "ratelimit-103.json"];
 
 #[tokio::test]
-async fn memory_answers_as_recorded() {
+async fn the_memory_store_answers_as_recorded() {
     for name in RECORDINGS {
         replay(name, AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())))).await;
     }
 }
 
 #[tokio::test]
-async fn redis_answers_as_recorded() {
+async fn a_single_redis_answers_as_recorded() {
     for name in RECORDINGS {
         let server = RedisServer::start();
         replay(name, AnyStore::Redis(connect(&server.url(), JITTER).await)).await;
@@ -158,7 +157,7 @@ async fn redis_answers_as_recorded() {
 }
 
 #[tokio::test]
-async fn every_topology_answers_as_recorded() {
+async fn every_redis_topology_answers_as_recorded() {
     for name in RECORDINGS {
         let (cluster, sentinels, (_nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
         for url in [cluster.url(), sentinels.url(), ring] {

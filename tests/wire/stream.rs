@@ -1,4 +1,4 @@
-//! `sluicegate.v1`: frames of many checks, on a stream and in one call, on both stores.
+//! `sluicegate.v1`: frames of several checks, on a stream and in one call, on both stores.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ fn check(id: u64, key: &str, value: &str) -> Check {
     Check { id, request: Some(request), ..Check::default() }
 }
 
-/// A stream whose caller is the test.
+/// The client side of a stream.
 struct Caller {
     frames: mpsc::Sender<CheckFrame>,
     answers: Streaming<sluicegate_proto::sluicegate::v1::ResponseFrame>,
@@ -56,20 +56,23 @@ impl Caller {
         self.frames.send(CheckFrame { checks: checks.into_iter().collect() }).await.unwrap();
     }
 
-    /// The next so many answers, in the order in which they came.
+    /// Receives `count` responses, in the order of their arrival.
     async fn answers(&mut self, count: usize) -> Vec<CheckResponse> {
         let mut answers = Vec::new();
         while answers.len() < count {
-            let frame = tokio::time::timeout(DEADLINE, self.answers.message()).await.expect("an answer in time");
-            answers.extend(frame.unwrap().expect("the stream lives").responses);
+            let frame =
+                tokio::time::timeout(DEADLINE, self.answers.message()).await.expect("no response before the deadline");
+            answers.extend(frame.unwrap().expect("the stream has ended").responses);
         }
         assert_eq!(answers.len(), count);
         answers
     }
 
-    /// How it ends, when nothing more is answered.
+    /// Waits for the end of the stream and returns its status. Panics if there is another response.
     async fn end(mut self) -> Result<(), Status> {
-        let end = tokio::time::timeout(DEADLINE, self.answers.message()).await.expect("an end in time");
+        let end = tokio::time::timeout(DEADLINE, self.answers.message())
+            .await
+            .expect("the stream did not end before the deadline");
         end.map(|frame| assert_eq!(frame, None))
     }
 }
@@ -77,7 +80,7 @@ impl Caller {
 fn verdict(answer: &CheckResponse) -> &Verdict {
     match &answer.outcome {
         Some(Outcome::Verdict(verdict)) => verdict,
-        other => panic!("{other:?}"),
+        other => panic!("expected a verdict: {other:?}"),
     }
 }
 
@@ -95,13 +98,13 @@ async fn on_both(case: impl AsyncFn(&str, &Server)) {
 }
 
 #[tokio::test]
-async fn every_check_of_a_frame_has_its_own_answer() {
+async fn every_check_of_a_frame_has_its_own_response() {
     on_both(async |store, server| {
         let mut caller = Caller::start(server).await;
         let frame: Vec<_> = (0..500).map(|id| check(id, "few", &format!("user{}", id % 100))).collect();
         caller.send(frame).await;
         let answers = by_id(caller.answers(500).await);
-        assert_eq!(answers.len(), 500, "{store}: every number once");
+        assert_eq!(answers.len(), 500, "{store}: every id occurs once");
         for user in 0..100 {
             let of_user: Vec<_> = (0..5).map(|turn| verdict(&answers[&(user + turn * 100)])).collect();
             let allowed = of_user.iter().filter(|verdict| verdict.allowed).count();
@@ -114,7 +117,7 @@ async fn every_check_of_a_frame_has_its_own_answer() {
 }
 
 #[tokio::test]
-async fn a_status_says_what_envoys_cannot() {
+async fn a_status_contains_fields_that_envoys_status_lacks() {
     on_both(async |store, server| {
         let mut caller = Caller::start(server).await;
         let frame = [
@@ -142,7 +145,7 @@ async fn a_status_says_what_envoys_cannot() {
 }
 
 #[tokio::test]
-async fn an_error_of_one_check_is_its_own() {
+async fn an_error_of_one_check_does_not_affect_the_others() {
     on_both(async |store, server| {
         let mut caller = Caller::start(server).await;
         let no_domain = Check { id: 2, request: Some(RateLimitRequest::default()), ..Check::default() };
@@ -164,7 +167,7 @@ async fn an_error_of_one_check_is_its_own() {
         let texts: Vec<_> = errors.values().map(|(_, text)| text.as_str()).collect();
         assert_eq!(errors.values().map(|(code, _)| *code).collect::<Vec<_>>(), [3, 3, 3, 8], "{store}: {texts:?}");
         assert!(texts[0].contains("domain must not be empty") && texts[2].contains("2000 bytes"), "{texts:?}");
-        // The stream goes on.
+        // The stream is still open.
         caller.send([check(9, "few", "a")]).await;
         assert_eq!(verdict(&caller.answers(1).await[0]).statuses[0].remaining, 0, "{store}");
     })
@@ -187,9 +190,9 @@ async fn a_batch_is_a_frame_in_one_call() {
     .await;
 }
 
-/// In Redis the checks of a frame are a few calls, and not one each.
+/// The checks of a frame are combined into a few calls to Redis.
 #[tokio::test]
-async fn the_checks_of_a_frame_share_calls() {
+async fn the_checks_of_a_frame_share_calls_to_redis() {
     let redis = RedisServer::start();
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::start(folder.path(), &redis.url());
@@ -202,12 +205,12 @@ async fn the_checks_of_a_frame_share_calls() {
     let statistics = redis.cli(&["info", "commandstats"]);
     let calls = statistics.split_once("cmdstat_evalsha:calls=").unwrap().1;
     let calls: usize = calls.split(',').next().unwrap().parse().unwrap();
-    assert!((10..=12).contains(&calls), "{calls} calls for 640 checks of which 64 share one");
+    assert!((10..=12).contains(&calls), "{calls} calls for 640 checks, of which 64 share one call");
 }
 
-/// One of two servers is frozen: its checks wait, and the others of the same frame do not.
+/// One of two Redis servers is frozen. Only its checks wait; the others of the same frame are answered.
 #[tokio::test]
-async fn a_slow_check_holds_up_no_other() {
+async fn a_slow_check_does_not_delay_others() {
     let (servers, store) = ring(2);
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).store(&store).set("redis.timeout", "3s").start();
@@ -218,13 +221,13 @@ async fn a_slow_check_holds_up_no_other() {
     let on_first = servers[0].cli(&["dbsize"]).parse::<usize>().unwrap();
     assert!((20..=80).contains(&on_first), "{on_first}");
     servers[0].freeze();
-    let asked = std::time::Instant::now();
+    let start = std::time::Instant::now();
     caller.send(users()).await;
     for answer in caller.answers(100 - on_first).await {
         let status = &verdict(&answer).statuses[0];
         assert_eq!((status.decider(), status.remaining), (Decider::Store, 1));
     }
-    assert!(asked.elapsed().as_secs() < 3, "nobody waited for the frozen one");
+    assert!(start.elapsed().as_secs() < 3, "checks waited for the frozen server");
     for answer in caller.answers(on_first).await {
         let status = &verdict(&answer).statuses[0];
         assert!(status.allowed && status.decider() == Decider::Fallback, "{status:?}");
@@ -232,9 +235,9 @@ async fn a_slow_check_holds_up_no_other() {
     servers[0].thaw();
 }
 
-/// Whoever sends and does not read is made to wait, and costs no memory beyond what is under way.
+/// The service stops reading from a caller that does not read responses, so that its memory does not grow.
 #[tokio::test]
-async fn a_caller_that_does_not_read_is_held_back() {
+async fn a_caller_that_does_not_read_is_throttled() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::start(folder.path(), "memory");
     let mut caller = Caller::start(&server).await;
@@ -246,68 +249,69 @@ async fn a_caller_that_does_not_read_is_held_back() {
             caller.send((0..1_000).map(|id| check(round * 1_000 + id, "few", "a"))).await;
         }
     };
-    // It never ends by itself: at some time nothing more is taken.
+    // The loop ends only by the timeout, because the service stops reading frames.
     assert!(tokio::time::timeout(std::time::Duration::from_secs(3), flood).await.is_err());
     let grown = server.resident_memory().saturating_sub(before);
-    assert!(grown < 64 << 20, "{grown} bytes");
-    // Others are served, and so is this one as soon as it reads.
+    assert!(grown < 64 << 20, "memory grew by {grown} bytes");
+    // Other callers are served, and so is this one as soon as it reads.
     assert!(server.client().await.check(request_for("d", &[("few", "other")])).await.unwrap().allowed());
     caller.answers(1_000).await;
 }
 
-/// While Redis is frozen checks are begun up to a bound, in a stream and in a batch; when it is back all are answered.
+/// While Redis is frozen, checks are started up to a maximum, on a stream and in a batch. All are answered when Redis
+/// responds again.
 #[tokio::test]
-async fn no_more_than_so_many_checks_are_under_way() {
-    const IN_FLIGHT: f64 = 4096.0;
+async fn the_number_of_checks_in_flight_is_limited() {
+    const MAX_IN_FLIGHT: f64 = 4096.0;
     let redis = RedisServer::start();
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
-    let begun = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"few\"}");
+    let started = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"few\"}");
     let mut caller = Caller::start(&server).await;
     caller.send([check(0, "few", "x")]).await;
     caller.answers(1).await;
-    assert_eq!(begun(), 1.0);
+    assert_eq!(started(), 1.0);
     let checks = || (0..5_000).map(|id| check(id, "few", &format!("user{id}")));
     redis.freeze();
     caller.send(checks().take(2_000)).await;
     caller.send(checks().skip(2_000).take(2_500)).await;
     caller.send(checks().skip(4_500)).await;
-    wait_for_async("the bound", async || (begun() >= 1.0 + IN_FLIGHT).then_some(())).await;
-    // Nothing more is begun, however often it is looked.
+    wait_for_async("the maximum", async || (started() >= 1.0 + MAX_IN_FLIGHT).then_some(())).await;
+    // No further check is started.
     for _ in 0..20 {
         tokio::task::yield_now().await;
-        assert_eq!(begun(), 1.0 + IN_FLIGHT);
+        assert_eq!(started(), 1.0 + MAX_IN_FLIGHT);
     }
     redis.thaw();
     assert_eq!(by_id(caller.answers(5_000).await).len(), 5_000);
     redis.freeze();
     let mut client = connect(&server).await;
-    let (before, checks) = (begun(), checks().collect());
+    let (before, checks) = (started(), checks().collect());
     let batch = tokio::spawn(async move { client.batch(CheckFrame { checks }).await });
-    wait_for_async("the bound", async || (begun() >= before + IN_FLIGHT).then_some(())).await;
-    assert_eq!(begun(), before + IN_FLIGHT);
+    wait_for_async("the maximum", async || (started() >= before + MAX_IN_FLIGHT).then_some(())).await;
+    assert_eq!(started(), before + MAX_IN_FLIGHT);
     redis.thaw();
     assert_eq!(batch.await.unwrap().unwrap().into_inner().responses.len(), 5_000);
 }
 
 #[tokio::test]
-async fn a_stream_ends_in_order() {
+async fn a_stream_ends_with_the_right_status() {
     let folder = rules(&[("d.yaml", RULES)]);
     let builder = Server::builder().rules(folder.path()).store("memory");
     let server = builder.set("grpc.limits.max_frame_bytes", "1000").start();
-    // The caller has said all that it had to say.
+    // The caller closes its side: the stream ends without an error.
     let mut caller = Caller::start(&server).await;
     caller.send([check(1, "few", "a")]).await;
     let (closed, _) = mpsc::channel(1);
     drop(std::mem::replace(&mut caller.frames, closed));
     caller.answers(1).await;
     caller.end().await.unwrap();
-    // It says nonsense: the end is an error, for it alone.
+    // The caller sends a frame that is too large: only its stream ends with an error.
     let caller = Caller::start(&server).await;
     let large = CheckFrame { checks: vec![check(1, "few", &"x".repeat(1_000))] };
     caller.frames.send(large).await.unwrap();
     assert_eq!(caller.end().await.unwrap_err().code(), Code::ResourceExhausted);
-    // The service leaves: so does the stream, and what was asked before is answered.
+    // The service shuts down: earlier checks are answered, and the stream ends without an error.
     let mut caller = Caller::start(&server).await;
     caller.send([check(1, "few", "b")]).await;
     caller.answers(1).await;
@@ -316,9 +320,9 @@ async fn a_stream_ends_in_order() {
     assert!(server.wait().await.success());
 }
 
-/// An old connection is asked to go; a stream does not keep it for ever.
+/// An open stream does not keep a connection open after its maximum age.
 #[tokio::test]
-async fn a_stream_goes_with_its_connection() {
+async fn a_stream_ends_with_its_connection() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::builder().rules(folder.path()).set("grpc.max_connection_age", "1s").start();
     Caller::start(&server).await.end().await.unwrap();

@@ -1,4 +1,4 @@
-//! TLS and mutual TLS on gRPC, certificates that change, and `rediss://`.
+//! TLS and mutual TLS on gRPC and on the admin API, reloaded certificates, and `rediss://`.
 
 use sluicegate_client::{Client as Limiter, Failure, descriptor};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
@@ -17,13 +17,13 @@ async fn connect(server: &Server, trusted: &Authority, identity: Option<&(String
     }
     let endpoint = Endpoint::from_shared(format!("https://{}", server.grpc)).unwrap().tls_config(tls).unwrap();
     let client = Client::connect(endpoint).await?;
-    // With TLS 1.3 a client learns only at its first call that its certificate was not taken.
+    // With TLS 1.3 a client sees only at its first call that the server rejected its certificate.
     client.check(request_for("example", &[("user", "x")])).await?;
     Ok(client)
 }
 
 #[tokio::test]
-async fn certificates_are_shown_and_followed() {
+async fn certificates_are_served_and_reloaded() {
     let (first, second) = (Authority::new("first"), Authority::new("second"));
     let files = Files::new();
     let (certificate, key) = first.sign();
@@ -34,10 +34,10 @@ async fn certificates_are_shown_and_followed() {
     assert!(connect(&server, &first, None).await.is_ok());
     assert!(connect(&server, &second, None).await.is_err());
     let plain = server.client().await.check(request_for("example", &[("user", "x")])).await;
-    assert!(plain.is_err(), "plain text is not taken");
+    assert!(plain.is_err(), "plain text is rejected");
 
     files.write("cert.pem", "not a certificate");
-    crate::support::wait_for("the bad certificate to be noticed", || {
+    crate::support::wait_for("the invalid certificate to be noticed", || {
         server.log().contains("cannot use the changed certificates").then_some(())
     });
     assert!(connect(&server, &first, None).await.is_ok());
@@ -46,18 +46,18 @@ async fn certificates_are_shown_and_followed() {
     files.write("key.pem", &key);
     files.write("cert.pem", &certificate);
     wait_for_async("the new certificate", async || connect(&server, &second, None).await.ok()).await;
-    let lines = |word: &str| server.log().lines().filter(|line| line.contains(word)).count();
+    let lines = |text: &str| server.log().lines().filter(|line| line.contains(text)).count();
     assert_eq!(lines("cannot use the changed certificates"), 1, "{}", server.log());
     let (certificate, key) = first.sign();
     files.write("key.pem", &key);
     files.write("cert.pem", &certificate);
-    wait_for_async("the old one again", async || connect(&server, &first, None).await.ok()).await;
-    // A line is written after the certificates are shown.
-    crate::support::wait_for("both to be told", || (lines("certificates reloaded") == 2).then_some(()));
+    wait_for_async("the old certificate", async || connect(&server, &first, None).await.ok()).await;
+    // The log line is written after the certificates are in use.
+    crate::support::wait_for("both log lines", || (lines("certificates reloaded") == 2).then_some(()));
 }
 
 #[tokio::test]
-async fn clients_must_show_a_certificate_when_asked() {
+async fn clients_need_a_certificate_with_mutual_tls() {
     let (ours, clients, strangers) = (Authority::new("ours"), Authority::new("clients"), Authority::new("strangers"));
     let files = Files::new();
     let (certificate, key) = ours.sign();
@@ -69,20 +69,20 @@ async fn clients_must_show_a_certificate_when_asked() {
     assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
     assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
     assert!(connect(&server, &ours, None).await.is_err());
-    for (name, may) in [("localhost", true), ("gateway.example", false)] {
+    for (name, accepted) in [("localhost", true), ("gateway.example", false)] {
         let server = Server::builder()
             .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
             .set("grpc.tls.key_file", &files.write("key.pem", &key))
             .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
             .set("grpc.tls.client_name", name)
             .start();
-        assert_eq!(connect(&server, &ours, Some(&clients.sign())).await.is_ok(), may, "{name}");
+        assert_eq!(connect(&server, &ours, Some(&clients.sign())).await.is_ok(), accepted, "{name}");
     }
 }
 
-/// The client crate shows its certificate, on the stream and in calls of their own.
+/// The client crate sends its certificate, both on streams and in single calls.
 #[tokio::test]
-async fn the_client_shows_its_certificate() {
+async fn the_client_sends_its_certificate() {
     let (ours, clients) = (Authority::new("ours"), Authority::new("clients"));
     let files = Files::new();
     let (certificate, key) = ours.sign();
@@ -92,8 +92,9 @@ async fn the_client_shows_its_certificate() {
         .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
         .start();
     let (certificate, key) = clients.sign();
-    let trusting = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.pem)).domain_name("localhost");
-    let known = trusting.clone().identity(Identity::from_pem(certificate, key));
+    let without_certificate =
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.pem)).domain_name("localhost");
+    let with_certificate = without_certificate.clone().identity(Identity::from_pem(certificate, key));
     let limiter = |tls: ClientTlsConfig, batching| {
         let limiter = Limiter::builder(format!("https://{}", server.grpc)).domain("example").timeout(DEADLINE);
         let limiter = limiter.batching(batching).configure(move |endpoint| endpoint.tls_config(tls.clone()));
@@ -101,13 +102,13 @@ async fn the_client_shows_its_certificate() {
     };
     for batching in [true, false] {
         let check = async |tls| limiter(tls, batching).check([descriptor! { "user" => "x" }]).without_fallback().await;
-        assert!(check(known.clone()).await.unwrap().allowed());
-        assert!(matches!(check(trusting.clone()).await, Err(Failure::Connection(_))));
+        assert!(check(with_certificate.clone()).await.unwrap().allowed());
+        assert!(matches!(check(without_certificate.clone()).await, Err(Failure::Connection(_))));
     }
 }
 
 #[tokio::test]
-async fn a_cluster_and_a_ring_are_reached_through_tls() {
+async fn tls_works_with_a_cluster_and_a_ring() {
     let authority = Authority::new("redis");
     let files = Files::new();
     let (certificate, key) = authority.sign();
@@ -125,7 +126,7 @@ async fn a_cluster_and_a_ring_are_reached_through_tls() {
             .set("redis.timeout", "1s")
             .start();
         let client = server.client().await;
-        // So many that a node without any of them would be a wonder.
+        // With 24 users every node almost certainly has one of them.
         for user in 0..24 {
             let answer = client.check(request_for("example", &[("user", &user.to_string())])).await;
             assert!(answer.unwrap_or_else(|error| panic!("{store}: {error}\n{}", server.log())).allowed());
@@ -135,13 +136,13 @@ async fn a_cluster_and_a_ring_are_reached_through_tls() {
 }
 
 #[tokio::test]
-async fn redis_is_reached_through_tls() {
+async fn tls_works_with_a_single_redis() {
     let authority = Authority::new("redis");
     let files = Files::new();
     let (certificate, key) = authority.sign();
     let (certificate, key) = (files.write("cert.pem", &certificate), files.write("key.pem", &key));
     let ca = files.write("ca.pem", &authority.pem);
-    // The plain port is moved away, and TLS has its number.
+    // The server listens for TLS on its usual port number, and for plain text on another.
     let redis = RedisServer::tls(&certificate, &key, &ca);
     let server = Server::builder()
         .store(&format!("rediss://localhost:{}", redis.port))
@@ -154,9 +155,9 @@ async fn redis_is_reached_through_tls() {
     assert_eq!(redis.cli(&["dbsize"]), "1");
 }
 
-/// Operators can be known by the names in their certificates.
+/// The names in a certificate identify an operator.
 #[test]
-fn a_certificate_says_who_operates() {
+fn a_certificate_identifies_an_operator() {
     let (authority, strangers) = (Authority::new("ours"), Authority::new("theirs"));
     let files = Files::new();
     let (certificate, key) = authority.sign();
@@ -179,9 +180,9 @@ fn a_certificate_says_who_operates() {
     let switch = ["switch", "off", "everything"];
     let operate = authority.sign_for(&["ops.test"]);
     assert_eq!(ctl(&operate, &switch), (true, String::new()));
-    let look = authority.sign_for(&["dashboard.test"]);
-    assert!(ctl(&look, &["audit"]).0);
-    let (done, error) = ctl(&look, &switch);
+    let read = authority.sign_for(&["dashboard.test"]);
+    assert!(ctl(&read, &["audit"]).0);
+    let (done, error) = ctl(&read, &switch);
     assert!(!done && error.contains("dashboard.test may look"), "{error}");
     let (done, error) = ctl(&authority.sign_for(&["else.test"]), &["audit"]);
     assert!(!done && error.contains("Unauthenticated"), "{error}");
@@ -190,5 +191,5 @@ fn a_certificate_says_who_operates() {
         .args(["ctl", "--addr", &addr, "--ca", &files.write("ca.pem", &authority.pem), "audit"])
         .output()
         .unwrap();
-    assert!(!audit.status.success(), "nobody comes in without a certificate");
+    assert!(!audit.status.success(), "a caller without a certificate is rejected");
 }

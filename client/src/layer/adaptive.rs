@@ -14,7 +14,7 @@ use tower_service::Service;
 
 use super::{
     LimitedBody,
-    answer::{DenialReason, is_grpc},
+    response::{DenialReason, is_grpc},
     outcome,
 };
 use crate::adaptive::AdaptiveLimit;

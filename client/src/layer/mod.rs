@@ -25,7 +25,7 @@
 //! (draft-ietf-httpapi-ratelimit-headers-11).
 
 mod adaptive;
-mod answer;
+mod response;
 mod class;
 mod permit;
 mod shed;
@@ -45,7 +45,7 @@ use tower_service::Service;
 
 pub use self::{
     adaptive::{AdaptiveLayer, AdaptiveService},
-    answer::LimitedBody,
+    response::LimitedBody,
     class::ClassRules,
     permit::{PermitLayer, PermitService},
     shed::{ShedLayer, ShedService},
@@ -180,7 +180,7 @@ where
             }
             let verdict = shared.check(&head.headers, &descriptors).await;
             if !verdict.allowed() {
-                return Ok(answer::denied_response(&verdict, answer::is_grpc(&head.headers)));
+                return Ok(response::denied_response(&verdict, response::is_grpc(&head.headers)));
             }
             let delay = verdict.delay().min(shared.max_delay);
             if !delay.is_zero() {
@@ -197,7 +197,7 @@ where
                 tokio::spawn(reservation.settle(cost));
             }
             if shared.headers {
-                answer::add_headers(response.headers_mut(), &verdict);
+                response::add_headers(response.headers_mut(), &verdict);
             }
             Ok(response.map(LimitedBody::new))
         })
@@ -211,7 +211,7 @@ impl<F> Shared<F> {
         if let Some(traceparent) = text("traceparent") {
             check = check.traceparent(traceparent);
         }
-        if let Some(timeout) = text("grpc-timeout").and_then(answer::grpc_timeout) {
+        if let Some(timeout) = text("grpc-timeout").and_then(response::grpc_timeout) {
             check = check.timeout(timeout);
         }
         check.await

@@ -13,7 +13,7 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{LimitedBody, answer, outcome};
+use super::{LimitedBody, response, outcome};
 use crate::{Client, Descriptor, permit::DEFAULT_HOLDER_KEY};
 
 /// Holds a slot of concurrency limits for each request, until the body of its response has ended or its connection is
@@ -121,11 +121,11 @@ where
             if descriptors.is_empty() {
                 return Ok(inner.call(Request::from_parts(head, body)).await?.map(LimitedBody::new));
             }
-            let grpc = answer::is_grpc(&head.headers);
+            let grpc = response::is_grpc(&head.headers);
             let acquired = shared.client.acquire(descriptors).holder_key(&*shared.holder_key).await;
             let mut permit = match acquired {
                 Ok(permit) => permit,
-                Err(verdict) => return Ok(answer::denied_response(&verdict, grpc)),
+                Err(verdict) => return Ok(response::denied_response(&verdict, grpc)),
             };
             let response = inner.call(Request::from_parts(head, body)).await;
             permit.record_latency();

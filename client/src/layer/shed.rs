@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::{
     ClassRules, LimitedBody,
-    answer::{DenialReason, is_grpc},
+    response::{DenialReason, is_grpc},
 };
 use crate::shed::LoadShedder;
 

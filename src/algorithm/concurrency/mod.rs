@@ -279,7 +279,7 @@ impl Concurrency {
                 self.free(state, expired, operation.cost, None);
             }
             _ if self.context.holder == 0 => {
-                state.cut_front(SLOT_BYTES * (expired as u64 + operation.cost.min(held)) as usize)
+                state.cut_front(SLOT_BYTES * (expired as u64 + operation.cost.min(held)) as usize);
             }
             _ => {
                 self.free(state, expired, held, None);

@@ -1,6 +1,6 @@
 //! [`TokenBucket`]: tokens arrive at the limit's rate up to `burst`, and every hit takes one.
 //!
-//! The state does not count tokens. It contains the time until the bucket is full again ([`super::bucket`]).
+//! The state does not count tokens. It contains the time until the bucket is full again (`bucket`).
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,

@@ -325,7 +325,7 @@ impl Reader<'_, '_> {
             match self.number(key, value) {
                 Some(number) if (1..=max).contains(&number) => *bits = number as u8,
                 Some(_) => {
-                    self.diagnostics.error(value.location, format!("{key} must be a prefix length from 1 to {max}"))
+                    self.diagnostics.error(value.location, format!("{key} must be a prefix length from 1 to {max}"));
                 }
                 None => {}
             }

@@ -2,7 +2,7 @@
 //!
 //! They are used with `--compat envoyproxy`, if the program is started under the name `ratelimit`, and by
 //! `sluicegate migrate`. The table [`VARIABLES`] contains every variable with its default and its effect. The table in
-//! docs/compatibility.md is generated from it.
+//! docs/reference/compatibility.md is generated from it.
 
 mod redis;
 mod values;

@@ -158,7 +158,7 @@ impl Mapping {
             }
             match entry.match_type.unwrap_or(defaults.match_type) {
                 MatchType::Regex => {
-                    patterns.push((Regex::new(&entry.r#match).map_err(|error| error.to_string())?, entry))
+                    patterns.push((Regex::new(&entry.r#match).map_err(|error| error.to_string())?, entry));
                 }
                 MatchType::Glob => {
                     let segments: Vec<String> = entry.r#match.split('.').map(str::to_owned).collect();

@@ -96,7 +96,7 @@ impl Authenticator {
                     self.tokens.store(Arc::new(tokens));
                 }
                 Err(error) => {
-                    tracing::error!(%error, "cannot use the changed token file; the previous tokens stay in use")
+                    tracing::error!(%error, "cannot use the changed token file; the previous tokens stay in use");
                 }
             }
         }

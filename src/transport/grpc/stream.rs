@@ -68,7 +68,7 @@ impl Check {
                 (2, value) => check.request = frame.slice_ref(value.bytes()?),
                 (3, value) => check.traceparent = value.text()?.to_owned(),
                 (4, value) if check.feedback.len() < feedback::MAX_FEEDBACK => {
-                    check.feedback.push(feedback::read_message(value.message()?)?)
+                    check.feedback.push(feedback::read_message(value.message()?)?);
                 }
                 _ => {}
             }
