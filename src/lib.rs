@@ -54,7 +54,7 @@
 //! | measurement | [`telemetry`] | setup of logs, metrics and traces |
 //! | | [`metrics`] | counters and histograms for the hot path |
 //!
-//! Small private modules are available to all layers: `allocator` (memory hints), `debounce` (stable changes of polled
+//! Small private modules are available to all layers: `allocator` (returning freed memory), `debounce` (stable changes of polled
 //! values), `duration` (durations in settings) and `errors` (formatting of errors).
 
 pub mod cli;

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{
     Descriptor, Engine, OverrideKind, Request, Snapshot,
-    overrides::{EntityLimit, Mode, OverrideLookup},
+    overrides::{EntityLimit, Mode},
     statistics::{self, Series, Shedding},
 };
 use crate::{
@@ -138,11 +138,10 @@ impl Engine {
         &self,
         snapshot: &'s Snapshot,
         request: &'s Request<'_>,
-        lookups: &[OverrideLookup],
         now: Micros,
     ) -> SmallVec<[Match<'s>; 1]> {
-        let find = |(descriptor, lookups)| self.find_match(snapshot, request.domain, descriptor, lookups, now);
-        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().zip(lookups).map(find).collect();
+        let find = |descriptor| self.find_match(snapshot, request.domain, descriptor, now);
+        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().map(find).collect();
         // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
         let replaced: SmallVec<[&str; 2]> =
             matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
@@ -162,7 +161,6 @@ impl Engine {
         snapshot: &'s Snapshot,
         domain: &str,
         descriptor: &'s Descriptor<'_>,
-        lookup: &OverrideLookup,
         now: Micros,
     ) -> Match<'s> {
         let rule_match = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
@@ -173,7 +171,7 @@ impl Engine {
             Lookup::NoLimit => None,
             Lookup::Rule(rule, path) => Some((rule, path)),
         };
-        let entity_limit = snapshot.overrides.entity_limit(lookup, now);
+        let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
         match (entity_limit, rule_match) {
             // An override without a rule applies only to its exact descriptor: longer descriptors would otherwise each
             // get a counter.
@@ -267,7 +265,7 @@ impl Engine {
         domain: &str,
         descriptor: &'s Descriptor<'_>,
         rule_match: Option<(&'s Rule, Path<'s>)>,
-        EntityLimit { allowance, limit: custom_limit, .. }: EntityLimit<'s>,
+        EntityLimit { limit: custom_limit, .. }: EntityLimit<'s>,
     ) -> Match<'s> {
         let limit = &custom_limit.limit;
         let applied = match rule_match {
@@ -285,7 +283,7 @@ impl Engine {
                 descriptor,
                 AppliedLimit { custom_limit: Some(custom_limit), ..applied },
             ),
-            allowance,
+            custom_limit.allowance,
         ) {
             (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.override_kind()),
             (Match::Limited(applied), Allowance::Blocked) if !descriptor.refund => Match::Denied(applied),

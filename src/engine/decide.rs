@@ -2,7 +2,7 @@
 
 use std::{num::NonZeroU32, sync::Arc};
 
-use arc_swap::{ArcSwap, Guard};
+use arc_swap::ArcSwap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -11,7 +11,7 @@ use super::{
     DecideError, Descriptor, OverrideKind, Request, Snapshot,
     applied_limit::{AppliedLimit, Match},
     key,
-    overrides::{Mode, OverrideLookup},
+    overrides::Mode,
     statistics::{Outcome, Statistics, Threshold},
     top_entities::TopEntities,
     verdict::{Code, CurrentLimit, Status, Verdict},
@@ -104,15 +104,6 @@ pub struct Engine {
     pub settings: Arc<Settings>,
 }
 
-/// A decision prepared by [`Engine::prepare`].
-pub struct PreparedDecision<'r, 'm> {
-    request: &'r Request<'m>,
-    /// The snapshot that was current when the decision was prepared.
-    snapshot: Guard<Arc<Snapshot>>,
-    /// The override lookup of each descriptor.
-    lookups: SmallVec<[OverrideLookup; 1]>,
-}
-
 impl Engine {
     /// Decides one request. All descriptors are counted, even if the first one is denied.
     ///
@@ -120,39 +111,13 @@ impl Engine {
     ///
     /// Returns an error if no rules are loaded, or if the store fails and an applicable failure policy is `error`.
     pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
-        self.decide_prepared(&self.prepare(request), now).await
-    }
-
-    /// Prepares a decision.
-    ///
-    /// The processor starts to fetch the overrides of the descriptors. A caller should therefore do other work, such as
-    /// reading the clock, before [`Engine::decide_prepared`].
-    #[must_use]
-    pub fn prepare<'r, 'm>(&self, request: &'r Request<'m>) -> PreparedDecision<'r, 'm> {
-        let snapshot = self.rules.load();
-        let lookup =
-            |descriptor: &Descriptor<'_>| snapshot.overrides.prepare_lookup(request.domain, &descriptor.entries);
-        let lookups = request.descriptors.iter().map(lookup).collect();
-        PreparedDecision { request, snapshot, lookups }
-    }
-
-    /// Decides a prepared request as [`Engine::decide`] does.
-    ///
-    /// # Errors
-    ///
-    /// Returns the same errors as [`Engine::decide`].
-    pub async fn decide_prepared(
-        &self,
-        prepared: &PreparedDecision<'_, '_>,
-        now: Micros,
-    ) -> Result<Verdict, DecideError> {
-        let PreparedDecision { request, snapshot, lookups } = prepared;
+        let snapshot = &*self.rules.load();
         if snapshot.compiled.awaiting_rules {
             return Err(DecideError::NoRules);
         }
         let domain = snapshot.rules().settings_of(request.domain);
         let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
-        let matches = self.matches(snapshot, request, lookups, now);
+        let matches = self.matches(snapshot, request, now);
         let names = self.counter_names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
         let mut hits = self.hits(request, &matches, &names);
         if !request.feedback.is_empty() {

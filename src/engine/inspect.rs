@@ -61,8 +61,7 @@ impl Engine {
         let snapshot = self.rules.load_full();
         let request = peek_request(domain, entries);
         let descriptor = &request.descriptors[0];
-        let matched =
-            self.find_match(&snapshot, domain, descriptor, &snapshot.overrides.prepare_lookup(domain, entries), now);
+        let matched = self.find_match(&snapshot, domain, descriptor, now);
         let rule = matched.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
         let inspection = Inspection {
             match_steps: snapshot.rules().explain(domain, entries),
@@ -105,8 +104,7 @@ impl Engine {
     ) -> Result<Option<(CounterLocation, bool)>, StoreError> {
         let snapshot = self.rules.load_full();
         let request = peek_request(domain, entries);
-        let lookup = snapshot.overrides.prepare_lookup(domain, entries);
-        let Match::Limited(applied) = self.find_match(&snapshot, domain, &request.descriptors[0], &lookup, now) else {
+        let Match::Limited(applied) = self.find_match(&snapshot, domain, &request.descriptors[0], now) else {
             return Ok(None);
         };
         let counter = self.counter_of(&request, &applied, &snapshot);

@@ -20,7 +20,7 @@ pub use crate::{
     store::{Decider, Grant, StoreError},
 };
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
-pub use decide::{Engine, PreparedDecision, Settings};
+pub use decide::{Engine, Settings};
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use overrides::{Override, Overrides};
 pub use resources::{Report, ReportError, Resource, Resources};

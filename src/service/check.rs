@@ -121,10 +121,8 @@ impl Check {
             self.metrics.invalid.add(self.engine.worker, 1);
             return Err(error);
         }
-        // `prepare` comes first: the processor fetches the data for the lookup while the clock is read.
-        let prepared = self.engine.prepare(request);
         let (started, now) = (Instant::now(), self.clock.now());
-        let verdict = self.engine.decide_prepared(&prepared, now).await;
+        let verdict = self.engine.decide(request, now).await;
         self.metrics.latency.record(self.engine.worker, started.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);

@@ -28,11 +28,11 @@ use smallvec::SmallVec;
 use self::{
     interner::Interner,
     switches::Switches,
-    table::{Entity, EntityHash, Table, prefetch},
+    table::{Entity, EntityHash, Metadata, Table},
 };
 use crate::{
     algorithm::Micros,
-    rules::{Allowance, CustomLimit, Entry, Options, Rule, RuleSet},
+    rules::{CustomLimit, Entry, Options, Rule, RuleSet},
 };
 
 /// Maximum number of different lists of keys with entity limits per domain. Each may cost every request a lookup.
@@ -99,7 +99,7 @@ pub struct Overrides {
     limits: Table,
     plans: Table,
     /// Parsed limits, shared by all entities with the same text.
-    limits_by_text: Arc<Interner<ParsedLimit>>,
+    limits_by_text: Arc<Interner<Arc<CustomLimit>>>,
     /// Names of plans, authors and reasons.
     texts: Arc<Interner<()>>,
     limit_key_lists: Arc<KeyLists>,
@@ -110,25 +110,13 @@ pub struct Overrides {
     expirations: Arc<BTreeSet<(Micros, Target)>>,
 }
 
-/// The parsed text of a limit.
-#[derive(Clone)]
-struct ParsedLimit {
-    /// A copy of the limit's field, so that reading it does not wait for the limit's memory.
-    allowance: Allowance,
-    limit: Arc<CustomLimit>,
-}
-
 /// The custom limit of an entity.
 #[derive(Clone, Copy)]
 pub(crate) struct EntityLimit<'s> {
-    pub(crate) allowance: Allowance,
     pub(crate) limit: &'s CustomLimit,
     /// Number of entries in its target.
     pub(crate) entries: usize,
 }
-
-/// The hashes under which a descriptor may have a custom limit, each with its number of entries, longest first.
-pub(crate) struct OverrideLookup(SmallVec<[(EntityHash, u32); 1]>);
 
 /// By domain, the lists of keys of the overrides, longest first, with the number of overrides for each.
 type KeyLists = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
@@ -152,31 +140,19 @@ impl Default for Overrides {
 
 /// Lookups for every decision.
 impl Overrides {
-    /// Computes the hashes under which a descriptor may have a custom limit.
-    ///
-    /// The processor starts to fetch the table entries. With many overrides these are in no cache, so a caller should
-    /// do other work before [`Overrides::entity_limit`].
-    pub(crate) fn prepare_lookup(&self, domain: &str, entries: &[Entry<'_>]) -> OverrideLookup {
-        let key_lists = if self.limits.len() == 0 { None } else { self.limit_key_lists.get(domain) };
+    /// Returns the active custom limit of the longest prefix of the descriptor that has one.
+    pub(crate) fn entity_limit(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<EntityLimit<'_>> {
+        if self.limits.len() == 0 {
+            return None;
+        }
         let is_prefix = |keys: &[Box<str>]| {
             keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
         };
-        let matching = key_lists.into_iter().flatten().filter(|(keys, _)| is_prefix(keys));
-        let lookup = |(keys, _): &(Box<[Box<str>]>, u32)| {
+        let key_lists = self.limit_key_lists.get(domain)?;
+        key_lists.iter().filter(|(keys, _)| is_prefix(keys)).find_map(|(keys, _)| {
             let hash = self.entity_hash(domain, &entries[..keys.len()]);
-            self.limits.prefetch(hash);
-            (hash, keys.len() as u32)
-        };
-        OverrideLookup(matching.map(lookup).collect())
-    }
-
-    /// Returns the active custom limit of the longest prefix of the descriptor that has one, and starts to fetch it.
-    pub(crate) fn entity_limit(&self, lookup: &OverrideLookup, now: Micros) -> Option<EntityLimit<'_>> {
-        lookup.0.iter().find_map(|(hash, entries)| {
-            let entity = self.limits.get(*hash).filter(|entity| is_active(entity, now))?;
-            let ParsedLimit { allowance, limit } = self.limits_by_text.value(entity.value)?;
-            prefetch(&**limit);
-            Some(EntityLimit { allowance: *allowance, limit, entries: *entries as usize })
+            let entity = self.limits.get(hash).filter(|entity| is_active(entity, now))?;
+            Some(EntityLimit { limit: self.limits_by_text.value(entity.value)?, entries: keys.len() })
         })
     }
 
@@ -221,7 +197,7 @@ impl Overrides {
         };
         let switch = switches::scopes(domain, rule).iter().find_map(switch_in);
         let limit = self
-            .entity_limit(&self.prepare_lookup(domain, entries), now)
+            .entity_limit(domain, entries, now)
             .and_then(|entity_limit| self.get(&Target::of_descriptor(domain, &entries[..entity_limit.entries])));
         let plan = entries.iter().rev().find_map(|entry| {
             let Entry { key, value } = *entry;
@@ -238,12 +214,6 @@ impl Overrides {
     #[must_use]
     pub fn modes(&self, rules: &RuleSet, now: Micros) -> Modes {
         Modes::new(&self.switches, rules, now)
-    }
-
-    /// Moves table data into adjacent memory after many changes. Returns whether data was moved.
-    pub fn gather(&mut self) -> bool {
-        let (limits, plans) = (self.limits.gather(), self.plans.gather());
-        limits || plans
     }
 
     /// Returns the numbers of entity limits, of plan assignments, and of switches from the store.
@@ -303,24 +273,22 @@ impl Overrides {
                     Some(value) => value,
                     None => {
                         let limit = Arc::new(parse_limit(&entry.value, options)?);
-                        interner.insert(&entry.value, ParsedLimit { allowance: limit.allowance, limit })
+                        interner.insert(&entry.value, limit)
                     }
                 };
                 let hash = self.entity_hash(domain, &entries_of(entries));
-                let record = self.record(&entry);
-                let until = expiry_seconds(entry.until);
-                match self.limits.insert(hash, value, until, &record) {
-                    Some((entity, record)) => self.release_limit(entity, &record, &entry.target),
+                let (metadata, until) = (self.metadata(&entry), expiry_seconds(entry.until));
+                match self.limits.insert(hash, Entity { value, until }, metadata) {
+                    Some((entity, metadata)) => self.release_limit(entity, &metadata, &entry.target),
                     None => add_key_list(&mut self.limit_key_lists, domain, &keys),
                 }
             }
             Target::Plan { domain, key, value } => {
                 let plan = self.intern(&entry.value);
                 let hash = self.entity_hash(domain, &[Entry { key, value }]);
-                let record = self.record(&entry);
-                let until = expiry_seconds(entry.until);
-                match self.plans.insert(hash, plan, until, &record) {
-                    Some((entity, record)) => self.release_plan(entity, &record, &entry.target),
+                let (metadata, until) = (self.metadata(&entry), expiry_seconds(entry.until));
+                match self.plans.insert(hash, Entity { value: plan, until }, metadata) {
+                    Some((entity, metadata)) => self.release_plan(entity, &metadata, &entry.target),
                     None => add_key_list(&mut self.plan_key_lists, domain, &[key]),
                 }
             }
@@ -393,14 +361,14 @@ impl Overrides {
         let before = self.get(target)?;
         match target {
             Target::Limit { domain, entries } => {
-                let (entity, record) = self.limits.remove(self.entity_hash(domain, &entries_of(entries)))?;
-                self.release_limit(entity, &record, target);
+                let (entity, metadata) = self.limits.remove(self.entity_hash(domain, &entries_of(entries)))?;
+                self.release_limit(entity, &metadata, target);
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
                 remove_key_list(&mut self.limit_key_lists, domain, &keys);
             }
             Target::Plan { domain, key, value } => {
-                let (entity, record) = self.plans.remove(self.entity_hash(domain, &[Entry { key, value }]))?;
-                self.release_plan(entity, &record, target);
+                let (entity, metadata) = self.plans.remove(self.entity_hash(domain, &[Entry { key, value }]))?;
+                self.release_plan(entity, &metadata, target);
                 remove_key_list(&mut self.plan_key_lists, domain, &[key]);
             }
             Target::Switch(scope) => drop(self.clear_switch(scope, Origin::Store)),
@@ -442,8 +410,7 @@ impl Overrides {
 
     /// Returns the targets of limits and plans as texts, in arbitrary order.
     pub fn targets(&self) -> impl Iterator<Item = &str> {
-        let records = self.limits.iter().chain(self.plans.iter());
-        records.filter_map(|(_, record)| std::str::from_utf8(record.get(RECORD_HEADER_BYTES..)?).ok())
+        self.limits.iter().chain(self.plans.iter()).map(|(_, metadata)| &*metadata.target)
     }
 
     /// Returns up to `max` expired overrides from the store, earliest first.
@@ -457,86 +424,48 @@ impl Overrides {
         texts.acquire(text).unwrap_or_else(|| texts.insert(text, ()))
     }
 
-    fn release_limit(&mut self, entity: Entity, record: &[u8], target: &Target) {
+    fn release_limit(&mut self, entity: Entity, metadata: &Metadata, target: &Target) {
         Arc::make_mut(&mut self.limits_by_text).release(entity.value);
-        self.release(entity, record, target);
+        self.release(entity, metadata, target);
     }
 
-    fn release_plan(&mut self, entity: Entity, record: &[u8], target: &Target) {
+    fn release_plan(&mut self, entity: Entity, metadata: &Metadata, target: &Target) {
         Arc::make_mut(&mut self.texts).release(entity.value);
-        self.release(entity, record, target);
+        self.release(entity, metadata, target);
     }
 
-    fn release(&mut self, entity: Entity, record: &[u8], target: &Target) {
-        if let Some(record) = Record::read(record) {
-            let texts = Arc::make_mut(&mut self.texts);
-            texts.release(record.author);
-            texts.release(record.reason);
-        }
+    fn release(&mut self, entity: Entity, metadata: &Metadata, target: &Target) {
+        let texts = Arc::make_mut(&mut self.texts);
+        texts.release(metadata.author);
+        texts.release(metadata.reason);
         if entity.until > 0 {
             Arc::make_mut(&mut self.expirations).remove(&(Micros::from_secs(entity.until.into()), target.clone()));
         }
     }
 
-    fn record(&mut self, entry: &Override) -> Box<[u8]> {
-        let (author, reason) = (self.intern(&entry.author), self.intern(&entry.reason));
-        let numbers = Record { version: entry.version, at: entry.at, author, reason };
-        numbers.write(&entry.target.to_string())
+    fn metadata(&mut self, entry: &Override) -> Metadata {
+        Metadata {
+            target: entry.target.to_string().into(),
+            version: entry.version,
+            at_seconds: u32::try_from(entry.at.floor_secs()).unwrap_or(u32::MAX),
+            author: self.intern(&entry.author),
+            reason: self.intern(&entry.reason),
+        }
     }
 
     fn read_override(
         &self,
-        (entity, record): (Entity, &[u8]),
+        (entity, metadata): (Entity, &Metadata),
         text_of: impl FnOnce(u32) -> Arc<str>,
     ) -> Option<Override> {
-        let target = std::str::from_utf8(record.get(RECORD_HEADER_BYTES..)?).ok()?;
-        let record = Record::read(record)?;
         Some(Override {
-            target: Target::parse(target).ok()?,
+            target: Target::parse(&metadata.target).ok()?,
             value: text_of(entity.value),
             until: (entity.until > 0).then(|| Micros::from_secs(entity.until.into())),
-            author: self.texts.text(record.author),
-            reason: self.texts.text(record.reason),
-            at: record.at,
-            version: record.version,
-        })
-    }
-}
-
-/// The metadata of an override in a table's record, where the text of the target follows.
-struct Record {
-    version: u64,
-    at: Micros,
-    author: u32,
-    reason: u32,
-}
-
-/// Length of an encoded [`Record`], in bytes.
-const RECORD_HEADER_BYTES: usize = 20;
-
-impl Record {
-    fn write(&self, target: &str) -> Box<[u8]> {
-        let mut bytes = Vec::with_capacity(RECORD_HEADER_BYTES + target.len());
-        bytes.extend_from_slice(&self.version.to_le_bytes());
-        // The time is stored in seconds: microseconds would double its size for each of a million overrides.
-        let at = u32::try_from(self.at.floor_secs()).unwrap_or(u32::MAX);
-        bytes.extend_from_slice(&at.to_le_bytes());
-        bytes.extend_from_slice(&self.author.to_le_bytes());
-        bytes.extend_from_slice(&self.reason.to_le_bytes());
-        bytes.extend_from_slice(target.as_bytes());
-        bytes.into()
-    }
-
-    fn read(bytes: &[u8]) -> Option<Self> {
-        let (version, remaining) = bytes.split_first_chunk()?;
-        let (at, remaining) = remaining.split_first_chunk()?;
-        let (author, remaining) = remaining.split_first_chunk()?;
-        let (reason, _) = remaining.split_first_chunk()?;
-        Some(Self {
-            version: u64::from_le_bytes(*version),
-            at: Micros::from_secs(u32::from_le_bytes(*at).into()),
-            author: u32::from_le_bytes(*author),
-            reason: u32::from_le_bytes(*reason),
+            author: self.texts.text(metadata.author),
+            reason: self.texts.text(metadata.reason),
+            at: metadata.at(),
+            version: metadata.version,
         })
     }
 }

@@ -28,7 +28,7 @@ fn all(overrides: &[(&str, &str)]) -> Overrides {
 /// Returns the requests per second and the number of entries of the custom limit for a descriptor.
 fn limit(overrides: &Overrides, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    let entity_limit = overrides.entity_limit(&overrides.prepare_lookup("api", &entries), Micros::from_secs(now))?;
+    let entity_limit = overrides.entity_limit("api", &entries, Micros::from_secs(now))?;
     Some((entity_limit.limit.limit.requests(), entity_limit.entries))
 }
 
@@ -68,23 +68,6 @@ fn the_last_entry_with_a_plan_decides() {
     assert_eq!(plan(&[("user", "b"), ("org", "a")]).as_deref(), Some("free"));
     assert_eq!(plan(&[("org", "a"), ("user", "c")]).as_deref(), Some("free"));
     assert_eq!(plan(&[("user", "c")]), None);
-}
-
-/// The table of plans is too small to be gathered, and the table of limits is gathered regardless.
-#[test]
-fn gathering_many_overrides_does_not_change_them() {
-    let mut overrides = all(&[("plan|api|user=a", "pro")]);
-    let name = |number: u32| format!("u{number}");
-    assert!(!overrides.gather());
-    for number in 0..120_000 {
-        let target = Target::of_descriptor("api", &[Entry { key: "user", value: &name(number) }]);
-        let entry = Override { target, ..entry("plan|api|user=a", &format!("{}/day", 1 + number % 7)) };
-        overrides.put(entry, Options::default()).unwrap();
-    }
-    assert!(overrides.gather() && !overrides.gather());
-    let limit_of = |number| limit(&overrides, &[("user", &name(number))], 0);
-    assert!((0..120_000).all(|number| limit_of(number) == Some((1 + number % 7, 1))));
-    assert_eq!(limit_of(120_000), None);
 }
 
 #[test]

@@ -53,9 +53,6 @@ use crate::{
 
 /// Interval between two polls of the store and of the switch file.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
-/// Minimum interval between two compactions of the overrides. A compaction copies the tables that decisions read into
-/// contiguous memory. The old copy, which is large, stays allocated for a while.
-const COMPACT_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of recent changes that an instance holds in memory to resend them to the store.
 const MAX_RECENT_CHANGES: usize = 256;
 /// Maximum length of an author's name.
@@ -230,9 +227,7 @@ impl OverrideSync {
             let took = started.elapsed();
             tracing::info!(limits, plans, switches, version = state.cursor.version, ?took, "overrides loaded");
         }
-        if state.overrides.gather() {
-            allocator::release_memory();
-        }
+        allocator::release_memory();
         self.publish(&state);
         Ok(())
     }
@@ -244,7 +239,7 @@ impl OverrideSync {
             Some((metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)))
         };
         let mut debounce = Debounce::new(fingerprint());
-        let (mut tick, mut last_compaction) = (interval(POLL_INTERVAL), Instant::now());
+        let mut tick = interval(POLL_INTERVAL);
         loop {
             tick.tick().await;
             let mut state = self.state.lock().await;
@@ -257,10 +252,6 @@ impl OverrideSync {
                 self.note_sync(&state, result);
             }
             self.remove_expired(&mut state).await;
-            if last_compaction.elapsed() > COMPACT_INTERVAL && state.overrides.gather() {
-                last_compaction = Instant::now();
-                self.publish(&state);
-            }
         }
     }
 
