@@ -7,13 +7,15 @@
 //! network file systems.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, BufReader},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use arc_swap::ArcSwap;
+use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 use opentelemetry::metrics::Meter;
 use tokio::sync::watch;
 
@@ -147,12 +149,15 @@ impl CompressedFiles {
     /// Compresses `files`. Returns `None` if that fails, which is not expected.
     fn new(files: &[SourceFile]) -> Option<Self> {
         let files: Vec<_> = files.iter().map(|file| (&file.name, &file.text)).collect();
-        zstd::encode_all(&*serde_json::to_vec(&files).ok()?, 1).ok().map(Self)
+        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
+        serde_json::to_writer(&mut encoder, &files).ok()?;
+        encoder.finish().ok().map(Self)
     }
 
     /// Returns the decompressed files.
     fn files(&self) -> Option<Vec<SourceFile>> {
-        let files: Vec<(String, String)> = serde_json::from_slice(&zstd::decode_all(&*self.0).ok()?).ok()?;
+        let files: Vec<(String, String)> =
+            serde_json::from_reader(BufReader::new(DeflateDecoder::new(&*self.0))).ok()?;
         Some(files.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
     }
 }

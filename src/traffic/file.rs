@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use flate2::{Compression, bufread::MultiGzDecoder, write::GzEncoder};
+
 /// Number of buffered bytes at which the buffer is compressed and written.
 const BLOCK_BYTES: usize = 256 * 1_024;
 /// Maximum age of buffered messages. Written messages can be read even if this process is killed.
@@ -73,13 +75,16 @@ impl Writer {
         if self.buffer.is_empty() {
             return Ok(());
         }
-        let block = zstd::bulk::compress(&self.buffer, 3)?;
+        // Each block is a gzip member of its own, so a killed process leaves at most one incomplete block.
+        let mut block = GzEncoder::new(Vec::new(), Compression::fast());
+        block.write_all(&self.buffer)?;
+        let block = block.finish()?;
         self.buffer.clear();
         let (file, written) = match &mut self.file {
             Some(open) if open.1 < self.file_bytes => open,
             _ => {
                 fs::create_dir_all(&self.directory)?;
-                let path = self.directory.join(format!("traffic-{:020}.zst", self.number));
+                let path = self.directory.join(format!("traffic-{:020}.gz", self.number));
                 self.number += 1;
                 // `create_new` fails if another process has created the file.
                 self.file.insert((File::create_new(path)?, 0))
@@ -115,7 +120,7 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|end| end == "zst") {
+        if path.extension().is_some_and(|end| end == "gz") {
             paths.push(path);
         }
     }
@@ -198,7 +203,8 @@ impl Reader {
         };
         self.next_path += 1;
         let open = || -> io::Result<Box<dyn Read + Send>> {
-            let decoder = zstd::Decoder::new(Counting(File::open(path)?, Arc::clone(&self.read)))?;
+            let file = Counting(File::open(path)?, Arc::clone(&self.read));
+            let decoder = MultiGzDecoder::new(BufReader::new(file));
             Ok(Box::new(BufReader::with_capacity(BLOCK_BYTES, decoder)))
         };
         self.open = Some(open().map_err(|source| TrafficError { path: path.clone(), source })?);

@@ -1,7 +1,7 @@
 //! Recorded requests ([`RecordedRequest`]) in files, to be replayed against other rules.
 //!
-//! A file is compressed with zstd. It contains `sluicegate.v1.RecordedRequest` messages
-//! (proto/sluicegate/v1/traffic.proto), each with its length as a varint prefix, so `zstd -d` and any protobuf library
+//! A file is compressed with gzip. It contains `sluicegate.v1.RecordedRequest` messages
+//! (proto/sluicegate/v1/traffic.proto), each with its length as a varint prefix, so `gzip -d` and any protobuf library
 //! can read it. Envoy's access logs are converted to the same format ([`access_log`]).
 
 pub mod access_log;
