@@ -15,10 +15,10 @@ mod layers;
 mod noop;
 mod outage;
 mod overrides;
-#[path = "../../tests/support/plain.rs"]
-#[allow(dead_code, reason = "the tests use the other items")]
-mod plain;
 mod process;
+#[path = "../../tests/support/raw_client.rs"]
+#[allow(dead_code, reason = "the tests use the other items")]
+mod raw_client;
 mod simulate;
 mod users;
 

@@ -14,8 +14,8 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::transport::Endpoint;
 
 use super::{
-    plain::{Client, Descriptor, Request},
     process::{Process, multi_host_url, signal},
+    raw_client::{Client, Descriptor, Request},
 };
 
 const USERS: usize = 999;

@@ -62,7 +62,7 @@ mod metrics {
 
 #[cfg(not(feature = "opentelemetry"))]
 impl Telemetry {
-    pub(crate) fn answered(&self, _: &crate::Verdict, _: impl FnOnce() -> std::time::Duration) {}
+    pub(crate) fn record_check(&self, _: &crate::Verdict, _: impl FnOnce() -> std::time::Duration) {}
 }
 
 /// Logs that the circuit breaker of an endpoint has opened or closed.

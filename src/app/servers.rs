@@ -139,14 +139,14 @@ impl Servers {
 
     fn log_addresses(&self, settings: &Settings) -> std::io::Result<()> {
         if let Some(admin) = &self.admin {
-            tracing::info!(admin = %admin.local_addr()?, "serving the admin API");
+            tracing::info!(target: "sluicegate::app", admin = %admin.local_addr()?, "serving the admin API");
         }
         let (grpc, http_addrs) = (self.grpc.address()?, self.http.local_addrs()?);
         let (http, others) = (http_addrs[0], &http_addrs[1..]);
         let others = (!others.is_empty()).then(|| tracing::field::debug(others));
         let store = store::redact(&settings.store);
         let workers = self.workers;
-        tracing::info!(%grpc, %http, others, store, workers, "serving");
+        tracing::info!(target: "sluicegate::app", %grpc, %http, others, store, workers, "serving");
         Ok(())
     }
 }

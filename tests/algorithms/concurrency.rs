@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{
     DEADLINE, RedisServer, Server, descriptor,
-    plain::{Answer, Client, Request},
+    raw_client::{Answer, Client, Request},
     ring, rules, wait_for_async,
 };
 

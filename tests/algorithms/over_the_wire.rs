@@ -7,7 +7,7 @@ use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::Code;
 
 use crate::support::{
     RedisServer, Server, descriptor,
-    plain::{Answer, Client, Descriptor, Request},
+    raw_client::{Answer, Client, Descriptor, Request},
     repository, request_for, rules,
 };
 

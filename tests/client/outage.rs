@@ -135,7 +135,7 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     let log = Arc::new(Mutex::new(Vec::new()));
     let writer = Arc::clone(&log);
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Log(Arc::clone(&writer)));
-    // The subscriber is global: a thread-local one misses events whose call site another thread reached first.
+    // The subscriber is global: a thread-local one misses events if another thread reached their call site first.
     tracing::subscriber::set_global_default(subscriber.with_env_filter("sluicegate_client").finish()).unwrap();
     let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").connect_lazy().unwrap();
     for _ in 0..2 {
@@ -175,7 +175,7 @@ impl std::io::Write for Log {
     }
 }
 
-/// During restarts of all instances under load, only the checks in flight use the fallback.
+/// While all instances are restarted under load, only the checks in flight use the fallback.
 #[tokio::test]
 async fn a_rolling_restart_costs_few_checks() {
     let folder = rules(&[("d.yaml", RULES)]);

@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use crate::support::{
     DEADLINE, RedisServer, Server, descriptor as entries,
-    plain::{self, Request as PlainRequest},
+    raw_client::{self, Request as PlainRequest},
     rules, wait_for_async,
 };
 
@@ -46,12 +46,12 @@ fn client(server: &Server) -> Client {
 }
 
 /// Returns the number of free slots.
-async fn free_slots(plain: &plain::Client, key: &str) -> u32 {
+async fn free_slots(plain: &raw_client::Client, key: &str) -> u32 {
     let peek = PlainRequest::new("d").descriptor(entries(&[(key, "x"), ("holder", "nobody")]).hits(0));
     plain.check(peek).await.unwrap().remaining().unwrap()
 }
 
-async fn wait_for_free_slots(plain: &plain::Client, key: &str, slots: u32) {
+async fn wait_for_free_slots(plain: &raw_client::Client, key: &str, slots: u32) {
     wait_for_async("slots to be free", async || (free_slots(plain, key).await == slots).then_some(())).await;
 }
 
@@ -230,7 +230,7 @@ async fn the_layer_holds_a_permit_until_the_body_ends() {
     drop(one);
 }
 
-/// Two instances share a limit that learns from the samples of all callers, on streams and by calls of Envoy's
+/// Two instances share a limit that learns from the samples of every caller, on streams and by calls of Envoy's
 /// protocol.
 #[tokio::test]
 async fn an_adaptive_limit_learns_from_the_samples_of_all_callers() {

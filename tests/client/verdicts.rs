@@ -330,7 +330,7 @@ async fn granted_hits_are_spent_without_a_call() {
         limiter.return_grants().await;
         assert_eq!(check(1).await.decided_by(), DecidedBy::Server, "returned grants cannot be spent");
     }
-    // Grants whose end is unknown, near or past are not used.
+    // Grants with an unknown, near or past end are not used.
     for (ttl, valid_for) in
         [(None, None), (None, Some(1)), (None, Some(-5)), (Some(""), Some(60)), (Some("x"), Some(60))]
     {

@@ -14,7 +14,7 @@ use crate::{
         control_plane::ControlPlane,
         descriptor,
         envoy::Envoy,
-        plain::Request,
+        raw_client::Request,
         repository, request_for,
         server::{Builder, command},
         wait_for_async,
@@ -153,7 +153,8 @@ async fn an_envoy_with_its_configuration_is_limited() {
     assert_eq!(codes("GET", "/shared/one", &[])[..2], [200, 200]);
     assert_eq!(codes("GET", "/shared/two", &[])[0], 429);
 
-    // A request costs 4 of 10 hits. The third costs more than what remains and is charged; the next one is denied.
+    // A request costs 4 of 10 hits. The third costs more than the remaining hits and is charged; the next one is
+    // denied.
     let remaining_header =
         || envoy.get("/costs", &[("x-cost", "4")]).1["x-ratelimit-remaining"].to_str().unwrap().to_owned();
     for remaining in ["10", "6", "2", "0"] {

@@ -6,7 +6,7 @@ use tonic::transport::Endpoint;
 
 use crate::support::{
     DEADLINE, RedisServer, Server,
-    plain::Client,
+    raw_client::Client,
     repository, request_for,
     server::{command, get},
     wait_for,

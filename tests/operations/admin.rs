@@ -1,4 +1,4 @@
-//! The admin API: who may do what, what each method says, and what comes of bad input.
+//! The admin API: authentication, roles, methods, and invalid input.
 
 use std::fs;
 
@@ -19,22 +19,22 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[test]
-fn nobody_gets_in_who_is_not_known() {
+fn only_authenticated_operators_have_access_according_to_their_role() {
     let folder = folder();
     let operator = Operator::start(folder.path(), "memory");
-    let tried = |token: &str, method: &str| operator.call(token, method, "{}").0;
+    let status = |token: &str, method: &str| operator.call(token, method, "{}").0;
     for token in ["", "operate", "read-0123456789abcdeF", "operate-0123456789abcdef0"] {
-        assert_eq!(tried(token, "GetHealth"), 401, "{token}");
+        assert_eq!(status(token, "GetHealth"), 401, "{token}");
     }
     assert_eq!(get(&format!("{}/openapi.json", operator.addr)).0, 401);
     assert_eq!(get(&format!("{}/v1/GetHealth", operator.addr)).0, 401);
-    // Whoever may look may not change anything, by either way in.
-    assert_eq!(tried(READ, "GetHealth"), 200);
+    // An operator with the role `read` cannot change the service, neither by HTTP nor by gRPC.
+    assert_eq!(status(READ, "GetHealth"), 200);
     for method in ["PutOverrides", "ResetCounter", "Refund", "UploadCandidate", "PromoteCandidate", "RollbackRules"] {
         let (code, answer) = operator.call(READ, method, "{}");
         assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{answer}");
     }
-    // However its name is written.
+    // A percent-encoded name does not bypass the role.
     let off = r#"{"changes": [{"target": {"switch": {"everything": true}}, "value": "off"}]}"#;
     assert_eq!(operator.call(READ, "%50utOverrides", off).0, 403);
     assert_eq!(operator.call(READ, "GetHealth", "{}").1["overridesVersion"], serde_json::Value::Null);
@@ -44,15 +44,15 @@ fn nobody_gets_in_who_is_not_known() {
     };
     assert!(ctl(READ, &["health"]).0);
     let (done, error) = ctl(READ, &["switch", "off", "everything"]);
-    assert!(!done && error.contains("eve may look") && error.contains("PermissionDenied"), "{error}");
+    assert!(!done && error.contains("eve has the role read") && error.contains("PermissionDenied"), "{error}");
     let (done, error) = ctl("somebody-else-0123", &["health"]);
     assert!(!done && error.contains("authentication requires a token"), "{error}");
-    // No token is ever in a log.
+    // Tokens are never logged.
     assert!(!operator.server.log().contains("0123456789abcdef"), "{}", operator.server.log());
 }
 
 #[test]
-fn tokens_follow_their_file_and_a_bad_one_changes_nothing() {
+fn the_token_file_is_reloaded_and_an_invalid_one_is_ignored() {
     let folder = folder();
     let tokens = tempfile::NamedTempFile::new().unwrap();
     fs::write(tokens.path(), "operate first-0123456789 alice\n").unwrap();
@@ -68,12 +68,12 @@ fn tokens_follow_their_file_and_a_bad_one_changes_nothing() {
     wait_for("the new token", || (code("second-0123456789") == 200).then_some(()));
     assert_eq!(code("first-0123456789"), 401);
     fs::write(tokens.path(), "operate short alice\n").unwrap();
-    wait_for("the complaint", || server.log().contains("cannot use the changed token file").then_some(()));
+    wait_for("the warning", || server.log().contains("cannot use the changed token file").then_some(()));
     assert_eq!(code("second-0123456789"), 200);
 }
 
 #[test]
-fn it_is_off_unless_somebody_can_be_known() {
+fn the_admin_api_requires_authentication_and_is_off_by_default() {
     let folder = folder();
     let output = command()
         .args(["serve", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--rules"])
@@ -88,7 +88,7 @@ fn it_is_off_unless_somebody_can_be_known() {
 }
 
 #[tokio::test]
-async fn inspect_says_what_a_descriptor_meets_and_why() {
+async fn inspect_explains_the_decision_about_a_descriptor() {
     let folder = folder();
     let redis = RedisServer::start();
     let operator = Operator::start(folder.path(), &redis.url());
@@ -108,15 +108,15 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
-    // Looking takes nothing.
+    // Inspecting takes no hits.
     assert!(operator.ctl(&["inspect", "api", "user=bob"]).contains("used 3"));
-    // In shadow mode nothing is refused.
+    // A rule in shadow mode denies nothing.
     for _ in 0..2 {
         client.check(request_for("api", &[("dark", "x")])).await.unwrap();
     }
     let text = operator.ctl(&["inspect", "api", "dark=x"]);
     assert!(text.contains("a request would be allowed") && text.contains("remaining 0"), "{text}");
-    // Who asks is no part of the counter.
+    // The holder is not part of the counter's name.
     let text = operator.ctl(&["inspect", "api", "job=nightly", "id=7"]);
     assert!(text.contains("counter: sluicegate:{api|job=nightly}"), "{text}");
     operator.ctl(&["refund", "api", "user=bob", "--hits", "2", "--reason", "sorry"]);
@@ -137,7 +137,7 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
     let (_, log) = operator.call(OPERATE, "ListAuditLog", "{}");
     let changes = log["entries"].as_array().unwrap();
     let dated = |change: &serde_json::Value| change["at"].as_str().is_some_and(|at| at.starts_with("20"));
-    assert!(changes.len() >= 3 && changes.iter().all(dated), "each says when: {log}");
+    assert!(changes.len() >= 3 && changes.iter().all(dated), "each entry has a time: {log}");
     let text = operator.ctl(&["inspect", "api", "user=bob", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert_eq!((&json["decidedBy"], &json["overrides"][0]["reason"]), (&"limit".into(), &"fraud".into()), "{json}");
@@ -150,23 +150,26 @@ async fn inspect_says_what_a_descriptor_meets_and_why() {
 }
 
 #[tokio::test]
-async fn top_says_who_is_refused_and_who_asks() {
+async fn top_lists_the_entities_with_the_most_denials_and_requests() {
     let folder = folder();
     let operator = Operator::start(folder.path(), "memory");
     let client = operator.server.client().await;
-    for (user, asks) in [("few", 1), ("many", 30), ("more", 50)] {
-        for _ in 0..asks {
+    for (user, requests) in [("few", 1), ("many", 30), ("more", 50)] {
+        for _ in 0..requests {
             client.check(request_for("api", &[("user", user)])).await.unwrap();
         }
     }
     let top = operator.ctl(&["top"]);
     let lines: Vec<Vec<&str>> = top.lines().skip(2).map(|line| line.split_whitespace().take(3).collect()).collect();
     assert_eq!(lines, [["48", "api|user=more", "user"], ["28", "api|user=many", "user"]], "{top}");
-    let asked = operator.ctl(&["top", "--requested", "-n", "1"]);
-    assert!(asked.contains("50") && asked.contains("user=more") && !asked.contains("user=many"), "{asked}");
+    let requested = operator.ctl(&["top", "--requested", "-n", "1"]);
+    assert!(
+        requested.contains("50") && requested.contains("user=more") && !requested.contains("user=many"),
+        "{requested}"
+    );
     assert_eq!(operator.ctl(&["top", "--domain", "other"]).lines().count(), 2);
     assert_eq!(operator.ctl(&["top", "--rule", "path"]).lines().count(), 2);
-    // Of several instances the sum.
+    // The numbers of several instances are added up.
     let both = format!("{0},{0}", operator.addr);
     let output = command().args(["ctl", "--addr", &both, "--token", OPERATE, "top", "-n", "1"]).output().unwrap();
     let top = String::from_utf8(output.stdout).unwrap();
@@ -174,7 +177,7 @@ async fn top_says_who_is_refused_and_who_asks() {
 }
 
 #[test]
-fn many_are_said_at_once_and_an_import_goes_on_where_it_stopped() {
+fn an_import_can_continue_after_an_error() {
     let folder = folder();
     let operator = Operator::start(folder.path(), "memory");
     let mut text: String = (0..250).map(|user| format!("limit|api|user=u{user},{}/minute\n", user + 1)).collect();
@@ -193,7 +196,7 @@ fn many_are_said_at_once_and_an_import_goes_on_where_it_stopped() {
     let exported = operator.ctl(&["export"]);
     assert_eq!(exported.lines().count(), 252);
     assert!(exported.contains("switch|domain|web,shadow,2040-01-01T00:00:00Z\n"), "{exported}");
-    // What was exported can be imported.
+    // An export can be imported.
     fs::write(file.path(), &exported).unwrap();
     assert_eq!(operator.ctl(&["import", path]), "252 overrides set\n");
     assert_eq!(operator.ctl(&["export"]), exported);
@@ -203,15 +206,15 @@ fn many_are_said_at_once_and_an_import_goes_on_where_it_stopped() {
     }
 }
 
-/// Nothing that comes in can make it do anything but answer.
+/// Every invalid call is answered with a message that describes the error.
 #[test]
-fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
+fn invalid_calls_are_rejected_with_a_message() {
     let folder = folder();
     let operator = Operator::start(folder.path(), "memory");
     let long = "x".repeat(2_000);
-    let limit = |domain: &str, key: &str, value: &str, word: &str| {
+    let limit = |domain: &str, key: &str, value: &str, limit: &str| {
         let target = serde_json::json!({ "limit": { "domain": domain, "entries": [{ "key": key, "value": value }] } });
-        serde_json::json!({ "changes": [{ "target": target, "value": word }] }).to_string()
+        serde_json::json!({ "changes": [{ "target": target, "value": limit }] }).to_string()
     };
     let twice = r#"{"changes": [{"target": {"plan": {"domain": "d", "key": "k"}}, "value": "a"},
                               {"target": {"plan": {"domain": "d", "key": "k"}}, "value": "b"}]}"#;
@@ -220,7 +223,7 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
         ("{", "not a valid PutOverridesRequest in JSON"),
         ("[]", "not a valid PutOverridesRequest in JSON"),
         (r#"{"request": []}"#, "not a valid PutOverridesRequest in JSON"),
-        (r#"{"requests": [{}]}"#, "a target needs"),
+        (r#"{"changes": [{}]}"#, "a target needs"),
         (r#"{"changes": [{"target": {"switch": {}}, "value": "off"}]}"#, "a scope"),
         (r#"{"changes": [{"target": {"switch": {"everything": false}}, "value": "off"}]}"#, "a scope"),
         (r#"{"changes": [{"target": {"switch": {"everything": true}}, "value": "maybe"}]}"#, "is not a mode"),
@@ -246,20 +249,23 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
         let message = answer["message"].as_str().unwrap_or_default();
         assert!(code == 400 && message.contains(expected), "{body}: {code} {answer}");
     }
-    // Nor does a reason go into the log that is longer than the log will have it.
+    // A reason that is too long for the audit log is rejected.
     let descriptor = r#"{"domain": "api", "entries": [{"key": "user", "value": "bob"}]}"#;
     let body = format!(r#"{{"descriptor": {descriptor}, "hits": "1", "reason": "{long}"}}"#);
     for (method, body) in [("Refund", body.clone()), ("ResetCounter", body.replace(r#""hits": "1", "#, ""))] {
         let (code, answer) = operator.call(OPERATE, method, &body);
-        assert!(code == 400 && answer["message"].as_str().unwrap().contains("a reason 1024"), "{method}: {answer}");
+        assert!(
+            code == 400 && answer["message"].as_str().unwrap().contains("the reason at most 1024"),
+            "{method}: {answer}"
+        );
     }
     let (code, answer) = operator.call(OPERATE, "Nonsense", "{}");
     assert!(code == 404 && answer["message"].as_str().unwrap().contains("unknown method"), "{answer}");
     let huge = format!(r#"{{"prefix": "{}"}}"#, "x".repeat(2 << 20));
     let request = agent().post(format!("{}/v1/ListOverrides", operator.addr));
-    let refused = request.header("authorization", format!("Bearer {OPERATE}")).send(huge.as_bytes());
-    assert!(refused.map_or(true, |answer| answer.status().as_u16() == 413));
-    // Names with everything in them are names.
+    let response = request.header("authorization", format!("Bearer {OPERATE}")).send(huge.as_bytes());
+    assert!(response.map_or(true, |answer| answer.status().as_u16() == 413));
+    // Names may contain any character.
     let name = "a|b=c{}*~% \n\u{0}é";
     assert_eq!(operator.call(OPERATE, "PutOverrides", &limit(name, name, name, "1/second")).0, 200);
     let (_, list) = operator.call(READ, "ListOverrides", "{}");
@@ -269,7 +275,7 @@ fn hostile_calls_get_an_answer_that_says_what_is_wrong() {
 }
 
 #[test]
-fn the_description_names_every_method_and_message() {
+fn the_openapi_description_contains_every_method_and_message() {
     let folder = folder();
     let operator = Operator::start(folder.path(), "memory");
     let request = agent().get(format!("{}/openapi.json", operator.addr));
@@ -277,18 +283,18 @@ fn the_description_names_every_method_and_message() {
     let text = response.body_mut().read_to_string().unwrap();
     let description: serde_json::Value = serde_json::from_str(&text).unwrap();
     let put = &description["paths"]["/v1/PutOverrides"]["post"];
-    assert!(put["summary"].as_str().unwrap().starts_with("Says overrides"), "{put}");
+    assert!(put["summary"].as_str().unwrap().starts_with("Sets or removes overrides"), "{put}");
     let schemas = description["components"]["schemas"].as_object().unwrap();
-    for (at, _) in text.match_indices("#/components/schemas/") {
-        let name = text[at + "#/components/schemas/".len()..].split('"').next().unwrap();
-        assert!(schemas[name].is_object(), "{name} is not described");
+    for (start, _) in text.match_indices("#/components/schemas/") {
+        let name = text[start + "#/components/schemas/".len()..].split('"').next().unwrap();
+        assert!(schemas[name].is_object(), "{name} has no schema");
     }
     assert_eq!(schemas["Override"]["properties"]["until"]["format"], "date-time");
     assert_eq!(description["paths"].as_object().unwrap().len(), 14);
 }
 
 #[tokio::test]
-async fn watch_draws_again_and_again() {
+async fn watch_refreshes_its_output() {
     use std::{
         io::{BufRead, BufReader},
         process::Stdio,

@@ -1,4 +1,4 @@
-//! The command line: what it prints, and how it fails.
+//! The command line: its output and its errors.
 
 use std::process::{Command, Output};
 
@@ -10,7 +10,7 @@ fn run(command: &mut Command) -> (Option<i32>, String, String) {
 }
 
 #[tokio::test]
-async fn without_a_word_it_serves_the_examples() {
+async fn without_arguments_it_serves_the_example_rules() {
     let builder = Server::builder();
     let server = builder.start();
     let client = server.client().await;
@@ -39,7 +39,7 @@ fn check_prints_every_error_of_every_file() {
     let lines: Vec<_> = out.lines().collect();
     assert!(lines[0].starts_with("a.yaml:4:22: unit \"fortnight\" is not one of second, minute"), "{out}");
     assert!(lines[1].starts_with("a.yaml:4:52: requests_per_unit must be a whole number"), "{out}");
-    assert!(lines[2].starts_with("a.yaml:5:3: a descriptor needs a key"), "{out}");
+    assert!(lines[2].starts_with("a.yaml:5:3: a descriptor requires a non-empty key"), "{out}");
     assert!(lines[3].starts_with("b.yaml:1:1: domain \"a\" is already defined in a.yaml"), "{out}");
     assert!(lines[4].starts_with("b.yaml:2:1: unknown key \"extra\""), "{out}");
     assert!(lines[5].starts_with("c.yaml:"), "{out}");
@@ -47,18 +47,18 @@ fn check_prints_every_error_of_every_file() {
 }
 
 #[test]
-fn check_explains_which_rule_a_descriptor_meets() {
+fn check_explains_which_rule_matches_a_descriptor() {
     let examples = repository("deploy/examples");
     let (code, out, _) = run(command().arg("check").arg(&examples));
     assert_eq!(code, Some(0), "{out}");
-    let explain = |words: &[&str]| run(command().arg("check").arg(&examples).arg("--explain").args(words)).1;
+    let explain = |descriptor: &[&str]| run(command().arg("check").arg(&examples).arg("--explain").args(descriptor)).1;
     let alice = explain(&["example", "user=alice"]);
     assert!(alice.contains("exactly this value") && alice.contains("5 per minute, named \"alice\""), "{alice}");
     let path = explain(&["example", "path=/login/x"]);
     assert!(path.contains("/login/*, with one counter for all values") && path.contains("10 per 5 minutes"), "{path}");
     assert!(explain(&["example", "api=other", "user=x"]).contains("none matches this value"));
     assert!(explain(&["nowhere", "a=b"]).contains("not defined in any rule file"));
-    // Who asks, and whose plan it is.
+    // The explanation names modifier entries: the class, the holder and the plan.
     let shared = explain(&["shedding", "fleet=api", "priority=critical", "request_id=7"]);
     assert!(shared.contains("priority=critical, the request's class (line "), "{shared}");
     assert!(shared.contains("request_id=7, the holder of the request's slots (line "), "{shared}");
@@ -68,23 +68,23 @@ fn check_explains_which_rule_a_descriptor_meets() {
     assert!(
         explain(&["shedding", "report=x"]).contains("60 per minute, elastic up to 120 while \"db\" has spare capacity")
     );
-    for (words, limit) in [
+    for (descriptor, limit) in [
         (&["plans", "user=acme"][..], "limit: 1000 per second, token_bucket, plan \"pro\""),
         (&["plans", "user=bob"], "limit: 50 per second, token_bucket, plan \"free\""),
         (&["plans", "user=bob", "plan=standard"], "limit: 500 per second, token_bucket, plan \"standard\""),
     ] {
-        assert!(explain(words).contains(limit), "{}", explain(words));
+        assert!(explain(descriptor).contains(limit), "{}", explain(descriptor));
     }
 }
 
-/// What is found is told to machines as well, with the same exit code.
+/// Diagnostics are also available in machine-readable formats, with the same exit code.
 #[test]
-fn check_speaks_json_and_sarif() {
+fn check_prints_json_and_sarif() {
     let folder = rules(&[("a b.yaml", "domain: a\nextra: 1\n"), ("b.yaml", "domain: b\nkey: x\n")]);
     let check = |format: &str| run(command().arg("check").arg(folder.path()).args(["--format", format]));
     let (code, text, _) = check("json");
-    let found: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let list = found.as_array().unwrap();
+    let diagnostics: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let list = diagnostics.as_array().unwrap();
     assert_eq!((code, list.len()), (Some(1), 2), "{text}");
     assert!(list[0]["file"].as_str().unwrap().ends_with("a b.yaml"), "{text}");
     assert_eq!((&list[0]["line"], &list[0]["column"], &list[0]["severity"]), (&2.into(), &1.into(), &"error".into()));
@@ -94,21 +94,21 @@ fn check_speaks_json_and_sarif() {
     let sarif: serde_json::Value = serde_json::from_str(&text).unwrap();
     let result = &sarif["runs"][0]["results"][0];
     assert_eq!((code, &sarif["version"], &result["level"]), (Some(1), &"2.1.0".into(), &"error".into()), "{text}");
-    let place = &result["locations"][0]["physicalLocation"];
-    assert!(place["artifactLocation"]["uri"].as_str().unwrap().ends_with("/a%20b.yaml"), "{place}");
-    assert_eq!(place["region"], serde_json::json!({"startLine": 2, "startColumn": 1}));
+    let location = &result["locations"][0]["physicalLocation"];
+    assert!(location["artifactLocation"]["uri"].as_str().unwrap().ends_with("/a%20b.yaml"), "{location}");
+    assert_eq!(location["region"], serde_json::json!({"startLine": 2, "startColumn": 1}));
     let (code, text, _) = run(command().args(["check", "--format", "json"]).arg(repository("deploy/examples")));
     assert_eq!((code, text.as_str()), (Some(0), "[]\n"));
     let (code, ..) = run(command().args(["check", "--format", "json", "--explain", "a"]).arg(folder.path()));
-    assert_eq!(code, Some(2), "an explanation has no such format");
+    assert_eq!(code, Some(2), "--explain has no other format");
 }
 
-/// What editors and people read of it.
+/// The schemas are for editors, and the manual is for users.
 #[test]
 fn schemas_and_the_manual_are_printed() {
-    for (files, word) in [("rules", "requests_per_unit"), ("settings", "near_limit_ratio")] {
+    for (files, expected) in [("rules", "requests_per_unit"), ("settings", "near_limit_ratio")] {
         let (code, text, _) = run(command().args(["schema", files]));
-        assert!(code == Some(0) && text.contains(word), "{text}");
+        assert!(code == Some(0) && text.contains(expected), "{text}");
         let schema: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
     }
@@ -133,17 +133,17 @@ fn settings_are_layered_and_printed_without_secrets() {
 }
 
 #[test]
-fn what_cannot_start_says_why_in_a_sentence() {
+fn errors_at_the_start_are_understandable_messages() {
     let server = Server::builder().start();
     let busy = server.grpc.to_string();
-    let bad = rules(&[("a.yaml", "domain: a\nextra: 1\n")]);
-    let bad = bad.path().to_str().unwrap();
+    let invalid = rules(&[("a.yaml", "domain: a\nextra: 1\n")]);
+    let invalid = invalid.path().to_str().unwrap();
     let free = ["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
     let cases: [(&[&str], &str); 7] = [
         (&["--grpc-addr", &busy, "--http-addr", "127.0.0.1:0"], "for gRPC: Address already in use"),
         (&["--grpc-addr", "127.0.0.1:0", "--http-addr", &busy], "for HTTP: Address already in use"),
         (&["--rules", "/nowhere"], "cannot read the rules in /nowhere: No such file"),
-        (&["--rules", bad], "a.yaml:2:1: unknown key \"extra\""),
+        (&["--rules", invalid], "a.yaml:2:1: unknown key \"extra\""),
         (&["--store", "redis://"], "invalid Redis store address redis://"),
         (&["--store", "disk"], "store must be memory or an address"),
         (&["--config", "/nowhere.toml"], "cannot read the settings: configuration file \"/nowhere.toml\" not found"),
@@ -188,14 +188,14 @@ const UNSET: [&str; 21] = [
     "redis.sentinel.tls",
 ];
 
-/// docs/reference/settings.md names every setting there is, with its default, and none that is not.
+/// docs/reference/settings.md contains every setting with its default, and no others.
 #[test]
 fn the_table_of_settings_is_complete() {
     let table = std::fs::read_to_string(repository("docs/reference/settings.md")).unwrap();
     let mut documented: Vec<_> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let (_, printed, _) = run(command().arg("--print-settings"));
     let mut section = String::new();
-    // One row stands for all of these.
+    // One row of the table stands for all settings of `per_second.redis`.
     documented.retain(|name| *name != "per_second.redis.*");
     for line in printed.lines() {
         if let Some(name) = line.strip_prefix('[') {
@@ -209,34 +209,35 @@ fn the_table_of_settings_is_complete() {
             let row = table.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
             let default = row.split('|').nth(2).unwrap().trim().trim_matches('`');
             assert_eq!(default, value.trim_matches('"'), "the default of {name}");
-            documented.retain(|known| *known != name);
+            documented.retain(|documented| *documented != name);
         }
     }
-    // What is printed has no line for what is not set.
+    // Settings that are not set are not printed.
     documented.retain(|name| !name.ends_with("_file") && !UNSET.contains(name));
-    assert_eq!(documented, Vec::<&str>::new(), "documented, but not there");
+    assert_eq!(documented, Vec::<&str>::new(), "documented settings that do not exist");
 }
 
 #[test]
-fn it_asks_itself_whether_it_is_well() {
+fn health_reports_the_state_of_the_local_service() {
     let server = Server::builder().start();
     let health = |address: &str| run(command().args(["health", "--http-addr", address]));
     assert_eq!(health(&server.http.to_string()), (Some(0), "200 OK\n".into(), String::new()));
-    // By the settings, of which all addresses are here as well; also those of the peer's environment.
+    // The address comes from the settings, where 0.0.0.0 includes localhost, or from envoyproxy/ratelimit's
+    // environment.
     let port = server.http.port().to_string();
     let (code, text, _) = run(command().arg("health").env("SLUICEGATE__HTTP__ADDR", format!("0.0.0.0:{port}")));
     assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
     let (code, text, _) = run(command().args(["health", "--compat", "envoyproxy"]).env("PORT", &port));
     assert_eq!((code, text.as_str()), (Some(0), "200 OK\n"));
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let (code, text, error) = health(&nobody);
-    assert!(code == Some(1) && text.is_empty() && error.contains(&format!("no response from {nobody}")), "{error}");
-    // The gRPC port is not the place to ask.
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let (code, text, error) = health(&unused);
+    assert!(code == Some(1) && text.is_empty() && error.contains(&format!("no response from {unused}")), "{error}");
+    // The gRPC port does not answer HTTP health checks.
     assert_eq!(health(&server.grpc.to_string()).0, Some(1));
 }
 
 #[test]
-fn a_shell_completes_the_words() {
+fn shell_completions_are_printed() {
     for shell in ["bash", "zsh", "fish"] {
         let (code, text, _) = run(command().args(["completions", shell]));
         assert!(code == Some(0) && text.contains("candidate") && text.contains("simulate"), "{shell}: {text}");

@@ -8,9 +8,9 @@ mod cli;
 mod monitoring;
 /// Traces and metrics exported to a collector.
 mod otlp;
-/// Overrides: how they reach every instance and take effect.
+/// Overrides: how they take effect and reach every instance.
 mod overrides;
-/// The end of the process.
+/// The shutdown of the process.
 mod shutdown;
 /// `sluicegate simulate` on recorded traffic.
 mod simulate;

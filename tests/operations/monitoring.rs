@@ -1,5 +1,4 @@
-//! What watches the service: alerts by their own tests, a real Prometheus, and that every metric that alerts and the dashboard name is
-//! there.
+//! Monitoring: the alerts and their tests, a real Prometheus, and the metrics that alerts and the dashboard refer to.
 
 use std::{
     collections::BTreeSet,
@@ -15,21 +14,21 @@ use crate::support::{
 };
 
 #[test]
-fn alerts_do_what_their_tests_say() {
-    for what in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]] {
-        let told =
-            Command::new(tool("promtool")).args(what).current_dir(repository("deploy/prometheus")).output().unwrap();
-        let text = String::from_utf8_lossy(&told.stdout) + String::from_utf8_lossy(&told.stderr);
-        assert!(told.status.success(), "{text}");
+fn alerts_pass_their_tests_and_are_documented() {
+    for args in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts_test.yaml"]] {
+        let output =
+            Command::new(tool("promtool")).args(args).current_dir(repository("deploy/prometheus")).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
     }
-    // Each of them has a line in the runbook, and a test.
+    // Each alert has a row in the guide, and a test in which it fires.
     let read = |path| fs::read_to_string(repository(path)).unwrap();
     let (alerts, tests) = (read("deploy/prometheus/alerts.yaml"), read("deploy/prometheus/alerts_test.yaml"));
-    let book = read("docs/guides/monitoring.md");
+    let guide = read("docs/guides/monitoring.md");
     let names: Vec<_> = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
     assert!(names.len() > 10, "{names:?}");
     for name in names {
-        assert!(book.contains(&format!("| `{name}` |")), "{name} is not in docs/guides/monitoring.md");
+        assert!(guide.contains(&format!("| `{name}` |")), "{name} is not in docs/guides/monitoring.md");
         assert!(
             tests.contains(&format!("alertname: {name}\n    exp_alerts:\n    - ")),
             "{name} has no test in which it fires"
@@ -37,8 +36,8 @@ fn alerts_do_what_their_tests_say() {
     }
 }
 
-/// All words in the text that are names of metrics.
-fn named(text: &str) -> BTreeSet<&str> {
+/// Returns the names of the metrics in the text.
+fn metric_names(text: &str) -> BTreeSet<&str> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
     let prefixes = ["sluicegate_", "ratelimit_service_", "process_"];
     let names = words.filter(|word| prefixes.iter().any(|prefix| word.starts_with(prefix)));
@@ -55,7 +54,7 @@ descriptors:
 ";
 
 #[tokio::test]
-async fn every_metric_that_is_named_is_there() {
+async fn every_metric_of_alerts_and_dashboard_exists() {
     let (redis, folder) = (RedisServer::start(), rules(&[("all.yaml", RULES)]));
     let on_redis = Server::builder()
         .rules(folder.path())
@@ -69,20 +68,21 @@ async fn every_metric_that_is_named_is_there() {
         .set("rules.xds.start_without_rules", "true")
         .start();
     let client = on_redis.client().await;
-    let page = wait_for_async("the candidate to be asked", async || {
+    let page = wait_for_async("an evaluation of the candidate rules", async || {
         client.check(request_for("all", &[("plain", "x")])).await.unwrap();
         let page = on_redis.get("/metrics");
         page.contains("\nsluicegate_candidate_hits{").then_some(page)
     })
     .await;
     let page = page + &in_memory.get("/metrics");
-    let there: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    let existing: BTreeSet<_> =
+        page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     for file in ["deploy/prometheus/alerts.yaml", "deploy/grafana/sluicegate.json"] {
         let text = fs::read_to_string(repository(file)).unwrap();
-        let wanted = named(&text);
-        assert!(wanted.len() > 10, "{wanted:?}");
-        let missing: Vec<_> = wanted.difference(&there).collect();
-        assert!(missing.is_empty(), "{file} names {missing:?}; there are {there:?}");
+        let names = metric_names(&text);
+        assert!(names.len() > 10, "{names:?}");
+        let missing: Vec<_> = names.difference(&existing).collect();
+        assert!(missing.is_empty(), "{file} refers to unknown metrics {missing:?}; existing ones are {existing:?}");
     }
     serde_json::from_str::<Value>(&fs::read_to_string(repository("deploy/grafana/sluicegate.json")).unwrap()).unwrap();
     for line in
@@ -90,7 +90,7 @@ async fn every_metric_that_is_named_is_there() {
     {
         assert!(page.contains(line), "{line}: {page}");
     }
-    // Exit code 3 is a matter of taste: the names are another service's.
+    // Exit code 3 is a complaint about names. Some names are those of envoyproxy/ratelimit.
     let mut promtool = Command::new(tool("promtool"))
         .args(["check", "metrics"])
         .stdin(Stdio::piped())
@@ -98,13 +98,13 @@ async fn every_metric_that_is_named_is_there() {
         .spawn()
         .unwrap();
     std::io::Write::write_all(&mut promtool.stdin.take().unwrap(), on_redis.get("/metrics").as_bytes()).unwrap();
-    let told = promtool.wait_with_output().unwrap();
-    assert!(matches!(told.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&told.stderr));
+    let output = promtool.wait_with_output().unwrap();
+    assert!(matches!(output.status.code(), Some(0 | 3)), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// A real Prometheus asks for the format that it likes best, and takes it: OpenMetrics, or protobuf for native histograms.
+/// A real Prometheus requests the format that it prefers: OpenMetrics, or protobuf for native histograms.
 #[tokio::test]
-async fn a_real_prometheus_reads_it() {
+async fn a_real_prometheus_scrapes_the_metrics() {
     let server = Server::builder().set("telemetry.otlp.traces", "true").set("telemetry.otlp.sample_ratio", "1").start();
     let client = server.client().await;
     for _ in 0..3 {
@@ -114,28 +114,29 @@ async fn a_real_prometheus_reads_it() {
     assert_eq!(page.headers()["content-type"], "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert!(page.body_mut().read_to_string().unwrap().ends_with("\n# EOF\n"));
 
-    let prometheus = Prometheus::of(&server, &[]);
+    let prometheus = Prometheus::start(&server, &[]);
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
-    wait_for("the hits to be scraped", || prometheus.answer(total).filter(|hits| *hits == 3.0));
+    wait_for("the hits to be scraped", || prometheus.query(total).filter(|hits| *hits == 3.0));
     let quantile = "histogram_quantile(0.5, ratelimit_service_response_time_seconds_bucket)";
-    assert!(wait_for("a quantile", || prometheus.answer(quantile)) > 0.0);
-    assert!(wait_for("memory", || prometheus.answer("process_resident_memory_bytes")) > 1e6);
-    assert_eq!(prometheus.answer("sluicegate_build_info"), Some(1.0));
-    assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
+    assert!(wait_for("a quantile", || prometheus.query(quantile)) > 0.0);
+    assert!(wait_for("memory", || prometheus.query("process_resident_memory_bytes")) > 1e6);
+    assert_eq!(prometheus.query("sluicegate_build_info"), Some(1.0));
+    assert_eq!(prometheus.query("count(up == 1)"), Some(1.0));
 
-    let prometheus = Prometheus::of(&server, &["--enable-feature=native-histograms,exemplar-storage"]);
+    let prometheus = Prometheus::start(&server, &["--enable-feature=native-histograms,exemplar-storage"]);
     let count = "histogram_count(ratelimit_service_response_time_seconds)";
-    wait_for("a native histogram", || prometheus.answer(count).filter(|count| *count == 3.0));
-    let quantile = prometheus.answer("histogram_quantile(0.5, ratelimit_service_response_time_seconds)").unwrap();
+    wait_for("a native histogram", || prometheus.query(count).filter(|count| *count == 3.0));
+    let quantile = prometheus.query("histogram_quantile(0.5, ratelimit_service_response_time_seconds)").unwrap();
     assert!(quantile > 0.0 && quantile < 1.0, "{quantile}");
-    assert_eq!(prometheus.answer("count(up == 1)"), Some(1.0));
+    assert_eq!(prometheus.query("count(up == 1)"), Some(1.0));
     let url = "/api/v1/query_exemplars?query=ratelimit_service_response_time_seconds&start=0&end=99999999999";
-    let exemplars = wait_for("an exemplar", || Some(prometheus.get(url)?).filter(|it| it["data"][0].is_object()));
+    let exemplars =
+        wait_for("an exemplar", || Some(prometheus.get(url)?).filter(|response| response["data"][0].is_object()));
     let trace = exemplars["data"][0]["exemplars"][0]["labels"]["trace_id"].as_str().unwrap();
     assert!(trace.len() == 32 && trace != "0".repeat(32), "{exemplars}");
 }
 
-/// One that scrapes a server. Killed when dropped.
+/// A Prometheus that scrapes one server; killed when dropped.
 struct Prometheus {
     process: Child,
     url: String,
@@ -143,7 +144,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn of(server: &Server, arguments: &[&str]) -> Self {
+    fn start(server: &Server, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let config = format!(
@@ -168,10 +169,11 @@ impl Prometheus {
         serde_json::from_str(&response.body_mut().read_to_string().ok()?).ok()
     }
 
-    fn answer(&self, query: &str) -> Option<f64> {
+    /// Returns the result of a query, or `None` if there is none yet.
+    fn query(&self, query: &str) -> Option<f64> {
         let query = percent_encoding::utf8_percent_encode(query, percent_encoding::NON_ALPHANUMERIC);
-        let answer = self.get(&format!("/api/v1/query?query={query}"))?;
-        answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+        let response = self.get(&format!("/api/v1/query?query={query}"))?;
+        response["data"]["result"][0]["value"][1].as_str()?.parse().ok()
     }
 }
 
@@ -182,11 +184,11 @@ impl Drop for Prometheus {
     }
 }
 
-/// The fields of all log lines that are written where nobody debugs, by a look at the sources.
+/// The test finds the fields of the log lines of levels `info` to `error` in the sources.
 #[test]
 fn the_fields_of_the_log_are_documented() {
-    let book = fs::read_to_string(repository("docs/guides/monitoring.md")).unwrap();
-    let (_, table) = book.split_once("## Log lines").unwrap();
+    let guide = fs::read_to_string(repository("docs/guides/monitoring.md")).unwrap();
+    let (_, table) = guide.split_once("## Log lines").unwrap();
     let table = table.split("\n## ").next().unwrap();
     let mut fields = BTreeSet::new();
     let mut folders = vec![repository("src")];
@@ -200,10 +202,11 @@ fn the_fields_of_the_log_are_documented() {
             let text = fs::read_to_string(path).unwrap();
             for level in ["info", "warn", "error"] {
                 for line in text.split(&format!("tracing::{level}!(")).skip(1) {
-                    let line = line.strip_prefix("target: \"sluicegate::audit\",").unwrap_or(line);
+                    let target = line.strip_prefix("target: \"").and_then(|line| line.split_once("\","));
+                    let line = target.map_or(line, |(_, line)| line);
                     let before = line.split('"').next().unwrap();
-                    let names = before.split(',').map(|it| it.trim().trim_start_matches(['%', '?']));
-                    fields.extend(names.filter_map(|it| it.split('=').next()).map(|it| it.trim().to_owned()));
+                    let names = before.split(',').map(|name| name.trim().trim_start_matches(['%', '?']));
+                    fields.extend(names.filter_map(|name| name.split('=').next()).map(|name| name.trim().to_owned()));
                 }
             }
         }
@@ -211,27 +214,27 @@ fn the_fields_of_the_log_are_documented() {
     fields.remove("");
     assert!(fields.len() > 20, "{fields:?}");
     let missing: Vec<_> = fields.iter().filter(|field| !table.contains(&format!("`{field}`"))).collect();
-    assert!(missing.is_empty(), "docs/guides/monitoring.md has nothing of {missing:?}");
+    assert!(missing.is_empty(), "docs/guides/monitoring.md does not describe the fields {missing:?}");
 }
 
-/// `promtool check metrics` reports names without `_total` and descriptions that are missing. Names given by
-/// envoyproxy/ratelimit stay as they are.
+/// `promtool check metrics` reports counters without `_total` and metrics without a description. Names that
+/// envoyproxy/ratelimit defined are excepted.
 #[test]
-fn prometheus_has_no_complaint_about_our_metrics() {
+fn promtool_accepts_our_metrics() {
     let server = Server::builder().start();
     let page = tempfile::NamedTempFile::new().unwrap();
     fs::write(page.path(), server.get("/metrics")).unwrap();
     let input = fs::File::open(page.path()).unwrap();
     let output = Command::new(tool("promtool")).args(["check", "metrics"]).stdin(input).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
-    assert!(text.contains("ratelimit_service_"), "promtool was not asked: {text}");
+    assert!(text.contains("ratelimit_service_"), "promtool reports nothing about envoyproxy/ratelimit's names: {text}");
     let ours: Vec<&str> = text.lines().filter(|line| line.starts_with("sluicegate_")).collect();
     assert!(ours.is_empty(), "{ours:?}");
 }
 
-/// envoyproxy/ratelimit creates this series with its first value, and scripts of its users count the lines.
+/// envoyproxy/ratelimit creates this series with its first hit, and scripts of its users count the lines of `/metrics`.
 #[tokio::test]
-async fn a_counter_of_the_deny_cache_appears_with_its_first_hit() {
+async fn the_series_of_the_deny_cache_appears_with_its_first_hit() {
     let server = Server::builder().start();
     server.client().await.check(request_for("example", &[("user", "bob")])).await.unwrap();
     let page = server.get("/metrics");

@@ -1,4 +1,4 @@
-//! A collector of the test's own receives traces and metrics when they are switched on.
+//! Traces and metrics that are exported to a collector, which is part of the test.
 
 use std::{
     io::{Read, Write},
@@ -31,6 +31,7 @@ use tonic::{
 
 use crate::support::{DEADLINE, Server, wait_for_async};
 
+/// An OpenTelemetry collector that stores all requests.
 #[derive(Clone, Default)]
 struct Collector {
     traces: Arc<Mutex<Vec<ExportTraceServiceRequest>>>,
@@ -73,7 +74,8 @@ impl Collector {
     }
 }
 
-async fn ask(server: &Server, traceparent: &str) {
+/// Sends a request with this trace context.
+async fn send(server: &Server, traceparent: &str) {
     let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect().await.unwrap();
     let entry = Entry { key: "user".into(), value: "x".into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
@@ -91,9 +93,9 @@ async fn a_callers_sampled_trace_is_continued() {
         .set("telemetry.otlp.traces", "true")
         .set("telemetry.otlp.sample_ratio", "0")
         .start();
-    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
-    ask(&server, "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-00").await;
-    // Whatever is not sent yet is sent when the service leaves.
+    send(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    send(&server, "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-00").await;
+    // Remaining spans are sent during the shutdown.
     server.signal("TERM");
     assert!(server.wait().await.success());
     let requests = collector.traces.lock().unwrap();
@@ -111,9 +113,9 @@ async fn a_callers_sampled_trace_is_continued() {
     assert!(attributes.contains("\"example\"") && attributes.contains("\"ok\""), "{attributes}");
 }
 
-/// The same over HTTP, under another name.
+/// Traces and metrics are exported over HTTP, with a configured service name.
 #[tokio::test]
-async fn a_collector_is_spoken_to_over_http() {
+async fn traces_and_metrics_are_exported_over_http() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let collected = std::thread::spawn(move || {
@@ -145,27 +147,27 @@ async fn a_collector_is_spoken_to_over_http() {
         .set("telemetry.otlp.service_instance_id", "pod-7")
         .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
         .start();
-    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
-    // At the end there is what was not sent yet, of both kinds.
+    send(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    // Remaining spans and metrics are sent during the shutdown.
     server.signal("TERM");
     assert!(server.wait().await.success());
     let collected = collected.join().unwrap();
     for (head, _) in &collected {
         assert!(head.contains("application/x-protobuf") && head.contains("api-key: a b"), "{head}");
     }
-    let of = |path: &str| collected.iter().find(|(head, _)| head.starts_with(&format!("post {path} "))).unwrap();
-    let metrics = ExportMetricsServiceRequest::decode(of("/v1/metrics").1.as_slice()).unwrap();
+    let sent_to = |path: &str| collected.iter().find(|(head, _)| head.starts_with(&format!("post {path} "))).unwrap();
+    let metrics = ExportMetricsServiceRequest::decode(sent_to("/v1/metrics").1.as_slice()).unwrap();
     let point = latency(&[metrics]).unwrap();
     let exemplar = &point.exemplars[0];
     assert_eq!(exemplar.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
     assert!((point.start_time_unix_nano..point.time_unix_nano).contains(&exemplar.time_unix_nano), "{point:?}");
     assert!(matches!(exemplar.value, Some(Value::AsDouble(seconds)) if seconds > 0.0), "{exemplar:?}");
-    let request = ExportTraceServiceRequest::decode(of("/v1/traces").1.as_slice()).unwrap();
+    let request = ExportTraceServiceRequest::decode(sent_to("/v1/traces").1.as_slice()).unwrap();
     let resource = format!("{:?}", request.resource_spans[0].resource);
     assert!(resource.contains("\"envoy-ratelimit\"") && resource.contains("\"pod-7\""), "{resource}");
 }
 
-/// One of many checks in a frame has a span of its own, in its own trace.
+/// A check in a frame has its own span, in the trace of its caller.
 #[tokio::test]
 async fn a_check_on_a_stream_continues_its_trace() {
     let (collector, url) = Collector::start();
@@ -194,7 +196,7 @@ async fn a_check_on_a_stream_continues_its_trace() {
     assert!(server.wait().await.success());
     let requests = collector.traces.lock().unwrap();
     let resources = requests.iter().flat_map(|request| &request.resource_spans);
-    let spans: Vec<_> = resources.flat_map(|it| &it.scope_spans).flat_map(|it| &it.spans).collect();
+    let spans: Vec<_> = resources.flat_map(|resource| &resource.scope_spans).flat_map(|scope| &scope.spans).collect();
     assert_eq!(spans.len(), 2, "{spans:#?}");
     for span in spans {
         assert_eq!(span.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
@@ -203,7 +205,7 @@ async fn a_check_on_a_stream_continues_its_trace() {
 }
 
 #[tokio::test]
-async fn metrics_are_sent_when_wanted() {
+async fn metrics_are_exported_if_configured() {
     let (collector, url) = Collector::start();
     let server = Server::builder()
         .set("telemetry.otlp.endpoint", &url)
@@ -211,7 +213,7 @@ async fn metrics_are_sent_when_wanted() {
         .set("telemetry.otlp.interval", "50ms")
         .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
         .start();
-    ask(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
+    send(&server, "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").await;
     wait_for_async("the hit to be reported", async || {
         let names = format!("{:?}", collector.metrics.lock().unwrap());
         names.contains("ratelimit_service_rate_limit_total_hits").then_some(())
@@ -225,9 +227,9 @@ async fn metrics_are_sent_when_wanted() {
     assert!(point.exemplars.is_empty(), "{:?}", point.exemplars);
 }
 
-/// Nobody wonders where they are.
+/// Failures to export are logged.
 #[tokio::test]
-async fn a_collector_that_is_away_is_in_the_log() {
+async fn an_unavailable_collector_is_logged() {
     for protocol in ["grpc", "http"] {
         let server = Server::builder()
             .set("telemetry.otlp.endpoint", "http://127.0.0.1:1")
@@ -235,17 +237,17 @@ async fn a_collector_that_is_away_is_in_the_log() {
             .set("telemetry.otlp.metrics", "true")
             .set("telemetry.otlp.interval", "50ms")
             .start();
-        wait_for_async("the complaint", async || {
+        wait_for_async("the log line", async || {
             server.log().contains("cannot send metrics to the OpenTelemetry collector").then_some(())
         })
         .await;
     }
 }
 
-/// The data point of the response time, once there is a request.
+/// Returns the data point of the response time, or `None` if there has been no request.
 fn latency(requests: &[ExportMetricsServiceRequest]) -> Option<HistogramDataPoint> {
     let resources = requests.iter().flat_map(|request| &request.resource_metrics);
-    let metrics = resources.flat_map(|it| &it.scope_metrics).flat_map(|it| &it.metrics);
+    let metrics = resources.flat_map(|resource| &resource.scope_metrics).flat_map(|scope| &scope.metrics);
     let mut points = metrics.filter_map(|metric| match &metric.data {
         Some(Data::Histogram(histogram)) if metric.name == "ratelimit_service_response_time_seconds" => {
             assert_eq!((histogram.aggregation_temporality(), &*metric.unit), (AggregationTemporality::Cumulative, "s"));

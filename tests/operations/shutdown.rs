@@ -1,4 +1,4 @@
-//! Told to stop: health says so, calls under way are answered, and the process ends with 0.
+//! Shutdown: health reports it, calls in flight are answered, and the process exits with code 0.
 
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::{
@@ -12,45 +12,45 @@ async fn health(server: &Server) -> HealthClient<Channel> {
     HealthClient::new(endpoint.connect().await.unwrap())
 }
 
-fn of(service: &str) -> HealthCheckRequest {
+fn health_request(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.into() }
 }
 
-/// Waits until a call has come as far as the store.
-async fn until_asked(server: &Server) {
+/// Waits until a request has reached the store.
+async fn wait_until_requested(server: &Server) {
     let series = "ratelimit_service_rate_limit_total_hits{domain=\"example\",key1=\"user\"}";
-    wait_for_async("the call to count as asked", async || (server.metric(series) == 1.0).then_some(())).await;
+    wait_for_async("the request to be counted", async || (server.metric(series) == 1.0).then_some(())).await;
 }
 
 #[tokio::test]
-async fn health_says_not_serving_while_calls_are_still_answered() {
+async fn health_reports_not_serving_while_calls_are_still_answered() {
     let server = Server::builder().set("shutdown.delay", "1h").start();
     let (client, mut health) = (server.client().await, health(&server).await);
     let service = "envoy.service.ratelimit.v3.RateLimitService";
     for name in ["", service] {
-        assert_eq!(health.check(of(name)).await.unwrap().into_inner().status(), ServingStatus::Serving);
+        assert_eq!(health.check(health_request(name)).await.unwrap().into_inner().status(), ServingStatus::Serving);
     }
     server.signal("TERM");
-    wait_for_async("health to say NOT_SERVING", async || {
-        let status = health.check(of(service)).await.unwrap().into_inner().status();
+    wait_for_async("the status NOT_SERVING", async || {
+        let status = health.check(health_request(service)).await.unwrap().into_inner().status();
         (status == ServingStatus::NotServing).then_some(())
     })
     .await;
     assert!(client.check(request_for("example", &[("user", "x")])).await.unwrap().allowed());
     assert!(server.get("/readyz").contains("shutting down"));
     server.signal("TERM");
-    assert!(server.wait().await.success(), "a second signal ends it at once");
+    assert!(server.wait().await.success(), "a second signal ends the process immediately");
 }
 
-/// A call waits for a frozen Redis while the service is told to stop, and is answered before it ends.
+/// A call waits for a frozen Redis when the service receives the signal, and is answered before the process exits.
 #[tokio::test]
-async fn calls_under_way_finish() {
+async fn calls_in_flight_are_finished() {
     let redis = RedisServer::start();
     let server = Server::builder().store(&redis.url()).set("redis.timeout", "20s").start();
     let client = server.client().await;
     redis.freeze();
     let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });
-    until_asked(&server).await;
+    wait_until_requested(&server).await;
     server.signal("TERM");
     wait_for("the port to close", || std::net::TcpStream::connect(server.grpc).err());
     redis.thaw();
@@ -58,11 +58,11 @@ async fn calls_under_way_finish() {
     assert!(server.wait().await.success());
 }
 
-/// Whoever watches the health does not hold the process up, nor does a call that never ends.
+/// Neither a client that watches the health nor a call that never ends keeps the process running.
 #[tokio::test]
-async fn watchers_and_endless_calls_do_not_hold_it_up() {
+async fn watchers_and_endless_calls_do_not_delay_the_shutdown() {
     let server = Server::builder().set("shutdown.grace", "20s").start();
-    let mut watch = health(&server).await.watch(of("")).await.unwrap().into_inner();
+    let mut watch = health(&server).await.watch(health_request("")).await.unwrap().into_inner();
     let status = |response: Option<HealthCheckResponse>| response.map(|response| response.status());
     assert_eq!(status(watch.message().await.unwrap()), Some(ServingStatus::Serving));
     server.signal("TERM");
@@ -75,7 +75,7 @@ async fn watchers_and_endless_calls_do_not_hold_it_up() {
     let client = server.client().await;
     redis.freeze();
     let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });
-    until_asked(&server).await;
+    wait_until_requested(&server).await;
     server.signal("INT");
     assert!(server.wait().await.success());
     assert!(call.await.unwrap().is_err());

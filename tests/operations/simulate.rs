@@ -1,22 +1,22 @@
-//! Recorded traffic, asked again of other rules.
+//! `sluicegate simulate`: recorded traffic, replayed against other rules.
 
 use std::{fs, path::Path, process::Output};
 
-use crate::support::{Server, descriptor, plain::Unit, request_for, rules, server::command, wait_for};
+use crate::support::{Server, descriptor, raw_client::Unit, request_for, rules, server::command, wait_for};
 
 fn simulate(args: &[&str]) -> Output {
     command().arg("simulate").args(args).output().unwrap()
 }
 
-/// What it says on standard output, when nothing is wrong.
-fn said(args: &[&str]) -> String {
+/// Runs a simulation and returns its standard output. Panics if it fails.
+fn output(args: &[&str]) -> String {
     let output = simulate(args);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn json(args: &[&str]) -> serde_json::Value {
-    serde_json::from_str(&said(&[args, &["--json"]].concat())).unwrap()
+    serde_json::from_str(&output(&[args, &["--json"]].concat())).unwrap()
 }
 
 fn path(path: &Path) -> &str {
@@ -34,15 +34,15 @@ descriptors:
   rate_limit: { unit: hour, requests_per_unit: 8, algorithm: sliding_window }
 ";
 
-/// Asked again of the rules that were in force, every request has the answer that it had; and of stricter ones it is told
-/// whom they would refuse.
+/// Replayed against the rules that were in force, every request has its original decision. Stricter rules deny more,
+/// and the report lists the entities.
 #[tokio::test]
-async fn a_simulation_says_what_the_service_said() {
+async fn a_simulation_repeats_the_decisions_of_the_service() {
     let (in_force, traffic) = (rules(&[("api.yaml", RULES)]), tempfile::tempdir().unwrap());
     let builder = Server::builder().rules(in_force.path()).store("memory");
     let server = builder.set("record.dir", path(traffic.path())).set("record.share", "1").start();
     let client = server.client().await;
-    let (mut refused, mut requests) = (0, 0);
+    let (mut denied, mut requests) = (0, 0);
     for round in 0..40 {
         for user in ["a", "b", "c"] {
             let both = request_for("api", &[("user", user)]).descriptor(descriptor(&[("both", user)]));
@@ -54,13 +54,13 @@ async fn a_simulation_says_what_the_service_said() {
                 _ => own,
             };
             if let Ok(answer) = client.check(request).await {
-                refused += u64::from(!answer.allowed());
+                denied += u64::from(!answer.allowed());
                 requests += 1;
             }
         }
     }
-    assert!((20..110).contains(&refused), "{refused} of {requests}");
-    wait_for("all to be recorded", || {
+    assert!((20..110).contains(&denied), "{denied} of {requests} denied");
+    wait_for("all requests to be recorded", || {
         (server.metric("sluicegate_recorded_requests_total") >= requests as f64).then_some(())
     });
     server.signal("TERM");
@@ -69,17 +69,17 @@ async fn a_simulation_says_what_the_service_said() {
     let same = json(&["--rules", rules_dir, "--traffic", traffic_dir]);
     assert_eq!(
         (&same["requests"], &same["denied"], &same["denied_before"]),
-        (&requests.into(), &refused.into(), &refused.into())
+        (&requests.into(), &denied.into(), &denied.into())
     );
     for rule in same["rules"].as_array().unwrap() {
         assert_eq!((&rule["hits"]["newly_denied"], &rule["hits"]["newly_allowed"]), (&0.into(), &0.into()), "{rule}");
     }
-    // Against itself nothing changes, and with less more is refused.
+    // Compared with themselves the rules change nothing. A lower limit denies more.
     let against = json(&["--rules", rules_dir, "--against", rules_dir, "--traffic", traffic_dir]);
     assert_eq!(against["denied"], against["denied_before"]);
     let strict = rules(&[("api.yaml", &RULES.replace("requests_per_unit: 5", "requests_per_unit: 1"))]);
     let html = traffic.path().join("page.html");
-    let text = said(&["--rules", path(strict.path()), "--traffic", traffic_dir, "--html", path(&html)]);
+    let text = output(&["--rules", path(strict.path()), "--traffic", traffic_dir, "--html", path(&html)]);
     assert!(text.contains("api.user: 1 per minute") && text.contains("user=a: "), "{text}");
     let page = fs::read_to_string(&html).unwrap();
     assert!(
@@ -89,12 +89,12 @@ async fn a_simulation_says_what_the_service_said() {
             && !page.contains("http://sl"),
         "{page}"
     );
-    assert!(!page.contains("<script") && !page.contains("src="), "it needs a network");
+    assert!(!page.contains("<script") && !page.contains("src="), "the page loads external resources");
 }
 
-/// Of a share of all entities every request is there, and no name can be read where a key hides them.
+/// All requests of a share of the entities are recorded. With a hash key, names are not readable.
 #[tokio::test]
-async fn whole_entities_are_recorded_and_names_can_be_hidden() {
+async fn all_requests_of_sampled_entities_are_recorded_and_names_are_hashed() {
     let (in_force, traffic) = (rules(&[("api.yaml", RULES)]), tempfile::tempdir().unwrap());
     let key = traffic.path().join("key");
     fs::write(&key, "a secret").unwrap();
@@ -110,12 +110,12 @@ async fn whole_entities_are_recorded_and_names_can_be_hidden() {
     assert!(server.wait().await.success());
     let result = json(&["--rules", path(in_force.path()), "--traffic", path(traffic.path())]);
     let rule = &result["rules"][0];
-    let (asked, entities) = (rule["hits"]["requested"].as_u64().unwrap(), rule["entities"].as_u64().unwrap());
-    assert_eq!(asked, entities * 3);
+    let (hits, entities) = (rule["hits"]["requested"].as_u64().unwrap(), rule["entities"].as_u64().unwrap());
+    assert_eq!(hits, entities * 3);
     assert!((25..80).contains(&entities), "{entities}");
-    // Those who would be refused are listed.
+    // The report lists the denied entities by their hashes.
     let strict = rules(&[("api.yaml", &RULES.replace("requests_per_unit: 5", "requests_per_unit: 1"))]);
-    let text = said(&["--rules", path(strict.path()), "--traffic", path(traffic.path())]);
+    let text = output(&["--rules", path(strict.path()), "--traffic", path(traffic.path())]);
     assert!(text.contains("user=") && !text.contains("person"), "{text}");
 }
 
@@ -126,9 +126,9 @@ fn limits_are_suggested_from_an_access_log() {
     let mut text = String::new();
     for second in 0..600_u32 {
         for user in 0..20 {
-            // Each a request every other second, and one of them ten.
-            let times = if user == 7 { 10 } else { u32::from((second + user) % 2 == 0) };
-            for _ in 0..times {
+            // Each user sends a request every other second, and one user sends ten per second.
+            let requests = if user == 7 { 10 } else { u32::from((second + user) % 2 == 0) };
+            for _ in 0..requests {
                 text += &format!(
                     "{{\"start_time\": {}, \"x_user\": \"u{user}\", \"path\": \"/a?b\"}}\n",
                     1_700_000_000 + second
@@ -140,10 +140,10 @@ fn limits_are_suggested_from_an_access_log() {
     fs::write(&log, &text).unwrap();
     fs::write(&mapping, "domain: api\ntime: start_time\ndescriptors:\n- [{ key: user, field: x_user }]\n").unwrap();
     let output = simulate(&["--suggest", "--traffic", path(&log), "--mapping", path(&mapping)]);
-    let (said_out, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert!(complained.contains("1 lines skipped: not an access log entry"), "{complained}");
-    assert!(said_out.contains("api user: 20 entities"), "{said_out}");
-    assert!(said_out.contains("per minute: p50 30, p90 30, p99 600"), "{said_out}");
+    let (text, warnings) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(warnings.contains("1 lines skipped: not an access log entry"), "{warnings}");
+    assert!(text.contains("api user: 20 entities"), "{text}");
+    assert!(text.contains("per minute: p50 30, p90 30, p99 600"), "{text}");
     let rules = rules(&[(
         "api.yaml",
         "domain: api\ndescriptors: [{key: user, rate_limit: {unit: minute, requests_per_unit: 36}}]\n",
@@ -155,7 +155,7 @@ fn limits_are_suggested_from_an_access_log() {
 }
 
 #[test]
-fn what_cannot_be_simulated_says_why() {
+fn invalid_arguments_are_errors() {
     let folder = rules(&[("api.yaml", RULES), ("bad.yml", "domain: x\ndescriptors: [{}]\n")]);
     let good = rules(&[("api.yaml", RULES)]);
     let file = folder.path().join("traffic.zst");

@@ -1,56 +1,56 @@
-//! The transcripts of docs/guides/operations.md, typed as they stand: what they print is what they say.
-//! `UPDATE_TRANSCRIPTS=1` writes what is printed now into the document.
+//! Runs the commands in the transcripts of docs/guides/operations.md and compares their output with the document.
+//! `UPDATE_TRANSCRIPTS=1` writes the present output to the document.
 
 use std::{fs, path::Path, process::Command};
 
 use crate::support::{Operator, Server, operator::OPERATE, repository, wait_for};
 
-/// The access log that the document speaks of: two hundred users in ten minutes, one of whom is quicker.
+/// Returns the access log of the document: 200 users in ten minutes, one of them with more requests.
 fn access_log() -> String {
     let mut text = String::new();
     for second in 0..600_u32 {
         for user in 0..200 {
-            let times = if user == 7 { 10 } else { u32::from((second + user) % 2 == 0) };
+            let requests = if user == 7 { 10 } else { u32::from((second + user) % 2 == 0) };
             let line = format!(
                 "{{\"start_time\": {}, \"x_user\": \"u{user}\", \"path\": \"/a?b\"}}\n",
                 1_700_000_000 + second
             );
-            text += &line.repeat(times as usize);
+            text += &line.repeat(requests as usize);
         }
     }
     text
 }
 
-/// The text of the block whose first line is this comment.
+/// Returns the code block that begins with this comment.
 fn block<'d>(document: &'d str, comment: &str) -> &'d str {
     let start = document.find(comment).unwrap();
     let end = document[start..].find("```").unwrap();
     &document[start..start + end]
 }
 
-/// Whether the line is what the document has, where `…` is anything.
-fn fits(line: &str, expected: &str) -> bool {
-    let mut rest = line;
+/// Returns `true` if the line matches the line of the document, in which `…` stands for any text.
+fn matches(line: &str, expected: &str) -> bool {
+    let mut remaining = line;
     let mut parts = expected.split('…');
-    let Some(start) = parts.next().and_then(|first| rest.strip_prefix(first)) else {
+    let Some(start) = parts.next().and_then(|first| remaining.strip_prefix(first)) else {
         return false;
     };
-    rest = start;
+    remaining = start;
     let parts: Vec<_> = parts.collect();
-    for (place, part) in parts.iter().enumerate() {
-        if place + 1 == parts.len() {
-            return rest.ends_with(part);
+    for (index, part) in parts.iter().enumerate() {
+        if index + 1 == parts.len() {
+            return remaining.ends_with(part);
         }
-        let Some(at) = rest.find(part) else {
+        let Some(at) = remaining.find(part) else {
             return false;
         };
-        rest = &rest[at + part.len()..];
+        remaining = &remaining[at + part.len()..];
     }
-    rest.is_empty()
+    remaining.is_empty()
 }
 
-/// What differs from run to run is told by its form.
-fn with_gaps(line: &str) -> String {
+/// Replaces the parts of a line that differ between runs by `…`.
+fn with_placeholders(line: &str) -> String {
     for start in ["  reset in ", "  retry after "] {
         if line.starts_with(start) {
             return format!("{start}…");
@@ -69,15 +69,15 @@ fn with_gaps(line: &str) -> String {
     words.join(" ")
 }
 
-/// `2026-11-22T04:00:00Z` and so on.
+/// Replaces times such as `2026-11-22T04:00:00Z` by `…`.
 fn without_times(word: &str) -> String {
-    const FORM: &[u8] = b"0000-00-00T00:00:00Z";
+    const FORMAT: &[u8] = b"0000-00-00T00:00:00Z";
     let is_time = |bytes: &[u8]| {
-        let fits = |(byte, form): (&u8, &u8)| if *form == b'0' { byte.is_ascii_digit() } else { byte == form };
-        bytes.len() == FORM.len() && bytes.iter().zip(FORM).all(fits)
+        let matches = |(byte, format): (&u8, &u8)| if *format == b'0' { byte.is_ascii_digit() } else { byte == format };
+        bytes.len() == FORMAT.len() && bytes.iter().zip(FORMAT).all(matches)
     };
-    match (0..word.len()).find(|at| word.as_bytes().get(*at..at + FORM.len()).is_some_and(is_time)) {
-        Some(at) => format!("{}…{}", &word[..at], without_times(&word[at + FORM.len()..])),
+    match (0..word.len()).find(|at| word.as_bytes().get(*at..at + FORMAT.len()).is_some_and(is_time)) {
+        Some(at) => format!("{}…{}", &word[..at], without_times(&word[at + FORMAT.len()..])),
         None => word.to_owned(),
     }
 }
@@ -95,13 +95,13 @@ fn run(line: &str, folder: &Path, operator: &Operator) -> String {
         .output()
         .unwrap();
     assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
-    // As whoever types it sees it.
+    // The document has the default address, and no temporary folder.
     let printed = String::from_utf8(output.stdout).unwrap().replace(&operator.addr, "http://127.0.0.1:8082");
     printed.replace(&format!("{}/", folder.display()), "")
 }
 
 #[test]
-fn the_transcripts_are_true() {
+fn the_commands_print_the_documented_output() {
     let file = repository("docs/guides/operations.md");
     let document = fs::read_to_string(&file).unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -113,22 +113,22 @@ fn the_transcripts_are_true() {
     fs::write(at("token"), OPERATE).unwrap();
     let builder = Server::builder().rules(&at("rules")).store("memory").set("record.share", "1");
     let operator = Operator::with(builder.set("record.dir", at("traffic").to_str().unwrap()));
-    let (mut written, mut wrong, mut asked) = (String::new(), Vec::new(), 0);
+    let (mut updated, mut mismatches, mut requests) = (String::new(), Vec::new(), 0);
     let mut lines = document.lines().peekable();
-    let mut inside = false;
+    let mut in_transcript = false;
     while let Some(line) = lines.next() {
-        written += line;
-        written.push('\n');
-        inside = if line.starts_with("```") { line == "```console" } else { inside };
-        let Some(command) = line.strip_prefix("$ ").filter(|_| inside) else {
+        updated += line;
+        updated.push('\n');
+        in_transcript = if line.starts_with("```") { line == "```console" } else { in_transcript };
+        let Some(command) = line.strip_prefix("$ ").filter(|_| in_transcript) else {
             continue;
         };
-        asked += command.matches("curl").count();
+        requests += command.matches("curl").count();
         if command.starts_with("sluicegate simulate --rules") {
             let recorded = || operator.server.metric("sluicegate_recorded_requests_total");
-            wait_for("all to be recorded", || (recorded() >= asked as f64).then_some(()));
-            // What waits is written within a second.
-            wait_for("a file", || at("traffic").read_dir().ok()?.next().map(drop));
+            wait_for("all requests to be recorded", || (recorded() >= requests as f64).then_some(()));
+            // Buffered requests are written within a second.
+            wait_for("a file of recorded requests", || at("traffic").read_dir().ok()?.next().map(drop));
         }
         let printed = run(command, folder.path(), &operator);
         let mut expected = Vec::new();
@@ -136,20 +136,20 @@ fn the_transcripts_are_true() {
             expected.push(next);
         }
         let printed: Vec<&str> = printed.lines().collect();
-        let same = printed.len() == expected.len()
-            && printed.iter().zip(&expected).all(|(line, it)| fits(line.trim_end(), it));
-        if !same {
-            wrong.push(format!("{command}\nprints\n{}\nand not\n{}", printed.join("\n"), expected.join("\n")));
+        let is_same = printed.len() == expected.len()
+            && printed.iter().zip(&expected).all(|(line, expected)| matches(line.trim_end(), expected));
+        if !is_same {
+            mismatches.push(format!("{command}\nprints\n{}\ninstead of\n{}", printed.join("\n"), expected.join("\n")));
         }
         for line in &printed {
-            written += with_gaps(line.trim_end()).trim_end();
-            written.push('\n');
+            updated += with_placeholders(line.trim_end()).trim_end();
+            updated.push('\n');
         }
     }
     if std::env::var_os("UPDATE_TRANSCRIPTS").is_some() {
-        fs::write(&file, written).unwrap();
+        fs::write(&file, updated).unwrap();
         return;
     }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    assert!(mismatches.is_empty(), "{}", mismatches.join("\n\n"));
     assert!(fs::read_to_string(at("page.html")).unwrap().contains("<svg"));
 }

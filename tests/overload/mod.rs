@@ -1,4 +1,4 @@
-//! Overload protection: shedding, elastic limits, plans.
+//! Overload protection: shedding, elastic limits, and plans.
 
-/// Shedding, how denials report it, elastic limits, and plans.
+/// Shedding and its reports, elastic limits, and plans.
 mod shedding;

@@ -1,4 +1,4 @@
-//! Overload over the wire: who is shed, who is not, how a refusal says which it is; limits that stretch; and plans.
+//! Overload protection over the wire: shedding by class, denials that report it, elastic limits, and plans.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 
 use crate::support::{
     RedisServer, Server, descriptor,
-    plain::{Answer, Client, Request},
+    raw_client::{Answer, Client, Request},
     ring, rules,
     server::{agent, get, post},
     wait_for, wait_for_async,
@@ -42,15 +42,15 @@ fn request(entries: &[(&str, &str)]) -> Request {
     Request::new("d").descriptor(descriptor(entries))
 }
 
-async fn passes(client: &Client, entries: &[(&str, &str)]) -> bool {
+async fn allowed(client: &Client, entries: &[(&str, &str)]) -> bool {
     client.check(request(entries)).await.unwrap().allowed()
 }
 
-/// By the page: code, `Retry-After`, and what the first status says of itself.
-fn json(server: &Server, entries: &[&[(&str, &str)]]) -> (u16, Option<String>, Value) {
+/// Sends a request to `/json` and returns the status code, the header `Retry-After`, and the body.
+fn check_by_json(server: &Server, descriptors: &[&[(&str, &str)]]) -> (u16, Option<String>, Value) {
     let entry = |(key, value): &(&str, &str)| json!({"key": key, "value": value});
     let descriptors: Vec<_> =
-        entries.iter().map(|entries| json!({"entries": entries.iter().map(entry).collect::<Vec<_>>()})).collect();
+        descriptors.iter().map(|entries| json!({"entries": entries.iter().map(entry).collect::<Vec<_>>()})).collect();
     let body = json!({"domain": "d", "descriptors": descriptors}).to_string();
     let mut response = agent().post(server.url("/json")).send(body.as_bytes()).unwrap();
     let wait = response.headers().get("retry-after").map(|wait| wait.to_str().unwrap().to_owned());
@@ -59,7 +59,7 @@ fn json(server: &Server, entries: &[&[(&str, &str)]]) -> (u16, Option<String>, V
 }
 
 #[tokio::test]
-async fn what_is_reserved_is_there_and_all_else_is_shed() {
+async fn a_reserve_is_available_to_its_class_and_other_classes_are_shed() {
     let redis = RedisServer::start();
     for store in ["memory", &redis.url()] {
         let server = start(store);
@@ -73,13 +73,13 @@ async fn what_is_reserved_is_there_and_all_else_is_shed() {
         for priority in ["get", "post", "get", "test", "whatever", "", "get", "get"] {
             assert!(take(priority).await, "{store}: {priority}");
         }
-        assert!(!take("get").await && !take("post").await, "{store}: four fifths");
+        assert!(!take("get").await && !take("post").await, "{store}: other classes get four fifths");
         assert!(take("critical").await && take("critical").await && !take("critical").await, "{store}");
-        // Whoever is done makes room, for critical traffic first.
-        let back = descriptor(&[("fleet", "api"), ("priority", "get"), ("id", "1")]).refund();
-        client.check(Request::new("d").descriptor(back)).await.unwrap();
+        // A critical request takes a released slot, and then all slots are in use again.
+        let release = descriptor(&[("fleet", "api"), ("priority", "get"), ("id", "1")]).refund();
+        client.check(Request::new("d").descriptor(release)).await.unwrap();
         assert!(take("critical").await && !take("get").await, "{store}");
-        let (code, wait, answer) = json(&server, &[&[("fleet", "api"), ("priority", "get"), ("id", "x")]]);
+        let (code, wait, answer) = check_by_json(&server, &[&[("fleet", "api"), ("priority", "get"), ("id", "x")]]);
         assert_eq!(code, 503);
         assert!(wait.unwrap().parse::<u64>().unwrap() > 3_500);
         assert_eq!(answer["dynamicMetadata"]["sluicegate.shed"], json!(true));
@@ -102,26 +102,26 @@ async fn what_is_reserved_is_there_and_all_else_is_shed() {
     }
 }
 
-/// What belongs to the caller is 429 and stays so, also when something else is shed.
+/// A denial by the caller's own limit has status 429, even if another limit of the request sheds.
 #[tokio::test]
-async fn a_refusal_says_which_it_is() {
+async fn a_denial_reports_whether_it_is_due_to_overload() {
     let server = start("memory");
     let client = server.client().await;
-    assert!(passes(&client, &[("backend", "x")]).await && passes(&client, &[("own", "x")]).await);
-    let code = |entries: &[&[(&str, &str)]]| json(&server, entries).0;
+    assert!(allowed(&client, &[("backend", "x")]).await && allowed(&client, &[("own", "x")]).await);
+    let code = |descriptors: &[&[(&str, &str)]]| check_by_json(&server, descriptors).0;
     assert_eq!(code(&[&[("backend", "x")]]), 503);
     assert_eq!(code(&[&[("own", "x")]]), 429);
     assert_eq!(code(&[&[("own", "x")], &[("backend", "x")]]), 429);
     assert_eq!(code(&[&[("own", "y")], &[("backend", "x")]]), 503);
-    let (_, wait, answer) = json(&server, &[&[("own", "x")]]);
+    let (_, wait, answer) = check_by_json(&server, &[&[("own", "x")]]);
     assert_eq!((wait, &answer["dynamicMetadata"]["sluicegate.shed"]), (None, &Value::Null));
-    // Above its own maximum it is the caller's limit, and below it overload.
+    // A denial above the maximum of a class is its own limit; a denial below is overload.
     for _ in 0..30 {
-        assert!(passes(&client, &[("tenants", "x"), ("tenant", "free")]).await);
+        assert!(allowed(&client, &[("tenants", "x"), ("tenant", "free")]).await);
     }
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "free")]]), 429);
     for _ in 0..70 {
-        assert!(passes(&client, &[("tenants", "x"), ("tenant", "gold")]).await);
+        assert!(allowed(&client, &[("tenants", "x"), ("tenant", "gold")]).await);
     }
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "gold")]]), 503);
     assert_eq!(code(&[&[("tenants", "x"), ("tenant", "nobody")]]), 503);
@@ -129,15 +129,16 @@ async fn a_refusal_says_which_it_is() {
         let labels = format!("class=\"{class}\",domain=\"d\",key1=\"tenants\",outcome=\"{outcome}\"");
         assert_eq!(server.metric(&format!("sluicegate_class_hits_total{{{labels}}}")), expected, "{class} {outcome}");
     }
-    let ours = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
-    let ours = ours.timeout(crate::support::DEADLINE).connect_lazy().unwrap();
-    let shed = async |key: &str| ours.check([sluicegate_client::Descriptor::new().entry(key, "x")]).await.shed();
+    let limiter = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
+    let limiter = limiter.timeout(crate::support::DEADLINE).connect_lazy().unwrap();
+    let shed = async |key: &str| limiter.check([sluicegate_client::Descriptor::new().entry(key, "x")]).await.shed();
     assert!(shed("backend").await && !shed("own").await);
 }
 
-/// Three instances, many callers: each class within its maximum, all within the capacity, and nobody below its minimum.
+/// With three instances and many callers, each class stays within its maximum, all classes stay within the capacity,
+/// and each class gets its minimum.
 #[tokio::test]
-async fn shares_hold_over_all_instances() {
+async fn shares_are_enforced_over_all_instances() {
     let redis = RedisServer::start();
     let (_nodes, ring) = ring(3);
     for url in [redis.url(), ring] {
@@ -147,17 +148,17 @@ async fn shares_hold_over_all_instances() {
             let client = servers[caller % 3].client().await;
             let tenant = ["gold", "free", "stranger"][caller / 3 % 3];
             callers.spawn(async move {
-                let mut passed = 0;
+                let mut hits = 0;
                 for _ in 0..20 {
-                    passed += u32::from(passes(&client, &[("tenants", "x"), ("tenant", tenant)]).await);
+                    hits += u32::from(allowed(&client, &[("tenants", "x"), ("tenant", tenant)]).await);
                 }
-                (tenant, passed)
+                (tenant, hits)
             });
         }
-        let each = callers.join_all().await;
-        let passed = |tenant| each.iter().filter(|it| it.0 == tenant).map(|it| it.1).sum::<u32>();
-        let [gold, free, stranger] = ["gold", "free", "stranger"].map(passed);
-        // An hour's hundred, and what flows meanwhile.
+        let counts = callers.join_all().await;
+        let total = |tenant| counts.iter().filter(|count| count.0 == tenant).map(|count| count.1).sum::<u32>();
+        let [gold, free, stranger] = ["gold", "free", "stranger"].map(total);
+        // The capacity is 100 per hour; at most one more becomes available during the test.
         assert!((100..=101).contains(&(gold + free + stranger)), "{gold} {free} {stranger}");
         assert!(gold >= 40 && (10..=30).contains(&free) && stranger <= 20, "{gold} {free} {stranger}");
     }
@@ -168,7 +169,8 @@ fn report(server: &Server, reporter: &str, utilization: f64, ttl: &str) -> (u16,
     post(&server.url("/resources/db"), body.as_bytes())
 }
 
-/// How many pass for a user who has not asked before, and how many of them are marked.
+/// Sends requests of a new user until one is denied. Returns the number of allowed requests, and how many of them are
+/// marked as elastic.
 async fn burst(client: &Client, user: &str) -> (usize, usize) {
     let mut answers: Vec<Answer> = Vec::new();
     loop {
@@ -176,77 +178,81 @@ async fn burst(client: &Client, user: &str) -> (usize, usize) {
         if !answer.allowed() {
             break;
         }
-        // Nobody is told to count on the extra.
+        // Limit and remaining do not include the elastic part.
         assert_eq!(answer.0.statuses[0].current_limit.as_ref().unwrap().requests_per_unit, 10);
         assert_eq!(answer.remaining(), Some(9_u32.saturating_sub(answers.len() as u32)));
         answers.push(answer);
     }
     let marked = |answer: &&Answer| {
-        answer.0.response_headers_to_add.iter().any(|it| it.key == "RateLimit-Soft" && it.value == "elastic")
+        answer
+            .0
+            .response_headers_to_add
+            .iter()
+            .any(|header| header.key == "RateLimit-Soft" && header.value == "elastic")
     };
     (answers.len(), answers.iter().filter(marked).count())
 }
 
 #[tokio::test]
-async fn an_elastic_limit_is_as_long_as_its_resource_has_to_spare() {
+async fn an_elastic_limit_follows_the_spare_capacity_of_its_resource() {
     let redis = RedisServer::start();
     let (one, other) = (start(&redis.url()), start(&redis.url()));
     let client = other.client().await;
     let metric = || other.metric("sluicegate_resource_utilization{resource=\"db\"}");
-    assert_eq!(burst(&client, "before").await, (10, 0), "nobody says anything");
+    assert_eq!(burst(&client, "before").await, (10, 0), "there is no report");
     assert_eq!(report(&one, "db-1", 0.2, "1h"), (200, r#"{"reporters":1,"worst":0.2,"mean":0.2}"#.into()));
-    wait_for("the other instance to know", || (metric() == 0.2).then_some(()));
+    wait_for("the report at the other instance", || (metric() == 0.2).then_some(()));
     assert_eq!(burst(&client, "idle").await, (20, 10));
-    // Of several the worst counts, and what is there shrinks with it.
+    // The highest reported utilization counts, and the limit shrinks accordingly.
     assert_eq!(report(&one, "db-2", 0.7, "1h").1, r#"{"reporters":2,"worst":0.7,"mean":0.45}"#);
-    wait_for("the other instance to know", || (metric() == 0.7).then_some(()));
+    wait_for("the report at the other instance", || (metric() == 0.7).then_some(()));
     assert_eq!(burst(&client, "half").await, (15, 5));
     report(&one, "db-2", 0.95, "3s");
-    wait_for("the other instance to know", || (metric() == 0.95).then_some(()));
+    wait_for("the report at the other instance", || (metric() == 0.95).then_some(()));
     assert_eq!(burst(&client, "busy").await, (10, 0));
-    // A refusal is not remembered: it is over as soon as there is something to spare.
-    let ours = sluicegate_client::Client::builder(format!("http://{}", other.grpc)).domain("d");
-    let ours = ours.timeout(crate::support::DEADLINE).connect_lazy().unwrap();
-    let passes = async || ours.check([sluicegate_client::descriptor! { "report" => "busy" }]).await.allowed();
-    assert!(!passes().await && !passes().await);
-    wait_for_async("the refusal to end", async || passes().await.then_some(())).await;
-    wait_for("the report to end", || (metric() == 0.2).then_some(()));
+    // Denials are not cached, so they end as soon as there is spare capacity.
+    let limiter = sluicegate_client::Client::builder(format!("http://{}", other.grpc)).domain("d");
+    let limiter = limiter.timeout(crate::support::DEADLINE).connect_lazy().unwrap();
+    let is_allowed = async || limiter.check([sluicegate_client::descriptor! { "report" => "busy" }]).await.allowed();
+    assert!(!is_allowed().await && !is_allowed().await);
+    wait_for_async("the denial to end", async || is_allowed().await.then_some(())).await;
+    wait_for("the report to expire", || (metric() == 0.2).then_some(()));
     assert_eq!(burst(&client, "again").await, (20, 10));
     drop(redis);
-    wait_for("nobody to be able to say", || (metric() == 1.0).then_some(()));
+    wait_for("the utilization without a store", || (metric() == 1.0).then_some(()));
 }
 
 #[tokio::test]
-async fn resources_are_reported_by_both_protocols_and_bad_reports_are_refused() {
+async fn resources_are_reported_by_both_protocols_and_invalid_reports_are_rejected() {
     let server = start("memory");
     let url = format!("http://{}", server.grpc);
     let mut grpc =
         wait_for_async("a connection", async || ResourceServiceClient::connect(url.clone()).await.ok()).await;
-    let asked = |resource: &str| GetRequest { resource: resource.into() };
-    assert_eq!(grpc.get(asked("cache")).await.unwrap().into_inner(), Utilization::default());
-    let said = |reporter: &str, utilization| ReportRequest {
+    let get_request = |resource: &str| GetRequest { resource: resource.into() };
+    assert_eq!(grpc.get(get_request("cache")).await.unwrap().into_inner(), Utilization::default());
+    let report_request = |reporter: &str, utilization| ReportRequest {
         resource: "cache".into(),
         reporter: reporter.into(),
         utilization,
         ttl_us: 60_000_000,
     };
-    grpc.report(said("a", 0.5)).await.unwrap();
-    let both = grpc.report(said("b", 7.0)).await.unwrap().into_inner();
+    grpc.report(report_request("a", 0.5)).await.unwrap();
+    let both = grpc.report(report_request("b", 7.0)).await.unwrap().into_inner();
     assert_eq!(both, Utilization { reporters: 2, worst: 1.0, mean: 0.75 });
     assert_eq!(get(&server.url("/resources/cache")), (200, r#"{"reporters":2,"worst":1.0,"mean":0.75}"#.into()));
     assert_eq!(get(&server.url("/resources/nothing")), (200, r#"{"reporters":0}"#.into()));
     let day = 86_400_000_000;
-    for bad in [
-        ReportRequest { resource: String::new(), ..said("a", 0.5) },
-        ReportRequest { resource: "x".repeat(257), ..said("a", 0.5) },
-        said("", 0.5),
-        said("a", f64::NAN),
-        said("a", -0.1),
-        said("a", f64::INFINITY),
-        ReportRequest { ttl_us: 0, ..said("a", 0.5) },
-        ReportRequest { ttl_us: day, ..said("a", 0.5) },
+    for invalid in [
+        ReportRequest { resource: String::new(), ..report_request("a", 0.5) },
+        ReportRequest { resource: "x".repeat(257), ..report_request("a", 0.5) },
+        report_request("", 0.5),
+        report_request("a", f64::NAN),
+        report_request("a", -0.1),
+        report_request("a", f64::INFINITY),
+        ReportRequest { ttl_us: 0, ..report_request("a", 0.5) },
+        ReportRequest { ttl_us: day, ..report_request("a", 0.5) },
     ] {
-        assert_eq!(grpc.report(bad.clone()).await.unwrap_err().code(), tonic::Code::InvalidArgument, "{bad:?}");
+        assert_eq!(grpc.report(invalid.clone()).await.unwrap_err().code(), tonic::Code::InvalidArgument, "{invalid:?}");
     }
     for body in [
         "",
@@ -259,16 +265,16 @@ async fn resources_are_reported_by_both_protocols_and_bad_reports_are_refused() 
     }
     assert_eq!(report(&server, "a", -1.0, "1s"), (400, "utilization must be between 0 and 1\n".into()));
     assert_eq!(report(&server, "a", 0.5, "2h").0, 400);
-    // So many may say something, and no more.
+    // A resource has at most 1,000 reporters; two exist already.
     let mut calls = JoinSet::new();
     for number in 0..1_100 {
         let mut grpc = grpc.clone();
-        let report = said(&format!("reporter-{number}"), 0.1);
+        let report = report_request(&format!("reporter-{number}"), 0.1);
         calls.spawn(async move { grpc.report(report).await.map(drop).map_err(|error| error.code()) });
     }
     let outcomes = calls.join_all().await;
-    let full = outcomes.iter().filter(|it| **it == Err(tonic::Code::ResourceExhausted)).count();
-    assert_eq!((full, outcomes.iter().filter(|it| it.is_ok()).count()), (102, 998));
+    let rejected = outcomes.iter().filter(|outcome| **outcome == Err(tonic::Code::ResourceExhausted)).count();
+    assert_eq!((rejected, outcomes.iter().filter(|outcome| outcome.is_ok()).count()), (102, 998));
 }
 
 const PLANS: &str = "
@@ -289,7 +295,7 @@ descriptors:
 ";
 
 #[tokio::test]
-async fn a_plan_is_named_or_known() {
+async fn a_plan_comes_from_the_request_or_from_the_table() {
     let folder = rules(&[("d.yaml", PLANS)]);
     let redis = RedisServer::start();
     for store in ["memory", &redis.url()] {
@@ -303,10 +309,14 @@ async fn a_plan_is_named_or_known() {
                 .map(|limit| (limit.requests_per_unit, answer.remaining().unwrap()))
         };
         assert_eq!(limit(&[("user", "alice")]).await, Some((2, 1)));
-        assert_eq!(limit(&[("user", "alice"), ("plan", "pro")]).await, Some((5, 3)), "what she has used goes along");
+        assert_eq!(limit(&[("user", "alice"), ("plan", "pro")]).await, Some((5, 3)), "used hits remain counted");
         assert_eq!(limit(&[("user", "alice"), ("plan", "all")]).await, None);
         assert_eq!(limit(&[("user", "bob")]).await, Some((5, 4)));
-        assert_eq!(limit(&[("user", "bob"), ("plan", "free")]).await, Some((2, 0)), "what a request says comes first");
+        assert_eq!(
+            limit(&[("user", "bob"), ("plan", "free")]).await,
+            Some((2, 0)),
+            "the plan in the request takes precedence"
+        );
         assert_eq!(limit(&[("user", "carol"), ("plan", "gold")]).await, Some((2, 1)));
         assert_eq!(server.metric("sluicegate_plan_not_found_total"), 1.0);
         assert_eq!(limit(&[("worker", "w"), ("id", "1")]).await, Some((1, 0)));
@@ -318,18 +328,18 @@ async fn a_plan_is_named_or_known() {
     }
 }
 
-/// Who asks is no part of a label, however detailed: there would be as many series as requests.
+/// The holder is not part of a label, even with `detailed_metric`; otherwise each request would create a series.
 #[tokio::test]
-async fn statistics_know_plans_and_not_who_asks() {
+async fn statistics_contain_plans_but_not_holders() {
     let text = PLANS.replace("- key: user\n", "- key: user\n  detailed_metric: true\n");
     let text = text.replace("- key: worker\n", "- key: worker\n  detailed_metric: true\n");
     let folder = rules(&[("d.yaml", &text)]);
     let server = Server::start(folder.path(), "memory");
     let client = server.client().await;
     for id in ["1", "2", "3"] {
-        passes(&client, &[("worker", "w"), ("plan", "pro"), ("id", id)]).await;
+        allowed(&client, &[("worker", "w"), ("plan", "pro"), ("id", id)]).await;
     }
-    passes(&client, &[("user", "bob")]).await;
+    allowed(&client, &[("user", "bob")]).await;
     let hits = |key1: &str| {
         server.metric(&format!(
             "ratelimit_service_rate_limit_total_hits{{domain=\"d\",key1=\"{key1}\",key2=\"plan_pro\"}}"
@@ -339,9 +349,9 @@ async fn statistics_know_plans_and_not_who_asks() {
     assert_eq!(server.metric("sluicegate_metric_dynamic_series"), 2.0);
 }
 
-/// Rules with the same labels are one in the metrics, and a level may have the name of a class.
+/// Metrics add up rules with the same labels, and a level of a rule may have the name of a class.
 #[tokio::test]
-async fn classes_of_rules_with_the_same_labels_add_up() {
+async fn classes_of_rules_with_equal_labels_are_added_up() {
     let text = "
 domain: d
 descriptors:
@@ -360,63 +370,69 @@ descriptors:
     let server = Server::start(folder.path(), "memory");
     let client = server.client().await;
     for entries in [&[("a", "1")][..], &[("a", "1"), ("all", "1")]] {
-        assert!(passes(&client, entries).await && !passes(&client, entries).await);
+        assert!(allowed(&client, entries).await && !allowed(&client, entries).await);
     }
     for last in ["x", "y"] {
-        assert!(passes(&client, &[("a", "1"), ("all", "1"), (last, "1")]).await);
+        assert!(allowed(&client, &[("a", "1"), ("all", "1"), (last, "1")]).await);
     }
     let series = |labels: &str| format!("sluicegate_class_hits_total{{class=\"all\",domain=\"d\",key1=\"a\"{labels}}}");
     let metric = |labels: &str| server.metric(&series(labels));
     assert_eq!((metric(",outcome=\"allowed\""), metric(",outcome=\"shed\"")), (1.0, 1.0));
-    assert_eq!(metric(",key2=\"all\",outcome=\"allowed\""), 2.0, "of the two below, and not of the one between");
+    assert_eq!(
+        metric(",key2=\"all\",outcome=\"allowed\""),
+        2.0,
+        "the two inner rules count, and the one above them does not"
+    );
 }
 
-/// Slots of classes come back by themselves, too.
+/// The slots of classes also become free after `hold`.
 #[tokio::test]
-async fn a_class_gets_back_what_a_crashed_holder_had() {
+async fn slots_of_a_class_expire_without_a_release() {
     let text = RULES.replace("hold: 1h", "hold: 300ms");
     let folder = rules(&[("d.yaml", &text)]);
     let server = Server::start(folder.path(), "memory");
     let client = server.client().await;
     for id in 0..8 {
-        assert!(passes(&client, &[("fleet", "api"), ("priority", "get"), ("id", &id.to_string())]).await);
+        assert!(allowed(&client, &[("fleet", "api"), ("priority", "get"), ("id", &id.to_string())]).await);
     }
-    let again = async || passes(&client, &[("fleet", "api"), ("priority", "get"), ("id", "again")]).await.then_some(());
-    let refused = client.check(request(&[("fleet", "api"), ("priority", "get"), ("id", "9")])).await.unwrap();
-    assert!(refused.allowed() || refused.retry_after().unwrap() <= Duration::from_secs(1));
-    wait_for_async("their end", again).await;
+    let is_allowed =
+        async || allowed(&client, &[("fleet", "api"), ("priority", "get"), ("id", "again")]).await.then_some(());
+    let answer = client.check(request(&[("fleet", "api"), ("priority", "get"), ("id", "9")])).await.unwrap();
+    assert!(answer.allowed() || answer.retry_after().unwrap() <= Duration::from_secs(1));
+    wait_for_async("the slots to expire", is_allowed).await;
 }
 
-/// A box says how busy it is, and a gateway hears of it. When nobody can be asked any more, nothing changes.
+/// Hosts report their utilization, and a gateway sheds accordingly. Without the service, the level of the gateway does
+/// not change.
 #[tokio::test]
-async fn a_gateway_sheds_by_what_boxes_report() {
+async fn a_gateway_sheds_by_the_reported_utilization_of_hosts() {
     let server = start("memory");
     let client = sluicegate_client::Client::builder(format!("http://{}", server.grpc)).domain("d");
     let client = client.timeout(Duration::from_millis(500)).connect_lazy().unwrap();
-    let at_once = Settings { stabilization: Duration::ZERO, shed_time: Duration::from_secs(2), ..Settings::default() };
-    let full = LoadShedder::new(Signal::WorkerUtilization(2)).report_to(client.clone(), "boxes", "box-1");
-    let idle = LoadShedder::new(Signal::WorkerUtilization(2)).report_to(client.clone(), "boxes", "box-2");
+    let settings = Settings { stabilization: Duration::ZERO, shed_time: Duration::from_secs(2), ..Settings::default() };
+    let full = LoadShedder::new(Signal::WorkerUtilization(2)).report_to(client.clone(), "hosts", "host-1");
+    let idle = LoadShedder::new(Signal::WorkerUtilization(2)).report_to(client.clone(), "hosts", "host-2");
     let gateway = LoadShedder::with_classes(
-        Signal::ReportedUtilization(client.clone(), "boxes".into()),
+        Signal::ReportedUtilization(client.clone(), "hosts".into()),
         DEFAULT_CLASSES,
-        at_once,
+        settings,
     );
     assert!(gateway.admit(3, 1).is_some() && idle.admit(0, 1).is_some());
-    let _busy: Vec<_> = (0..4).map(|key| full.admit(0, key)).collect();
-    let both = async || client.utilization("boxes").await.ok().filter(|said| said.reporters == 2);
-    let said = wait_for_async("both to report", both).await;
-    assert_eq!((said.worst, said.mean), (1.0, 0.5), "a box with twice as much as it can do has nothing to spare");
-    wait_for_async("the gateway to hear it", async || (gateway.utilization() == 0.5).then_some(())).await;
+    let _full_load: Vec<_> = (0..4).map(|key| full.admit(0, key)).collect();
+    let both = async || client.utilization("hosts").await.ok().filter(|reported| reported.reporters == 2);
+    let reported = wait_for_async("reports of both hosts", both).await;
+    assert_eq!((reported.worst, reported.mean), (1.0, 0.5), "twice the capacity is a utilization of 1");
+    wait_for_async("the utilization at the gateway", async || (gateway.utilization() == 0.5).then_some(())).await;
     assert_eq!(gateway.level(), 0.0);
-    let _busier: Vec<_> = (0..4).map(|key| idle.admit(0, key)).collect();
+    let _more_load: Vec<_> = (0..4).map(|key| idle.admit(0, key)).collect();
     wait_for_async("the gateway to shed", async || (gateway.level() > 0.3).then_some(())).await;
     drop(server);
     let unknown = async || (gateway.utilization() == 0.75).then_some(gateway.level());
-    let level = wait_for_async("the gateway to know nothing", unknown).await;
-    let since = Instant::now();
-    wait_for_async("a while", async || {
+    let level = wait_for_async("the utilization without reports", unknown).await;
+    let start = Instant::now();
+    wait_for_async("3 seconds", async || {
         assert_eq!(gateway.level(), level);
-        (since.elapsed() > Duration::from_secs(3)).then_some(())
+        (start.elapsed() > Duration::from_secs(3)).then_some(())
     })
     .await;
 }

@@ -5,7 +5,7 @@ use std::{path::Path, time::Duration};
 use tokio::task::JoinSet;
 
 use crate::support::{
-    Fault, Proxy, RedisCluster, RedisServer, Server, descriptor, plain::Request, request_for, ring, rules, server,
+    Fault, Proxy, RedisCluster, RedisServer, Server, descriptor, raw_client::Request, request_for, ring, rules, server,
     wait_for, wait_for_async,
 };
 

@@ -2,7 +2,7 @@
 
 use crate::{
     redis::leases_and_deny_cache::{check, single_request, spend, start, stored_count},
-    support::{RedisServer, descriptor, plain::Request, wait_for, wait_for_async},
+    support::{RedisServer, descriptor, raw_client::Request, wait_for, wait_for_async},
 };
 
 const EVENTUAL: &str = "

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::{
     DEADLINE, Fault, Proxy, RedisCluster, RedisServer, Server, descriptor,
-    plain::{Client, Request},
+    raw_client::{Client, Request},
     request_for, ring, rules, wait_for, wait_for_async,
 };
 

@@ -2,7 +2,7 @@
 
 use crate::support::{
     RedisServer, Server, descriptor,
-    plain::{Answer, Client, Request},
+    raw_client::{Answer, Client, Request},
     rules, wait_for_async,
 };
 

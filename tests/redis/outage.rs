@@ -2,7 +2,7 @@
 
 use crate::support::{
     RedisServer, Server,
-    plain::{Answer, Client, Error},
+    raw_client::{Answer, Client, Error},
     request_for, rules, wait_for, wait_for_async,
 };
 

@@ -13,7 +13,7 @@ use tonic::transport::Endpoint;
 
 use crate::support::{
     DEADLINE, Operator, RedisCluster, RedisServer, Sentinels, Server, descriptor,
-    plain::{Client, Request},
+    raw_client::{Client, Request},
     request_for, ring, rules, wait_for, wait_for_async,
 };
 

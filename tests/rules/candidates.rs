@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use crate::support::{
     Operator, RedisServer, Server, descriptor,
     operator::OPERATE,
-    plain::{Request, Unit},
+    raw_client::{Request, Unit},
     request_for, rules, wait_for, wait_for_async,
 };
 

@@ -4,10 +4,10 @@ pub(crate) mod certificates;
 pub(crate) mod control_plane;
 pub(crate) mod envoy;
 pub(crate) mod operator;
-pub(crate) mod plain;
 pub(crate) mod proxy;
+pub(crate) mod raw_client;
 pub(crate) mod redis;
-pub(crate) mod redis_many;
+pub(crate) mod redis_topologies;
 pub(crate) mod server;
 
 use std::{
@@ -17,12 +17,12 @@ use std::{
 
 use sluicegate::{algorithm::Decision, store::HitDecisions};
 
-use self::plain::{Descriptor, Request};
+use self::raw_client::{Descriptor, Request};
 pub(crate) use self::{
     operator::Operator,
     proxy::{Fault, Proxy},
     redis::RedisServer,
-    redis_many::{RedisCluster, Sentinels, ring},
+    redis_topologies::{RedisCluster, Sentinels, ring},
     server::Server,
 };
 

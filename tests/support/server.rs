@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use super::plain::Client;
+use super::raw_client::Client;
 use tonic::transport::Endpoint;
 
 use super::{DEADLINE, wait_for, wait_for_async};

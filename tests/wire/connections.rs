@@ -34,7 +34,7 @@ async fn an_old_connection_closes_after_its_calls() {
     assert!(connection.await.unwrap().is_ok());
 }
 
-/// A socket file that a crash left behind is replaced, and an orderly shutdown removes the file.
+/// The socket file of a crashed process is replaced, and an orderly shutdown removes the file.
 #[tokio::test]
 async fn a_unix_socket_is_served() {
     let folder = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ async fn silent_connections_do_not_block_other_callers() {
     let builder = Server::builder().store(&redis.url()).set("admin.addr", "127.0.0.1:0").max_open_files(256);
     let operator = Operator::with(builder);
     let server = &operator.server;
-    assert!(server.log().contains("the limit of open files has no room for grpc.max_connections"), "{}", server.log());
+    assert!(server.log().contains("grpc.max_connections reduced to fit the limit of open files"), "{}", server.log());
     let admin = operator.addr.trim_start_matches("http://").parse().unwrap();
     let mut callers = Vec::new();
     for addr in [server.http, admin, server.grpc] {

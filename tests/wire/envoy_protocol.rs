@@ -8,7 +8,7 @@ use sluicegate_proto::envoy::service::ratelimit::v3::{
 
 use crate::support::{
     RedisServer, Server, descriptor,
-    plain::{Answer, Client, Descriptor, Request, Unit},
+    raw_client::{Answer, Client, Descriptor, Request, Unit},
     request_for, rules,
 };
 

@@ -7,7 +7,7 @@ use crate::{
     support::{DEADLINE, RedisServer, descriptor, wait_for_async},
 };
 
-/// Clients of two instances and of both protocols together admit at most the limit, most of it without a call. Finally
+/// Clients of two instances and of both protocols together admit at most the limit, and most hits need no call. Finally
 /// every granted hit is accounted for as reported, returned or unreported.
 #[tokio::test]
 async fn granted_hits_are_part_of_the_limit() {

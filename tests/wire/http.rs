@@ -2,7 +2,7 @@
 
 use crate::support::{
     Server, descriptor,
-    plain::{Request, Unit},
+    raw_client::{Request, Unit},
     request_for, rules,
     server::{get, post},
 };

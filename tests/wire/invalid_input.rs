@@ -141,7 +141,7 @@ async fn malformed_frames_are_rejected() {
         (flagged_as_compressed, "12"),
         (frame(&good)[..10].to_vec(), "3"),
         (longer, "3"),
-        // The bytes after the message would be a valid field of it.
+        // The bytes after the message would form a valid field.
         ([frame(&good), vec![0x18, 5]].concat(), "3"),
         (huge, "8"),
         (vec![0; 200_000], "8"),
@@ -252,7 +252,7 @@ fn check_frame(ids: &[u64]) -> Vec<u8> {
     frame(&bytes)
 }
 
-/// Returns the ids of all responses in the bytes of a stream.
+/// Returns the ids of the responses in the bytes of a stream.
 fn response_ids(mut bytes: &[u8]) -> Vec<u64> {
     let mut ids = Vec::new();
     while let [_, a, b, c, d, rest @ ..] = bytes {

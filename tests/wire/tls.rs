@@ -6,7 +6,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use crate::support::{
     DEADLINE, RedisCluster, RedisServer, Server,
     certificates::{Authority, Files},
-    plain::{Client, Error},
+    raw_client::{Client, Error},
     request_for, wait_for_async,
 };
 
@@ -183,7 +183,7 @@ fn a_certificate_identifies_an_operator() {
     let read = authority.sign_for(&["dashboard.test"]);
     assert!(ctl(&read, &["audit"]).0);
     let (done, error) = ctl(&read, &switch);
-    assert!(!done && error.contains("dashboard.test may look"), "{error}");
+    assert!(!done && error.contains("dashboard.test has the role read"), "{error}");
     let (done, error) = ctl(&authority.sign_for(&["else.test"]), &["audit"]);
     assert!(!done && error.contains("Unauthenticated"), "{error}");
     assert!(!ctl(&strangers.sign_for(&["ops.test"]), &["audit"]).0);

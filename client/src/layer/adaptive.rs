@@ -13,9 +13,8 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::{
-    LimitedBody,
+    LimitedBody, outcome,
     response::{DenialReason, is_grpc},
-    outcome,
 };
 use crate::adaptive::AdaptiveLimit;
 

@@ -25,9 +25,9 @@
 //! (draft-ietf-httpapi-ratelimit-headers-11).
 
 mod adaptive;
-mod response;
 mod class;
 mod permit;
+mod response;
 mod shed;
 
 use std::{
@@ -45,9 +45,9 @@ use tower_service::Service;
 
 pub use self::{
     adaptive::{AdaptiveLayer, AdaptiveService},
-    response::LimitedBody,
     class::ClassRules,
     permit::{PermitLayer, PermitService},
+    response::LimitedBody,
     shed::{ShedLayer, ShedService},
 };
 use crate::{Client, Descriptor, Outcome, Verdict};

@@ -13,7 +13,7 @@ use http_body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use super::{LimitedBody, response, outcome};
+use super::{LimitedBody, outcome, response};
 use crate::{Client, Descriptor, permit::DEFAULT_HOLDER_KEY};
 
 /// Holds a slot of concurrency limits for each request, until the body of its response has ended or its connection is
