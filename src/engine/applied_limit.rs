@@ -163,6 +163,8 @@ impl Engine {
         descriptor: &'s Descriptor<'_>,
         now: Micros,
     ) -> Match<'s> {
+        // First, so that the processor searches the rules while it waits for the memory of the override.
+        let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
         let rule_match = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
             Lookup::UnknownDomain => {
                 self.statistics.unknown_domain.add(self.worker, 1);
@@ -171,7 +173,6 @@ impl Engine {
             Lookup::NoLimit => None,
             Lookup::Rule(rule, path) => Some((rule, path)),
         };
-        let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
         match (entity_limit, rule_match) {
             // An override without a rule applies only to its exact descriptor: longer descriptors would otherwise each
             // get a counter.

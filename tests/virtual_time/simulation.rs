@@ -650,6 +650,13 @@ async fn run(seed: u64, fault: Fault) -> Result<[u64; 4], String> {
     }
     // No hits are lost permanently: two windows later, the full limit is available.
     sleep(2 * WINDOW).await;
+    check_full_limits(&world, &limits)?;
+    let passed = passed.iter().map(Vec::len).sum::<usize>() as u64;
+    Ok([passed, world.leased.load(Relaxed), world.granted.load(Relaxed), world.excess.load(Relaxed)])
+}
+
+/// Checks that the full limit of every counter is available.
+fn check_full_limits(world: &World, limits: &[Limit]) -> Result<(), String> {
     for (index, limit) in limits.iter().enumerate() {
         let peek = Operation { action: Action::Peek, cost: 0, now: world.store_time() };
         let state = &mut world.states.lock().unwrap()[index].clone();
@@ -661,8 +668,7 @@ async fn run(seed: u64, fault: Fault) -> Result<[u64; 4], String> {
             return Err(format!("only {remaining} of {full} hits are available in the end: {limit:?}"));
         }
     }
-    let passed = passed.iter().map(Vec::len).sum::<usize>() as u64;
-    Ok([passed, world.leased.load(Relaxed), world.granted.load(Relaxed), world.excess.load(Relaxed)])
+    Ok(())
 }
 
 fn replay(seed: u64, fault: Fault) -> Result<[u64; 4], String> {

@@ -196,7 +196,7 @@ fn slots_are_released_however_a_request_ends() {
                             5 => send_and_disconnect(envoy, "x-work: 30\r\n", Duration::from_millis(number % 20)),
                             // Only once, because this request waits for the route's timeout of 5 s.
                             6 if number == 6 => {
-                                send_and_disconnect(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500))
+                                send_and_disconnect(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500));
                             }
                             _ => send_and_disconnect(envoy, "", Duration::ZERO),
                         }

@@ -1,13 +1,13 @@
 //! [`Table`]: a hash table from entities to their overrides whose clones share all unchanged parts.
 //!
 //! A decision reads a table that never changes, because it belongs to the snapshot. A change clones the table, which
-//! copies 256 pointers and the one part that is changed. Entities are identified by 72 bits of a keyed hash, so a
-//! lookup compares no text. An override takes about 140 bytes if there are a million: 52 in the part's table and 88 for
-//! its [`Metadata`], which decisions do not read.
+//! copies 192 pointers and the one part that is changed. Entities are identified by 71 bits of a keyed hash, so a
+//! lookup compares no text. With a million overrides, each takes 141 bytes: some 40 in the part's table, and the others
+//! for its [`Metadata`], which decisions do not read.
 //!
-//! An own table in buckets of one cache line, prefetched before the clock was read and moved into large pages, took 85
-//! bytes per override and made decisions 1.03 to 1.06 times as expensive with a million overrides. It was 350 lines
-//! longer and needed unsafe code, so it was replaced when the bound was raised from 1.05 to 1.15.
+//! A table of our own, with buckets of one cache line that were prefetched before the clock was read and moved into large
+//! pages, took 85 bytes per override and made decisions 1.03 to 1.06 times as expensive with a million overrides (1.12
+//! now). It was 300 lines longer and needed unsafe code, so it was replaced when the bound was raised from 1.05 to 1.15.
 
 use std::sync::Arc;
 
@@ -16,7 +16,10 @@ use hashbrown::HashTable;
 use crate::algorithm::Micros;
 
 /// Number of parts. A change copies one of them.
-const PARTS: usize = 256;
+///
+/// The tables of `hashbrown` have a power of two of slots and are filled to between 44% and 88%. With 192 parts a
+/// million overrides fill them to 64%, with 256 parts only to 48%.
+const PARTS: usize = 192;
 
 /// The data of an override that decisions read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,7 +58,8 @@ pub(super) struct EntityHash {
 
 impl From<u128> for EntityHash {
     fn from(hash: u128) -> Self {
-        Self { tag: hash as u64, part: (hash >> 120) as u8 }
+        let part = ((hash >> 112) as usize * PARTS) >> 16;
+        Self { tag: hash as u64, part: part as u8 }
     }
 }
 
@@ -147,7 +151,7 @@ mod tests {
 
     fn hash(number: u8) -> EntityHash {
         // Few parts and few tags, so that overrides share parts.
-        EntityHash::from(u128::from(number % 3) << 120 | u128::from(number))
+        EntityHash::from(u128::from(number % 3) << 125 | u128::from(number))
     }
 
     fn metadata(number: u8) -> Metadata {
