@@ -158,7 +158,7 @@ fn limits_are_suggested_from_an_access_log() {
 fn invalid_arguments_are_errors() {
     let folder = rules(&[("api.yaml", RULES), ("bad.yml", "domain: x\ndescriptors: [{}]\n")]);
     let good = rules(&[("api.yaml", RULES)]);
-    let file = folder.path().join("traffic.zst");
+    let file = folder.path().join("traffic.gz");
     fs::write(&file, "no traffic").unwrap();
     for (args, expected) in [
         (vec!["--rules", path(good.path())], "--traffic"),
