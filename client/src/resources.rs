@@ -17,7 +17,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Utilization {
     /// Highest reported utilization, from 0 to 1.
-    pub worst: f64,
+    pub max: f64,
     /// Mean of the reported utilizations, from 0 to 1.
     pub mean: f64,
     /// Number of reporters. If it is 0, the other fields have no meaning.
@@ -86,7 +86,7 @@ impl Client {
         let result = timeout(limit, call(ResourceServiceClient::new(channel), request)).await;
         let result = result.map_err(|_| Failure::Timeout(limit))?;
         let failure = |status: tonic::Status| Failure::Service { code: status.code(), message: full_message(&status) };
-        let v1::Utilization { reporters, worst, mean } = result.map_err(failure)?.into_inner();
-        Ok(Utilization { worst, mean, reporters })
+        let v1::Utilization { reporters, max, mean } = result.map_err(failure)?.into_inner();
+        Ok(Utilization { max, mean, reporters })
     }
 }

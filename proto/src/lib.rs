@@ -1,13 +1,14 @@
-//! Envoy's rate limit protocol v3, `sluicegate.v1` and `sluicegate.admin.v1` as Rust types, with tonic clients and servers;
-//! and of Envoy's discovery protocol (xDS) and the rules that control planes send by it, what this service speaks.
+//! Rust types, tonic clients and servers of Envoy's rate limit protocol v3, `sluicegate.v1` and `sluicegate.admin.v1`, and
+//! the parts of Envoy's discovery protocol (xDS) by which control planes send rules.
 //!
-//! The modules mirror the protobuf packages. The code in `gen/` is generated from `proto/*.proto` ahead of time
-//! and committed; `tests/fresh.rs` proves it current, so that nobody who depends on this crate runs a generator.
+//! The modules mirror the protobuf packages. The code in `gen/` is generated from `proto/*.proto` and committed, so that
+//! dependent crates need no generator. `tests/fresh.rs` checks that it is up to date.
 
-/// Everything as one encoded `FileDescriptorSet`, well-known types included: for reflection and proto3 JSON.
+/// All messages and services as one encoded `FileDescriptorSet`, with the well-known types, for reflection and proto3
+/// JSON.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!("gen/descriptor_set.bin");
 
-#[allow(missing_docs, clippy::all, reason = "generated code is not ours to mend")]
+#[allow(missing_docs, clippy::all, reason = "the code is generated")]
 mod generated {
     pub mod envoy {
         pub mod config {

@@ -1,9 +1,9 @@
-//! The committed code in `src/gen` is what the `.proto` files say today.
-//! `UPDATE_GENERATED=1 cargo test -p sluicegate-proto` (or `make proto`) writes it anew.
+//! Checks that the committed code in `src/gen` is generated from the current `.proto` files.
+//! `UPDATE_GENERATED=1 cargo test -p sluicegate-proto` (or `make proto`) regenerates it.
 
 use std::{fs, path::Path};
 
-/// What they import comes along.
+/// The compiled files. Their imports are compiled as well.
 const FILES: [&str; 7] = [
     "envoy/service/discovery/v3/ads.proto",
     "envoy/service/ratelimit/v3/rls.proto",
@@ -13,7 +13,7 @@ const FILES: [&str; 7] = [
     "sluicegate/v1/resources.proto",
     "sluicegate/v1/traffic.proto",
 ];
-/// Also named in `src/lib.rs`: the file with everything reflection needs.
+/// The encoded `FileDescriptorSet` for reflection. `src/lib.rs` contains the same name.
 const DESCRIPTOR_SET: &str = "descriptor_set.bin";
 
 #[test]
@@ -28,14 +28,14 @@ fn generated_code_is_fresh() {
     for entry in fs::read_dir(generated.path()).unwrap() {
         let entry = entry.unwrap();
         let fresh = fs::read(entry.path()).unwrap();
-        let place = committed.join(entry.file_name());
+        let committed_file = committed.join(entry.file_name());
         if std::env::var_os("UPDATE_GENERATED").is_some() {
-            fs::write(&place, &fresh).unwrap();
+            fs::write(&committed_file, &fresh).unwrap();
         }
         assert!(
-            fs::read(&place).unwrap_or_default() == fresh,
-            "{} is not what the .proto files say; run `make proto`",
-            place.display(),
+            fs::read(&committed_file).unwrap_or_default() == fresh,
+            "{} is out of date; run `make proto`",
+            committed_file.display(),
         );
     }
 }

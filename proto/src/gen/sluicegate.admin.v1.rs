@@ -53,7 +53,7 @@ pub struct RuleScope {
     #[prost(string, tag = "2")]
     pub rule: ::prost::alloc::string::String,
 }
-/// What an override applies to.
+/// The entity or the rules to which an override applies.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Target {
     #[prost(oneof = "target::Target", tags = "1, 2, 3, 4")]
@@ -75,6 +75,7 @@ pub mod target {
         Rules(i32),
     }
 }
+/// An override with its metadata.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Override {
     #[prost(message, optional, tag = "1")]
@@ -86,18 +87,22 @@ pub struct Override {
     /// When the override expires. Absent: never.
     #[prost(message, optional, tag = "3")]
     pub until: ::core::option::Option<::prost_types::Timestamp>,
+    /// The operator who set the override.
     #[prost(string, tag = "4")]
     pub author: ::prost::alloc::string::String,
+    /// The reason that the operator gave; may be empty.
     #[prost(string, tag = "5")]
     pub reason: ::prost::alloc::string::String,
+    /// When the override was set.
     #[prost(message, optional, tag = "6")]
     pub at: ::core::option::Option<::prost_types::Timestamp>,
-    /// The version of the change that set it.
+    /// The version of the change that set the override.
     #[prost(uint64, tag = "7")]
     pub version: u64,
     #[prost(enumeration = "Origin", tag = "8")]
     pub origin: i32,
 }
+/// A request to set or remove one override.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ChangeRequest {
     #[prost(message, optional, tag = "1")]
@@ -105,6 +110,7 @@ pub struct ChangeRequest {
     /// The new value. Empty: the override is removed.
     #[prost(string, tag = "2")]
     pub value: ::prost::alloc::string::String,
+    /// When the override expires. Absent: never.
     #[prost(message, optional, tag = "3")]
     pub until: ::core::option::Option<::prost_types::Timestamp>,
     /// The version that the override must have now, or 0 if it must not exist; otherwise the request fails with ABORTED and
@@ -117,6 +123,7 @@ pub struct PutOverridesRequest {
     /// At most 100.
     #[prost(message, repeated, tag = "1")]
     pub changes: ::prost::alloc::vec::Vec<ChangeRequest>,
+    /// The reason for the audit log.
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
     /// If a new limit is higher than the previous one, the difference is available immediately, even if the counter is
@@ -129,11 +136,13 @@ pub struct PutOverridesRequest {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutOverridesResponse {
+    /// The version of the change.
     #[prost(uint64, tag = "1")]
     pub version: u64,
     #[prost(message, repeated, tag = "2")]
     pub changes: ::prost::alloc::vec::Vec<OverrideChange>,
 }
+/// One override before and after a change.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OverrideChange {
     #[prost(message, optional, tag = "1")]
@@ -192,8 +201,10 @@ pub struct ListAuditLogResponse {
     #[prost(message, repeated, tag = "1")]
     pub entries: ::prost::alloc::vec::Vec<AuditEntry>,
 }
+/// A change of overrides, or another action of an operator.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct AuditEntry {
+    /// The version of the change, one more than that of the previous change.
     #[prost(uint64, tag = "1")]
     pub version: u64,
     #[prost(string, tag = "2")]
@@ -227,13 +238,14 @@ pub struct InspectResponse {
     /// Whether a request would be allowed now.
     #[prost(bool, tag = "5")]
     pub allowed: bool,
-    /// What decides: `rule`, `limit`, or the mode of a switch.
+    /// The source of the decision: `rule`, `limit`, or the mode of a switch.
     #[prost(string, tag = "6")]
     pub decided_by: ::prost::alloc::string::String,
     /// Since when this instance has been denying the descriptor, if it did during the last minutes.
     #[prost(message, optional, tag = "7")]
     pub denied_since: ::core::option::Option<::prost_types::Timestamp>,
 }
+/// The state of a counter.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Counter {
     /// The limit as text, such as `5000 per minute`.
@@ -245,8 +257,10 @@ pub struct Counter {
     /// The Redis server that holds the counter; empty for counters in memory.
     #[prost(string, tag = "3")]
     pub node: ::prost::alloc::string::String,
+    /// Hits that count against the limit now.
     #[prost(uint64, tag = "4")]
     pub used: u64,
+    /// Hits that would still be allowed now.
     #[prost(uint64, tag = "5")]
     pub remaining: u64,
     /// Microseconds until the full limit is available again.
@@ -287,12 +301,13 @@ pub struct RefundResponse {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRulesRequest {
-    /// Return only rules of this domain. Empty: of all domains.
+    /// Return only rules of this domain. Empty: all domains.
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListRulesResponse {
+    /// When the rules in force were loaded.
     #[prost(message, optional, tag = "1")]
     pub loaded_at: ::core::option::Option<::prost_types::Timestamp>,
     /// Why the most recent set of rules was rejected; empty if it was not.
@@ -325,10 +340,10 @@ pub struct Rule {
 pub struct ListTopEntitiesRequest {
     #[prost(enumeration = "RankBy", tag = "1")]
     pub rank_by: i32,
-    /// Return only entities of this domain. Empty: of all domains.
+    /// Return only entities of this domain. Empty: all domains.
     #[prost(string, tag = "2")]
     pub domain: ::prost::alloc::string::String,
-    /// Return only entities of this rule. Empty: of all rules.
+    /// Return only entities of this rule. Empty: all rules.
     #[prost(string, tag = "3")]
     pub rule: ::prost::alloc::string::String,
     /// At most 1,000; 0 means 20.
@@ -342,10 +357,11 @@ pub struct ListTopEntitiesResponse {
     /// The period that was counted, in seconds.
     #[prost(uint64, tag = "2")]
     pub period_seconds: u64,
-    /// The hits of all entities in that period.
+    /// The total number of hits in that period.
     #[prost(uint64, tag = "3")]
     pub total_hits: u64,
 }
+/// An entity with many hits.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct TopEntity {
     #[prost(message, optional, tag = "1")]
@@ -369,6 +385,7 @@ pub struct GetHealthResponse {
     pub version: ::prost::alloc::string::String,
     #[prost(uint64, tag = "2")]
     pub uptime_seconds: u64,
+    /// The servers of the store; empty for counters in memory.
     #[prost(message, repeated, tag = "3")]
     pub servers: ::prost::alloc::vec::Vec<StoreServer>,
     /// The version of the last override change that this instance has applied.
@@ -384,10 +401,13 @@ pub struct GetHealthResponse {
     #[prost(message, repeated, tag = "7")]
     pub switches: ::prost::alloc::vec::Vec<Override>,
 }
+/// A rule file.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RuleFile {
+    /// The name of the file in diagnostics.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
+    /// The content of the file.
     #[prost(string, tag = "2")]
     pub text: ::prost::alloc::string::String,
 }
@@ -435,13 +455,16 @@ pub struct GetCandidateResponse {
     /// Whether candidate rules are being evaluated.
     #[prost(bool, tag = "1")]
     pub active: bool,
+    /// When the evaluation began.
     #[prost(message, optional, tag = "2")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// The share of counters that is evaluated, from 0 to 1.
     #[prost(double, tag = "3")]
     pub share: f64,
-    /// The outcomes of each rule that was requested, largest changes first.
+    /// The outcomes of each rule that had requests, largest changes first.
     #[prost(message, repeated, tag = "4")]
     pub rules: ::prost::alloc::vec::Vec<RuleOutcomes>,
+    /// The outcomes of all rules together, per minute.
     #[prost(message, repeated, tag = "5")]
     pub minutes: ::prost::alloc::vec::Vec<MinuteOutcomes>,
     /// Entities that are allowed now and would be denied: the first ones, and those with the most hits.
@@ -456,6 +479,7 @@ pub struct GetCandidateResponse {
     #[prost(string, tag = "9")]
     pub error: ::prost::alloc::string::String,
 }
+/// Numbers of hits, by the decisions of the candidate rules and of the rules in force.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Outcomes {
     /// Hits that were requested.
@@ -486,10 +510,12 @@ pub struct MinuteOutcomes {
     #[prost(message, optional, tag = "2")]
     pub outcomes: ::core::option::Option<Outcomes>,
 }
+/// A server of the store.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StoreServer {
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
+    /// Whether all workers of the instance are connected to the server.
     #[prost(bool, tag = "2")]
     pub up: bool,
 }
@@ -680,7 +706,7 @@ pub mod admin_service_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Sets or removes overrides, atomically: all of a request or none of it. Requires the role `operate`.
+        /// Sets or removes overrides, atomically: all of a request or none. Requires the role `operate`.
         pub async fn put_overrides(
             &mut self,
             request: impl tonic::IntoRequest<super::PutOverridesRequest>,
@@ -734,7 +760,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Lists the audit log: what was changed, when, by whom and why, most recent first.
+        /// Lists the audit log, the latest change first: each entry has the changes, the time, the operator and the reason.
         pub async fn list_audit_log(
             &mut self,
             request: impl tonic::IntoRequest<super::ListAuditLogRequest>,
@@ -977,7 +1003,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Returns what the candidate rules would have decided on this instance.
+        /// Returns the decisions that the candidate rules would have made on this instance.
         pub async fn get_candidate(
             &mut self,
             request: impl tonic::IntoRequest<super::GetCandidateRequest>,
@@ -1034,7 +1060,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Puts the rules in force again that the last promotion replaced. Requires the role `operate`.
+        /// Restores the rules that the last promotion replaced, on all instances. Requires the role `operate`.
         pub async fn rollback_rules(
             &mut self,
             request: impl tonic::IntoRequest<super::RollbackRulesRequest>,
@@ -1076,7 +1102,7 @@ pub mod admin_service_server {
     /// Generated trait containing gRPC methods that should be implemented for use with AdminServiceServer.
     #[async_trait]
     pub trait AdminService: std::marker::Send + std::marker::Sync + 'static {
-        /// Sets or removes overrides, atomically: all of a request or none of it. Requires the role `operate`.
+        /// Sets or removes overrides, atomically: all of a request or none. Requires the role `operate`.
         async fn put_overrides(
             &self,
             request: tonic::Request<super::PutOverridesRequest>,
@@ -1092,7 +1118,7 @@ pub mod admin_service_server {
             tonic::Response<super::ListOverridesResponse>,
             tonic::Status,
         >;
-        /// Lists the audit log: what was changed, when, by whom and why, most recent first.
+        /// Lists the audit log, the latest change first: each entry has the changes, the time, the operator and the reason.
         async fn list_audit_log(
             &self,
             request: tonic::Request<super::ListAuditLogRequest>,
@@ -1159,7 +1185,7 @@ pub mod admin_service_server {
             tonic::Response<super::DropCandidateResponse>,
             tonic::Status,
         >;
-        /// Returns what the candidate rules would have decided on this instance.
+        /// Returns the decisions that the candidate rules would have made on this instance.
         async fn get_candidate(
             &self,
             request: tonic::Request<super::GetCandidateRequest>,
@@ -1175,7 +1201,7 @@ pub mod admin_service_server {
             tonic::Response<super::PromoteCandidateResponse>,
             tonic::Status,
         >;
-        /// Puts the rules in force again that the last promotion replaced. Requires the role `operate`.
+        /// Restores the rules that the last promotion replaced, on all instances. Requires the role `operate`.
         async fn rollback_rules(
             &self,
             request: tonic::Request<super::RollbackRulesRequest>,

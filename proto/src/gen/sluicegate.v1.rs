@@ -129,7 +129,7 @@ pub struct Status {
     /// Denied hits count against the limit, so every retry prolongs the wait. Such a denial must not be cached.
     #[prost(bool, tag = "9")]
     pub denial_counts: bool,
-    /// Hits that the caller may admit without asking.
+    /// Hits that the caller may admit without a check.
     #[prost(message, optional, tag = "10")]
     pub grant: ::core::option::Option<Grant>,
     /// If denied: because of overload that this caller did not cause (HTTP status 503), not because of its own usage (429).
@@ -159,7 +159,7 @@ pub struct Limit {
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
 }
-/// Hits of a descriptor that the caller may admit without asking, until they are used up or the grant expires.
+/// Hits of a descriptor that the caller may admit without a check, until they are used up or the grant expires.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Grant {
     #[prost(uint32, tag = "1")]
@@ -692,8 +692,10 @@ pub struct Utilization {
     /// The number of reporters. If it is 0, the other fields have no meaning.
     #[prost(uint32, tag = "1")]
     pub reporters: u32,
+    /// The highest reported utilization, from 0 to 1.
     #[prost(double, tag = "2")]
-    pub worst: f64,
+    pub max: f64,
+    /// The mean of the reported utilizations, from 0 to 1.
     #[prost(double, tag = "3")]
     pub mean: f64,
 }

@@ -54,8 +54,8 @@ impl resource_service_server::ResourceService for ResourceService {
 }
 
 fn write(utilization: Option<Utilization>) -> v1::Utilization {
-    let Utilization { worst, mean, reporters } = utilization.unwrap_or_default();
-    v1::Utilization { reporters, worst, mean }
+    let Utilization { max, mean, reporters } = utilization.unwrap_or_default();
+    v1::Utilization { reporters, max, mean }
 }
 
 fn status(error: &ResourceError) -> Status {

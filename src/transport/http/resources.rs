@@ -31,7 +31,7 @@ struct ReportBody {
 struct UtilizationBody {
     reporters: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    worst: Option<f64>,
+    max: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     mean: Option<f64>,
 }
@@ -61,7 +61,7 @@ fn respond(result: Result<Option<Utilization>, ResourceError>) -> Response {
         Ok(utilization) => {
             let body = UtilizationBody {
                 reporters: utilization.map_or(0, |utilization| utilization.reporters),
-                worst: utilization.map(|utilization| utilization.worst),
+                max: utilization.map(|utilization| utilization.max),
                 mean: utilization.map(|utilization| utilization.mean),
             };
             let text = serde_json::to_string(&body).unwrap_or_default();
