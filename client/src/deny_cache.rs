@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Number of refund counters. Each descriptor uses one of them, selected by its identity.
-const REFUND_COUNTERS: usize = 256;
+const REFUND_SLOTS: usize = 256;
 /// Maximum age of a cached denial, and so the time until a limit that was raised elsewhere takes effect.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
@@ -27,7 +27,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 pub(crate) struct DenyCache {
     denials: SetAssociativeCache<Denial>,
     /// Number of refunds per counter. A denial from before a refund is invalid.
-    refunds: Box<[AtomicU32; REFUND_COUNTERS]>,
+    refunds: Box<[AtomicU32; REFUND_SLOTS]>,
 }
 
 /// Result of a lookup.
@@ -54,7 +54,7 @@ struct Denial {
 impl DenyCache {
     /// Creates a cache for about `max_entries` denials.
     pub(crate) fn new(max_entries: usize) -> Self {
-        let refunds = Box::new([const { AtomicU32::new(0) }; REFUND_COUNTERS]);
+        let refunds = Box::new([const { AtomicU32::new(0) }; REFUND_SLOTS]);
         Self { denials: SetAssociativeCache::new(max_entries), refunds }
     }
 
@@ -65,7 +65,7 @@ impl DenyCache {
     pub(crate) fn get(&self, request: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Cached {
         let (mut identity, mut refunds) = (0_u128, 0_u32);
         for descriptor in identities {
-            let counter = &self.refunds[*descriptor as usize % REFUND_COUNTERS];
+            let counter = &self.refunds[*descriptor as usize % REFUND_SLOTS];
             if request.has_refund() {
                 counter.fetch_add(1, Relaxed);
             }
@@ -88,7 +88,7 @@ impl DenyCache {
     /// Invalidates denials that arrived while a refund was in progress: they may have been decided before it.
     pub(crate) fn record_refund(&self, request: &CheckRequest<'_>) {
         for descriptor in request.identities() {
-            self.refunds[descriptor as usize % REFUND_COUNTERS].fetch_add(1, Relaxed);
+            self.refunds[descriptor as usize % REFUND_SLOTS].fetch_add(1, Relaxed);
         }
     }
 

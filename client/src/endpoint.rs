@@ -186,3 +186,17 @@ impl Drop for InFlightGuard<'_> {
         self.0.fetch_sub(1, Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_is_in_flight_until_it_is_dropped() {
+        let count = AtomicUsize::new(0);
+        let guards = [InFlightGuard::new(&count), InFlightGuard::new(&count)];
+        assert_eq!(count.load(Relaxed), 2);
+        drop(guards);
+        assert_eq!(count.load(Relaxed), 0);
+    }
+}

@@ -1,4 +1,4 @@
-//! [`Grants`]: hits that the service granted in advance. The client uses them without asking the service.
+//! [`Grants`]: hits that the service granted in advance. The client uses them without a call.
 //!
 //! A grant belongs to one descriptor. A check is answered from grants if each of its descriptors has a grant with
 //! enough hits; otherwise no grant is used, and the service is called. The client never uses more hits than were
@@ -54,7 +54,7 @@ type Shard = HashMap<u128, EntityGrants>;
 struct EntityGrants {
     grants: SmallVec<[Grant; 1]>,
     demand: Demand,
-    /// When the pending request for another grant was sent.
+    /// Time at which the pending request for another grant was sent.
     requested_at: Option<Duration>,
 }
 
@@ -85,8 +85,9 @@ struct Demand {
 }
 
 impl Demand {
-    /// Returns the number of the interval. A division of 128 bits would take a tenth of the cost of a check from
-    /// grants.
+    /// Returns the index of the interval that contains `now`.
+    ///
+    /// A division of 128 bits would take a tenth of the cost of a check from grants.
     fn interval_at(now: Duration) -> u64 {
         now.as_secs() * u64::from(1_000_000_000 / INTERVAL.subsec_nanos())
             + u64::from(now.subsec_nanos() / INTERVAL.subsec_nanos())
@@ -101,7 +102,7 @@ impl Demand {
         self.hits = self.hits.saturating_add(hits);
     }
 
-    /// Returns the number of hits that are expected per interval. 0 if there are too few to request a grant.
+    /// Returns the number of hits that are expected per interval, or 0 if they are too few to request a grant.
     fn expected(&self) -> u64 {
         let hits = self.hits.max(self.previous);
         if hits < MIN_DEMAND { 0 } else { hits }
@@ -179,8 +180,8 @@ impl Grants {
         None
     }
 
-    /// Returns the feedback to send with a check. Empty if the client does not request grants, or if there is nothing
-    /// to report.
+    /// Returns the feedback to send with a check. The list is empty if the client does not request grants, or if there
+    /// is nothing to report.
     pub(crate) fn feedback(&self, request: &CheckRequest<'_>, now: Duration) -> Vec<Feedback> {
         if !self.sends_feedback || !request.only_takes() {
             return Vec::new();
@@ -269,8 +270,8 @@ impl Grants {
         self.sends_feedback
     }
 
-    /// Returns the descriptor's entry, and creates it if necessary. `None` if the shard is full even after its unused
-    /// entries were removed.
+    /// Returns the descriptor's entry, and creates it if necessary. Returns `None` if the shard is full even after its
+    /// unused entries were removed.
     fn entry<'s>(&self, shard: &'s mut Shard, identity: u128, now: Duration) -> Option<&'s mut EntityGrants> {
         if shard.len() >= MAX_DESCRIPTORS / SHARDS && !shard.contains_key(&identity) {
             let before = shard.len();

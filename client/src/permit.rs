@@ -140,9 +140,10 @@ impl<'c> IntoFuture for Acquire<'c> {
     }
 }
 
-/// Returns how long a slot is held that has just been taken or renewed. It is the last slot of its limit to expire, so
-/// that is the limit's reset; the shortest if there are several limits. `None` if no limit applied or the service did
-/// not answer.
+/// Returns the time until a slot that has just been taken or renewed expires.
+///
+/// The slot is the last one of its limit to expire, so this is the reset of the limit, and with several limits the
+/// shortest reset. Returns `None` if no limit applied or the service did not answer.
 fn hold_duration(verdict: &Verdict) -> Option<Duration> {
     verdict.statuses().iter().filter_map(|status| status.reset).filter(|reset| !reset.is_zero()).min()
 }

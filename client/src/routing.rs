@@ -15,14 +15,14 @@ use crate::{check_request::CheckRequest, endpoint::Endpoint};
 /// Distribution of checks among several endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// By consistent hashing of the first descriptor. All checks of a user go to the same endpoint, which makes its
-    /// caches most effective.
+    /// Consistent hashing of the first descriptor. All checks of a user go to the same endpoint, which makes its caches
+    /// most effective.
     #[default]
     ByDescriptor,
-    /// By consistent hashing of the named entries of the first descriptor, like the service's `shard_by`. All entries
-    /// are used if the descriptor has none of these.
+    /// Consistent hashing of the named entries of the first descriptor, like the service's `shard_by`. All entries are
+    /// used if the descriptor has none of these.
     ByEntries(Vec<String>),
-    /// To each endpoint in turn.
+    /// Round robin: each endpoint in turn.
     RoundRobin,
 }
 

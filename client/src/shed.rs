@@ -86,7 +86,7 @@ struct Class {
     name: String,
     admitted: AtomicU64,
     shed: AtomicU64,
-    /// When shedding of this class began, if it is being shed.
+    /// Time at which shedding of this class began, if it is being shed.
     shedding_since: Mutex<Option<Instant>>,
 }
 

@@ -46,15 +46,15 @@ mod metrics {
             let Some(Instruments { checks, duration }) = &self.instruments else {
                 return;
             };
-            let by = match verdict.decided_by() {
+            let decided_by = match verdict.decided_by() {
                 DecidedBy::Server => "server",
                 DecidedBy::DenyCache => "deny_cache",
                 DecidedBy::Grant => "grant",
                 DecidedBy::Fallback => "fallback",
             };
-            checks.add(1, &[KeyValue::new("by", by), KeyValue::new("allowed", verdict.allowed())]);
+            checks.add(1, &[KeyValue::new("decided_by", decided_by), KeyValue::new("allowed", verdict.allowed())]);
             if matches!(verdict.decided_by(), DecidedBy::Server | DecidedBy::Fallback) {
-                duration.record(took().as_secs_f64(), &[KeyValue::new("by", by)]);
+                duration.record(took().as_secs_f64(), &[KeyValue::new("decided_by", decided_by)]);
             }
         }
     }

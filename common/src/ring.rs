@@ -39,14 +39,14 @@ impl Ring {
         Self { nodes, equal_weights }
     }
 
-    /// Returns the index of the node that holds the shard. `None` if the ring has no nodes.
+    /// Returns the index of the node that holds the shard, or `None` if the ring has no nodes.
     #[must_use]
     pub fn node_of(&self, shard: &[u8]) -> Option<usize> {
         self.node_among(shard, |_| true)
     }
 
     /// Returns the index of the node that would hold the shard if there were only the nodes for which `among` returns
-    /// `true`. `None` if there are none.
+    /// `true`. Returns `None` if there are none.
     pub fn node_among(&self, shard: &[u8], among: impl Fn(usize) -> bool) -> Option<usize> {
         let shard = hash(shard);
         let draws = self.nodes.iter().map(|node| mix(shard ^ node.hash)).enumerate();

@@ -54,7 +54,7 @@ impl<V: Expiring> SetAssociativeCache<V> {
         }
     }
 
-    /// Passes the value with this identity to `read` and returns the result. `None` if there is no such value.
+    /// Passes the value with this identity to `read` and returns the result, or `None` if there is no such value.
     pub fn lookup<R>(&self, identity: u128, read: impl FnOnce(&mut V) -> Option<R>) -> Option<R> {
         let index = self.set_index(identity);
         if !self.may_contain(index, identity) {

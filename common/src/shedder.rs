@@ -50,7 +50,7 @@ pub struct Shedder {
     level: f64,
     /// Direction in which the level moves or last moved.
     direction: Direction,
-    /// How long the utilization has demanded the opposite direction without interruption.
+    /// Time for which the utilization has demanded the opposite direction without interruption.
     opposed_for: Duration,
     last_tick: Option<Duration>,
 }

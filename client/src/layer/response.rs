@@ -233,7 +233,7 @@ pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict) {
     }
 }
 
-/// Returns the item of `RateLimit-Policy` for a status. `None` if no limit applied.
+/// Returns the item of `RateLimit-Policy` for a status, or `None` if no limit applied.
 fn policy(status: &crate::Status) -> Option<String> {
     let limit = status.limit.as_ref()?;
     let (name, quota) = (quoted(name(status)), limit.requests_per_unit);

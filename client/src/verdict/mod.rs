@@ -1,18 +1,11 @@
 //! [`Verdict`]: the decision about a request, its decider, and one [`Status`] per descriptor.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+mod decode;
+mod envoy;
 
-use sluicegate_common::wire::{Fields, Malformed};
-use sluicegate_proto::{
-    envoy::service::ratelimit::v3::{
-        RateLimitResponse, rate_limit_response,
-        rate_limit_response::{DescriptorStatus, Quota, quota::ExpirationSpecifier, rate_limit},
-    },
-    sluicegate::v1,
-};
+use std::{sync::Arc, time::Duration};
+
+use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 use smallvec::SmallVec;
 use tonic::Code;
 
@@ -21,11 +14,11 @@ use tonic::Code;
 pub enum DecidedBy {
     /// The service.
     Server,
-    /// This client's deny cache: the service denied an equal request before, and its retry-after has not passed.
+    /// The client's deny cache: the service denied an equal request before, and its retry-after has not passed.
     DenyCache,
-    /// This client, from hits that the service granted in advance.
+    /// A grant: hits that the client received in advance.
     Grant,
-    /// [`Builder::on_error`](crate::Builder::on_error), because the service did not answer.
+    /// The client itself, by [`Builder::on_error`](crate::Builder::on_error), because the service did not answer.
     Fallback,
 }
 
@@ -77,16 +70,16 @@ pub struct Status {
     pub remaining: u64,
     /// Time until the full limit is available again.
     pub reset: Option<Duration>,
-    /// If denied: time until the same hits would be allowed. Exact to the microsecond with `sluicegate.v1`, in whole
-    /// seconds rounded up with Envoy's protocol.
+    /// Time until the same hits would be allowed, if the descriptor is denied. Exact to the microsecond with
+    /// `sluicegate.v1`, in whole seconds rounded up with Envoy's protocol.
     pub retry_after: Option<Duration>,
-    /// If allowed: how long the caller must wait before it continues, for limits that shape traffic.
+    /// Time that the caller must wait before it continues, if the descriptor is allowed by a limit that shapes traffic.
     pub delay: Duration,
     /// Whether the descriptor is allowed only because the limit is soft.
     pub soft: bool,
     /// Whether the descriptor is allowed only because a resource has spare capacity. Set with `sluicegate.v1` only.
     pub elastic: bool,
-    /// If denied: whether the cause is overload, not the usage of this caller. Set by Sluicegate only.
+    /// Whether the cause of a denial is overload, not the usage of this caller. Set by Sluicegate only.
     pub shed: bool,
     /// Whether the service's counters were unavailable, so that the rule's `on_error` decided.
     pub fallback: bool,
@@ -94,7 +87,7 @@ pub struct Status {
     pub(crate) denial_counts: bool,
     /// Whether times are whole seconds, rounded up.
     pub(crate) whole_seconds: bool,
-    /// Hits that the client may use without asking the service.
+    /// Hits that the client may use without a call.
     pub(crate) grant: Option<GrantOffer>,
 }
 
@@ -167,7 +160,7 @@ impl Verdict {
         self.by
     }
 
-    /// Returns one status per descriptor, in the same order. Empty for a fallback.
+    /// Returns one status per descriptor, in the same order. A fallback has no statuses.
     #[must_use]
     pub fn statuses(&self) -> &[Status] {
         &self.statuses
@@ -195,14 +188,14 @@ impl Verdict {
         denied.max_by_key(|status| status.retry_after).or_else(|| limited.min_by_key(|status| status.remaining))
     }
 
-    /// Returns the smallest number of hits that any limit would still allow. `None` if no limit applied.
+    /// Returns the smallest number of hits that any limit would still allow, or `None` if no limit applied.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
         self.statuses.iter().filter(|status| status.limit.is_some()).map(|status| status.remaining).min()
     }
 
     /// Returns the longest retry-after of all denied statuses: the time until all of these limits would allow the
-    /// request. `None` if no status is denied, or if no time is known.
+    /// request. Returns `None` if no status is denied, or if no time is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.statuses.iter().filter(|status| !status.allowed).filter_map(|status| status.retry_after).max()
@@ -228,166 +221,6 @@ impl Verdict {
     pub fn soft(&self) -> bool {
         self.statuses.iter().any(|status| status.soft)
     }
-}
-
-impl Verdict {
-    /// Decodes a `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
-    pub(crate) fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let mut verdict = Self::empty(false, DecidedBy::Server);
-        for field in fields {
-            match field? {
-                (1, value) => verdict.allowed = value.number()? != 0,
-                (2, value) => verdict.statuses.push(Status::read(value.message()?)?),
-                (3, value) => verdict.headers.push(read_header(value.message()?)?),
-                _ => {}
-            }
-        }
-        Ok(verdict)
-    }
-}
-
-/// Decodes a `sluicegate.v1.Header`: `name`, `value`.
-fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
-    let mut header = (String::new(), String::new());
-    for field in fields {
-        match field? {
-            (1, value) => header.0 = value.text()?.to_owned(),
-            (2, value) => header.1 = value.text()?.to_owned(),
-            _ => {}
-        }
-    }
-    Ok(header)
-}
-
-impl Status {
-    /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
-    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`.
-    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let mut status = Self::default();
-        for field in fields {
-            match field? {
-                (1, value) => status.allowed = value.number()? != 0,
-                (2, value) => status.limit = Some(Limit::read(value.message()?)?),
-                (3, value) => status.remaining = value.number()?,
-                (4, value) => status.reset = Some(Duration::from_micros(value.number()?)),
-                (5, value) => status.retry_after = Some(Duration::from_micros(value.number()?)),
-                (6, value) => status.delay = Duration::from_micros(value.number()?),
-                (7, value) => status.soft = value.number()? != 0,
-                (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
-                (9, value) => status.denial_counts = value.number()? != 0,
-                (10, value) => status.grant = Some(GrantOffer::read(value.message()?)?),
-                (11, value) => status.shed = value.number()? != 0,
-                (12, value) => status.elastic = value.number()? != 0,
-                _ => {}
-            }
-        }
-        Ok(status)
-    }
-}
-
-impl GrantOffer {
-    /// Decodes a `sluicegate.v1.Grant`: `hits`, `ttl_us`, `id`.
-    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let (mut hits, mut ttl, mut id) = (0, Duration::ZERO, "");
-        for field in fields {
-            match field? {
-                (1, value) => hits = value.number()?,
-                (2, value) => ttl = Duration::from_micros(value.number()?),
-                (3, value) => id = value.text()?,
-                _ => {}
-            }
-        }
-        Ok(Self { hits, ttl, id: id.into() })
-    }
-}
-
-impl Limit {
-    /// Decodes a `sluicegate.v1.Limit`: `requests_per_unit`, `unit`, `unit_multiplier`, `name`.
-    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let (mut requests_per_unit, mut unit, mut multiplier, mut name) = (0, 0, 0, "");
-        for field in fields {
-            match field? {
-                (1, value) => requests_per_unit = value.number()? as u32,
-                (2, value) => unit = value.number()? as i32,
-                (3, value) => multiplier = value.number()? as u32,
-                (4, value) => name = value.text()?,
-                _ => {}
-            }
-        }
-        Ok(Self::new(requests_per_unit, rate_limit::Unit::try_from(unit).unwrap_or_default(), multiplier, name))
-    }
-}
-
-impl Verdict {
-    /// Converts a response of Envoy's protocol.
-    ///
-    /// `grant_ttls` is the metadata with the lifetimes of the grants, if the service sent it; otherwise `valid_until`
-    /// applies, which is a wall-clock time. `shed` is `true` if the metadata contains that the denial is caused by
-    /// overload.
-    pub(crate) fn from_envoy(message: RateLimitResponse, grant_ttls: Option<&str>, shed: bool) -> Self {
-        let mut grant_ttls = grant_ttls.map(|ttls| ttls.split(','));
-        let allowed = message.overall_code() != rate_limit_response::Code::OverLimit;
-        let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
-        Self {
-            allowed,
-            by: DecidedBy::Server,
-            statuses: message
-                .statuses
-                .into_iter()
-                .map(|status| {
-                    let ttl = grant_ttls.as_mut().map(|ttls| ttls.next().and_then(|ttl| ttl.trim().parse().ok()));
-                    let status = Status::from_envoy(status, ttl);
-                    Status { shed: shed && !status.allowed, ..status }
-                })
-                .collect(),
-            headers: headers.collect(),
-            failure: None,
-        }
-    }
-}
-
-impl Status {
-    /// Converts one status. `grant_ttl_us` is `None` if the service does not send lifetimes, and `Some(None)` if it
-    /// sent none for this descriptor.
-    fn from_envoy(message: DescriptorStatus, grant_ttl_us: Option<Option<u64>>) -> Self {
-        let allowed = message.code() != rate_limit_response::Code::OverLimit;
-        // `duration_until_reset` is the retry-after of a denial, and otherwise the time until the full limit is
-        // available.
-        let until = message.duration_until_reset.and_then(|until| Duration::try_from(until).ok());
-        let limit = message.current_limit.map(|limit| {
-            let unit = limit.unit();
-            Limit::new(limit.requests_per_unit, unit, limit.unit_multiplier.unwrap_or(1), &limit.name)
-        });
-        Self {
-            allowed,
-            limit,
-            remaining: message.limit_remaining.into(),
-            reset: until.filter(|_| allowed),
-            retry_after: until.filter(|_| !allowed),
-            whole_seconds: true,
-            grant: message.quota.and_then(|quota| {
-                let ttl = match grant_ttl_us {
-                    Some(ttl) => Duration::from_micros(ttl?),
-                    None => remaining_lifetime(&quota)?,
-                };
-                Some(GrantOffer { hits: quota.requests.into(), ttl, id: quota.id.into() })
-            }),
-            ..Self::default()
-        }
-    }
-}
-
-/// Assumed maximum difference between the wall clocks of client and service. If they differ by more, a grant may be
-/// used after it has expired.
-const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
-
-/// Returns the remaining lifetime of a quota if the clocks differ by [`MAX_CLOCK_SKEW`]. `None` if it has expired.
-#[allow(clippy::disallowed_methods, reason = "`valid_until` is a wall-clock time")]
-fn remaining_lifetime(quota: &Quota) -> Option<Duration> {
-    let ExpirationSpecifier::ValidUntil(until) = quota.expiration_specifier.as_ref()?;
-    let until = Duration::new(until.seconds.try_into().ok()?, until.nanos.try_into().ok()?);
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
-    until.checked_sub(now)?.checked_sub(MAX_CLOCK_SKEW)
 }
 
 impl Limit {

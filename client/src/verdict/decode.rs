@@ -1,0 +1,96 @@
+//! Decodes a [`Verdict`] from `sluicegate.v1`, without intermediate messages.
+
+use std::time::Duration;
+
+use sluicegate_common::wire::{Fields, Malformed};
+use sluicegate_proto::{envoy::service::ratelimit::v3::rate_limit_response::rate_limit, sluicegate::v1};
+
+use super::{DecidedBy, GrantOffer, Limit, Status, Verdict};
+
+impl Verdict {
+    /// Decodes a `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
+    pub(crate) fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut verdict = Self::empty(false, DecidedBy::Server);
+        for field in fields {
+            match field? {
+                (1, value) => verdict.allowed = value.number()? != 0,
+                (2, value) => verdict.statuses.push(Status::read(value.message()?)?),
+                (3, value) => verdict.headers.push(read_header(value.message()?)?),
+                _ => {}
+            }
+        }
+        Ok(verdict)
+    }
+}
+
+/// Decodes a `sluicegate.v1.Header`: `name`, `value`.
+fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
+    let mut header = (String::new(), String::new());
+    for field in fields {
+        match field? {
+            (1, value) => header.0 = value.text()?.to_owned(),
+            (2, value) => header.1 = value.text()?.to_owned(),
+            _ => {}
+        }
+    }
+    Ok(header)
+}
+
+impl Status {
+    /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
+    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut status = Self::default();
+        for field in fields {
+            match field? {
+                (1, value) => status.allowed = value.number()? != 0,
+                (2, value) => status.limit = Some(Limit::read(value.message()?)?),
+                (3, value) => status.remaining = value.number()?,
+                (4, value) => status.reset = Some(Duration::from_micros(value.number()?)),
+                (5, value) => status.retry_after = Some(Duration::from_micros(value.number()?)),
+                (6, value) => status.delay = Duration::from_micros(value.number()?),
+                (7, value) => status.soft = value.number()? != 0,
+                (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
+                (9, value) => status.denial_counts = value.number()? != 0,
+                (10, value) => status.grant = Some(GrantOffer::read(value.message()?)?),
+                (11, value) => status.shed = value.number()? != 0,
+                (12, value) => status.elastic = value.number()? != 0,
+                _ => {}
+            }
+        }
+        Ok(status)
+    }
+}
+
+impl GrantOffer {
+    /// Decodes a `sluicegate.v1.Grant`: `hits`, `ttl_us`, `id`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let (mut hits, mut ttl, mut id) = (0, Duration::ZERO, "");
+        for field in fields {
+            match field? {
+                (1, value) => hits = value.number()?,
+                (2, value) => ttl = Duration::from_micros(value.number()?),
+                (3, value) => id = value.text()?,
+                _ => {}
+            }
+        }
+        Ok(Self { hits, ttl, id: id.into() })
+    }
+}
+
+impl Limit {
+    /// Decodes a `sluicegate.v1.Limit`: `requests_per_unit`, `unit`, `unit_multiplier`, `name`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let (mut requests_per_unit, mut unit, mut multiplier, mut name) = (0, 0, 0, "");
+        for field in fields {
+            match field? {
+                (1, value) => requests_per_unit = value.number()? as u32,
+                (2, value) => unit = value.number()? as i32,
+                (3, value) => multiplier = value.number()? as u32,
+                (4, value) => name = value.text()?,
+                _ => {}
+            }
+        }
+        Ok(Self::new(requests_per_unit, rate_limit::Unit::try_from(unit).unwrap_or_default(), multiplier, name))
+    }
+}
