@@ -7,7 +7,7 @@ help: ## Print this list.
 run: ## Run a quick development build with counters in memory and the example rules.
 	cargo run
 
-release: ## Build the production binary, target/release/sluicegate (fat LTO; 8 minutes on two cores).
+release: ## Build the production binary, target/release/sluicegate (fat LTO; 6 minutes on two cores).
 	cargo build --release
 
 test: ## Install the tools that the tests need, or name the missing ones, and run all tests.

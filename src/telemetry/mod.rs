@@ -1,6 +1,7 @@
 //! Setup of logs, metrics and traces. The metrics themselves are defined in the modules that they describe.
 
 mod exposition;
+mod http_client;
 mod logs;
 mod mapping;
 mod meters;
@@ -32,7 +33,8 @@ const RESPONSE_TIME: &str = "ratelimit_server.ShouldRateLimit.response_time";
 pub struct Settings {
     /// Settings of the log on standard error.
     pub log: LogSettings,
-    /// Maximum number of series with values of callers (`detailed_metric`, `value_to_metric`, overrides).
+    /// Maximum number of metric series that contain values of callers (`detailed_metric`, `value_to_metric`,
+    /// overrides). Further hits are counted in the series `other`.
     pub max_dynamic_series: usize,
     /// Settings of the OpenTelemetry collector.
     pub otlp: OtlpSettings,
@@ -120,7 +122,7 @@ impl OtlpSettings {
         Resource::builder().with_service_name(self.service_name.clone()).with_attributes(named).build()
     }
 
-    /// Returns the URL for one kind of data over HTTP.
+    /// Returns the URL of the collector with this path, such as `/v1/traces`.
     fn url(&self, path: &str) -> String {
         format!("{}{path}", self.endpoint.trim_end_matches('/'))
     }

@@ -9,7 +9,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header::CONTENT_TYPE, uri::InvalidUri};
+use opentelemetry_http::{HttpClient as _, ResponseExt};
 use opentelemetry_proto::tonic::{
     collector::metrics::v1::{ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient},
     common::v1::{AnyValue, KeyValue, any_value},
@@ -27,7 +28,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::{OtlpProtocol, OtlpSettings, TelemetryError, wall_clock};
+use super::{OtlpProtocol, OtlpSettings, TelemetryError, http_client::HttpClient, wall_clock};
 use crate::metrics::{Distribution, Exemplar, Histogram, LogThrottle};
 
 /// Timeout for one export.
@@ -50,7 +51,7 @@ pub(super) struct Exporter {
 #[derive(Clone)]
 enum Collector {
     Grpc(Channel),
-    Http(reqwest::Client, String),
+    Http(Box<HttpClient>, Uri),
 }
 
 impl Exporter {
@@ -63,9 +64,8 @@ impl Exporter {
                 Collector::Grpc(endpoint.connect_timeout(EXPORT_TIMEOUT).connect_lazy())
             }
             OtlpProtocol::Http => {
-                let url = settings.url("/v1/metrics");
-                reqwest::Url::parse(&url).map_err(|error| invalid(&error))?;
-                Collector::Http(reqwest::Client::new(), url)
+                let uri = settings.url("/v1/metrics").parse().map_err(|error: InvalidUri| invalid(&error))?;
+                Collector::Http(Box::new(HttpClient::new(EXPORT_TIMEOUT)), uri)
             }
         };
         let headers = HEADER_VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
@@ -139,11 +139,12 @@ impl Collector {
                 let sent = MetricsServiceClient::new(channel).export(request).await;
                 sent.map(drop).map_err(|status| status.to_string())
             }
-            Self::Http(client, url) => {
-                let post = client.post(url).headers(headers).header(CONTENT_TYPE, "application/x-protobuf");
-                let sent =
-                    post.body(request.encode_to_vec()).send().await.and_then(reqwest::Response::error_for_status);
-                sent.map(drop).map_err(|error| crate::errors::chain(&error))
+            Self::Http(client, uri) => {
+                let mut post = http::Request::new(request.encode_to_vec().into());
+                (*post.method_mut(), *post.uri_mut(), *post.headers_mut()) = (Method::POST, uri, headers);
+                post.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
+                let sent = client.send_bytes(post).await.and_then(ResponseExt::error_for_status);
+                sent.map(drop).map_err(|error| crate::errors::chain(&*error))
             }
         }
     }

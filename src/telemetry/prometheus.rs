@@ -16,13 +16,14 @@ use crate::metrics::{Histogram, Totals};
 /// Prefix of the metrics that the Prometheus exporter of envoyproxy/ratelimit provides.
 const ENVOYPROXY_PREFIX: &str = "ratelimit_service_";
 
-/// Settings of the metrics that Prometheus reads and that envoyproxy/ratelimit provides too.
+/// Settings of the metrics for Prometheus that envoyproxy/ratelimit has as well.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct PrometheusSettings {
-    /// Mapping file of `statsd_exporter`. If it is not set or does not exist, the metrics have the built-in names.
+    /// Mapping file of `statsd_exporter` for the names of these metrics. If it is not set or does not exist, the
+    /// metrics have the built-in names.
     pub mapping_file: Option<PathBuf>,
-    /// Whether the response time is in milliseconds, despite its name.
+    /// Whether `ratelimit_service_response_time_seconds` is in milliseconds, despite its name.
     pub milliseconds: bool,
 }
 

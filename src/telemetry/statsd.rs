@@ -179,11 +179,10 @@ impl Statsd {
 
     fn line(&self, name: &str, value: &str) -> String {
         if self.protocol == StatsdProtocol::Tcp {
-            let tag = |line: &mut String, tag: &String| {
-                let _ = write!(line, ".__{}", tag.replacen(':', "=", 1));
-            };
             let mut line = name.to_owned();
-            self.tags.iter().for_each(|it| tag(&mut line, it));
+            for tag in &self.tags {
+                let _ = write!(line, ".__{}", tag.replacen(':', "=", 1));
+            }
             return format!("{line}:{value}\n");
         }
         let matching = self.name_mappings.iter().find_map(|(pattern, to)| Some((pattern.captures(name)?, to)));

@@ -8,13 +8,16 @@ use opentelemetry::{
     propagation::{Extractor, TextMapPropagator},
     trace::{Span as _, SpanKind, Tracer, TracerProvider},
 };
-use opentelemetry_otlp::{SpanExporter, WithExportConfig};
+use opentelemetry_otlp::{
+    OTEL_EXPORTER_OTLP_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT_DEFAULT, OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, SpanExporter,
+    WithExportConfig, WithHttpConfig,
+};
 use opentelemetry_sdk::{
     propagation::TraceContextPropagator,
     trace::{Sampler, SdkTracer, SdkTracerProvider},
 };
 
-use super::{OtlpProtocol, OtlpSettings, TelemetryError};
+use super::{OtlpProtocol, OtlpSettings, TelemetryError, http_client::HttpClient};
 use crate::metrics::TraceId;
 
 /// An exporter of spans. By default it exports nothing, at the cost of one comparison per decision.
@@ -34,7 +37,11 @@ impl Traces {
         let builder = SpanExporter::builder();
         let exporter = match settings.protocol {
             OtlpProtocol::Grpc => builder.with_tonic().with_endpoint(&settings.endpoint).build(),
-            OtlpProtocol::Http => builder.with_http().with_endpoint(settings.url("/v1/traces")).build(),
+            OtlpProtocol::Http => builder
+                .with_http()
+                .with_http_client(HttpClient::new(http_timeout()))
+                .with_endpoint(settings.url("/v1/traces"))
+                .build(),
         };
         let exporter = exporter.map_err(|error| TelemetryError(format!("telemetry.otlp: {error}")))?;
         let ratio = Sampler::TraceIdRatioBased(settings.sample_ratio);
@@ -76,6 +83,14 @@ impl Traces {
             tracing::debug!(%error, "cannot send the last traces to the OpenTelemetry collector");
         }
     }
+}
+
+/// Returns the timeout of an export over HTTP: milliseconds in environment variables of the OpenTelemetry specification,
+/// or 10 s. Over gRPC the exporter reads these variables itself.
+fn http_timeout() -> Duration {
+    let names = [OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT];
+    let millis = names.into_iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
+    millis.map_or(OTEL_EXPORTER_OTLP_TIMEOUT_DEFAULT, Duration::from_millis)
 }
 
 /// The span of a decision in progress.
