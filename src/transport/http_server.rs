@@ -8,7 +8,6 @@ use std::{
     collections::BTreeMap,
     io,
     net::SocketAddr,
-    pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -25,7 +24,10 @@ use axum::{
 };
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto,
+    server::{
+        conn::auto,
+        graceful::{GracefulShutdown, Watcher},
+    },
     service::TowerToHyperService,
 };
 use rustls::pki_types::CertificateDer;
@@ -33,7 +35,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::{AbortHandle, JoinSet},
+    task::AbortHandle,
     time::{sleep, timeout},
 };
 use tokio_io_timeout::TimeoutStream;
@@ -88,7 +90,7 @@ impl HttpServer {
         if let Some(tls) = &self.tls {
             tokio::spawn(Arc::clone(tls).follow());
         }
-        let (queue, mut connections) = (Arc::new(Mutex::new(ConnectionQueue::default())), JoinSet::new());
+        let (queue, graceful) = (Arc::new(Mutex::new(ConnectionQueue::default())), GracefulShutdown::new());
         let (log_full, log_accept_error) = (LogThrottle::default(), LogThrottle::default());
         loop {
             let stream = tokio::select! {
@@ -104,7 +106,6 @@ impl HttpServer {
                         continue;
                     }
                 },
-                Some(_) = connections.join_next() => continue,
                 () = wait_for_shutdown(&mut stopping) => break,
             };
             // Responses are small, and must not wait for Nagle's algorithm.
@@ -116,19 +117,19 @@ impl HttpServer {
                     tracing::warn!(
                         listener = self.name,
                         max = self.max_connections,
-                        "the maximum number of connections is open; closing the one with the oldest last response"
+                        "http.max_connections or admin.max_connections reached; closing the connection with the oldest last response"
                     );
                 }
             }
             locked.last += 1;
             let slot = Arc::new(ConnectionSlot { queue: Arc::clone(&queue), position: AtomicU64::new(locked.last) });
-            let (tls, router, stopping) = (self.tls.clone(), router.clone(), stopping.clone());
-            let handle = connections.spawn(serve(stream, tls, router, slot, stopping));
+            let (tls, router, watcher) = (self.tls.clone(), router.clone(), graceful.watcher());
+            let handle = tokio::spawn(serve(stream, tls, router, slot, watcher)).abort_handle();
             let last = locked.last;
             locked.open.insert(last, handle);
         }
         drop(self.listener);
-        while connections.join_next().await.is_some() {}
+        graceful.shutdown().await;
     }
 }
 
@@ -183,16 +184,16 @@ async fn serve(
     tls: Option<Arc<Tls>>,
     router: impl Fn(Option<&CertificateDer<'_>>) -> Router,
     slot: Arc<ConnectionSlot>,
-    stopping: watch::Receiver<bool>,
+    watcher: Watcher,
 ) {
     let Some(tls) = tls else {
-        return serve_http(stream, router(None), slot, stopping).await;
+        return serve_http(stream, router(None), slot, watcher).await;
     };
     match timeout(HEAD_TIMEOUT, tls.accept(stream)).await {
         Ok(Ok(stream)) => {
             let certificates = stream.get_ref().1.peer_certificates();
             let router = router(certificates.and_then(<[_]>::first));
-            serve_http(stream, router, slot, stopping).await;
+            serve_http(stream, router, slot, watcher).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => tracing::debug!("TLS handshake timed out"),
@@ -203,7 +204,7 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
     router: Router,
     slot: Arc<ConnectionSlot>,
-    mut stopping: watch::Receiver<bool>,
+    watcher: Watcher,
 ) {
     let mut stream = Box::pin(TimeoutStream::new(stream));
     stream.as_mut().set_read_timeout_pinned(Some(IDLE_TIMEOUT));
@@ -213,21 +214,8 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
     builder.http2().timer(TokioTimer::new()).max_concurrent_streams(32).keep_alive_interval(Some(PING_INTERVAL));
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    let mut connection = pin!(connection);
-    let mut is_shutting_down = false;
-    loop {
-        tokio::select! {
-            result = connection.as_mut() => {
-                if let Err(error) = result {
-                    tracing::debug!(error, "connection failed");
-                }
-                return;
-            }
-            () = wait_for_shutdown(&mut stopping), if !is_shutting_down => {
-                is_shutting_down = true;
-                connection.as_mut().graceful_shutdown();
-            }
-        }
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(error, "connection failed");
     }
 }
 
