@@ -23,14 +23,14 @@ pub struct CustomLimit {
     pub consistency: Consistency,
 }
 
-/// How much a custom limit allows.
+/// The hits that a custom limit allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allowance {
-    /// As much as the limit.
+    /// The hits within the limit.
     Limited,
-    /// Everything, without counting.
+    /// All hits, without counting.
     Unlimited,
-    /// Nothing, without a call to the store.
+    /// No hits, without a call to the store.
     Blocked,
 }
 

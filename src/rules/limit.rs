@@ -121,7 +121,7 @@ pub enum Measure {
 }
 
 impl Measure {
-    /// Returns how long a request counts.
+    /// Returns the time for which a request counts: the length of the window, or the hold.
     #[must_use]
     pub const fn window(self) -> Micros {
         match self {

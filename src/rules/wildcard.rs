@@ -5,10 +5,11 @@
 //! A lookup therefore needs a handful of hash probes, independently of the number of patterns. Only patterns with the
 //! same prefix and suffix (`*a*`, `*b*`) are tested one after the other.
 
-use std::hash::BuildHasher;
+use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
-use hashbrown::HashTable;
+
+type TextMap<V> = HashMap<Box<str>, V, RandomState>;
 
 /// Index of the patterns of one level and key, in file order.
 #[derive(Default)]
@@ -16,9 +17,8 @@ pub(super) struct Wildcards {
     patterns: Vec<Pattern>,
     /// Distinct pairs of prefix and suffix length, in bytes.
     end_lengths: Vec<(usize, usize)>,
-    /// Ascending indices in `patterns` of the patterns with the same prefix and suffix.
-    buckets: HashTable<Vec<usize>>,
-    hasher: RandomState,
+    /// Ascending indices in `patterns` of the patterns with the same prefix and suffix, by prefix and by suffix.
+    by_ends: TextMap<TextMap<Vec<usize>>>,
 }
 
 struct Pattern {
@@ -57,19 +57,9 @@ impl Wildcards {
         if !self.end_lengths.contains(&lengths) {
             self.end_lengths.push(lengths);
         }
-        let Self { patterns, buckets, hasher, .. } = self;
-        let index = patterns.len();
-        let hash = |index: &usize| {
-            let pattern = patterns.get(*index).unwrap_or(&pattern);
-            hasher.hash_one((pattern.prefix(), pattern.suffix()))
-        };
-        let has_same_ends = |bucket: &Vec<usize>| {
-            let first = bucket.first().and_then(|first| patterns.get(*first));
-            first.is_some_and(|first| first.prefix() == prefix && first.suffix() == suffix)
-        };
-        let rehash = |bucket: &Vec<usize>| bucket.first().map_or(0, hash);
-        buckets.entry(hash(&index), has_same_ends, rehash).or_insert_with(Vec::new).get_mut().push(index);
-        patterns.push(pattern);
+        let by_suffix = self.by_ends.entry(prefix.into()).or_default();
+        by_suffix.entry(suffix.into()).or_default().push(self.patterns.len());
+        self.patterns.push(pattern);
     }
 
     /// Returns the node of the first pattern in file order that matches `value`.
@@ -81,14 +71,8 @@ impl Wildcards {
             };
             let ends = (value.get(..prefix_len), value.get(prefix_len..middle_end), value.get(middle_end..));
             let (Some(prefix), Some(middle), Some(suffix)) = ends else { continue };
-            let has_same_ends = |bucket: &Vec<usize>| {
-                let pattern = bucket.first().and_then(|index| self.patterns.get(*index));
-                pattern.is_some_and(|pattern| pattern.prefix() == prefix && pattern.suffix() == suffix)
-            };
-            let Some(bucket) = self.buckets.find(self.hasher.hash_one((prefix, suffix)), has_same_ends) else {
-                continue;
-            };
-            let earlier = bucket.iter().take_while(|index| first.is_none_or(|first| **index < first));
+            let same_ends = self.by_ends.get(prefix).and_then(|by_suffix| by_suffix.get(suffix));
+            let earlier = same_ends.into_iter().flatten().take_while(|index| first.is_none_or(|first| **index < first));
             let earlier_match = earlier.copied().find(|index| self.patterns[*index].middle_matches(middle));
             first = earlier_match.or(first);
         }
@@ -102,7 +86,7 @@ mod tests {
 
     use super::*;
 
-    /// Reference implementation that tests a single pattern.
+    /// Matches the value against a single pattern, as a reference implementation.
     fn matches(pattern: &str, value: &str) -> bool {
         match pattern.split_once('*') {
             None => pattern == value,

@@ -127,7 +127,7 @@ impl TreeBuilder {
 
     fn alias(&mut self, location: Location, anchor: usize) -> Result<(), YamlError> {
         let Some(target) = self.anchors.get(&anchor).cloned() else {
-            return Err(YamlError { location, message: "the alias refers to a node that is not complete yet".into() });
+            return Err(YamlError { location, message: "the alias refers to a list or map that contains it".into() });
         };
         self.nodes = self.nodes.saturating_add(target.size);
         self.add(target, 0)
@@ -136,7 +136,7 @@ impl TreeBuilder {
     fn add(&mut self, node: Yaml, anchor: usize) -> Result<(), YamlError> {
         self.nodes += 1;
         if self.nodes > MAX_NODES {
-            let message = format!("more than {MAX_NODES} values after aliases are expanded");
+            let message = format!("the YAML has more than {MAX_NODES} values after aliases are expanded");
             return Err(YamlError { location: node.location, message });
         }
         if anchor > 0 {

@@ -53,11 +53,11 @@ impl Default for AlgorithmKeywords {
     }
 }
 
-/// How a limit defines its maximum.
+/// The keywords that define the maximum of a limit.
 pub(super) enum Quantity {
-    /// By `unit` and `requests_per_unit`.
+    /// `unit` and `requests_per_unit`.
     PerUnit,
-    /// By keywords of the algorithm; `None` if they are invalid, which has been reported.
+    /// Keywords of the algorithm; `None` if they are invalid, which has been reported.
     Explicit(Option<(u32, Measure)>),
 }
 

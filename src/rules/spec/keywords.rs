@@ -288,7 +288,7 @@ pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
         keyword(
             "reserve",
             ValueSchema::Named(&ValueSchema::Amount),
-            "The part of the capacity that is reserved for each class.",
+            "The part of the capacity that is reserved for each class, as a number of hits or a percentage.",
         ),
         keyword(
             "shed",

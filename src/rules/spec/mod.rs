@@ -200,8 +200,8 @@ impl Reader<'_, '_> {
                     continue;
                 };
                 for (key, value) in inherited.iter() {
-                    let has = |(own, _): &(&Yaml, &Yaml)| own.scalar().is_some() && own.scalar() == key.scalar();
-                    if !all.iter().any(has) {
+                    let has_key = |(own, _): &(&Yaml, &Yaml)| own.scalar().is_some() && own.scalar() == key.scalar();
+                    if !all.iter().any(has_key) {
                         all.push((key, value));
                     }
                 }

@@ -8,7 +8,7 @@ use crate::{
     algorithm::Consistency,
     rules::{
         diagnostic::Location,
-        limit::{FailurePolicy, Limit, LimitError, Measure, Unit},
+        limit::{FailurePolicy, Limit, Measure, Unit},
         matcher::{Elastic, ModifierEntry},
         yaml::{Kind, Yaml},
     },
@@ -35,6 +35,16 @@ pub(in crate::rules) struct RateLimit {
     pub(in crate::rules) by_plan: Option<(String, Location)>,
     /// Location of `count_denied: true`, if it is present.
     pub(super) count_denied: Option<Location>,
+}
+
+/// The keywords from which the limit is built.
+#[derive(Default)]
+struct Keywords {
+    rate: RateKeywords,
+    algorithm: algorithm::AlgorithmKeywords,
+    unlimited: bool,
+    consistency: Option<(Consistency, Location)>,
+    elastic: Option<(elastic::ElasticKeywords, Location)>,
 }
 
 /// The keywords of a limit per unit and their locations. A value is `None` if it is invalid.
@@ -73,31 +83,54 @@ impl Reader<'_, '_> {
         if matches!(node.kind, Kind::Null) {
             return None;
         }
-        let mut rate_limit = RateLimit::default();
-        let (mut rate, mut unlimited) = (RateKeywords::default(), false);
-        let (mut replaces, mut consistency, mut elastic) = (Vec::new(), None, None);
-        let mut keywords = algorithm::AlgorithmKeywords::default();
         let fields = self.read_map(node, &RATE_LIMIT)?;
-        for (key, location, value) in &fields {
+        let (mut rate_limit, keywords) = self.keywords(&fields);
+        if rate_limit.by_plan.is_some() {
+            for (key, location, _) in fields.iter().filter(|(key, ..)| *key != "by_plan") {
+                self.diagnostics.error(
+                    *location,
+                    format!("{key} cannot be combined with by_plan, which refers to a limit of a plan"),
+                );
+            }
+            return Some(rate_limit);
+        }
+        if keywords.unlimited {
+            let rate = keywords.rate;
+            for location in [rate.unit.map(|field| field.1), rate.multiplier.map(|field| field.1)].into_iter().flatten()
+            {
+                self.diagnostics.error(location, "unlimited: true cannot be combined with unit or unit_multiplier");
+            }
+            keywords.algorithm.reject_all(self);
+            return Some(rate_limit);
+        }
+        self.build_limit(keywords, node.location, &mut rate_limit)?;
+        Some(rate_limit)
+    }
+
+    /// Reads the keywords. Those that need no others are already in the first result.
+    fn keywords(&mut self, fields: &[(&str, Location, &Yaml)]) -> (RateLimit, Keywords) {
+        let (mut rate_limit, mut keywords) = (RateLimit::default(), Keywords::default());
+        let mut replaces = Vec::new();
+        for (key, location, value) in fields {
             match *key {
-                "unit" => rate.unit = Some((self.unit(value), value.location)),
-                "requests_per_unit" => rate.requests = Some((self.number(key, value), *location)),
-                "unit_multiplier" => rate.multiplier = Some((self.number(key, value), *location)),
-                "unlimited" => unlimited = self.boolean(key, value),
+                "unit" => keywords.rate.unit = Some((self.unit(value), value.location)),
+                "requests_per_unit" => keywords.rate.requests = Some((self.number(key, value), *location)),
+                "unit_multiplier" => keywords.rate.multiplier = Some((self.number(key, value), *location)),
+                "unlimited" => keywords.unlimited = self.boolean(key, value),
                 "name" => rate_limit.name = self.text(key, value).unwrap_or_default(),
                 "replaces" => replaces = self.replaces(value),
                 "consistency" => {
                     let choices = Consistency::ALL.map(|consistency| (consistency.name(), consistency));
-                    consistency = self.choice(key, value, &choices).map(|choice| (choice, value.location));
+                    keywords.consistency = self.choice(key, value, &choices).map(|choice| (choice, value.location));
                 }
                 "on_error" => {
                     let choices = FailurePolicy::ALL.map(|policy| (policy.name(), policy));
                     rate_limit.on_error = self.choice(key, value, &choices);
                 }
                 "shed" => rate_limit.sheds = self.boolean(key, value),
-                "elastic" => elastic = self.elastic(value).map(|elastic| (elastic, *location)),
+                "elastic" => keywords.elastic = self.elastic(value).map(|elastic| (elastic, *location)),
                 "by_plan" => rate_limit.by_plan = self.text(key, value).map(|name| (name, *location)),
-                keyword => keywords.read(self, keyword, *location, value),
+                keyword => keywords.algorithm.read(self, keyword, *location, value),
             }
         }
         for (name, location) in replaces {
@@ -109,28 +142,16 @@ impl Reader<'_, '_> {
                 rate_limit.replaces.push(name);
             }
         }
-        if rate_limit.by_plan.is_some() {
-            for (key, location, _) in fields.iter().filter(|(key, ..)| *key != "by_plan") {
-                self.diagnostics.error(
-                    *location,
-                    format!("{key} cannot be combined with by_plan, which refers to a limit of a plan"),
-                );
-            }
-            return Some(rate_limit);
-        }
-        if unlimited {
-            for location in [rate.unit.map(|field| field.1), rate.multiplier.map(|field| field.1)].into_iter().flatten()
-            {
-                self.diagnostics.error(location, "unlimited: true cannot be combined with unit or unit_multiplier");
-            }
-            keywords.reject_all(self);
-            return Some(rate_limit);
-        }
+        (rate_limit, keywords)
+    }
+
+    /// Builds the limit and adds it to `rate_limit`. Returns `None` if a keyword is invalid.
+    fn build_limit(&mut self, keywords: Keywords, node: Location, rate_limit: &mut RateLimit) -> Option<()> {
+        let Keywords { rate, algorithm: keywords, consistency, elastic, .. } = keywords;
         rate_limit.count_denied = keywords.explicit_count_denied();
         let spec = keywords.limit_spec(self);
-        let quantity = keywords.quantity(self, node.location);
-        let (requests, measure) = match quantity {
-            algorithm::Quantity::PerUnit => rate.measure(self, node.location)?,
+        let (requests, measure) = match keywords.quantity(self, node) {
+            algorithm::Quantity::PerUnit => rate.measure(self, node)?,
             algorithm::Quantity::Explicit(quantity) => {
                 for location in rate.locations() {
                     let reason = "cannot be combined with unit, unit_multiplier or requests_per_unit";
@@ -139,36 +160,34 @@ impl Reader<'_, '_> {
                 quantity?
             }
         };
-        let location_of = |error: LimitError| match error.keyword() {
-            "unit_multiplier" => rate.multiplier.map_or(node.location, |field| field.1),
-            keyword => keywords.location(keyword).unwrap_or(node.location),
-        };
         (rate_limit.modifiers, rate_limit.classes) = keywords.modifiers_and_classes();
         rate_limit.sheds |= keywords.sheds();
         let spec = spec?;
-        match Limit::from_spec(requests, measure, keywords.kind(), spec) {
-            Ok(limit) => {
-                if let Some((consistency, location)) = consistency {
-                    rate_limit.consistency = consistency;
-                    self.check_consistency(consistency, &limit, elastic.is_some(), location);
-                }
-                rate_limit.limit = Some(limit);
-                // The division cannot fail, because smaller numbers are valid as well.
-                rate_limit.divided_limit =
-                    Limit::divided(requests, measure, keywords.kind(), spec, self.instances).ok();
-            }
+        let limit = match Limit::from_spec(requests, measure, keywords.kind(), spec) {
+            Ok(limit) => limit,
             Err(error) => {
-                self.diagnostics.error(location_of(error), error.to_string());
+                let location = match error.keyword() {
+                    "unit_multiplier" => rate.multiplier.map_or(node, |field| field.1),
+                    keyword => keywords.location(keyword).unwrap_or(node),
+                };
+                self.diagnostics.error(location, error.to_string());
                 return None;
             }
+        };
+        if let Some((consistency, location)) = consistency {
+            rate_limit.consistency = consistency;
+            self.check_consistency(consistency, &limit, elastic.is_some(), location);
         }
+        rate_limit.limit = Some(limit);
+        // The division cannot fail, because smaller numbers are valid as well.
+        rate_limit.divided_limit = Limit::divided(requests, measure, keywords.kind(), spec, self.instances).ok();
         if let Some((elastic, location)) = elastic {
             match elastic::build_elastic(elastic, requests, measure, keywords.kind(), spec) {
                 Ok(elastic) => rate_limit.elastic = Some(elastic),
                 Err(error) => self.diagnostics.error(location, format!("at the highest elastic limit, {error}")),
             }
         }
-        Some(rate_limit)
+        Some(())
     }
 
     /// Rejects a consistency that the algorithm or the rule does not support.

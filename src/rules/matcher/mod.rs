@@ -2,6 +2,8 @@
 //!
 //! Each level of a lookup takes one or two hash probes, so the cost of a lookup does not depend on the number of rules.
 
+mod build;
+
 use std::{
     collections::HashMap,
     hash::BuildHasher,
@@ -35,7 +37,7 @@ pub struct Entry<'a> {
 /// The text of each label is shared between rules.
 pub type Labels = Arc<[Arc<str>]>;
 
-/// A rule that a descriptor can end on, with its limit or the statement that there is none.
+/// A rule: the limit, if any, of the descriptors whose last entry matches its level.
 #[derive(Debug)]
 pub struct Rule {
     /// Index in [`RuleSet::rules`].
@@ -44,7 +46,7 @@ pub struct Rule {
     pub limit: Option<Arc<Limit>>,
     /// Name of the limit, if it has one.
     pub name: Option<Arc<str>>,
-    pub(super) policy: OnceLock<Arc<str>>,
+    pub(in crate::rules) policy: OnceLock<Arc<str>>,
     /// Names of the limits of a request that do not apply if this limit does.
     pub replaces: Vec<String>,
     /// Whether the limit is counted and measured, but never enforced.
@@ -94,8 +96,8 @@ pub struct Node {
     pub ip_prefix: Option<IpPrefix>,
     /// Kind of modifier entry; `None` if the value is part of the counter's name.
     pub modifier: Option<ModifierEntry>,
-    pub(super) rule: Option<u32>,
-    pub(super) has_children: bool,
+    pub(in crate::rules) rule: Option<u32>,
+    pub(in crate::rules) has_children: bool,
     /// Position of the level in its file.
     pub location: Location,
 }
@@ -139,13 +141,13 @@ pub struct Plan {
 
 /// Rules of one descriptor by plan name, from which the request's plan selects one, and the plans of entities.
 #[derive(Debug, Default)]
-pub(super) struct Plans {
-    pub(super) rules: HashMap<Box<str>, u32>,
-    pub(super) entities: Arc<PlanAssignments>,
+pub(in crate::rules) struct Plans {
+    pub(in crate::rules) rules: HashMap<Box<str>, u32>,
+    pub(in crate::rules) entities: Arc<PlanAssignments>,
 }
 
 /// Plans of entities, by the key and the value of an entry.
-pub(super) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
+pub(in crate::rules) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
 
 /// Kind of a modifier entry. Modifier entries are not part of the counter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,7 +188,7 @@ pub enum Lookup<'r> {
 }
 
 /// The nodes with the same parent and key.
-pub(super) struct Group {
+pub(in crate::rules) struct Group {
     parent: u32,
     key: Arc<str>,
     any: Option<u32>,
@@ -280,7 +282,7 @@ impl RuleSet {
     /// Returns the rule of the request's plan, which is the plan in its plan entry or the plan of one of its entities.
     ///
     /// Returns `default`, the rule of the default plan, if the request has no plan or an unknown one.
-    pub(super) fn select_plan_rule<'r, 'e>(
+    pub(in crate::rules) fn select_plan_rule<'r, 'e>(
         &'r self,
         default: &'r Rule,
         entries: impl Iterator<Item = Entry<'e>>,
@@ -314,12 +316,12 @@ impl RuleSet {
         self.rules.get(*id as usize)
     }
 
-    pub(super) fn domain_root(&self, domain: &str) -> Option<u32> {
+    pub(in crate::rules) fn domain_root(&self, domain: &str) -> Option<u32> {
         self.group(NO_PARENT, domain)?.1.any
     }
 
     /// Returns the child node that matches the entry.
-    pub(super) fn child_of(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
+    pub(in crate::rules) fn child_of(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
         if !self.node(parent).has_children {
             return None;
         }
@@ -328,7 +330,7 @@ impl RuleSet {
         exact().or_else(|| group.wildcards.as_ref()?.find(entry.value)).or(group.any)
     }
 
-    pub(super) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
+    pub(in crate::rules) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
         let same = |id: &u32| {
             let group = &self.groups[*id as usize];
             group.parent == parent && *group.key == *key
@@ -343,17 +345,17 @@ impl RuleSet {
         Some(*node)
     }
 
-    pub(super) fn rule_of(&self, node: &Node) -> Option<&Rule> {
+    pub(in crate::rules) fn rule_of(&self, node: &Node) -> Option<&Rule> {
         node.rule.map(|rule| &self.rules[rule as usize])
     }
 
-    pub(super) fn node(&self, id: u32) -> &Node {
+    pub(in crate::rules) fn node(&self, id: u32) -> &Node {
         &self.nodes[id as usize]
     }
 }
 
 impl Plan {
-    pub(super) fn new(name: &str, plans: &Arc<Plans>) -> Self {
+    pub(in crate::rules) fn new(name: &str, plans: &Arc<Plans>) -> Self {
         Self { name: name.into(), plans: Arc::clone(plans) }
     }
 
@@ -407,128 +409,5 @@ impl Node {
             Some(value) => format!("{}_{value}", self.key),
             None => self.key.to_string(),
         }
-    }
-}
-
-/// Construction, which is only called by `compile`.
-impl RuleSet {
-    /// Returns the root node of the domain, and adds it if it is missing.
-    pub(super) fn add_domain(&mut self, domain: &str) -> u32 {
-        if let Some(root) = self.domain_root(domain) {
-            return root;
-        }
-        let domain = Arc::from(domain);
-        let root = self.add_node(&domain, Segment::Any, Location::default());
-        let group = self.add_group(NO_PARENT, &domain);
-        self.groups[group as usize].any = Some(root);
-        root
-    }
-
-    /// Adds settings to the domain.
-    ///
-    /// # Errors
-    ///
-    /// Returns the `shard_by` of another file if it differs.
-    pub(super) fn set_domain(&mut self, domain: &str, charge_all: bool, shard_by: &[String]) -> Result<(), String> {
-        if !charge_all && shard_by.is_empty() {
-            return Ok(());
-        }
-        let settings = self.domains.entry(domain.into()).or_default();
-        settings.charge_all |= charge_all;
-        let same = settings.shard_by.iter().map(|key| &**key).eq(shard_by.iter().map(String::as_str));
-        if shard_by.is_empty() || same {
-            return Ok(());
-        }
-        if !settings.shard_by.is_empty() {
-            return Err(settings.shard_by.join(", "));
-        }
-        settings.shard_by = shard_by.iter().map(|key| key.as_str().into()).collect();
-        Ok(())
-    }
-
-    /// Adds a node below `parent`.
-    ///
-    /// # Errors
-    ///
-    /// Returns the location of the existing node if there is one with the same key and value.
-    pub(super) fn add_child(
-        &mut self,
-        parent: u32,
-        key: &Arc<str>,
-        segment: Segment,
-        location: Location,
-    ) -> Result<u32, Location> {
-        let group = self.group(parent, key).map(|(id, _)| id);
-        let group = group.unwrap_or_else(|| self.add_group(parent, key));
-        let existing = match &segment {
-            Segment::Any => self.groups[group as usize].any,
-            Segment::Value(value) | Segment::Pattern(value) | Segment::Shared(value) => self.exact_child(group, value),
-        };
-        if let Some(existing) = existing {
-            return Err(self.node(existing).location);
-        }
-        let id = self.add_node(key, segment, location);
-        self.nodes[parent as usize].has_children = true;
-        let entry = &mut self.groups[group as usize];
-        let value = match &self.nodes[id as usize].segment {
-            Segment::Any => {
-                entry.any = Some(id);
-                return Ok(id);
-            }
-            Segment::Value(value) => value,
-            Segment::Pattern(pattern) | Segment::Shared(pattern) => {
-                entry.wildcards.get_or_insert_default().insert(pattern, id);
-                pattern
-            }
-        };
-        entry.has_values = true;
-        let (nodes, hasher) = (&self.nodes, &self.hasher);
-        let rehash = |(group, node): &(u32, u32)| {
-            hasher.hash_one((*group, nodes[*node as usize].exact_value().unwrap_or_default()))
-        };
-        self.by_value.insert_unique(hasher.hash_one((group, &**value)), (group, id), rehash);
-        Ok(id)
-    }
-
-    /// Adds a rule and attaches it to the nodes.
-    pub(super) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
-        let id = u32::try_from(self.rules.len()).ok();
-        nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
-        self.rules.push(rule);
-    }
-
-    /// Releases unused capacity.
-    pub(super) fn shrink(&mut self) {
-        self.nodes.shrink_to_fit();
-        self.groups.shrink_to_fit();
-        self.rules.shrink_to_fit();
-    }
-
-    pub(super) fn node_mut(&mut self, id: u32) -> &mut Node {
-        &mut self.nodes[id as usize]
-    }
-
-    fn add_node(&mut self, key: &Arc<str>, segment: Segment, location: Location) -> u32 {
-        let node = Node {
-            key: Arc::clone(key),
-            segment,
-            value_to_metric: false,
-            ip_prefix: None,
-            modifier: None,
-            rule: None,
-            has_children: false,
-            location,
-        };
-        self.nodes.push(node);
-        (self.nodes.len() - 1) as u32
-    }
-
-    fn add_group(&mut self, parent: u32, key: &Arc<str>) -> u32 {
-        let id = self.groups.len() as u32;
-        self.groups.push(Group { parent, key: Arc::clone(key), any: None, has_values: false, wildcards: None });
-        let (groups, hasher) = (&self.groups, &self.hasher);
-        let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
-        self.by_key.insert_unique(hash(&id), id, hash);
-        id
     }
 }

@@ -1,0 +1,133 @@
+//! Construction of a [`RuleSet`], for `compile`.
+
+use std::{hash::BuildHasher, sync::Arc};
+
+use super::{Group, NO_PARENT, Node, Rule, RuleSet, Segment};
+use crate::rules::diagnostic::Location;
+
+impl RuleSet {
+    /// Returns the root node of the domain, and adds it if it is missing.
+    pub(in crate::rules) fn add_domain(&mut self, domain: &str) -> u32 {
+        if let Some(root) = self.domain_root(domain) {
+            return root;
+        }
+        let domain = Arc::from(domain);
+        let root = self.add_node(&domain, Segment::Any, Location::default());
+        let group = self.add_group(NO_PARENT, &domain);
+        self.groups[group as usize].any = Some(root);
+        root
+    }
+
+    /// Adds settings to the domain.
+    ///
+    /// # Errors
+    ///
+    /// Returns the `shard_by` of another file if it differs.
+    pub(in crate::rules) fn set_domain(
+        &mut self,
+        domain: &str,
+        charge_all: bool,
+        shard_by: &[String],
+    ) -> Result<(), String> {
+        if !charge_all && shard_by.is_empty() {
+            return Ok(());
+        }
+        let settings = self.domains.entry(domain.into()).or_default();
+        settings.charge_all |= charge_all;
+        let same = settings.shard_by.iter().map(|key| &**key).eq(shard_by.iter().map(String::as_str));
+        if shard_by.is_empty() || same {
+            return Ok(());
+        }
+        if !settings.shard_by.is_empty() {
+            return Err(settings.shard_by.join(", "));
+        }
+        settings.shard_by = shard_by.iter().map(|key| key.as_str().into()).collect();
+        Ok(())
+    }
+
+    /// Adds a node below `parent`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the location of the existing node if there is one with the same key and value.
+    pub(in crate::rules) fn add_child(
+        &mut self,
+        parent: u32,
+        key: &Arc<str>,
+        segment: Segment,
+        location: Location,
+    ) -> Result<u32, Location> {
+        let group = self.group(parent, key).map(|(id, _)| id);
+        let group = group.unwrap_or_else(|| self.add_group(parent, key));
+        let existing = match &segment {
+            Segment::Any => self.groups[group as usize].any,
+            Segment::Value(value) | Segment::Pattern(value) | Segment::Shared(value) => self.exact_child(group, value),
+        };
+        if let Some(existing) = existing {
+            return Err(self.node(existing).location);
+        }
+        let id = self.add_node(key, segment, location);
+        self.nodes[parent as usize].has_children = true;
+        let entry = &mut self.groups[group as usize];
+        let value = match &self.nodes[id as usize].segment {
+            Segment::Any => {
+                entry.any = Some(id);
+                return Ok(id);
+            }
+            Segment::Value(value) => value,
+            Segment::Pattern(pattern) | Segment::Shared(pattern) => {
+                entry.wildcards.get_or_insert_default().insert(pattern, id);
+                pattern
+            }
+        };
+        entry.has_values = true;
+        let (nodes, hasher) = (&self.nodes, &self.hasher);
+        let rehash = |(group, node): &(u32, u32)| {
+            hasher.hash_one((*group, nodes[*node as usize].exact_value().unwrap_or_default()))
+        };
+        self.by_value.insert_unique(hasher.hash_one((group, &**value)), (group, id), rehash);
+        Ok(id)
+    }
+
+    /// Adds a rule and attaches it to the nodes.
+    pub(in crate::rules) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
+        let id = u32::try_from(self.rules.len()).ok();
+        nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
+        self.rules.push(rule);
+    }
+
+    /// Releases unused capacity.
+    pub(in crate::rules) fn shrink(&mut self) {
+        self.nodes.shrink_to_fit();
+        self.groups.shrink_to_fit();
+        self.rules.shrink_to_fit();
+    }
+
+    pub(in crate::rules) fn node_mut(&mut self, id: u32) -> &mut Node {
+        &mut self.nodes[id as usize]
+    }
+
+    fn add_node(&mut self, key: &Arc<str>, segment: Segment, location: Location) -> u32 {
+        let node = Node {
+            key: Arc::clone(key),
+            segment,
+            value_to_metric: false,
+            ip_prefix: None,
+            modifier: None,
+            rule: None,
+            has_children: false,
+            location,
+        };
+        self.nodes.push(node);
+        (self.nodes.len() - 1) as u32
+    }
+
+    fn add_group(&mut self, parent: u32, key: &Arc<str>) -> u32 {
+        let id = self.groups.len() as u32;
+        self.groups.push(Group { parent, key: Arc::clone(key), any: None, has_values: false, wildcards: None });
+        let (groups, hasher) = (&self.groups, &self.hasher);
+        let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
+        self.by_key.insert_unique(hash(&id), id, hash);
+        id
+    }
+}
