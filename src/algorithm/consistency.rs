@@ -1,14 +1,14 @@
 //! [`Consistency`]: how exactly the instances share a counter.
 
-/// How far a decision may differ from that of a single shared counter.
+/// The maximum difference between a decision and that of a single shared counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Consistency {
-    /// Not at all: every hit is counted in the shared counter.
+    /// No difference: every hit is counted in the shared counter.
     #[default]
     Exact,
-    /// Never more than the limit is allowed, but possibly less: instances take leases in advance.
+    /// At most the limit is allowed, but possibly less: instances take leases in advance.
     Leased,
-    /// Instances count locally and synchronise with the store at an interval.
+    /// More than the limit can be allowed: instances count locally and synchronise with the store at an interval.
     Eventual,
 }
 

@@ -14,13 +14,13 @@ pub(super) const BYTES: usize = 16;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DrainState {
     pub(super) drained_at: ExactDuration,
-    /// Time for which it has been empty.
+    /// Time for which the bucket has been empty.
     pub(super) idle: Micros,
-    /// Whether it differs from the stored form.
+    /// Whether the level differs from the stored form.
     pub(super) changed: bool,
 }
 
-/// The stored form.
+/// A [`DrainState`] in the form that a counter's state contains.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoredDrain {
     pub(super) micros: u64,
@@ -69,7 +69,7 @@ impl DrainState {
         Self { drained_at: at, idle: Micros::ZERO, changed }
     }
 
-    /// Writes the stored form.
+    /// Writes a level that will have drained at `at`, in its stored form, to `state`.
     pub(super) fn write(at: ExactDuration, drain_time: DrainTime, state: &mut State) {
         state.clear();
         state.push::<7>(at.micros);

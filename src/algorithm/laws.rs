@@ -227,8 +227,8 @@ proptest! {
         let roll_back = Operation { action: Action::RollBack(Micros::new(taken)), cost, now: Micros::new(now) };
         prop_assert!(algorithm.apply(&mut state, roll_back).allowed);
         for now in [now, now + later] {
-            let (here, there) = (greedy(&algorithm, &state, now), greedy(&algorithm, &without, now));
-            prop_assert!(here <= there, "{} instead of {}", here, there);
+            let (rolled_back, expected) = (greedy(&algorithm, &state, now), greedy(&algorithm, &without, now));
+            prop_assert!(rolled_back <= expected, "{} instead of {}", rolled_back, expected);
         }
     }
 
@@ -245,25 +245,25 @@ proptest! {
 
     #[test]
     fn a_backward_clock_step_neither_grants_hits_nor_blocks_callers(
-        algorithm in algorithm(), history in history(), back in 1..60_000_000_u64, cost in 0_u64..3,
+        algorithm in algorithm(), history in history(), step_back in 1..60_000_000_u64, cost in 0_u64..3,
     ) {
         let (mut state, now) = replay(&algorithm, &history);
         // An operation at the later time.
         algorithm.apply(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
-        let here = greedy(&algorithm, &state, now);
-        if here == MANY {
+        let allowed = greedy(&algorithm, &state, now);
+        if allowed == MANY {
             return Ok(());
         }
-        prop_assert!(greedy(&algorithm, &state, now - back) <= here);
+        prop_assert!(greedy(&algorithm, &state, now - step_back) <= allowed);
         // A take while the clock is behind does not grant more hits at the former time either.
         let mut stepped_back = state.clone();
-        let take = Operation { action: Action::Take, cost, now: Micros::new(now - back) };
+        let take = Operation { action: Action::Take, cost, now: Micros::new(now - step_back) };
         let passed = algorithm.apply(&mut stepped_back, take);
         let gained = if passed.allowed { cost } else { 0 };
-        prop_assert!(greedy(&algorithm, &stepped_back, now) + gained <= here.max(cost));
+        prop_assert!(greedy(&algorithm, &stepped_back, now) + gained <= allowed.max(cost));
         // The reset is at most as much later as the clock stepped back.
         let reset = peek(&algorithm, &state, 0, now).reset;
-        prop_assert!(peek(&algorithm, &state, 0, now - back).reset.get() <= reset.get() + back);
+        prop_assert!(peek(&algorithm, &state, 0, now - step_back).reset.get() <= reset.get() + step_back);
     }
 
     #[test]

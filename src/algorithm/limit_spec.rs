@@ -13,7 +13,7 @@ pub struct LimitSpec {
     pub window: Micros,
     /// Number of counters per window.
     pub buckets: Option<u32>,
-    /// How the oldest counter of a sliding window counts.
+    /// Weight of the oldest counter of a sliding window.
     pub edge: Option<WindowEdge>,
     /// Hits that a bucket allows at once.
     pub burst: Option<u32>,

@@ -39,12 +39,6 @@ impl Micros {
     pub const fn floor_secs(self) -> u64 {
         self.0 / 1_000_000
     }
-
-    /// Returns whole milliseconds, rounded up, as used for TTLs in Redis.
-    #[must_use]
-    pub const fn ceil_millis(self) -> u64 {
-        self.0.div_ceil(1_000)
-    }
 }
 
 impl Add for Micros {

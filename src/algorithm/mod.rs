@@ -61,7 +61,7 @@ pub const MAX_PERIOD: Micros = Micros::from_secs(100 * 31_536_000);
 /// Beginning of the Redis program: Lua helpers that several scripts call.
 pub const PRELUDE: &str = include_str!("prelude.lua");
 
-/// What an [`Operation`] does to a counter.
+/// The effect of an [`Operation`] on a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Takes the cost if the algorithm allows it.
@@ -224,7 +224,8 @@ pub trait Limiter: Copy + Into<Algorithm> {
     }
 
     /// Returns the algorithm that takes leases from the same counter: it denies takes that are only allowed by a soft
-    /// limit, and its denials do not count. `None` if hits that are spent later could add up to more than the limit.
+    /// limit, and its denials do not count. Returns `None` if hits that are spent later could add up to more than the
+    /// limit.
     fn leasing(&self) -> Option<Algorithm> {
         None
     }

@@ -1,24 +1,17 @@
-//! Exact proportions: products above 64 bits are computed in 128. `share` in prelude.lua is the Lua equivalent.
+//! Exact proportions, computed in 128 bits. `share` in prelude.lua is the Lua equivalent.
 
 /// Returns `count · part / whole`, rounded up; 0 if `whole` is 0.
 pub(super) fn ceil(count: u64, part: u64, whole: u64) -> u64 {
-    match (count.checked_mul(part), whole) {
-        (_, 0) => 0,
-        (Some(product), whole) => product.div_ceil(whole),
-        (None, whole) => narrow((u128::from(count) * u128::from(part)).div_ceil(whole.into())),
-    }
+    if whole == 0 { 0 } else { narrow((u128::from(count) * u128::from(part)).div_ceil(whole.into())) }
 }
 
 /// Returns `count · part / whole`, rounded down; 0 if `whole` is 0.
 pub(super) fn floor(count: u64, part: u64, whole: u64) -> u64 {
-    match (count.checked_mul(part), whole) {
-        (_, 0) => 0,
-        (Some(product), whole) => product / whole,
-        (None, whole) => narrow(u128::from(count) * u128::from(part) / u128::from(whole)),
-    }
+    if whole == 0 { 0 } else { narrow(u128::from(count) * u128::from(part) / u128::from(whole)) }
 }
 
-fn narrow(wide: u128) -> u64 {
+/// Returns the number, or the largest one of 64 bits if it is larger.
+pub(super) fn narrow(wide: u128) -> u64 {
     u64::try_from(wide).unwrap_or(u64::MAX)
 }
 

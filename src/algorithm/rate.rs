@@ -1,7 +1,7 @@
 //! [`Rate`]: the exact time between two hits of a steady stream. 7 hits a second are 142 857 and 1/7 µs apart, and a
 //! bucket that rounded this time would drift.
 
-use super::{Action, Micros, Operation};
+use super::{Action, Micros, Operation, proportion::narrow};
 
 /// A duration of whole microseconds and a fraction, in units of 1/[`Rate::parts`] microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,35 +56,22 @@ impl Rate {
 
     /// Returns the time in which `hits` drain.
     pub(super) fn duration_of(self, hits: u64) -> ExactDuration {
-        match hits.checked_mul(self.interval) {
-            Some(total) => ExactDuration { micros: total / self.parts, fraction: total % self.parts },
-            None => {
-                let total = u128::from(hits) * u128::from(self.interval);
-                let (micros, fraction) = (total / u128::from(self.parts), total % u128::from(self.parts));
-                ExactDuration { micros: u64::try_from(micros).unwrap_or(u64::MAX), fraction: fraction as u64 }
-            }
-        }
+        let (total, parts) = (u128::from(hits) * u128::from(self.interval), u128::from(self.parts));
+        ExactDuration { micros: narrow(total / parts), fraction: narrow(total % parts) }
     }
 
     /// Returns the whole hits that drain in this time.
     pub(super) fn hits(self, span: ExactDuration) -> u64 {
-        self.divide(span, u64::div_euclid, u128::div_euclid)
+        narrow(self.total_parts(span) / u128::from(self.interval))
     }
 
     /// Returns the hits that drain at least in part in this time.
     pub(super) fn hits_started(self, span: ExactDuration) -> u64 {
-        self.divide(span, u64::div_ceil, u128::div_ceil)
+        narrow(self.total_parts(span).div_ceil(self.interval.into()))
     }
 
-    fn divide(self, span: ExactDuration, narrow: fn(u64, u64) -> u64, wide: fn(u128, u128) -> u128) -> u64 {
-        let total = span.micros.checked_mul(self.parts).and_then(|total| total.checked_add(span.fraction));
-        match total {
-            Some(total) => narrow(total, self.interval),
-            None => {
-                let total = u128::from(span.micros) * u128::from(self.parts) + u128::from(span.fraction);
-                u64::try_from(wide(total, self.interval.into())).unwrap_or(u64::MAX)
-            }
-        }
+    fn total_parts(self, span: ExactDuration) -> u128 {
+        u128::from(span.micros) * u128::from(self.parts) + u128::from(span.fraction)
     }
 
     pub(super) fn add(self, a: ExactDuration, b: ExactDuration) -> ExactDuration {

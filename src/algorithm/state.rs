@@ -2,18 +2,12 @@
 
 use std::fmt;
 
+use smallvec::SmallVec;
+
 /// The bytes of a counter's state; a new counter has none. Numbers are unsigned, little-endian and as short as
 /// possible.
-///
-/// A short state is stored inline. A `SmallVec` was rejected: with it, `make bench` spent a tenth of a decision on
-/// copying a number of bytes that the compiler did not know.
-#[derive(Clone, Default)]
-pub struct State {
-    short: [u8; State::INLINE],
-    len: u8,
-    /// All bytes of a state that does not fit inline; otherwise empty.
-    long: Vec<u8>,
-}
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct State(SmallVec<[u8; State::INLINE]>);
 
 impl State {
     /// Maximum number of bytes that are stored inline, without an allocation.
@@ -22,56 +16,36 @@ impl State {
     /// Creates a state from the bytes of a store.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Self {
-        let mut state = Self::default();
-        match state.short.get_mut(..bytes.len()) {
-            Some(short) => {
-                short.copy_from_slice(bytes);
-                state.len = bytes.len() as u8;
-            }
-            None => state.long = bytes.to_vec(),
-        }
-        state
-    }
-
-    /// Creates a state from the first `len` bytes of `short`.
-    #[must_use]
-    pub fn from_short(short: [u8; Self::INLINE], len: u8) -> Self {
-        Self { short, len: len.min(Self::INLINE as u8), long: Vec::new() }
+        Self(SmallVec::from_slice(bytes))
     }
 
     /// Creates a state from bytes on the heap, without a copy.
     #[must_use]
     pub fn from_long(long: Vec<u8>) -> Self {
-        Self { long, ..Self::default() }
+        Self(SmallVec::from_vec(long))
     }
 
-    /// Returns the inline buffer and its length; `None` if the bytes are on the heap.
-    #[must_use]
-    pub fn as_short(&self) -> Option<([u8; Self::INLINE], u8)> {
-        self.long.is_empty().then_some((self.short, self.len))
-    }
-
-    /// Returns the bytes of a state on the heap, without a copy; empty for an inline state.
+    /// Returns the bytes of a state on the heap, without a copy.
     #[must_use]
     pub fn into_long(self) -> Vec<u8> {
-        self.long
+        self.0.into_vec()
     }
 
     /// Returns the bytes that a store keeps.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        if self.long.is_empty() { &self.short[..self.len.into()] } else { &self.long }
+        &self.0
     }
 
     /// Returns whether the state is that of a new counter.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.as_bytes().is_empty()
+        self.0.is_empty()
     }
 
     /// Returns the number in the `N` bytes at `offset`; `None` beyond the end.
     pub(super) fn number<const N: usize>(&self, offset: usize) -> Option<u64> {
-        let bytes = self.as_bytes().get(offset..)?.first_chunk::<N>()?;
+        let bytes = self.0.get(offset..)?.first_chunk::<N>()?;
         let mut wide = [0; 8];
         wide[..N].copy_from_slice(bytes);
         Some(u64::from_le_bytes(wide))
@@ -79,37 +53,21 @@ impl State {
 
     /// Appends the lowest `N` bytes of `number`.
     pub(super) fn push<const N: usize>(&mut self, number: u64) {
-        let mut bytes = [0; N];
-        bytes.copy_from_slice(&number.to_le_bytes()[..N]);
-        self.append(&bytes);
+        self.append(&number.to_le_bytes()[..N]);
     }
 
     /// Appends `bytes`.
-    #[inline]
     pub(super) fn append(&mut self, bytes: &[u8]) {
-        let len = usize::from(self.len);
-        match self.short.get_mut(len..len + bytes.len()).filter(|_| self.long.is_empty()) {
-            Some(free) => {
-                free.copy_from_slice(bytes);
-                self.len += bytes.len() as u8;
-            }
-            None => {
-                if self.long.is_empty() {
-                    self.long.extend_from_slice(&self.short[..len]);
-                }
-                if self.long.capacity() < self.long.len() + bytes.len() {
-                    // The capacity grows by a quarter instead of doubling: there may be a million states.
-                    self.long.reserve_exact(bytes.len() + self.long.len() / 4);
-                }
-                self.long.extend_from_slice(bytes);
-            }
+        if self.0.capacity() < self.0.len() + bytes.len() {
+            // The capacity grows by a quarter instead of doubling: there may be a million states.
+            self.0.reserve_exact(bytes.len() + self.0.len() / 4);
         }
+        self.0.extend_from_slice(bytes);
     }
 
     /// Removes all bytes but keeps an allocated buffer.
     pub(super) fn clear(&mut self) {
-        self.len = 0;
-        self.long.clear();
+        self.0.clear();
     }
 
     /// Removes `bytes` bytes at the front.
@@ -119,45 +77,15 @@ impl State {
 
     /// Removes `bytes` bytes at `offset`.
     pub(super) fn cut(&mut self, offset: usize, bytes: usize) {
-        if self.long.is_empty() {
-            let len = usize::from(self.len);
-            let (start, end) = (offset.min(len), offset.saturating_add(bytes).min(len));
-            self.short.copy_within(end..len, start);
-            self.len -= (end - start) as u8;
-        } else {
-            let len = self.long.len();
-            self.long.drain(offset.min(len)..offset.saturating_add(bytes).min(len));
-            self.shorten();
-        }
+        let len = self.0.len();
+        self.0.drain(offset.min(len)..offset.saturating_add(bytes).min(len));
     }
 
     /// Removes `bytes` bytes at the end.
     pub(super) fn cut_back(&mut self, bytes: usize) {
-        if self.long.is_empty() {
-            self.len -= bytes.min(self.len.into()) as u8;
-        } else {
-            self.long.truncate(self.long.len().saturating_sub(bytes));
-            self.shorten();
-        }
-    }
-
-    /// Moves the bytes inline if they fit.
-    fn shorten(&mut self) {
-        if let Some(short) = self.short.get_mut(..self.long.len()) {
-            short.copy_from_slice(&self.long);
-            self.len = self.long.len() as u8;
-            self.long.clear();
-        }
+        self.0.truncate(self.0.len().saturating_sub(bytes));
     }
 }
-
-impl PartialEq for State {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_bytes() == other.as_bytes()
-    }
-}
-
-impl Eq for State {}
 
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

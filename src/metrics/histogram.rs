@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        LazyLock, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -16,17 +16,6 @@ const BOUNDS: [u64; 16] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_0
 
 /// Schema of Prometheus' native histograms: each bucket ends 2^(2^-3) times, about 9%, above the previous one.
 pub const SCHEMA: i32 = 3;
-/// Upper bounds of the eight native buckets within a power of two, relative to its lower end.
-const BOUND_FACTORS: [f64; 1 << SCHEMA] = [
-    1.0,
-    1.090_507_732_665_257_7,
-    1.189_207_115_002_721,
-    1.296_839_554_651_009_6,
-    std::f64::consts::SQRT_2,
-    1.542_210_825_407_940_7,
-    1.681_792_830_507_429,
-    1.834_008_086_409_342_4,
-];
 /// Powers of two, in seconds, at which the native buckets begin and end: 60 ns and 16 s.
 const EXPONENTS: [i32; 2] = [-24, 4];
 const NATIVE_BUCKETS: usize = ((EXPONENTS[1] - EXPONENTS[0]) as usize) << SCHEMA;
@@ -35,45 +24,28 @@ pub const ZERO_THRESHOLD: f64 = 1.0 / (1 << -EXPONENTS[0]) as f64;
 
 /// Upper bounds of the cells in nanoseconds. Both kinds of buckets are sums of the same cells, so that each duration is
 /// counted in only one place: where a cell ends, a bucket of at least one kind ends.
-static CELLS: [u64; BOUNDS.len() + NATIVE_BUCKETS + 1] = cells();
+static CELLS: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let classic = BOUNDS.iter().map(|micros| micros * 1_000);
+    let mut cells: Vec<u64> = classic.chain((0..=NATIVE_BUCKETS).map(native_bound)).collect();
+    cells.sort_unstable();
+    cells
+});
 
 /// Returns the upper bound of a native bucket in nanoseconds; bucket 0 contains durations that count as zero.
-const fn native_bound(bucket: usize) -> u64 {
-    let mut bound = BOUND_FACTORS[bucket % BOUND_FACTORS.len()] * 1e9;
-    let mut power = EXPONENTS[0] + (bucket >> SCHEMA) as i32;
-    while power < 0 {
-        (bound, power) = (bound / 2.0, power + 1);
-    }
-    while power > 0 {
-        (bound, power) = (bound * 2.0, power - 1);
-    }
-    bound as u64
-}
-
-const fn cells() -> [u64; BOUNDS.len() + NATIVE_BUCKETS + 1] {
-    let mut cells = [0; BOUNDS.len() + NATIVE_BUCKETS + 1];
-    let (mut classic, mut native) = (0, 0);
-    while classic + native < cells.len() {
-        let nanos = if native <= NATIVE_BUCKETS { native_bound(native) } else { u64::MAX };
-        let cell = &mut cells[classic + native];
-        if classic < BOUNDS.len() && BOUNDS[classic] * 1_000 < nanos {
-            (*cell, classic) = (BOUNDS[classic] * 1_000, classic + 1);
-        } else {
-            (*cell, native) = (nanos, native + 1);
-        }
-    }
-    cells
+fn native_bound(bucket: usize) -> u64 {
+    let buckets_per_power = f64::from(1 << SCHEMA);
+    ((f64::from(EXPONENTS[0]) + bucket as f64 / buckets_per_power).exp2() * 1e9) as u64
 }
 
 struct Stripe {
     /// Counts of the cells; the last one contains durations above every bound.
-    cells: [AtomicU64; CELLS.len() + 1],
+    cells: Vec<AtomicU64>,
     nanos: AtomicU64,
 }
 
 impl Default for Stripe {
     fn default() -> Self {
-        Self { cells: [const { AtomicU64::new(0) }; CELLS.len() + 1], nanos: AtomicU64::new(0) }
+        Self { cells: (0..=CELLS.len()).map(|_| AtomicU64::new(0)).collect(), nanos: AtomicU64::new(0) }
     }
 }
 

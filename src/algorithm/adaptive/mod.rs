@@ -55,7 +55,7 @@ impl Learned {
             wide[..size].copy_from_slice(&tail[at..at + size]);
             u64::from_le_bytes(wide)
         };
-        let double = |at| Some(f64::from_bits(number(at, 8))).filter(|it| (0.0..1e15).contains(it));
+        let double = |at| Some(f64::from_bits(number(at, 8))).filter(|number| (0.0..1e15).contains(number));
         let (Some(limit), Some(baseline), Some(measured), Some(sum)) = (double(0), double(8), double(16), double(36))
         else {
             return (fresh, slots.len());
@@ -118,11 +118,11 @@ impl Limiter for Adaptive {
     const NAME: &'static str = "adaptive";
     const KEYWORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
     const TAG: &'static str = "ad";
-    /// Shared with [`Concurrency`].
+    /// The script of [`Concurrency`], which both algorithms share.
     const SCRIPT: &'static str = Concurrency::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Concurrency::ARGUMENTS;
 
-    /// The limit is the ceiling, the window is the hold.
+    /// Builds a limiter. `spec.requests` is the ceiling, and `spec.window` the hold.
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let defaults = Bounds::default();
         let ceiling = spec.requests;
@@ -199,7 +199,7 @@ impl Limiter for Adaptive {
         Decision { limit: Some(limit), shed: !allowed, ..decision }
     }
 
-    /// Always, because a slot may be released at any moment.
+    /// Returns `true`, because a slot may be released at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }

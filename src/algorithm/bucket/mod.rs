@@ -83,7 +83,8 @@ impl Bucket {
     /// Creates a bucket that drains `requests` hits per window and holds `max_hits`. Hits above `immediate` are
     /// delayed.
     ///
-    /// `None` if there are no requests, if nothing fits in, or if the window or the drain time exceeds [`MAX_PERIOD`].
+    /// Returns `None` if there are no requests, if nothing fits in, or if the window or the drain time exceeds
+    /// [`MAX_PERIOD`].
     pub(super) fn new(
         requests: u32,
         window: Micros,
@@ -108,8 +109,8 @@ impl Bucket {
 
     /// Returns the same bucket for taking leases, up to the limit without its soft part.
     ///
-    /// `None` if hits are delayed, because the delay of hits that are spent later is unknown, or if the bucket drains
-    /// too fast for a lease.
+    /// Returns `None` if hits are delayed, because the delay of hits that are spent later is unknown, or if the bucket
+    /// drains too fast for a lease.
     pub(super) fn leasing(&self) -> Option<Self> {
         let grid = Micros::new((self.full_drain.micros / GRID_STEPS_PER_DRAIN).min(MAX_LEASE_LIFETIME.get() / 2));
         let fits = self.immediate == self.max_hits.ceiling() && grid >= MIN_GRID_STEP;

@@ -23,14 +23,17 @@ pub struct Concurrency {
     max_hits: MaxHits,
     hold: Micros,
     classes: Option<Classes>,
-    /// Caller of the operation.
+    /// The caller of the next operation: its holder, its class and its sample.
     context: RequestContext,
 }
 
-/// Lengths in bytes: an instant, a holder, a class, and a whole slot.
+/// Length of a slot's end in bytes.
 const END_BYTES: usize = 7;
+/// Length of a slot's holder in bytes.
 const HOLDER_BYTES: usize = 6;
+/// Length of a slot's class in bytes.
 const CLASS_BYTES: usize = 1;
+/// Length of a slot in bytes.
 const SLOT_BYTES: usize = END_BYTES + HOLDER_BYTES + CLASS_BYTES;
 
 /// Number of slots that each class holds.
@@ -41,7 +44,7 @@ impl Concurrency {
     pub const MAX_SLOTS: u64 = 1_000;
     /// Maximum hold: one day.
     pub const MAX_HOLD: Micros = Micros::from_secs(86_400);
-    /// Largest number of a holder.
+    /// Highest number that identifies a holder: 48 bits.
     pub const MAX_HOLDER: u64 = (1 << 48) - 1;
 
     /// Creates a limiter; `None` if the limit exceeds [`Self::MAX_SLOTS`], or if the hold is zero or exceeds
@@ -292,12 +295,12 @@ impl Limiter for Concurrency {
     const NAME: &'static str = "concurrency";
     const KEYWORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
     const TAG: &'static str = "cc";
-    /// Also the script of [`super::adaptive`].
+    /// The script, which [`super::adaptive`] uses as well.
     const SCRIPT: &'static str = concat!(include_str!("../adaptive/learn.lua"), include_str!("script.lua"));
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "hold", "slack", "holder", "class", "count", "method"];
 
-    /// The window is the hold.
+    /// Builds a limiter. `spec.window` is the hold.
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let max_hits = spec.max_hits(spec.requests.into());
         if spec.counts_denied() {
@@ -372,7 +375,7 @@ impl Limiter for Concurrency {
         self.explain_slots(state.as_bytes(), operation, allowed)
     }
 
-    /// Always, because a slot may be released at any moment.
+    /// Returns `true`, because a slot may be released at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }

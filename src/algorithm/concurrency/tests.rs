@@ -28,8 +28,8 @@ fn a_slot_is_freed_by_its_holder_or_when_it_ends() {
     assert_eq!((denied.allowed, denied.used, denied.retry_after), (false, 2, Some(Micros::from_secs(40))));
     assert_eq!((denied.reset, denied.next), (Micros::from_secs(50), Micros::from_secs(40)));
     // A caller that was denied or has never called frees nothing.
-    for stranger in [3, 4] {
-        assert_eq!(apply(limiter(2), &mut state, stranger, Action::Refund, 1, 21).used, 2);
+    for other_holder in [3, 4] {
+        assert_eq!(apply(limiter(2), &mut state, other_holder, Action::Refund, 1, 21).used, 2);
     }
     assert_eq!(apply(limiter(2), &mut state, 1, Action::Refund, 1, 22).used, 1);
     assert!(take(&mut state, 3, 23).allowed);
@@ -117,8 +117,8 @@ fn classes_get_their_guaranteed_slots() {
     assert_eq!((third.allowed, third.remaining, third.limit, third.used), (true, 0, Some(6), 5));
     let full = take(2, 1, 1);
     assert_eq!((full.allowed, full.shed, full.retry_after), (false, true, Some(Micros::from_secs(59))));
-    let own = take(2, 2, 1);
-    assert_eq!((own.allowed, own.shed), (false, false), "above the maximum of its class");
+    let excess = take(2, 2, 1);
+    assert_eq!((excess.allowed, excess.shed), (false, false), "above the maximum of its class");
     assert_eq!(take(1, 2, 2).remaining, 0);
     assert!(!take(1, 1, 3).allowed, "the remaining slots are guaranteed to the first class");
     let first = take(0, 3, 4);

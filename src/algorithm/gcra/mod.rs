@@ -15,7 +15,7 @@ pub struct Gcra(Bucket);
 impl Gcra {
     /// Creates a limiter that allows `requests` per window in the long run, with bursts of `burst` hits.
     ///
-    /// `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
+    /// Returns `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)

@@ -16,7 +16,7 @@ pub struct LeakyBucket(Bucket);
 impl LeakyBucket {
     /// Creates a bucket from which `requests` leak per window. `immediate` hits of its capacity are not delayed.
     ///
-    /// `None` if there are no requests, if the capacity is 0, or if the window or the drain time exceeds
+    /// Returns `None` if there are no requests, if the capacity is 0, or if the window or the drain time exceeds
     /// [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u32, window: Micros, capacity: MaxHits, immediate: u64, count_denied: bool) -> Option<Self> {

@@ -22,7 +22,7 @@ pub struct UtilizationReports {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Utilization {
     /// Highest reported utilization, from 0 to 1.
-    pub worst: f64,
+    pub max: f64,
     /// Mean of the reports.
     pub mean: f64,
     /// Number of reporters.
@@ -53,7 +53,7 @@ impl UtilizationReports {
     pub fn read(decision: &Decision) -> Option<Utilization> {
         let fraction = |number: u64| number as f64 / Self::FULL_UTILIZATION as f64;
         let reporters = decision.limit.filter(|reporters| *reporters > 0)?;
-        Some(Utilization { worst: fraction(decision.used), mean: fraction(decision.remaining), reporters })
+        Some(Utilization { max: fraction(decision.used), mean: fraction(decision.remaining), reporters })
     }
 
     /// Returns the reports that have not expired: end, reporter and utilization.
@@ -94,7 +94,7 @@ impl Limiter for UtilizationReports {
         ]
     }
 
-    /// The reporter is the holder.
+    /// Sets the reporter, which is the holder of the context.
     fn with_context(self, context: RequestContext) -> Self {
         Self { reporter: context.holder & ((1 << (8 * REPORTER_BYTES)) - 1), ..self }
     }
@@ -118,16 +118,16 @@ impl Limiter for UtilizationReports {
         allowed
     }
 
-    /// `used` is the highest report, `remaining` the mean, and `limit` the number of reporters: see
-    /// [`UtilizationReports::read`].
+    /// Encodes the summary in a decision, for [`UtilizationReports::read`]: `used` is the highest report, `remaining`
+    /// the mean, and `limit` the number of reporters.
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let (mut worst, mut sum, mut reporters, mut last) = (0, 0, 0, 0);
+        let (mut max, mut sum, mut reporters, mut last) = (0, 0, 0, 0);
         for (end, _, utilization) in Self::valid_reports(state, operation.now) {
-            (worst, sum, reporters, last) = (utilization.max(worst), sum + utilization, reporters + 1, end.max(last));
+            (max, sum, reporters, last) = (utilization.max(max), sum + utilization, reporters + 1, end.max(last));
         }
         Decision {
             allowed,
-            used: worst,
+            used: max,
             remaining: sum / u64::from(reporters.max(1)),
             limit: Some(reporters),
             reset: Micros::new(last) - operation.now,
@@ -135,7 +135,7 @@ impl Limiter for UtilizationReports {
         }
     }
 
-    /// Always, because other reports may expire at any moment.
+    /// Returns `true`, because other reports may expire at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }

@@ -16,7 +16,7 @@ fn apply(state: &mut State, reporter: u64, action: Action, cost: u64, second: u6
 fn utilization_is_the_highest_report_that_has_not_expired() {
     let mut state = State::default();
     assert_eq!(apply(&mut state, 0, Action::Peek, 0, 0), None);
-    let expected = |worst, mean, reporters| Some(Utilization { worst, mean, reporters });
+    let expected = |max, mean, reporters| Some(Utilization { max, mean, reporters });
     assert_eq!(apply(&mut state, 1, Action::Take, 5_000, 0), expected(0.5, 0.5, 1));
     assert_eq!(apply(&mut state, 2, Action::Take, 9_000, 4), expected(0.9, 0.7, 2));
     assert_eq!(

@@ -289,7 +289,7 @@ impl Limiter for Shares {
         }
     }
 
-    /// Always, because another class may leave capacity unused at any moment.
+    /// Returns `true`, because another class may leave capacity unused at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
     }

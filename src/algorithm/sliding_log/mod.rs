@@ -43,8 +43,8 @@ impl SlidingLog {
 
     /// Creates a limiter.
     ///
-    /// `None` if the limit exceeds [`Self::MAX_ENTRIES`], if the window is zero or exceeds [`Self::MAX_WINDOW`], or if
-    /// the interval is longer than the window.
+    /// Returns `None` if the limit exceeds [`Self::MAX_ENTRIES`], if the window is zero or exceeds
+    /// [`Self::MAX_WINDOW`], or if the interval is longer than the window.
     #[must_use]
     pub fn new(max_hits: MaxHits, window: Micros, min_interval: Micros, count_denied: bool) -> Option<Self> {
         let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && min_interval <= window;
@@ -209,7 +209,7 @@ impl Limiter for SlidingLog {
         self.count_denied
     }
 
-    /// `None` with a minimum interval, because it is unknown when the hits of a lease arrive.
+    /// Returns `None` if there is a minimum interval, because it is unknown when the hits of a lease arrive.
     fn leasing(&self) -> Option<Algorithm> {
         let grid = Micros::new((self.window.get() / GRID_STEPS_PER_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
         let max_hits = MaxHits::hard(self.max_hits.limit());
@@ -217,7 +217,7 @@ impl Limiter for SlidingLog {
         (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
     }
 
-    /// Also the instant with which the hits of the lease are logged.
+    /// Returns the end of a lease, which is also the instant with which the hits of the lease are logged.
     fn lease_ends(&self, counted: Micros) -> Micros {
         if self.lease_grid == Micros::ZERO {
             counted

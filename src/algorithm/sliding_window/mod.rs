@@ -14,13 +14,13 @@ use super::{
     State, drain_time::DrainTime, proportion,
 };
 
-/// How the oldest counter counts, of which the window covers only a part.
+/// Weight of the oldest counter, of which the window covers only a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WindowEdge {
-    /// In proportion to the covered part, rounded up.
+    /// The covered part of the counter, rounded up.
     #[default]
     Weighted,
-    /// Fully.
+    /// The whole counter.
     Strict,
 }
 
@@ -58,8 +58,8 @@ impl SlidingWindow {
 
     /// Creates a limiter.
     ///
-    /// `None` if the window is zero or exceeds [`Self::MAX_WINDOW`], or if the number of counters is 0 or exceeds
-    /// [`Self::MAX_BUCKETS`].
+    /// Returns `None` if the window is zero or exceeds [`Self::MAX_WINDOW`], or if the number of counters is 0 or
+    /// exceeds [`Self::MAX_BUCKETS`].
     #[must_use]
     pub fn new(max_hits: MaxHits, window: Micros, buckets: u32, edge: WindowEdge, count_denied: bool) -> Option<Self> {
         let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && (1..=Self::MAX_BUCKETS).contains(&buckets);

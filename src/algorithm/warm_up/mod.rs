@@ -51,7 +51,7 @@ impl WarmUp {
 
     /// Creates a limiter that allows `requests` per window when warm.
     ///
-    /// `None` if there are no requests, if the burst is 0, or if a duration is out of range.
+    /// Returns `None` if there are no requests, if the burst is 0, or if a duration is out of range.
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
         let rate = Rate::new(requests, window)?;
