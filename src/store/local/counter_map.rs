@@ -1,4 +1,4 @@
-//! [`Entities`]: a bounded map with one entry per counter, shared by all workers.
+//! [`CounterMap`]: a bounded map with one entry per counter, shared by all workers.
 
 use std::{
     ops::Range,

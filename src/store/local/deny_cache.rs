@@ -40,7 +40,7 @@ const LEASED_MAX_AGE: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Maximum number of cached denials, of about 250 bytes each. If 0, the cache is off and every hit calls the store.
+    /// Maximum number of cached denials, of about 360 bytes each. If 0, the cache is off and every hit calls the store.
     pub max_entries: usize,
     /// Maximum age of a cached denial. A refund by another instance can go unnoticed for this time.
     #[serde(with = "crate::duration")]

@@ -21,7 +21,8 @@ use crate::{
 const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
 /// Number of intervals per lease TTL in which demand is measured.
 const INTERVALS_PER_TTL: u32 = 8;
-/// Number of intervals covered by a lease, and contained in its lifetime, so that its hits are used before it ends.
+/// Number of intervals whose demand a lease covers. A lease lives at least as long, so that its hits are used before it
+/// ends.
 const INTERVALS_PER_LEASE: u32 = 4;
 /// Hits per interval that make a counter hot. With fewer, no lease would reach its minimum size.
 const HOT_THRESHOLD: u64 = 8;

@@ -190,7 +190,8 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Decides the costs that leases did not cover, and acquires leases for the counters concerned.
     ///
-    /// A denied hit returns its payment to the lease. Under [`Charge::All`], a denied binding hit returns all payments.
+    /// A denied hit returns its [`LeasePayment`] to the lease. Under [`Charge::All`], a denied binding hit returns all
+    /// payments.
     async fn apply_unpaid(
         &self,
         leases: &Leases,

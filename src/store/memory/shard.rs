@@ -44,6 +44,11 @@ impl Slot {
         u64::from(self.expires) + CLOCK_SLACK.floor_secs() <= now.floor_secs()
     }
 
+    /// Returns the state if it is in the slot.
+    fn short_state(&self) -> &[u8] {
+        self.state.get(..usize::from(self.len)).unwrap_or_default()
+    }
+
     /// Returns the index of the long state, or `None` if the slot contains the state.
     fn long_index(&self) -> Option<usize> {
         let [a, b, c, d, ..] = self.state;
@@ -127,13 +132,13 @@ impl Shard {
         let slot = self.slot(index);
         let long_index = slot.long_index();
         // A long state is moved out and back instead of being copied.
-        let (mut state, before) = match long_index {
-            Some(long_index) => (State::from_long(std::mem::take(&mut self.long_states[long_index])), None),
-            None => (State::from_short(slot.state, slot.len), Some((slot.state, slot.len))),
+        let mut state = match long_index {
+            Some(long_index) => State::from_long(std::mem::take(&mut self.long_states[long_index])),
+            None => State::from_bytes(slot.short_state()),
         };
         let allowed = algorithm.step(&mut state, operation);
         let decision = algorithm.explain(&state, operation, allowed);
-        if before.is_none() || state.as_short() != before {
+        if long_index.is_some() || state.as_bytes() != self.slot(index).short_state() {
             let expires = algorithm.expires(&state, operation.now);
             self.write(index, state, expires);
         }
@@ -186,8 +191,10 @@ impl Shard {
         let long_index = self.slot(index).long_index();
         let slot = self.slot_mut(index);
         slot.expire_at(expires);
-        if let Some((short, len)) = state.as_short() {
-            (slot.state, slot.len) = (short, len);
+        let bytes = state.as_bytes();
+        if let Some(short) = slot.state.get_mut(..bytes.len()) {
+            short.copy_from_slice(bytes);
+            slot.len = bytes.len() as u8;
             if let Some(long_index) = long_index {
                 self.free_long_state(long_index);
             }

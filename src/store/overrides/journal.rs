@@ -9,7 +9,7 @@ use std::{
     collections::{HashMap, VecDeque},
     fs::{self, File, OpenOptions},
     io::{self, BufRead, BufReader, BufWriter, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, Serialize};
@@ -25,7 +25,7 @@ const MAX_RECENT_CHANGES: usize = 1_000;
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be read or written.
-    #[error("cannot read or write override file {path}")]
+    #[error("cannot read or write override journal {path}")]
     File {
         /// Path of the file.
         path: PathBuf,
@@ -180,7 +180,7 @@ impl Journal {
             let mut file = File::create(&temporary)?;
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
-            fs::rename(&temporary, &path)
+            replace_file(&temporary, &path)
         };
         write().map_err(|source| JournalError::File { path: path.clone(), source })
     }
@@ -232,14 +232,17 @@ impl Journal {
         }
         let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        // The rename survives a crash only if the directory has been synced as well.
-        if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
-            File::open(directory)?.sync_all()?;
-        }
+        replace_file(&temporary, path)?;
         (self.file, self.line_count) = (Some(OpenOptions::new().append(true).open(path)?), lines);
         Ok(())
     }
+}
+
+/// Renames a file so that the new name survives a crash, for which the directory must be synced as well.
+fn replace_file(temporary: &Path, path: &Path) -> io::Result<()> {
+    fs::rename(temporary, path)?;
+    let directory = path.parent().filter(|directory| !directory.as_os_str().is_empty());
+    File::open(directory.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 fn encode(line: &Line) -> Vec<u8> {
@@ -259,7 +262,7 @@ mod tests {
         Change { version, id: format!("id{version}"), info: "head".into(), changes: vec![changed] }
     }
 
-    fn load(path: &std::path::Path) -> (Journal, Cursor, Vec<Versioned>) {
+    fn load(path: &Path) -> (Journal, Cursor, Vec<Versioned>) {
         let mut journal = Journal::new(Some(path.to_owned()));
         let mut overrides = BTreeMap::new();
         let on_override = |target: &str, version: u64, text: Option<&str>| match text {

@@ -146,10 +146,11 @@ impl Batcher {
         self.shared.program.add(&mut call, hits, charge, now);
         let command = self.shared.program.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
-        let (now, mut steps) = program::parse_reply(&reply).ok_or_else(|| self.node.mark_suspect())?;
-        let own = steps.take(hits.len()).filter(|_| steps.is_empty()).ok_or_else(|| self.node.mark_suspect())?;
-        self.report_invalid_states(&own);
-        Ok((now, own))
+        let (now, mut reply_steps) = program::parse_reply(&reply).ok_or_else(|| self.node.mark_suspect())?;
+        let steps = reply_steps.take(hits.len()).filter(|_| reply_steps.is_empty());
+        let steps = steps.ok_or_else(|| self.node.mark_suspect())?;
+        self.report_invalid_states(&steps);
+        Ok((now, steps))
     }
 
     fn report_invalid_states(&self, steps: &[Step]) {
@@ -224,13 +225,13 @@ impl Batch {
             Ok(reply) => reply,
             Err(error) => return self.fail(&error),
         };
-        let Some((now, mut steps)) = program::parse_reply(&reply) else {
+        let Some((now, mut reply_steps)) = program::parse_reply(&reply) else {
             return self.fail(&node.mark_suspect());
         };
         for waiter in self.waiters {
-            let own = steps.take(waiter.hits).ok_or(StoreError::Rejected.into());
+            let steps = reply_steps.take(waiter.hits).ok_or(StoreError::Rejected.into());
             // Sending fails if the request was cancelled, but its hits are counted.
-            let _ = waiter.answer.send(own.map(|own| (now, own)));
+            let _ = waiter.answer.send(steps.map(|steps| (now, steps)));
         }
     }
 

@@ -12,7 +12,7 @@ pub(crate) enum Failure {
     /// The server did not answer within the deadline.
     Timeout,
     /// The reply violates Redis' protocol, or is not in the script's format.
-    Garbage,
+    InvalidReply,
     /// The server is loading its data set.
     Loading,
     /// The server is a read-only replica.
@@ -56,7 +56,7 @@ pub(super) enum HealthEffect {
     None,
     /// The server receives no calls until a new connection has passed its checks.
     Down,
-    /// As [`HealthEffect::Down`], but only after several such failures in a row.
+    /// The same as [`HealthEffect::Down`], but only after several such failures in a row.
     DownIfRepeated,
 }
 
@@ -64,7 +64,7 @@ impl Failure {
     pub(crate) const ALL: [Self; 20] = [
         Self::Io,
         Self::Timeout,
-        Self::Garbage,
+        Self::InvalidReply,
         Self::Loading,
         Self::ReadOnly,
         Self::MasterDown,
@@ -89,7 +89,7 @@ impl Failure {
         match self {
             Self::Io => "io",
             Self::Timeout => "timeout",
-            Self::Garbage => "garbage",
+            Self::InvalidReply => "invalid_reply",
             Self::Loading => "loading",
             Self::ReadOnly => "readonly",
             Self::MasterDown => "masterdown",
@@ -116,7 +116,7 @@ impl Failure {
         }
         match error.kind() {
             ErrorKind::Io => Self::Io,
-            ErrorKind::Parse => Self::Garbage,
+            ErrorKind::Parse => Self::InvalidReply,
             ErrorKind::AuthenticationFailed => Self::NoAuth,
             ErrorKind::Server(kind) => Self::of_server(kind, error.detail().unwrap_or_default()),
             ErrorKind::Extension => match error.code().unwrap_or_default() {
@@ -171,7 +171,7 @@ impl Failure {
     pub(super) const fn health_effect(self) -> HealthEffect {
         match self {
             Self::Timeout => HealthEffect::DownIfRepeated,
-            Self::Io | Self::Garbage | Self::Loading | Self::ReadOnly | Self::MasterDown | Self::NoAuth => {
+            Self::Io | Self::InvalidReply | Self::Loading | Self::ReadOnly | Self::MasterDown | Self::NoAuth => {
                 HealthEffect::Down
             }
             _ => HealthEffect::None,
@@ -196,7 +196,7 @@ impl Failure {
     pub(super) const fn error(self) -> StoreError {
         match (self, self.health_effect()) {
             (Self::Timeout, _) => StoreError::Timeout,
-            (Self::Io | Self::Garbage, _) => StoreError::Broken,
+            (Self::Io | Self::InvalidReply, _) => StoreError::Broken,
             (_, HealthEffect::Down) => StoreError::Unavailable,
             _ => StoreError::Rejected,
         }
@@ -262,7 +262,7 @@ mod tests {
         let io = |kind| Failure::of(&std::io::Error::from(kind).into());
         assert_eq!(io(std::io::ErrorKind::TimedOut), Failure::Timeout);
         assert_eq!(io(std::io::ErrorKind::ConnectionReset), Failure::Io);
-        assert_eq!(Failure::of(&redis::parse_redis_value(b"?nonsense\r\n").unwrap_err()), Failure::Garbage);
+        assert_eq!(Failure::of(&redis::parse_redis_value(b"?nonsense\r\n").unwrap_err()), Failure::InvalidReply);
     }
 
     #[test]
@@ -279,7 +279,7 @@ mod tests {
             (Failure::Io, HealthEffect::Down, StoreError::Broken),
             (Failure::Loading, HealthEffect::Down, StoreError::Unavailable),
             (Failure::ReadOnly, HealthEffect::Down, StoreError::Unavailable),
-            (Failure::Garbage, HealthEffect::Down, StoreError::Broken),
+            (Failure::InvalidReply, HealthEffect::Down, StoreError::Broken),
             (Failure::Timeout, HealthEffect::DownIfRepeated, StoreError::Timeout),
             (Failure::ClusterDown, HealthEffect::None, StoreError::Rejected),
             (Failure::Oom, HealthEffect::None, StoreError::Rejected),

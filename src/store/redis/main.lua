@@ -1,24 +1,25 @@
--- Returns whether Redis or Lua reports a value that no script has written.
-local function is_spoiled(message)
-  for _, words in ipairs({'WRONGTYPE', 'not an integer', 'overflow', 'too short', 'attempt to', 'bad argument'}) do
-    if string.find(message, words, 1, true) then
+-- Returns whether an error means that the key contains data that no script has written.
+local function is_invalid_state(message)
+  for _, pattern in ipairs({'WRONGTYPE', 'not an integer', 'overflow', 'too short', 'attempt to', 'bad argument'}) do
+    if string.find(message, pattern, 1, true) then
       return true
     end
   end
   return false
 end
 
--- Returns whether a cluster reports that the key is on another server. The key was not changed.
-local function is_elsewhere(message)
+-- Returns whether an error means that the key is on another server of a cluster. The key was not changed.
+local function is_non_local(message)
   return string.find(message, 'non local key', 1, true)
 end
 
--- Returns whether the server reports that it requires declared keys.
+-- Returns whether an error means that the server requires declared keys.
 local function is_undeclared(message)
   return string.find(message, 'undeclared', 1, true) or string.find(message, 'same slot', 1, true)
 end
 
-local function text(failure)
+-- Returns the message of an error, which is a table since Redis 7.
+local function error_message(failure)
   return type(failure) == 'table' and failure.err or tostring(failure)
 end
 
@@ -26,79 +27,83 @@ if not now then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
--- The keys are either declared or follow the records in ARGV.
-local keys, before, hits = KEYS, 0, #KEYS
+-- The keys are either declared or follow the records in ARGV. The key of hit i is keys[key_offset + i].
+local keys, key_offset, hits = KEYS, 0, #KEYS
 if hits == 0 then
-  keys, before, hits = ARGV, 2, #ARGV - 2
+  keys, key_offset, hits = ARGV, 2, #ARGV - 2
 end
+-- The reply, the number of decided hits, and the position of the next record.
 local reply, decided, at = {now, ''}, 0, 1
 -- One letter per hit, created at the first hit that is not allowed. Allowed hits have 'y'.
 local outcomes
-local function note(i, letter)
+local function set_outcome(i, letter)
   if not outcomes then
     outcomes = {}
-    for place = 1, hits do
-      outcomes[place] = 'y'
+    for hit = 1, hits do
+      outcomes[hit] = 'y'
     end
   end
   outcomes[i] = letter
 end
-local together, refused = 0, false
+-- The number of hits of the current group that are not decided yet, and whether the whole group is denied.
+local group_remaining, group_denied = 0, false
 
--- Hits that are charged together take only if all binding hits pass and all keys are on this server. Redis serves no
--- other call meanwhile, so the peeks are still valid when the hits take.
-local function foretell(company)
-  together, refused = company, true
-  local ahead = at
-  for i = decided + 1, decided + company do
-    local script, action, length = byte(records, ahead, ahead + 2)
-    local fine, passes = pcall(step, script % LEADER, keys[before + i], PEEK, ahead)
-    if not fine and (action >= BINDING or not is_spoiled(text(passes))) then
-      error(passes, 0)
-    elseif action >= BINDING and passes == 0 then
+-- Begins a group of hits that are charged together, and peeks at all of them: the takes of a group are executed only if
+-- all binding hits are allowed and all keys are on this server. Redis executes no other call in between, so the results
+-- of the peeks are still valid for the takes.
+local function begin_group(group_size)
+  group_remaining, group_denied = group_size, true
+  local peek_at = at
+  for i = decided + 1, decided + group_size do
+    local script, action, length = byte(records, peek_at, peek_at + 2)
+    local ok, allowed = pcall(step, script % LEADER, keys[key_offset + i], PEEK, peek_at)
+    -- If pcall fails, its second result is the error.
+    if not ok and (action >= BINDING or not is_invalid_state(error_message(allowed))) then
+      error(allowed, 0)
+    elseif action >= BINDING and allowed == 0 then
       return
     end
-    ahead = ahead + length
+    peek_at = peek_at + length
   end
-  refused = false
+  group_denied = false
 end
 
 local function decide()
   for i = decided + 1, hits do
     local script, action, length, low, high = byte(records, at, at + 4)
     if script >= LEADER then
-      foretell(low + 256 * high)
+      begin_group(low + 256 * high)
       script = script - LEADER
     end
-    if together > 0 then
+    if group_remaining > 0 then
       action = action % BINDING
-      if refused and action == TAKE then
+      if group_denied and action == TAKE then
         action = PEEK
       end
     end
     if action == ROLL_BACK then
       taken = unpack_numbers('<d', records, at + length - 8)
     end
-    local allowed, state = step(script, keys[before + i], action, at)
+    local allowed, state = step(script, keys[key_offset + i], action, at)
     reply[i + 2] = state
     if allowed == 0 then
-      note(i, 'n')
+      set_outcome(i, 'n')
     end
-    decided, at, together = i, at + length, max(together - 1, 0)
+    decided, at, group_remaining = i, at + length, max(group_remaining - 1, 0)
   end
 end
 
 while decided < hits do
-  local fine, failure = pcall(decide)
-  if not fine then
-    local message = text(failure)
-    local letter = is_spoiled(message) and 's' or is_elsewhere(message) and 'e' or is_undeclared(message) and 'u'
+  local ok, failure = pcall(decide)
+  if not ok then
+    local message = error_message(failure)
+    local letter = is_invalid_state(message) and 's' or is_non_local(message) and 'e' or is_undeclared(message) and 'u'
     if not letter then
       return redis.error_reply(message)
     end
-    decided, at, together = decided + 1, at + byte(records, at + 2), max(together - 1, 0)
+    decided, at, group_remaining = decided + 1, at + byte(records, at + 2), max(group_remaining - 1, 0)
     reply[decided + 2] = 0
-    note(decided, letter)
+    set_outcome(decided, letter)
   end
 end
 if outcomes then

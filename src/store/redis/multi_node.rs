@@ -73,11 +73,11 @@ impl Redis {
     async fn step_each(&self, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
         let mut answers: StepOutcomes = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
         let parts = self.parts(hits, Granularity::Server).into_iter().map(async |part| {
-            let own: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
-            (self.step_part(&part.target, &own, now).await, part.indices)
+            let part_hits: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
+            (self.step_part(&part.target, &part_hits, now).await, part.indices)
         });
-        for (own, indices) in join_all(parts).await {
-            for (answer, index) in own.into_iter().zip(indices) {
+        for (part_answers, indices) in join_all(parts).await {
+            for (answer, index) in part_answers.into_iter().zip(indices) {
                 answers[index] = answer;
             }
         }
@@ -202,26 +202,26 @@ impl Redis {
         granularity: Granularity,
         outcome: &watch::Sender<ChargeOutcome>,
     ) -> StepOutcomes {
-        let own: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
+        let part_hits: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
         let Target { batcher, slot } = &part.target;
         let result = match granularity {
-            Granularity::Server => batcher.steps(&own, Charge::All, now, *slot).await,
+            Granularity::Server => batcher.steps(&part_hits, Charge::All, now, *slot).await,
             Granularity::Slot | Granularity::Hit => {
                 let from = (Arc::clone(batcher), None);
-                self.follow_redirects(self.pool(&own[0]), &own, Charge::All, now, from).await
+                self.follow_redirects(self.pool(&part_hits[0]), &part_hits, Charge::All, now, from).await
             }
         };
         let (answers, misplaced, taken_at) = match result {
             Ok((_, steps)) if !steps.iter().all(Step::is_final) => (StepOutcomes::new(), true, None),
             Err(CallError::Redirected(_)) => (StepOutcomes::new(), true, None),
-            Err(CallError::Failed(error)) => (own.iter().map(|_| Err(error)).collect(), false, None),
-            Ok((at, steps)) => (to_group_results(&own, steps, at), false, Some(at)),
+            Err(CallError::Failed(error)) => (part_hits.iter().map(|_| Err(error)).collect(), false, None),
+            Ok((at, steps)) => (to_group_results(&part_hits, steps, at), false, Some(at)),
         };
         let denies = |(hit, answer): (&Hit<'_>, &HitResult)| match answer {
             Ok(step) => hit.blocks_on_denial && !step.allowed,
             Err(_) => hit.blocks_on_error,
         };
-        let denied = own.iter().zip(&answers).any(denies);
+        let denied = part_hits.iter().zip(&answers).any(denies);
         outcome.send_modify(|outcome| {
             outcome.pending_parts -= 1;
             outcome.denied |= denied || misplaced;
@@ -233,7 +233,7 @@ impl Redis {
             .await
             .is_ok_and(|outcome| !outcome.denied);
         match taken_at {
-            Some(at) if !passed && !denied => self.roll_back(&own, answers, at, now).await,
+            Some(at) if !passed && !denied => self.roll_back(&part_hits, answers, at, now).await,
             _ => answers,
         }
     }
@@ -283,7 +283,7 @@ impl Redis {
     }
 }
 
-/// Which hits are decided in one call.
+/// The hits that one call decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Granularity {
     /// All hits of one server.

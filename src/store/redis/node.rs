@@ -69,16 +69,16 @@ pub(super) enum CallError {
     Redirected(Redirect),
 }
 
-/// How to resend a call that was not executed.
+/// The way to resend a call that was not executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
-    /// To this host and port, as all later calls for the slot.
+    /// Resend to this host and port, as all later calls for the slot.
     Moved(String, u16),
-    /// To this host and port, for this call only and with `ASKING`.
+    /// Resend to this host and port, for this call only and with `ASKING`.
     Ask(String, u16),
-    /// To the same server with declared keys, which it needs to answer or redirect the call.
+    /// Resend to the same server with declared keys, which it needs to answer or redirect the call.
     DeclareKeys,
-    /// In several calls: the server cannot decide these keys in one.
+    /// Resend as several calls: the server cannot decide these keys in one.
     Split,
 }
 

@@ -25,10 +25,7 @@
 //! A call can contain hits of several requests. Therefore a key with an invalid state (another client has written to
 //! it) fails only its own hit, with the outcome `s`. Any other error concerns the server and fails the whole call.
 
-use std::{
-    fmt::Write,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::fmt::Write;
 
 use redis::{Cmd, Script, Value};
 use smallvec::SmallVec;
@@ -59,8 +56,6 @@ pub(super) struct Program {
     key_prefix: Vec<u8>,
     time: Time,
     jitter_millis: u64,
-    /// State of the jitter sequence, which need not be unpredictable.
-    sequence: AtomicU64,
 }
 
 /// The keys and records of a call that is being assembled.
@@ -119,11 +114,11 @@ impl Outcome {
     }
 }
 
-/// How a call passes its keys to the script.
+/// The way in which a call passes its keys to the script.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Keys {
     Declared,
-    /// As arguments behind the records.
+    /// Keys as arguments behind the records.
     AsArguments,
 }
 
@@ -138,7 +133,6 @@ impl Program {
             key_prefix: settings.key_prefix.as_bytes().to_vec(),
             time,
             jitter_millis: jitter.clamp(1, MAX_JITTER_MILLIS),
-            sequence: rand::random::<u64>().into(),
         }
     }
 
@@ -195,9 +189,7 @@ impl Program {
     }
 
     fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<'_>, group_size: usize, binding: bool, now: Micros) {
-        // Consecutive multiples of 2⁶⁴ divided by the golden ratio are distributed evenly over the jitter's range.
-        let position = self.sequence.fetch_add(0x9E37_79B9_7F4A_7C15, Relaxed);
-        let jitter = ((u128::from(position) * u128::from(self.jitter_millis)) >> 64) as u64;
+        let jitter = rand::random_range(0..self.jitter_millis);
         let action = match hit.action {
             Action::Take => 0,
             Action::Peek => 1,

@@ -13,11 +13,11 @@ use super::{
 };
 use crate::store::redact;
 
-/// Where the current view is obtained from.
+/// The source of the current view.
 pub(super) enum Source {
-    /// The view is fixed by the address and the settings.
+    /// The address and the settings, which never change.
     Fixed,
-    /// A cluster. One server that answers is enough, either a seed or one of the view.
+    /// A cluster. The view is read from one server that answers: a seed, or a server of the current view.
     Cluster { seeds: Vec<Server>, connector: ServerConnector },
     /// Sentinels that monitor a master of this name.
     Sentinel { sentinels: Vec<Server>, master: String, connector: ServerConnector },
@@ -155,8 +155,8 @@ fn ring(
 
 /// Replaces credentials and TLS by those for sentinels.
 fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo, RedisError> {
-    let own = &settings.sentinel;
-    let addr = match (info.addr(), own.tls) {
+    let sentinel_settings = &settings.sentinel;
+    let addr = match (info.addr(), sentinel_settings.tls) {
         (ConnectionAddr::TcpTls { host, port, .. }, Some(false)) => ConnectionAddr::Tcp(host.clone(), *port),
         (ConnectionAddr::Tcp(host, port), Some(true)) => {
             ConnectionAddr::TcpTls { host: host.clone(), port: *port, insecure: false, tls_params: None }
@@ -164,10 +164,10 @@ fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo
         (addr, _) => addr.clone(),
     };
     let mut redis = RedisConnectionInfo::default();
-    if let Some(username) = &own.username {
+    if let Some(username) = &sentinel_settings.username {
         redis = redis.set_username(username);
     }
-    if let Some(password) = &own.password {
+    if let Some(password) = &sentinel_settings.password {
         redis = redis.set_password(password);
     }
     Ok(addr.into_connection_info()?.set_redis_settings(redis))

@@ -40,7 +40,7 @@ pub(super) struct View {
     placement: Placement,
 }
 
-/// How shards are assigned to servers.
+/// The assignment of shards to servers.
 enum Placement {
     One,
     Ring(Ring),
@@ -171,7 +171,10 @@ impl Topology {
                 }
                 Err(error) => {
                     if !failure_logged {
-                        tracing::warn!(error, "Redis topology is unknown; retrying");
+                        tracing::warn!(
+                            error,
+                            "cannot read the Redis topology; keeping the last known one and retrying"
+                        );
                     }
                     failure_logged = true;
                     self.request_refresh();
