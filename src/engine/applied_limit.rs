@@ -31,10 +31,6 @@ pub(super) struct AppliedLimit<'s> {
 }
 
 impl<'s> AppliedLimit<'s> {
-    pub(super) fn needs_context(&self) -> bool {
-        self.rule.is_some_and(|rule| rule.needs_context)
-    }
-
     /// Reads the class and the holder from the modifier entries. Returns `None` if the limit does not depend on them.
     pub(super) fn context(&self, descriptor: &Descriptor<'_>, sample: Option<Sample>) -> Option<RequestContext> {
         let rule = self.rule.filter(|rule| rule.needs_context)?;
@@ -163,7 +159,8 @@ impl Engine {
         descriptor: &'s Descriptor<'_>,
         now: Micros,
     ) -> Match<'s> {
-        // First, so that the processor searches the rules while it waits for the memory of the override.
+        // The override is looked up first, so that the processor searches the rules while it waits for the override's
+        // memory.
         let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
         let rule_match = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
             Lookup::UnknownDomain => {

@@ -1,14 +1,12 @@
 //! The [`Engine`] of a worker, which decides requests by the rules in force.
 
-use std::{num::NonZeroU32, sync::Arc};
+use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::{
-    DecideError, Descriptor, OverrideKind, Request, Snapshot,
+    DecideError, Descriptor, OverrideKind, Request, Settings, Snapshot,
     applied_limit::{AppliedLimit, Match},
     key,
     overrides::Mode,
@@ -23,55 +21,11 @@ use crate::{
     store::{AnyStore, Charge, Decider, Hit, HitDecision, HitDecisions, Memory, Store, StoreError},
 };
 
-/// Settings that apply to all rules.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Settings {
-    /// Failure policy of rules without `on_error`.
-    pub on_error: FailurePolicy,
-    /// Deny nothing, and count the requests that would have been denied.
-    pub shadow_mode: bool,
-    /// Treat every rule as a rule in quota mode.
-    pub quota_mode: bool,
-    /// Share of a limit above which hits are counted as near the limit.
-    pub near_limit_ratio: f32,
-    /// Number of instances among which a limit is divided while each instance decides alone.
-    #[serde(skip, default = "one")]
-    pub instances: NonZeroU32,
-    /// Whether verdicts contain the metadata of the rules.
-    #[serde(skip)]
-    pub metadata: bool,
-    /// Whether verdicts contain the names of the rules' policies.
-    #[serde(skip)]
-    pub policies: bool,
-}
-
-const fn one() -> NonZeroU32 {
-    NonZeroU32::MIN
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            instances: one(),
-            on_error: FailurePolicy::Error,
-            shadow_mode: false,
-            quota_mode: false,
-            near_limit_ratio: 0.8,
-            metadata: false,
-            policies: false,
-        }
-    }
-}
-
-/// The counter names and algorithms that the hits of a request borrow.
-struct CounterNames {
-    /// All counter names, concatenated.
-    text: Vec<u8>,
-    /// The end of each name in `text`.
-    ends: SmallVec<[usize; 4]>,
-    /// Algorithms with the request's context, for the few limits that depend on the caller.
-    contextual_algorithms: Vec<Algorithm>,
+/// The counter of one limited descriptor, which its hit borrows.
+struct Counter {
+    name: Vec<u8>,
+    /// The algorithm with the request's context, for the few limits that depend on the caller.
+    contextual_algorithm: Option<Box<Algorithm>>,
 }
 
 /// Iterates over the descriptors that have a limit, with their limits.
@@ -118,8 +72,8 @@ impl Engine {
         let domain = snapshot.rules().settings_of(request.domain);
         let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
         let matches = self.matches(snapshot, request, now);
-        let names = self.counter_names(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
-        let mut hits = self.hits(request, &matches, &names);
+        let counters = self.counters(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
+        let mut hits = self.hits(request, &matches, &counters);
         if !request.feedback.is_empty() {
             self.apply_feedback(request, &matches, &mut hits, now);
         }
@@ -173,24 +127,23 @@ impl Engine {
         Ok(verdict)
     }
 
-    /// Builds the names of the counters, and counts the hits as requested.
-    fn counter_names(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> CounterNames {
+    /// Returns the counters of the limited descriptors, and counts the hits as requested.
+    fn counters(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> SmallVec<[Counter; 1]> {
         let feedback = request.feedback.iter().zip(matches);
         let mut samples = feedback.filter_map(|(feedback, matched)| matched.limited().map(|_| feedback.sample));
-        let mut names =
-            CounterNames { text: Vec::with_capacity(128), ends: SmallVec::new(), contextual_algorithms: Vec::new() };
-        for (descriptor, applied) in limited_descriptors(request, matches) {
+        let counter = |(descriptor, applied): (&Descriptor<'_>, &AppliedLimit<'_>)| {
             let algorithm = applied.limit.algorithm();
             let context = applied.context(descriptor, samples.next().flatten());
-            names.contextual_algorithms.extend(context.map(|context| algorithm.with_context(context)));
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
-            key::write(&mut names.text, self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
-            names.ends.push(names.text.len());
             if !descriptor.refund {
                 applied.series.count_requested(self.worker, descriptor.hits.min(MAX_NUMBER));
             }
-        }
-        names
+            Counter {
+                name: key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm),
+                contextual_algorithm: context.map(|context| Box::new(algorithm.with_context(context))),
+            }
+        };
+        limited_descriptors(request, matches).map(counter).collect()
     }
 
     /// Builds the hits for the store.
@@ -198,25 +151,17 @@ impl Engine {
         &self,
         request: &Request<'_>,
         matches: &'h [Match<'_>],
-        names: &'h CounterNames,
+        counters: &'h [Counter],
     ) -> SmallVec<[Hit<'h>; 1]> {
-        let mut start = 0;
-        let mut contextual_algorithms = names.contextual_algorithms.iter();
         limited_descriptors(request, matches)
-            .zip(&names.ends)
-            .map(|((descriptor, applied), &end)| {
-                let key = &names.text[start..end];
-                start = end;
-                let (action, cost) = (action(descriptor), descriptor.hits.min(MAX_NUMBER));
+            .zip(counters)
+            .map(|((descriptor, applied), counter)| {
                 let binding = !descriptor.refund && self.is_binding(applied);
-                let algorithm = applied.limit.algorithm();
-                let algorithm =
-                    if applied.needs_context() { contextual_algorithms.next().unwrap_or(algorithm) } else { algorithm };
                 Hit {
-                    key,
-                    algorithm,
-                    action,
-                    cost,
+                    key: &counter.name,
+                    algorithm: counter.contextual_algorithm.as_deref().unwrap_or_else(|| applied.limit.algorithm()),
+                    action: action(descriptor),
+                    cost: descriptor.hits.min(MAX_NUMBER),
                     blocks_on_denial: binding,
                     blocks_on_error: binding && self.on_error(applied).denies(),
                     per_second: applied.limit.is_per_second(),

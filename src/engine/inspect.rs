@@ -132,8 +132,8 @@ impl Engine {
         let shard_by = snapshot.rules().settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
         let entries = &request.descriptors[0].entries;
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
-        let mut name = Vec::new();
-        key::write(&mut name, self.scope, request.domain, shard_by, entries, &applied.path, applied.limit.algorithm());
+        let algorithm = applied.limit.algorithm();
+        let name = key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
         CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 }

@@ -27,32 +27,31 @@ const READABLE_BYTES: usize = 128;
 /// Length of the digest: 160 bits, so that finding two descriptors with the same digest is infeasible.
 const DIGEST_BYTES: usize = 20;
 
-/// Appends the name of a counter to `name`.
+/// Returns the name of a counter.
 ///
 /// `scope` is a prefix that separates the counters of candidate rules; it is empty for the rules in force. `path` has
 /// at least one node per entry, or is empty for an override.
-pub(super) fn write(
-    name: &mut Vec<u8>,
+pub(super) fn name(
     scope: &str,
     domain: &str,
     shard_by: &[Box<str>],
     entries: &[Entry<'_>],
     path: &[&Node],
     algorithm: &Algorithm,
-) {
-    let start = name.len();
+) -> Vec<u8> {
+    let mut name = Vec::with_capacity(128);
     name.push(b'{');
     name.extend_from_slice(scope.as_bytes());
-    escape(name, domain, ESCAPED);
+    escape(&mut name, domain, ESCAPED);
     let shard_entries = shard_entries(shard_by, entries);
     for (index, entry) in entries.iter().enumerate().filter(|_| shard_entries.is_empty()) {
-        write_entry(name, *entry, path.get(index));
+        write_entry(&mut name, *entry, path.get(index));
     }
     for index in &shard_entries {
-        write_entry(name, entries[*index], path.get(*index));
+        write_entry(&mut name, entries[*index], path.get(*index));
     }
-    if name.len() - start > MAX_BYTES {
-        shorten(name, start);
+    if name.len() > MAX_BYTES {
+        shorten(&mut name, 0);
     }
     name.push(b'}');
     if !shard_entries.is_empty() {
@@ -60,13 +59,13 @@ pub(super) fn write(
         for (index, entry) in entries.iter().enumerate() {
             if shard_entries.contains(&index) {
                 name.push(b'|');
-                escape(name, entry.key, ESCAPED);
+                escape(&mut name, entry.key, ESCAPED);
             } else {
-                write_entry(name, *entry, path.get(index));
+                write_entry(&mut name, *entry, path.get(index));
             }
         }
         if name.len() - start > MAX_BYTES {
-            shorten(name, start);
+            shorten(&mut name, start);
         }
         name.push(b'|');
     }
@@ -75,6 +74,7 @@ pub(super) fn write(
         name.push(b':');
         name.extend_from_slice(itoa::Buffer::new().format(scope).as_bytes());
     }
+    name
 }
 
 /// Returns the indices of the entries that select the shard: the first entry with each key, in the order of the keys.
@@ -118,12 +118,9 @@ mod tests {
 
     fn name(domain: &str, shard_by: &[&str], entries: &[(String, String)]) -> String {
         let algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
-        // The names of a request share a buffer, so a name must not depend on the text before it.
-        let mut name = b"before".to_vec();
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let shard_by: Vec<Box<str>> = shard_by.iter().map(|key| (*key).into()).collect();
-        write(&mut name, "", domain, &shard_by, &entries, &[], &algorithm);
-        String::from_utf8(name.split_off("before".len())).unwrap()
+        String::from_utf8(super::name("", domain, &shard_by, &entries, &[], &algorithm)).unwrap()
     }
 
     fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {

@@ -10,6 +10,7 @@ mod inspect;
 mod key;
 pub mod overrides;
 mod resources;
+mod settings;
 mod snapshot;
 mod statistics;
 mod top_entities;
@@ -20,10 +21,11 @@ pub use crate::{
     store::{Decider, Grant, StoreError},
 };
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
-pub use decide::{Engine, Settings};
+pub use decide::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use overrides::{Override, Overrides};
 pub use resources::{Report, ReportError, Resource, Resources};
+pub use settings::Settings;
 pub use snapshot::Snapshot;
 pub use statistics::{Statistics, StatisticsSettings};
 pub use top_entities::{RankBy, Ranking, TopEntities, TopEntity};
@@ -42,9 +44,9 @@ pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(
         return None;
     };
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
-    let (limit, mut name) = (rule.limit.as_ref()?, Vec::new());
+    let limit = rule.limit.as_ref()?;
     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-    key::write(&mut name, "", domain, shard_by, entries, &path, limit.algorithm());
+    let name = key::name("", domain, shard_by, entries, &path, limit.algorithm());
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 

@@ -61,13 +61,13 @@ struct Stripe {
 pub struct TopEntity {
     /// The entity.
     pub target: Target,
-    /// Name of the policy of its rule.
+    /// Name of the rule that counted the entity: the name of its limit, or the labels of its levels.
     pub rule: Arc<str>,
-    /// Upper bound of its hits.
+    /// Upper bound of the number of hits.
     pub hits: u64,
     /// Maximum by which `hits` is too high.
     pub max_error: u64,
-    /// Time since which it has been counted.
+    /// Time since which the entity has been counted.
     pub since: Micros,
 }
 
@@ -202,8 +202,6 @@ struct Sketch {
     entries: Vec<SketchEntry>,
     /// The position of each key in `entries`.
     positions: HashMap<Arc<str>, usize>,
-    /// A lower bound of the entries' hits, and the position at which the search for the next minimum starts.
-    min: (u64, usize),
     /// One in this many hits is counted.
     sampling_interval: u32,
     /// The current second, and the number of hits counted in it.
@@ -260,30 +258,13 @@ impl Sketch {
             self.entries.push(new_entry(0));
             self.entries.len() - 1
         } else {
-            let position = self.find_min();
+            let fewest = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.hits);
+            let position = fewest.map_or(0, |(position, _)| position);
             self.positions.remove(&self.entries[position].key);
             self.entries[position] = new_entry(self.entries[position].hits);
             position
         };
         self.positions.insert(key, position);
-    }
-
-    /// Returns the position of an entry with the fewest hits.
-    ///
-    /// Counts only grow, so an entry that still has the previous minimum has the minimum now. If many entries have the
-    /// previous minimum, the search ends at the next one.
-    fn find_min(&mut self) -> usize {
-        let (min_hits, cursor) = self.min;
-        let (before, behind) = self.entries.split_at(cursor);
-        let is_min = |entry: &SketchEntry| entry.hits <= min_hits;
-        let position =
-            behind.iter().position(is_min).map(|position| cursor + position).or_else(|| before.iter().position(is_min));
-        let position = position.unwrap_or_else(|| {
-            let hits = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.hits);
-            hits.map_or(0, |(position, _)| position)
-        });
-        self.min = (self.entries[position].hits, position);
-        position
     }
 }
 

@@ -30,7 +30,7 @@ pub enum OverrideKind {
 }
 
 impl OverrideKind {
-    /// Returns its name in responses.
+    /// Returns the name of the kind in responses.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ pub struct Status {
     pub reset: Option<Micros>,
     /// Time until more hits remain than now.
     pub next: Micros,
-    /// If denied, the time until the same cost would be allowed; `None` if it never would.
+    /// Time until the same cost would be allowed, if it is denied; `None` if it never would.
     pub retry_after: Option<Micros>,
     /// Time that an allowed request must wait before it continues.
     pub delay: Micros,

@@ -18,7 +18,8 @@ use super::{
     Clock, OverrideSync,
     compile_thread::run_on_compile_thread,
     overrides::{ChangeError, ChangeInfo, ChangeRequest},
-    reload::{FileFilter, Fingerprint, LoadError, Reloader, Source, fingerprint},
+    reload::Reloader,
+    source::{FileFilter, Fingerprint, LoadError, Source, fingerprint},
 };
 use crate::{
     debounce::Debounce,

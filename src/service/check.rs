@@ -23,7 +23,7 @@ pub enum CheckError {
     #[error("rate limit descriptor list must not be empty")]
     NoDescriptors,
     /// The engine could not decide.
-    #[error("no decision")]
+    #[error("request cannot be decided")]
     Undecided(#[source] DecideError),
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`check`] decides a request.
 //! - [`reload`] loads the rules and follows their source.
+//! - [`source`] reads rule files.
 //! - [`overrides`] synchronises the operators' overrides with the store.
 //! - [`candidates`] evaluates, promotes and rolls back rule sets.
 //! - [`admin`] performs the operators' actions on counters and overrides.
@@ -17,6 +18,7 @@ pub mod overrides;
 pub mod record;
 pub mod reload;
 pub mod resources;
+pub mod source;
 
 pub use admin::Admin;
 pub use candidates::Candidates;

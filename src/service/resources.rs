@@ -90,7 +90,7 @@ impl ResourceReports {
             let names: Vec<_> = named.iter().map(|(name, _)| &**name).collect();
             let utilizations = self.engine.utilization(&names, self.clock.now()).await;
             for ((_, resource), utilization) in named.iter().zip(utilizations) {
-                resource.set(utilization.ok().flatten().map(|utilization| utilization.worst));
+                resource.set(utilization.ok().flatten().map(|utilization| utilization.max));
             }
         }
     }

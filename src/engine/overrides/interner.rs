@@ -5,23 +5,22 @@ use std::{collections::HashMap, sync::Arc};
 /// Maps texts to ids and values. A text is removed when the last override that uses it is removed.
 #[derive(Clone)]
 pub(super) struct Interner<T> {
-    /// The values by id. They are in a vector of their own because decisions read them, so that they fit into few cache
-    /// lines.
-    values: Vec<Option<T>>,
-    entries: Vec<Option<Interned>>,
+    /// The texts by id; `None` for free ids.
+    entries: Vec<Option<Interned<T>>>,
     by_text: HashMap<Arc<str>, u32>,
     free: Vec<u32>,
 }
 
 #[derive(Clone)]
-struct Interned {
+struct Interned<T> {
     text: Arc<str>,
+    value: T,
     uses: u32,
 }
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Self { values: Vec::new(), entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
+        Self { entries: Vec::new(), by_text: HashMap::new(), free: Vec::new() }
     }
 }
 
@@ -36,19 +35,11 @@ impl<T: Clone> Interner<T> {
     /// Stores a new text with one use, and returns its id.
     pub(super) fn insert(&mut self, text: &str, value: T) -> u32 {
         let text: Arc<str> = text.into();
-        let (value, interned) = (Some(value), Some(Interned { text: Arc::clone(&text), uses: 1 }));
-        let id = match self.free.pop() {
-            Some(id) => {
-                self.values[id as usize] = value;
-                self.entries[id as usize] = interned;
-                id
-            }
-            None => {
-                self.values.push(value);
-                self.entries.push(interned);
-                (self.entries.len() - 1) as u32
-            }
-        };
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(None);
+            (self.entries.len() - 1) as u32
+        });
+        self.entries[id as usize] = Some(Interned { text: Arc::clone(&text), value, uses: 1 });
         self.by_text.insert(text, id);
         id
     }
@@ -65,7 +56,6 @@ impl<T: Clone> Interner<T> {
             return;
         }
         if let Some(interned) = entry.take() {
-            self.values[id as usize] = None;
             self.by_text.remove(&interned.text);
             self.free.push(id);
         }
@@ -77,7 +67,7 @@ impl<T: Clone> Interner<T> {
     }
 
     pub(super) fn value(&self, id: u32) -> Option<&T> {
-        self.values.get(id as usize)?.as_ref()
+        self.entries.get(id as usize)?.as_ref().map(|interned| &interned.value)
     }
 
     pub(super) fn text(&self, id: u32) -> Arc<str> {

@@ -7,6 +7,7 @@
 //! The order of precedence is: a switch, an entity's limit, the plan, the rule.
 
 mod interner;
+mod key_lists;
 mod switches;
 mod table;
 mod target;
@@ -17,16 +18,16 @@ pub use switches::{Mode, Modes, Origin};
 pub use target::{RuleSetSlot, Scope, Target, TargetError};
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use foldhash::fast::RandomState;
 use sluicegate_common::Identity;
 use smallvec::SmallVec;
 
 use self::{
     interner::Interner,
+    key_lists::{KeyLists, MAX_KEY_LISTS},
     switches::Switches,
     table::{Entity, EntityHash, Metadata, Table},
 };
@@ -35,30 +36,27 @@ use crate::{
     rules::{CustomLimit, Entry, Options, Rule, RuleSet},
 };
 
-/// Maximum number of different lists of keys with entity limits per domain. Each may cost every request a lookup.
-const MAX_KEY_LISTS: usize = 32;
-
 /// An override, with its metadata.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// The entity or rules that it applies to.
+    /// The entity or rules that the override applies to.
     pub target: Target,
-    /// Its value: the text of a limit, the name of a plan, or the name of a mode.
+    /// The text of a limit, the name of a plan, or the name of a mode.
     pub value: Arc<str>,
-    /// The time at which it expires; `None` if it does not expire.
+    /// The time at which the override expires; `None` if it does not expire.
     pub until: Option<Micros>,
-    /// The operator who set it.
+    /// The operator who set the override.
     pub author: Arc<str>,
-    /// Why it was set.
+    /// The reason for the audit log.
     pub reason: Arc<str>,
-    /// When it was set.
+    /// The time at which the override was set.
     pub at: Micros,
-    /// The version of the change that set it.
+    /// The version of the change that set the override.
     pub version: u64,
 }
 
 impl Override {
-    /// Returns whether it has expired.
+    /// Returns whether the override has expired.
     #[must_use]
     pub fn is_expired(&self, now: Micros) -> bool {
         self.until.is_some_and(|until| until <= now)
@@ -118,9 +116,6 @@ pub(crate) struct EntityLimit<'s> {
     pub(crate) entries: usize,
 }
 
-/// By domain, the lists of keys of the overrides, longest first, with the number of overrides for each.
-type KeyLists = HashMap<Box<str>, Vec<(Box<[Box<str>]>, u32)>, RandomState>;
-
 impl Default for Overrides {
     fn default() -> Self {
         Self {
@@ -148,8 +143,8 @@ impl Overrides {
         let is_prefix = |keys: &[Box<str>]| {
             keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
         };
-        let key_lists = self.limit_key_lists.get(domain)?;
-        key_lists.iter().filter(|(keys, _)| is_prefix(keys)).find_map(|(keys, _)| {
+        let key_lists = self.limit_key_lists.of(domain);
+        key_lists.iter().map(|list| &list.keys).filter(|keys| is_prefix(keys)).find_map(|keys| {
             let hash = self.entity_hash(domain, &entries[..keys.len()]);
             let entity = self.limits.get(hash).filter(|entity| is_active(entity, now))?;
             Some(EntityLimit { limit: self.limits_by_text.value(entity.value)?, entries: keys.len() })
@@ -161,8 +156,8 @@ impl Overrides {
         if self.plans.len() == 0 {
             return None;
         }
-        let key_lists = self.plan_key_lists.get(domain)?;
-        entries.iter().rev().filter(|entry| key_lists.iter().any(|(keys, _)| *keys[0] == *entry.key)).find_map(
+        let key_lists = self.plan_key_lists.of(domain);
+        entries.iter().rev().filter(|entry| key_lists.iter().any(|list| *list.keys[0] == *entry.key)).find_map(
             |entry| {
                 let entity =
                     self.plans.get(self.entity_hash(domain, &[*entry])).filter(|entity| is_active(entity, now))?;
@@ -262,10 +257,7 @@ impl Overrides {
         match &entry.target {
             Target::Limit { domain, entries } => {
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
-                let key_lists = self.limit_key_lists.get(domain.as_str());
-                let is_new = key_lists
-                    .is_none_or(|key_lists| !key_lists.iter().any(|(key_list, _)| is_key_list(key_list, &keys)));
-                if is_new && key_lists.is_some_and(|key_lists| key_lists.len() >= MAX_KEY_LISTS) {
+                if !self.limit_key_lists.can_add(domain, &keys) {
                     return Err(OverrideError::TooManyKeyLists(domain.clone()));
                 }
                 let interner = Arc::make_mut(&mut self.limits_by_text);
@@ -280,7 +272,7 @@ impl Overrides {
                 let (metadata, until) = (self.metadata(&entry), expiry_seconds(entry.until));
                 match self.limits.insert(hash, Entity { value, until }, metadata) {
                     Some((entity, metadata)) => self.release_limit(entity, &metadata, &entry.target),
-                    None => add_key_list(&mut self.limit_key_lists, domain, &keys),
+                    None => Arc::make_mut(&mut self.limit_key_lists).add(domain, &keys),
                 }
             }
             Target::Plan { domain, key, value } => {
@@ -289,7 +281,7 @@ impl Overrides {
                 let (metadata, until) = (self.metadata(&entry), expiry_seconds(entry.until));
                 match self.plans.insert(hash, Entity { value: plan, until }, metadata) {
                     Some((entity, metadata)) => self.release_plan(entity, &metadata, &entry.target),
-                    None => add_key_list(&mut self.plan_key_lists, domain, &[key]),
+                    None => Arc::make_mut(&mut self.plan_key_lists).add(domain, &[key]),
                 }
             }
             Target::Switch(_) => self.set_switch(&entry, Origin::Store),
@@ -364,12 +356,12 @@ impl Overrides {
                 let (entity, metadata) = self.limits.remove(self.entity_hash(domain, &entries_of(entries)))?;
                 self.release_limit(entity, &metadata, target);
                 let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
-                remove_key_list(&mut self.limit_key_lists, domain, &keys);
+                Arc::make_mut(&mut self.limit_key_lists).remove(domain, &keys);
             }
             Target::Plan { domain, key, value } => {
                 let (entity, metadata) = self.plans.remove(self.entity_hash(domain, &[Entry { key, value }]))?;
                 self.release_plan(entity, &metadata, target);
-                remove_key_list(&mut self.plan_key_lists, domain, &[key]);
+                Arc::make_mut(&mut self.plan_key_lists).remove(domain, &[key]);
             }
             Target::Switch(scope) => drop(self.clear_switch(scope, Origin::Store)),
             Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).remove(slot)),
@@ -484,33 +476,4 @@ fn entries_of(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {
 /// Converts a time of expiry to seconds, rounded up and at least 1. Returns 0 for `None`.
 fn expiry_seconds(until: Option<Micros>) -> u32 {
     until.map_or(0, |until| u32::try_from(until.ceil_secs()).unwrap_or(u32::MAX).max(1))
-}
-
-fn is_key_list(key_list: &[Box<str>], keys: &[&str]) -> bool {
-    key_list.iter().map(|key| &**key).eq(keys.iter().copied())
-}
-
-fn add_key_list(key_lists: &mut Arc<KeyLists>, domain: &str, keys: &[&str]) {
-    let key_lists = Arc::make_mut(key_lists).entry(domain.into()).or_default();
-    match key_lists.iter_mut().find(|(key_list, _)| is_key_list(key_list, keys)) {
-        Some((_, count)) => *count += 1,
-        None => {
-            key_lists.push((keys.iter().map(|key| (*key).into()).collect(), 1));
-            key_lists.sort_by_key(|(key_list, _)| std::cmp::Reverse(key_list.len()));
-        }
-    }
-}
-
-fn remove_key_list(key_lists: &mut Arc<KeyLists>, domain: &str, keys: &[&str]) {
-    let by_domain = Arc::make_mut(key_lists);
-    let Some(key_lists) = by_domain.get_mut(domain) else {
-        return;
-    };
-    key_lists.retain_mut(|(key_list, count)| {
-        *count -= u32::from(is_key_list(key_list, keys));
-        *count > 0
-    });
-    if key_lists.is_empty() {
-        by_domain.remove(domain);
-    }
 }

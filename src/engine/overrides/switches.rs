@@ -25,7 +25,7 @@ impl Mode {
     /// Every mode.
     pub const ALL: [Self; 4] = [Self::Off, Self::Shadow, Self::Enforce, Self::Deny];
 
-    /// Returns its name.
+    /// Returns the name of the mode.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -43,7 +43,8 @@ impl Mode {
     }
 }
 
-/// Where a switch was set. Of two switches with the same scope, the one with the first listed origin is in force.
+/// The place where a switch was set. Of two switches with the same scope, the one with the first listed origin is in
+/// force.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Origin {
     /// Set on this instance only.
@@ -58,7 +59,7 @@ impl Origin {
     /// Every origin.
     pub const ALL: [Self; 3] = [Self::Instance, Self::File, Self::Store];
 
-    /// Returns its name.
+    /// Returns the name of the origin.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

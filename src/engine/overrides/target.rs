@@ -51,7 +51,7 @@ pub enum RuleSetSlot {
 impl RuleSetSlot {
     const ALL: [Self; 3] = [Self::Candidate, Self::InForce, Self::Previous];
 
-    /// Returns its name in the text form of a target.
+    /// Returns the name of the slot in the text form of a target.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -215,13 +215,16 @@ impl Statistics {
         observe_counter(
             meter,
             "sluicegate_metric_series_overflow_hits_total",
-            "Hits counted in the series named other because the maximum number of series was reached",
+            "Hits counted in the series other because telemetry.max_dynamic_series was reached",
             move || this.overflow.get(),
         );
         let this = Arc::clone(self);
-        observe_counter(meter, "sluicegate_domain_not_found_total", "Descriptors of unknown domains", move || {
-            this.unknown_domain.get()
-        });
+        observe_counter(
+            meter,
+            "sluicegate_domain_not_found_total",
+            "Descriptors of domains that no rule file defines",
+            move || this.unknown_domain.get(),
+        );
         let this = Arc::clone(self);
         observe_counter(
             meter,
@@ -234,7 +237,7 @@ impl Statistics {
         observe_counter(
             meter,
             "ratelimit_service_global_shadow_mode",
-            "Requests over a limit that were allowed because of the global shadow mode",
+            "Requests over a limit that were allowed because decisions.shadow_mode is set",
             move || this.global_shadow.get(),
         );
         let this = Arc::clone(self);
@@ -249,9 +252,12 @@ impl Statistics {
             })
             .build();
         let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_metric_dynamic_series", "Series created from callers' values", move || {
-            lock(&this.dynamic).len() as u64
-        });
+        observe_gauge(
+            meter,
+            "sluicegate_metric_dynamic_series",
+            "Number of series that contain callers' values",
+            move || lock(&this.dynamic).len() as u64,
+        );
     }
 }
 
@@ -263,7 +269,7 @@ impl Statistics {
     fn observe_shedding(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         let this = Arc::clone(self);
         let hits = meter.u64_observable_counter("sluicegate_class_hits_total");
-        hits.with_description("Hits by class and outcome")
+        hits.with_description("Hits of rules with classes and of rules that shed, by class and outcome")
             .with_callback(move |observer| {
                 for (labels, (hits, _)) in this.by_class(Micros::ZERO) {
                     for (outcome, hits) in Outcome::ALL.into_iter().zip(hits) {

@@ -44,7 +44,7 @@ impl Count {
             Self::Total => "Hits requested from a rule's limit",
             Self::Within => "Hits within a rule's limit",
             Self::Near => "Hits within a rule's limit, but near it",
-            Self::Over => "Hits over a rule's limit",
+            Self::Over => "Hits over a rule's limit: denied, or allowed only because of shadow mode",
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
             Self::Soft => "Hits above a rule's limit that were allowed because it is soft",
             Self::DenyCache => "Hits over a rule's limit that were denied from the deny cache",
@@ -52,7 +52,7 @@ impl Count {
     }
 }
 
-/// How decided hits are classified.
+/// The classification of decided hits: the limits between the counts, and the flags of the decision.
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct Threshold {
     pub(in crate::engine) limit: u64,

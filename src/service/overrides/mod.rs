@@ -66,7 +66,7 @@ const MAX_VALUE_BYTES: usize = 4_096;
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// The file that persists overrides if the store is `memory`. Without it, overrides end with the process.
+    /// The file that persists overrides if the store is `memory`. Without it, overrides are lost when the process ends.
     pub file: Option<PathBuf>,
     /// A file with switches for this instance only, reloaded when it changes.
     pub switch_file: Option<PathBuf>,
@@ -83,11 +83,11 @@ impl Default for Settings {
 /// A request to set or remove one override.
 #[derive(Clone, Debug)]
 pub struct ChangeRequest {
-    /// What the override applies to.
+    /// The entity or rules that the override applies to.
     pub target: Target,
     /// The new value. `None` removes the override.
     pub value: Option<String>,
-    /// When the override expires. `None`: never.
+    /// The time at which the override expires; `None` if it does not expire.
     pub until: Option<Micros>,
     /// The version that the override must have now, or 0 if it must not exist. `None`: no condition.
     pub expected: Option<u64>,

@@ -1,6 +1,6 @@
 //! Validation of [`ChangeRequest`]s, and the write of a change to the store.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use super::{
     ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, all_versioned, format, lock,
@@ -10,8 +10,8 @@ use crate::{
     algorithm::Micros,
     engine::{Overrides, overrides::Target},
     store::{
-        StoreError,
-        overrides::{Change, Cursor, MAX_CHANGES, OverrideChange, OverrideStore, Write, WriteOutcome},
+        Redis, StoreError,
+        overrides::{Change, Cursor, Journal, MAX_CHANGES, OverrideChange, OverrideStore, Write, WriteOutcome},
     },
 };
 
@@ -73,33 +73,9 @@ impl OverrideSync {
         let (cursor, change) = match &self.store {
             OverrideStore::Journal(journal) => {
                 let change = self.next_change(state, id, info_json, writes)?;
-                let (journal, line, overrides) = (Arc::clone(journal), change.clone(), state.overrides.clone());
-                let (cursor, [limits, plans, switches]) = (state.cursor.clone(), overrides.counts());
-                let written = tokio::task::spawn_blocking(move || {
-                    lock(&journal).write(&line, limits + plans + switches, || (cursor, all_versioned(&overrides)))
-                });
-                // A change that may not have been written must not come into force.
-                written.await.map_err(|_| StoreError::Rejected)??;
-                (Cursor { version: change.version, ..state.cursor.clone() }, change)
+                self.write_journal(journal, state, change).await?
             }
-            OverrideStore::Redis(redis) => {
-                let max_entries = self.settings.audit_log_entries;
-                let mut written =
-                    redis.put_overrides((&id, &info_json), &writes, (&state.cursor, false), max_entries).await?;
-                if written.is_none() {
-                    // The store is behind the cursor. `poll_store` resends the missing changes first.
-                    self.poll_store(state).await?;
-                    written =
-                        redis.put_overrides((&id, &info_json), &writes, (&state.cursor, false), max_entries).await?;
-                }
-                match written {
-                    Some(WriteOutcome::Done(cursor, change)) => (cursor, change),
-                    Some(WriteOutcome::Conflict { target, version }) => {
-                        return Err(ChangeError::Conflict { target, version });
-                    }
-                    None => return Err(StoreError::Rejected.into()),
-                }
-            }
+            OverrideStore::Redis(redis) => self.write_redis(redis, state, (&id, &info_json), &writes).await?,
         };
         if cursor.version == state.cursor.version + 1
             && (state.cursor.epoch == cursor.epoch || state.cursor.version == 0)
@@ -112,6 +88,43 @@ impl OverrideSync {
             self.note_sync(state, result);
         }
         Ok(change)
+    }
+
+    async fn write_journal(
+        &self,
+        journal: &Arc<Mutex<Journal>>,
+        state: &SyncState,
+        change: Change,
+    ) -> Result<(Cursor, Change), ChangeError> {
+        let (journal, line, overrides) = (Arc::clone(journal), change.clone(), state.overrides.clone());
+        let (cursor, [limits, plans, switches]) = (state.cursor.clone(), overrides.counts());
+        let written = tokio::task::spawn_blocking(move || {
+            lock(&journal).write(&line, limits + plans + switches, || (cursor, all_versioned(&overrides)))
+        });
+        // A change that may not have been written must not come into force.
+        written.await.map_err(|_| StoreError::Rejected)??;
+        Ok((Cursor { version: change.version, ..state.cursor.clone() }, change))
+    }
+
+    async fn write_redis(
+        &self,
+        redis: &Redis,
+        state: &mut SyncState,
+        id_and_info: (&str, &str),
+        writes: &[Write],
+    ) -> Result<(Cursor, Change), ChangeError> {
+        let max_entries = self.settings.audit_log_entries;
+        let mut written = redis.put_overrides(id_and_info, writes, (&state.cursor, false), max_entries).await?;
+        if written.is_none() {
+            // The store is behind the cursor. `poll_store` resends the missing changes first.
+            self.poll_store(state).await?;
+            written = redis.put_overrides(id_and_info, writes, (&state.cursor, false), max_entries).await?;
+        }
+        match written {
+            Some(WriteOutcome::Done(cursor, change)) => Ok((cursor, change)),
+            Some(WriteOutcome::Conflict { target, version }) => Err(ChangeError::Conflict { target, version }),
+            None => Err(StoreError::Rejected.into()),
+        }
     }
 
     /// Builds the next change for the journal, with the same checks and fields as `overrides.lua` for Redis.

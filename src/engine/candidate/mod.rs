@@ -5,6 +5,8 @@
 //! decisions are those that the rules would make in force. A hash of the counter's name selects the sampled counters,
 //! and all instances select the same ones.
 
+mod outcomes;
+
 use std::{
     collections::VecDeque,
     sync::{
@@ -20,6 +22,8 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
+pub use self::outcomes::Outcomes;
+use self::outcomes::Tally;
 use super::{
     Descriptor, Engine, Overrides, Request, Resources, Snapshot, Statistics, StatisticsSettings, TopEntities, Verdict,
     key, overrides::Target,
@@ -43,58 +47,6 @@ const MAX_BATCH_DELAY: Duration = Duration::from_millis(5);
 const MAX_MINUTES: usize = 180;
 /// Maximum number of entities in the list of the first newly denied ones.
 const MAX_FIRST_DENIED: usize = 20;
-
-/// Hits by the decisions of the candidate rules and of the rules in force.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcomes {
-    /// All evaluated hits.
-    pub requested: u64,
-    /// Hits that the candidate rules would deny.
-    pub denied: u64,
-    /// Hits that the candidate rules would deny and that were allowed.
-    pub newly_denied: u64,
-    /// Hits that the candidate rules would allow and that were denied.
-    pub newly_allowed: u64,
-}
-
-impl Outcomes {
-    fn new(hits: u64, would_deny: bool, is_denied: bool) -> Self {
-        let hits_if = |is: bool| if is { hits } else { 0 };
-        Self {
-            requested: hits,
-            denied: hits_if(would_deny),
-            newly_denied: hits_if(would_deny && !is_denied),
-            newly_allowed: hits_if(!would_deny && is_denied),
-        }
-    }
-
-    fn add(&mut self, other: Self) {
-        self.requested += other.requested;
-        self.denied += other.denied;
-        self.newly_denied += other.newly_denied;
-        self.newly_allowed += other.newly_allowed;
-    }
-}
-
-/// The [`Outcomes`] of one rule as atomic counters.
-#[derive(Default)]
-struct Tally([AtomicU64; 4]);
-
-impl Tally {
-    fn add(&self, outcomes: Outcomes) {
-        let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
-        for (sum, number) in self.0.iter().zip([requested, denied, newly_denied, newly_allowed]) {
-            if number > 0 {
-                sum.fetch_add(number, Relaxed);
-            }
-        }
-    }
-
-    fn get(&self) -> Outcomes {
-        let [requested, denied, newly_denied, newly_allowed] = self.0.each_ref().map(|sum| sum.load(Relaxed));
-        Outcomes { requested, denied, newly_denied, newly_allowed }
-    }
-}
 
 /// An entity with newly denied hits.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -201,7 +153,7 @@ impl Candidate {
     ///
     /// With the memory store, returns a future that the caller must await. With Redis, queues the request instead, so
     /// that no caller waits for the store. Returns `None` if there is nothing to await.
-    pub(super) fn evaluate<'t>(
+    pub(in crate::engine) fn evaluate<'t>(
         self: &'t Arc<Self>,
         engine: &Engine,
         request: &'t Request<'_>,
@@ -313,14 +265,13 @@ impl Candidate {
         let rules = snapshot.rules();
         let shard_by = rules.settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
         let mut sampled = SmallVec::new();
-        let mut name = Vec::with_capacity(128);
         for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
-            name.clear();
+            let mut name = Vec::new();
             let entries = descriptor.entries.as_slice();
             let rule = match rules.find(request.domain, entries.iter().copied()) {
                 Lookup::Rule(Rule { limit: Some(limit), id, .. }, path) => {
                     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-                    key::write(&mut name, "", request.domain, shard_by, entries, &path, limit.algorithm());
+                    name = key::name("", request.domain, shard_by, entries, &path, limit.algorithm());
                     *id
                 }
                 // Both sets of rules allow the descriptor, so there is nothing to compare.
@@ -408,12 +359,12 @@ struct OwnedDescriptor {
 
 impl OwnedRequest {
     fn new(request: &Request<'_>, sampled: SmallVec<[SampledDescriptor; 2]>, at: Micros) -> Self {
-        let own = |descriptor: &Descriptor<'_>| OwnedDescriptor {
+        let to_owned = |descriptor: &Descriptor<'_>| OwnedDescriptor {
             entries: descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect(),
             hits: descriptor.hits,
             refund: descriptor.refund,
         };
-        let descriptors = sampled.iter().map(|sampled| own(&request.descriptors[sampled.index])).collect();
+        let descriptors = sampled.iter().map(|sampled| to_owned(&request.descriptors[sampled.index])).collect();
         Self { domain: request.domain.to_owned(), descriptors, sampled, at }
     }
 
@@ -433,141 +384,4 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[cfg(test)]
-mod tests {
-    use smallvec::smallvec;
-
-    use super::*;
-    use crate::{
-        engine::{Code, Status},
-        rules::{self, Options, SourceFile},
-        store::{Local, Memory, Metrics, local, redis},
-    };
-
-    /// Returns an engine with an unreachable Redis.
-    fn engine(candidate: &Candidate) -> Engine {
-        let (metrics, worker) = (Metrics::new(1), WorkerId(0));
-        let settings = redis::Settings::default();
-        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics));
-        let (deny_cache, leases, eventual) = Default::default();
-        let shared =
-            local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
-        Engine {
-            worker,
-            scope: "",
-            store: AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker)),
-            local: Arc::new(Memory::new(&Default::default())),
-            rules: Arc::clone(&candidate.rules),
-            statistics: Arc::clone(&candidate.statistics),
-            top: None,
-            settings: Arc::default(),
-        }
-    }
-
-    fn candidate(share: f64) -> Arc<Candidate> {
-        let text = "domain: api\ndescriptors:\n- key: user\n  rate_limit: {unit: second, requests_per_unit: 1}\n\
-                    - key: job\n  rate_limit: {algorithm: concurrency, limit: 5, hold: 60s, holder: id}\n\
-                    - key: free\n  rate_limit: {unlimited: true}\n";
-        let file = SourceFile { name: "api.yaml".into(), text: text.into() };
-        let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
-        Candidate::new(rules, share, Micros::ZERO, 1, &Resources::default())
-    }
-
-    /// Returns the rule under which a request with this verdict is counted, if its counter is sampled.
-    fn sampled_rule(candidate: &Candidate, entries: &[(&str, &str)], code: Code) -> Option<usize> {
-        let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
-        let status = Status { code, ..Status::NO_LIMIT };
-        let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
-        let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-        candidate.sample_descriptors(&request, &verdict).first().map(|sampled| sampled.rule)
-    }
-
-    #[tokio::test]
-    async fn requests_are_skipped_while_too_many_wait() {
-        let candidate = candidate(1.0);
-        candidate.waiting.store(MAX_WAITING - 1, Relaxed);
-        let entries = smallvec![Entry { key: "user", value: "x" }];
-        let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
-        let status = Status { code: Code::Ok, ..Status::NO_LIMIT };
-        let verdict = Verdict { overall: Code::Ok, statuses: smallvec![status], metadata: None };
-        let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-        let engine = engine(&candidate);
-        for skipped in 0..3 {
-            assert!(candidate.evaluate(&engine, &request, &verdict, Micros::ZERO).is_none());
-            assert_eq!((candidate.skipped(), candidate.waiting.load(Relaxed)), (skipped, MAX_WAITING));
-        }
-    }
-
-    /// The holder of a slot is not part of the counter's name, so it does not influence the sampling.
-    #[test]
-    fn all_hits_of_a_counter_are_sampled_or_none() {
-        let candidate = candidate(0.5);
-        let is_sampled =
-            |job: &str, id: &str| sampled_rule(&candidate, &[("job", job), ("id", id)], Code::Ok).is_some();
-        let jobs: Vec<String> = (0..100).map(|job| job.to_string()).collect();
-        let sampled: Vec<&String> = jobs.iter().filter(|job| is_sampled(job, "x")).collect();
-        assert!((20..80).contains(&sampled.len()), "{}", sampled.len());
-        for job in &jobs {
-            assert!(["y", "z"].into_iter().all(|id| is_sampled(job, id) == sampled.contains(&job)), "{job}");
-        }
-    }
-
-    /// A descriptor that is denied now is counted under the unlimited candidate rule, or under no rule.
-    #[test]
-    fn an_unlimited_descriptor_is_sampled_only_if_it_is_denied_now() {
-        let candidate = candidate(1.0);
-        let rule = |key, code| sampled_rule(&candidate, &[(key, "x")], code);
-        assert_eq!((rule("free", Code::Ok), rule("other", Code::Ok)), (None, None));
-        assert_eq!((rule("free", Code::OverLimit), rule("other", Code::OverLimit)), (Some(2), Some(3)));
-    }
-
-    #[test]
-    fn outcomes_distinguish_changed_from_unchanged_decisions() {
-        let mut all = Outcomes::default();
-        for (hits, would_deny, denied) in
-            [(1, false, false), (10, true, false), (100, false, true), (1_000, true, true)]
-        {
-            all.add(Outcomes::new(hits, would_deny, denied));
-        }
-        let expected = Outcomes { requested: 1_111, denied: 1_010, newly_denied: 10, newly_allowed: 100 };
-        assert_eq!(all, expected);
-        all.add(expected);
-        assert_eq!(all.newly_allowed, 200);
-    }
-
-    #[test]
-    fn each_of_the_first_newly_denied_entities_is_listed_once() {
-        let candidate = candidate(1.0);
-        let deny = |user: &str| {
-            let entries = smallvec![Entry { key: "user", value: user }];
-            let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
-            let sampled = SampledDescriptor { index: 0, rule: 0, denied: false };
-            candidate.record_newly_denied(WorkerId(0), "api", &descriptor, &sampled, Micros::from_secs(1));
-        };
-        ["a", "b", "a"].into_iter().for_each(deny);
-        let names = || {
-            candidate
-                .first_newly_denied()
-                .into_iter()
-                .map(|newly_denied| newly_denied.target.to_string())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(names(), ["limit|api|user=a", "limit|api|user=b"]);
-        (0..2 * MAX_FIRST_DENIED).for_each(|user| deny(&user.to_string()));
-        assert_eq!(names().len(), MAX_FIRST_DENIED);
-    }
-
-    #[test]
-    fn the_last_three_hours_are_counted_by_minute() {
-        let candidate = candidate(1.0);
-        let one = Outcomes::new(1, true, false);
-        for minute in 0..MAX_MINUTES as u64 + 20 {
-            candidate.record(0, one, Micros::from_secs(60 * minute));
-            candidate.record(0, one, Micros::from_secs(60 * minute + 59));
-        }
-        let minutes = candidate.minutes();
-        let two = Outcomes { requested: 2, denied: 2, newly_denied: 2, newly_allowed: 0 };
-        assert_eq!((minutes.len(), minutes[0]), (MAX_MINUTES, (Micros::from_secs(60 * 20), two)));
-        assert_eq!(candidate.outcomes().next().unwrap().requested, 2 * (MAX_MINUTES as u64 + 20));
-    }
-}
+mod tests;

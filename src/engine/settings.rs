@@ -1,0 +1,49 @@
+//! [`Settings`] that apply to all rules.
+
+use std::num::NonZeroU32;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::rules::FailurePolicy;
+
+/// Settings that apply to all rules.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Failure policy of rules without `on_error`.
+    pub on_error: FailurePolicy,
+    /// Deny nothing, and count the requests that would have been denied.
+    pub shadow_mode: bool,
+    /// Treat every rule as a rule in quota mode.
+    pub quota_mode: bool,
+    /// Share of a limit above which hits are counted as near the limit.
+    pub near_limit_ratio: f32,
+    /// Number of instances among which a limit is divided while each instance decides alone.
+    #[serde(skip, default = "one")]
+    pub instances: NonZeroU32,
+    /// Whether verdicts contain the metadata of the rules.
+    #[serde(skip)]
+    pub metadata: bool,
+    /// Whether verdicts contain the names of the rules' policies.
+    #[serde(skip)]
+    pub policies: bool,
+}
+
+const fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            instances: one(),
+            on_error: FailurePolicy::Error,
+            shadow_mode: false,
+            quota_mode: false,
+            near_limit_ratio: 0.8,
+            metadata: false,
+            policies: false,
+        }
+    }
+}
