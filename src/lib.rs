@@ -1,4 +1,5 @@
-//! Sluicegate is a rate limit service. Envoy and other callers ask it, over gRPC or HTTP, whether a request is allowed.
+//! Sluicegate is a rate limit service. Envoy and other callers send it checks, over gRPC or HTTP, and it decides
+//! whether a request is allowed.
 //!
 //! # Flow of a decision
 //!

@@ -12,7 +12,7 @@ use crate::{
     transport::grpc::HeaderStyle,
 };
 
-/// How long the start waits for the first connection to Redis. The service also starts without one.
+/// Maximum time for which the start waits for the first connection to Redis. The service also starts without one.
 const FIRST_CONNECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Creates the engines of the workers. They share everything but their connections to the store.
@@ -31,7 +31,7 @@ pub(super) struct EngineFactory {
 }
 
 impl EngineFactory {
-    /// Prepares what the engines share.
+    /// Creates the state that all engines share.
     pub(super) fn new(
         settings: &Settings,
         telemetry: &Telemetry,

@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::{
-    service::reload::LoadError,
+    service::source::LoadError,
     store::{overrides::JournalError, redis::SetupError},
     telemetry::TelemetryError,
     transport::{admin::AdminServerError, grpc::ServerError, http, xds::XdsError},

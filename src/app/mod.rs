@@ -42,7 +42,8 @@ use crate::{metrics::observe_gauge, settings::Settings};
 /// Runs the service until it receives SIGTERM or SIGINT.
 ///
 /// # Errors
-/// If a component cannot be started: an address is in use, a file is invalid, or the rules are.
+/// Returns an error if a component cannot be started, for example because an address is in use, or because a file or
+/// the rules are invalid.
 pub fn run(settings: Settings) -> Result<(), AppError> {
     settings.telemetry.log.start()?;
     for warning in &settings.warnings {

@@ -7,8 +7,8 @@ const DEFAULT_LIMIT: usize = 1_024;
 
 /// Raises the process's limit of open files as far as the system allows, and divides it among the listeners.
 ///
-/// A quarter of the limit is reserved for connections to Redis and for files. The HTTP listeners and the admin API get at
-/// most a sixteenth each, and gRPC gets the remainder. Settings that ask for less stay as they are.
+/// A quarter of the limit is reserved for connections to Redis and for files. The HTTP listeners and the admin API get
+/// at most a sixteenth each, and gRPC gets the remainder. Settings with lower values are unchanged.
 pub(super) fn divide(settings: &mut Settings) {
     let limit = rlimit::increase_nofile_limit(u64::MAX).ok().and_then(|limit| usize::try_from(limit).ok());
     let limit = limit.unwrap_or(DEFAULT_LIMIT);

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// The components that follow what operators change.
+/// The components that apply the changes of operators: overrides and candidate rules.
 pub(super) struct Operations {
     pub(super) overrides: Arc<OverrideSync>,
     pub(super) candidates: Arc<Candidates>,

@@ -13,18 +13,21 @@ use super::{
 use crate::{
     engine::Resources,
     rules::{Options, SourceFile},
-    service::reload::{FileFilter, Reloader, Source},
+    service::{
+        reload::Reloader,
+        source::{FileFilter, Source},
+    },
     settings::Settings,
     transport::xds,
 };
 
-/// The rules that are served without a rule directory.
+/// Returns the rules that are served without a rule directory.
 fn examples() -> Vec<SourceFile> {
     let text = include_str!("../../deploy/examples/quickstart.yaml").to_owned();
     vec![SourceFile { name: "deploy/examples/quickstart.yaml".into(), text }]
 }
 
-/// Returns where the settings say that rules come from.
+/// Returns the source of the rules that the settings select.
 pub(crate) fn source(settings: &Settings) -> Source {
     if settings.rules.xds.server.is_some() {
         return Source::Pushed;
@@ -34,7 +37,7 @@ pub(crate) fn source(settings: &Settings) -> Source {
     settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), directory)
 }
 
-/// The rules in force, and what loads them.
+/// The rules in force, and the component that loads them.
 pub(super) struct Rules {
     pub(super) reloader: Arc<Reloader>,
     pub(super) options: Options,
@@ -61,7 +64,8 @@ impl Rules {
         Ok(Self { reloader, options, resources, control_plane })
     }
 
-    /// Waits until there are rules, unless the service may start without; returns `false` if a signal arrives first.
+    /// Waits until there are rules, unless the service may start without them. Returns `false` if a signal arrives
+    /// first.
     pub(super) async fn wait_until_loaded(&self, settings: &Settings, signals: &mut Signals) -> bool {
         if self.control_plane.is_none() || settings.rules.xds.start_without_rules {
             return true;

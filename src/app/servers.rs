@@ -35,7 +35,7 @@ pub(super) struct Servers {
     grpc: grpc::Server,
     http: http::Server,
     admin: Option<admin::Server>,
-    /// Decides for the control runtime: requests that arrive as JSON, and calls of the admin API.
+    /// The check of the control runtime's requests: those that arrive as JSON, and calls of the admin API.
     check: Check,
     workers: usize,
     reports: ResourceReports,
@@ -76,12 +76,12 @@ impl Servers {
         Ok(Self { grpc, http, admin, check, workers: telemetry.workers, reports, page: Arc::new(page), health, stop })
     }
 
-    /// Returns the store as the control runtime uses it.
+    /// Returns the control runtime's access to the store.
     pub(super) fn store(&self) -> &AnyStore {
         &self.check.engine.store
     }
 
-    /// Returns the clock by which the control runtime decides.
+    /// Returns the clock that decisions use.
     pub(super) fn clock(&self) -> &Clock {
         &self.check.clock
     }

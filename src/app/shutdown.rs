@@ -22,8 +22,8 @@ use crate::{
 /// After a signal, health checks fail, and requests are still decided: callers have `shutdown.delay` to notice.
 ///
 /// ## Leaving ⟶ Draining
-/// Connections are asked to close and no new ones are accepted. Calls in progress have `shutdown.grace` to finish. Then
-/// everything that was taken from Redis in advance is returned.
+/// Connections are closed gracefully and no new ones are accepted. Calls in progress have `shutdown.grace` to finish.
+/// Then everything that was taken from Redis in advance is returned.
 ///
 /// ## Draining ⟶ Stopped
 /// A second signal skips what remains of the delay and the grace.

@@ -21,7 +21,7 @@ pub(super) struct Telemetry {
     pub(super) workers: usize,
     pub(super) meters: Meters,
     pub(super) traces: Traces,
-    /// Taken by [`Telemetry::start_statsd`].
+    /// The exporter to statsd, until [`Telemetry::start_statsd`] takes it.
     statsd: Option<Statsd>,
     pub(super) statistics: Arc<Statistics>,
     pub(super) check_metrics: Arc<check::Metrics>,
@@ -56,7 +56,7 @@ impl Telemetry {
         })
     }
 
-    /// Returns the number under which the control runtime records its decisions.
+    /// Returns the worker id under which the control runtime records its decisions.
     pub(super) const fn control(&self) -> WorkerId {
         WorkerId(self.workers)
     }

@@ -22,7 +22,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use crate::{
     app,
     rules::{self, Entry, Options},
-    service::reload::{LoadError, Source},
+    service::source::{LoadError, Source},
     settings::{self, Flags, Settings, envoyproxy::EnvoyproxySettings},
 };
 
@@ -45,7 +45,7 @@ enum Command {
     Serve(ServeArgs),
     /// Validate rule files and print all errors and warnings (exit code 1 if there is an error)
     Check(CheckArgs),
-    /// Show which Redis server holds a descriptor's counter, and which counters other nodes would move
+    /// Show which Redis server holds a descriptor's counter, and which counters would move if the ring had other nodes
     Shard(shard::ShardArgs),
     /// Replay recorded traffic against other rules and report what they would deny
     Simulate(simulate::SimulateArgs),

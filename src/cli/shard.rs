@@ -11,7 +11,7 @@ use sluicegate_common::Ring;
 use crate::{
     app, engine,
     rules::{self, Options},
-    service::reload::LoadError,
+    service::source::LoadError,
     settings::{Flags, Settings},
     store::redis::topology::{self, KeyLocation},
 };
@@ -32,7 +32,7 @@ pub(super) struct ShardArgs {
     /// Settings file in TOML or YAML
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Names of other ring nodes, with optional weights (a,b,c*2): show which shards they would move
+    /// Nodes of a changed ring, with optional weights (a,b,c*2): show which counters would move
     #[arg(long, value_name = "NODES")]
     nodes: Option<String>,
 }

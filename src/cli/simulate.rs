@@ -17,7 +17,7 @@ use serde_json::json;
 use crate::{
     replay::{Hits, Replay, RuleHits, Suggestions, page},
     rules::{self, Options, RuleSet},
-    service::reload::{LoadError, Source},
+    service::source::{LoadError, Source},
     traffic::{self, Reader, access_log::Mapping},
 };
 

@@ -40,9 +40,9 @@ pub struct Hits {
 /// The hits of one entity.
 #[derive(Clone, Debug, Default)]
 pub struct Entity {
-    /// Its entries, such as `user=bob|path=/x`.
+    /// The entries of the entity, such as `user=bob|path=/x`.
     pub name: Box<str>,
-    /// Its hits.
+    /// The hits of the entity.
     pub hits: Hits,
 }
 

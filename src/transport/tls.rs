@@ -96,14 +96,15 @@ impl Tls {
             if !debounce.poll(fingerprint(&self.settings)) {
                 continue;
             }
+            let path = self.settings.cert_file.as_deref().map(|file| tracing::field::display(file.display()));
             match load(&self.settings, self.protocols) {
                 Ok(config) => {
                     self.config.store(config);
-                    tracing::info!("certificates reloaded");
+                    tracing::info!(path, "certificates reloaded");
                 }
                 Err(error) => {
                     let error = crate::errors::chain(&error);
-                    tracing::error!(error, "cannot use the changed certificates; the previous ones stay in use");
+                    tracing::error!(path, error, "cannot use the changed certificates; the previous ones stay in use");
                 }
             }
         }

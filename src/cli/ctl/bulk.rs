@@ -2,15 +2,14 @@
 
 use std::{
     io::{IsTerminal, Write},
-    path::PathBuf,
     time::Duration,
 };
 
 use anyhow::{Context, bail};
-use clap::Args;
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
+    args::ImportArgs,
     client::{Client, is_retryable},
     open, parse,
 };
@@ -22,21 +21,9 @@ const OVERRIDES_PER_CALL: usize = 100;
 const RETRY_PAUSES: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
 
-#[derive(Debug, Args)]
-pub(super) struct Bulk {
-    /// CSV file, or - for standard input
-    file: PathBuf,
-    /// Reason for the audit log
-    #[arg(long, default_value = "")]
-    reason: String,
-    /// First line to import, as reported by an import that failed
-    #[arg(long, default_value_t = 1)]
-    from: u64,
-}
-
 /// Sets the override of each line.
 pub(super) async fn import(
-    import: &Bulk,
+    import: &ImportArgs,
     read: impl Fn(&csv::StringRecord) -> anyhow::Result<api::ChangeRequest>,
     mut client: Client,
 ) -> anyhow::Result<()> {
@@ -64,7 +51,7 @@ pub(super) async fn import(
         }
         if requests.len() == OVERRIDES_PER_CALL || (!has_record && !requests.is_empty()) {
             let count = requests.len() as u64;
-            let reason = import.reason.clone();
+            let reason = import.reason.reason.clone();
             let request =
                 api::PutOverridesRequest { changes: std::mem::take(&mut requests), reason, ..Default::default() };
             let file = import.file.display();

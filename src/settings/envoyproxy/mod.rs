@@ -327,7 +327,7 @@ pub fn table() -> String {
     let mut text = "| variable | default in envoyproxy/ratelimit | setting |\n| --- | --- | --- |\n".to_owned();
     for Variable { name, default, effect } in VARIABLES {
         let default = if default.is_empty() { String::new() } else { format!("`{default}`") };
-        let here = match effect {
+        let setting = match effect {
             Effect::Setting(setting, _) => format!("`{setting}`"),
             Effect::Combined(settings) => match settings.split_once(", when") {
                 Some((setting, when)) => format!("`{setting}`, when{when}"),
@@ -335,7 +335,7 @@ pub fn table() -> String {
             },
             Effect::Ignored(reason) => format!("none: {reason}"),
         };
-        text += &format!("| `{name}` | {default} | {here} |\n");
+        text += &format!("| `{name}` | {default} | {setting} |\n");
     }
     text
 }

@@ -358,7 +358,7 @@ fn override_changes(applied: AppliedChange) -> Vec<api::OverrideChange> {
 }
 
 fn read_descriptor(descriptor: Option<api::Descriptor>) -> Result<(String, Vec<(String, String)>), Status> {
-    let target = descriptor.map(|it| api::Target { target: Some(api::target::Target::Limit(it)) });
+    let target = descriptor.map(|limit| api::Target { target: Some(api::target::Target::Limit(limit)) });
     let target = read_target(target)?;
     target.check().map_err(|error| Status::invalid_argument(error.to_string()))?;
     let Target::Limit { domain, entries } = target else {

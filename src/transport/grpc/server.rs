@@ -188,7 +188,7 @@ fn hand_over(stream: Stream, workers: &[Worker], max: usize, log_full: &LogThrot
             worker.connections.fetch_add(1, Relaxed);
             if worker.sender.try_send(stream).is_err() {
                 worker.connections.fetch_sub(1, Relaxed);
-                tracing::warn!("the queue of a worker is full; closing a connection");
+                tracing::warn!("a worker's queue of new connections is full; closing a new connection");
             }
         }
         Err(error) => tracing::debug!(%error, "cannot pass a connection to a worker"),

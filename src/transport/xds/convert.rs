@@ -67,17 +67,17 @@ fn locate_one(diagnostic: &mut Diagnostic, configs: &[RateLimitConfig]) {
 /// Returns the path to the descriptor with this index, counted in the order of the lines.
 fn path(list: &[RateLimitDescriptor], index: &mut usize) -> Vec<String> {
     for descriptor in list {
-        let own = match descriptor.value.as_str() {
+        let level = match descriptor.value.as_str() {
             "" => descriptor.key.clone(),
             value => format!("{}={value}", descriptor.key),
         };
         let Some(remaining) = index.checked_sub(1) else {
-            return vec![own];
+            return vec![level];
         };
         *index = remaining;
-        let below = path(&descriptor.descriptors, index);
-        if !below.is_empty() {
-            return [vec![own], below].concat();
+        let lower_levels = path(&descriptor.descriptors, index);
+        if !lower_levels.is_empty() {
+            return [vec![level], lower_levels].concat();
         }
     }
     Vec::new()
@@ -261,8 +261,8 @@ mod tests {
             rate_limit: Some(RateLimitPolicy { unlimited: true, ..RateLimitPolicy::default() }),
             ..level("free", "", Vec::new())
         };
-        let nothing = RateLimitDescriptor { rate_limit: policy(RateLimitUnit::Second, 0), ..level("none", "", vec![]) };
-        let config = config(vec![level("a", "", vec![limited]), unlimited, nothing]);
+        let denied = RateLimitDescriptor { rate_limit: policy(RateLimitUnit::Second, 0), ..level("none", "", vec![]) };
+        let config = config(vec![level("a", "", vec![limited]), unlimited, denied]);
         let (set, warnings) = compile(&[file(&config)], Options::default()).unwrap();
         assert_eq!(warnings, []);
         let entry = |key, value| Entry { key, value };
@@ -308,7 +308,8 @@ mod tests {
 
     #[test]
     fn an_error_names_the_descriptor() {
-        let bad = RateLimitDescriptor { rate_limit: policy(RateLimitUnit::Unknown, 1), ..level("b", "2", Vec::new()) };
+        let unknown_unit =
+            RateLimitDescriptor { rate_limit: policy(RateLimitUnit::Unknown, 1), ..level("b", "2", Vec::new()) };
         let newer = RateLimitDescriptor {
             rate_limit: Some(RateLimitPolicy { unit: 99, ..RateLimitPolicy::default() }),
             ..level("newer", "", Vec::new())
@@ -322,8 +323,13 @@ mod tests {
             metadata: metadata(&serde_json::json!({"sluicegate": 1})),
             ..level("text", "", vec![])
         };
-        let all =
-            vec![level("a", "", vec![level("b", "1", Vec::new()), bad]), newer, both, text, level("", "", vec![])];
+        let all = vec![
+            level("a", "", vec![level("b", "1", Vec::new()), unknown_unit]),
+            newer,
+            both,
+            text,
+            level("", "", vec![]),
+        ];
         let errors = errors(config(all));
         let expected = [
             "resource, a > b=2: unit \"UNKNOWN\" is not one of second",

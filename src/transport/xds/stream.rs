@@ -200,11 +200,11 @@ mod tests {
     fn rejects_resources_of_another_type() {
         let resource = |type_url: &str, value: &[u8]| Any { type_url: type_url.into(), value: value.to_vec() };
         let named = RateLimitConfig { domain: "d".into(), ..RateLimitConfig::default() }.encode_to_vec();
-        let good = resource(TYPE_URL, &named);
-        assert_eq!(files(TYPE_URL, std::slice::from_ref(&good)).unwrap()[0].name, "d");
+        let valid = resource(TYPE_URL, &named);
+        assert_eq!(files(TYPE_URL, std::slice::from_ref(&valid)).unwrap()[0].name, "d");
         for (type_url, resources, expected) in [
-            ("other", vec![good.clone()], "the response has type \"other\""),
-            (TYPE_URL, vec![good.clone(), resource("other", &named)], "resource 1 has type \"other\""),
+            ("other", vec![valid.clone()], "the response has type \"other\""),
+            (TYPE_URL, vec![valid.clone(), resource("other", &named)], "resource 1 has type \"other\""),
             (TYPE_URL, vec![resource(TYPE_URL, &[0xff])], "resource 0 cannot be read"),
             (TYPE_URL, vec![Any::default()], "resource 0 has type \"\""),
         ] {

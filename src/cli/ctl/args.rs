@@ -1,0 +1,340 @@
+//! The arguments of `sluicegate ctl`.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use prost_types::Timestamp;
+use sluicegate_proto::sluicegate::admin::v1 as api;
+
+use super::{
+    client::Connection,
+    parse::{self, Expiry, descriptor},
+};
+
+#[derive(Debug, Args)]
+pub(in crate::cli) struct CtlArgs {
+    #[command(flatten)]
+    pub(super) connection: Connection,
+    /// Print responses as JSON, one per line
+    #[arg(long, global = true)]
+    pub(super) json: bool,
+    #[command(subcommand)]
+    pub(super) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Command {
+    /// Set and list limits of single entities, which take precedence over the limits of rules
+    #[command(subcommand)]
+    Limit(Limit),
+    /// Assign entities to plans
+    #[command(subcommand)]
+    Plan(Plan),
+    /// Switch a rule, an algorithm, a domain or everything off, into shadow mode, on, or into denying everything
+    #[command(subcommand)]
+    Switch(Switch),
+    /// Show the rule, the overrides and the counter of a descriptor
+    Inspect(Descriptor),
+    /// Reset the counter of a descriptor
+    Reset {
+        #[command(flatten)]
+        descriptor: Descriptor,
+        #[command(flatten)]
+        reason: Reason,
+    },
+    /// Return hits to the counter of a descriptor
+    Refund {
+        #[command(flatten)]
+        descriptor: Descriptor,
+        /// Number of hits to return
+        #[arg(long, default_value_t = 1)]
+        hits: u64,
+        #[command(flatten)]
+        reason: Reason,
+    },
+    /// List the entities with the most denied hits in the last minutes, on all instances of --addr
+    Top(Top),
+    /// Refresh the list of `top` every second, together with health and switches
+    Watch(Top),
+    /// List the rules in force
+    Rules {
+        /// List only rules of this domain
+        domain: Option<String>,
+    },
+    /// Show the audit log: all changes by operators, with time, author and reason
+    Audit {
+        /// Maximum number of changes
+        #[arg(short = 'n', long, default_value_t = 20)]
+        max_results: u32,
+        /// Continue to print new changes
+        #[arg(long)]
+        follow: bool,
+    },
+    /// Evaluate candidate rules on a share of the traffic, and promote them
+    #[command(subcommand)]
+    Candidate(Candidate),
+    /// Show the health of the instances and their stores
+    Health,
+    /// Set all overrides of a CSV file with lines of target,value,until, as written by `export`
+    Import(ImportArgs),
+    /// Print all overrides as CSV with lines of target,value,until
+    Export {
+        /// Print only targets that begin with this text, such as limit|api|user=
+        #[arg(default_value = "", hide_default_value = true)]
+        prefix: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Descriptor {
+    /// Domain of the descriptor
+    pub(super) domain: String,
+    /// Entries of the descriptor
+    #[arg(required = true, value_name = "KEY=VALUE")]
+    pub(super) entries: Vec<String>,
+}
+
+/// The arguments of an import.
+#[derive(Debug, Args)]
+pub(super) struct ImportArgs {
+    /// CSV file, or - for standard input
+    pub(super) file: PathBuf,
+    #[command(flatten)]
+    pub(super) reason: Reason,
+    /// First line to import, as reported by an import that failed
+    #[arg(long, default_value_t = 1)]
+    pub(super) from: u64,
+}
+
+/// The reason of a change.
+#[derive(Debug, Args)]
+pub(super) struct Reason {
+    /// Reason for the audit log
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(super) reason: String,
+}
+
+/// Options of a change of overrides.
+#[derive(Debug, Args)]
+pub(super) struct ChangeOptions {
+    #[command(flatten)]
+    pub(super) reason: Reason,
+    /// Change only an override of this version, as shown by `get` and `list`; 0 for an override that does not exist
+    #[arg(long, value_name = "VERSION")]
+    pub(super) if_version: Option<u64>,
+}
+
+/// Options of a change that sets an override.
+#[derive(Debug, Args)]
+pub(super) struct SetOptions {
+    #[command(flatten)]
+    pub(super) expiry: Expiry,
+    #[command(flatten)]
+    pub(super) change: ChangeOptions,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Limit {
+    /// Set the limit of a descriptor and of all descriptors that begin with its entries
+    Set {
+        /// Domain of the descriptor
+        domain: String,
+        /// Entries and limit: 500/minute, unlimited, blocked, or keywords of `rate_limit` in braces, such as
+        /// `'{unit: minute, requests_per_unit: 500}'`
+        #[arg(required = true, num_args = 2.., value_name = "KEY=VALUE… LIMIT")]
+        entries_and_limit: Vec<String>,
+        #[command(flatten)]
+        options: SetOptions,
+        /// Make the additional hits of a higher limit available at once, even if the counter is used up
+        #[arg(long)]
+        additive: bool,
+    },
+    /// Show the limit that was set for a descriptor
+    Get(Descriptor),
+    /// Remove the limit that was set for a descriptor
+    Unset {
+        #[command(flatten)]
+        descriptor: Descriptor,
+        #[command(flatten)]
+        change: ChangeOptions,
+    },
+    /// List the limits that were set for descriptors
+    List {
+        /// List only limits of this domain
+        domain: Option<String>,
+        /// List only descriptors that begin with these entries
+        #[arg(value_name = "KEY=VALUE")]
+        entries: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Plan {
+    /// Assign an entity to a plan
+    Assign {
+        /// Domain of the entity
+        domain: String,
+        /// Entry that identifies the entity
+        #[arg(value_name = "KEY=VALUE")]
+        entity: String,
+        /// Name of the plan
+        plan: String,
+        #[command(flatten)]
+        options: SetOptions,
+    },
+    /// Remove an entity's assignment to a plan
+    Unassign {
+        /// Domain of the entity
+        domain: String,
+        /// Entry that identifies the entity
+        #[arg(value_name = "KEY=VALUE")]
+        entity: String,
+        #[command(flatten)]
+        change: ChangeOptions,
+    },
+    /// List the assignments to plans
+    List {
+        /// List only assignments of this domain
+        domain: Option<String>,
+    },
+    /// Assign all entities of a CSV file with lines of value,plan
+    Import {
+        /// Domain of the entities
+        domain: String,
+        /// Key of the entries that identify the entities
+        entity: String,
+        #[command(flatten)]
+        import: ImportArgs,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Switch {
+    /// Allow everything without counting
+    Off(SetSwitch),
+    /// Count, but deny nothing
+    Shadow(SetSwitch),
+    /// Enforce rules, including those in shadow mode
+    Enforce(SetSwitch),
+    /// Deny everything
+    Deny(SetSwitch),
+    /// Remove a switch
+    Clear(ClearSwitch),
+    /// List the switches
+    List,
+}
+
+#[derive(Debug, Subcommand)]
+pub(super) enum Candidate {
+    /// Evaluate the rules of a directory on a share of the traffic, without enforcing them
+    Upload {
+        /// Directory of rule files
+        dir: PathBuf,
+        /// Share of the rules' counters to evaluate, such as 10% or 0.1
+        #[arg(long, default_value = "10%", value_parser = parse::share)]
+        share: f64,
+        #[command(flatten)]
+        reason: Reason,
+    },
+    /// Show how decisions would change, on all instances of --addr
+    Report,
+    /// Put the candidate rules in force on all instances, in place of the instances' own directories
+    Promote {
+        #[command(flatten)]
+        reason: Reason,
+    },
+    /// Restore the rules that the last promotion replaced
+    Rollback {
+        #[command(flatten)]
+        reason: Reason,
+    },
+    /// Stop evaluating the candidate rules
+    Drop {
+        #[command(flatten)]
+        reason: Reason,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(super) struct SetSwitch {
+    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME
+    #[arg(required = true, num_args = 1..=3)]
+    pub(super) scope: Vec<String>,
+    #[command(flatten)]
+    pub(super) options: SetOptions,
+    /// Set the switch only on the instances of --addr, even if their store is unavailable, until they restart
+    #[arg(long)]
+    pub(super) here: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ClearSwitch {
+    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME
+    #[arg(required = true, num_args = 1..=3)]
+    pub(super) scope: Vec<String>,
+    #[command(flatten)]
+    pub(super) change: ChangeOptions,
+    /// Clear the switch only on the instances of --addr, even if their store is unavailable
+    #[arg(long)]
+    pub(super) here: bool,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct Top {
+    /// Rank by requested hits instead of denied hits
+    #[arg(long)]
+    pub(super) requested: bool,
+    /// List only entities of this domain
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(super) domain: String,
+    /// List only entities of this rule
+    #[arg(long, default_value = "", hide_default_value = true)]
+    pub(super) rule: String,
+    /// Maximum number of entities
+    #[arg(short = 'n', long, default_value_t = 20)]
+    pub(super) max_results: u32,
+}
+
+impl Descriptor {
+    pub(super) fn to_message(&self) -> anyhow::Result<api::Descriptor> {
+        descriptor(&self.domain, &self.entries)
+    }
+}
+
+impl Top {
+    pub(super) fn to_message(&self) -> api::ListTopEntitiesRequest {
+        let rank_by = if self.requested { api::RankBy::Requested } else { api::RankBy::Denied };
+        api::ListTopEntitiesRequest {
+            rank_by: rank_by.into(),
+            domain: self.domain.clone(),
+            rule: self.rule.clone(),
+            max_results: self.max_results,
+        }
+    }
+}
+
+impl ChangeOptions {
+    /// Returns the request to remove an override.
+    pub(super) fn removal(self, target: api::target::Target) -> api::PutOverridesRequest {
+        self.request(target, "", None)
+    }
+
+    fn request(self, target: api::target::Target, value: &str, until: Option<Timestamp>) -> api::PutOverridesRequest {
+        let change = api::ChangeRequest {
+            target: Some(api::Target { target: Some(target) }),
+            value: value.to_owned(),
+            until,
+            expected_version: self.if_version,
+        };
+        api::PutOverridesRequest { changes: vec![change], reason: self.reason.reason, ..Default::default() }
+    }
+}
+
+impl SetOptions {
+    /// Returns the request to set an override.
+    pub(super) fn request(self, target: api::target::Target, value: &str) -> anyhow::Result<api::PutOverridesRequest> {
+        let until = self.expiry.read().context("the expiry is invalid")?;
+        Ok(self.change.request(target, value, until))
+    }
+}
