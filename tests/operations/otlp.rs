@@ -29,7 +29,7 @@ use tonic::{
     transport::{Endpoint, server::TcpIncoming},
 };
 
-use crate::support::{DEADLINE, Server, wait_for_async};
+use crate::support::{DEADLINE, Server, wait_for, wait_for_async};
 
 /// An OpenTelemetry collector that stores all requests.
 #[derive(Clone, Default)]
@@ -121,17 +121,7 @@ async fn traces_and_metrics_are_exported_over_http() {
     let collected = std::thread::spawn(move || {
         let collect = |_| {
             let (mut stream, _) = listener.accept().unwrap();
-            stream.set_read_timeout(Some(DEADLINE)).unwrap();
-            let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).unwrap();
-                head.push(byte[0]);
-            }
-            let head = String::from_utf8(head).unwrap().to_lowercase();
-            let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
-            let mut body = vec![0; length.parse().unwrap()];
-            stream.read_exact(&mut body).unwrap();
+            let (head, body) = read_request(&mut stream);
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
             (head, body)
         };
@@ -165,6 +155,38 @@ async fn traces_and_metrics_are_exported_over_http() {
     let request = ExportTraceServiceRequest::decode(sent_to("/v1/traces").1.as_slice()).unwrap();
     let resource = format!("{:?}", request.resource_spans[0].resource);
     assert!(resource.contains("\"envoy-ratelimit\"") && resource.contains("\"pod-7\""), "{resource}");
+}
+
+/// Reads one HTTP request and returns its head in lower case, and its body.
+fn read_request(stream: &mut std::net::TcpStream) -> (String, Vec<u8>) {
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).unwrap();
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap().to_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let mut body = vec![0; length.parse().unwrap()];
+    stream.read_exact(&mut body).unwrap();
+    (head, body)
+}
+
+#[test]
+fn a_collector_that_rejects_metrics_is_logged() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &format!("http://{}", listener.local_addr().unwrap()))
+        .set("telemetry.otlp.protocol", "http")
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "50ms")
+        .start();
+    let (mut stream, _) = listener.accept().unwrap();
+    read_request(&mut stream);
+    stream.write_all(b"HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+    wait_for("a log line", || server.log().contains("cannot send metrics to the OpenTelemetry").then_some(()));
+    assert!(server.log().contains("503"), "{}", server.log());
 }
 
 /// A check in a frame has its own span, in the trace of its caller.
