@@ -23,7 +23,7 @@ mod docs;
 mod operations;
 /// Overload protection: shedding, elastic limits, plans.
 mod overload;
-/// Redis as the store: state, topologies, failures, and what is decided without asking it.
+/// Redis as the store: state, topologies, failures, and decisions without a call to Redis.
 mod redis;
 /// Rule files, rules from a control plane, reloads, and candidate rules.
 mod rules;

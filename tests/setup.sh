@@ -53,5 +53,5 @@ if [ -z "$go" ] || ! "$go" mod download "$gateway" >/dev/null 2>&1; then
   go=$tool/go
 fi
 "$go" build -o "$tool/control-plane" .
-told=$("$go" mod download -json "$gateway") || { echo "tests/setup.sh: $told" >&2; exit 1; }
-ln -sfn "$(echo "$told" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')" "$tool/../gateway"
+module=$("$go" mod download -json "$gateway") || { echo "tests/setup.sh: $module" >&2; exit 1; }
+ln -sfn "$(echo "$module" | sed -n 's/^[[:space:]]*"Dir": "\(.*\)",$/\1/p')" "$tool/../gateway"

@@ -25,7 +25,8 @@ pub(crate) struct Panel {
 }
 
 impl Panel {
-    /// A plot shows at most ten minutes, because bursts are not visible in an hour. A day is shown completely.
+    /// Creates a panel for a trace. It shows at most ten minutes, because bursts are not visible in an hour, but a
+    /// trace of a day completely.
     pub(crate) fn new(name: &str, trace: &Trace) -> Self {
         let last = trace.requests.last().map_or(1, |request| request.at - START + 1);
         let shown = if last > 4_000_000_000 { last } else { last.min(600_000_000) };

@@ -161,7 +161,7 @@ pub(crate) fn run(scenario: &Scenario, limit: &Limit, seed: u64) -> Run {
     }
 }
 
-/// Fifty requests at once, in a tenth of a second each: a capacity of 500 requests per second.
+/// Returns 50 servers. With a service time of a tenth of a second, their capacity is 500 requests per second.
 fn fifty_servers(_: f64) -> usize {
     50
 }
@@ -170,7 +170,7 @@ fn tenth_of_a_second(_: f64) -> f64 {
     0.1
 }
 
-/// Arrivals of 1.5 times the capacity.
+/// Returns arrivals of 1.5 times the capacity.
 fn excess_arrivals(_: f64) -> f64 {
     750.0
 }

@@ -21,7 +21,7 @@ proptest! {
         hits in prop::collection::vec((1_u32..5, prop_oneof![Just(0_u64), Just(125_000), 0_u64..2_000_000]), 1..40),
     ) {
         let second = Micros::from_secs(1);
-        let ours: [Algorithm; 2] = [
+        let algorithms: [Algorithm; 2] = [
             Gcra::new(requests, second, MaxHits::hard(burst.into()), false).unwrap().into(),
             TokenBucket::new(requests, second, MaxHits::hard(burst.into()), false).unwrap().into(),
         ];
@@ -29,22 +29,22 @@ proptest! {
         let number = |number: u32| NonZeroU32::new(number).unwrap();
         let clock = FakeRelativeClock::default();
         let quota = GovernorQuota::with_period(Duration::from_secs(1) / requests).unwrap().allow_burst(number(burst));
-        let theirs = RateLimiter::direct_with_clock(quota, clock.clone());
+        let reference = RateLimiter::direct_with_clock(quota, clock.clone());
         let mut now = START;
         for (cost, elapsed) in hits {
             now += elapsed;
             clock.advance(Duration::from_micros(elapsed));
             // The inner result is governor's decision. The outer one is an error if the cost exceeds the burst.
-            let expected = theirs.check_n(number(cost));
-            for (algorithm, state) in ours.iter().zip(&mut states) {
+            let expected = reference.check_n(number(cost));
+            for (algorithm, state) in algorithms.iter().zip(&mut states) {
                 let decision = algorithm.apply(state, Operation { action: Action::Take, cost: cost.into(), now: Micros::new(now) });
                 let wait = decision.retry_after.map(|wait| Duration::from_micros(wait.get()));
                 match &expected {
                     Ok(Ok(())) => prop_assert!(decision.allowed),
                     Ok(Err(not_until)) => {
                         prop_assert!(!decision.allowed);
-                        let theirs = not_until.wait_time_from(governor::clock::Clock::now(&clock));
-                        prop_assert_eq!(wait, Some(theirs));
+                        let reference_wait = not_until.wait_time_from(governor::clock::Clock::now(&clock));
+                        prop_assert_eq!(wait, Some(reference_wait));
                     }
                     Err(_) => prop_assert_eq!((decision.allowed, wait), (false, None)),
                 }

@@ -233,6 +233,28 @@ async fn the_layer_holds_a_permit_until_the_body_ends() {
 /// Two instances share a limit that learns from the samples of every caller, on streams and by calls of Envoy's
 /// protocol.
 #[tokio::test]
+async fn a_dropped_permit_reports_its_outcome() {
+    let redis = RedisServer::start();
+    let server = start(&redis.url());
+    let client = client(&server);
+    let mut permits = Vec::new();
+    while let Ok(permit) = client.acquire([descriptor! { "learns" => "x" }]).await {
+        permits.push(permit);
+    }
+    let limit = permits.len();
+    for mut permit in permits {
+        permit.set_outcome(Outcome::Dropped);
+    }
+    wait_for_async("the limit to fall", async || {
+        let permit = client.acquire([descriptor! { "learns" => "x" }]).await.ok()?;
+        let now = permit.verdict().statuses()[0].limit.as_ref()?.requests_per_unit;
+        permit.release().await;
+        ((now as usize) < limit).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn an_adaptive_limit_learns_from_the_samples_of_all_callers() {
     let redis = RedisServer::start();
     let (one, other) = (start(&redis.url()), start(&redis.url()));

@@ -212,7 +212,7 @@ async fn checks_are_counted_by_decider() {
     limiter.check([]).await;
     let page = prometheus::TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
     let count = |name: &str, allowed: &str, by: &str| {
-        let (allowed, by) = (format!("allowed=\"{allowed}\""), format!("by=\"{by}\""));
+        let (allowed, by) = (format!("allowed=\"{allowed}\""), format!("decided_by=\"{by}\""));
         let matches = |line: &&str| line.starts_with(name) && line.contains(&allowed) && line.contains(&by);
         page.lines().find(matches).and_then(|line| line.split(' ').next_back()?.parse::<f64>().ok())
     };
@@ -223,7 +223,7 @@ async fn checks_are_counted_by_decider() {
     }
     let timed = page.lines().find(|line| line.starts_with("sluicegate_client_duration_seconds_count"));
     assert!(timed.is_some(), "{page}");
-    assert!(!page.contains("duration_seconds_count{by=\"deny_cache\""), "{page}");
+    assert!(!page.contains("duration_seconds_count{decided_by=\"deny_cache\""), "{page}");
 }
 
 /// A service that grants ten hits with every response, in both protocols, and records its requests.

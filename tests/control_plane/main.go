@@ -37,11 +37,11 @@ import (
 )
 
 var (
-	address = flag.String("address", "127.0.0.1:0", "where to listen")
-	node    = flag.String("node", "default", "who gets snapshots")
-	cert    = flag.String("cert", "", "certificate; without one there is no TLS")
-	key     = flag.String("key", "", "its key")
-	ca      = flag.String("ca", "", "who signs clients' certificates")
+	address = flag.String("address", "127.0.0.1:0", "listen address")
+	node    = flag.String("node", "default", "id of the node that receives the snapshots")
+	cert    = flag.String("cert", "", "server certificate (PEM file); empty: no TLS")
+	key     = flag.String("key", "", "key of the server certificate (PEM file)")
+	ca      = flag.String("ca", "", "CA of the client certificates (PEM file)")
 )
 
 type snapshot struct {
@@ -50,17 +50,17 @@ type snapshot struct {
 	Files   []string
 }
 
-// read returns the resources of YAML files, and the same resources as JSON.
-func read(files []string) (resources []types.Resource, all []json.RawMessage) {
+// readFiles returns the resources of YAML files, and the same resources as JSON.
+func readFiles(files []string) (resources []types.Resource, all []json.RawMessage) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		must(err)
 		for _, document := range strings.Split(string(text), "\n---\n") {
-			plain, err := yaml.YAMLToJSON([]byte(document))
+			asJSON, err := yaml.YAMLToJSON([]byte(document))
 			must(err)
 			config := &ratelimit.RateLimitConfig{}
-			must(protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(plain, config))
-			resources, all = append(resources, config), append(all, plain)
+			must(protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(asJSON, config))
+			resources, all = append(resources, config), append(all, asJSON)
 		}
 	}
 	return resources, all
@@ -68,24 +68,28 @@ func read(files []string) (resources []types.Resource, all []json.RawMessage) {
 
 var output sync.Mutex
 
-func tell(event map[string]any) {
+// writeEvent writes an event to standard output as one line of JSON.
+func writeEvent(event map[string]any) {
 	output.Lock()
 	defer output.Unlock()
 	must(json.NewEncoder(os.Stdout).Encode(event))
 }
 
+// must ends the process if there is an error.
 func must(err error) {
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func opened(ctx context.Context, _ int64, _ string) error {
+// streamOpened writes the event of a new stream, with the headers of the call.
+func streamOpened(ctx context.Context, _ int64, _ string) error {
 	headers, _ := metadata.FromIncomingContext(ctx)
-	tell(map[string]any{"event": "open", "headers": headers})
+	writeEvent(map[string]any{"event": "open", "headers": headers})
 	return nil
 }
 
+// options returns the server options: TLS with client certificates, if -cert is set.
 func options() []grpc.ServerOption {
 	if *cert == "" {
 		return nil
@@ -110,20 +114,20 @@ func main() {
 	flag.Parse()
 	snapshots := cache.NewSnapshotCache(false, cache.IDHash{}, nil)
 	callbacks := server.CallbackFuncs{
-		StreamOpenFunc:      opened,
-		DeltaStreamOpenFunc: opened,
-		StreamRequestFunc: func(_ int64, it *discovery.DiscoveryRequest) error {
-			tell(map[string]any{
-				"event": "request", "version": it.VersionInfo, "nonce": it.ResponseNonce, "node": it.Node.GetId(),
-				"metadata": it.Node.GetMetadata().AsMap(), "type": it.TypeUrl, "names": it.ResourceNames,
-				"error": it.ErrorDetail.GetMessage(),
+		StreamOpenFunc:      streamOpened,
+		DeltaStreamOpenFunc: streamOpened,
+		StreamRequestFunc: func(_ int64, request *discovery.DiscoveryRequest) error {
+			writeEvent(map[string]any{
+				"event": "request", "version": request.VersionInfo, "nonce": request.ResponseNonce, "node": request.Node.GetId(),
+				"metadata": request.Node.GetMetadata().AsMap(), "type": request.TypeUrl, "names": request.ResourceNames,
+				"error": request.ErrorDetail.GetMessage(),
 			})
 			return nil
 		},
-		StreamDeltaRequestFunc: func(_ int64, it *discovery.DeltaDiscoveryRequest) error {
-			tell(map[string]any{
-				"event": "request", "nonce": it.ResponseNonce, "node": it.Node.GetId(), "type": it.TypeUrl,
-				"names": it.ResourceNamesSubscribe, "error": it.ErrorDetail.GetMessage(),
+		StreamDeltaRequestFunc: func(_ int64, request *discovery.DeltaDiscoveryRequest) error {
+			writeEvent(map[string]any{
+				"event": "request", "nonce": request.ResponseNonce, "node": request.Node.GetId(), "type": request.TypeUrl,
+				"names": request.ResourceNamesSubscribe, "error": request.ErrorDetail.GetMessage(),
 			})
 			return nil
 		},
@@ -132,7 +136,7 @@ func main() {
 	must(err)
 	service := grpc.NewServer(options()...)
 	discovery.RegisterAggregatedDiscoveryServiceServer(service, server.NewServer(context.Background(), snapshots, callbacks))
-	tell(map[string]any{"event": "listening", "address": listener.Addr().String()})
+	writeEvent(map[string]any{"event": "listening", "address": listener.Addr().String()})
 	go func() { must(service.Serve(listener)) }()
 
 	lines := bufio.NewReader(os.Stdin)
@@ -142,22 +146,22 @@ func main() {
 			return
 		}
 		must(err)
-		var wanted snapshot
-		must(json.Unmarshal(line, &wanted))
+		var input snapshot
+		must(json.Unmarshal(line, &input))
 		resources := []types.Resource{}
-		for _, text := range wanted.Configs {
+		for _, text := range input.Configs {
 			encoded, err := hex.DecodeString(text)
 			must(err)
 			config := &ratelimit.RateLimitConfig{}
 			must(proto.Unmarshal(encoded, config))
 			resources = append(resources, config)
 		}
-		if len(wanted.Files) > 0 {
-			read, all := read(wanted.Files)
-			resources = append(resources, read...)
-			tell(map[string]any{"event": "read", "version": wanted.Version, "configs": all})
+		if len(input.Files) > 0 {
+			fromFiles, all := readFiles(input.Files)
+			resources = append(resources, fromFiles...)
+			writeEvent(map[string]any{"event": "read", "version": input.Version, "configs": all})
 		}
-		state, err := cache.NewSnapshot(wanted.Version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
+		state, err := cache.NewSnapshot(input.Version, map[resource.Type][]types.Resource{resource.RateLimitConfigType: resources})
 		must(err)
 		must(snapshots.SetSnapshot(context.Background(), *node, state))
 	}

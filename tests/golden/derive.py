@@ -32,10 +32,10 @@ class Limiter:
     def set_up(self, limit):
         pass
 
-    def passes(self, cost, at):
+    def allows(self, cost, at):
         return self.used(at) + cost <= self.ceiling
 
-    def possible(self, cost):
+    def can_ever_allow(self, cost):
         return cost <= self.ceiling
 
     def deny(self, cost, at):
@@ -47,43 +47,43 @@ class Limiter:
     def remaining(self, at):
         return max(0, math.floor(self.quota - self.used(at)))
 
-    def restored(self, at):
+    def has_full_limit(self, at):
         return self.used(at) == 0
 
-    def ask(self, action, cost, at):
-        answer = {}
+    def decide(self, action, cost, at):
+        decision = {}
         if action == "return":
-            self.give_back(cost, at)
-            answer["allowed"] = True
+            self.refund(cost, at)
+            decision["allowed"] = True
         else:
-            answer["allowed"] = self.passes(cost, at)
-            if answer["allowed"]:
-                answer["delay_us"] = self.delay(cost, at)
-                answer["soft"] = self.used(at) + cost > self.quota
+            decision["allowed"] = self.allows(cost, at)
+            if decision["allowed"]:
+                decision["delay_us"] = self.delay(cost, at)
+                decision["soft"] = self.used(at) + cost > self.quota
             if action == "take":
-                if answer["allowed"]:
+                if decision["allowed"]:
                     self.take(cost, at)
                 elif self.count_denied:
                     self.deny(cost, at)
-            if not answer["allowed"] and self.possible(cost):
-                answer["retry_after_us"] = first(lambda wait: self.passes(cost, at + wait))
-        answer["remaining"] = self.remaining(at)
-        answer["reset_us"] = self.reset(at)
-        return answer
+            if not decision["allowed"] and self.can_ever_allow(cost):
+                decision["retry_after_us"] = first_wait(lambda wait: self.allows(cost, at + wait))
+        decision["remaining"] = self.remaining(at)
+        decision["reset_us"] = self.reset(at)
+        return decision
 
     def reset(self, at):
-        return 0 if self.restored(at) else first(lambda wait: self.restored(at + wait))
+        return 0 if self.has_full_limit(at) else first_wait(lambda wait: self.has_full_limit(at + wait))
 
 
-def first(holds):
-    """Returns the smallest wait for which a condition holds that stays true once it is true."""
+def first_wait(condition):
+    """Returns the smallest wait for which the condition is true. It must stay true from then on."""
     high = 1
-    while not holds(high):
+    while not condition(high):
         high *= 2
     low = high // 2
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
+        low, high = (low, middle) if condition(middle) else (middle, high)
     return high
 
 
@@ -98,7 +98,7 @@ class FixedWindow(Limiter):
     def take(self, cost, at):
         self.counts[at // self.window] = self.used(at) + cost
 
-    def give_back(self, cost, at):
+    def refund(self, cost, at):
         self.counts[at // self.window] = max(0, self.used(at) - cost)
 
     def reset(self, at):
@@ -114,20 +114,20 @@ class SlidingWindow(Limiter):
         self.counts = {}
 
     def used(self, at):
-        current, into = divmod(at, self.width)
+        current, elapsed = divmod(at, self.width)
         whole = sum(self.counts.get(current - age, 0) for age in range(self.buckets))
         oldest = self.counts.get(current - self.buckets, 0)
-        return whole + (oldest if self.strict else Fraction(oldest * (self.width - into), self.width))
+        return whole + (oldest if self.strict else Fraction(oldest * (self.width - elapsed), self.width))
 
     def take(self, cost, at):
         self.counts[at // self.width] = self.counts.get(at // self.width, 0) + cost
 
-    def give_back(self, cost, at):
+    def refund(self, cost, at):
         for age in range(self.buckets + 1):
             bucket = at // self.width - age
-            given = min(cost, self.counts.get(bucket, 0))
-            self.counts[bucket] = self.counts.get(bucket, 0) - given
-            cost -= given
+            refunded = min(cost, self.counts.get(bucket, 0))
+            self.counts[bucket] = self.counts.get(bucket, 0) - refunded
+            cost -= refunded
 
 
 class SlidingLog(Limiter):
@@ -135,24 +135,24 @@ class SlidingLog(Limiter):
         self.log = []
         self.interval = {"0": 0, "250ms": 250_000}[limit.get("min_interval", "0")]
 
-    def alive(self, at):
+    def live_hits(self, at):
         return [hit for hit in self.log if hit > at - self.window]
 
     def used(self, at):
-        return len(self.alive(at))
+        return len(self.live_hits(at))
 
-    def passes(self, cost, at):
-        spaced = cost == 0 or not self.log or at - self.log[-1] >= self.interval
-        return super().passes(cost, at) and spaced
+    def allows(self, cost, at):
+        is_spaced = cost == 0 or not self.log or at - self.log[-1] >= self.interval
+        return super().allows(cost, at) and is_spaced
 
     def take(self, cost, at):
         self.log += [at] * cost
 
     def deny(self, cost, at):
-        self.log = (self.alive(at) + [at] * min(cost, self.ceiling))[-self.ceiling :]
+        self.log = (self.live_hits(at) + [at] * min(cost, self.ceiling))[-self.ceiling :]
 
-    def give_back(self, cost, at):
-        self.log = self.alive(at)
+    def refund(self, cost, at):
+        self.log = self.live_hits(at)
         self.log = self.log[: max(0, len(self.log) - cost)]
 
 
@@ -162,7 +162,7 @@ class Bucket(Limiter):
     def set_up(self, limit):
         burst = limit.get("burst", self.requests)
         self.quota = burst + limit.get("queue", 0)
-        self.at_once = burst if limit.get("queue") else math.inf
+        self.undelayed = burst if limit.get("queue") else math.inf
         self.level, self.at = Fraction(0), 0
 
     def used(self, at):
@@ -174,61 +174,62 @@ class Bucket(Limiter):
     def deny(self, cost, at):
         self.level, self.at = Fraction(self.ceiling), at
 
-    def give_back(self, cost, at):
+    def refund(self, cost, at):
         self.level, self.at = max(Fraction(0), self.used(at) - cost), at
 
     def delay(self, cost, at):
-        over = self.used(at) + cost - self.at_once
+        over = self.used(at) + cost - self.undelayed
         return math.ceil(over * self.window / self.requests) if over > 0 else 0
 
 
 class WarmUp(Limiter):
-    """Guava's SmoothWarmingUp, in permits: permits stored above the threshold cost more, by the area under the slope."""
+    """Guava's SmoothWarmingUp, in permits. Stored permits above the threshold cost more: the area under the slope."""
 
     def set_up(self, limit):
         self.stable = Fraction(self.window, self.requests)
         period = {"10s": 10_000_000, "30s": 30_000_000}[limit["warm_up"]]
         self.burst = limit.get("burst", 1)
-        self.largest = max(self.burst, self.requests)
+        self.max_cost = max(self.burst, self.requests)
         self.threshold = period / self.stable / 2
-        self.most = self.threshold + 2 * period / (self.stable + 3 * self.stable)
-        self.slope = 2 * self.stable / (self.most - self.threshold)
-        self.cool_down = period / self.most
-        self.stored, self.free = self.most, 0
+        self.max_stored = self.threshold + 2 * period / (self.stable + 3 * self.stable)
+        self.slope = 2 * self.stable / (self.max_stored - self.threshold)
+        self.cool_down = period / self.max_stored
+        self.stored, self.next_free = self.max_stored, 0
 
     def resync(self, at):
-        stored = min(self.most, self.stored + max(0, at - self.free) / self.cool_down)
-        return stored, max(self.free, Fraction(at))
+        stored = min(self.max_stored, self.stored + max(0, at - self.next_free) / self.cool_down)
+        return stored, max(self.next_free, Fraction(at))
 
-    def passes(self, cost, at):
-        _, free = self.resync(at)
-        return cost <= self.largest and free - at <= max(0, self.burst - cost) * self.stable
+    def allows(self, cost, at):
+        _, next_free = self.resync(at)
+        return cost <= self.max_cost and next_free - at <= max(0, self.burst - cost) * self.stable
 
-    def possible(self, cost):
-        return cost <= self.largest
+    def can_ever_allow(self, cost):
+        return cost <= self.max_cost
 
     def used(self, at):
         return 0
 
     def take(self, cost, at):
-        stored, free = self.resync(at)
-        spent = min(stored, cost)
-        above = max(Fraction(0), stored - self.threshold)
-        dear = min(above, cost)
-        extra = dear * (above * self.slope + (above - dear) * self.slope) / 2
-        self.stored, self.free = stored - spent, free + cost * self.stable + math.ceil(extra)
+        stored, next_free = self.resync(at)
+        used_stored = min(stored, cost)
+        above_threshold = max(Fraction(0), stored - self.threshold)
+        surcharged = min(above_threshold, cost)
+        extra = surcharged * (above_threshold * self.slope + (above_threshold - surcharged) * self.slope) / 2
+        self.stored, self.next_free = stored - used_stored, next_free + cost * self.stable + math.ceil(extra)
 
-    def give_back(self, cost, at):
-        stored, free = self.resync(at)
-        self.stored, self.free = min(self.most, stored + cost), max(Fraction(at), free - cost * self.stable)
+    def refund(self, cost, at):
+        stored, next_free = self.resync(at)
+        self.stored = min(self.max_stored, stored + cost)
+        self.next_free = max(Fraction(at), next_free - cost * self.stable)
 
     def remaining(self, at):
-        _, free = self.resync(at)
-        if free == at:
-            return self.largest
-        return max(0, math.floor(self.burst - (free - at) / self.stable))
+        _, next_free = self.resync(at)
+        if next_free == at:
+            return self.max_cost
+        return max(0, math.floor(self.burst - (next_free - at) / self.stable))
 
-    def restored(self, at):
+    def has_full_limit(self, at):
         return self.resync(at)[1] == at
 
 
@@ -245,7 +246,7 @@ class Concurrency(Limiter):
     def take(self, cost, at):
         self.ends += [at + self.window] * cost
 
-    def give_back(self, cost, at):
+    def refund(self, cost, at):
         self.ends = sorted(end for end in self.ends if end > at)[cost:]
 
 
@@ -254,19 +255,19 @@ class Classes:
 
     def read(self, limit, capacity):
         names = sorted(name for name in limit["shares"] if name != "other")
-        self.least = [limit["shares"][name].get("min", 0) for name in names]
-        self.most = [limit["shares"][name].get("max", capacity) for name in names]
-        self.least.append(0)
-        self.most.append(max(1, capacity - sum(self.least)))
-        self.asking = 0
+        self.minimums = [limit["shares"][name].get("min", 0) for name in names]
+        self.maximums = [limit["shares"][name].get("max", capacity) for name in names]
+        self.minimums.append(0)
+        self.maximums.append(max(1, capacity - sum(self.minimums)))
+        self.caller_class = 0
 
     @property
     def classes(self):
-        return range(len(self.least))
+        return range(len(self.minimums))
 
 
 class Shares(Limiter, Classes):
-    """Buckets that refill: one for the minimum of each class, one for all classes, and one for the maximum of each class."""
+    """Buckets that refill: one for all classes, and for each class one for its minimum and one for its maximum."""
 
     def rate(self, limit):
         capacity, unit = limit["capacity"].split("/")
@@ -275,63 +276,65 @@ class Shares(Limiter, Classes):
 
     def set_up(self, limit):
         self.at = START
-        self.own = [Fraction(least) for least in self.least]
-        self.below = [Fraction(most) for most in self.most]
-        self.common = Fraction(self.requests - sum(self.least))
-        self.borrowed = [Fraction(0) for _ in self.least]
+        self.own = [Fraction(minimum) for minimum in self.minimums]
+        self.capped = [Fraction(maximum) for maximum in self.maximums]
+        self.common = Fraction(self.requests - sum(self.minimums))
+        self.borrowed = [Fraction(0) for _ in self.minimums]
 
     def levels(self, at):
         """Returns the level of each bucket at a time, if there are no requests until then."""
-        past = Fraction(max(0, at - self.at), self.window)
-        own = [min(Fraction(least), has + least * past) for least, has in zip(self.least, self.own)]
-        over = self.requests * past - sum(own) + sum(self.own)
-        common = min(Fraction(self.requests - sum(self.least)), self.common + over)
-        below = [min(Fraction(most), has + most * past) for most, has in zip(self.most, self.below)]
-        return own, common, below
+        windows = Fraction(max(0, at - self.at), self.window)
+        own = [min(Fraction(size), level + size * windows) for size, level in zip(self.minimums, self.own)]
+        overflow = self.requests * windows - sum(own) + sum(self.own)
+        common = min(Fraction(self.requests - sum(self.minimums)), self.common + overflow)
+        capped = [min(Fraction(size), level + size * windows) for size, level in zip(self.maximums, self.capped)]
+        return own, common, capped
 
     def available(self, at):
-        own, common, below = self.levels(at)
-        return min(own[self.asking] + common, below[self.asking])
+        own, common, capped = self.levels(at)
+        return min(own[self.caller_class] + common, capped[self.caller_class])
 
-    def full(self):
-        return min(self.least[self.asking] + self.requests - sum(self.least), self.most[self.asking])
+    def max_available(self):
+        common = self.requests - sum(self.minimums)
+        return min(self.minimums[self.caller_class] + common, self.maximums[self.caller_class])
 
-    def passes(self, cost, at):
+    def allows(self, cost, at):
         return cost <= self.available(at)
 
-    def possible(self, cost):
-        return cost <= self.full()
+    def can_ever_allow(self, cost):
+        return cost <= self.max_available()
 
     def used(self, at):
-        return self.full() - self.available(at)
+        return self.max_available() - self.available(at)
 
     def remaining(self, at):
         return math.floor(self.available(at))
 
-    def settle(self, at):
-        (self.own, self.common, self.below), self.at = self.levels(at), at
-        out = self.requests - sum(self.least) - self.common
-        self.borrowed = [min(out, borrowed) for borrowed in self.borrowed]
+    def advance(self, at):
+        (self.own, self.common, self.capped), self.at = self.levels(at), at
+        used_common = self.requests - sum(self.minimums) - self.common
+        self.borrowed = [min(used_common, borrowed) for borrowed in self.borrowed]
 
     def take(self, cost, at):
-        self.settle(at)
-        own = min(self.own[self.asking], Fraction(cost))
-        self.own[self.asking] -= own
+        self.advance(at)
+        own = min(self.own[self.caller_class], Fraction(cost))
+        self.own[self.caller_class] -= own
         self.common -= cost - own
-        self.borrowed[self.asking] += cost - own
-        self.below[self.asking] -= cost
+        self.borrowed[self.caller_class] += cost - own
+        self.capped[self.caller_class] -= cost
 
-    def give_back(self, cost, at):
-        self.settle(at)
+    def refund(self, cost, at):
+        self.advance(at)
+        index = self.caller_class
         cost = min(cost, self.requests + 1)
-        borrowed = min(self.borrowed[self.asking], Fraction(cost))
-        self.borrowed[self.asking] -= borrowed
+        borrowed = min(self.borrowed[index], Fraction(cost))
+        self.borrowed[index] -= borrowed
         self.common += borrowed
-        self.own[self.asking] = min(self.own[self.asking] + cost - borrowed, Fraction(self.least[self.asking]))
-        self.below[self.asking] = min(self.below[self.asking] + cost, Fraction(self.most[self.asking]))
+        self.own[index] = min(self.own[index] + cost - borrowed, Fraction(self.minimums[index]))
+        self.capped[index] = min(self.capped[index] + cost, Fraction(self.maximums[index]))
 
-    def ask(self, action, cost, at):
-        return {**super().ask(action, cost, at), "soft": False}
+    def decide(self, action, cost, at):
+        return {**super().decide(action, cost, at), "soft": False}
 
 
 class SharedSlots(Concurrency, Classes):
@@ -341,37 +344,38 @@ class SharedSlots(Concurrency, Classes):
         self.read(limit, limit["capacity"])
         return limit["capacity"], int(limit["hold"].rstrip("s")) * 1_000_000
 
-    def held(self, at, asking):
-        return sum(1 for end, of in self.ends if end > at and of == asking)
+    def held(self, at, class_):
+        return sum(1 for end, holder_class in self.ends if end > at and holder_class == class_)
 
     def free(self, at):
-        others = sum(max(self.least[of], self.held(at, of)) for of in self.classes if of != self.asking)
-        mine = self.held(at, self.asking)
-        return max(0, min(self.requests - others - mine, self.most[self.asking] - mine))
+        others = [other for other in self.classes if other != self.caller_class]
+        unavailable = sum(max(self.minimums[other], self.held(at, other)) for other in others)
+        held = self.held(at, self.caller_class)
+        return max(0, min(self.requests - unavailable - held, self.maximums[self.caller_class] - held))
 
-    def passes(self, cost, at):
+    def allows(self, cost, at):
         return cost <= self.free(at)
 
-    def possible(self, cost):
-        others = sum(self.least) - self.least[self.asking]
-        return cost <= min(self.requests - others, self.most[self.asking])
+    def can_ever_allow(self, cost):
+        others = sum(self.minimums) - self.minimums[self.caller_class]
+        return cost <= min(self.requests - others, self.maximums[self.caller_class])
 
     def used(self, at):
-        return self.held(at, self.asking)
+        return self.held(at, self.caller_class)
 
     def remaining(self, at):
         return self.free(at)
 
     def take(self, cost, at):
-        self.ends += [(at + self.window, self.asking)] * cost
+        self.ends += [(at + self.window, self.caller_class)] * cost
 
-    def give_back(self, cost, at):
+    def refund(self, cost, at):
         self.ends = sorted(slot for slot in self.ends if slot[0] > at)
-        for slot in [slot for slot in self.ends if slot[1] == self.asking][:cost]:
+        for slot in [slot for slot in self.ends if slot[1] == self.caller_class][:cost]:
             self.ends.remove(slot)
 
-    def ask(self, action, cost, at):
-        return {**super().ask(action, cost, at), "soft": False}
+    def decide(self, action, cost, at):
+        return {**super().decide(action, cost, at), "soft": False}
 
 
 KINDS = {
@@ -420,8 +424,8 @@ LIMITS = [
 def gaps(limiter):
     """Returns times between steps: whole windows and drops, and one microsecond more or less."""
     drop = limiter.window // limiter.requests
-    marks = [0, drop, 2 * drop + 1, limiter.window // 6, limiter.window // 2, limiter.window]
-    return [max(0, mark + beside) for mark in marks for beside in (-1, 0, 1)] + [0] * 20
+    durations = [0, drop, 2 * drop + 1, limiter.window // 6, limiter.window // 2, limiter.window]
+    return [max(0, duration + offset) for duration in durations for offset in (-1, 0, 1)] + [0] * 20
 
 
 def derive(limit, steps=60):
@@ -430,34 +434,36 @@ def derive(limit, steps=60):
         kind = "shares" if isinstance(limit["capacity"], str) else "shared_slots"
     limiter = WarmUp(limit) if "warm_up" in limit else KINDS[kind](limit)
     shared = isinstance(limiter, Classes)
-    dice = random.Random(json.dumps(limit, sort_keys=True))
+    rng = random.Random(json.dumps(limit, sort_keys=True))
     now, rows, retry = START, [], None
     for _ in range(steps):
         # Half of the steps after a denial are at its retry-after, or one microsecond earlier.
-        if retry and dice.random() < 0.5:
-            now += retry - dice.choice([0, 1])
+        if retry and rng.random() < 0.5:
+            now += retry - rng.choice([0, 1])
         else:
-            now += dice.choice(gaps(limiter))
-        action = dice.choices(["take", "peek", "return"], [8, 1, 1])[0]
-        cost = dice.choice([1, 1, 1, 2, 3, limiter.quota, limiter.ceiling + 1] + [0] * (action == "peek"))
+            now += rng.choice(gaps(limiter))
+        action = rng.choices(["take", "peek", "return"], [8, 1, 1])[0]
+        cost = rng.choice([1, 1, 1, 2, 3, limiter.quota, limiter.ceiling + 1] + [0] * (action == "peek"))
         if shared and not retry:
-            limiter.asking = dice.choice(limiter.classes)
-        answer = limiter.ask(action, cost, now)
-        retry = answer.get("retry_after_us")
+            limiter.caller_class = rng.choice(limiter.classes)
+        decision = limiter.decide(action, cost, now)
+        retry = decision.get("retry_after_us")
         if shared:
-            answer["class"] = limiter.asking
-        rows.append({"at_us": now - START, "action": action, "cost": cost, **{k: v for k, v in answer.items() if v or k == "allowed" or k in ("remaining", "reset_us")}})
+            decision["class"] = limiter.caller_class
+        # Except in these three fields, 0 and false are omitted.
+        fields = {k: v for k, v in decision.items() if v or k in ("allowed", "remaining", "reset_us")}
+        rows.append({"at_us": now - START, "action": action, "cost": cost, **fields})
     return {"rate_limit": limit, "steps": rows}
 
 
 def main():
     folder = pathlib.Path(__file__).parent
     for limit in LIMITS:
-        words = ["shared"] if "capacity" in limit else [limit.get("algorithm", "fixed_window")]
-        named = (key for key in sorted(limit) if key not in ("algorithm", "unit", "class", "shares"))
-        words += [f"{key}-{str(limit[key]).rstrip('%').replace('/', '-per-').lower()}" for key in named]
+        name_parts = ["shared"] if "capacity" in limit else [limit.get("algorithm", "fixed_window")]
+        keys = (key for key in sorted(limit) if key not in ("algorithm", "unit", "class", "shares"))
+        name_parts += [f"{key}-{str(limit[key]).rstrip('%').replace('/', '-per-').lower()}" for key in keys]
         text = json.dumps(derive(limit), indent=None).replace('{"at_us"', '\n{"at_us"')
-        (folder / ("_".join(words) + ".json")).write_text(text + "\n")
+        (folder / ("_".join(name_parts) + ".json")).write_text(text + "\n")
 
 
 if __name__ == "__main__":

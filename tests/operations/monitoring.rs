@@ -228,8 +228,8 @@ fn promtool_accepts_our_metrics() {
     let output = Command::new(tool("promtool")).args(["check", "metrics"]).stdin(input).output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
     assert!(text.contains("ratelimit_service_"), "promtool reports nothing about envoyproxy/ratelimit's names: {text}");
-    let ours: Vec<&str> = text.lines().filter(|line| line.starts_with("sluicegate_")).collect();
-    assert!(ours.is_empty(), "{ours:?}");
+    let service_metrics: Vec<&str> = text.lines().filter(|line| line.starts_with("sluicegate_")).collect();
+    assert!(service_metrics.is_empty(), "{service_metrics:?}");
 }
 
 /// envoyproxy/ratelimit creates this series with its first hit, and scripts of its users count the lines of `/metrics`.

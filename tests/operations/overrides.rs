@@ -102,6 +102,7 @@ async fn an_entity_gets_its_own_limit_at_runtime() {
     let names: Vec<_> = list.lines().skip(1).filter_map(|line| line.split_whitespace().next()).collect();
     assert_eq!(names, ["limit|api|user=bob", "limit|api|user=bob|path=/y"], "{list}");
     assert!(operator.ctl(&["limit", "get", "api", "user=bob"]).contains("ticket 4711"));
+    assert!(operator.try_ctl(&["limit", "unset", "api", "user=bob", "--for", "2h"]).unwrap_err().contains("--for"));
     operator.ctl(&["limit", "unset", "api", "user=bob"]);
     assert_eq!(limit(server, &[("user", "bob")]).await, Some((2, 0)));
     assert!(operator.try_ctl(&["limit", "get", "api", "user=bob"]).unwrap_err().contains("no limit is set for"));

@@ -1,5 +1,11 @@
 //! Shutdown: health reports it, calls in flight are answered, and the process exits with code 0.
 
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    time::Duration,
+};
+
 use tonic::transport::{Channel, Endpoint};
 use tonic_health::pb::{
     HealthCheckRequest, HealthCheckResponse, health_check_response::ServingStatus, health_client::HealthClient,
@@ -52,9 +58,51 @@ async fn calls_in_flight_are_finished() {
     let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });
     wait_until_requested(&server).await;
     server.signal("TERM");
-    wait_for("the port to close", || std::net::TcpStream::connect(server.grpc).err());
+    wait_for("the port to close", || TcpStream::connect(server.grpc).err());
     redis.thaw();
     assert!(call.await.unwrap().is_ok());
+    assert!(server.wait().await.success());
+}
+
+/// A request over HTTP whose body is incomplete when the service receives the signal is answered. An idle connection is
+/// closed at once.
+#[tokio::test]
+async fn http_requests_in_flight_are_finished() {
+    let server = Server::builder().set("shutdown.grace", "1h").start();
+    let connect = || {
+        let stream = TcpStream::connect(server.http).unwrap();
+        // Shorter than the time after which the service closes silent connections.
+        stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        stream
+    };
+    let read = |stream: &mut TcpStream| {
+        let mut response = [0; 1_024];
+        let length = stream.read(&mut response).unwrap();
+        String::from_utf8_lossy(&response[..length]).into_owned()
+    };
+    let (mut idle, mut busy) = (connect(), connect());
+    idle.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    assert!(read(&mut idle).contains("200 OK"));
+    let body = br#"{"domain": "example", "descriptors": [{"entries": [{"key": "user", "value": "bob"}]}]}"#;
+    let length = body.len();
+    busy.write_all(
+        format!("POST /json HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {length}\r\n\r\n")
+            .as_bytes(),
+    )
+    .unwrap();
+    assert!(read(&mut busy).contains("100 Continue"));
+    server.signal("TERM");
+    assert_eq!(read(&mut idle), "");
+    for port in [server.http, server.grpc] {
+        wait_for("the port to close", || TcpStream::connect(port).err());
+    }
+    // A process that does not wait for the request exits within this time.
+    for _ in 0..50 {
+        assert!(server.open_file_descriptors() > 0);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    busy.write_all(body).unwrap();
+    assert!(read(&mut busy).contains("200 OK"));
     assert!(server.wait().await.success());
 }
 

@@ -3,6 +3,8 @@
 
 use std::{fs, path::Path, process::Command};
 
+use sluicegate::traffic::Reader;
+
 use crate::support::{Operator, Server, operator::OPERATE, repository, wait_for};
 
 /// Returns the access log of the document: 200 users in ten minutes, one of them with more requests.
@@ -100,6 +102,15 @@ fn run(line: &str, folder: &Path, operator: &Operator) -> String {
     printed.replace(&format!("{}/", folder.display()), "")
 }
 
+/// Returns the number of recorded requests in a directory.
+fn in_files(directory: &Path) -> usize {
+    let Ok(mut reader) = Reader::new(&[directory.to_owned()]) else {
+        return 0;
+    };
+    let mut message = Vec::new();
+    std::iter::from_fn(|| reader.next(&mut message).ok().filter(|is_message| *is_message)).count()
+}
+
 #[test]
 fn the_commands_print_the_documented_output() {
     let file = repository("docs/guides/operations.md");
@@ -127,8 +138,8 @@ fn the_commands_print_the_documented_output() {
         if command.starts_with("sluicegate simulate --rules") {
             let recorded = || operator.server.metric("sluicegate_recorded_requests_total");
             wait_for("all requests to be recorded", || (recorded() >= requests as f64).then_some(()));
-            // Buffered requests are written within a second.
-            wait_for("a file of recorded requests", || at("traffic").read_dir().ok()?.next().map(drop));
+            // The metric counts requests when they are queued, and the file follows within two seconds.
+            wait_for("all requests in files", || (in_files(&at("traffic")) as f64 == recorded()).then_some(()));
         }
         let printed = run(command, folder.path(), &operator);
         let mut expected = Vec::new();

@@ -99,6 +99,16 @@ async fn a_reserve_is_available_to_its_class_and_other_classes_are_shed() {
             ))
         };
         assert!(since("other") > 1.7e9 && since("critical") > 1.7e9);
+        // With a reserve, every denial is overload, also if one class has all slots.
+        for id in 0..10 {
+            let id = id.to_string();
+            assert!(
+                allowed(&client, &[("fleet", "own"), ("priority", "critical"), ("id", &id)]).await,
+                "{store}: {id}"
+            );
+        }
+        let own = [("fleet", "own"), ("priority", "critical"), ("id", "x")];
+        assert_eq!(check_by_json(&server, &[&own]).0, 503, "{store}");
     }
 }
 
@@ -200,11 +210,11 @@ async fn an_elastic_limit_follows_the_spare_capacity_of_its_resource() {
     let client = other.client().await;
     let metric = || other.metric("sluicegate_resource_utilization{resource=\"db\"}");
     assert_eq!(burst(&client, "before").await, (10, 0), "there is no report");
-    assert_eq!(report(&one, "db-1", 0.2, "1h"), (200, r#"{"reporters":1,"worst":0.2,"mean":0.2}"#.into()));
+    assert_eq!(report(&one, "db-1", 0.2, "1h"), (200, r#"{"reporters":1,"max":0.2,"mean":0.2}"#.into()));
     wait_for("the report at the other instance", || (metric() == 0.2).then_some(()));
     assert_eq!(burst(&client, "idle").await, (20, 10));
     // The highest reported utilization counts, and the limit shrinks accordingly.
-    assert_eq!(report(&one, "db-2", 0.7, "1h").1, r#"{"reporters":2,"worst":0.7,"mean":0.45}"#);
+    assert_eq!(report(&one, "db-2", 0.7, "1h").1, r#"{"reporters":2,"max":0.7,"mean":0.45}"#);
     wait_for("the report at the other instance", || (metric() == 0.7).then_some(()));
     assert_eq!(burst(&client, "half").await, (15, 5));
     report(&one, "db-2", 0.95, "3s");
@@ -238,8 +248,8 @@ async fn resources_are_reported_by_both_protocols_and_invalid_reports_are_reject
     };
     grpc.report(report_request("a", 0.5)).await.unwrap();
     let both = grpc.report(report_request("b", 7.0)).await.unwrap().into_inner();
-    assert_eq!(both, Utilization { reporters: 2, worst: 1.0, mean: 0.75 });
-    assert_eq!(get(&server.url("/resources/cache")), (200, r#"{"reporters":2,"worst":1.0,"mean":0.75}"#.into()));
+    assert_eq!(both, Utilization { reporters: 2, max: 1.0, mean: 0.75 });
+    assert_eq!(get(&server.url("/resources/cache")), (200, r#"{"reporters":2,"max":1.0,"mean":0.75}"#.into()));
     assert_eq!(get(&server.url("/resources/nothing")), (200, r#"{"reporters":0}"#.into()));
     let day = 86_400_000_000;
     for invalid in [
@@ -421,7 +431,7 @@ async fn a_gateway_sheds_by_the_reported_utilization_of_hosts() {
     let _full_load: Vec<_> = (0..4).map(|key| full.admit(0, key)).collect();
     let both = async || client.utilization("hosts").await.ok().filter(|reported| reported.reporters == 2);
     let reported = wait_for_async("reports of both hosts", both).await;
-    assert_eq!((reported.worst, reported.mean), (1.0, 0.5), "twice the capacity is a utilization of 1");
+    assert_eq!((reported.max, reported.mean), (1.0, 0.5), "twice the capacity is a utilization of 1");
     wait_for_async("the utilization at the gateway", async || (gateway.utilization() == 0.5).then_some(())).await;
     assert_eq!(gateway.level(), 0.0);
     let _more_load: Vec<_> = (0..4).map(|key| idle.admit(0, key)).collect();

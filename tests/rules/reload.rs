@@ -23,8 +23,8 @@ async fn limit(server: &Server, domain: &str) -> Option<u32> {
 }
 
 async fn wait_for_limit(server: &Server, domain: &str, expected: Option<u32>) {
-    let what = format!("{domain} to have the limit {expected:?}");
-    wait_for_async(&what, async || (limit(server, domain).await == expected).then_some(())).await;
+    let condition = format!("{domain} to have the limit {expected:?}");
+    wait_for_async(&condition, async || (limit(server, domain).await == expected).then_some(())).await;
 }
 
 #[tokio::test]

@@ -501,7 +501,7 @@ async fn a_setting_determines_the_default_of_charge() {
 fn the_rule_files_in_deploy_have_no_warnings() {
     for folder in ["deploy/examples", "deploy/envoy/rules"] {
         let path = crate::support::repository(folder);
-        let source = sluicegate::service::reload::Source::directory(path);
+        let source = sluicegate::service::source::Source::directory(path);
         let (_, warnings) = compile(&source.read().unwrap(), Options::default()).unwrap();
         assert_eq!(warnings, []);
     }

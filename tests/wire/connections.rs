@@ -128,6 +128,26 @@ async fn the_connection_with_the_oldest_last_response_is_closed_first() {
     assert!(get(&mut active).contains("200 OK") && get(&mut last).contains("200 OK"));
 }
 
+#[tokio::test]
+async fn a_closed_connection_makes_room_for_another() {
+    let server = Server::builder().set("http.max_connections", "2").start();
+    let mut idle = std::net::TcpStream::connect(server.http).unwrap();
+    idle.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut is_answered = || {
+        idle.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        idle.read(&mut [0; 512]).unwrap() > 0
+    };
+    assert!(is_answered());
+    let before = server.open_file_descriptors();
+    for _ in 0..3 {
+        let other = std::net::TcpStream::connect(server.http).unwrap();
+        wait_for("the other connection to be open", || (server.open_file_descriptors() > before).then_some(()));
+        drop(other);
+        wait_for("the other connection to be closed", || (server.open_file_descriptors() <= before).then_some(()));
+    }
+    assert!(is_answered(), "the idle connection was closed");
+}
+
 /// The process has few file descriptors, and many callers send nothing or only part of a request to every port.
 /// Complete requests are answered all the same.
 #[tokio::test]
@@ -152,7 +172,7 @@ async fn silent_connections_do_not_block_other_callers() {
     // The service really closes the displaced connections.
     wait_for("few file descriptors to be open", || (server.open_file_descriptors() < 220).then_some(()));
     assert!(operator.ctl(&["health"]).contains("up"));
-    let lines = server.log().matches("closing the one with the oldest last response").count();
+    let lines = server.log().matches("closing the connection with the oldest last response").count();
     assert_eq!(lines, 2, "expected one line for each HTTP listener: {}", server.log());
     assert!(server.log().matches("cannot accept connections").count() <= 3, "{}", server.log());
     // The service can open new connections to Redis.

@@ -128,21 +128,21 @@ async fn input_above_a_limit_is_rejected_with_a_message() {
 async fn malformed_frames_are_rejected() {
     let server = Server::builder().start();
     let mut raw = Raw::connect(&server).await;
-    let good = request(vec![descriptor(1, "x")]).encode_to_vec();
-    let mut flagged_as_compressed = frame(&good);
+    let valid = request(vec![descriptor(1, "x")]).encode_to_vec();
+    let mut flagged_as_compressed = frame(&valid);
     flagged_as_compressed[0] = 1;
-    let mut longer = frame(&good);
+    let mut longer = frame(&valid);
     longer.push(0);
-    let mut huge = frame(&good);
+    let mut huge = frame(&valid);
     huge[1..5].copy_from_slice(&u32::MAX.to_be_bytes());
     for (body, status) in [
         (vec![], "3"),
         (vec![0, 0, 0], "3"),
         (flagged_as_compressed, "12"),
-        (frame(&good)[..10].to_vec(), "3"),
+        (frame(&valid)[..10].to_vec(), "3"),
         (longer, "3"),
         // The bytes after the message would form a valid field.
-        ([frame(&good), vec![0x18, 5]].concat(), "3"),
+        ([frame(&valid), vec![0x18, 5]].concat(), "3"),
         (huge, "8"),
         (vec![0; 200_000], "8"),
         (frame(b"\xff\xff\xff"), "3"),
@@ -153,10 +153,10 @@ async fn malformed_frames_are_rejected() {
         assert!(!text.is_empty());
     }
     assert_eq!(raw.request(Method::GET, METHOD, "application/grpc", vec![]).await.0, "3");
-    assert_eq!(raw.request(Method::POST, METHOD, "application/json", frame(&good)).await.0, "3");
-    assert_eq!(raw.send("/envoy.service.ratelimit.v3.RateLimitService/Other", frame(&good)).await.0, "12");
-    assert_eq!(raw.send("/nothing/at.all", frame(&good)).await.0, "12");
-    assert_eq!(raw.send(METHOD, frame(&good)).await.0, "0");
+    assert_eq!(raw.request(Method::POST, METHOD, "application/json", frame(&valid)).await.0, "3");
+    assert_eq!(raw.send("/envoy.service.ratelimit.v3.RateLimitService/Other", frame(&valid)).await.0, "12");
+    assert_eq!(raw.send("/nothing/at.all", frame(&valid)).await.0, "12");
+    assert_eq!(raw.send(METHOD, frame(&valid)).await.0, "0");
 }
 
 /// A message compressed with gzip has the same result as an uncompressed one, if its decompressed size is within the
@@ -171,16 +171,16 @@ async fn compressed_messages_are_accepted_up_to_the_maximum_size() {
         encoder.finish().unwrap()
     };
     let compressed = |bytes: &[u8]| [&[1], &frame(bytes)[1..]].concat();
-    let good = request(vec![descriptor(20, "x")]).encode_to_vec();
-    let (status, _, plain) = raw.send(METHOD, frame(&good)).await;
+    let valid = request(vec![descriptor(20, "x")]).encode_to_vec();
+    let (status, _, plain) = raw.send(METHOD, frame(&valid)).await;
     assert_eq!(status, "0");
-    assert_eq!(raw.send(METHOD, compressed(&gzip(&good))).await, ("0".into(), String::new(), plain));
+    assert_eq!(raw.send(METHOD, compressed(&gzip(&valid))).await, ("0".into(), String::new(), plain));
     let zlib = {
         let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
-        encoder.write_all(&good).unwrap();
+        encoder.write_all(&valid).unwrap();
         encoder.finish().unwrap()
     };
-    let truncated = gzip(&good)[..20].to_vec();
+    let truncated = gzip(&valid)[..20].to_vec();
     let unpadded = request(vec![descriptor(1, "x")]).encode_to_vec();
     let padded = |size: usize| {
         // An unknown field pads the message.
@@ -203,7 +203,7 @@ async fn compressed_messages_are_accepted_up_to_the_maximum_size() {
         assert!(got == status && text.contains(expected), "{got} {text}");
     }
     // The first byte of a frame must be 0 or 1.
-    let (status, text, _) = raw.send(METHOD, [&[2], &frame(&gzip(&good))[1..]].concat()).await;
+    let (status, text, _) = raw.send(METHOD, [&[2], &frame(&gzip(&valid))[1..]].concat()).await;
     assert!(status == "12" && text.contains("grpc-encoding gzip"), "{status} {text}");
     let check = Check { id: 7, request: Some(request(vec![descriptor(1, "x")])), ..Check::default() };
     let frames = CheckFrame { checks: vec![check] }.encode_to_vec();
@@ -322,15 +322,15 @@ async fn random_bytes_end_in_a_status_and_do_not_leak_memory() {
         let mut runner = TestRunner::new(Config::default());
         let random = prop::collection::vec(any::<u8>(), 0..400);
         let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6);
-        let mut good = request(vec![descriptor(3, "some value"), with_limit(2, Some(3)).descriptors.remove(0)]);
-        good.descriptors[0].hits_addend = Some(u64::MAX);
-        let good = good.encode_to_vec();
+        let mut valid = request(vec![descriptor(3, "some value"), with_limit(2, Some(3)).descriptors.remove(0)]);
+        valid.descriptors[0].hits_addend = Some(u64::MAX);
+        let valid = valid.encode_to_vec();
         let mut resident = 0;
         for round in 0..6_000 {
             let body = if round % 2 == 0 {
                 random.new_tree(&mut runner).unwrap().current()
             } else {
-                let mut body = frame(&good);
+                let mut body = frame(&valid);
                 for (index, byte) in changes.new_tree(&mut runner).unwrap().current() {
                     let index = index.index(body.len());
                     body[index] = byte;

@@ -15,10 +15,7 @@ use sluicegate::{
     engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
     metrics::WorkerId,
     rules::{Entry, Limit, Measure, Options, SourceFile, Unit},
-    service::{
-        Check, Clock, check,
-        reload::{Reloader, Source},
-    },
+    service::{Check, Clock, check, reload::Reloader, source::Source},
     store::{AnyStore, Memory, memory},
 };
 

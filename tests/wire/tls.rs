@@ -58,42 +58,43 @@ async fn certificates_are_served_and_reloaded() {
 
 #[tokio::test]
 async fn clients_need_a_certificate_with_mutual_tls() {
-    let (ours, clients, strangers) = (Authority::new("ours"), Authority::new("clients"), Authority::new("strangers"));
+    let (server_ca, client_ca, other_ca) =
+        (Authority::new("ours"), Authority::new("clients"), Authority::new("strangers"));
     let files = Files::new();
-    let (certificate, key) = ours.sign();
+    let (certificate, key) = server_ca.sign();
     let server = Server::builder()
         .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
         .set("grpc.tls.key_file", &files.write("key.pem", &key))
-        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &client_ca.pem))
         .start();
-    assert!(connect(&server, &ours, Some(&clients.sign())).await.is_ok());
-    assert!(connect(&server, &ours, Some(&strangers.sign())).await.is_err());
-    assert!(connect(&server, &ours, None).await.is_err());
+    assert!(connect(&server, &server_ca, Some(&client_ca.sign())).await.is_ok());
+    assert!(connect(&server, &server_ca, Some(&other_ca.sign())).await.is_err());
+    assert!(connect(&server, &server_ca, None).await.is_err());
     for (name, accepted) in [("localhost", true), ("gateway.example", false)] {
         let server = Server::builder()
             .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
             .set("grpc.tls.key_file", &files.write("key.pem", &key))
-            .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+            .set("grpc.tls.client_ca_file", &files.write("ca.pem", &client_ca.pem))
             .set("grpc.tls.client_name", name)
             .start();
-        assert_eq!(connect(&server, &ours, Some(&clients.sign())).await.is_ok(), accepted, "{name}");
+        assert_eq!(connect(&server, &server_ca, Some(&client_ca.sign())).await.is_ok(), accepted, "{name}");
     }
 }
 
 /// The client crate sends its certificate, both on streams and in single calls.
 #[tokio::test]
 async fn the_client_sends_its_certificate() {
-    let (ours, clients) = (Authority::new("ours"), Authority::new("clients"));
+    let (server_ca, client_ca) = (Authority::new("ours"), Authority::new("clients"));
     let files = Files::new();
-    let (certificate, key) = ours.sign();
+    let (certificate, key) = server_ca.sign();
     let server = Server::builder()
         .set("grpc.tls.cert_file", &files.write("cert.pem", &certificate))
         .set("grpc.tls.key_file", &files.write("key.pem", &key))
-        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &clients.pem))
+        .set("grpc.tls.client_ca_file", &files.write("ca.pem", &client_ca.pem))
         .start();
-    let (certificate, key) = clients.sign();
+    let (certificate, key) = client_ca.sign();
     let without_certificate =
-        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ours.pem)).domain_name("localhost");
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&server_ca.pem)).domain_name("localhost");
     let with_certificate = without_certificate.clone().identity(Identity::from_pem(certificate, key));
     let limiter = |tls: ClientTlsConfig, batching| {
         let limiter = Limiter::builder(format!("https://{}", server.grpc)).domain("example").timeout(DEADLINE);
