@@ -1,8 +1,8 @@
 //! The list of algorithms, and the code that is generated from it.
 
 use super::{
-    AlgorithmKind, Arguments, Decision, Limiter, Micros, Operation, RequestContext, State, adaptive::Adaptive,
-    concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
+    AlgorithmKind, Arguments, CounterPart, Decision, Limiter, Micros, Operation, RequestContext, State,
+    adaptive::Adaptive, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
     leased_bucket::LeasedBucket, reports::UtilizationReports, shares::Shares, sliding_log::SlidingLog,
     sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
@@ -122,6 +122,12 @@ macro_rules! algorithms {
             #[must_use]
             pub fn has_expired(&self, counted: Micros, now: Micros) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.has_expired(counted, now)),+ }
+            }
+
+            /// See [`Limiter::parts`].
+            #[must_use]
+            pub fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+                match self { $(Self::$limiter(limiter) => limiter.parts(state, now)),+ }
             }
 
             /// See [`Limiter::expires`].

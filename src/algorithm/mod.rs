@@ -17,6 +17,7 @@ mod consistency;
 mod drain_state;
 mod drain_time;
 pub mod fixed_window;
+mod forecast;
 pub mod gcra;
 #[cfg(test)]
 mod laws;
@@ -38,6 +39,7 @@ pub mod warm_up;
 
 pub use classes::{Classes, InvalidClasses};
 pub use consistency::Consistency;
+pub use forecast::{CounterPart, forecast};
 pub use limit_spec::{AlgorithmKind, InvalidLimit, LimitSpec};
 pub use list::Algorithm;
 pub use max_hits::MaxHits;
@@ -249,6 +251,12 @@ pub trait Limiter: Copy + Into<Algorithm> {
     /// Returns whether hits counted at `counted` no longer count at `now`, regardless of other hits.
     fn has_expired(&self, _counted: Micros, _now: Micros) -> bool {
         false
+    }
+
+    /// Returns the hits that the state contains, with the times for which they count, the oldest first. Empty for
+    /// buckets, whose state is only a level.
+    fn parts(&self, _state: &State, _now: Micros) -> Vec<CounterPart> {
+        Vec::new()
     }
 
     /// Returns the instant from which the state has the same meaning as a new one.

@@ -8,7 +8,7 @@
 use sluicegate_common::adaptive::{self, Bounds, Estimate, Method, Window};
 
 use super::{
-    Action, Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    Action, Algorithm, Arguments, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
     RequestContext, Sample, State, concurrency::Concurrency,
 };
 
@@ -202,6 +202,11 @@ impl Limiter for Adaptive {
     /// Returns `true`, because a slot may be released at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let (_, slots) = self.learned(state);
+        self.slots.held_slots(&state.as_bytes()[..slots], now)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -13,8 +13,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros,
-    Operation, RequestContext, State,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter,
+    MaxHits, Micros, Operation, RequestContext, State,
 };
 
 /// A limiter that allows at most `limit` slots at once, each for at most `hold`.
@@ -80,6 +80,16 @@ impl Concurrency {
     /// Returns the end of the last slot in `bytes`.
     pub(super) fn expires_at(bytes: &[u8], now: Micros) -> Micros {
         Self::slots_of(bytes).last().map_or(now, |newest| Micros::new(Self::end(newest)))
+    }
+
+    /// Returns the slots in `bytes` that are held, the one that ends first at the front.
+    pub(super) fn held_slots(&self, bytes: &[u8], now: Micros) -> Vec<CounterPart> {
+        let slots = Self::slots_of(bytes);
+        let part = |slot| {
+            let until = Micros::new(Self::end(slot));
+            CounterPart { from: until - self.hold, until, hits: 1 }
+        };
+        slots[Self::expired(slots, now)..].iter().map(part).collect()
     }
 
     /// Returns the number of slots that are held.
@@ -378,6 +388,10 @@ impl Limiter for Concurrency {
     /// Returns `true`, because a slot may be released at any moment.
     fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
         true
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        self.held_slots(state.as_bytes(), now)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -11,8 +11,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, MaxHits, Micros,
-    Operation, State,
+    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD,
+    MaxHits, Micros, Operation, State,
 };
 
 /// A limiter that allows `limit` hits in each window.
@@ -120,6 +120,12 @@ impl Limiter for FixedWindow {
             retry_after: (!allowed && can_ever_fit).then_some(reset),
             ..Decision::default()
         }
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let (number, hits) = self.current(state, now);
+        let from = Micros::new(number * self.window.get());
+        if hits > 0 { vec![CounterPart { from, until: from + self.window, hits }] } else { Vec::new() }
     }
 
     fn counts_denied(&self) -> bool {

@@ -11,8 +11,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    State, bucket::MAX_LEASE_LIFETIME,
+    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits,
+    Micros, Operation, State, bucket::MAX_LEASE_LIFETIME,
 };
 
 /// A limiter that allows at most `limit` hits in any window, exactly.
@@ -203,6 +203,14 @@ impl Limiter for SlidingLog {
             retry_after: if allowed { None } else { retry() },
             ..Decision::default()
         }
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let entry = |index| {
+            let from = Micros::new(Self::entry(state, index));
+            CounterPart { from, until: from + self.window, hits: 1 }
+        };
+        (self.expired(state, now)..Self::len(state)).map(entry).collect()
     }
 
     fn counts_denied(&self) -> bool {

@@ -10,8 +10,8 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    State, drain_time::DrainTime, proportion,
+    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits,
+    Micros, Operation, State, drain_time::DrainTime, proportion,
 };
 
 /// Weight of the oldest counter, of which the window covers only a part.
@@ -231,6 +231,17 @@ impl Limiter for SlidingWindow {
             retry_after: if allowed { None } else { room.map(until) },
             ..Decision::default()
         }
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let WindowCounters { start, counts, .. } = self.counters(state, now);
+        let width = self.bucket_width.get();
+        let part = |(age, hits): (usize, &u64)| {
+            let from = start.saturating_sub(age as u64 * width);
+            let until = from + (u64::from(self.buckets) + 1) * width;
+            CounterPart { from: Micros::new(from), until: Micros::new(until), hits: *hits }
+        };
+        counts.iter().enumerate().rev().map(part).filter(|part| part.hits > 0).collect()
     }
 
     fn counts_denied(&self) -> bool {

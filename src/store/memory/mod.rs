@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 
 use self::shard::{Hash, Shard};
 use super::{Charge, Hit, HitDecisions, identity::Secret};
-use crate::algorithm::{Action, Micros, Operation};
+use crate::algorithm::{Action, Micros, Operation, State};
 
 /// Number of shards. It is high enough that two workers rarely want the same lock. With 40 shards, a million counters
 /// fill the shards' tables to three quarters; with 64, the tables would have just doubled and be almost half empty.
@@ -104,6 +104,13 @@ impl Memory {
             operation => operation,
         };
         hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, final_operation(hit)).into())).collect()
+    }
+
+    /// Returns a copy of a counter's state; empty if there is none.
+    #[must_use]
+    pub fn state(&self, key: &[u8]) -> State {
+        let hash = self.secret.identity(key);
+        self.lock(shard_of(hash)).state(Hash::new(hash))
     }
 
     /// Deletes a counter and returns whether it existed.

@@ -145,6 +145,17 @@ impl Shard {
         decision
     }
 
+    /// Returns a copy of a counter's state; empty if there is none.
+    pub(super) fn state(&self, hash: Hash) -> State {
+        let Some(slot) = self.find(hash).map(|index| self.slot(index)) else {
+            return State::default();
+        };
+        match slot.long_index() {
+            Some(long_index) => State::from_long(self.long_states[long_index].clone()),
+            None => State::from_bytes(slot.short_state()),
+        }
+    }
+
     /// Deletes a counter and returns whether it existed.
     pub(super) fn forget(&mut self, hash: Hash) -> bool {
         let index = self.find(hash);

@@ -98,6 +98,14 @@ impl Pool {
         }
     }
 
+    pub(super) fn is_cluster(&self) -> bool {
+        self.shared.topology.is_cluster()
+    }
+
+    pub(super) fn topology(&self) -> &'static str {
+        self.shared.topology.name()
+    }
+
     pub(super) fn key_prefix(&self) -> &str {
         &self.shared.settings.key_prefix
     }

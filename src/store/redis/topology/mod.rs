@@ -132,6 +132,15 @@ impl Topology {
     }
 
     /// Returns whether the servers form a cluster, so that keys have slots.
+    pub(super) fn name(&self) -> &'static str {
+        match (&self.source, &self.view.borrow().placement) {
+            (Source::Cluster { .. }, _) => "cluster",
+            (Source::Sentinel { .. }, _) => "sentinel",
+            (Source::Fixed, Placement::Ring(_)) => "ring",
+            (Source::Fixed, _) => "server",
+        }
+    }
+
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self.source, Source::Cluster { .. })
     }
