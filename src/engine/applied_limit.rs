@@ -1,17 +1,18 @@
 //! [`Match`]: the limit that applies to a descriptor. It comes from a rule, from the request itself or from an
 //! override.
 
-use std::{ops::Deref, sync::Arc};
+use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use super::{
     Descriptor, Engine, OverrideKind, Request, Snapshot,
     overrides::{EntityLimit, Mode},
-    statistics::{self, Series, Shedding},
+    statistics::{self, Series, Shedding, Threshold},
 };
 use crate::{
     algorithm::{Consistency, Decision, Micros, RequestContext, Sample, concurrency::Concurrency},
+    metrics::WorkerId,
     rules::{Allowance, CustomLimit, Limit, Lookup, ModifierEntry, Path, Rule},
 };
 
@@ -82,17 +83,29 @@ impl<'s> AppliedLimit<'s> {
 /// line.
 pub(super) enum SeriesRef<'s> {
     Rule(&'s Series),
-    Dynamic(Arc<Series>),
+    /// A series with callers' values, and the total of the rule if there is one.
+    Dynamic(Arc<Series>, Option<&'s Series>),
 }
 
-impl Deref for SeriesRef<'_> {
-    type Target = Series;
-
-    fn deref(&self) -> &Series {
+impl SeriesRef<'_> {
+    fn each(&self, count: impl Fn(&Series)) {
         match self {
-            Self::Rule(series) => series,
-            Self::Dynamic(series) => series,
+            Self::Rule(series) => count(series),
+            Self::Dynamic(series, total) => {
+                count(series);
+                total.iter().for_each(|total| count(total));
+            }
         }
+    }
+
+    /// Counts requested hits, whether they are allowed or not.
+    pub(super) fn count_requested(&self, worker: WorkerId, hits: u64) {
+        self.each(|series| series.count_requested(worker, hits));
+    }
+
+    /// Counts decided hits.
+    pub(super) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
+        self.each(|series| series.count_decision(worker, hits, decision, threshold));
     }
 }
 
@@ -248,11 +261,12 @@ impl Engine {
         let rule_state = &snapshot.compiled.rule_states[rule.id];
         let series = if rule.dynamic_labels {
             let labels = statistics::labels(domain, &descriptor.entries, rule, &path);
-            SeriesRef::Dynamic(self.statistics.dynamic_series(self.worker, &labels, descriptor.hits))
+            let series = self.statistics.dynamic_series(self.worker, &labels, descriptor.hits);
+            SeriesRef::Dynamic(series, Some(&rule_state.statistics.total))
         } else {
-            SeriesRef::Rule(&rule_state.series)
+            SeriesRef::Rule(&rule_state.statistics.series)
         };
-        let shedding = rule_state.shedding.as_deref();
+        let shedding = rule_state.statistics.shedding.as_deref();
         AppliedLimit { limit, rule: Some(rule), custom_limit: None, mode: None, path, series, shedding }
     }
 
@@ -291,7 +305,7 @@ impl Engine {
 
     fn override_series<'s>(&self, domain: &str, descriptor: &Descriptor<'_>) -> SeriesRef<'s> {
         let labels = statistics::override_labels(domain, &descriptor.entries);
-        SeriesRef::Dynamic(self.statistics.dynamic_series(self.worker, &labels, descriptor.hits))
+        SeriesRef::Dynamic(self.statistics.dynamic_series(self.worker, &labels, descriptor.hits), None)
     }
 
     /// Applies the switches to a limit.

@@ -9,9 +9,9 @@ use super::{
     overrides::Origin,
 };
 use crate::{
-    algorithm::{Decision, Micros},
+    algorithm::{Action, Algorithm, CounterPart, Decision, Micros, Operation, State, forecast},
     rules::{Entry, Limit, Rule},
-    store::{Charge, Hit, Store, StoreError},
+    store::{Hit, StoreError},
 };
 
 /// The rule, overrides and counter state that apply to a descriptor.
@@ -40,6 +40,24 @@ pub struct CounterState {
     pub counter: CounterLocation,
     /// The decision that one hit would receive.
     pub decision: Decision,
+    /// Time of the state, by the store's clock.
+    pub at: Micros,
+    algorithm: Algorithm,
+    state: State,
+}
+
+impl CounterState {
+    /// Returns the hits that the counter contains, with the times for which they count. Empty for buckets.
+    #[must_use]
+    pub fn parts(&self) -> Vec<CounterPart> {
+        self.algorithm.parts(&self.state, self.at)
+    }
+
+    /// Returns the remaining hits from now on, if no other requests arrive (see [`forecast`]).
+    #[must_use]
+    pub fn forecast(&self) -> Vec<(Micros, u64)> {
+        forecast(&self.algorithm, &self.state, self.at)
+    }
 }
 
 /// The name of a counter, and which store has it.
@@ -83,11 +101,13 @@ impl Engine {
         let context = applied.context(descriptor, None);
         let algorithm = *applied.limit.algorithm();
         let algorithm = context.map_or(algorithm, |context| algorithm.with_context(context));
-        // An exact peek reads the shared counter instead of this instance's cache, lease or eventual counter.
-        let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1).peek() };
-        let answer = self.store.apply(&[hit], Charge::Each, now).await.pop().unwrap_or(Err(StoreError::Rejected))?;
-        let allowed = answer.decision.allowed || applied.is_shadow();
-        let counter_state = CounterState { limit: *applied.limit, counter, decision: answer.decision };
+        // The shared counter is read, not this instance's cache, lease or eventual counter.
+        let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1) };
+        let (state, at) = self.store.read(&hit, now).await?;
+        let peek = Operation { action: Action::Peek, cost: 1, now: at };
+        let decision = algorithm.apply(&mut state.clone(), peek);
+        let allowed = decision.allowed || applied.is_shadow();
+        let counter_state = CounterState { limit: *applied.limit, counter, decision, at, algorithm, state };
         Ok(Inspection { counter: Some(counter_state), allowed, ..inspection })
     }
 

@@ -17,7 +17,7 @@ mod top_entities;
 mod verdict;
 
 pub use crate::{
-    algorithm::{Micros, Sample, reports::Utilization},
+    algorithm::{CounterPart, Micros, Sample, reports::Utilization},
     store::{Decider, Grant, StoreError},
 };
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
@@ -27,7 +27,7 @@ pub use overrides::{Override, Overrides};
 pub use resources::{Report, ReportError, Resource, Resources};
 pub use settings::Settings;
 pub use snapshot::Snapshot;
-pub use statistics::{Statistics, StatisticsSettings};
+pub use statistics::{ClassTotals, HitTotals, RuleHits, RuleTotals, Statistics, StatisticsSettings};
 pub use top_entities::{RankBy, Ranking, TopEntities, TopEntity};
 pub use verdict::{Binding, Code, CurrentLimit, OverrideKind, Status, Verdict};
 

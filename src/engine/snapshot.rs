@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Candidate, Resource, Resources,
     overrides::{Modes, Overrides},
-    statistics::{Series, Shedding, Statistics},
+    statistics::{RuleStatistics, RuleTotals, Statistics},
 };
 use crate::{
     algorithm::Micros,
@@ -32,9 +32,7 @@ pub(super) struct Compiled {
 
 /// State of the service that belongs to a rule.
 pub(super) struct RuleState {
-    pub(super) series: Arc<Series>,
-    /// Statistics per class, for rules with classes and rules that shed.
-    pub(super) shedding: Option<Arc<Shedding>>,
+    pub(super) statistics: RuleStatistics,
     /// The resource with the spare capacity that raises the limit, for elastic rules.
     pub(super) resource: Option<Arc<Resource>>,
 }
@@ -43,11 +41,10 @@ impl Snapshot {
     /// Creates a snapshot. Rules that were in the previous set keep their statistics.
     #[must_use]
     pub fn new(mut rules: RuleSet, statistics: &Statistics, resources: &Resources) -> Self {
-        let series = statistics.register_rules(rules.rules_mut());
+        let statistics = statistics.register_rules(rules.rules_mut());
         let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
-        let rule_states = rules.rules().iter().zip(series);
-        let rule_states =
-            rule_states.map(|(rule, (series, shedding))| RuleState { series, shedding, resource: resource(rule) });
+        let rule_states = rules.rules().iter().zip(statistics);
+        let rule_states = rule_states.map(|(rule, statistics)| RuleState { statistics, resource: resource(rule) });
         Self::from_compiled(Compiled { rule_states: rule_states.collect(), rules, awaiting_rules: false })
     }
 
@@ -90,6 +87,17 @@ impl Snapshot {
     #[must_use]
     pub fn rules(&self) -> &RuleSet {
         &self.compiled.rules
+    }
+
+    /// Returns the hits of each rule, by its id.
+    pub fn rule_totals(&self) -> impl Iterator<Item = RuleTotals> {
+        self.compiled.rule_states.iter().map(|state| RuleTotals(Arc::clone(&state.statistics.total)))
+    }
+
+    /// Returns whether both snapshots have the same set of rules.
+    #[must_use]
+    pub fn has_same_rules(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.compiled, &other.compiled)
     }
 
     /// Returns the overrides.

@@ -100,6 +100,34 @@ pub struct NativeBuckets {
     pub buckets: Vec<(i32, u64)>,
 }
 
+/// The counts of a histogram's cells, from which the quantiles of a period can be computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cells(Vec<u64>);
+
+impl Cells {
+    /// Returns the counts that were recorded after `earlier`.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let earlier = earlier.0.iter().copied().chain(std::iter::repeat(0));
+        Self(self.0.iter().zip(earlier).map(|(now, before)| now.saturating_sub(before)).collect())
+    }
+
+    /// Returns the duration that a share `quantile` of the recorded durations does not exceed, rounded up to the bound
+    /// of a cell (about 9%). Returns zero if nothing was recorded.
+    #[must_use]
+    pub fn quantile(&self, quantile: f64) -> Duration {
+        let total: u64 = self.0.iter().sum();
+        let rank = (total as f64 * quantile).ceil().max(1.0) as u64;
+        let mut count = 0;
+        let cell = self.0.iter().position(|in_cell| {
+            count += in_cell;
+            count >= rank
+        });
+        let bound = cell.and_then(|cell| CELLS.get(cell).or(CELLS.last()));
+        bound.filter(|_| total > 0).map_or(Duration::ZERO, |nanos| Duration::from_nanos(*nanos))
+    }
+}
+
 impl Distribution {
     /// Converts the distribution to another unit, with `units` per second. Native buckets are removed.
     #[must_use]
@@ -150,6 +178,13 @@ impl Histogram {
     #[must_use]
     pub fn count(&self) -> u64 {
         self.stripes.iter().flat_map(|stripe| &stripe.cells).map(|cell| cell.load(Relaxed)).sum()
+    }
+
+    /// Returns the current counts of the cells.
+    #[must_use]
+    pub fn cells(&self) -> Cells {
+        let sum = |cell: usize| self.stripes.iter().map(|stripe| stripe.cells[cell].load(Relaxed)).sum();
+        Cells((0..=CELLS.len()).map(sum).collect())
     }
 
     /// Returns the midpoint and the count of each classic bucket.
@@ -229,6 +264,23 @@ mod tests {
         let recorded: Vec<_> = histogram.buckets().filter(|(_, count)| *count > 0).collect();
         let nanos = |nanos| Duration::from_nanos(nanos);
         assert_eq!(recorded, [(nanos(500), 1), (nanos(1_500), 1), (nanos(3_500), 1), (nanos(100_000_000), 1)]);
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_period() {
+        let histogram = Histogram::new("x", "", 2);
+        assert_eq!(histogram.cells().quantile(0.5), Duration::ZERO);
+        histogram.record(WorkerId(0), Duration::from_secs(1));
+        let before = histogram.cells();
+        (0..98).for_each(|_| histogram.record(WorkerId(1), Duration::from_micros(2)));
+        histogram.record(WorkerId(0), Duration::from_millis(5));
+        histogram.record(WorkerId(0), Duration::from_secs(100));
+        let period = histogram.cells().since(&before);
+        let micros = |quantile| period.quantile(quantile).as_micros();
+        assert_eq!((micros(0.5), micros(0.98), micros(0.99)), (2, 2, 5_000));
+        // Durations above the last bound count as the last bound.
+        assert_eq!(period.quantile(1.0), Duration::from_nanos(CELLS[CELLS.len() - 1]));
+        assert_eq!(Cells::default().since(&before), Cells::default());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 mod histogram;
 mod log_throttle;
 
-pub use histogram::{Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
+pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
 pub use log_throttle::LogThrottle;
 
 use std::{

@@ -12,7 +12,7 @@ use foldhash::fast::RandomState;
 type TextMap<V> = HashMap<Box<str>, V, RandomState>;
 
 /// Index of the patterns of one level and key, in file order.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Wildcards {
     patterns: Vec<Pattern>,
     /// Distinct pairs of prefix and suffix length, in bytes.
@@ -21,6 +21,7 @@ pub(super) struct Wildcards {
     by_ends: TextMap<TextMap<Vec<usize>>>,
 }
 
+#[derive(Clone)]
 struct Pattern {
     /// Texts between the `*`, including empty ones; at least two.
     parts: Vec<Box<str>>,

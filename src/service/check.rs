@@ -66,6 +66,12 @@ impl Metrics {
         &self.latency
     }
 
+    /// Returns the number of requests without a decision.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.invalid.get() + self.undecided.get()
+    }
+
     /// Registers all metrics except the histogram with `meter`, under the names of envoyproxy/ratelimit.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let this = Arc::clone(self);

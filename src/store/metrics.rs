@@ -50,6 +50,12 @@ impl Metrics {
         &self.latency
     }
 
+    /// Returns the number of failed calls.
+    #[must_use]
+    pub fn errors(&self) -> u64 {
+        self.errors.iter().map(Counter::get).sum()
+    }
+
     /// Registers all metrics except the latency histogram with the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         self.redis.observe(meter);

@@ -164,6 +164,15 @@ impl StepOutcome {
     }
 }
 
+/// The reports of instances about their activity.
+#[derive(Clone, Debug, Default)]
+pub struct ActivityReports {
+    /// Whether any instance reads reports at the moment.
+    pub is_read: bool,
+    /// The report of each instance, by its name. Empty unless the caller reads them.
+    pub reports: Vec<(String, Vec<u8>)>,
+}
+
 /// Error returned when the store could not decide a hit. A denial is never an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
@@ -247,6 +256,30 @@ impl AnyStore {
         }
     }
 
+    /// Returns the shared state of the hit's counter, and its time by the store's clock. Nothing is taken.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if Redis is unavailable, does not answer within the deadline, or rejects the call.
+    pub async fn read(&self, hit: &Hit<'_>, now: Micros) -> Result<(State, Micros), StoreError> {
+        match self {
+            Self::Memory(memory) => Ok((memory.state(hit.key), now)),
+            Self::Redis(local) => {
+                let outcome = local.store().step(&[hit.peek()], Charge::Each, now).await.pop();
+                outcome.unwrap_or(Err(StoreError::Rejected)).map(|outcome| (outcome.state, outcome.at))
+            }
+        }
+    }
+
+    /// Returns the numbers of operations decided from a lease, from an eventual counter and from the deny cache.
+    #[must_use]
+    pub fn local_decisions(&self) -> [u64; 3] {
+        match self {
+            Self::Memory(_) => [0; 3],
+            Self::Redis(local) => local.metrics().decisions(),
+        }
+    }
+
     /// Deletes a counter and returns whether it existed. Leases on the counter remain valid until they end.
     ///
     /// # Errors
@@ -274,6 +307,24 @@ impl AnyStore {
         match self {
             Self::Memory(_) => None,
             Self::Redis(local) => local.store().server_of(key, per_second),
+        }
+    }
+
+    /// Returns the hash slot of a counter in Redis Cluster; `None` in other stores.
+    #[must_use]
+    pub fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(local) => local.store().hash_slot_of(key, per_second),
+        }
+    }
+
+    /// Returns the name of the topology: `memory`, `server`, `sentinel`, `cluster` or `ring`.
+    #[must_use]
+    pub fn topology(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Redis(local) => local.store().topology(),
         }
     }
 

@@ -35,6 +35,11 @@ impl KeyLists {
         self.0.get(domain).map_or(&[], Vec::as_slice)
     }
 
+    /// Returns the number of overrides whose targets have these keys.
+    pub(super) fn count(&self, domain: &str, keys: &[&str]) -> u32 {
+        self.of(domain).iter().find(|list| list.has_keys(keys)).map_or(0, |list| list.overrides)
+    }
+
     /// Returns whether the domain has this list of keys already, or fewer lists than the maximum.
     pub(super) fn can_add(&self, domain: &str, keys: &[&str]) -> bool {
         let lists = self.of(domain);

@@ -217,6 +217,12 @@ impl Overrides {
         [self.limits.len(), self.plans.len(), self.switches.by_origin(Origin::Store).len()]
     }
 
+    /// Returns the number of limits of entities that have these keys.
+    #[must_use]
+    pub fn limits_with_keys(&self, domain: &str, keys: &[&str]) -> u32 {
+        self.limit_key_lists.count(domain, keys)
+    }
+
     /// Checks whether an override is valid.
     ///
     /// # Errors

@@ -6,9 +6,11 @@
 
 mod series;
 mod shedding;
+mod totals;
 
 pub(super) use series::{Series, Threshold};
 pub(super) use shedding::{Outcome, Shedding};
+pub use totals::{ClassTotals, HitTotals, RuleHits, RuleTotals};
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,8 +38,17 @@ pub struct StatisticsSettings {
 type SeriesMap = HashMap<String, Arc<Series>>;
 /// Identifies a rule across reloads: its labels and its classes, as a level may have the name of a class.
 type RuleKey = (Labels, Vec<String>);
-/// The series of a rule, and its statistics per class if it has any.
-type RuleStatistics = (Arc<Series>, Option<Arc<Shedding>>);
+
+/// The statistics of one rule.
+#[derive(Clone)]
+pub(super) struct RuleStatistics {
+    /// The exported series.
+    pub(super) series: Arc<Series>,
+    /// All hits of the rule. Another series than `series` if the rule's hits are exported with callers' values.
+    pub(super) total: Arc<Series>,
+    /// Hits per class, for rules with classes and rules that shed.
+    pub(super) shedding: Option<Arc<Shedding>>,
+}
 
 /// Statistics by rule.
 pub struct Statistics {
@@ -96,7 +107,11 @@ impl Statistics {
                 let sheds = rule.sheds || !rule.classes.is_empty();
                 let shedding = sheds.then(|| Arc::new(shedding()));
                 let series = Arc::new(Series::new(&rule.labels, self.workers));
-                (id, (series, shedding))
+                let total = match rule.dynamic_labels {
+                    true => Arc::new(Series::new(&rule.labels, self.workers)),
+                    false => Arc::clone(&series),
+                };
+                (id, RuleStatistics { series, total, shedding })
             });
             // Equal labels are shared, also between the previous and the new set.
             rule.labels = Arc::clone(&id.0);
@@ -159,7 +174,7 @@ impl Statistics {
 
     /// Returns all series. Each lock is held only while references are copied, as workers may wait for it.
     fn all_series(&self) -> Vec<Arc<Series>> {
-        let mut all: Vec<Arc<Series>> = lock(&self.rules).values().map(|(series, _)| Arc::clone(series)).collect();
+        let mut all: Vec<Arc<Series>> = lock(&self.rules).values().map(|rule| Arc::clone(&rule.series)).collect();
         all.extend(lock(&self.dynamic).values().cloned());
         all.push(Arc::clone(&self.other));
         all
@@ -293,7 +308,7 @@ impl Statistics {
 
     /// Sums the hits by class and labels. Two rules can have the same labels, as in [`Statistics::collect`].
     fn by_class(&self, now: Micros) -> ByClass {
-        let all: Vec<_> = lock(&self.rules).values().filter_map(|(_, shedding)| shedding.clone()).collect();
+        let all: Vec<_> = lock(&self.rules).values().filter_map(|rule| rule.shedding.clone()).collect();
         let mut sums = ByClass::new();
         for shedding in all {
             for class in &shedding.classes {

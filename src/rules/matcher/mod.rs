@@ -38,7 +38,7 @@ pub struct Entry<'a> {
 pub type Labels = Arc<[Arc<str>]>;
 
 /// A rule: the limit, if any, of the descriptors whose last entry matches its level.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Rule {
     /// Index in [`RuleSet::rules`].
     pub id: usize,
@@ -84,7 +84,7 @@ pub struct Rule {
 }
 
 /// A node of the tree of rules: one level of a descriptor.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Node {
     /// Key of the entry, shared between levels with equal keys.
     pub key: Arc<str>,
@@ -131,7 +131,7 @@ impl Elastic {
 }
 
 /// The plan that a rule belongs to.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Plan {
     /// Name of the plan.
     pub name: Box<str>,
@@ -161,7 +161,7 @@ pub enum ModifierEntry {
 }
 
 /// The values that a level matches.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Segment {
     /// Exactly this value.
     Value(Box<str>),
@@ -188,6 +188,7 @@ pub enum Lookup<'r> {
 }
 
 /// The nodes with the same parent and key.
+#[derive(Clone)]
 pub(in crate::rules) struct Group {
     parent: u32,
     key: Arc<str>,
@@ -198,7 +199,7 @@ pub(in crate::rules) struct Group {
 }
 
 /// Settings of a domain, which apply to all of its rules.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct DomainSettings {
     /// Whether a request takes hits from all of its limits or from none.
     pub charge_all: bool,
@@ -207,7 +208,7 @@ pub struct DomainSettings {
 }
 
 /// A compiled set of rules.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct RuleSet {
     nodes: Vec<Node>,
     groups: Vec<Group>,
@@ -234,6 +235,32 @@ impl RuleSet {
     /// Returns all rules for changes that do not affect their meaning.
     pub(crate) fn rules_mut(&mut self) -> &mut [Rule] {
         &mut self.rules
+    }
+
+    /// Returns the keys of the levels of each rule, by the rule's id. Empty for the rules of plans other than the default
+    /// plan.
+    #[must_use]
+    pub fn keys_of_rules(&self) -> Vec<Box<[Arc<str>]>> {
+        let mut parents = vec![NO_PARENT; self.nodes.len()];
+        let with_values = self.by_value.iter().map(|(group, node)| (*group as usize, *node));
+        let with_any = self.groups.iter().enumerate().filter_map(|(group, Group { any, .. })| Some((group, (*any)?)));
+        for (group, node) in with_values.chain(with_any) {
+            parents[node as usize] = self.groups[group].parent;
+        }
+        let mut keys = vec![Box::default(); self.rules.len()];
+        for (id, node) in self.nodes.iter().enumerate() {
+            let Some(rule) = node.rule else { continue };
+            let mut levels = Vec::new();
+            let mut at = id;
+            // The node without a parent is the domain.
+            while parents[at] != NO_PARENT {
+                levels.push(Arc::clone(&self.nodes[at].key));
+                at = parents[at] as usize;
+            }
+            levels.reverse();
+            keys[rule as usize] = levels.into();
+        }
+        keys
     }
 
     /// Returns the settings of the domain, or `None` if it has only default settings.
@@ -378,6 +405,12 @@ impl Rule {
             Some(name) => Arc::clone(name),
             None => self.labels[1..self.labels.len() - usize::from(self.plan.is_some())].join(".").into(),
         })
+    }
+
+    /// Returns the domain and the labels of the levels, separated by dots, as `/rlconfig` prints them.
+    #[must_use]
+    pub fn path(&self) -> String {
+        self.labels.join(".")
     }
 
     /// Returns the number of modifier entries at the end of the path.

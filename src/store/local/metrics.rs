@@ -89,6 +89,12 @@ impl Metrics {
         }
     }
 
+    /// Returns the numbers of counter operations decided from a lease, from an eventual counter and from the deny cache.
+    #[must_use]
+    pub fn decisions(&self) -> [u64; 3] {
+        [&self.lease_decisions, &self.eventual_decisions, &self.deny_cache_denials].map(Counter::get)
+    }
+
     /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let register = |name, description, counter: fn(&Self) -> &Counter| {

@@ -129,6 +129,11 @@ impl<S> Local<S> {
     pub fn store(&self) -> &S {
         &self.store
     }
+
+    /// Returns the metrics that all workers share.
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.shared.metrics
+    }
 }
 
 impl Local<super::Redis> {

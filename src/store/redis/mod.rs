@@ -13,6 +13,7 @@
 //!
 //! Steps use the server's clock, so instances of the service with different clocks agree. Redis expires the keys.
 
+mod activity;
 mod batch;
 mod failure;
 mod health;
@@ -166,6 +167,17 @@ impl Redis {
     pub(super) fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
         let target = self.pool_of(per_second).target(key)?;
         Some(Arc::clone(target.batcher.node().name()))
+    }
+
+    /// Returns the hash slot of a counter, if the topology is a cluster.
+    pub(super) fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
+        let pool = self.pool_of(per_second);
+        pool.is_cluster().then(|| pool.slot(key))
+    }
+
+    /// Returns the name of the topology of the main servers.
+    pub(super) fn topology(&self) -> &'static str {
+        self.main.topology()
     }
 
     /// Deletes a counter and returns whether it existed.

@@ -194,7 +194,7 @@ impl Redis {
         self.override_command(&delete).await.map(drop)
     }
 
-    fn override_key(&self, name: &str) -> String {
+    pub(super) fn override_key(&self, name: &str) -> String {
         format!("{}{{directives}}{name}", self.main.key_prefix())
     }
 
@@ -215,7 +215,7 @@ impl Redis {
         self.override_command(&command).await
     }
 
-    async fn override_command(&self, command: &Cmd) -> Result<Value, StoreError> {
+    pub(super) async fn override_command(&self, command: &Cmd) -> Result<Value, StoreError> {
         let batcher = self.main.overrides_batcher(self.override_key("").as_bytes()).ok_or(StoreError::Unavailable)?;
         self.main.command(batcher, command).await
     }
