@@ -6,6 +6,7 @@ mod series;
 mod suggest;
 
 pub use page::page;
+pub use series::Series;
 pub use suggest::{Suggestion, Suggestions};
 
 use std::{collections::HashMap, hash::BuildHasher, sync::Arc, thread};
@@ -15,9 +16,11 @@ use foldhash::fast::FixedState;
 use futures_util::FutureExt;
 use smallvec::SmallVec;
 
-use self::series::Series;
 use crate::{
-    engine::{Engine, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Status, Verdict},
+    engine::{
+        Engine, Micros, Overrides, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Status,
+        Verdict,
+    },
     metrics::WorkerId,
     rules::{Entry, RuleSet},
     store::{AnyStore, Memory, memory},
@@ -56,7 +59,7 @@ pub struct RuleHits {
     /// The entities by the hash of domain and entries.
     pub entities: HashMap<u64, Entity, FixedState>,
     /// Allowed and denied hits over time.
-    series: Series,
+    pub series: Series,
 }
 
 impl RuleHits {
@@ -82,10 +85,13 @@ struct Evaluator {
 }
 
 impl Evaluator {
-    fn new(rules: RuleSet) -> Self {
+    fn new(rules: RuleSet, overrides: Option<(&Overrides, Micros)>) -> Self {
         let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
         let statistics = Statistics::new(1, settings);
-        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        let mut snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        if let Some((overrides, now)) = overrides {
+            snapshot = snapshot.with(overrides.clone(), None, now);
+        }
         let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 100_000_000 }));
         let engine = Engine {
             worker: WorkerId(0),
@@ -144,15 +150,28 @@ pub struct Replay {
     pub unknown: u64,
     /// Number of invalid requests: without a domain or without descriptors.
     pub skipped: u64,
-    series: Series,
+    /// Allowed and denied requests over time.
+    pub series: Series,
 }
 
 impl Replay {
     /// Creates a replay. The baseline is the decision by `baseline`, or the recorded decision if that is `None`.
     #[must_use]
     pub fn new(rules: RuleSet, baseline: Option<RuleSet>) -> Self {
-        let by_rule = (0..=rules.rules().len()).map(|_| RuleHits::default()).collect();
-        let (rules, baseline) = (Evaluator::new(rules), baseline.map(Evaluator::new));
+        let evaluator = |rules| Evaluator::new(rules, None);
+        Self::of(evaluator(rules), baseline.map(evaluator))
+    }
+
+    /// Creates a replay of rules with overrides, as they apply at `now`.
+    #[must_use]
+    pub fn with_overrides(rules: (RuleSet, &Overrides), baseline: Option<(RuleSet, &Overrides)>, now: Micros) -> Self {
+        let evaluator = |(rules, overrides)| Evaluator::new(rules, Some((overrides, now)));
+        Self::of(evaluator(rules), baseline.map(evaluator))
+    }
+
+    fn of(rules: Evaluator, baseline: Option<Evaluator>) -> Self {
+        let rule_count = rules.engine.rules.load().rules().rules().len();
+        let by_rule = (0..=rule_count).map(|_| RuleHits::default()).collect();
         let (requests, denied, unknown, skipped, series) = (0, [0; 2], 0, 0, Series::default());
         Self { rules, baseline, by_rule, requests, denied, unknown, skipped, series }
     }

@@ -7,12 +7,13 @@ const MAX_STEPS: usize = 600;
 
 /// Allowed and denied hits per step.
 #[derive(Clone, Debug)]
-pub(super) struct Series {
-    start: Option<u64>,
+pub struct Series {
+    /// Start of the first step in microseconds since the Unix epoch; `None` without hits.
+    pub start: Option<u64>,
     /// Length of a step in microseconds.
-    pub(super) step: u64,
+    pub step: u64,
     /// Allowed and denied hits of each step.
-    pub(super) sums: Vec<[u64; 2]>,
+    pub sums: Vec<[u64; 2]>,
 }
 
 impl Default for Series {

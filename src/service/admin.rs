@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
+
 use super::{
-    Candidates, Clock, OverrideSync,
+    Activity, Candidates, Clock, OverrideSync, Simulator,
     overrides::{AppliedChange, ChangeError, ChangeInfo, ChangeRequest},
     reload::Reloader,
 };
 use crate::{
     engine::{CounterLocation, DecideError, Engine, Inspection, RankBy, Ranking, StoreError, overrides::Target},
-    rules::Entry,
+    rules::{Entry, Rule},
 };
 
 /// Error returned when an action of an operator fails.
@@ -29,6 +31,32 @@ pub enum AdminError {
     NotCounted,
 }
 
+/// Maximum number of entities whose counters [`Admin::usage`] reads.
+const MAX_READ_ENTITIES: usize = 200;
+/// Number of counters that are read at the same time.
+const READ_BATCH: usize = 50;
+
+/// How much of its limit an entity uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EntityUsage {
+    /// Domain of the entity.
+    pub domain: String,
+    /// Keys and values of the entity.
+    pub entries: Vec<(String, String)>,
+    /// Used hits.
+    pub used: u64,
+    /// Hits that the limit allows.
+    pub limit: u64,
+}
+
+impl EntityUsage {
+    /// Returns the used share of the limit; 1 if the limit allows nothing.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        if self.limit == 0 { 1.0 } else { self.used as f64 / self.limit as f64 }
+    }
+}
+
 /// The actions of operators. Must be used on the runtime to which the connections of `engine` belong.
 #[derive(Clone)]
 pub struct Admin {
@@ -40,6 +68,10 @@ pub struct Admin {
     pub reloader: Arc<Reloader>,
     /// The candidate rules.
     pub candidates: Arc<Candidates>,
+    /// What was decided in the last hour.
+    pub activity: Arc<Activity>,
+    /// Simulates changes.
+    pub simulator: Arc<Simulator>,
     /// The clock.
     pub clock: Clock,
 }
@@ -141,6 +173,42 @@ impl Admin {
         self.engine.refund(domain, entries, hits, self.clock.now()).await?;
         self.record(&format!("refunded {hits} to {}", state.counter.key), info).await?;
         self.inspect(domain, entries).await
+    }
+
+    /// Returns how much of its limit each entity of a rule uses, for the entities with the most requested hits, most used
+    /// first, and the number of entities that could not be read.
+    pub async fn usage(&self, rule: &Rule) -> (Vec<EntityUsage>, usize) {
+        let (domain, policy) = (&*rule.labels[0], &**rule.policy());
+        let is_of_rule = |target: &Target, ranked: &str| {
+            ranked == policy && matches!(target, Target::Limit { domain: ranked_domain, .. } if ranked_domain == domain)
+        };
+        let ranked = self.top(RankBy::Requested, MAX_READ_ENTITIES, is_of_rule).top;
+        let (mut usages, mut failed) = (Vec::new(), 0);
+        for chunk in ranked.chunks(READ_BATCH) {
+            for usage in join_all(chunk.iter().map(|entity| self.usage_of(&entity.target, rule))).await {
+                match usage {
+                    Ok(usage) => usages.extend(usage),
+                    Err(_) => failed += 1,
+                }
+            }
+        }
+        usages.sort_by(|one, other| other.share().total_cmp(&one.share()));
+        (usages, failed)
+    }
+
+    /// Returns `None` if another rule applies to the entity now, or none.
+    async fn usage_of(&self, target: &Target, rule: &Rule) -> Result<Option<EntityUsage>, AdminError> {
+        let Target::Limit { domain, entries } = target else {
+            return Ok(None);
+        };
+        let inspection = self.inspect(domain, &pairs(entries)).await?;
+        let counter = inspection.counter.filter(|_| inspection.rule == Some(rule.id));
+        Ok(counter.map(|counter| EntityUsage {
+            domain: domain.clone(),
+            entries: entries.clone(),
+            used: counter.decision.used,
+            limit: counter.limit.policy().0,
+        }))
     }
 
     async fn record(&self, action: &str, info: ChangeInfo) -> Result<(), AdminError> {

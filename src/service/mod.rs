@@ -6,9 +6,12 @@
 //! - [`overrides`] synchronises the operators' overrides with the store.
 //! - [`candidates`] evaluates, promotes and rolls back rule sets.
 //! - [`admin`] performs the operators' actions on counters and overrides.
+//! - [`activity`] records what was decided in the last hour.
 //! - [`resources`] collects the reported utilization of resources.
 //! - [`record`] writes a sample of the requests to files.
+//! - [`simulation`] replays these files with changed rules.
 
+pub mod activity;
 pub mod admin;
 pub mod candidates;
 pub mod check;
@@ -18,8 +21,10 @@ pub mod overrides;
 pub mod record;
 pub mod reload;
 pub mod resources;
+pub mod simulation;
 pub mod source;
 
+pub use activity::Activity;
 pub use admin::Admin;
 pub use candidates::Candidates;
 pub use check::{Check, CheckError};
@@ -28,3 +33,4 @@ pub use compile_thread::run_on_compile_thread;
 pub use overrides::OverrideSync;
 pub use record::Recorder;
 pub use resources::ResourceReports;
+pub use simulation::Simulator;

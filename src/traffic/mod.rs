@@ -3,9 +3,11 @@
 //! A file is compressed with gzip. It contains `sluicegate.v1.RecordedRequest` messages
 //! (proto/sluicegate/v1/traffic.proto), each with its length as a varint prefix, so `gzip -d` and any protobuf library
 //! can read it. Envoy's access logs are converted to the same format ([`access_log`]).
+//! Descriptors that operators type or paste are read by [`text`].
 
 pub mod access_log;
 mod file;
+pub mod text;
 
 pub use file::{Reader, TrafficError, Writer};
 

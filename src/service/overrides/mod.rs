@@ -327,6 +327,13 @@ impl OverrideSync {
         Ok(())
     }
 
+    /// Returns the override that a change would set now, without setting it; `None` if it removes an override.
+    #[must_use]
+    pub fn new_override(&self, request: &ChangeRequest) -> Option<Override> {
+        let value = request.value.as_deref()?;
+        Some(new_override(request, value, &ChangeInfo::default(), self.clock.now()))
+    }
+
     /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
     ///
     /// # Errors
@@ -338,6 +345,25 @@ impl OverrideSync {
             OverrideStore::Redis(redis) => redis.override_log(before, max_changes).await?,
         };
         Ok(changes.into_iter().map(applied_change).collect())
+    }
+
+    /// Returns the changes after `version` that this instance has applied recently, the oldest first.
+    ///
+    /// Returns `None` while a synchronisation is in progress, which may wait for Redis.
+    #[must_use]
+    pub fn changes_after(&self, version: u64) -> Option<Vec<AppliedChange>> {
+        let state = self.state.try_lock().ok()?;
+        let changes: Vec<Change> = match &self.store {
+            OverrideStore::Journal(_) if state.cursor.version <= version => Vec::new(),
+            OverrideStore::Journal(journal) => {
+                let mut changes = lock(journal).changes(u64::MAX, MAX_RECENT_CHANGES);
+                changes.retain(|change| change.version > version);
+                changes.reverse();
+                changes
+            }
+            OverrideStore::Redis(_) => state.recent.iter().filter(|change| change.version > version).cloned().collect(),
+        };
+        Some(changes.into_iter().map(applied_change).collect())
     }
 
     /// Returns the store of the overrides.

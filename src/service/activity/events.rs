@@ -1,0 +1,275 @@
+//! [`Event`]s that changed decisions or may have: reloads, changes of operators, and servers that became unavailable.
+//!
+//! Nothing reports events. [`Detector`] compares the state of the service with that of the previous poll, so the modules
+//! that change it need to know nothing of events, and polls cost a few comparisons.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::Arc,
+};
+
+use super::instances::Instance;
+use crate::{
+    algorithm::Micros,
+    engine::{
+        ClassTotals, Override,
+        overrides::{RuleSetSlot, Target},
+    },
+    service::{overrides::AppliedChange, reload::Status},
+};
+
+/// Maximum number of events that are stored.
+const MAX_EVENTS: usize = 200;
+/// Maximum number of changed overrides that one event lists.
+const MAX_LISTED: usize = 3;
+
+/// The kind of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// The instance started.
+    Start,
+    /// Rules were loaded.
+    Rules,
+    /// Rules were rejected.
+    RulesRejected,
+    /// A switch was set or removed.
+    Switch,
+    /// A limit or plan of an entity was set or removed.
+    Limit,
+    /// Candidate rules were uploaded, dropped, promoted or rolled back.
+    Candidate,
+    /// A server of the store became unavailable.
+    ServerDown,
+    /// A server of the store became available, or joined the store.
+    ServerUp,
+    /// A class began to be shed.
+    Shedding,
+    /// Another action of an operator.
+    Action,
+}
+
+/// Something that changed decisions, or that may have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Increases by one with each event.
+    pub id: u64,
+    /// Time of the event.
+    pub at: Micros,
+    /// The kind.
+    pub kind: EventKind,
+    /// What happened, as a sentence without a full stop.
+    pub text: String,
+    /// The same without names of entities.
+    pub public_text: String,
+    /// The operator who caused the event; empty if there is none.
+    pub author: String,
+    /// The reason that the operator gave.
+    pub reason: String,
+}
+
+/// The latest events, the oldest first.
+#[derive(Default)]
+pub(super) struct EventLog {
+    events: VecDeque<Event>,
+    last_id: u64,
+}
+
+impl EventLog {
+    pub(super) fn push(&mut self, event: Event) {
+        if self.events.len() == MAX_EVENTS {
+            self.events.pop_front();
+        }
+        self.last_id += 1;
+        self.events.push_back(Event { id: self.last_id, ..event });
+    }
+
+    /// Returns the events after the one with this id.
+    pub(super) fn after(&self, id: u64) -> impl Iterator<Item = &Event> {
+        self.events.iter().filter(move |event| event.id > id)
+    }
+}
+
+/// The state of the service that events are detected from.
+pub(super) struct Observed<'a> {
+    pub(super) now: Micros,
+    pub(super) rules: Status,
+    /// Number of rules in force, and of their domains.
+    pub(super) rule_counts: (usize, usize),
+    pub(super) servers: Vec<(Arc<str>, bool)>,
+    /// Changes of overrides that this instance has applied since the previous poll, the oldest first.
+    pub(super) changes: Vec<AppliedChange>,
+    /// Switches that apply to this instance only.
+    pub(super) own_switches: Vec<Override>,
+    /// Classes of callers, if they were read.
+    pub(super) classes: Option<&'a [ClassTotals]>,
+}
+
+/// Detects events by comparing the state of the service with the previous state.
+#[derive(Default)]
+pub(super) struct Detector {
+    rules: Option<Status>,
+    servers: Option<BTreeMap<Arc<str>, bool>>,
+    own_switches: BTreeMap<String, Arc<str>>,
+    shed: BTreeSet<(Vec<String>, String)>,
+}
+
+impl Detector {
+    /// Returns the events since the previous call. Their ids are not set yet.
+    pub(super) fn detect(&mut self, observed: &Observed<'_>) -> Vec<Event> {
+        let mut events = Vec::new();
+        self.detect_rules(observed, &mut events);
+        self.detect_servers(observed, &mut events);
+        observed.changes.iter().for_each(|change| events.push(of_change(change)));
+        self.detect_own_switches(observed, &mut events);
+        self.detect_shedding(observed, &mut events);
+        events
+    }
+
+    fn detect_rules(&mut self, observed: &Observed<'_>, events: &mut Vec<Event>) {
+        let status = &observed.rules;
+        let previous = self.rules.replace(status.clone()).unwrap_or_default();
+        if let Some(at) = status.loaded_at.filter(|at| previous.loaded_at != Some(*at)) {
+            let (rules, domains) = observed.rule_counts;
+            let text = format!("{} in {} loaded", count(rules, "rule"), count(domains, "domain"));
+            events.push(event(EventKind::Rules, at, text));
+        }
+        if let Some(error) = status.last_error.as_ref().filter(|error| previous.last_error.as_ref() != Some(*error)) {
+            let first = error.lines().next().unwrap_or_default();
+            events.push(event(EventKind::RulesRejected, observed.now, format!("rules rejected: {first}")));
+        }
+    }
+
+    fn detect_servers(&mut self, observed: &Observed<'_>, events: &mut Vec<Event>) {
+        let servers: BTreeMap<_, _> = observed.servers.iter().cloned().collect();
+        let previous = self.servers.replace(servers.clone());
+        let Some(previous) = previous else {
+            return;
+        };
+        for (name, up) in &servers {
+            let (kind, text) = match (previous.get(name), up) {
+                (Some(true), false) => (EventKind::ServerDown, format!("Redis server {name} is unavailable")),
+                (Some(false), true) => (EventKind::ServerUp, format!("Redis server {name} is available again")),
+                (None, true) => (EventKind::ServerUp, format!("Redis server {name} joined the store")),
+                // A new server is not connected yet; it joins the store when it is.
+                (None, false) => {
+                    if let Some(servers) = &mut self.servers {
+                        servers.remove(name);
+                    }
+                    continue;
+                }
+                _ => continue,
+            };
+            events.push(event(kind, observed.now, text));
+        }
+        for name in previous.keys().filter(|name| !servers.contains_key(*name)) {
+            let text = format!("Redis server {name} left the store");
+            events.push(event(EventKind::ServerDown, observed.now, text));
+        }
+    }
+
+    fn detect_own_switches(&mut self, observed: &Observed<'_>, events: &mut Vec<Event>) {
+        let switches: BTreeMap<String, Arc<str>> =
+            observed.own_switches.iter().map(|switch| (describe(&switch.target), Arc::clone(&switch.value))).collect();
+        let previous = std::mem::replace(&mut self.own_switches, switches);
+        for switch in &observed.own_switches {
+            let name = describe(&switch.target);
+            if previous.get(&name) != Some(&switch.value) {
+                let text = format!("{name} set to {} on this instance only", switch.value);
+                let (author, reason) = (switch.author.to_string(), switch.reason.to_string());
+                events.push(Event { author, reason, ..event(EventKind::Switch, observed.now, text) });
+            }
+        }
+        for name in previous.keys().filter(|name| !self.own_switches.contains_key(*name)) {
+            events.push(event(EventKind::Switch, observed.now, format!("{name} removed on this instance")));
+        }
+    }
+
+    fn detect_shedding(&mut self, observed: &Observed<'_>, events: &mut Vec<Event>) {
+        let Some(classes) = observed.classes else {
+            return;
+        };
+        let shed: BTreeSet<_> = classes
+            .iter()
+            .filter(|class| class.shed_since.is_some())
+            .map(|class| (class.rule.clone(), class.class.clone()))
+            .collect();
+        for (rule, class) in shed.difference(&self.shed) {
+            let text = format!("class {class} of rule {} is being shed", rule.join("."));
+            events.push(event(EventKind::Shedding, observed.now, text));
+        }
+        self.shed = shed;
+    }
+}
+
+/// Returns a number with its noun, such as `2 rules`.
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+/// Returns the event of the start of this instance.
+pub(super) fn started(at: Micros, instance: &Instance) -> Event {
+    event(EventKind::Start, at, format!("instance {} started, version {}", instance.name, instance.version))
+}
+
+fn event(kind: EventKind, at: Micros, text: String) -> Event {
+    Event { id: 0, at, kind, public_text: text.clone(), text, author: String::new(), reason: String::new() }
+}
+
+/// Returns the event of a change of overrides, or of an operator's action that changed none.
+fn of_change(change: &AppliedChange) -> Event {
+    let kind = change.changes.first().map_or(EventKind::Action, |(target, ..)| match target {
+        Target::Switch(_) => EventKind::Switch,
+        Target::Limit { .. } | Target::Plan { .. } => EventKind::Limit,
+        Target::Rules(_) => EventKind::Candidate,
+    });
+    let describe_change = |(target, _, after): &(Target, Option<Override>, Option<Override>)| match (target, after) {
+        (Target::Rules(slot), Some(_)) => format!("{} set", slot_name(*slot)),
+        (Target::Rules(slot), None) => format!("{} removed", slot_name(*slot)),
+        (target, Some(after)) => format!("{} set to {}", describe(target), after.value),
+        (target, None) => format!("{} removed", describe(target)),
+    };
+    let mut text = change.changes.iter().take(MAX_LISTED).map(describe_change).collect::<Vec<_>>().join("; ");
+    if change.changes.len() > MAX_LISTED {
+        text += &format!("; and {} more", change.changes.len() - MAX_LISTED);
+    }
+    let public_text = match kind {
+        EventKind::Limit => match change.changes.len() {
+            1 => "limit or plan of an entity changed".to_owned(),
+            changes => format!("limits or plans of {changes} entities changed"),
+        },
+        EventKind::Action => "an operator reset a counter or refunded hits".to_owned(),
+        _ => text.clone(),
+    };
+    // The reason of an action is its description.
+    let (text, reason) = match kind {
+        EventKind::Action => (change.info.reason.clone(), String::new()),
+        _ => (text, change.info.reason.clone()),
+    };
+    let author = change.info.author.clone();
+    Event { public_text, author, reason, ..event(kind, Micros::new(change.info.at), text) }
+}
+
+/// Describes a target in words.
+fn describe(target: &Target) -> String {
+    use crate::engine::overrides::Scope;
+    let entries = |entries: &[(String, String)]| {
+        entries.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
+    };
+    match target {
+        Target::Limit { domain, entries: pairs } => format!("limit of {domain} {}", entries(pairs)),
+        Target::Plan { domain, key, value } => format!("plan of {domain} {key}={value}"),
+        Target::Switch(Scope::Rule { domain, rule }) => format!("switch for rule {domain} {rule}"),
+        Target::Switch(Scope::Algorithm(name)) => format!("switch for algorithm {name}"),
+        Target::Switch(Scope::Domain(domain)) => format!("switch for domain {domain}"),
+        Target::Switch(Scope::Everything) => "switch for all rules".to_owned(),
+        Target::Rules(slot) => slot_name(*slot).to_owned(),
+    }
+}
+
+fn slot_name(slot: RuleSetSlot) -> &'static str {
+    match slot {
+        RuleSetSlot::Candidate => "candidate rules",
+        RuleSetSlot::InForce => "promoted rules",
+        RuleSetSlot::Previous => "rules for a rollback",
+    }
+}

@@ -1,0 +1,372 @@
+//! [`Activity`]: what this instance, or all instances that share its store, decided in the last hour.
+//!
+//! Counts are read from the metrics that exist anyway, every five seconds, and every second while somebody watches. A
+//! decision therefore costs the same with and without viewers. The last hour is in memory of fixed size (see
+//! [`history`]), so that operators see it without Prometheus; longer periods are the task of a metrics system.
+
+mod events;
+mod history;
+mod instances;
+mod rules;
+mod tree;
+
+pub use events::{Event, EventKind};
+pub use history::{ClassHits, MAX_PERIODS, PERIOD, Period};
+pub use instances::{Instance, instance_name};
+pub use rules::{RuleList, RuleOrder, RuleQuery, RuleRow};
+pub use tree::Hits;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, watch},
+    time::{interval, sleep},
+};
+
+use self::{
+    events::{Detector, EventLog, Observed},
+    history::{History, Totals},
+    instances::{Instances, Report, STEP},
+    rules::RuleTable,
+};
+use super::{Clock, OverrideSync, check, reload::Reloader};
+use crate::{
+    algorithm::Micros,
+    engine::{Snapshot, Statistics, overrides::Origin},
+    store::{self, AnyStore},
+};
+
+/// Interval between two polls for events. Every second poll reads counts while somebody watches.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// Maximum number of viewers at the same time.
+const MAX_VIEWERS: usize = 64;
+
+/// Where the activity is read from.
+pub struct Sources {
+    /// Metrics of requests.
+    pub check_metrics: Arc<check::Metrics>,
+    /// Metrics of the store.
+    pub store_metrics: Arc<store::Metrics>,
+    /// Hits by rule.
+    pub statistics: Arc<Statistics>,
+    /// The store.
+    pub store: AnyStore,
+    /// The overrides.
+    pub overrides: Arc<OverrideSync>,
+    /// The rules in force.
+    pub reloader: Arc<Reloader>,
+    /// The clock.
+    pub clock: Clock,
+}
+
+/// Records the activity of this instance, and streams it to viewers.
+pub struct Activity {
+    sources: Sources,
+    instance: Instance,
+    state: Mutex<State>,
+    rules: Mutex<RuleTable>,
+    /// Reports of the other instances; `None` if there are none, because counters are in memory.
+    instances: Option<tokio::sync::Mutex<Instances>>,
+    /// Number of viewers, and of those who watch all instances.
+    viewers: AtomicUsize,
+    viewers_of_all: AtomicUsize,
+    /// Wakes the exchange with other instances when somebody begins to watch all instances.
+    wake: Notify,
+    ticks: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct State {
+    history: History,
+    events: EventLog,
+    detector: Detector,
+    /// Version of the last change of overrides that was reported as an event.
+    changes_version: u64,
+    snapshot: Option<Arc<Snapshot>>,
+    /// Changes with each snapshot.
+    rules_version: u64,
+    /// The reports of the other instances.
+    others: Vec<Report>,
+}
+
+/// Error returned when there are already as many viewers as allowed.
+#[derive(Debug, thiserror::Error)]
+#[error("{MAX_VIEWERS} viewers are connected, which is the maximum; try again later")]
+pub struct TooManyViewers;
+
+/// What a viewer has not received yet.
+#[derive(Clone, Debug, Default)]
+pub struct Update {
+    /// Time of the update.
+    pub at: Micros,
+    /// Periods that are new or have changed, the oldest first.
+    pub periods: Vec<Period>,
+    /// What was decided in the last seconds.
+    pub current: Period,
+    /// The servers of the store, and whether all workers are connected to them.
+    pub servers: Vec<(Arc<str>, bool)>,
+    /// New events of this instance, the oldest first.
+    pub events: Vec<Event>,
+    /// The instances that the update is about.
+    pub instances: Vec<Instance>,
+    /// Changes with each set of rules and with each override.
+    pub rules_version: u64,
+}
+
+impl Activity {
+    /// Creates an empty record. `name` is the name of this instance.
+    #[must_use]
+    pub fn new(sources: Sources, name: &str) -> Arc<Self> {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let instance = Instance { name: name.to_owned(), version, since: sources.clock.now().get() };
+        let instances = Instances::new(&sources.store).map(tokio::sync::Mutex::new);
+        let mut state = State { changes_version: sources.overrides.status().version, ..State::default() };
+        state.events.push(events::started(sources.clock.now(), &instance));
+        Arc::new(Self {
+            sources,
+            instance,
+            state: Mutex::new(state),
+            rules: Mutex::default(),
+            instances,
+            viewers: AtomicUsize::new(0),
+            viewers_of_all: AtomicUsize::new(0),
+            wake: Notify::new(),
+            ticks: watch::Sender::new(()),
+        })
+    }
+
+    /// Records events and periods. Never returns.
+    pub async fn follow(self: Arc<Self>) {
+        let mut tick = interval(POLL_INTERVAL);
+        let mut polls = 0_u64;
+        loop {
+            tick.tick().await;
+            polls += 1;
+            let is_watched = self.viewers.load(Relaxed) > 0;
+            if self.poll(is_watched && polls.is_multiple_of(2)) && is_watched {
+                self.ticks.send_replace(());
+            }
+        }
+    }
+
+    /// Exchanges the activity with the other instances. Never returns, unless counters are in memory.
+    pub async fn follow_instances(self: Arc<Self>) {
+        let Some(instances) = &self.instances else {
+            return;
+        };
+        loop {
+            let read = self.viewers_of_all.load(Relaxed) > 0;
+            let mut instances = instances.lock().await;
+            let pause = instances.exchange(|| self.report(), read, &self.instance.name).await;
+            let others = instances.others().cloned().collect();
+            drop(instances);
+            lock(&self.state).others = others;
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = self.wake.notified() => {}
+            }
+        }
+    }
+
+    /// Detects events, and reads the counts if `read_counts` is set or a period has ended. Returns whether there is
+    /// anything new for viewers.
+    fn poll(&self, read_counts: bool) -> bool {
+        let now = self.sources.clock.now();
+        let snapshot = self.sources.reloader.rules().load_full();
+        // A query of the rules may hold this lock for a while; the next poll tries again.
+        if let Ok(mut rules) = self.rules.try_lock() {
+            rules.tick(&snapshot, now);
+        }
+        let mut state = lock(&self.state);
+        let period_ended = state.history.is_due(now);
+        let totals = (read_counts || period_ended).then(|| self.totals(now));
+        let new_events = self.detect(&mut state, &snapshot, totals.as_ref(), now);
+        if !state.snapshot.as_ref().is_some_and(|last| Arc::ptr_eq(last, &snapshot)) {
+            state.snapshot = Some(snapshot);
+            state.rules_version += 1;
+        }
+        if let Some(totals) = totals {
+            state.history.record(totals);
+        }
+        new_events || read_counts
+    }
+
+    fn detect(&self, state: &mut State, snapshot: &Snapshot, totals: Option<&Totals>, now: Micros) -> bool {
+        let changes = self.sources.overrides.changes_after(state.changes_version).unwrap_or_default();
+        if let Some(last) = changes.last() {
+            state.changes_version = last.version;
+        }
+        let own_switches =
+            [Origin::File, Origin::Instance].into_iter().flat_map(|origin| snapshot.overrides().switches(origin));
+        let rules = snapshot.rules();
+        let observed = Observed {
+            now,
+            rules: self.sources.reloader.status(),
+            rule_counts: (rules.rules().len(), rules.domains()),
+            servers: self.sources.store.servers(),
+            changes,
+            own_switches: own_switches.cloned().collect(),
+            classes: totals.map(|totals| totals.classes.as_slice()),
+        };
+        let events = state.detector.detect(&observed);
+        let any = !events.is_empty();
+        events.into_iter().for_each(|event| state.events.push(event));
+        any
+    }
+
+    fn totals(&self, at: Micros) -> Totals {
+        let Sources { check_metrics, store_metrics, statistics, store, .. } = &self.sources;
+        let is_memory = matches!(store, AnyStore::Memory(_));
+        let errors = check_metrics.errors();
+        Totals {
+            at,
+            requests: check_metrics.latency().count(),
+            errors,
+            hits: statistics.hit_totals(),
+            store_calls: if is_memory { 0 } else { store_metrics.latency().count() },
+            store_errors: store_metrics.errors(),
+            local: store.local_decisions(),
+            classes: statistics.class_totals(at),
+            latency: check_metrics.latency().cells(),
+        }
+    }
+
+    /// Returns the activity of this instance for other instances.
+    fn report(&self) -> Report {
+        let state = lock(&self.state);
+        let (steps, current) = (state.history.steps(STEP), state.history.current());
+        Report { instance: self.instance.clone(), at: self.sources.clock.now().get(), steps, current }
+    }
+
+    /// Starts to watch the activity of this instance, or the sum over all instances.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are too many viewers.
+    pub fn watch(self: &Arc<Self>, all_instances: bool) -> Result<Viewer, TooManyViewers> {
+        let all_instances = all_instances && self.instances.is_some();
+        let viewer = Viewer {
+            activity: Arc::clone(self),
+            all_instances,
+            ticks: self.ticks.subscribe(),
+            is_first: true,
+            last_event: 0,
+            last_start: 0,
+            sent: BTreeMap::new(),
+        };
+        // From here on, dropping the viewer reduces the numbers again.
+        let viewers = self.viewers.fetch_add(1, Relaxed);
+        if all_instances {
+            self.viewers_of_all.fetch_add(1, Relaxed);
+            self.wake.notify_one();
+        }
+        if viewers >= MAX_VIEWERS {
+            return Err(TooManyViewers);
+        }
+        // The first update must contain everything up to now, also if nobody has watched before.
+        self.poll(true);
+        Ok(viewer)
+    }
+
+    /// Returns the name of this instance.
+    #[must_use]
+    pub fn instance(&self) -> &Instance {
+        &self.instance
+    }
+
+    /// Returns rows of the tree of rules with the activity of each rule on this instance. May take some milliseconds per
+    /// 10,000 rules.
+    #[must_use]
+    pub fn list_rules(&self, query: &RuleQuery) -> RuleList {
+        let snapshot = self.sources.reloader.rules().load_full();
+        lock(&self.rules).list(&snapshot, query, self.sources.clock.now())
+    }
+}
+
+/// Receives the activity of the last hour, and then every second what is new.
+pub struct Viewer {
+    activity: Arc<Activity>,
+    all_instances: bool,
+    ticks: watch::Receiver<()>,
+    is_first: bool,
+    /// Id of the last event that was sent.
+    last_event: u64,
+    /// Start of the last period that was sent.
+    last_start: u64,
+    /// The periods of all instances as they were sent.
+    sent: BTreeMap<u64, Period>,
+}
+
+impl Viewer {
+    /// Waits for the next update. The first one is returned at once.
+    pub async fn next(&mut self) -> Update {
+        if !std::mem::take(&mut self.is_first) {
+            // The sender exists for as long as `activity`.
+            let _ = self.ticks.changed().await;
+        } else {
+            self.ticks.mark_unchanged();
+        }
+        let activity = Arc::clone(&self.activity);
+        let own = self.all_instances.then(|| activity.report());
+        let state = lock(&activity.state);
+        let mut instances = vec![activity.instance.clone()];
+        let (periods, current) = match own {
+            None => (self.own_periods(&state), state.history.current()),
+            Some(own) => {
+                instances.extend(state.others.iter().map(|report| report.instance.clone()));
+                let (steps, current) = instances::sum(std::iter::once(&own).chain(&state.others));
+                (self.changed(steps), current)
+            }
+        };
+        let events: Vec<Event> = state.events.after(self.last_event).cloned().collect();
+        self.last_event = events.last().map_or(self.last_event, |event| event.id);
+        Update {
+            at: activity.sources.clock.now(),
+            periods,
+            current,
+            servers: activity.sources.store.servers(),
+            events,
+            instances,
+            rules_version: state.rules_version,
+        }
+    }
+
+    /// Returns the name of the instance that sends the updates.
+    #[must_use]
+    pub fn instance_name(&self) -> &str {
+        &self.activity.instance.name
+    }
+
+    fn own_periods(&mut self, state: &State) -> Vec<Period> {
+        let periods: Vec<Period> = state.history.periods_after(self.last_start).cloned().collect();
+        self.last_start = periods.last().map_or(self.last_start, |period| period.start);
+        periods
+    }
+
+    /// Returns the periods that differ from those sent before.
+    fn changed(&mut self, steps: BTreeMap<u64, Period>) -> Vec<Period> {
+        let changed = steps.values().filter(|step| self.sent.get(&step.start) != Some(step)).cloned().collect();
+        self.sent = steps;
+        changed
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        self.activity.viewers.fetch_sub(1, Relaxed);
+        if self.all_instances {
+            self.activity.viewers_of_all.fetch_sub(1, Relaxed);
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

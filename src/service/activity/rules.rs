@@ -1,0 +1,313 @@
+//! [`RuleTable`]: the hits of each rule in the last hour, and the tree of rules that operators search and sort.
+//!
+//! The hits of each minute are stored for the rules that had any, in memory of fixed size. Rates and the tree exist only
+//! while somebody asks for them.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
+
+use super::tree::{Hits, Tree, View};
+use crate::{
+    algorithm::Micros,
+    engine::{Outcomes, RuleHits, RuleTotals, Snapshot},
+};
+
+/// Number of minutes that are stored.
+const MAX_MINUTES: usize = 60;
+/// Maximum number of rules with stored minutes. Above it, the rules with the fewest denied hits are left out.
+const MAX_ACTIVE: usize = 12_000;
+/// Number of the last minutes by which rules are ranked.
+const RANKED_MINUTES: usize = 10;
+/// Time that rates cover.
+const RATE_TIME: Micros = Micros::from_secs(10);
+/// Minimum time between two samples for rates.
+const SAMPLE_INTERVAL: Micros = Micros::from_secs(5);
+/// Time without a request after which the tree is dropped.
+const IDLE_TIME: Micros = Micros::from_secs(30);
+/// Time for which the order of rows is reused.
+const VIEW_TIME: Micros = Micros::from_secs(1);
+
+/// The order of rules on the same level.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RuleOrder {
+    /// Most denied hits of the last ten minutes first, then most requested hits of the last hour.
+    #[default]
+    Denied,
+    /// The order of the rule files.
+    File,
+}
+
+/// Which rows of the tree to return.
+#[derive(Clone, Debug, Default)]
+pub struct RuleQuery {
+    /// Words that a rule must contain.
+    pub find: String,
+    /// Order of the rows.
+    pub order: RuleOrder,
+    /// Path of a rule. If it is not empty, only this rule is returned.
+    pub path: String,
+    /// Number of rows to skip.
+    pub offset: usize,
+    /// Maximum number of rows.
+    pub max_rows: usize,
+}
+
+/// Rows of the tree of rules.
+pub struct RuleList {
+    /// The rules and overrides in force.
+    pub snapshot: Arc<Snapshot>,
+    /// The rows.
+    pub rows: Vec<RuleRow>,
+    /// Number of rows without `offset` and `max_rows`.
+    pub total_rows: usize,
+    /// Number of rules among them.
+    pub total_rules: usize,
+}
+
+/// A row of the tree: a rule, or a level above rules.
+#[derive(Clone, Debug, Default)]
+pub struct RuleRow {
+    /// Number of levels above.
+    pub depth: usize,
+    /// The last part of the path.
+    pub label: String,
+    /// Domain and levels, separated by dots.
+    pub path: String,
+    /// Id of the rule, if the level has one.
+    pub rule: Option<usize>,
+    /// The hits of the rule and of all rules below.
+    pub hits: Hits,
+    /// Requested and denied hits of each minute of the last hour, the oldest first; empty if there were none.
+    pub minutes: Vec<[u32; 2]>,
+    /// Number of limits of entities that have the same keys.
+    pub overrides: u32,
+    /// What the candidate rules would change.
+    pub candidate: Option<Outcomes>,
+}
+
+/// The requested and denied hits of one rule in the last minutes.
+struct ActiveRule {
+    totals: RuleTotals,
+    /// Hits at the end of the last minute.
+    last: RuleHits,
+    /// Requested and denied hits of each minute, the oldest first.
+    minutes: VecDeque<[u32; 2]>,
+}
+
+/// The hits of all used rules at one time.
+struct Sample {
+    at: Micros,
+    hits: HashMap<usize, (RuleTotals, RuleHits)>,
+}
+
+/// The hits of each rule in the last hour.
+#[derive(Default)]
+pub(super) struct RuleTable {
+    /// Rules with hits in the last hour, by their id.
+    active: HashMap<usize, ActiveRule>,
+    /// Hits at the start of the current minute.
+    minute: Option<Sample>,
+    /// Samples of the last seconds, the oldest first.
+    samples: VecDeque<Sample>,
+    view: Option<(Micros, RuleQuery, View)>,
+    tree: Option<Arc<Tree>>,
+    last_query: Micros,
+}
+
+impl RuleTable {
+    /// Ends the current minute if it is over, and drops what nobody has asked for in a while.
+    pub(super) fn tick(&mut self, snapshot: &Snapshot, now: Micros) {
+        let minute_of = |at: Micros| at.get() / 60_000_000;
+        if now.get().saturating_sub(self.last_query.get()) > IDLE_TIME.get() {
+            (self.view, self.tree) = (None, None);
+            self.samples.clear();
+        }
+        match &self.minute {
+            Some(minute) if minute_of(minute.at) == minute_of(now) => {}
+            _ => self.end_minute(snapshot, now),
+        }
+    }
+
+    fn end_minute(&mut self, snapshot: &Snapshot, now: Micros) {
+        let sample = Sample::take(snapshot, now);
+        // The first sample contains the hits of all time, which belong to no minute.
+        let Some(previous) = self.minute.take() else {
+            self.minute = Some(sample);
+            return;
+        };
+        let zero = RuleHits::default();
+        for (id, (totals, hits)) in &sample.hits {
+            let before = previous.hits.get(id).map_or(&zero, |(_, hits)| hits);
+            if !self.active.contains_key(id) && hits.since(before) == zero {
+                continue;
+            }
+            let new = || ActiveRule { totals: totals.clone(), last: *before, minutes: VecDeque::new() };
+            self.active.entry(*id).or_insert_with(new);
+        }
+        let count = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
+        for rule in self.active.values_mut() {
+            let hits = rule.totals.get().unwrap_or_default();
+            let new = hits.since(&rule.last);
+            rule.last = hits;
+            rule.minutes.push_back([count(new.requested), count(new.denied)]);
+            if rule.minutes.len() > MAX_MINUTES {
+                rule.minutes.pop_front();
+            }
+        }
+        self.active.retain(|_, rule| rule.minutes.iter().any(|minute| *minute != [0, 0]));
+        self.evict();
+        self.minute = Some(sample);
+    }
+
+    /// Removes the rules with the fewest denied and requested hits, if there are too many.
+    fn evict(&mut self) {
+        if self.active.len() <= MAX_ACTIVE {
+            return;
+        }
+        let mut ranked: Vec<_> = self.active.iter().map(|(id, rule)| (Reverse(sum(&rule.minutes)), *id)).collect();
+        ranked.select_nth_unstable(MAX_ACTIVE);
+        for (_, id) in &ranked[MAX_ACTIVE..] {
+            self.active.remove(id);
+        }
+    }
+
+    /// Returns rows of the tree.
+    pub(super) fn list(&mut self, snapshot: &Arc<Snapshot>, query: &RuleQuery, now: Micros) -> RuleList {
+        self.last_query = now;
+        let same_rules = |tree: &&Arc<Tree>| tree.snapshot.has_same_rules(snapshot);
+        let tree = match self.tree.as_ref().filter(same_rules) {
+            Some(tree) => Arc::clone(tree),
+            None => Arc::new(Tree::new(Arc::clone(snapshot))),
+        };
+        self.tree = Some(Arc::clone(&tree));
+        let is_current = |(at, last, _): &(Micros, RuleQuery, View)| {
+            let same_query = last.find == query.find && last.order == query.order && last.path == query.path;
+            same_query && now.get().abs_diff(at.get()) < VIEW_TIME.get()
+        };
+        let view = match self.view.take().filter(|view| is_current(view) && view.2.is_of(&tree)) {
+            Some(view) => view,
+            None => (now, query.clone(), View::new(&tree, self.hits(&tree, now), query)),
+        };
+        let candidate = candidate_outcomes(snapshot);
+        let selected = view.2.rows.iter().skip(query.offset).take(query.max_rows);
+        let rows = selected.map(|node| self.row(&tree, &view.2, *node, snapshot, candidate.as_ref())).collect();
+        let (total_rows, total_rules) = (view.2.rows.len(), view.2.rules);
+        self.view = Some(view);
+        RuleList { snapshot: Arc::clone(snapshot), rows, total_rows, total_rules }
+    }
+
+    fn row(
+        &self,
+        tree: &Tree,
+        view: &View,
+        node: u32,
+        snapshot: &Snapshot,
+        candidate: Option<&HashMap<String, Outcomes>>,
+    ) -> RuleRow {
+        let path = tree.path(node);
+        let rule = tree.rule_of(node);
+        RuleRow {
+            depth: tree.depth(node),
+            label: tree.label(node).to_owned(),
+            rule,
+            hits: view.hits(node),
+            minutes: self.minutes(tree, node),
+            overrides: rule.map_or(0, |rule| tree.overrides(rule, snapshot)),
+            candidate: candidate.map(|outcomes| outcomes.get(&path).copied().unwrap_or_default()),
+            path,
+        }
+    }
+
+    /// Returns the hits of each rule, by its id. Takes a sample for later rates if the last one is old enough.
+    fn hits(&mut self, tree: &Tree, now: Micros) -> Vec<Hits> {
+        let zero = RuleHits::default();
+        while self.samples.get(1).is_some_and(|next| age(next, now) >= RATE_TIME.get()) {
+            self.samples.pop_front();
+        }
+        // Without recent samples, rates are those since the start of the minute.
+        let recent = self.samples.front().filter(|sample| age(sample, now) <= 3 * RATE_TIME.get());
+        let earlier = recent.filter(|sample| age(sample, now) >= 1_000_000).or(self.minute.as_ref());
+        let seconds = earlier.map_or(1.0, |sample| age(sample, now) as f64 / 1e6).max(1.0);
+        let rate = |hits: u64| hits as f64 / seconds;
+        let hits_of = |totals: &RuleTotals| {
+            let Some(hits) = totals.get() else {
+                return Hits::default();
+            };
+            let id = totals.id();
+            let in_sample = |sample: Option<&Sample>| {
+                sample.and_then(|sample| sample.hits.get(&id)).map_or(zero, |(_, hits)| *hits)
+            };
+            let new = hits.since(&in_sample(earlier));
+            let this_minute = hits.since(&in_sample(self.minute.as_ref()));
+            let minutes = self.active.get(&id).map(|rule| &rule.minutes);
+            let [denied, requested] = minutes.map_or([0, 0], sum);
+            let recent = minutes.into_iter().flat_map(|minutes| minutes.iter().rev().take(RANKED_MINUTES));
+            Hits {
+                requested_rate: rate(new.requested),
+                denied_rate: rate(new.denied),
+                shadow_rate: rate(new.shadow),
+                requested: requested + this_minute.requested,
+                denied: denied + this_minute.denied,
+                recently_denied: recent.map(|[_, denied]| u64::from(*denied)).sum::<u64>() + this_minute.denied,
+            }
+        };
+        let hits = tree.totals.iter().map(hits_of).collect();
+        if self.samples.back().is_none_or(|last| age(last, now) >= SAMPLE_INTERVAL.get()) {
+            self.samples.push_back(Sample::take(&tree.snapshot, now));
+        }
+        hits
+    }
+
+    /// Sums the minutes of a rule and of all rules below. Empty if there were no hits.
+    fn minutes(&self, tree: &Tree, node: u32) -> Vec<[u32; 2]> {
+        let mut sums = Vec::new();
+        for rule in tree.rules_below(node) {
+            let Some(active) = self.active.get(&tree.totals[rule].id()) else {
+                continue;
+            };
+            sums.resize(MAX_MINUTES, [0_u32; 2]);
+            let first = MAX_MINUTES - active.minutes.len();
+            for (sum, minute) in sums[first..].iter_mut().zip(&active.minutes) {
+                sum.iter_mut().zip(minute).for_each(|(sum, hits)| *sum = sum.saturating_add(*hits));
+            }
+        }
+        sums
+    }
+}
+
+/// Returns the denied and the requested hits of these minutes.
+fn sum(minutes: &VecDeque<[u32; 2]>) -> [u64; 2] {
+    let of = |index: usize| minutes.iter().map(|minute| u64::from(minute[index])).sum();
+    [of(1), of(0)]
+}
+
+/// Returns the age of a sample in microseconds.
+fn age(sample: &Sample, now: Micros) -> u64 {
+    now.get().saturating_sub(sample.at.get())
+}
+
+impl Sample {
+    fn take(snapshot: &Snapshot, at: Micros) -> Self {
+        let hits = snapshot.rule_totals().filter_map(|totals| {
+            let hits = totals.get()?;
+            Some((totals.id(), (totals, hits)))
+        });
+        Self { at, hits: hits.collect() }
+    }
+}
+
+/// Returns the outcomes of the candidate rules by path, or `None` without candidate rules.
+fn candidate_outcomes(snapshot: &Snapshot) -> Option<HashMap<String, Outcomes>> {
+    let candidate = snapshot.candidate()?;
+    let rules = candidate.rules();
+    let mut by_path = HashMap::new();
+    for (rule, outcomes) in rules.rules().rules().iter().zip(candidate.outcomes()) {
+        if outcomes.requested > 0 {
+            by_path.insert(rule.path(), outcomes);
+        }
+    }
+    Some(by_path)
+}

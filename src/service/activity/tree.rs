@@ -1,0 +1,257 @@
+//! [`Tree`]: the levels of all rules in one list, and [`View`]: the rows of it that a query selects, in their order.
+
+use std::{cmp::Ordering, collections::HashMap, sync::Arc};
+
+use super::rules::{RuleOrder, RuleQuery};
+use crate::{
+    engine::{RuleTotals, Snapshot},
+    rules::Rule,
+};
+
+/// The parent of a domain.
+const NO_PARENT: u32 = u32::MAX;
+
+/// The hits of a rule, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Hits {
+    /// Requested hits per second.
+    pub requested_rate: f64,
+    /// Denied hits per second.
+    pub denied_rate: f64,
+    /// Hits per second over a limit that were allowed because of shadow mode.
+    pub shadow_rate: f64,
+    /// Requested hits of the last hour.
+    pub requested: u64,
+    /// Denied hits of the last hour.
+    pub denied: u64,
+    /// Denied hits of the last ten minutes.
+    pub recently_denied: u64,
+}
+
+impl Hits {
+    fn add(&mut self, other: &Self) {
+        self.requested_rate += other.requested_rate;
+        self.denied_rate += other.denied_rate;
+        self.shadow_rate += other.shadow_rate;
+        self.requested += other.requested;
+        self.denied += other.denied;
+        self.recently_denied += other.recently_denied;
+    }
+
+    /// Compares in the order of rows: most denied hits first.
+    fn order(&self, other: &Self) -> Ordering {
+        (other.recently_denied, other.denied, other.requested).cmp(&(self.recently_denied, self.denied, self.requested))
+    }
+}
+
+/// The levels of all rules. Each level is followed by the levels below it.
+pub(super) struct Tree {
+    pub(super) snapshot: Arc<Snapshot>,
+    /// The counters of each rule, by its id.
+    pub(super) totals: Vec<RuleTotals>,
+    /// The keys of each rule, by its id.
+    keys: Vec<Box<[Arc<str>]>>,
+    nodes: Vec<Node>,
+}
+
+struct Node {
+    label: Arc<str>,
+    depth: u32,
+    parent: u32,
+    rule: Option<u32>,
+    /// The first node after this one and those below.
+    end: u32,
+}
+
+impl Tree {
+    pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
+        let rules = snapshot.rules().rules();
+        let (mut nodes, mut ids) = (Vec::<Node>::new(), HashMap::<(u32, Arc<str>), u32>::new());
+        for (id, rule) in rules.iter().enumerate() {
+            let mut parent = NO_PARENT;
+            for (depth, label) in rule.labels.iter().enumerate() {
+                let add = || {
+                    let (label, depth) = (Arc::clone(label), depth as u32);
+                    nodes.push(Node { label, depth, parent, rule: None, end: 0 });
+                    nodes.len() as u32 - 1
+                };
+                parent = *ids.entry((parent, Arc::clone(label))).or_insert_with(add);
+            }
+            match nodes.get_mut(parent as usize) {
+                Some(node) if node.rule.is_none() => node.rule = Some(id as u32),
+                // Another rule with the same labels has a row of its own.
+                Some(&mut Node { ref label, depth, parent, .. }) => {
+                    let label = Arc::clone(label);
+                    nodes.push(Node { label, depth, parent, rule: Some(id as u32), end: 0 });
+                }
+                None => {}
+            }
+        }
+        drop(ids);
+        let (totals, keys) = (snapshot.rule_totals().collect(), snapshot.rules().keys_of_rules());
+        Self { totals, keys, nodes: in_preorder(nodes), snapshot }
+    }
+
+    pub(super) fn depth(&self, node: u32) -> usize {
+        self.nodes[node as usize].depth as usize
+    }
+
+    pub(super) fn label(&self, node: u32) -> &str {
+        &self.nodes[node as usize].label
+    }
+
+    pub(super) fn rule_of(&self, node: u32) -> Option<usize> {
+        self.nodes[node as usize].rule.map(|rule| rule as usize)
+    }
+
+    /// Returns the labels of the node and its parents, separated by dots.
+    pub(super) fn path(&self, node: u32) -> String {
+        let mut labels = Vec::new();
+        let mut at = node;
+        while at != NO_PARENT {
+            labels.push(self.label(at));
+            at = self.nodes[at as usize].parent;
+        }
+        labels.reverse();
+        labels.join(".")
+    }
+
+    /// Returns the ids of the rules of a node and of the nodes below it.
+    pub(super) fn rules_below(&self, node: u32) -> impl Iterator<Item = usize> {
+        let end = self.nodes[node as usize].end;
+        self.nodes[node as usize..end as usize].iter().filter_map(|node| node.rule.map(|rule| rule as usize))
+    }
+
+    /// Returns the number of limits of entities that have the keys of a rule.
+    pub(super) fn overrides(&self, rule: usize, snapshot: &Snapshot) -> u32 {
+        let keys: Vec<&str> = self.keys[rule].iter().map(|key| &**key).collect();
+        let domain = &self.snapshot.rules().rules()[rule].labels[0];
+        if keys.is_empty() { 0 } else { snapshot.overrides().limits_with_keys(domain, &keys) }
+    }
+}
+
+/// Sorts nodes so that each is followed by the nodes below it, and sets `end`.
+fn in_preorder(nodes: Vec<Node>) -> Vec<Node> {
+    let mut children = vec![Vec::new(); nodes.len() + 1];
+    let root = nodes.len();
+    for (id, node) in nodes.iter().enumerate() {
+        let parent = if node.parent == NO_PARENT { root } else { node.parent as usize };
+        children[parent].push(id);
+    }
+    let mut nodes: Vec<_> = nodes.into_iter().map(Some).collect();
+    let mut sorted: Vec<Node> = Vec::with_capacity(nodes.len());
+    let mut todo: Vec<_> = children[root].iter().rev().map(|id| (*id, NO_PARENT)).collect();
+    while let Some((id, parent)) = todo.pop() {
+        if let Some(node) = nodes[id].take() {
+            let new_id = sorted.len() as u32;
+            sorted.push(Node { parent, end: new_id + 1, ..node });
+            todo.extend(children[id].iter().rev().map(|child| (*child, new_id)));
+        }
+    }
+    for id in (0..sorted.len()).rev() {
+        let Node { parent, end, .. } = sorted[id];
+        if let Some(above) = sorted.get_mut(parent as usize) {
+            above.end = above.end.max(end);
+        }
+    }
+    sorted
+}
+
+/// The rows that a query selects.
+pub(super) struct View {
+    tree: Arc<Tree>,
+    /// Nodes of the tree.
+    pub(super) rows: Vec<u32>,
+    /// Number of rules among them.
+    pub(super) rules: usize,
+    /// Hits of each node, including those below it.
+    hits: Vec<Hits>,
+}
+
+impl View {
+    /// Selects and sorts rows. `rule_hits` are the hits of each rule, by its id.
+    pub(super) fn new(tree: &Arc<Tree>, rule_hits: Vec<Hits>, query: &RuleQuery) -> Self {
+        let nodes = &tree.nodes;
+        let mut hits: Vec<Hits> =
+            nodes.iter().map(|node| node.rule.map_or(Hits::default(), |rule| rule_hits[rule as usize])).collect();
+        drop(rule_hits);
+        let mut selected = select(tree, query);
+        let rules = nodes.iter().zip(&selected).filter(|(node, selected)| **selected && node.rule.is_some()).count();
+        for id in (0..nodes.len()).rev() {
+            let parent = nodes[id].parent as usize;
+            if parent < nodes.len() {
+                let below = hits[id];
+                hits[parent].add(&below);
+                // The levels above a selected rule are shown, too.
+                selected[parent] |= selected[id] && query.path.is_empty();
+            }
+        }
+        let rows = sorted_rows(nodes, &selected, &hits, query.order);
+        Self { tree: Arc::clone(tree), rows, rules, hits }
+    }
+
+    pub(super) fn is_of(&self, tree: &Arc<Tree>) -> bool {
+        Arc::ptr_eq(&self.tree, tree)
+    }
+
+    pub(super) fn hits(&self, node: u32) -> Hits {
+        self.hits[node as usize]
+    }
+}
+
+/// Returns for each node whether the query selects it.
+fn select(tree: &Tree, query: &RuleQuery) -> Vec<bool> {
+    let rules = tree.snapshot.rules().rules();
+    let words: Vec<String> = query.find.split_whitespace().map(str::to_lowercase).collect();
+    let matches = |(id, node): (usize, &Node)| {
+        if !query.path.is_empty() {
+            return tree.path(id as u32) == query.path;
+        }
+        let contains = |rule: &Rule| {
+            let text = searched_text(rule);
+            words.iter().all(|word| text.contains(word))
+        };
+        words.is_empty() || node.rule.is_some_and(|rule| contains(&rules[rule as usize]))
+    };
+    tree.nodes.iter().enumerate().map(matches).collect()
+}
+
+/// Returns the text of a rule in which words are found, in lower case.
+fn searched_text(rule: &Rule) -> String {
+    use std::fmt::Write;
+    let mut text = rule.path();
+    if let Some(name) = &rule.name {
+        let _ = write!(text, " {name}");
+    }
+    if let Some(limit) = &rule.limit {
+        let _ = write!(text, " {limit} {}", limit.algorithm().name());
+    }
+    text.to_lowercase()
+}
+
+fn sorted_rows(nodes: &[Node], selected: &[bool], hits: &[Hits], order: RuleOrder) -> Vec<u32> {
+    let siblings = |first: usize, end: usize| {
+        let mut ids = Vec::new();
+        let mut id = first;
+        while id < end {
+            if selected[id] {
+                ids.push(id);
+            }
+            // A node that is not selected may still have selected nodes below it, if a single rule was asked for.
+            id = if selected[id] { nodes[id].end as usize } else { id + 1 };
+        }
+        if order == RuleOrder::Denied {
+            ids.sort_by(|one, other| hits[*one].order(&hits[*other]));
+        }
+        ids
+    };
+    let mut rows = Vec::new();
+    let mut todo = siblings(0, nodes.len());
+    todo.reverse();
+    while let Some(id) = todo.pop() {
+        rows.push(id as u32);
+        let below = siblings(id + 1, nodes[id].end as usize);
+        todo.extend(below.into_iter().rev());
+    }
+    rows
+}

@@ -1,0 +1,263 @@
+//! [`Simulator`]: replays recorded requests with changed rules, limits or switches, before operators apply them.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::Semaphore;
+
+use super::{
+    Clock,
+    overrides::{ChangeRequest, OverrideSync},
+    reload::Reloader,
+};
+use crate::{
+    engine::{Overrides, overrides::OverrideError},
+    replay::Replay,
+    rules::{self, Diagnostic, Options, RuleSet, SourceFile},
+    traffic::{
+        self, Reader, TrafficError,
+        access_log::{Mapping, MappingError},
+    },
+};
+
+/// Time after which a simulation stops to read requests.
+const MAX_TIME: Duration = Duration::from_secs(20);
+/// Number of requests that are replayed together.
+const BATCH_REQUESTS: usize = 1_024;
+/// Maximum number of requests. Bounds the memory for their entities.
+const MAX_REQUESTS: u64 = 2_000_000;
+
+/// Which requests to replay.
+#[derive(Clone, Debug)]
+pub enum Traffic {
+    /// The requests that this instance has recorded, compared with their decisions.
+    Recorded,
+    /// Lines of an access log, compared with the decisions of the rules in force.
+    AccessLog {
+        /// The lines.
+        log: String,
+        /// How fields become descriptors, in YAML.
+        mapping: String,
+    },
+}
+
+/// What to simulate.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// The rules to evaluate; `None` for those in force.
+    pub files: Option<Vec<SourceFile>>,
+    /// Overrides to set or remove in addition to those in force.
+    pub changes: Vec<ChangeRequest>,
+    /// The requests.
+    pub traffic: Traffic,
+}
+
+/// Outcome of a simulation.
+pub struct Outcome {
+    /// The decisions.
+    pub replay: Replay,
+    /// Number of lines of an access log that could not be read.
+    pub invalid_lines: u64,
+    /// Whether only a part of the requests was replayed.
+    pub is_incomplete: bool,
+}
+
+/// Error returned when a simulation is not possible.
+#[derive(Debug, thiserror::Error)]
+pub enum SimulationError {
+    /// Another simulation is in progress.
+    #[error("another simulation is running on this instance; try again later")]
+    Busy,
+    /// This instance records no requests.
+    #[error("this instance records no requests: set record.dir, or upload an access log")]
+    NothingRecorded,
+    /// The rules are invalid.
+    #[error("the rules are invalid: {}", list(.0))]
+    Rules(Vec<Diagnostic>),
+    /// A change is invalid.
+    #[error("{0}: {1}")]
+    Change(String, OverrideError),
+    /// The mapping is invalid.
+    #[error(transparent)]
+    Mapping(#[from] MappingError),
+    /// The recorded requests cannot be read.
+    #[error(transparent)]
+    Traffic(#[from] TrafficError),
+    /// The simulation was stopped, because the service is shutting down.
+    #[error("the service is shutting down")]
+    Stopped,
+}
+
+fn list(diagnostics: &[Diagnostic]) -> String {
+    diagnostics.iter().take(5).map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// Replays requests, one simulation at a time.
+pub struct Simulator {
+    reloader: Arc<Reloader>,
+    overrides: Arc<OverrideSync>,
+    clock: Clock,
+    options: Options,
+    /// Directory of the recorded requests.
+    recorded: Option<PathBuf>,
+    permit: Arc<Semaphore>,
+}
+
+/// The rules and overrides to evaluate, and those to compare with.
+struct Setup {
+    rules: RuleSet,
+    overrides: Overrides,
+    baseline: Option<(RuleSet, Overrides)>,
+}
+
+impl Simulator {
+    /// Creates a simulator. `recorded` is the directory of the recorded requests.
+    #[must_use]
+    pub fn new(
+        reloader: Arc<Reloader>,
+        overrides: Arc<OverrideSync>,
+        clock: Clock,
+        options: Options,
+        recorded: Option<PathBuf>,
+    ) -> Arc<Self> {
+        Arc::new(Self { reloader, overrides, clock, options, recorded, permit: Arc::new(Semaphore::new(1)) })
+    }
+
+    /// Returns whether this instance records requests.
+    #[must_use]
+    pub fn records_requests(&self) -> bool {
+        self.recorded.is_some()
+    }
+
+    /// Runs a simulation on another thread. It changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if another simulation is running, or if rules, changes or requests cannot be read.
+    pub async fn run(self: &Arc<Self>, simulation: Simulation) -> Result<Outcome, SimulationError> {
+        let permit = Arc::clone(&self.permit).try_acquire_owned().map_err(|_| SimulationError::Busy)?;
+        let this = Arc::clone(self);
+        let running = tokio::task::spawn_blocking(move || {
+            let outcome = this.replay(&simulation);
+            drop(permit);
+            outcome
+        });
+        running.await.map_err(|_| SimulationError::Stopped)?
+    }
+
+    fn replay(&self, simulation: &Simulation) -> Result<Outcome, SimulationError> {
+        let now = self.clock.now();
+        let Setup { rules, overrides, baseline } = self.setup(simulation)?;
+        let baseline = baseline.as_ref().map(|(rules, overrides)| (rules.clone(), overrides));
+        let mut replay = Replay::with_overrides((rules, &overrides), baseline, now);
+        let (invalid_lines, is_incomplete) = match &simulation.traffic {
+            Traffic::Recorded => {
+                let directory = self.recorded.clone().ok_or(SimulationError::NothingRecorded)?;
+                (0, replay_recorded(&mut replay, directory)?)
+            }
+            Traffic::AccessLog { log, mapping } => replay_log(&mut replay, log, &Mapping::read(mapping)?),
+        };
+        Ok(Outcome { replay, invalid_lines, is_incomplete })
+    }
+
+    fn setup(&self, simulation: &Simulation) -> Result<Setup, SimulationError> {
+        let snapshot = self.reloader.rules().load_full();
+        let rules = match &simulation.files {
+            Some(files) => rules::compile(files, self.options).map_err(SimulationError::Rules)?.0,
+            None => snapshot.rules().clone(),
+        };
+        let mut overrides = snapshot.overrides().clone();
+        for change in &simulation.changes {
+            let invalid = |error: OverrideError| SimulationError::Change(change.target.to_string(), error);
+            match self.overrides.new_override(change) {
+                Some(entry) => {
+                    Overrides::check(&entry, self.options).map_err(invalid)?;
+                    overrides.put(entry, self.options).map_err(invalid)?;
+                }
+                None => drop(overrides.remove(&change.target)),
+            }
+        }
+        // Recorded requests are compared with the decisions that were made. An access log does not have these.
+        let baseline = match &simulation.traffic {
+            Traffic::Recorded => None,
+            Traffic::AccessLog { .. } => Some((snapshot.rules().clone(), snapshot.overrides().clone())),
+        };
+        Ok(Setup { rules, overrides, baseline })
+    }
+}
+
+/// Replays encoded requests in batches, until there have been too many or it takes too long.
+struct Batches<'a> {
+    replay: &'a mut Replay,
+    bytes: Vec<u8>,
+    ends: Vec<usize>,
+    started: Instant,
+}
+
+impl<'a> Batches<'a> {
+    fn new(replay: &'a mut Replay) -> Self {
+        Self { replay, bytes: Vec::new(), ends: Vec::new(), started: Instant::now() }
+    }
+
+    /// Completes the request whose encoding was appended to `bytes`. Returns false if no further requests are accepted.
+    fn end_request(&mut self) -> bool {
+        self.ends.push(self.bytes.len());
+        if self.ends.len() < BATCH_REQUESTS {
+            return true;
+        }
+        self.replay_all();
+        self.started.elapsed() < MAX_TIME && self.replay.requests < MAX_REQUESTS
+    }
+
+    fn replay_all(&mut self) {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        let messages = starts.zip(&self.ends).map(|(start, end)| traffic::decode(&self.bytes[start..*end]));
+        let (mut requests, mut invalid) = (Vec::new(), 0);
+        for message in messages {
+            match message {
+                Ok(request) => requests.push(request),
+                Err(_) => invalid += 1,
+            }
+        }
+        self.replay.process(&requests);
+        self.replay.skipped += invalid;
+        drop(requests);
+        self.bytes.clear();
+        self.ends.clear();
+    }
+}
+
+/// Replays recorded requests. Returns whether there are more.
+fn replay_recorded(replay: &mut Replay, directory: PathBuf) -> Result<bool, TrafficError> {
+    let (mut reader, mut message) = (Reader::new(&[directory])?, Vec::new());
+    let mut batches = Batches::new(replay);
+    let mut is_incomplete = false;
+    while reader.next(&mut message)? {
+        batches.bytes.extend_from_slice(&message);
+        if !batches.end_request() {
+            is_incomplete = true;
+            break;
+        }
+    }
+    batches.replay_all();
+    Ok(is_incomplete)
+}
+
+/// Replays the lines of an access log. Returns the number of invalid lines, and whether there are more lines.
+fn replay_log(replay: &mut Replay, log: &str, mapping: &Mapping) -> (u64, bool) {
+    let mut batches = Batches::new(replay);
+    let (mut invalid_lines, mut is_incomplete) = (0, false);
+    for line in log.lines() {
+        let is_request = mapping.encode(line, &mut batches.bytes);
+        invalid_lines += u64::from(is_request.is_none() && !line.trim().is_empty());
+        if is_request == Some(true) && !batches.end_request() {
+            is_incomplete = true;
+            break;
+        }
+    }
+    batches.replay_all();
+    (invalid_lines, is_incomplete)
+}
