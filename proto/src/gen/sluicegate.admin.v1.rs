@@ -246,7 +246,7 @@ pub struct InspectResponse {
     pub denied_since: ::core::option::Option<::prost_types::Timestamp>,
 }
 /// The state of a counter.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Counter {
     /// The limit as text, such as `5000 per minute`.
     #[prost(string, tag = "1")]
@@ -269,6 +269,43 @@ pub struct Counter {
     /// Microseconds until one hit is allowed. Absent if one is allowed now, or never will be.
     #[prost(uint64, optional, tag = "7")]
     pub retry_after_us: ::core::option::Option<u64>,
+    /// The name of the algorithm, such as `sliding_window`.
+    #[prost(string, tag = "8")]
+    pub algorithm: ::prost::alloc::string::String,
+    /// The hash slot of the key in Redis Cluster; absent in other topologies.
+    #[prost(uint32, optional, tag = "9")]
+    pub hash_slot: ::core::option::Option<u32>,
+    /// The time of the state, by the store's clock.
+    #[prost(message, optional, tag = "10")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// The hits that the counter stores, with the times between which they count. Empty for buckets, which store only a
+    /// level.
+    #[prost(message, repeated, tag = "11")]
+    pub parts: ::prost::alloc::vec::Vec<CounterPart>,
+    /// The remaining hits from now until the full limit is available again, if no other requests arrive.
+    #[prost(message, repeated, tag = "12")]
+    pub forecast: ::prost::alloc::vec::Vec<Forecast>,
+}
+/// Hits of a counter that count for the same time: a window, a part of a sliding window, an entry of a log, or a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CounterPart {
+    /// Microseconds since the Unix epoch from which the hits count.
+    #[prost(uint64, tag = "1")]
+    pub from_us: u64,
+    /// Microseconds since the Unix epoch at which they stop counting.
+    #[prost(uint64, tag = "2")]
+    pub until_us: u64,
+    #[prost(uint64, tag = "3")]
+    pub hits: u64,
+}
+/// The remaining hits of a counter at a future time.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Forecast {
+    /// Microseconds from now.
+    #[prost(uint64, tag = "1")]
+    pub after_us: u64,
+    #[prost(uint64, tag = "2")]
+    pub remaining: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ResetCounterRequest {
@@ -294,7 +331,7 @@ pub struct RefundRequest {
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RefundResponse {
     #[prost(message, optional, tag = "1")]
     pub counter: ::core::option::Option<Counter>,
@@ -335,6 +372,15 @@ pub struct Rule {
     pub switch: ::prost::alloc::string::String,
     #[prost(bool, tag = "7")]
     pub shadow_mode: bool,
+    /// The name of the algorithm, such as `sliding_window`; empty if the rule is unlimited.
+    #[prost(string, tag = "8")]
+    pub algorithm: ::prost::alloc::string::String,
+    /// How exactly instances share the counter: `exact`, `leased` or `eventual`.
+    #[prost(string, tag = "9")]
+    pub consistency: ::prost::alloc::string::String,
+    /// The rule's path, as /rlconfig prints it: the domain and its levels, separated by dots.
+    #[prost(string, tag = "10")]
+    pub path: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTopEntitiesRequest {
@@ -519,6 +565,368 @@ pub struct StoreServer {
     #[prost(bool, tag = "2")]
     pub up: bool,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSessionRequest {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetSessionResponse {
+    /// The role of the caller: `public`, `read` or `operate`.
+    #[prost(string, tag = "1")]
+    pub role: ::prost::alloc::string::String,
+    /// The name of the caller's token or certificate; empty without one.
+    #[prost(string, tag = "2")]
+    pub caller: ::prost::alloc::string::String,
+    /// Whether a token can give the caller another role on this listener.
+    #[prost(bool, tag = "3")]
+    pub accepts_tokens: bool,
+    /// The version of the service.
+    #[prost(string, tag = "4")]
+    pub version: ::prost::alloc::string::String,
+    /// Where counters are: `memory`, or the topology of Redis.
+    #[prost(string, tag = "5")]
+    pub store: ::prost::alloc::string::String,
+    /// A dashboard for more than the last hour; empty if the setting `console.grafana_url` is not set.
+    #[prost(string, tag = "6")]
+    pub grafana_url: ::prost::alloc::string::String,
+    /// Whether a sample of the requests is recorded, so that changes can be simulated without an upload.
+    #[prost(bool, tag = "7")]
+    pub records_requests: bool,
+    /// The name of this instance.
+    #[prost(string, tag = "8")]
+    pub instance: ::prost::alloc::string::String,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct WatchActivityRequest {
+    /// Return the sum over all instances that share the store.
+    #[prost(bool, tag = "1")]
+    pub all_instances: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WatchActivityResponse {
+    /// Time of the message.
+    #[prost(message, optional, tag = "1")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Periods that are new or have changed since the previous message, the oldest first. The first message has those of the
+    /// last hour. A period replaces an earlier one with the same start.
+    #[prost(message, repeated, tag = "2")]
+    pub periods: ::prost::alloc::vec::Vec<ActivityPeriod>,
+    /// The last seconds, which `periods` does not contain yet.
+    #[prost(message, optional, tag = "3")]
+    pub current: ::core::option::Option<ActivityPeriod>,
+    /// The servers of the store; empty for counters in memory.
+    #[prost(message, repeated, tag = "4")]
+    pub servers: ::prost::alloc::vec::Vec<StoreServer>,
+    /// Events since the previous message, the oldest first. The first message has those that are stored.
+    #[prost(message, repeated, tag = "5")]
+    pub events: ::prost::alloc::vec::Vec<ActivityEvent>,
+    /// The instances that the message sums up.
+    #[prost(message, repeated, tag = "6")]
+    pub instances: ::prost::alloc::vec::Vec<Instance>,
+    /// Changes with each set of rules and each override that this instance puts in force.
+    #[prost(uint64, tag = "7")]
+    pub rules_version: u64,
+}
+/// An instance of the service.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Instance {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub version: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "3")]
+    pub since: ::core::option::Option<::prost_types::Timestamp>,
+}
+/// What was decided in a period.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ActivityPeriod {
+    #[prost(message, optional, tag = "1")]
+    pub start: ::core::option::Option<::prost_types::Timestamp>,
+    /// The length of the period in milliseconds.
+    #[prost(uint32, tag = "2")]
+    pub length_ms: u32,
+    /// Number of requests decided.
+    #[prost(uint64, tag = "3")]
+    pub requests: u64,
+    /// Number of requests without a decision, because they were invalid or the store failed.
+    #[prost(uint64, tag = "4")]
+    pub errors: u64,
+    /// Hits requested from limits.
+    #[prost(uint64, tag = "5")]
+    pub requested: u64,
+    /// Denied hits.
+    #[prost(uint64, tag = "6")]
+    pub denied: u64,
+    /// Hits within a limit, but near it.
+    #[prost(uint64, tag = "7")]
+    pub near_limit: u64,
+    /// Hits over a limit that were allowed because of shadow mode.
+    #[prost(uint64, tag = "8")]
+    pub shadow: u64,
+    /// Number of calls to the store; 0 with counters in memory.
+    #[prost(uint64, tag = "9")]
+    pub store_calls: u64,
+    /// Counter operations that were decided without a call to the store: by a lease, by an eventual counter, and by the deny
+    /// cache.
+    #[prost(uint64, tag = "10")]
+    pub decided_by_lease: u64,
+    #[prost(uint64, tag = "11")]
+    pub decided_by_eventual_counter: u64,
+    #[prost(uint64, tag = "12")]
+    pub decided_by_deny_cache: u64,
+    /// Number of failed calls to the store.
+    #[prost(uint64, tag = "13")]
+    pub store_errors: u64,
+    /// Time in microseconds in which 50% and 99% of the requests were decided. Of several instances, the highest.
+    #[prost(uint64, tag = "14")]
+    pub latency_p50_us: u64,
+    #[prost(uint64, tag = "15")]
+    pub latency_p99_us: u64,
+    /// The hits of classes with limits that they share or that shed.
+    #[prost(message, repeated, tag = "16")]
+    pub classes: ::prost::alloc::vec::Vec<ClassActivity>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ClassActivity {
+    #[prost(string, tag = "1")]
+    pub class: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub allowed: u64,
+    #[prost(uint64, tag = "3")]
+    pub denied: u64,
+    /// Hits denied because of overload.
+    #[prost(uint64, tag = "4")]
+    pub shed: u64,
+}
+/// Something that changed decisions, or that may have.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActivityEvent {
+    /// Increases by one with each event of an instance.
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(message, optional, tag = "2")]
+    pub at: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(enumeration = "EventKind", tag = "3")]
+    pub kind: i32,
+    /// What happened, as a sentence without a full stop. Without names of entities and operators for the role `public`.
+    #[prost(string, tag = "4")]
+    pub text: ::prost::alloc::string::String,
+    /// The operator who caused the event; empty for the role `public`.
+    #[prost(string, tag = "5")]
+    pub author: ::prost::alloc::string::String,
+    /// The reason that the operator gave; empty for the role `public`.
+    #[prost(string, tag = "6")]
+    pub reason: ::prost::alloc::string::String,
+    /// The instance that reports the event.
+    #[prost(string, tag = "7")]
+    pub instance: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListRuleActivityRequest {
+    /// Return only rules whose path, name, limit or algorithm contains each of these words, regardless of case.
+    #[prost(string, tag = "1")]
+    pub find: ::prost::alloc::string::String,
+    #[prost(enumeration = "RuleOrder", tag = "2")]
+    pub order: i32,
+    /// Number of rows to skip.
+    #[prost(uint32, tag = "3")]
+    pub offset: u32,
+    /// At most 500; 0 means 100.
+    #[prost(uint32, tag = "4")]
+    pub page_size: u32,
+    /// Return only the rule with this path. Empty: all rules.
+    #[prost(string, tag = "5")]
+    pub path: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListRuleActivityResponse {
+    /// The rows from `offset` on.
+    #[prost(message, repeated, tag = "1")]
+    pub rows: ::prost::alloc::vec::Vec<RuleRow>,
+    /// Number of rows of the whole tree.
+    #[prost(uint32, tag = "2")]
+    pub total_rows: u32,
+    /// Number of rules among them.
+    #[prost(uint32, tag = "3")]
+    pub total_rules: u32,
+    /// When the rules in force were loaded.
+    #[prost(message, optional, tag = "4")]
+    pub loaded_at: ::core::option::Option<::prost_types::Timestamp>,
+    /// Why the most recent set of rules was rejected; empty if it was not.
+    #[prost(string, tag = "5")]
+    pub last_error: ::prost::alloc::string::String,
+    /// Total number of rules of all domains.
+    #[prost(uint32, tag = "6")]
+    pub all_rules: u32,
+}
+/// A row of the tree of rules: a rule, or a level above rules.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RuleRow {
+    /// Number of levels above.
+    #[prost(uint32, tag = "1")]
+    pub depth: u32,
+    /// The last part of the path.
+    #[prost(string, tag = "2")]
+    pub label: ::prost::alloc::string::String,
+    /// Absent for a level that has no rule of its own.
+    #[prost(message, optional, tag = "3")]
+    pub rule: ::core::option::Option<Rule>,
+    /// The activity of the rule and of all rules below.
+    #[prost(message, optional, tag = "4")]
+    pub activity: ::core::option::Option<RuleActivity>,
+    /// Number of limits of entities that have the same keys as the rule, set by overrides.
+    #[prost(uint32, tag = "5")]
+    pub overrides: u32,
+    /// What the candidate rules would change; absent without candidate rules.
+    #[prost(message, optional, tag = "6")]
+    pub candidate: ::core::option::Option<Outcomes>,
+    /// The path of the row.
+    #[prost(string, tag = "7")]
+    pub path: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RuleActivity {
+    /// Hits per second, over the last 10 seconds.
+    #[prost(double, tag = "1")]
+    pub requested_rate: f64,
+    #[prost(double, tag = "2")]
+    pub denied_rate: f64,
+    /// Hits of the last hour.
+    #[prost(uint64, tag = "3")]
+    pub requested: u64,
+    #[prost(uint64, tag = "4")]
+    pub denied: u64,
+    /// Hits of each finished minute of the last hour, the oldest first; empty if there were none.
+    #[prost(uint32, repeated, tag = "5")]
+    pub requested_per_minute: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "6")]
+    pub denied_per_minute: ::prost::alloc::vec::Vec<u32>,
+    /// Hits per second over a limit that were allowed because of shadow mode, over the last 10 seconds.
+    #[prost(double, tag = "7")]
+    pub shadow_rate: f64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct GetRuleUsageRequest {
+    /// The path of the rule.
+    #[prost(string, tag = "1")]
+    pub path: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct GetRuleUsageResponse {
+    /// Number of entities by the share of their limit that they use: below 10%, below 20%, and so on, below 100%, and at
+    /// least 100%.
+    #[prost(uint32, repeated, tag = "1")]
+    pub entities_by_share: ::prost::alloc::vec::Vec<u32>,
+    /// The entities that use the largest shares of their limits.
+    #[prost(message, repeated, tag = "2")]
+    pub entities: ::prost::alloc::vec::Vec<EntityUsage>,
+    /// Number of entities whose counters were read: at most 200, those with the most requested hits.
+    #[prost(uint32, tag = "3")]
+    pub read_entities: u32,
+    /// Number of entities whose counters could not be read.
+    #[prost(uint32, tag = "4")]
+    pub failed_entities: u32,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct EntityUsage {
+    #[prost(message, optional, tag = "1")]
+    pub descriptor: ::core::option::Option<Descriptor>,
+    #[prost(uint64, tag = "2")]
+    pub used: u64,
+    #[prost(uint64, tag = "3")]
+    pub limit: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReadDescriptorsRequest {
+    #[prost(string, tag = "1")]
+    pub text: ::prost::alloc::string::String,
+    /// How fields of an access log become descriptors, in YAML, as `simulate --mapping` reads it. Needed only for lines of
+    /// access logs.
+    #[prost(string, tag = "2")]
+    pub mapping: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ReadDescriptorsResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub descriptors: ::prost::alloc::vec::Vec<Descriptor>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SimulateRequest {
+    /// The rules to evaluate. Empty: the rules in force.
+    #[prost(message, repeated, tag = "1")]
+    pub files: ::prost::alloc::vec::Vec<RuleFile>,
+    /// Limits, plans and switches to evaluate in addition to the overrides in force.
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<ChangeRequest>,
+    /// Lines of an access log in JSON. Empty: the requests that this instance has recorded.
+    #[prost(string, tag = "3")]
+    pub access_log: ::prost::alloc::string::String,
+    /// How fields of the access log become descriptors, in YAML, as `simulate --mapping` reads it.
+    #[prost(string, tag = "4")]
+    pub mapping: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SimulateResponse {
+    /// Number of requests.
+    #[prost(uint64, tag = "1")]
+    pub requests: u64,
+    /// Number of requests that the evaluated rules deny.
+    #[prost(uint64, tag = "2")]
+    pub denied: u64,
+    /// Number of requests that were denied before: by the recorded decisions, or by the rules in force for an access log.
+    #[prost(uint64, tag = "3")]
+    pub denied_before: u64,
+    /// Number of requests without a decision before. They count as allowed before.
+    #[prost(uint64, tag = "4")]
+    pub unknown_before: u64,
+    /// Number of lines or requests that were skipped because they are invalid.
+    #[prost(uint64, tag = "5")]
+    pub skipped: u64,
+    /// The rules that matched requests, largest changes first.
+    #[prost(message, repeated, tag = "6")]
+    pub rules: ::prost::alloc::vec::Vec<SimulatedRule>,
+    /// Requests over time.
+    #[prost(message, optional, tag = "7")]
+    pub series: ::core::option::Option<SimulatedSeries>,
+    /// Whether only the first part of the requests was replayed, because all would have taken too long.
+    #[prost(bool, tag = "8")]
+    pub incomplete: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SimulatedRule {
+    /// Absent for descriptors that match no rule.
+    #[prost(message, optional, tag = "1")]
+    pub rule: ::core::option::Option<Rule>,
+    #[prost(message, optional, tag = "2")]
+    pub outcomes: ::core::option::Option<Outcomes>,
+    #[prost(uint64, tag = "3")]
+    pub entities: u64,
+    #[prost(uint64, tag = "4")]
+    pub entities_denied: u64,
+    /// The entities with the most denied hits.
+    #[prost(message, repeated, tag = "5")]
+    pub most_denied: ::prost::alloc::vec::Vec<SimulatedEntity>,
+    #[prost(message, optional, tag = "6")]
+    pub series: ::core::option::Option<SimulatedSeries>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SimulatedEntity {
+    /// The entries of the entity, such as `user=bob`.
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "2")]
+    pub outcomes: ::core::option::Option<Outcomes>,
+}
+/// Allowed and denied hits in consecutive steps of equal length.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SimulatedSeries {
+    #[prost(message, optional, tag = "1")]
+    pub start: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(uint64, tag = "2")]
+    pub step_ms: u64,
+    #[prost(uint64, repeated, tag = "3")]
+    pub allowed: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint64, repeated, tag = "4")]
+    pub denied: ::prost::alloc::vec::Vec<u64>,
+}
 /// The purpose of a stored set of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -611,6 +1019,98 @@ impl RankBy {
         match value {
             "RANK_BY_DENIED" => Some(Self::Denied),
             "RANK_BY_REQUESTED" => Some(Self::Requested),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum EventKind {
+    Unspecified = 0,
+    /// The instance started.
+    Start = 1,
+    /// Rules were loaded.
+    Rules = 2,
+    /// Rules were rejected, and the previous ones stay in force.
+    RulesRejected = 3,
+    /// A switch was set, removed, or expired.
+    Switch = 4,
+    /// A limit or a plan of an entity was set, removed, or expired.
+    Limit = 5,
+    /// Candidate rules were uploaded, dropped, promoted or rolled back.
+    Candidate = 6,
+    /// A server of the store became unavailable.
+    ServerDown = 7,
+    /// A server of the store became available, or joined the store.
+    ServerUp = 8,
+    /// A class of callers began to be shed.
+    Shedding = 9,
+    /// Another action of an operator: a counter was reset, or hits were refunded.
+    Action = 10,
+}
+impl EventKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "EVENT_KIND_UNSPECIFIED",
+            Self::Start => "EVENT_KIND_START",
+            Self::Rules => "EVENT_KIND_RULES",
+            Self::RulesRejected => "EVENT_KIND_RULES_REJECTED",
+            Self::Switch => "EVENT_KIND_SWITCH",
+            Self::Limit => "EVENT_KIND_LIMIT",
+            Self::Candidate => "EVENT_KIND_CANDIDATE",
+            Self::ServerDown => "EVENT_KIND_SERVER_DOWN",
+            Self::ServerUp => "EVENT_KIND_SERVER_UP",
+            Self::Shedding => "EVENT_KIND_SHEDDING",
+            Self::Action => "EVENT_KIND_ACTION",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "EVENT_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "EVENT_KIND_START" => Some(Self::Start),
+            "EVENT_KIND_RULES" => Some(Self::Rules),
+            "EVENT_KIND_RULES_REJECTED" => Some(Self::RulesRejected),
+            "EVENT_KIND_SWITCH" => Some(Self::Switch),
+            "EVENT_KIND_LIMIT" => Some(Self::Limit),
+            "EVENT_KIND_CANDIDATE" => Some(Self::Candidate),
+            "EVENT_KIND_SERVER_DOWN" => Some(Self::ServerDown),
+            "EVENT_KIND_SERVER_UP" => Some(Self::ServerUp),
+            "EVENT_KIND_SHEDDING" => Some(Self::Shedding),
+            "EVENT_KIND_ACTION" => Some(Self::Action),
+            _ => None,
+        }
+    }
+}
+/// The order of rules on the same level of the tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum RuleOrder {
+    /// Most denied hits of the last ten minutes first, then of the last hour, then most requested hits.
+    Denied = 0,
+    /// The order of the rule files.
+    File = 1,
+}
+impl RuleOrder {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Denied => "RULE_ORDER_DENIED",
+            Self::File => "RULE_ORDER_FILE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "RULE_ORDER_DENIED" => Some(Self::Denied),
+            "RULE_ORDER_FILE" => Some(Self::File),
             _ => None,
         }
     }
@@ -861,7 +1361,7 @@ pub mod admin_service_client {
                 .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "Refund"));
             self.inner.unary(req, path, codec).await
         }
-        /// Lists the rules in force.
+        /// Lists the rules in force. Available to the role `public`.
         pub async fn list_rules(
             &mut self,
             request: impl tonic::IntoRequest<super::ListRulesRequest>,
@@ -918,7 +1418,8 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Returns the state of this instance and of its store.
+        /// Returns the state of this instance and of its store. Available to the role `public`, which receives no authors and no
+        /// reasons.
         pub async fn get_health(
             &mut self,
             request: impl tonic::IntoRequest<super::GetHealthRequest>,
@@ -1087,6 +1588,175 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Returns the role of the caller and what this instance offers. Available to the role `public`.
+        pub async fn get_session(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSessionResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/GetSession",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "GetSession"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Streams the activity of an instance or of all instances: first the last hour, then an update every second. As JSON, the
+        /// response is a stream of server-sent events with one message each. Available to the role `public`.
+        pub async fn watch_activity(
+            &mut self,
+            request: impl tonic::IntoRequest<super::WatchActivityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::WatchActivityResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/WatchActivity",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "WatchActivity"),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
+        /// Lists a part of the tree of rules with the activity of each rule on this instance. Available to the role `public`.
+        pub async fn list_rule_activity(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListRuleActivityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListRuleActivityResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/ListRuleActivity",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "sluicegate.admin.v1.AdminService",
+                        "ListRuleActivity",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Returns how much of a rule's limit its entities use, for those with the most requested hits on this instance.
+        pub async fn get_rule_usage(
+            &mut self,
+            request: impl tonic::IntoRequest<super::GetRuleUsageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetRuleUsageResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/GetRuleUsage",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "GetRuleUsage"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Reads descriptors from text: `domain key=value …`, a request in JSON, a curl command with such a request, or a line of
+        /// an access log. Available to the role `public`.
+        pub async fn read_descriptors(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReadDescriptorsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadDescriptorsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/ReadDescriptors",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new(
+                        "sluicegate.admin.v1.AdminService",
+                        "ReadDescriptors",
+                    ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Replays recorded requests with changed rules or limits and compares the decisions with those of the rules in force.
+        /// Changes nothing.
+        pub async fn simulate(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SimulateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SimulateResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/Simulate",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("sluicegate.admin.v1.AdminService", "Simulate"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1144,7 +1814,7 @@ pub mod admin_service_server {
             &self,
             request: tonic::Request<super::RefundRequest>,
         ) -> std::result::Result<tonic::Response<super::RefundResponse>, tonic::Status>;
-        /// Lists the rules in force.
+        /// Lists the rules in force. Available to the role `public`.
         async fn list_rules(
             &self,
             request: tonic::Request<super::ListRulesRequest>,
@@ -1160,7 +1830,8 @@ pub mod admin_service_server {
             tonic::Response<super::ListTopEntitiesResponse>,
             tonic::Status,
         >;
-        /// Returns the state of this instance and of its store.
+        /// Returns the state of this instance and of its store. Available to the role `public`, which receives no authors and no
+        /// reasons.
         async fn get_health(
             &self,
             request: tonic::Request<super::GetHealthRequest>,
@@ -1207,6 +1878,63 @@ pub mod admin_service_server {
             request: tonic::Request<super::RollbackRulesRequest>,
         ) -> std::result::Result<
             tonic::Response<super::RollbackRulesResponse>,
+            tonic::Status,
+        >;
+        /// Returns the role of the caller and what this instance offers. Available to the role `public`.
+        async fn get_session(
+            &self,
+            request: tonic::Request<super::GetSessionRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetSessionResponse>,
+            tonic::Status,
+        >;
+        /// Server streaming response type for the WatchActivity method.
+        type WatchActivityStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::WatchActivityResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Streams the activity of an instance or of all instances: first the last hour, then an update every second. As JSON, the
+        /// response is a stream of server-sent events with one message each. Available to the role `public`.
+        async fn watch_activity(
+            &self,
+            request: tonic::Request<super::WatchActivityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<Self::WatchActivityStream>,
+            tonic::Status,
+        >;
+        /// Lists a part of the tree of rules with the activity of each rule on this instance. Available to the role `public`.
+        async fn list_rule_activity(
+            &self,
+            request: tonic::Request<super::ListRuleActivityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListRuleActivityResponse>,
+            tonic::Status,
+        >;
+        /// Returns how much of a rule's limit its entities use, for those with the most requested hits on this instance.
+        async fn get_rule_usage(
+            &self,
+            request: tonic::Request<super::GetRuleUsageRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::GetRuleUsageResponse>,
+            tonic::Status,
+        >;
+        /// Reads descriptors from text: `domain key=value …`, a request in JSON, a curl command with such a request, or a line of
+        /// an access log. Available to the role `public`.
+        async fn read_descriptors(
+            &self,
+            request: tonic::Request<super::ReadDescriptorsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReadDescriptorsResponse>,
+            tonic::Status,
+        >;
+        /// Replays recorded requests with changed rules or limits and compares the decisions with those of the rules in force.
+        /// Changes nothing.
+        async fn simulate(
+            &self,
+            request: tonic::Request<super::SimulateRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SimulateResponse>,
             tonic::Status,
         >;
     }
@@ -1903,6 +2631,278 @@ pub mod admin_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = RollbackRulesSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/GetSession" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetSessionSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::GetSessionRequest>
+                    for GetSessionSvc<T> {
+                        type Response = super::GetSessionResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetSessionRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::get_session(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetSessionSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/WatchActivity" => {
+                    #[allow(non_camel_case_types)]
+                    struct WatchActivitySvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::ServerStreamingService<super::WatchActivityRequest>
+                    for WatchActivitySvc<T> {
+                        type Response = super::WatchActivityResponse;
+                        type ResponseStream = T::WatchActivityStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::WatchActivityRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::watch_activity(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = WatchActivitySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/ListRuleActivity" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListRuleActivitySvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::ListRuleActivityRequest>
+                    for ListRuleActivitySvc<T> {
+                        type Response = super::ListRuleActivityResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListRuleActivityRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::list_rule_activity(&inner, request)
+                                    .await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListRuleActivitySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/GetRuleUsage" => {
+                    #[allow(non_camel_case_types)]
+                    struct GetRuleUsageSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::GetRuleUsageRequest>
+                    for GetRuleUsageSvc<T> {
+                        type Response = super::GetRuleUsageResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::GetRuleUsageRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::get_rule_usage(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = GetRuleUsageSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/ReadDescriptors" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReadDescriptorsSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::ReadDescriptorsRequest>
+                    for ReadDescriptorsSvc<T> {
+                        type Response = super::ReadDescriptorsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReadDescriptorsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::read_descriptors(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReadDescriptorsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/Simulate" => {
+                    #[allow(non_camel_case_types)]
+                    struct SimulateSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::SimulateRequest>
+                    for SimulateSvc<T> {
+                        type Response = super::SimulateResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SimulateRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::simulate(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SimulateSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

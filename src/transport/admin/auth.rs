@@ -24,18 +24,32 @@ const MIN_TOKEN_BYTES: usize = 16;
 
 /// Permissions of a caller. Each role includes the permissions of the previous one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Role {
+pub(in crate::transport) enum Role {
+    /// Methods that return no names of entities and operators.
+    Public,
     /// Methods that change nothing.
     Read,
     /// All methods.
     Operate,
 }
 
-/// An authenticated caller.
+impl Role {
+    /// Returns the name in the API.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Public => "public",
+            Self::Read => "read",
+            Self::Operate => "operate",
+        }
+    }
+}
+
+/// A caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Caller {
-    pub(super) name: String,
-    pub(super) role: Role,
+pub(in crate::transport) struct Caller {
+    /// Name of the token or certificate; empty without one.
+    pub(in crate::transport) name: String,
+    pub(in crate::transport) role: Role,
 }
 
 /// Error returned when the token file cannot be read or is invalid.
@@ -100,6 +114,11 @@ impl Authenticator {
                 }
             }
         }
+    }
+
+    /// Returns whether there is a token file.
+    pub(super) fn accepts_tokens(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Returns the caller with this token. Compares all tokens, each in constant time.

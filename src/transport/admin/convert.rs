@@ -8,10 +8,10 @@ use tonic::Status;
 
 use crate::{
     engine::{
-        self, CounterState, Micros, Outcomes,
+        self, CounterPart, CounterState, Micros, Outcomes, Snapshot,
         overrides::{Mode, Origin, RuleSetSlot, Scope, Target},
     },
-    rules,
+    rules::{self, SourceFile},
     service::{
         admin::AdminError,
         candidates::CandidateError,
@@ -115,8 +115,11 @@ pub(super) fn write_override(entry: &engine::Override, origin: Origin) -> api::O
 
 /// Converts the state of a counter. `prefix` is the key prefix of the store.
 pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> api::Counter {
-    let CounterState { limit, counter, decision } = state;
+    let CounterState { limit, counter, decision, at, .. } = state;
     let node = store.server_of(counter.key.as_bytes(), counter.per_second);
+    let part =
+        |part: CounterPart| api::CounterPart { from_us: part.from.get(), until_us: part.until.get(), hits: part.hits };
+    let forecast = |(after, remaining): (Micros, u64)| api::Forecast { after_us: after.get(), remaining };
     api::Counter {
         limit: limit.to_string(),
         key: format!("{prefix}{}", counter.key),
@@ -125,11 +128,19 @@ pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> a
         remaining: decision.remaining,
         reset_us: decision.reset.get(),
         retry_after_us: decision.retry_after.filter(|_| !decision.allowed).map(Micros::get),
+        algorithm: limit.algorithm().name().to_owned(),
+        hash_slot: store.hash_slot_of(counter.key.as_bytes(), counter.per_second).map(u32::from),
+        at: Some(time(*at)),
+        parts: state.parts().into_iter().map(part).collect(),
+        forecast: state.forecast().into_iter().map(forecast).collect(),
     }
 }
 
-pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
+/// Converts a rule with the mode of the switch that applies to it in `snapshot`.
+pub(super) fn rule(rule: &rules::Rule, snapshot: Option<&Snapshot>) -> api::Rule {
     let (domain, levels) = rule.labels.split_first().map_or(("", [].as_slice()), |(domain, levels)| (domain, levels));
+    let switch = snapshot.and_then(|snapshot| snapshot.modes().mode_of(domain, Some(rule)));
+    let algorithm = rule.limit.as_ref().map_or("", |limit| limit.algorithm().name());
     api::Rule {
         domain: domain.to_owned(),
         name: rule.name.as_deref().map_or_else(|| levels.join("."), str::to_owned),
@@ -138,7 +149,15 @@ pub(super) fn rule(rule: &rules::Rule, switch: Option<Mode>) -> api::Rule {
         line: u32::try_from(rule.location.line).unwrap_or(u32::MAX),
         switch: switch.map_or("", Mode::name).to_owned(),
         shadow_mode: rule.shadow_mode,
+        algorithm: algorithm.to_owned(),
+        consistency: rule.consistency.name().to_owned(),
+        path: rule.path(),
     }
+}
+
+/// Converts uploaded rule files.
+pub(super) fn files(files: Vec<api::RuleFile>) -> Vec<SourceFile> {
+    files.into_iter().map(|file| SourceFile { name: file.name, text: file.text }).collect()
 }
 
 pub(super) fn outcomes(outcomes: Outcomes) -> api::Outcomes {

@@ -1,19 +1,37 @@
-//! The admin API as JSON: `POST /v1/METHOD` with the messages of the gRPC methods in proto3 JSON.
+//! The admin API as JSON: `POST /v1/METHOD` with the messages of the gRPC methods in proto3 JSON. A method that streams
+//! responds with server-sent events.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    convert::Infallible,
+    sync::{Arc, LazyLock},
+};
 
 use axum::{
     body::Bytes,
     extract::{Extension, Path, State},
-    http::{StatusCode, header::CONTENT_TYPE},
-    response::{IntoResponse, Response},
+    http::{
+        HeaderName, StatusCode,
+        header::{CACHE_CONTROL, CONTENT_TYPE},
+    },
+    response::{
+        IntoResponse, Response,
+        sse::{Event, KeepAlive, Sse},
+    },
 };
+use futures_util::StreamExt;
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage, ServiceDescriptor};
+use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, ServiceDescriptor};
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminService};
 use tonic::{Code, Request, Status};
 
-use super::{auth::Caller, service::Service};
+use super::{
+    auth::{Caller, Role},
+    service::Service,
+};
+
+/// The methods that callers without a token may call. Their comments in the `.proto` file say so.
+const PUBLIC_METHODS: [&str; 6] =
+    ["ListRules", "GetHealth", "GetSession", "WatchActivity", "ListRuleActivity", "ReadDescriptors"];
 
 /// The descriptor of the service. Never `None`, because the descriptor set is embedded in the program.
 pub(super) static SERVICE: LazyLock<Option<ServiceDescriptor>> = LazyLock::new(|| {
@@ -27,16 +45,31 @@ pub(super) async fn call(
     Path(name): Path<String>,
     body: Bytes,
 ) -> Response {
-    match dispatch(&service, caller, &name, &body).await {
-        Ok(text) => ([(CONTENT_TYPE, "application/json")], text).into_response(),
-        Err(status) => error_response(http_code(&status), &status),
-    }
+    let answer = match read_call(caller, &name, &body) {
+        Ok((method, call)) if method.is_server_streaming() => stream(&service, call, &method).await,
+        Ok((method, call)) => {
+            let text = dispatch(&service, call, &method).await;
+            text.map(|text| ([(CONTENT_TYPE, "application/json")], text).into_response())
+        }
+        Err(status) => Err(status),
+    };
+    let mut response = answer.unwrap_or_else(|status| error_response(http_code(&status), &status));
+    response.headers_mut().insert(CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
+    response
 }
 
-async fn dispatch(service: &Service, caller: Caller, name: &str, body: &[u8]) -> Result<String, Status> {
+/// Reads the message of a call, and checks whether the caller may call the method at all. Methods that change something
+/// check the role `operate` themselves.
+fn read_call(caller: Caller, name: &str, body: &[u8]) -> Result<(MethodDescriptor, JsonCall), Status> {
     let method = SERVICE.as_ref().and_then(|service| service.methods().find(|method| method.name() == name));
     let method =
         method.ok_or_else(|| Status::not_found(format!("unknown method {name:?}; /openapi.json lists the methods")))?;
+    if caller.role < Role::Read && !PUBLIC_METHODS.contains(&name) {
+        return Err(Status::permission_denied(
+            "this method requires a token with the role read or operate (authorization: Bearer TOKEN), or the setting \
+             console.entities",
+        ));
+    }
     let body = if body.is_empty() { b"{}" } else { body };
     let mut json = serde_json::Deserializer::from_slice(body);
     let message = DynamicMessage::deserialize(method.input(), &mut json);
@@ -44,8 +77,11 @@ async fn dispatch(service: &Service, caller: Caller, name: &str, body: &[u8]) ->
     let message = message.map_err(|error| {
         Status::invalid_argument(format!("the body is not a valid {} in JSON: {error}", method.input().name()))
     })?;
-    let call = JsonCall { bytes: message.encode_to_vec(), caller };
-    let bytes = match name {
+    Ok((method, JsonCall { bytes: message.encode_to_vec(), caller }))
+}
+
+async fn dispatch(service: &Service, call: JsonCall, method: &MethodDescriptor) -> Result<String, Status> {
+    let bytes = match method.name() {
         "PutOverrides" => write(service.put_overrides(call.read()?).await)?,
         "ListOverrides" => write(service.list_overrides(call.read()?).await)?,
         "ListAuditLog" => write(service.list_audit_log(call.read()?).await)?,
@@ -60,10 +96,34 @@ async fn dispatch(service: &Service, caller: Caller, name: &str, body: &[u8]) ->
         "GetCandidate" => write(service.get_candidate(call.read()?).await)?,
         "PromoteCandidate" => write(service.promote_candidate(call.read()?).await)?,
         "RollbackRules" => write(service.rollback_rules(call.read()?).await)?,
-        _ => return Err(Status::unimplemented(format!("the method {name} is not available as JSON"))),
+        "GetSession" => write(service.get_session(call.read()?).await)?,
+        "ListRuleActivity" => write(service.list_rule_activity(call.read()?).await)?,
+        "GetRuleUsage" => write(service.get_rule_usage(call.read()?).await)?,
+        "ReadDescriptors" => write(service.read_descriptors(call.read()?).await)?,
+        "Simulate" => write(service.simulate(call.read()?).await)?,
+        name => return Err(Status::unimplemented(format!("the method {name} is not available as JSON"))),
     };
-    let response =
-        DynamicMessage::decode(method.output(), &bytes[..]).map_err(|error| Status::internal(error.to_string()))?;
+    to_json(method.output(), &bytes)
+}
+
+/// Responds with an event for each message.
+async fn stream(service: &Service, call: JsonCall, method: &MethodDescriptor) -> Result<Response, Status> {
+    let updates = service.watch_activity(call.read()?).await?.into_inner();
+    let output = method.output();
+    let events = updates.map(move |update| {
+        let text = update.and_then(|message| to_json(output.clone(), &message.encode_to_vec()));
+        Ok::<_, Infallible>(match text {
+            Ok(text) => Event::default().data(text),
+            Err(status) => Event::default().event("error").data(status.message()),
+        })
+    });
+    // A proxy must pass each event on at once; nginx needs to be told.
+    let unbuffered = [(HeaderName::from_static("x-accel-buffering"), "no")];
+    Ok((unbuffered, Sse::new(events).keep_alive(KeepAlive::default())).into_response())
+}
+
+fn to_json(output: MessageDescriptor, bytes: &[u8]) -> Result<String, Status> {
+    let response = DynamicMessage::decode(output, bytes).map_err(|error| Status::internal(error.to_string()))?;
     serde_json::to_string(&response).map_err(|error| Status::internal(error.to_string()))
 }
 
@@ -97,6 +157,7 @@ fn http_code(status: &Status) -> StatusCode {
         Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
         Code::NotFound => StatusCode::NOT_FOUND,
         Code::Aborted => StatusCode::CONFLICT,
+        Code::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
         Code::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Code::Unauthenticated => StatusCode::UNAUTHORIZED,
         Code::PermissionDenied => StatusCode::FORBIDDEN,
@@ -120,6 +181,16 @@ fn code_name(code: Code) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_comments_of_public_methods_say_so() {
+        let service = SERVICE.as_ref().unwrap();
+        let says_so = |method: &MethodDescriptor| {
+            super::super::openapi::comment(&method.parent_file(), method.path()).contains("role `public`")
+        };
+        let public: Vec<_> = service.methods().filter(says_so).map(|method| method.name().to_owned()).collect();
+        assert_eq!(public, PUBLIC_METHODS);
+    }
 
     #[test]
     fn codes_have_the_names_that_grpc_specifies() {

@@ -3,11 +3,13 @@
 //! The admin API is off unless an address is configured, and the address requires tokens or certificates. The server
 //! runs on the control runtime, so calls do not delay decisions.
 
+mod activity;
 mod auth;
 mod convert;
 mod json;
 mod openapi;
 mod service;
+mod simulate;
 
 use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
@@ -15,14 +17,13 @@ use axum::{
     Router,
     extract::{DefaultBodyLimit, Request, State},
     http::{
-        StatusCode,
+        HeaderMap, StatusCode,
         header::{AUTHORIZATION, CONTENT_TYPE},
     },
     middleware::{self, Next},
     response::Response,
     routing::{get, post},
 };
-use rustls::pki_types::CertificateDer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_proto::{
@@ -33,14 +34,20 @@ use tokio::sync::watch;
 use tonic::service::Routes;
 
 pub use self::auth::TokenError;
+pub(super) use self::auth::{Caller, Role};
 use self::{
-    auth::{Authenticator, Caller},
-    service::Service,
+    auth::Authenticator,
+    service::{Offer, Service},
 };
-use super::{TlsError, grpc::TlsSettings, http_server::HttpServer, tls::Tls};
+use super::{
+    TlsError, console,
+    grpc::TlsSettings,
+    http_server::{Connection, HttpServer},
+    tls::Tls,
+};
 use crate::service::Admin;
 
-/// Maximum size of a message. A hundred overrides with the longest values fit.
+/// Maximum size of a message. A hundred overrides with the longest values fit, and a part of an access log.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
 /// Default of [`Settings::max_connections`]. Operators and dashboards are few.
 const DEFAULT_MAX_CONNECTIONS: usize = 128;
@@ -137,12 +144,14 @@ impl Server {
         self.http.local_addr()
     }
 
-    /// Serves calls until `stopping` is true.
-    pub async fn run(self, admin: Admin, stopping: watch::Receiver<bool>) {
+    /// Serves the API and the console until `stopping` is true.
+    pub async fn run(self, api: Api, console: console::Settings, stopping: watch::Receiver<bool>) {
         let Self { http, authenticator } = self;
         tokio::spawn(Arc::clone(&authenticator).follow());
-        let router = router(admin, &authenticator);
-        let router_of = move |certificate: Option<&CertificateDer<'_>>| {
+        let router = router(&api, &authenticator).merge(console::pages(&console));
+        let router = router.layer(middleware::from_fn(console::secure));
+        let router_of = move |connection: &Connection<'_>| {
+            let certificate = connection.certificate;
             let certified = certificate.and_then(|certificate| authenticator.by_certificate(certificate));
             router.clone().layer(axum::Extension(CertificateCaller(certified)))
         };
@@ -150,13 +159,63 @@ impl Server {
     }
 }
 
+/// The methods of the admin API, for all listeners that serve them.
+#[derive(Clone)]
+pub struct Api {
+    service: Arc<Service>,
+    authenticator: Option<Arc<Authenticator>>,
+}
+
+impl Api {
+    /// Creates the API. `server` is its own listener, whose tokens other listeners accept, too. Streams end when
+    /// `stopping` is true.
+    #[must_use]
+    pub fn new(
+        admin: Admin,
+        server: Option<&Server>,
+        console: &console::Settings,
+        stopping: watch::Receiver<bool>,
+    ) -> Self {
+        let authenticator = server.map(|server| Arc::clone(&server.authenticator));
+        let accepts_tokens = authenticator.as_ref().is_some_and(|authenticator| authenticator.accepts_tokens());
+        let offer = Offer { accepts_tokens, grafana_url: console.grafana_url.clone() };
+        Self { service: Arc::new(Service::new(admin, offer, stopping)), authenticator }
+    }
+
+    /// Returns the caller that the bearer token of a request identifies, or `None` if the request has no token.
+    ///
+    /// # Errors
+    ///
+    /// Returns the response to the request if the token is unknown.
+    pub(super) fn caller_with_token(&self, headers: &HeaderMap) -> Option<Result<Caller, Box<Response>>> {
+        let token = bearer_token(headers)?;
+        let caller = self.authenticator.as_ref().and_then(|authenticator| authenticator.by_token(token));
+        Some(caller.ok_or_else(|| {
+            let status = tonic::Status::unauthenticated(match &self.authenticator {
+                Some(_) => "the token is not in admin.token_file",
+                None => "the admin API is off, so there are no tokens; set admin.addr and admin.token_file",
+            });
+            Box::new(json::error_response(StatusCode::UNAUTHORIZED, &status))
+        }))
+    }
+
+    /// Returns the routes of the methods as JSON. Requests need a [`Caller`] as extension.
+    pub(super) fn json_routes(&self) -> Router {
+        Router::new()
+            .route("/v1/{method}", post(json::call))
+            .route("/openapi.json", get(openapi::describe))
+            .layer(DefaultBodyLimit::max(MAX_MESSAGE_BYTES))
+            .with_state(Arc::clone(&self.service))
+    }
+}
+
 /// The caller that the client certificate of a connection identifies.
 #[derive(Clone)]
 struct CertificateCaller(Option<Caller>);
 
-fn router(admin: Admin, authenticator: &Arc<Authenticator>) -> Router {
-    let service = Arc::new(Service::new(admin));
-    let grpc = AdminServiceServer::from_arc(Arc::clone(&service)).max_decoding_message_size(MAX_MESSAGE_BYTES);
+fn router(api: &Api, authenticator: &Arc<Authenticator>) -> Router {
+    let service = Arc::clone(&api.service);
+    let grpc = AdminServiceServer::from_arc(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
     let mut routes = Routes::new(grpc);
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
@@ -165,24 +224,22 @@ fn router(admin: Admin, authenticator: &Arc<Authenticator>) -> Router {
     if let Ok(reflection) = reflection.build_v1() {
         routes = routes.add_service(reflection);
     }
-    let json = Router::new()
-        .route("/v1/{method}", post(json::call))
-        .route("/openapi.json", get(openapi::describe))
-        .layer(DefaultBodyLimit::max(MAX_MESSAGE_BYTES))
-        .with_state(service);
     let authenticated = middleware::from_fn_with_state(Arc::clone(authenticator), authenticate);
-    routes.prepare().into_axum_router().merge(json).layer(authenticated)
+    routes.prepare().into_axum_router().merge(api.json_routes()).layer(authenticated)
+}
+
+/// Returns the token of the header `authorization: Bearer TOKEN`.
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
 /// Rejects requests without a known caller. The methods check the role.
 async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut request: Request, next: Next) -> Response {
     let certified = request.extensions().get::<CertificateCaller>().and_then(|caller| caller.0.clone());
-    let token = request.headers().get(AUTHORIZATION).and_then(|value| value.to_str().ok());
-    let token =
-        token.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
     // A token has precedence: many programs on a host may share one certificate.
-    let caller = match token {
-        Some((_, token)) => authenticator.by_token(token.trim()),
+    let caller = match bearer_token(request.headers()) {
+        Some(token) => authenticator.by_token(token),
         None => certified,
     };
     let is_grpc = is_grpc(&request);

@@ -32,12 +32,16 @@ fn write(service: &ServiceDescriptor) -> Value {
             "description": "The call failed",
             "content": { "application/json": { "schema": reference("Error") } },
         });
+        let output = match method.is_server_streaming() {
+            true => json!({ "text/event-stream": { "itemSchema": reference(method.output().name()) } }),
+            false => content(&method.output()),
+        };
         let operation = json!({
             "operationId": method.name(),
             "summary": comment,
             "requestBody": { "content": content(&method.input()) },
             "responses": {
-                "200": { "description": "The call succeeded", "content": content(&method.output()) },
+                "200": { "description": "The call succeeded", "content": output },
                 "default": error,
             },
         });
@@ -118,7 +122,7 @@ fn describe_as(schema: &mut Value, comment: &str) {
 }
 
 /// Returns the comment above an element of a `.proto` file, on one line.
-fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> String {
+pub(super) fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> String {
     let info = file.file_descriptor_proto().source_code_info.as_ref();
     let location = info.and_then(|info| info.location.iter().find(|location| location.path == path));
     let comment = location.and_then(|location| location.leading_comments.as_deref()).unwrap_or_default();

@@ -1,51 +1,70 @@
 //! [`Service`]: the methods of `sluicegate.admin.v1.AdminService`.
 
-use std::{collections::BinaryHeap, time::Instant};
+use std::{collections::BinaryHeap, sync::Arc, time::Instant};
 
 use sluicegate_proto::sluicegate::admin::v1::{self as api, admin_service_server::AdminService};
+use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 
 use super::{
+    activity::{UpdateStream, read_query, stream_updates, write_rules},
     auth::{Caller, Role},
     caller,
     convert::{
-        counter, descriptor, outcomes, read_change, read_target, reject, reject_candidate, rule, time, write_override,
-        write_target,
+        counter, descriptor, files as read_files, outcomes, read_change, read_target, reject, reject_candidate, rule,
+        time, write_override, write_target,
     },
+    simulate::{read_simulation, reject as reject_simulation, write_outcome},
 };
 use crate::{
     engine::{
         Override, OverrideKind, RankBy, StoreError, TopEntity,
         overrides::{Origin, Target},
     },
-    rules::{Entry, SourceFile},
+    rules::Entry,
     service::{
         Admin,
-        admin::AdminError,
+        admin::{AdminError, EntityUsage},
         overrides::{AppliedChange, ChangeInfo},
     },
+    traffic::{self, access_log::Mapping},
 };
+
+/// Maximum number of entities that `GetRuleUsage` lists.
+const MAX_LISTED_USAGES: usize = 50;
 
 /// Implements the methods of the admin API.
 pub(super) struct Service {
     admin: Admin,
     started: Instant,
+    offer: Offer,
+    stopping: watch::Receiver<bool>,
+}
+
+/// What the admin API offers besides the methods.
+#[derive(Clone, Debug)]
+pub(super) struct Offer {
+    /// Whether callers can authenticate with tokens.
+    pub(super) accepts_tokens: bool,
+    /// Link to a dashboard; empty without one.
+    pub(super) grafana_url: String,
 }
 
 type MethodResult<T> = Result<Response<T>, Status>;
 
 impl Service {
-    pub(super) fn new(admin: Admin) -> Self {
-        Self { admin, started: Instant::now() }
+    pub(super) fn new(admin: Admin, offer: Offer, stopping: watch::Receiver<bool>) -> Self {
+        Self { admin, started: Instant::now(), offer, stopping }
     }
 
     /// Returns the author and reason of a call that requires the role `operate`, and rejects callers without this role.
     fn info<T>(request: &Request<T>, reason: &str) -> Result<ChangeInfo, Status> {
         let Caller { name: author, role } = caller(request)?;
         if role < Role::Operate {
-            return Err(Status::permission_denied(format!(
-                "{author} has the role read, and this method requires the role operate"
-            )));
+            return Err(Status::permission_denied(match author.is_empty() {
+                true => "this method requires a token with the role operate".to_owned(),
+                false => format!("{author} has the role read, and this method requires the role operate"),
+            }));
         }
         Ok(ChangeInfo { author, reason: reason.to_owned(), at: 0 })
     }
@@ -145,7 +164,7 @@ impl AdminService for Service {
         let denied = self.admin.top(RankBy::Denied, 1, |ranked, _| *ranked == target);
         Ok(Response::new(api::InspectResponse {
             match_steps: inspection.match_steps,
-            rule: matched.map(|matched| rule(matched, snapshot.modes().mode_of(&matched.labels[0], Some(matched)))),
+            rule: matched.map(|matched| rule(matched, Some(&snapshot))),
             overrides: inspection.overrides.iter().map(|(origin, entry)| write_override(entry, *origin)).collect(),
             counter: inspection.counter.map(|state| counter(&state, &self.admin.engine.store, self.prefix())),
             allowed: inspection.allowed,
@@ -184,8 +203,7 @@ impl AdminService for Service {
         let (status, snapshot) = (self.admin.reloader.status(), self.admin.reloader.rules().load_full());
         let matches = |rule: &&crate::rules::Rule| domain.is_empty() || *rule.labels[0] == *domain;
         let rules = snapshot.rules().rules().iter().filter(matches);
-        let rules =
-            rules.map(|listed| rule(listed, snapshot.modes().mode_of(&listed.labels[0], Some(listed)))).collect();
+        let rules = rules.map(|listed| rule(listed, Some(&snapshot))).collect();
         let last_error = status.last_error.unwrap_or_default();
         Ok(Response::new(api::ListRulesResponse { loaded_at: status.loaded_at.map(time), last_error, rules }))
     }
@@ -210,7 +228,13 @@ impl AdminService for Service {
         Ok(Response::new(api::ListTopEntitiesResponse { entities, period_seconds, total_hits: ranking.total }))
     }
 
-    async fn get_health(&self, _: Request<api::GetHealthRequest>) -> MethodResult<api::GetHealthResponse> {
+    async fn get_health(&self, request: Request<api::GetHealthRequest>) -> MethodResult<api::GetHealthResponse> {
+        let mut switches = self.all_switches();
+        if caller(&request)?.role < Role::Read {
+            for switch in &mut switches {
+                (switch.author, switch.reason) = (String::new(), String::new());
+            }
+        }
         let status = self.admin.overrides.status();
         let servers = self.admin.engine.store.servers().into_iter();
         Ok(Response::new(api::GetHealthResponse {
@@ -222,7 +246,7 @@ impl AdminService for Service {
                 .last_sync
                 .and_then(|last_sync| u64::try_from(last_sync.elapsed().as_millis()).ok()),
             overrides_error: status.error.unwrap_or_default(),
-            switches: self.all_switches(),
+            switches,
         }))
     }
 
@@ -233,8 +257,7 @@ impl AdminService for Service {
         let info = Self::info(&request, &request.get_ref().reason)?;
         let api::UploadCandidateRequest { files, share, .. } = request.into_inner();
         let share = if share == 0.0 { 0.1 } else { share };
-        let files = files.into_iter().map(|file| SourceFile { name: file.name, text: file.text }).collect();
-        let uploaded = self.admin.candidates.upload(files, share, info).await;
+        let uploaded = self.admin.candidates.upload(read_files(files), share, info).await;
         let warnings = uploaded.map_err(reject_candidate)?.iter().map(ToString::to_string).collect();
         Ok(Response::new(api::UploadCandidateResponse { warnings }))
     }
@@ -303,6 +326,95 @@ impl AdminService for Service {
             skipped_requests: candidate.skipped(),
             error,
         }))
+    }
+
+    async fn get_session(&self, request: Request<api::GetSessionRequest>) -> MethodResult<api::GetSessionResponse> {
+        let Caller { name, role } = caller(&request)?;
+        Ok(Response::new(api::GetSessionResponse {
+            role: role.name().to_owned(),
+            caller: name,
+            accepts_tokens: self.offer.accepts_tokens,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            store: self.admin.engine.store.topology().to_owned(),
+            grafana_url: self.offer.grafana_url.clone(),
+            records_requests: self.admin.simulator.records_requests(),
+            instance: self.admin.activity.instance().name.clone(),
+        }))
+    }
+
+    type WatchActivityStream = UpdateStream;
+
+    async fn watch_activity(
+        &self,
+        request: Request<api::WatchActivityRequest>,
+    ) -> MethodResult<Self::WatchActivityStream> {
+        let role = caller(&request)?.role;
+        let viewer = self.admin.activity.watch(request.into_inner().all_instances);
+        let viewer = viewer.map_err(|error| Status::resource_exhausted(error.to_string()))?;
+        Ok(Response::new(stream_updates(viewer, role, self.stopping.clone())))
+    }
+
+    async fn list_rule_activity(
+        &self,
+        request: Request<api::ListRuleActivityRequest>,
+    ) -> MethodResult<api::ListRuleActivityResponse> {
+        let query = read_query(request.into_inner())?;
+        let status = self.admin.reloader.status();
+        let activity = Arc::clone(&self.admin.activity);
+        // With 100,000 rules this takes long, and must not block the other tasks of the control runtime.
+        let list = tokio::task::spawn_blocking(move || write_rules(activity.list_rules(&query))).await;
+        let list = list.map_err(|_| Status::unavailable("the service is shutting down"))?;
+        let last_error = status.last_error.unwrap_or_default();
+        let loaded_at = status.loaded_at.map(time);
+        Ok(Response::new(api::ListRuleActivityResponse { loaded_at, last_error, ..list }))
+    }
+
+    async fn get_rule_usage(
+        &self,
+        request: Request<api::GetRuleUsageRequest>,
+    ) -> MethodResult<api::GetRuleUsageResponse> {
+        let path = request.into_inner().path;
+        let snapshot = self.admin.reloader.rules().load_full();
+        let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == path);
+        let rule = rule.ok_or_else(|| Status::not_found(format!("there is no rule with the path {path:?}")))?;
+        let (usages, failed) = self.admin.usage(rule).await;
+        let mut by_share = vec![0; 11];
+        for usage in &usages {
+            by_share[((usage.share() * 10.0) as usize).min(10)] += 1;
+        }
+        let entity = |usage: &EntityUsage| api::EntityUsage {
+            descriptor: Some(descriptor(usage.domain.clone(), usage.entries.clone())),
+            used: usage.used,
+            limit: usage.limit,
+        };
+        Ok(Response::new(api::GetRuleUsageResponse {
+            entities_by_share: by_share,
+            entities: usages.iter().take(MAX_LISTED_USAGES).map(entity).collect(),
+            read_entities: u32::try_from(usages.len()).unwrap_or(u32::MAX),
+            failed_entities: u32::try_from(failed).unwrap_or(u32::MAX),
+        }))
+    }
+
+    async fn read_descriptors(
+        &self,
+        request: Request<api::ReadDescriptorsRequest>,
+    ) -> MethodResult<api::ReadDescriptorsResponse> {
+        let api::ReadDescriptorsRequest { text, mapping } = request.into_inner();
+        let invalid = |error: &dyn std::error::Error| Status::invalid_argument(crate::errors::chain(error));
+        let mapping = match mapping.trim().is_empty() {
+            true => None,
+            false => Some(Mapping::read(&mapping).map_err(|error| invalid(&error))?),
+        };
+        let descriptors = traffic::text::read(&text, mapping.as_ref()).map_err(|error| invalid(&error))?;
+        let descriptors = descriptors.into_iter().map(|(domain, entries)| descriptor(domain, entries)).collect();
+        Ok(Response::new(api::ReadDescriptorsResponse { descriptors }))
+    }
+
+    async fn simulate(&self, request: Request<api::SimulateRequest>) -> MethodResult<api::SimulateResponse> {
+        let simulation = read_simulation(request.into_inner())?;
+        let outcome = self.admin.simulator.run(simulation).await.map_err(|error| reject_simulation(&error))?;
+        let response = tokio::task::spawn_blocking(move || write_outcome(&outcome)).await;
+        Ok(Response::new(response.map_err(|_| Status::unavailable("the service is shutting down"))?))
     }
 }
 

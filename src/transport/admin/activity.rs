@@ -1,0 +1,151 @@
+//! The methods about activity: conversions of [`crate::service::activity`], and the stream of updates.
+
+use std::pin::Pin;
+
+use futures_util::{Stream, stream};
+use sluicegate_proto::sluicegate::admin::v1 as api;
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::{
+    auth::Role,
+    convert::{outcomes, rule, time},
+};
+use crate::{
+    engine::Micros,
+    service::activity::{
+        ClassHits, Event, EventKind, Instance, Period, RuleList, RuleOrder, RuleQuery, RuleRow, Update, Viewer,
+    },
+    transport::grpc::wait_for_shutdown,
+};
+
+/// Maximum number of rows in one response.
+const MAX_ROWS: u32 = 500;
+/// Maximum length of the text to find, in bytes.
+const MAX_FIND_BYTES: usize = 1_000;
+
+pub(super) type UpdateStream = Pin<Box<dyn Stream<Item = Result<api::WatchActivityResponse, Status>> + Send>>;
+
+/// Streams updates until the service stops. The role decides which details of events are visible.
+pub(super) fn stream_updates(viewer: Viewer, role: Role, stopping: watch::Receiver<bool>) -> UpdateStream {
+    Box::pin(stream::unfold((viewer, stopping), move |(mut viewer, mut stopping)| async move {
+        let update = tokio::select! {
+            update = viewer.next() => update,
+            () = wait_for_shutdown(&mut stopping) => return None,
+        };
+        Some((Ok(write_update(update, role, viewer.instance_name())), (viewer, stopping)))
+    }))
+}
+
+fn write_update(update: Update, role: Role, instance: &str) -> api::WatchActivityResponse {
+    let Update { at, periods, current, servers, events, instances, rules_version } = update;
+    api::WatchActivityResponse {
+        at: Some(time(at)),
+        periods: periods.into_iter().map(period).collect(),
+        current: Some(period(current)),
+        servers: servers.into_iter().map(|(name, up)| api::StoreServer { name: name.to_string(), up }).collect(),
+        events: events.into_iter().map(|event| write_event(event, role, instance)).collect(),
+        instances: instances.into_iter().map(write_instance).collect(),
+        rules_version,
+    }
+}
+
+fn write_instance(Instance { name, version, since }: Instance) -> api::Instance {
+    api::Instance { name, version, since: Some(time(Micros::new(since))) }
+}
+
+fn period(period: Period) -> api::ActivityPeriod {
+    let class =
+        |ClassHits { class, hits: [allowed, denied, shed] }| api::ClassActivity { class, allowed, denied, shed };
+    let Period { local: [by_lease, by_eventual_counter, by_deny_cache], latency: [p50, p99], .. } = period;
+    api::ActivityPeriod {
+        start: Some(time(Micros::new(period.start))),
+        length_ms: u32::try_from(period.length / 1_000).unwrap_or(u32::MAX),
+        requests: period.requests,
+        errors: period.errors,
+        requested: period.requested,
+        denied: period.denied,
+        near_limit: period.near,
+        shadow: period.shadow,
+        store_calls: period.store_calls,
+        decided_by_lease: by_lease,
+        decided_by_eventual_counter: by_eventual_counter,
+        decided_by_deny_cache: by_deny_cache,
+        store_errors: period.store_errors,
+        latency_p50_us: p50,
+        latency_p99_us: p99,
+        classes: period.classes.into_iter().map(class).collect(),
+    }
+}
+
+fn write_event(event: Event, role: Role, instance: &str) -> api::ActivityEvent {
+    let kind = match event.kind {
+        EventKind::Start => api::EventKind::Start,
+        EventKind::Rules => api::EventKind::Rules,
+        EventKind::RulesRejected => api::EventKind::RulesRejected,
+        EventKind::Switch => api::EventKind::Switch,
+        EventKind::Limit => api::EventKind::Limit,
+        EventKind::Candidate => api::EventKind::Candidate,
+        EventKind::ServerDown => api::EventKind::ServerDown,
+        EventKind::ServerUp => api::EventKind::ServerUp,
+        EventKind::Shedding => api::EventKind::Shedding,
+        EventKind::Action => api::EventKind::Action,
+    };
+    let may_see = role >= Role::Read;
+    let visible = |text: String| if may_see { text } else { String::new() };
+    api::ActivityEvent {
+        id: event.id,
+        at: Some(time(event.at)),
+        kind: kind.into(),
+        text: if may_see { event.text } else { event.public_text },
+        author: visible(event.author),
+        reason: visible(event.reason),
+        instance: instance.to_owned(),
+    }
+}
+
+pub(super) fn read_query(request: api::ListRuleActivityRequest) -> Result<RuleQuery, Status> {
+    let api::ListRuleActivityRequest { find, order, offset, page_size, path } = request;
+    if find.len() > MAX_FIND_BYTES {
+        return Err(Status::invalid_argument(format!("find must have at most {MAX_FIND_BYTES} bytes")));
+    }
+    let order = match api::RuleOrder::try_from(order) {
+        Ok(api::RuleOrder::Denied) => RuleOrder::Denied,
+        Ok(api::RuleOrder::File) => RuleOrder::File,
+        Err(_) => return Err(Status::invalid_argument("order must be RULE_ORDER_DENIED or RULE_ORDER_FILE")),
+    };
+    let max_rows = if page_size == 0 { 100 } else { page_size.min(MAX_ROWS) } as usize;
+    Ok(RuleQuery { find, order, path, offset: offset as usize, max_rows })
+}
+
+pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
+    let all_rules = list.snapshot.rules().rules();
+    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+    let row = |row: RuleRow| {
+        let column = |index: usize| row.minutes.iter().map(|minute| minute[index]).collect();
+        api::RuleRow {
+            depth: count(row.depth),
+            rule: row.rule.and_then(|id| all_rules.get(id)).map(|found| rule(found, Some(&list.snapshot))),
+            activity: Some(api::RuleActivity {
+                requested_rate: row.hits.requested_rate,
+                denied_rate: row.hits.denied_rate,
+                shadow_rate: row.hits.shadow_rate,
+                requested: row.hits.requested,
+                denied: row.hits.denied,
+                requested_per_minute: column(0),
+                denied_per_minute: column(1),
+            }),
+            overrides: row.overrides,
+            candidate: row.candidate.map(outcomes),
+            label: row.label,
+            path: row.path,
+        }
+    };
+    api::ListRuleActivityResponse {
+        rows: list.rows.into_iter().map(row).collect(),
+        total_rows: count(list.total_rows),
+        total_rules: count(list.total_rules),
+        all_rules: count(all_rules.len()),
+        ..Default::default()
+    }
+}
