@@ -1,0 +1,106 @@
+// Starts the console: the frame of all pages, the banner about the connection, and the choice of the page.
+import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./base.js";
+import { startActivity, restartActivity, useActivity } from "./activity.js";
+import { clock, visible } from "./format.js";
+import { Text } from "./parts.js";
+import { loadSession, signOut, useSession } from "./session.js";
+import { SignInDialog } from "./sign_in.js";
+import { link, useRoute } from "./state.js";
+import { Now } from "./pages/now.js";
+import { Rules } from "./pages/rules.js";
+import { RulePage } from "./pages/rule.js";
+import { DescriptorPage } from "./pages/descriptor.js";
+import { Change } from "./pages/change.js";
+import { Simulate } from "./pages/simulate.js";
+
+const PAGES = {
+  now: { title: "Now", component: Now },
+  rules: { title: "Rules", component: Rules },
+  rule: { title: "Rule", component: RulePage },
+  descriptor: { title: "Descriptor", component: DescriptorPage },
+  change: { title: "Change", component: Change },
+  simulate: { title: "Simulate", component: Simulate },
+};
+
+const ROLES = { read: "Read only", operate: "Operator" };
+
+// Who is signed in, with the button to sign in or out.
+function Role({ session }) {
+  const [isOpen, setOpen] = useState(false);
+  const leave = async () => {
+    await signOut();
+    restartActivity();
+  };
+  const word = ROLES[session.role] ?? "Not signed in";
+  const isSignedIn = session.caller !== "";
+  return html`<div class="role">
+    <span data-test="role">${word}${session.caller && html`: <${Text} value=${session.caller} length=${30} />`}</span>
+    ${session.acceptsTokens && !isSignedIn
+    && html`<button type="button" data-test="sign-in" onClick=${() => setOpen(true)}>Sign in with a token</button>`}
+    ${isSignedIn && html`<button type="button" data-test="sign-out" onClick=${leave}>Sign out</button>`}
+    ${isOpen && html`<${SignInDialog} close=${() => setOpen(false)} />`}
+  </div>`;
+}
+
+function Banner() {
+  const { connected, lostSince, lostMessage } = useActivity();
+  const isLost = !connected && lostSince !== null;
+  return html`<div role="status" id="banner" data-test="banner" class=${isLost ? "banner" : "banner-empty"}>
+    ${isLost && `No connection to the instance since ${clock(lostSince)}. ${visible(lostMessage)} Trying again…`}</div>`;
+}
+
+// The last events, for screen readers, as they happen.
+function Announcer() {
+  const { freshEvents } = useActivity();
+  const [text, setText] = useState("");
+  useEffect(() => {
+    if (freshEvents.length) setText(freshEvents.slice(-3).map((event) => visible(event.text)).join(". "));
+  }, [freshEvents]);
+  return html`<div class="unseen" aria-live="polite" data-test="announcer">${text}</div>`;
+}
+
+function Navigation({ page }) {
+  return html`<nav aria-label="Pages"><ul>${Object.entries(PAGES).map(([name, { title }]) => html`<li key=${name}>
+    <a href=${link(name)} aria-current=${name === page ? "page" : undefined}>${title}</a></li>`)}</ul></nav>`;
+}
+
+function App() {
+  const { page, params } = useRoute();
+  const session = useSession();
+  const main = useRef(null);
+  const isFirst = useRef(true);
+  const known = PAGES[page] ? page : "now";
+  const { title, component: Page } = PAGES[known];
+
+  useLayoutEffect(() => {
+    document.title = `${title} · Sluicegate`;
+    if (isFirst.current) {
+      isFirst.current = false;
+      return;
+    }
+    scrollTo(0, 0);
+    main.current.querySelector("h1")?.focus();
+  }, [known]);
+
+  const skip = (event) => {
+    event.preventDefault();
+    main.current.querySelector("h1")?.focus();
+  };
+  return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
+    <header>
+      <a class="brand" href=${link("now")}>Sluicegate</a>
+      <${Navigation} page=${known} />
+      <div class="instance"><span data-test="instance"><${Text} value=${session.instance} length=${40} /></span>
+        ${session.store && html`<span class="tag" data-test="store" title="Where counters are">${session.store}</span>`}</div>
+      <${Role} session=${session} />
+    </header>
+    <${Banner} /><${Announcer} />
+    <main id="main" ref=${main} data-page=${known}><${Page} key=${known} params=${params} /></main>
+    <footer class="muted">Sluicegate ${session.version}</footer>`;
+}
+
+loadSession();
+startActivity();
+const root = document.getElementById("app");
+root.textContent = "";
+render(html`<${App} />`, root);

@@ -1,0 +1,103 @@
+// The steps of a change: the preview, the confirmation, and the result with its effect and a way to undo it.
+import { html, useEffect, useRef, useState } from "../base.js";
+import { call } from "../api.js";
+import { changeSentence, endText, pathOfScope, undoOf } from "../change_model.js";
+import { ConfirmDialog } from "../confirm.js";
+import { visible } from "../format.js";
+import { Alert, Loading, Text, useCall } from "../parts.js";
+import { modeWord, sameTarget, targetKind, targetText } from "../words.js";
+import { Effect } from "./effect.js";
+import { SimulationSummary } from "./simulation_report.js";
+
+// An override or its absence, in words.
+export function OverrideText({ override }) {
+  if (!override || !override.value) return html`<span class="muted">none</span>`;
+  return html`<strong><${Text} value=${modeWord(override.value)} length=${100} /></strong>${override.until && html`
+    <span class="muted"> ${endText(override.until)}</span>`}`;
+}
+
+export const BeforeAfter = ({ changes, note }) => html`<table data-test="before-after"><thead><tr><th scope="col">Kind</th><th scope="col">Target</th>
+  <th scope="col">Before</th><th scope="col">After</th></tr></thead><tbody>${changes.map(({ target, before, after }, index) => html`<tr key=${index}>
+  <td>${targetKind(target)}</td><td><${Text} value=${targetText(target)} length=${100} /></td>
+  <td><${OverrideText} override=${before} />${note && !before && html`<br /><span class="muted">${note}</span>`}</td>
+  <td><${OverrideText} override=${after} /></td></tr>`)}</tbody></table>`;
+
+// Loads the overrides that the changes of a plan replace.
+function useBefore(plan) {
+  const { target } = plan.changes[0];
+  const descriptor = target.limit ?? (target.plan
+    ? { domain: target.plan.domain, entries: [{ key: target.plan.key, value: target.plan.value }] } : null);
+  const inspect = useCall("Inspect", descriptor ? { descriptor } : null);
+  const health = useCall("GetHealth", descriptor ? null : {});
+  const { data, error } = descriptor ? inspect : health;
+  if (!data) return { error };
+  const origin = plan.thisInstance ? "ORIGIN_INSTANCE" : "ORIGIN_STORE";
+  const isMatch = (override) => sameTarget(override.target, target) && (!target.switch || (override.origin ?? "ORIGIN_STORE") === origin);
+  const before = (data.overrides ?? data.switches ?? []).find(isMatch);
+  return {
+    before,
+    isLoaded: true,
+    path: descriptor ? data.rule?.path : pathOfScope(target.switch),
+    note: data.rule?.limit ? `the rule applies: ${data.rule.limit}` : "",
+  };
+}
+
+function Preview({ plan, session, apply, close }) {
+  const { before, note, path, error, isLoaded } = useBefore(plan);
+  const simulation = useCall("Simulate", session.recordsRequests ? { changes: plan.changes } : null);
+  const [isOpen, setOpen] = useState(false);
+  const change = plan.changes[0];
+  const sentence = changeSentence(change);
+  const run = async () => {
+    const expectedVersion = plan.thisInstance ? undefined : String(before?.version ?? "0");
+    const request = { changes: [{ ...change, expectedVersion }], reason: plan.reason, additive: plan.additive, thisInstance: plan.thisInstance };
+    await apply(request, path);
+  };
+  return html`<p data-test="preview-sentence"><bdi class="foreign">${visible(sentence)}.</bdi></p><${Alert} error=${error} />
+    ${!isLoaded && !error && html`<${Loading} />`}
+    ${isLoaded && html`<${BeforeAfter} changes=${[{ target: change.target, before, after: change.value ? change : undefined }]} note=${note} />`}
+    ${session.recordsRequests
+    ? html`<h3>With the recorded requests</h3><${Alert} error=${simulation.error} />
+      ${!simulation.data && !simulation.error && html`<${Loading} what="the simulation" />`}
+      ${simulation.data && html`<${SimulationSummary} data=${simulation.data} />`}`
+    : html`<p class="muted">No requests are recorded, so the effect cannot be simulated. Set <code>record.dir</code> to record a sample.</p>`}
+    <div class="buttons"><button type="button" class="primary" data-test="apply" disabled=${!isLoaded} onClick=${() => setOpen(true)}>Apply</button>
+      <button type="button" onClick=${close}>Cancel</button></div>
+    ${isOpen && html`<${ConfirmDialog} title="Apply this change?" sentence=${sentence} action="Apply" run=${run} close=${() => setOpen(false)} />`}`;
+}
+
+function Result({ result, plan, done, close }) {
+  const [isOpen, setOpen] = useState(false);
+  const [undone, setUndone] = useState(null);
+  const changes = result.answer.changes ?? [];
+  const restored = undoOf(changes, plan.thisInstance ? undefined : result.answer.version);
+  const sentence = restored.map(changeSentence).join(". ");
+  const undo = async () => {
+    const reason = `undo of ${plan.reason || changeSentence(plan.changes[0])}`.slice(0, 500);
+    const answer = await call("PutOverrides", { changes: restored, reason, thisInstance: plan.thisInstance });
+    setUndone(answer);
+    done();
+  };
+  return html`<p role="status" class="up" data-test="result"><span aria-hidden="true">●</span> ${undone
+    ? `Undone with version ${undone.version ?? "0"}.` : `Applied with version ${result.answer.version ?? "0"}.`}</p>
+    <${BeforeAfter} changes=${undone?.changes ?? changes} />
+    <${Effect} path=${result.path} baseline=${result.baseline} since=${result.at} />
+    <div class="buttons">${!undone && restored.length > 0 && html`<button type="button" data-test="undo" onClick=${() => setOpen(true)}>Undo</button>`}
+      <button type="button" onClick=${close}>Close</button></div>
+    ${isOpen && html`<${ConfirmDialog} title="Undo this change?" sentence=${sentence} action="Undo" run=${undo} close=${() => setOpen(false)} />`}`;
+}
+
+export function ChangeSteps({ plan, session, close, done }) {
+  const [result, setResult] = useState(null);
+  const heading = useRef(null);
+  useEffect(() => heading.current.focus(), [result]);
+  const apply = async (request, path) => {
+    const baseline = await call("ListRuleActivity", path ? { path } : { pageSize: 500 }).catch(() => null);
+    const answer = await call("PutOverrides", request);
+    setResult({ answer, path, baseline, at: new Date().toISOString() });
+    done();
+  };
+  return html`<section class="card" data-test="change-steps"><h2 tabindex="-1" ref=${heading}>${result ? "Result" : "Preview"}</h2>
+    ${result ? html`<${Result} result=${result} plan=${plan} done=${done} close=${close} />`
+    : html`<${Preview} plan=${plan} session=${session} apply=${apply} close=${close} />`}</section>`;
+}

@@ -1,0 +1,160 @@
+// The page “Now”: the activity of the last hour, who is denied, the health of the store, and the events.
+import { html, useEffect, useMemo } from "../base.js";
+import { useActivity, watchAllInstances } from "../activity.js";
+import { canRead, useSession } from "../session.js";
+import { integer, latency, number, percent, plural, rate } from "../format.js";
+import { Alert, Copyable, EntityLink, Loading, NeedsRead, RuleLink, ShareBar, Text, Time, useCall } from "../parts.js";
+import { EVENT_KINDS, deniesNothing, switchText } from "../words.js";
+import { link, replaceParams } from "../state.js";
+import { ActivityCharts } from "./now_charts.js";
+
+function ScopeChoice({ scope, session, instances }) {
+  const isShared = session.store !== "" && session.store !== "memory";
+  const choose = (event) => replaceParams({ scope: event.target.value === "all" ? "all" : "" });
+  return html`<fieldset class="choice" data-test="scope"><legend class="unseen">Instances</legend>
+    <label><input type="radio" name="scope" value="one" checked=${scope !== "all"} onChange=${choose} /> This instance</label>
+    <label class=${isShared ? "" : "muted"}><input type="radio" name="scope" value="all" checked=${scope === "all"}
+      disabled=${!isShared} onChange=${choose} /> All instances</label>
+    ${scope === "all" && html`<span class="muted" data-test="instances" title=${instances.map(({ name }) => name).join(", ")}>
+      ${plural(instances.length, "instance")}</span>`}
+    ${!isShared && session.store && html`<span class="muted">Counters in memory are not shared with other instances.</span>`}
+  </fieldset>`;
+}
+
+const Figure = ({ label, value, note, test }) => html`<div class="figure" data-test=${test}>
+  <dt>${label}</dt><dd><span class="figure-value">${value}</span><span class="figure-note">${note}</span></dd></div>`;
+
+// Sums the last period and the seconds since, so that the numbers neither jump nor lag.
+function recentNumbers(periods, current) {
+  const recent = [...periods.slice(-1), ...(current ? [current] : [])];
+  const sum = (name) => recent.reduce((total, period) => total + period[name], 0);
+  const seconds = recent.reduce((total, period) => total + period.seconds, 0) || 1;
+  const busy = recent.filter((period) => period.requests > 0);
+  const denied = sum("denied");
+  return {
+    requests: sum("requests") / seconds,
+    requested: sum("requested") / seconds,
+    denied: denied / seconds,
+    deniedShare: sum("requested") ? denied / sum("requested") : 0,
+    nearLimit: sum("nearLimit") / seconds,
+    errors: sum("errors") / seconds,
+    p50: busy.length ? busy[busy.length - 1].latencyP50Us : null,
+    p99: busy.length ? busy[busy.length - 1].latencyP99Us : null,
+  };
+}
+
+function Figures({ periods, current }) {
+  const now = recentNumbers(periods, current);
+  const errors = periods.reduce((total, period) => total + period.errors, current?.errors ?? 0);
+  return html`<dl class="figures" data-test="figures">
+    <${Figure} test="decisions" label="Decisions per second" value=${rate(now.requests)} note=${`${rate(now.requested)} hits/s`} />
+    <${Figure} test="denied" label="Denied share of hits" value=${percent(now.deniedShare)} note=${`${rate(now.denied)} hits/s`} />
+    <${Figure} test="near-limit" label="Near limit" value=${rate(now.nearLimit)} note="hits/s" />
+    <${Figure} test="latency" label="Latency, 99%" value=${now.p99 === null ? "–" : latency(now.p99)}
+      note=${now.p50 === null ? "no requests" : `50%: ${latency(now.p50)}`} />
+    <${Figure} test="errors" label="Errors per second" value=${rate(now.errors)} note=${`${number(errors)} in the last hour`} />
+  </dl>`;
+}
+
+// Builds a command that matches the first rule that has keys.
+function exampleCommand(rows) {
+  const row = rows.find(({ rule }) => rule?.path?.includes("."));
+  const domain = row?.rule.domain ?? "api";
+  const levels = row ? row.rule.path.slice(domain.length + 1).split(".").filter(Boolean) : ["user"];
+  const entries = levels.map((level) => {
+    const [key, ...value] = level.split("_");
+    return { key, value: value.join("_").replace("*", "1") || "bob" };
+  });
+  const body = JSON.stringify({ domain, descriptors: [{ entries }] }).replaceAll("'", "'\\''");
+  return `curl -H 'content-type: application/json' ${location.host}/json -d '${body}'`;
+}
+
+function NoRequests() {
+  const { data } = useCall("ListRuleActivity", { pageSize: 20, order: "RULE_ORDER_FILE" });
+  return html`<section class="notice" data-test="empty"><h2>No requests in the last hour</h2>
+    <p>Send a request from a proxy or an application, or try this command in a terminal:</p>
+    <${Copyable} text=${exampleCommand(data?.rows ?? [])} />
+    <p class="muted">This note disappears with the first request.</p></section>`;
+}
+
+function TopEntities() {
+  const session = useSession();
+  const { data, error } = useCall("ListTopEntities", canRead(session) ? { maxResults: 5 } : null, 5000);
+  if (!canRead(session)) return html`<${NeedsRead} />`;
+  if (error) return html`<${Alert} error=${error} />`;
+  if (!data) return html`<${Loading} />`;
+  const entities = data.entities ?? [];
+  if (!entities.length) return html`<p class="muted">No entity was denied in the last minutes.</p>`;
+  return html`<table data-test="denied-entities"><caption>Entities with the most denied hits in the last
+      ${" "}${plural(Math.max(1, Math.round(integer(data.periodSeconds) / 60)), "minute")}</caption>
+    <thead><tr><th scope="col">Entity</th><th scope="col">Rule</th><th scope="col" class="number">Denied hits</th></tr></thead>
+    <tbody>${entities.map((entity, index) => html`<tr key=${index}><td><${EntityLink} descriptor=${entity.descriptor} /></td>
+      <td><${Text} value=${entity.rule} length=${40} /></td><td class="number">${number(integer(entity.hits))}</td></tr>`)}</tbody></table>`;
+}
+
+function TopRules() {
+  const { data, error } = useCall("ListRuleActivity", { pageSize: 200, order: "RULE_ORDER_DENIED" }, 5000);
+  if (error) return html`<${Alert} error=${error} />`;
+  if (!data) return html`<${Loading} />`;
+  const rows = (data.rows ?? []).filter((row) => row.rule && integer(row.activity?.denied) > 0)
+    .sort((a, b) => integer(b.activity.denied) - integer(a.activity.denied)).slice(0, 5);
+  if (!rows.length) return html`<p class="muted">No rule denied a hit in the last hour.</p>`;
+  return html`<table data-test="denied-rules"><caption>Rules with the most denied hits in the last hour</caption>
+    <thead><tr><th scope="col">Rule</th><th scope="col">Limit</th><th scope="col" class="number">Denied hits</th><th scope="col">Share</th></tr></thead>
+    <tbody>${rows.map((row) => html`<tr key=${row.path}><td><${RuleLink} path=${row.path} /></td>
+      <td>${row.rule.limit}${deniesNothing(row.rule) && html` <span class="tag">${switchText(row.rule)}</span>`}</td>
+      <td class="number">${number(integer(row.activity.denied))}</td>
+      <td><${ShareBar} share=${integer(row.activity.denied) / Math.max(1, integer(row.activity.requested))} pattern="denied-fill" /></td>
+      </tr>`)}</tbody></table>`;
+}
+
+function Servers({ servers, store }) {
+  if (!servers.length) {
+    return store === "memory" ? html`<p class="muted">Counters are in this process's memory.</p>` : html`<p class="muted">No servers yet.</p>`;
+  }
+  return html`<table data-test="servers"><thead><tr><th scope="col">Server</th><th scope="col">State</th></tr></thead>
+    <tbody>${servers.map((server) => html`<tr key=${server.name}><td><${Text} value=${server.name} /></td>
+      <td class=${server.up ? "up" : "down"}><span aria-hidden="true">${server.up ? "●" : "✕"}</span> ${server.up ? "up" : "down"}</td></tr>`)}</tbody></table>`;
+}
+
+function Events({ events, several }) {
+  if (!events.length) return html`<p class="muted">No events yet. Changes of rules, switches, limits and servers appear here.</p>`;
+  return html`<ol class="events" data-test="events" tabindex="0" aria-label="Events, newest first">${events.slice(0, 200).map((event) => html`
+    <li key=${`${event.instance}/${event.id}`} class=${event.kind === "EVENT_KIND_RULES_REJECTED" || event.kind === "EVENT_KIND_SERVER_DOWN" ? "bad" : ""}>
+      <${Time} value=${event.at} /> <span class="tag">${EVENT_KINDS[event.kind] ?? "Event"}</span>
+      <span class="event-text"><${Text} value=${event.text} length=${300} />
+        ${event.author && html`<span class="muted"> by <${Text} value=${event.author} length=${40} /></span>`}
+        ${event.reason && html`<span class="muted">: “<${Text} value=${event.reason} length=${200} />”</span>`}
+        ${several && event.instance && html`<span class="muted"> on <${Text} value=${event.instance} length=${40} /></span>`}</span></li>`)}</ol>`;
+}
+
+export function Now({ params }) {
+  const activity = useActivity();
+  const session = useSession();
+  const all = params.scope === "all" && session.store !== "memory";
+  useEffect(() => {
+    watchAllInstances(all);
+    return () => watchAllInstances(false);
+  }, [all]);
+  const { periods, current, servers, events, instances } = activity;
+  const requests = useMemo(() => periods.reduce((total, period) => total + period.requests + period.errors, 0), [periods]);
+  const isIdle = activity.everConnected && requests + (current?.requests ?? 0) + (current?.errors ?? 0) === 0;
+  return html`<div class="title-row"><h1 tabindex="-1">Now</h1>
+      <${ScopeChoice} scope=${params.scope} session=${session} instances=${instances} /></div>
+    ${isIdle && html`<${NoRequests} />`}
+    <${Figures} periods=${periods} current=${current} />
+    <section aria-labelledby="who"><h2 id="who">Who is being denied?</h2>
+      <div class="columns"><div><${TopRules} /></div><div><${TopEntities} /></div></div></section>
+    <section aria-labelledby="hour"><h2 id="hour">The last hour</h2>
+      <${ActivityCharts} periods=${periods} current=${current} store=${session.store} />
+      <p class="muted">The last hour is kept in memory.${session.grafanaUrl && html` For more, see <a href=${safeUrl(session.grafanaUrl)} rel="noreferrer">Grafana</a>.`}</p>
+    </section>
+    <div class="columns">
+      <section aria-labelledby="events"><h2 id="events">Events</h2><${Events} events=${events} several=${instances.length > 1} /></section>
+      <section aria-labelledby="health"><h2 id="health">Store</h2><${Servers} servers=${servers} store=${session.store} /></section>
+    </div>
+    <p class="muted">See all <a href=${link("rules")}>rules</a>.</p>`;
+}
+
+// A setting could contain a URL with a script; only web pages are linked.
+const safeUrl = (url) => (/^https?:\/\//i.test(url) ? url : undefined);

@@ -1,0 +1,67 @@
+// The charts of the page “Now”, with one point for each period of five seconds.
+import { html, useMemo } from "../base.js";
+import { Chart, summarise } from "../chart.js";
+import { latency, percent, rate, visible } from "../format.js";
+
+const COLOURS = ["accent", "denied", "near", "muted"];
+const DASHES = [undefined, [6, 3], [2, 2], [8, 3, 2, 3]];
+const perSecond = (value) => `${rate(value)}/s`;
+
+// Builds the series of one chart from functions of a period.
+function seriesOf(periods, lines) {
+  return lines.map(({ label, value }, index) => ({
+    label, values: periods.map(value), colour: COLOURS[index % 4], dash: DASHES[index % 4],
+  }));
+}
+
+const each = (name) => (period) => (period.seconds ? period[name] / period.seconds : 0);
+const localOperations = (period) => period.decidedByLease + period.decidedByEventualCounter + period.decidedByDenyCache;
+const localShare = (period) => {
+  const all = localOperations(period) + period.storeCalls;
+  return all ? localOperations(period) / all : 0;
+};
+
+function ActivityChart({ periods, title, lines, format = perSecond, axisFormat, test }) {
+  const times = useMemo(() => periods.map((period) => period.start), [periods]);
+  const series = useMemo(() => seriesOf(periods, lines), [periods, lines.length]);
+  const summaries = series.map((line) => summarise(line, times, format));
+  return html`<${Chart} title=${title} times=${times} series=${series} format=${format} axisFormat=${axisFormat} summaries=${summaries} test=${test} />`;
+}
+
+const DECISIONS = [{ label: "Decisions", value: each("requests") }];
+const HITS = [{ label: "Requested", value: each("requested") }, { label: "Denied", value: each("denied") }];
+const NEAR = [{ label: "Near limit", value: each("nearLimit") }, { label: "Shadow mode", value: each("shadow") }];
+const LATENCY = [{ label: "99%", value: (period) => period.latencyP99Us }, { label: "50%", value: (period) => period.latencyP50Us }];
+const STORE = [{ label: "Store calls", value: each("storeCalls") }, { label: "Failed calls", value: each("storeErrors") }];
+const LOCAL = [{ label: "Local", value: localShare }];
+
+// Returns the names of the four classes with the most shed hits.
+function mostShed(periods) {
+  const totals = new Map();
+  for (const { name, shed } of periods.flatMap(({ classes }) => classes)) totals.set(name, (totals.get(name) ?? 0) + shed);
+  return [...totals].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([name]) => name).sort();
+}
+
+export function ActivityCharts({ periods, store }) {
+  const classes = useMemo(() => mostShed(periods), [periods]);
+  const shed = classes.map((name) => ({
+    label: visible(name) || "(none)",
+    value: (period) => {
+      const found = period.classes.find((entry) => entry.name === name);
+      return found && period.seconds ? found.shed / period.seconds : 0;
+    },
+  }));
+  return html`<div class="charts">
+    <${ActivityChart} test="chart-decisions" periods=${periods} title="Decisions per second" lines=${DECISIONS} />
+    <${ActivityChart} test="chart-hits" periods=${periods} title="Hits per second" lines=${HITS} />
+    <${ActivityChart} test="chart-near" periods=${periods} title="Near limit and shadow mode, hits per second" lines=${NEAR} />
+    <${ActivityChart} test="chart-latency" periods=${periods} title="Latency of decisions" lines=${LATENCY} format=${latency} axisFormat=${latency} />
+    ${store === "memory" && html`<div class="chart chart-note" data-test="chart-store"><div class="chart-title">Store calls</div>
+      <p>Counters are in this process's memory, so there are no calls to a store.</p></div>`}
+    ${store !== "memory" && html`<${ActivityChart} test="chart-store" periods=${periods} title="Calls to the store per second" lines=${STORE} />
+      <${ActivityChart} test="chart-local" periods=${periods} title="Counter operations decided without a call" lines=${LOCAL}
+        format=${percent} axisFormat=${percent} />`}
+    ${shed.length > 0 && html`<${ActivityChart} key=${classes.join()} test="chart-shed" periods=${periods}
+      title="Hits shed per second, by class" lines=${shed} />`}
+  </div>`;
+}

@@ -1,0 +1,107 @@
+// Words for things of the API: descriptors, targets of overrides, switches, kinds of events, algorithms.
+import { integer } from "./format.js";
+
+const SIMPLE = /^[^\s"'\\{}]+$/;
+
+// Returns a descriptor in the form that the descriptor page reads.
+export function descriptorText({ domain = "", entries = [] } = {}) {
+  const simple = SIMPLE.test(domain) && domain !== "curl"
+    && entries.every(({ key = "", value = "" }) => SIMPLE.test(key) && !key.includes("=") && SIMPLE.test(value));
+  if (simple && entries.length) return [domain, ...entries.map(({ key, value }) => `${key}=${value}`)].join(" ");
+  return JSON.stringify({ domain, descriptors: [{ entries }] });
+}
+
+export const entriesText = (entries = []) => entries.map(({ key = "", value = "" }) => `${key}=${value}`).join(" ");
+
+// A scope in words, such as `rule user of domain api`.
+export function scopeText(scope = {}) {
+  if (scope.rule) return `rule ${scope.rule.rule ?? ""} of domain ${scope.rule.domain ?? ""}`;
+  if (scope.algorithm === "shedding") return "all rules that shed";
+  if (scope.algorithm) return `all rules with algorithm ${spaced(scope.algorithm)}`;
+  if (scope.domain !== undefined) return `domain ${scope.domain}`;
+  return "everything";
+}
+
+export function targetText(target = {}) {
+  if (target.limit) return `${target.limit.domain ?? ""} ${entriesText(target.limit.entries)}`;
+  if (target.plan) return `${target.plan.domain ?? ""} ${target.plan.key ?? ""}=${target.plan.value ?? ""}`;
+  if (target.switch) return scopeText(target.switch);
+  return RULE_SETS[target.rules] ?? "rules";
+}
+
+const RULE_SETS = {
+  RULE_SET_SLOT_CANDIDATE: "candidate rules",
+  RULE_SET_SLOT_IN_FORCE: "rules in force",
+  RULE_SET_SLOT_PREVIOUS: "previous rules",
+};
+
+export function targetKind(target = {}) {
+  if (target.limit) return "Limit";
+  if (target.plan) return "Plan";
+  if (target.switch) return "Switch";
+  return "Rules";
+}
+
+// Reports whether two targets are the same.
+export const sameTarget = (one, other) => normal(one) === normal(other);
+function normal(target = {}) {
+  if (target.limit) return JSON.stringify(["limit", target.limit.domain ?? "", entriesOf(target.limit)]);
+  if (target.plan) return JSON.stringify(["plan", target.plan.domain ?? "", target.plan.key ?? "", target.plan.value ?? ""]);
+  return JSON.stringify([targetKind(target), targetText(target)]);
+}
+const entriesOf = ({ entries = [] }) => entries.map(({ key = "", value = "" }) => [key, value]);
+
+// The modes of switches, with what they do.
+export const MODES = {
+  enforce: "On: the rules deny as written",
+  shadow: "Shadow mode: count, but deny nothing",
+  off: "Off: count nothing and deny nothing",
+  deny: "Deny everything",
+};
+
+const MODE_WORDS = { enforce: "on", shadow: "shadow mode", off: "off", deny: "deny everything" };
+export const modeWord = (mode) => MODE_WORDS[mode] ?? mode;
+
+// The state of a rule's switch in words; empty if the rule works as written.
+export function switchText(rule = {}) {
+  if (rule.switch) return modeWord(rule.switch);
+  return rule.shadowMode ? "shadow mode" : "";
+}
+
+export const deniesNothing = (rule) => ["shadow mode", "off"].includes(switchText(rule));
+
+export const spaced = (text = "") => text.replaceAll("_", " ");
+
+export function locationText(rule = {}) {
+  if (!rule.file) return "";
+  return rule.line ? `${rule.file}:${rule.line}` : rule.file;
+}
+
+export const EVENT_KINDS = {
+  EVENT_KIND_START: "Started",
+  EVENT_KIND_RULES: "Rules loaded",
+  EVENT_KIND_RULES_REJECTED: "Rules rejected",
+  EVENT_KIND_SWITCH: "Switch",
+  EVENT_KIND_LIMIT: "Limit",
+  EVENT_KIND_CANDIDATE: "Candidate rules",
+  EVENT_KIND_SERVER_DOWN: "Server down",
+  EVENT_KIND_SERVER_UP: "Server up",
+  EVENT_KIND_SHEDDING: "Shedding",
+  EVENT_KIND_ACTION: "Action",
+};
+
+export const ALGORITHMS = ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra",
+  "concurrency"];
+
+// What candidate rules would change, as a sentence.
+export function outcomesText(outcomes = {}) {
+  const newlyDenied = integer(outcomes.newlyDenied);
+  const newlyAllowed = integer(outcomes.newlyAllowed);
+  const format = (count) => count.toLocaleString("en-GB");
+  if (!integer(outcomes.requested)) return "no hits evaluated";
+  if (!newlyDenied && !newlyAllowed) return "the same decisions";
+  const parts = [];
+  if (newlyDenied) parts.push(`would deny ${format(newlyDenied)} more`);
+  if (newlyAllowed) parts.push(`would allow ${format(newlyAllowed)} more`);
+  return parts.join(", ");
+}
