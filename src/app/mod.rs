@@ -10,7 +10,7 @@
 //! | store | `store` | the counters: memory or Redis |
 //! | engine | `engine` | one engine for each worker and one for the control runtime |
 //! | servers | `servers` | bound sockets, worker threads, gRPC, HTTP and the admin API |
-//! | overrides | `overrides` | what operators have set, and candidate rules |
+//! | overrides | `overrides` | what operators have set, candidate rules, activity |
 //! | background tasks | `tasks` | one list: name, interval, owner |
 //! | shutdown | `shutdown` | the same phases in reverse order |
 
@@ -74,7 +74,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let servers = Servers::bind(&settings, &telemetry, &rules, &engines).await?;
     engines.store.start_tasks(&engines.local, &telemetry.clock, &mut tasks);
     engine::wait_until_up(servers.store()).await;
-    let operations = Operations::start(&settings, &telemetry, &rules, servers.store()).await?;
+    let operations = Operations::start(&settings, &telemetry, &rules, &servers).await?;
 
     observe(&telemetry, &rules, &engines, &servers, &operations);
     start_periodic(&mut tasks, &rules, &servers, &operations);
@@ -104,11 +104,13 @@ fn observe(telemetry: &Telemetry, rules: &Rules, engines: &EngineFactory, server
     operations.observe(&meter);
 }
 
-/// Starts the tasks that keep rules, overrides, candidate rules, resources and leases up to date.
+/// Starts the tasks that keep rules, overrides, candidate rules, resources, leases and activity up to date.
 fn start_periodic(tasks: &mut Tasks, rules: &Rules, servers: &Servers, operations: &Operations) {
     tasks.spawn(&tasks::RELOAD, Arc::clone(&rules.reloader).follow());
     tasks.spawn(&tasks::RESOURCES, servers.reports().clone().follow());
     tasks.spawn(&tasks::UPKEEP, tasks::keep_up(servers.store().clone(), servers.clock().clone()));
     tasks.spawn(&tasks::OVERRIDES, Arc::clone(&operations.overrides).follow());
     tasks.spawn(&tasks::CANDIDATES, Arc::clone(&operations.candidates).follow());
+    tasks.spawn(&tasks::ACTIVITY, Arc::clone(&operations.activity).follow());
+    tasks.spawn(&tasks::INSTANCES, Arc::clone(&operations.activity).follow_instances());
 }

@@ -1,23 +1,25 @@
-//! The overrides phase: what operators have set, and candidate rules.
+//! The overrides phase: what operators have set, candidate rules, and what operators see of the last hour.
 
 use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::{AppError, rules::Rules, telemetry::Telemetry};
+use super::{AppError, rules::Rules, servers::Servers, telemetry::Telemetry};
 use crate::{
-    service::{Candidates, OverrideSync},
-    settings::Settings,
-    store::{
-        AnyStore,
-        overrides::{Journal, OverrideStore},
+    service::{
+        Activity, Candidates, OverrideSync, Simulator,
+        activity::{self, Sources},
     },
+    settings::Settings,
+    store::overrides::{Journal, OverrideStore},
 };
 
-/// The components that apply the changes of operators: overrides and candidate rules.
+/// The components for operators: overrides, candidate rules, the activity of the last hour, and simulations.
 pub(super) struct Operations {
     pub(super) overrides: Arc<OverrideSync>,
     pub(super) candidates: Arc<Candidates>,
+    pub(super) activity: Arc<Activity>,
+    pub(super) simulator: Arc<Simulator>,
 }
 
 impl Operations {
@@ -26,8 +28,9 @@ impl Operations {
         settings: &Settings,
         telemetry: &Telemetry,
         rules: &Rules,
-        store: &AnyStore,
+        servers: &Servers,
     ) -> Result<Self, AppError> {
+        let store = servers.store();
         let (clock, reloader) = (telemetry.clock.clone(), Arc::clone(&rules.reloader));
         let override_store = OverrideStore::for_counters(store, Journal::new(settings.overrides.file.clone()));
         let overrides = OverrideSync::new(
@@ -40,10 +43,28 @@ impl Operations {
         overrides.start().await?;
         let directory = (settings.rules.candidate_dir.clone(), settings.rules.candidate_share);
         let recorders = telemetry.workers + 1;
-        let candidates =
-            Candidates::new(Arc::clone(&overrides), reloader, rules.resources(), clock, recorders, directory);
+        let candidates = Candidates::new(
+            Arc::clone(&overrides),
+            Arc::clone(&reloader),
+            rules.resources(),
+            clock.clone(),
+            recorders,
+            directory,
+        );
         candidates.poll(false).await;
-        Ok(Self { overrides, candidates })
+        let sources = Sources {
+            check_metrics: Arc::clone(&telemetry.check_metrics),
+            store_metrics: Arc::clone(&telemetry.store_metrics),
+            statistics: Arc::clone(&telemetry.statistics),
+            store: store.clone(),
+            overrides: Arc::clone(&overrides),
+            reloader: Arc::clone(&reloader),
+            clock: clock.clone(),
+        };
+        let activity = Activity::new(sources, &activity::instance_name(servers.grpc_port()));
+        let recorded = settings.record.dir.clone();
+        let simulator = Simulator::new(reloader, Arc::clone(&overrides), clock, rules.options, recorded);
+        Ok(Self { overrides, candidates, activity, simulator })
     }
 
     /// Registers the metrics of overrides and candidate rules.

@@ -25,6 +25,7 @@ use crate::{
     telemetry::MetricsPage,
     transport::{
         admin,
+        console::Console,
         grpc::{self, HEALTH_NAMES, Handler, ResourceService},
         http,
     },
@@ -81,6 +82,11 @@ impl Servers {
         &self.check.engine.store
     }
 
+    /// Returns the port of the gRPC server, if it listens on one.
+    pub(super) fn grpc_port(&self) -> Option<u16> {
+        self.grpc.address().ok()?.rsplit_once(':')?.1.parse().ok()
+    }
+
     /// Returns the clock that decisions use.
     pub(super) fn clock(&self) -> &Clock {
         &self.check.clock
@@ -109,12 +115,21 @@ impl Servers {
         let Self { grpc, http, admin, check, reports, page, health, stop, .. } = self;
         let stopping = stop.subscribe();
         let (store, clock) = (check.engine.store.clone(), check.clock.clone());
-        let Operations { overrides, candidates } = operations;
+        let Operations { overrides, candidates, activity, simulator } = operations;
         let reloader = Arc::clone(&rules.reloader);
+        let actions = Admin {
+            engine: check.engine.clone(),
+            overrides: Arc::clone(&overrides),
+            reloader: Arc::clone(&reloader),
+            candidates,
+            activity,
+            simulator,
+            clock,
+        };
+        let api = admin::Api::new(actions, admin.as_ref(), &settings.console, stopping.clone());
+        let console = Console::new(settings.console.clone(), api.clone());
         if let Some(server) = admin {
-            let (engine, overrides) = (check.engine.clone(), Arc::clone(&overrides));
-            let admin = Admin { engine, overrides, reloader: Arc::clone(&reloader), candidates, clock };
-            tokio::spawn(server.run(admin, stopping.clone()));
+            tokio::spawn(server.run(api, settings.console.clone(), stopping.clone()));
         }
         let leaving = Arc::new(AtomicBool::new(false));
         let needs_rules = settings.rules.required_for_health;
@@ -132,7 +147,7 @@ impl Servers {
             shutting_down: Arc::clone(&leaving),
             needs_rules,
         };
-        let http = tokio::spawn(http.run(handlers, stopping.clone()));
+        let http = tokio::spawn(http.run(handlers, console, stopping.clone()));
         let grpc = tokio::spawn(grpc.run(stopping));
         Ok(RunningServers { http, grpc, store, health, leaving, stop })
     }

@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::{task::JoinSet, time::interval};
 
 use crate::{
-    service::{Clock, candidates, overrides, reload, resources},
+    service::{Clock, activity, candidates, overrides, reload, resources},
     store::{AnyStore, Memory, redis::topology},
 };
 
@@ -45,6 +45,8 @@ pub(super) const RESOURCES: Task =
 pub(super) const OVERRIDES: Task = Task::new("override sync", Some(overrides::POLL_INTERVAL), "service::overrides");
 pub(super) const CANDIDATES: Task =
     Task::new("candidate rules", Some(candidates::POLL_INTERVAL), "service::candidates");
+pub(super) const ACTIVITY: Task = Task::new("activity", Some(activity::POLL_INTERVAL), "service::activity");
+pub(super) const INSTANCES: Task = Task::new("activity of all instances", None, "service::activity");
 pub(super) const HEALTH: Task = Task::new("health without rules", Some(HEALTH_INTERVAL), "app::servers");
 
 /// The tasks that are running.

@@ -62,6 +62,8 @@ pub struct Settings {
     pub http: transport::http::Settings,
     /// The admin API and its authentication.
     pub admin: transport::admin::Settings,
+    /// The web console.
+    pub console: transport::console::Settings,
     /// The store `memory`.
     pub memory: store::memory::Settings,
     /// The store `redis…://`.
@@ -99,6 +101,7 @@ impl Default for Settings {
             grpc: transport::grpc::Settings::default(),
             http: transport::http::Settings::default(),
             admin: transport::admin::Settings::default(),
+            console: transport::console::Settings::default(),
             memory: store::memory::Settings::default(),
             redis: store::redis::Settings::default(),
             per_second: PerSecondSettings::default(),

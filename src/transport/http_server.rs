@@ -54,6 +54,14 @@ const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// The peer of a connection.
+pub(crate) struct Connection<'a> {
+    /// Address of the peer.
+    pub(crate) peer: SocketAddr,
+    /// Certificate that the peer presented.
+    pub(crate) certificate: Option<&'a CertificateDer<'a>>,
+}
+
 /// An HTTP listener with a maximum number of connections.
 pub(crate) struct HttpServer {
     listener: TcpListener,
@@ -81,10 +89,10 @@ impl HttpServer {
 
     /// Serves connections until `stopping` is true, and then finishes the calls in progress.
     ///
-    /// `router` returns the routes for a connection, given the client's certificate.
+    /// `router` returns the routes for a connection.
     pub(crate) async fn run(
         self,
-        router: impl Fn(Option<&CertificateDer<'_>>) -> Router + Clone + Send + 'static,
+        router: impl Fn(&Connection<'_>) -> Router + Clone + Send + 'static,
         mut stopping: watch::Receiver<bool>,
     ) {
         if let Some(tls) = &self.tls {
@@ -93,9 +101,9 @@ impl HttpServer {
         let (queue, graceful) = (Arc::new(Mutex::new(ConnectionQueue::default())), GracefulShutdown::new());
         let (log_full, log_accept_error) = (LogThrottle::default(), LogThrottle::default());
         loop {
-            let stream = tokio::select! {
+            let (stream, peer) = tokio::select! {
                 accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => stream,
+                    Ok(accepted) => accepted,
                     Err(error) => {
                         if log_accept_error.should_log() {
                             tracing::warn!(listener = self.name, %error, "cannot accept connections; trying again");
@@ -124,7 +132,7 @@ impl HttpServer {
             locked.last += 1;
             let slot = Arc::new(ConnectionSlot { queue: Arc::clone(&queue), position: AtomicU64::new(locked.last) });
             let (tls, router, watcher) = (self.tls.clone(), router.clone(), graceful.watcher());
-            let handle = tokio::spawn(serve(stream, tls, router, slot, watcher)).abort_handle();
+            let handle = tokio::spawn(serve((stream, peer), tls, router, slot, watcher)).abort_handle();
             let last = locked.last;
             locked.open.insert(last, handle);
         }
@@ -180,19 +188,19 @@ fn lock(queue: &Mutex<ConnectionQueue>) -> MutexGuard<'_, ConnectionQueue> {
 }
 
 async fn serve(
-    stream: TcpStream,
+    (stream, peer): (TcpStream, SocketAddr),
     tls: Option<Arc<Tls>>,
-    router: impl Fn(Option<&CertificateDer<'_>>) -> Router,
+    router: impl Fn(&Connection<'_>) -> Router,
     slot: Arc<ConnectionSlot>,
     watcher: Watcher,
 ) {
     let Some(tls) = tls else {
-        return serve_http(stream, router(None), slot, watcher).await;
+        return serve_http(stream, router(&Connection { peer, certificate: None }), slot, watcher).await;
     };
     match timeout(HEAD_TIMEOUT, tls.accept(stream)).await {
         Ok(Ok(stream)) => {
             let certificates = stream.get_ref().1.peer_certificates();
-            let router = router(certificates.and_then(<[_]>::first));
+            let router = router(&Connection { peer, certificate: certificates.and_then(<[_]>::first) });
             serve_http(stream, router, slot, watcher).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),

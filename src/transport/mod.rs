@@ -2,6 +2,7 @@
 //! modules contain nothing that is specific to gRPC or HTTP.
 
 pub mod admin;
+pub mod console;
 pub mod grpc;
 pub mod http;
 mod http_server;

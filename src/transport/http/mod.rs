@@ -1,4 +1,4 @@
-//! HTTP: `/json`, metrics, health and the other pages. `Pages::router` lists all routes.
+//! HTTP: `/json`, metrics, health, the console and the other pages. `Pages::router` lists all routes.
 
 mod json;
 mod resources;
@@ -28,8 +28,9 @@ use serde::{Deserialize, Serialize};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
+    console::Console,
     grpc::{Limits, ResponseSettings},
-    http_server::HttpServer,
+    http_server::{Connection, HttpServer},
 };
 use crate::{
     engine::overrides::Target,
@@ -71,6 +72,7 @@ impl Default for Settings {
 pub struct Server(Vec<(HttpServer, Pages)>);
 
 /// The set of pages that a listener serves.
+#[derive(Clone)]
 enum Pages {
     All,
     Debug,
@@ -117,12 +119,16 @@ impl Server {
     }
 
     /// Serves requests until `stopping` is true, and then finishes the requests in progress.
-    pub async fn run(self, handlers: Handlers, stopping: watch::Receiver<bool>) {
-        let handlers = Arc::new(handlers);
+    pub async fn run(self, handlers: Handlers, console: Console, stopping: watch::Receiver<bool>) {
+        let (handlers, console) = (Arc::new(handlers), Arc::new(console));
         let mut running = JoinSet::new();
         for (server, pages) in self.0 {
-            let router = pages.router(&handlers);
-            running.spawn(server.run(move |_| router.clone(), stopping.clone()));
+            let (router, console) = (pages.router(&handlers), Arc::clone(&console));
+            let router_of = move |connection: &Connection<'_>| match pages {
+                Pages::All => router.clone().merge(console.routes(connection)),
+                Pages::Debug | Pages::Metrics(_) => router.clone(),
+            };
+            running.spawn(server.run(router_of, stopping.clone()));
         }
         while running.join_next().await.is_some() {}
     }

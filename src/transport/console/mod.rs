@@ -1,0 +1,77 @@
+//! The web console: its files, and who may read what (see docs/guides/console.md).
+//!
+//! The console uses the admin API as JSON. On its own listener, that API requires authentication; on the HTTP listener,
+//! callers without a token receive the same counts as `/metrics`, and names of entities only if
+//! [`Settings::entities`] allows it.
+
+mod access;
+mod files;
+
+pub(super) use access::secure;
+use access::{Access, admit};
+use axum::{Router, middleware};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{admin::Api, http_server::Connection};
+
+/// Settings of the web console.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Whether `/` of the HTTP listener and of the admin listener is the console.
+    pub enabled: bool,
+    /// Which callers without a token may read names of entities, counters and the audit log on the HTTP listener: `local`
+    /// (callers on this host), `token` (none), or `all`.
+    pub entities: Visibility,
+    /// Link to a dashboard in Grafana, for more than the last hour.
+    pub grafana_url: String,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { enabled: true, entities: Visibility::default(), grafana_url: String::new() }
+    }
+}
+
+/// Which callers without a token may read names of entities.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Visibility {
+    /// Callers on this host, unless a proxy has forwarded their requests.
+    #[default]
+    Local,
+    /// Only callers with a token.
+    Token,
+    /// All callers.
+    All,
+}
+
+/// The console on the HTTP listener.
+pub struct Console {
+    settings: Settings,
+    api: Api,
+}
+
+impl Console {
+    /// Creates the console. `api` answers its calls.
+    #[must_use]
+    pub fn new(settings: Settings, api: Api) -> Self {
+        Self { settings, api }
+    }
+
+    /// Returns the routes for a connection. Empty if the console is off.
+    pub(super) fn routes(&self, connection: &Connection<'_>) -> Router {
+        if !self.settings.enabled {
+            return Router::new();
+        }
+        let access = Access::new(self.api.clone(), self.settings.entities, connection.peer.ip());
+        let api = self.api.json_routes().layer(middleware::from_fn_with_state(access, admit));
+        api.merge(pages(&self.settings)).layer(middleware::from_fn(secure))
+    }
+}
+
+/// Returns the routes of the console's files. Empty if the console is off.
+pub(super) fn pages(settings: &Settings) -> Router {
+    if settings.enabled { files::routes() } else { Router::new() }
+}
