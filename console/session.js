@@ -2,7 +2,7 @@
 import { createStore, useStore } from "./base.js";
 import { call, getToken, setToken } from "./api.js";
 
-const PUBLIC = { role: "public", caller: "", acceptsTokens: false, store: "", instance: "", version: "", loaded: false };
+const PUBLIC = { role: "public", caller: "", acceptsTokens: false, store: "", instance: "", version: "", algorithms: [], loaded: false };
 const session = createStore(PUBLIC);
 
 export const useSession = () => useStore(session);

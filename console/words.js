@@ -90,8 +90,12 @@ export const EVENT_KINDS = {
   EVENT_KIND_ACTION: "Action",
 };
 
-export const ALGORITHMS = ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra",
-  "concurrency"];
+// Returns a descriptor that a rule matches, or undefined for a row without the entries of a rule.
+export function exampleOf(row) {
+  if (!row?.entries?.length) return undefined;
+  const entries = row.entries.map(({ key, value = "" }) => ({ key, value: value.replaceAll("*", "1") || "bob" }));
+  return { domain: row.rule.domain, entries };
+}
 
 // What candidate rules would change, as a sentence.
 export function outcomesText(outcomes = {}) {

@@ -1,6 +1,7 @@
 // The page “Change”: forms for limits, switches and candidate rules, each with a preview, then what is in force and the
 // audit log.
 import { html, useState } from "../base.js";
+import { integer } from "../format.js";
 import { NeedsOperate, Loading, Text, useCall } from "../parts.js";
 import { canOperate, canRead, useSession } from "../session.js";
 import { link } from "../state.js";
@@ -16,17 +17,17 @@ const TABS = { limit: "Limit for an entity", switch: "Switch", candidate: "Candi
 // What callers without a role may see: switches and the effect of candidate rules.
 function PublicState() {
   const health = useCall("GetHealth", {}, 10_000);
-  const rules = useCall("ListRuleActivity", { pageSize: 500, order: "RULE_ORDER_FILE" });
+  const rules = useCall("ListRuleActivity", { pageSize: 500, rulesOnly: true, order: "RULE_ORDER_FILE" });
   const switches = health.data?.switches ?? [];
-  const candidates = (rules.data?.rows ?? []).filter((row) => row.candidate && !row.depth);
+  const candidates = (rules.data?.rows ?? []).filter((row) => integer(row.candidate?.requested));
   return html`<section data-test="public-state"><h2>In force now</h2>
     ${!health.data && html`<${Loading} />`}
     ${health.data && switches.length === 0 && html`<p class="muted">No switch is set.</p>`}
     ${switches.length > 0 && html`<ul>${switches.map(({ target, value }, index) => html`<li key=${index}>Switch of
       ${" "}<${Text} value=${scopeText(target?.switch)} />: <strong>${modeWord(value)}</strong></li>`)}</ul>`}
-    ${candidates.length > 0 && html`<p>Candidate rules are being evaluated:</p><ul>${candidates.map((row) => html`<li key=${row.path}>
+    ${rules.data?.hasCandidate && html`<p>Candidate rules are being evaluated.</p><ul>${candidates.map((row) => html`<li key=${row.path}>
       <${Text} value=${row.path} />: ${outcomesText(row.candidate)}</li>`)}</ul>`}
-    ${rules.data && candidates.length === 0 && html`<p class="muted">No candidate rules are being evaluated.</p>`}</section>`;
+    ${rules.data && !rules.data.hasCandidate && html`<p class="muted">No candidate rules are being evaluated.</p>`}</section>`;
 }
 
 export function Change({ params }) {

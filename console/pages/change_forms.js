@@ -2,7 +2,8 @@
 import { html, useState } from "../base.js";
 import { endTime } from "../change_model.js";
 import { Field } from "../parts.js";
-import { ALGORITHMS, MODES, spaced } from "../words.js";
+import { useSession } from "../session.js";
+import { MODES, spaced } from "../words.js";
 
 let plans = 0;
 export const newPlan = (plan) => {
@@ -81,8 +82,9 @@ function scopeOf({ kind, domain, rule, algorithm }) {
 }
 
 export function SwitchForm({ params, isAllowed, preview }) {
+  const { algorithms } = useSession();
   const [scope, setScope] = useState({
-    kind: params.scope ?? "rule", domain: params.domain ?? "", rule: params.rule ?? "", algorithm: params.algorithm ?? ALGORITHMS[0],
+    kind: params.scope ?? "rule", domain: params.domain ?? "", rule: params.rule ?? "", algorithm: params.algorithm ?? algorithms[0],
   });
   const [mode, setMode] = useState(params.mode ?? "shadow");
   const [end, setEnd] = useState(NEVER);
@@ -103,8 +105,7 @@ export function SwitchForm({ params, isAllowed, preview }) {
     ${scope.kind === "rule" && html`<${Field} label="Rule" hint="Its name, or its path without the domain"><input name="rule" required value=${scope.rule}
       placeholder="user" onInput=${set("rule")} /></${Field}>`}
     ${scope.kind === "algorithm" && html`<${Field} label="Algorithm"><select name="algorithm" value=${scope.algorithm} onChange=${set("algorithm")}>
-      ${ALGORITHMS.map((name) => html`<option key=${name} value=${name}>${spaced(name)}</option>`)}
-      <option value="shedding">all rules that shed</option></select></${Field}>`}
+      ${algorithms.map((name) => html`<option key=${name} value=${name}>${name === "shedding" ? "all rules that shed" : spaced(name)}</option>`)}</select></${Field}>`}
     <${Field} label="Switch"><select name="mode" value=${mode} onChange=${(event) => setMode(event.target.value)}>
       ${Object.entries(MODES).map(([name, text]) => html`<option key=${name} value=${name}>${text}</option>`)}
       <option value="">Remove the switch</option></select></${Field}>

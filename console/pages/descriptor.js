@@ -4,28 +4,16 @@ import { Alert, Field, Loading, LongText, NeedsRead, useCall } from "../parts.js
 import { plural } from "../format.js";
 import { canRead, useSession } from "../session.js";
 import { link, open } from "../state.js";
-import { descriptorText, entriesText } from "../words.js";
+import { descriptorText, entriesText, exampleOf } from "../words.js";
 import { Inspection } from "./inspection.js";
 
 const MAX_SHOWN = 20;
 const MAPPING = "domain: api\ntime: start_time\ndescriptors:\n- [{ key: user, field: x_user }]\n";
 
-// Builds a descriptor that matches a rule from its path: `api.user` → `api user=bob`.
-function exampleOf({ rule }) {
-  const domain = rule?.domain ?? "";
-  const levels = rule?.path?.startsWith(`${domain}.`) ? rule.path.slice(domain.length + 1).split(".") : [];
-  if (!levels.length || rule.path.length > 80) return null;
-  const entries = levels.map((level) => {
-    const [key, ...value] = level.split("_");
-    return { key, value: value.join("_").replaceAll("*", "1") || "bob" };
-  });
-  return descriptorText({ domain, entries });
-}
-
 function Examples() {
-  const { data } = useCall("ListRuleActivity", { pageSize: 30, order: "RULE_ORDER_DENIED" });
-  const found = (data?.rows ?? []).map(exampleOf).filter(Boolean).slice(0, 4);
-  const texts = found.length ? found : ["api user=bob"];
+  const { data } = useCall("ListRuleActivity", { pageSize: 30, rulesOnly: true });
+  const found = (data?.rows ?? []).map(exampleOf).filter(Boolean).map(descriptorText).filter((text) => text.length <= 80);
+  const texts = found.length ? found.slice(0, 4) : ["api user=bob"];
   return html`<section data-test="examples"><h2>Examples</h2><p class="muted">Nothing is changed, and no hits are counted.</p>
     <div class="buttons">${texts.map((text) => html`<a class="button" key=${text} href=${link("descriptor", { d: text })}>${text}</a>`)}</div></section>`;
 }

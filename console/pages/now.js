@@ -4,7 +4,7 @@ import { useActivity, watchAllInstances } from "../activity.js";
 import { canRead, useSession } from "../session.js";
 import { integer, latency, number, percent, plural, rate } from "../format.js";
 import { Alert, Copyable, EntityLink, Loading, NeedsRead, RuleLink, ShareBar, Text, Time, useCall } from "../parts.js";
-import { EVENT_KINDS, deniesNothing, switchText } from "../words.js";
+import { EVENT_KINDS, deniesNothing, exampleOf, switchText } from "../words.js";
 import { link, replaceParams } from "../state.js";
 import { ActivityCharts } from "./now_charts.js";
 
@@ -58,19 +58,13 @@ function Figures({ periods, current }) {
 
 // Builds a command that matches the first rule that has keys.
 function exampleCommand(rows) {
-  const row = rows.find(({ rule }) => rule?.path?.includes("."));
-  const domain = row?.rule.domain ?? "api";
-  const levels = row ? row.rule.path.slice(domain.length + 1).split(".").filter(Boolean) : ["user"];
-  const entries = levels.map((level) => {
-    const [key, ...value] = level.split("_");
-    return { key, value: value.join("_").replace("*", "1") || "bob" };
-  });
+  const { domain, entries } = exampleOf(rows[0]) ?? { domain: "api", entries: [{ key: "user", value: "bob" }] };
   const body = JSON.stringify({ domain, descriptors: [{ entries }] }).replaceAll("'", "'\\''");
   return `curl -H 'content-type: application/json' ${location.host}/json -d '${body}'`;
 }
 
 function NoRequests() {
-  const { data } = useCall("ListRuleActivity", { pageSize: 20, order: "RULE_ORDER_FILE" });
+  const { data } = useCall("ListRuleActivity", { pageSize: 1, rulesOnly: true, order: "RULE_ORDER_FILE" });
   return html`<section class="notice" data-test="empty"><h2>No requests in the last hour</h2>
     <p>Send a request from a proxy or an application, or try this command in a terminal:</p>
     <${Copyable} text=${exampleCommand(data?.rows ?? [])} />
@@ -89,17 +83,17 @@ function TopEntities() {
       ${" "}${plural(Math.max(1, Math.round(integer(data.periodSeconds) / 60)), "minute")}</caption>
     <thead><tr><th scope="col">Entity</th><th scope="col">Rule</th><th scope="col" class="number">Denied hits</th></tr></thead>
     <tbody>${entities.map((entity, index) => html`<tr key=${index}><td><${EntityLink} descriptor=${entity.descriptor} /></td>
-      <td><${Text} value=${entity.rule} length=${40} /></td><td class="number">${number(integer(entity.hits))}</td></tr>`)}</tbody></table>`;
+      <td>${entity.rulePath ? html`<${RuleLink} path=${entity.rulePath} />` : html`<${Text} value=${entity.rule} length=${40} />`}</td>
+      <td class="number">${number(integer(entity.hits))}</td></tr>`)}</tbody></table>`;
 }
 
 function TopRules() {
-  const { data, error } = useCall("ListRuleActivity", { pageSize: 200, order: "RULE_ORDER_DENIED" }, 5000);
+  const { data, error } = useCall("ListRuleActivity", { pageSize: 5, rulesOnly: true }, 5000);
   if (error) return html`<${Alert} error=${error} />`;
   if (!data) return html`<${Loading} />`;
-  const rows = (data.rows ?? []).filter((row) => row.rule && integer(row.activity?.denied) > 0)
-    .sort((a, b) => integer(b.activity.denied) - integer(a.activity.denied)).slice(0, 5);
+  const rows = (data.rows ?? []).filter((row) => integer(row.activity?.denied) > 0);
   if (!rows.length) return html`<p class="muted">No rule denied a hit in the last hour.</p>`;
-  return html`<table data-test="denied-rules"><caption>Rules with the most denied hits in the last hour</caption>
+  return html`<table data-test="denied-rules"><caption>Rules with the most denied hits</caption>
     <thead><tr><th scope="col">Rule</th><th scope="col">Limit</th><th scope="col" class="number">Denied hits</th><th scope="col">Share</th></tr></thead>
     <tbody>${rows.map((row) => html`<tr key=${row.path}><td><${RuleLink} path=${row.path} /></td>
       <td>${row.rule.limit}${deniesNothing(row.rule) && html` <span class="tag">${switchText(row.rule)}</span>`}</td>

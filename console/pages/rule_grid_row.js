@@ -39,6 +39,6 @@ export function RuleGridRow({ index, row, height, isActive, choose }) {
     ${cell(7, state && html`<span class="tag">${state}</span>`)}
     ${cell(8, row.overrides ? number(row.overrides) : "", "number")}
     ${cell(9, row.candidate ? html`<span class="candidate" title=${outcomesText(row.candidate)}>${shortOutcomes(row.candidate)}</span>` : "")}
-    ${cell(10, rule && html`<${Text} value=${locationText(rule)} length=${60} />`, "muted")}
+    ${cell(10, rule && html`<span title=${locationText(rule)}><${Text} value=${locationText({ ...rule, file: rule.file?.split("/").pop() })} length=${60} /></span>`, "muted")}
   </div>`;
 }

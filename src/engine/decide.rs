@@ -200,6 +200,8 @@ impl Engine {
         now: Micros,
     ) {
         if let Some(top) = &self.top {
+            // Hits that are allowed because of shadow mode are not denied.
+            let allowed = allowed || applied.is_shadow();
             top.record(self.worker, domain, descriptor, applied.rule.map(Rule::policy), allowed, now);
         }
     }

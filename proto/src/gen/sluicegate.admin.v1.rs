@@ -422,6 +422,9 @@ pub struct TopEntity {
     /// When the entity entered the ranking.
     #[prost(message, optional, tag = "5")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
+    /// The path of the rule that applies to the entity now; empty if none does.
+    #[prost(string, tag = "6")]
+    pub rule_path: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetHealthRequest {}
@@ -593,6 +596,9 @@ pub struct GetSessionResponse {
     /// The name of this instance.
     #[prost(string, tag = "8")]
     pub instance: ::prost::alloc::string::String,
+    /// The names of all algorithms, for switches.
+    #[prost(string, repeated, tag = "9")]
+    pub algorithms: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchActivityRequest {
@@ -735,6 +741,9 @@ pub struct ListRuleActivityRequest {
     /// Return only the rule with this path. Empty: all rules.
     #[prost(string, tag = "5")]
     pub path: ::prost::alloc::string::String,
+    /// Return only rules in one list, without the levels above them. Each has only its own activity.
+    #[prost(bool, tag = "6")]
+    pub rules_only: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListRuleActivityResponse {
@@ -756,6 +765,9 @@ pub struct ListRuleActivityResponse {
     /// Total number of rules of all domains.
     #[prost(uint32, tag = "6")]
     pub all_rules: u32,
+    /// Whether candidate rules are evaluated.
+    #[prost(bool, tag = "7")]
+    pub has_candidate: bool,
 }
 /// A row of the tree of rules: a rule, or a level above rules.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -781,6 +793,10 @@ pub struct RuleRow {
     /// The path of the row.
     #[prost(string, tag = "7")]
     pub path: ::prost::alloc::string::String,
+    /// The entries that the rule matches: each key with the value or pattern that it requires, which is empty for any value.
+    /// Empty for a level that has no rule of its own, and for the rules of plans other than the default plan.
+    #[prost(message, repeated, tag = "8")]
+    pub entries: ::prost::alloc::vec::Vec<Entry>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RuleActivity {

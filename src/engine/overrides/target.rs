@@ -5,7 +5,7 @@ use std::fmt;
 use percent_encoding::percent_decode_str;
 use sluicegate_common::{ESCAPED, escape};
 
-use crate::rules::Entry;
+use crate::{algorithm::Algorithm, rules::Entry};
 
 /// Maximum length of a target's text, in bytes.
 const MAX_BYTES: usize = 1_024;
@@ -82,6 +82,13 @@ pub enum Scope {
 
 /// The name of the scope of rules that shed.
 pub(super) const SHEDDING: &str = "shedding";
+
+impl Scope {
+    /// Returns the names that [`Scope::Algorithm`] can have.
+    pub fn algorithms() -> impl Iterator<Item = &'static str> {
+        Algorithm::named().map(|kind| kind.name).chain([SHEDDING])
+    }
+}
 
 /// Error returned for an invalid target.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -237,30 +237,33 @@ impl RuleSet {
         &mut self.rules
     }
 
-    /// Returns the keys of the levels of each rule, by the rule's id. Empty for the rules of plans other than the default
-    /// plan.
+    /// Returns the keys and values of the levels of each rule, by the rule's id. Empty for the rules of plans other than
+    /// the default plan.
+    ///
+    /// The value of a level that matches any value is empty, and that of a pattern is its text.
     #[must_use]
-    pub fn keys_of_rules(&self) -> Vec<Box<[Arc<str>]>> {
+    pub fn entries_of_rules(&self) -> Vec<Box<[(Arc<str>, Box<str>)]>> {
         let mut parents = vec![NO_PARENT; self.nodes.len()];
         let with_values = self.by_value.iter().map(|(group, node)| (*group as usize, *node));
         let with_any = self.groups.iter().enumerate().filter_map(|(group, Group { any, .. })| Some((group, (*any)?)));
         for (group, node) in with_values.chain(with_any) {
             parents[node as usize] = self.groups[group].parent;
         }
-        let mut keys = vec![Box::default(); self.rules.len()];
+        let mut entries = vec![Box::default(); self.rules.len()];
         for (id, node) in self.nodes.iter().enumerate() {
             let Some(rule) = node.rule else { continue };
             let mut levels = Vec::new();
             let mut at = id;
             // The node without a parent is the domain.
             while parents[at] != NO_PARENT {
-                levels.push(Arc::clone(&self.nodes[at].key));
+                let node = &self.nodes[at];
+                levels.push((Arc::clone(&node.key), node.exact_value().unwrap_or_default().into()));
                 at = parents[at] as usize;
             }
             levels.reverse();
-            keys[rule as usize] = levels.into();
+            entries[rule as usize] = levels.into();
         }
-        keys
+        entries
     }
 
     /// Returns the settings of the domain, or `None` if it has only default settings.

@@ -273,3 +273,153 @@ fn slot_name(slot: RuleSetSlot) -> &'static str {
         RuleSetSlot::Previous => "rules for a rollback",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{engine::overrides::Scope, service::overrides::ChangeInfo};
+
+    fn observed() -> Observed<'static> {
+        Observed {
+            now: Micros::from_secs(100),
+            rules: Status { loaded_at: Some(Micros::from_secs(90)), last_error: None },
+            rule_counts: (2, 1),
+            servers: Vec::new(),
+            changes: Vec::new(),
+            own_switches: Vec::new(),
+            classes: None,
+        }
+    }
+
+    fn texts(events: &[Event]) -> Vec<&str> {
+        events.iter().map(|event| event.text.as_str()).collect()
+    }
+
+    fn switch(value: &str) -> Override {
+        Override {
+            target: Target::Switch(Scope::Domain("api".into())),
+            value: value.into(),
+            until: None,
+            author: "alice".into(),
+            reason: "test".into(),
+            at: Micros::ZERO,
+            version: 0,
+        }
+    }
+
+    #[test]
+    fn rules_are_reported_when_they_are_loaded_or_rejected() {
+        let mut detector = Detector::default();
+        let events = detector.detect(&observed());
+        assert_eq!(texts(&events), ["2 rules in 1 domain loaded"]);
+        assert_eq!((events[0].kind, events[0].at), (EventKind::Rules, Micros::from_secs(90)));
+        assert!(detector.detect(&observed()).is_empty());
+        let rejected = || Observed {
+            rules: Status { last_error: Some("a.yaml:1: wrong\nmore".into()), ..observed().rules },
+            ..observed()
+        };
+        let events = detector.detect(&rejected());
+        assert_eq!(
+            (texts(&events), events[0].kind),
+            (vec!["rules rejected: a.yaml:1: wrong"], EventKind::RulesRejected)
+        );
+        assert!(detector.detect(&rejected()).is_empty());
+    }
+
+    #[test]
+    fn servers_are_reported_when_their_state_changes() {
+        let mut detector = Detector::default();
+        let mut with = |servers: &[(&str, bool)]| {
+            let servers = servers.iter().map(|(name, up)| (Arc::from(*name), *up)).collect();
+            let events = detector.detect(&Observed { servers, rules: Status::default(), ..observed() });
+            events.into_iter().map(|event| event.text).collect::<Vec<_>>()
+        };
+        assert!(with(&[("a", true), ("b", false)]).is_empty());
+        assert_eq!(
+            with(&[("a", false), ("b", true)]),
+            ["Redis server a is unavailable", "Redis server b is available again"]
+        );
+        assert!(with(&[("a", false), ("b", true), ("c", false)]).is_empty());
+        assert_eq!(with(&[("a", false), ("b", true), ("c", true)]), ["Redis server c joined the store"]);
+        assert_eq!(with(&[("b", true), ("c", true)]), ["Redis server a left the store"]);
+    }
+
+    #[test]
+    fn switches_of_this_instance_are_reported() {
+        let mut detector = Detector::default();
+        let mut with = |values: &[&str]| {
+            let own_switches = values.iter().map(|value| switch(value)).collect();
+            detector.detect(&Observed { own_switches, rules: Status::default(), ..observed() })
+        };
+        let events = with(&["off"]);
+        assert_eq!(texts(&events), ["switch for domain api set to off on this instance only"]);
+        assert_eq!((events[0].author.as_str(), events[0].reason.as_str()), ("alice", "test"));
+        assert!(with(&["off"]).is_empty());
+        assert_eq!(texts(&with(&["deny"])), ["switch for domain api set to deny on this instance only"]);
+        assert_eq!(texts(&with(&[])), ["switch for domain api removed on this instance"]);
+    }
+
+    #[test]
+    fn shedding_is_reported_when_it_begins() {
+        let class = |shed_since| {
+            vec![ClassTotals {
+                rule: vec!["api".into(), "user".into()],
+                class: "free".into(),
+                allowed: 0,
+                denied: 0,
+                shed: 0,
+                shed_since,
+            }]
+        };
+        let mut detector = Detector::default();
+        let mut with = |since| {
+            let classes = class(since);
+            detector.detect(&Observed { classes: Some(&classes), rules: Status::default(), ..observed() })
+        };
+        assert!(with(None).is_empty());
+        assert_eq!(texts(&with(Some(Micros::from_secs(1)))), ["class free of rule api.user is being shed"]);
+        assert!(with(Some(Micros::from_secs(1))).is_empty());
+        assert!(with(None).is_empty());
+        assert_eq!(with(Some(Micros::from_secs(9))).len(), 1);
+        // Between two periods classes are not read, which does not end shedding.
+        assert!(detector.detect(&Observed { rules: Status::default(), ..observed() }).is_empty());
+        let classes = class(Some(Micros::from_secs(9)));
+        let again = Observed { classes: Some(&classes), rules: Status::default(), ..observed() };
+        assert!(detector.detect(&again).is_empty());
+    }
+
+    #[test]
+    fn a_change_has_a_text_without_names_of_entities() {
+        let limit = |user: &str| Target::Limit { domain: "api".into(), entries: vec![("user".into(), user.into())] };
+        let set = |target: Target| (target.clone(), None, Some(Override { target, ..switch("5/minute") }));
+        let change = |changes, reason: &str| {
+            let info = ChangeInfo { author: "alice".into(), reason: reason.into(), at: 7 };
+            of_change(&AppliedChange { version: 1, info, changes })
+        };
+        let event = change(vec![set(limit("bob"))], "why");
+        assert_eq!((event.kind, event.at, event.reason.as_str()), (EventKind::Limit, Micros::new(7), "why"));
+        assert_eq!(event.text, "limit of api user=bob set to 5/minute");
+        assert_eq!(event.public_text, "limit or plan of an entity changed");
+        let event = change(["a", "b", "c", "d", "e"].map(|user| set(limit(user))).into(), "");
+        assert!(event.text.ends_with("user=c set to 5/minute; and 2 more"), "{}", event.text);
+        assert_eq!(event.public_text, "limits or plans of 5 entities changed");
+        let event = change(vec![(switch("").target, None, None)], "");
+        assert_eq!((event.kind, event.public_text.as_str()), (EventKind::Switch, "switch for domain api removed"));
+        let event = change(vec![(Target::Rules(RuleSetSlot::Candidate), None, None)], "");
+        assert_eq!((event.kind, event.text.as_str()), (EventKind::Candidate, "candidate rules removed"));
+        let event = change(Vec::new(), "reset api|user=bob");
+        assert_eq!((event.kind, event.text.as_str()), (EventKind::Action, "reset api|user=bob"));
+        assert!(!event.public_text.contains("bob") && event.reason.is_empty());
+    }
+
+    #[test]
+    fn the_log_keeps_the_latest_events() {
+        let mut log = EventLog::default();
+        for number in 0..=MAX_EVENTS {
+            log.push(event(EventKind::Action, Micros::ZERO, number.to_string()));
+        }
+        let all: Vec<_> = log.after(0).map(|event| event.id).collect();
+        assert_eq!((all.len(), all[0]), (MAX_EVENTS, 2));
+        assert_eq!(log.after(MAX_EVENTS as u64).map(|event| event.text.clone()).collect::<Vec<_>>(), ["200"]);
+    }
+}

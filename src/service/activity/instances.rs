@@ -19,7 +19,7 @@ use crate::{
 /// Length of a period in the report of an instance.
 pub(super) const STEP: Micros = Micros::from_secs(30);
 /// Time between two exchanges while nobody watches, and while somebody does.
-const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 const WATCHED_INTERVAL: Duration = Duration::from_secs(2);
 /// Time without a change after which a report is left out.
 const MAX_AGE: Duration = Duration::from_secs(10);

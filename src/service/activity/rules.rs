@@ -49,6 +49,8 @@ pub struct RuleQuery {
     pub order: RuleOrder,
     /// Path of a rule. If it is not empty, only this rule is returned.
     pub path: String,
+    /// Whether to return only rules, each with only its own hits, without the levels above them.
+    pub rules_only: bool,
     /// Number of rows to skip.
     pub offset: usize,
     /// Maximum number of rows.
@@ -82,6 +84,8 @@ pub struct RuleRow {
     pub hits: Hits,
     /// Requested and denied hits of each minute of the last hour, the oldest first; empty if there were none.
     pub minutes: Vec<[u32; 2]>,
+    /// The keys of the rule's levels, with the values that they require; empty for any value.
+    pub entries: Vec<(String, String)>,
     /// Number of limits of entities that have the same keys.
     pub overrides: u32,
     /// What the candidate rules would change.
@@ -185,7 +189,7 @@ impl RuleTable {
         self.tree = Some(Arc::clone(&tree));
         let is_current = |(at, last, _): &(Micros, RuleQuery, View)| {
             let same_query = last.find == query.find && last.order == query.order && last.path == query.path;
-            same_query && now.get().abs_diff(at.get()) < VIEW_TIME.get()
+            same_query && last.rules_only == query.rules_only && now.get().abs_diff(at.get()) < VIEW_TIME.get()
         };
         let view = match self.view.take().filter(|view| is_current(view) && view.2.is_of(&tree)) {
             Some(view) => view,
@@ -214,7 +218,13 @@ impl RuleTable {
             label: tree.label(node).to_owned(),
             rule,
             hits: view.hits(node),
-            minutes: self.minutes(tree, node),
+            minutes: match view.is_flat {
+                true => self.minutes(tree, rule),
+                false => self.minutes(tree, tree.rules_below(node)),
+            },
+            entries: rule.map_or_else(Vec::new, |rule| {
+                tree.entries(rule).iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
+            }),
             overrides: rule.map_or(0, |rule| tree.overrides(rule, snapshot)),
             candidate: candidate.map(|outcomes| outcomes.get(&path).copied().unwrap_or_default()),
             path,
@@ -261,10 +271,10 @@ impl RuleTable {
         hits
     }
 
-    /// Sums the minutes of a rule and of all rules below. Empty if there were no hits.
-    fn minutes(&self, tree: &Tree, node: u32) -> Vec<[u32; 2]> {
+    /// Sums the minutes of rules. Empty if there were no hits.
+    fn minutes(&self, tree: &Tree, rules: impl IntoIterator<Item = usize>) -> Vec<[u32; 2]> {
         let mut sums = Vec::new();
-        for rule in tree.rules_below(node) {
+        for rule in rules {
             let Some(active) = self.active.get(&tree.totals[rule].id()) else {
                 continue;
             };
@@ -310,4 +320,212 @@ fn candidate_outcomes(snapshot: &Snapshot) -> Option<HashMap<String, Outcomes>> 
         }
     }
     Some(by_path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Write;
+
+    use arc_swap::ArcSwap;
+    use futures_util::FutureExt;
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{
+        engine::{Descriptor, Engine, Request, Resources, Statistics, StatisticsSettings},
+        metrics::WorkerId,
+        rules::{Entry, Options, SourceFile, compile},
+        store::{AnyStore, Memory, memory},
+    };
+
+    const RULES: &str = "domain: api
+descriptors:
+- { key: user, rate_limit: { unit: minute, requests_per_unit: 5 } }
+- key: path
+  value: /a
+  rate_limit: { name: checkout, unit: hour, requests_per_unit: 1, algorithm: gcra }
+  descriptors:
+  - { key: method, rate_limit: { unit: second, requests_per_unit: 2 } }
+- { key: quiet, shadow_mode: true, rate_limit: { unit: hour, requests_per_unit: 1 } }
+";
+
+    struct Setup {
+        engine: Engine,
+        table: RuleTable,
+    }
+
+    impl Setup {
+        fn new(rules: &str) -> Self {
+            let file = SourceFile { name: "a.yaml".into(), text: rules.into() };
+            let (rules, _) = compile(&[file], Options::default()).unwrap();
+            let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 9, near_limit_ratio: 0.8 });
+            let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+            let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 1_000_000 }));
+            let engine = Engine {
+                worker: WorkerId(0),
+                scope: "",
+                store: AnyStore::Memory(memory()),
+                local: memory(),
+                rules: Arc::new(ArcSwap::from_pointee(snapshot)),
+                statistics,
+                top: None,
+                settings: Arc::default(),
+            };
+            Self { engine, table: RuleTable::default() }
+        }
+
+        fn snapshot(&self) -> Arc<Snapshot> {
+            self.engine.rules.load_full()
+        }
+
+        fn ask(&self, entries: &[(&str, &str)], times: u32, second: u64) {
+            for _ in 0..times {
+                let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+                let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
+                let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: vec![] };
+                self.engine.decide(&request, Micros::from_secs(second)).now_or_never().unwrap().unwrap();
+            }
+        }
+
+        fn tick(&mut self, second: u64) {
+            self.table.tick(&self.snapshot(), Micros::from_secs(second));
+        }
+
+        fn list(&mut self, query: &RuleQuery, second: u64) -> RuleList {
+            self.table.list(&self.snapshot(), &RuleQuery { max_rows: 100, ..query.clone() }, Micros::from_secs(second))
+        }
+    }
+
+    fn paths(list: &RuleList) -> Vec<&str> {
+        list.rows.iter().map(|row| row.path.as_str()).collect()
+    }
+
+    fn by_file() -> RuleQuery {
+        RuleQuery { order: RuleOrder::File, ..RuleQuery::default() }
+    }
+
+    #[test]
+    fn the_tree_has_a_row_for_each_level() {
+        let mut setup = Setup::new(RULES);
+        let list = setup.list(&by_file(), 6_000);
+        assert_eq!(paths(&list), ["api", "api.user", "api.path_/a", "api.path_/a.method", "api.quiet"]);
+        let depths: Vec<_> = list.rows.iter().map(|row| (row.depth, row.rule.is_some())).collect();
+        assert_eq!(depths, [(0, false), (1, true), (1, true), (2, true), (1, true)]);
+        assert_eq!((list.total_rows, list.total_rules), (5, 4));
+        let entries = |row: usize| list.rows[row].entries.clone();
+        let entry = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!((entries(0), entries(1)), (vec![], vec![entry("user", "")]));
+        assert_eq!(entries(3), [entry("path", "/a"), entry("method", "")]);
+        let page = setup.table.list(
+            &setup.engine.rules.load_full(),
+            &RuleQuery { offset: 1, max_rows: 2, ..by_file() },
+            Micros::from_secs(6_000),
+        );
+        assert_eq!((paths(&page), page.total_rows), (vec!["api.user", "api.path_/a"], 5));
+    }
+
+    #[test]
+    fn words_are_found_in_paths_names_limits_and_algorithms() {
+        let mut setup = Setup::new(RULES);
+        let mut find = |text: &str| {
+            let list = setup.list(&RuleQuery { find: text.into(), ..by_file() }, 6_000);
+            (list.rows.iter().map(|row| row.path.clone()).collect::<Vec<_>>().join(" "), list.total_rules)
+        };
+        assert_eq!(find("METHOD"), ("api api.path_/a api.path_/a.method".into(), 1));
+        assert_eq!(find("checkout"), ("api api.path_/a".into(), 1));
+        assert_eq!(find("hour gcra"), ("api api.path_/a".into(), 1));
+        assert_eq!(find("hour quiet"), ("api api.quiet".into(), 1));
+        assert_eq!(find("hour nothing"), (String::new(), 0));
+        let one = setup.list(&RuleQuery { path: "api.path_/a".into(), ..by_file() }, 6_000);
+        assert_eq!((paths(&one), one.total_rules), (vec!["api.path_/a"], 1));
+    }
+
+    #[test]
+    fn rules_with_the_most_denied_hits_come_first() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        setup.ask(&[("user", "bob")], 6, 6_001);
+        setup.ask(&[("path", "/a"), ("method", "GET")], 9, 6_001);
+        setup.ask(&[("quiet", "x")], 50, 6_001);
+        let list = setup.list(&RuleQuery::default(), 6_002);
+        assert_eq!(paths(&list), ["api", "api.path_/a", "api.path_/a.method", "api.user", "api.quiet"]);
+        let denied: Vec<_> = list.rows.iter().map(|row| row.hits.denied).collect();
+        assert_eq!(denied, [8, 7, 7, 1, 0]);
+        assert!((list.rows[4].hits.shadow_rate - 49.0 / 2.0).abs() < 1e-9, "{:?}", list.rows[4].hits);
+        let flat = setup.list(&RuleQuery { rules_only: true, ..RuleQuery::default() }, 6_002);
+        assert_eq!(paths(&flat), ["api.path_/a.method", "api.user", "api.quiet", "api.path_/a"]);
+        assert_eq!(flat.rows[3].hits.requested, 0);
+    }
+
+    #[test]
+    fn rates_cover_the_last_seconds() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        let rate = |setup: &mut Setup, second| setup.list(&by_file(), second).rows[1].hits.requested_rate;
+        setup.ask(&[("user", "bob")], 20, 6_005);
+        assert!((rate(&mut setup, 6_010) - 2.0).abs() < 1e-9);
+        setup.ask(&[("user", "bob")], 30, 6_012);
+        assert!((rate(&mut setup, 6_020) - 3.0).abs() < 1e-9);
+        assert!((rate(&mut setup, 6_030) - 0.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn minutes_are_kept_for_an_hour() {
+        let mut setup = Setup::new(RULES);
+        for minute in 0..70 {
+            setup.tick(60 * minute);
+            if minute == 5 || minute == 30 {
+                setup.ask(&[("user", "bob")], 7, 60 * minute + 1);
+            }
+        }
+        let list = setup.list(&by_file(), 60 * 70 - 1);
+        let minutes = &list.rows[1].minutes;
+        assert_eq!(minutes.len(), MAX_MINUTES);
+        // The last finished minute is 68, so minute 30 is the 39th from the end.
+        let with_hits: Vec<_> = minutes.iter().rev().enumerate().filter(|(_, hits)| **hits != [0, 0]).collect();
+        assert_eq!(with_hits, [(38, &[7, 2])]);
+        assert_eq!((list.rows[1].hits.requested, list.rows[0].minutes[MAX_MINUTES - 39]), (7, [7, 2]));
+        assert!(list.rows[2].minutes.is_empty());
+        (70..100).for_each(|minute| setup.tick(60 * minute));
+        assert!(setup.list(&by_file(), 6_000).rows[1].minutes.is_empty() && setup.table.active.is_empty());
+    }
+
+    #[test]
+    fn hits_before_the_start_of_the_record_belong_to_no_minute() {
+        let mut setup = Setup::new(RULES);
+        setup.ask(&[("user", "bob")], 7, 1);
+        setup.tick(60);
+        setup.ask(&[("user", "bob")], 2, 61);
+        setup.tick(120);
+        assert_eq!(setup.list(&by_file(), 121).rows[1].minutes[MAX_MINUTES - 1], [2, 0]);
+    }
+
+    #[test]
+    fn the_memory_for_minutes_is_bounded() {
+        let mut rules = "domain: api\ndescriptors:\n".to_owned();
+        for number in 0..MAX_ACTIVE + 100 {
+            let _ = writeln!(rules, "- {{ key: k{number}, rate_limit: {{ unit: day, requests_per_unit: 1 }} }}");
+        }
+        let mut setup = Setup::new(&rules);
+        setup.tick(60);
+        for number in 0..MAX_ACTIVE + 100 {
+            // The last rule is used most.
+            setup.ask(&[(&format!("k{number}"), "")], if number == MAX_ACTIVE + 99 { 5 } else { 1 }, 61);
+        }
+        setup.tick(120);
+        assert_eq!(setup.table.active.len(), MAX_ACTIVE);
+        assert!(MAX_ACTIVE * (size_of::<ActiveRule>() + MAX_MINUTES * 8) < 7 << 20);
+        let list = setup.list(&RuleQuery { rules_only: true, ..RuleQuery::default() }, 121);
+        assert_eq!((paths(&list)[0], list.rows[0].hits.denied), (format!("api.k{}", MAX_ACTIVE + 99).as_str(), 4));
+    }
+
+    #[test]
+    fn what_nobody_asks_for_is_dropped() {
+        let mut setup = Setup::new(RULES);
+        setup.list(&by_file(), 100);
+        setup.tick(120);
+        assert!(setup.table.tree.is_some() && !setup.table.samples.is_empty());
+        setup.tick(131);
+        assert!(setup.table.tree.is_none() && setup.table.view.is_none() && setup.table.samples.is_empty());
+    }
 }

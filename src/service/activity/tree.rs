@@ -44,13 +44,16 @@ impl Hits {
     }
 }
 
+/// Keys and values of the levels of a rule.
+type RuleEntries = Box<[(Arc<str>, Box<str>)]>;
+
 /// The levels of all rules. Each level is followed by the levels below it.
 pub(super) struct Tree {
     pub(super) snapshot: Arc<Snapshot>,
     /// The counters of each rule, by its id.
     pub(super) totals: Vec<RuleTotals>,
-    /// The keys of each rule, by its id.
-    keys: Vec<Box<[Arc<str>]>>,
+    /// The keys and values of each rule, by its id.
+    entries: Vec<RuleEntries>,
     nodes: Vec<Node>,
 }
 
@@ -88,8 +91,8 @@ impl Tree {
             }
         }
         drop(ids);
-        let (totals, keys) = (snapshot.rule_totals().collect(), snapshot.rules().keys_of_rules());
-        Self { totals, keys, nodes: in_preorder(nodes), snapshot }
+        let (totals, entries) = (snapshot.rule_totals().collect(), snapshot.rules().entries_of_rules());
+        Self { totals, entries, nodes: in_preorder(nodes), snapshot }
     }
 
     pub(super) fn depth(&self, node: u32) -> usize {
@@ -122,9 +125,14 @@ impl Tree {
         self.nodes[node as usize..end as usize].iter().filter_map(|node| node.rule.map(|rule| rule as usize))
     }
 
+    /// Returns the keys and values of a rule.
+    pub(super) fn entries(&self, rule: usize) -> &[(Arc<str>, Box<str>)] {
+        &self.entries[rule]
+    }
+
     /// Returns the number of limits of entities that have the keys of a rule.
     pub(super) fn overrides(&self, rule: usize, snapshot: &Snapshot) -> u32 {
-        let keys: Vec<&str> = self.keys[rule].iter().map(|key| &**key).collect();
+        let keys: Vec<&str> = self.entries[rule].iter().map(|(key, _)| &**key).collect();
         let domain = &self.snapshot.rules().rules()[rule].labels[0];
         if keys.is_empty() { 0 } else { snapshot.overrides().limits_with_keys(domain, &keys) }
     }
@@ -164,6 +172,8 @@ pub(super) struct View {
     pub(super) rows: Vec<u32>,
     /// Number of rules among them.
     pub(super) rules: usize,
+    /// Whether `hits` does not include the nodes below.
+    pub(super) is_flat: bool,
     /// Hits of each node, including those below it.
     hits: Vec<Hits>,
 }
@@ -176,6 +186,15 @@ impl View {
             nodes.iter().map(|node| node.rule.map_or(Hits::default(), |rule| rule_hits[rule as usize])).collect();
         drop(rule_hits);
         let mut selected = select(tree, query);
+        if query.rules_only {
+            let selected = nodes.iter().zip(&selected).enumerate();
+            let rows = selected.filter(|(_, (node, selected))| **selected && node.rule.is_some());
+            let mut rows: Vec<u32> = rows.map(|(id, _)| id as u32).collect();
+            if query.order == RuleOrder::Denied {
+                rows.sort_by(|one, other| hits[*one as usize].order(&hits[*other as usize]));
+            }
+            return Self { tree: Arc::clone(tree), rules: rows.len(), rows, is_flat: true, hits };
+        }
         let rules = nodes.iter().zip(&selected).filter(|(node, selected)| **selected && node.rule.is_some()).count();
         for id in (0..nodes.len()).rev() {
             let parent = nodes[id].parent as usize;
@@ -187,7 +206,7 @@ impl View {
             }
         }
         let rows = sorted_rows(nodes, &selected, &hits, query.order);
-        Self { tree: Arc::clone(tree), rows, rules, hits }
+        Self { tree: Arc::clone(tree), rows, rules, is_flat: false, hits }
     }
 
     pub(super) fn is_of(&self, tree: &Arc<Tree>) -> bool {

@@ -105,7 +105,7 @@ fn write_event(event: Event, role: Role, instance: &str) -> api::ActivityEvent {
 }
 
 pub(super) fn read_query(request: api::ListRuleActivityRequest) -> Result<RuleQuery, Status> {
-    let api::ListRuleActivityRequest { find, order, offset, page_size, path } = request;
+    let api::ListRuleActivityRequest { find, order, offset, page_size, path, rules_only } = request;
     if find.len() > MAX_FIND_BYTES {
         return Err(Status::invalid_argument(format!("find must have at most {MAX_FIND_BYTES} bytes")));
     }
@@ -115,7 +115,7 @@ pub(super) fn read_query(request: api::ListRuleActivityRequest) -> Result<RuleQu
         Err(_) => return Err(Status::invalid_argument("order must be RULE_ORDER_DENIED or RULE_ORDER_FILE")),
     };
     let max_rows = if page_size == 0 { 100 } else { page_size.min(MAX_ROWS) } as usize;
-    Ok(RuleQuery { find, order, path, offset: offset as usize, max_rows })
+    Ok(RuleQuery { find, order, path, rules_only, offset: offset as usize, max_rows })
 }
 
 pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
@@ -135,6 +135,7 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
                 requested_per_minute: column(0),
                 denied_per_minute: column(1),
             }),
+            entries: row.entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect(),
             overrides: row.overrides,
             candidate: row.candidate.map(outcomes),
             label: row.label,
@@ -146,6 +147,7 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
         total_rows: count(list.total_rows),
         total_rules: count(list.total_rules),
         all_rules: count(all_rules.len()),
+        has_candidate: list.snapshot.candidate().is_some(),
         ..Default::default()
     }
 }

@@ -18,8 +18,8 @@ use super::{
 };
 use crate::{
     engine::{
-        Override, OverrideKind, RankBy, StoreError, TopEntity,
-        overrides::{Origin, Target},
+        Override, OverrideKind, RankBy, Snapshot, StoreError, TopEntity,
+        overrides::{Origin, Scope, Target},
     },
     rules::Entry,
     service::{
@@ -223,7 +223,8 @@ impl AdminService for Service {
             (domain.is_empty() || has_domain(&domain)) && (rule.is_empty() || rule == ranked_rule)
         };
         let ranking = self.admin.top(rank_by, page(max_results, 20), matches);
-        let entities = ranking.top.into_iter().filter_map(top_entity).collect();
+        let snapshot = self.admin.reloader.rules().load_full();
+        let entities = ranking.top.into_iter().filter_map(|ranked| top_entity(ranked, &snapshot)).collect();
         let period_seconds = ranking.period.ceil_secs();
         Ok(Response::new(api::ListTopEntitiesResponse { entities, period_seconds, total_hits: ranking.total }))
     }
@@ -321,8 +322,8 @@ impl AdminService for Service {
             share: candidate.share(),
             rules: rule_outcomes,
             minutes: candidate.minutes().into_iter().map(minute).collect(),
-            first_newly_denied: first.filter_map(top_entity).collect(),
-            most_newly_denied: newly_denied.top.into_iter().filter_map(top_entity).collect(),
+            first_newly_denied: first.filter_map(|ranked| top_entity(ranked, &rules)).collect(),
+            most_newly_denied: newly_denied.top.into_iter().filter_map(|ranked| top_entity(ranked, &rules)).collect(),
             skipped_requests: candidate.skipped(),
             error,
         }))
@@ -339,6 +340,7 @@ impl AdminService for Service {
             grafana_url: self.offer.grafana_url.clone(),
             records_requests: self.admin.simulator.records_requests(),
             instance: self.admin.activity.instance().name.clone(),
+            algorithms: Scope::algorithms().map(str::to_owned).collect(),
         }))
     }
 
@@ -418,12 +420,15 @@ impl AdminService for Service {
     }
 }
 
-fn top_entity(ranked: TopEntity) -> Option<api::TopEntity> {
-    let Target::Limit { domain, entries } = ranked.target else {
+/// Converts an entity with the path of its rule in `snapshot`.
+fn top_entity(ranked: TopEntity, snapshot: &Snapshot) -> Option<api::TopEntity> {
+    let Target::Limit { domain, entries: pairs } = ranked.target else {
         return None;
     };
+    let rule = snapshot.rules().rule_for(&domain, &entries(&pairs));
     Some(api::TopEntity {
-        descriptor: Some(descriptor(domain, entries)),
+        rule_path: rule.map_or_else(String::new, crate::rules::Rule::path),
+        descriptor: Some(descriptor(domain, pairs)),
         rule: ranked.rule.to_string(),
         hits: ranked.hits,
         max_error: ranked.max_error,
