@@ -84,6 +84,20 @@ mod tests {
     }
 
     #[test]
+    fn vendored_files_have_the_hashes_in_their_list() {
+        let list = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/console/vendor/README.md")).unwrap();
+        let vendored: Vec<_> = Files::iter().filter(|path| path.starts_with("vendor/")).collect();
+        assert_eq!(vendored.len(), 5, "{vendored:?}");
+        for path in vendored {
+            let file = Files::get(&path).unwrap();
+            let hash: String = file.metadata.sha256_hash().iter().map(|byte| format!("{byte:02x}")).collect();
+            let name = path.trim_start_matches("vendor/");
+            let row = list.lines().find(|line| line.starts_with(&format!("| `{name}` |")));
+            assert!(row.is_some_and(|row| row.contains(&hash)), "{path}: {hash}");
+        }
+    }
+
+    #[test]
     fn every_file_has_a_media_type() {
         for path in Files::iter() {
             assert!(media_type(&path).is_some(), "{path}");
