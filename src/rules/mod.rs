@@ -23,7 +23,8 @@ pub use diagnostic::{Diagnostic, Location, Severity};
 pub use ip_prefix::IpPrefix;
 pub use limit::{FailurePolicy, Limit, LimitError, Measure, Unit};
 pub use matcher::{
-    DomainSettings, Elastic, Entry, Labels, Lookup, ModifierEntry, Node, Path, Plan, Rule, RuleSet, Segment,
+    DomainSettings, Elastic, Entry, Labels, Lookup, ModifierEntry, Node, Path, Plan, Rule, RuleEntries, RuleSet,
+    Segment,
 };
 pub use metadata::Metadata;
 pub use schema::schema;

@@ -44,7 +44,7 @@ pub enum Traffic {
     },
 }
 
-/// What to simulate.
+/// The input of a simulation.
 #[derive(Clone, Debug)]
 pub struct Simulation {
     /// The rules to evaluate; `None` for those in force.
@@ -202,7 +202,7 @@ impl<'a> Batches<'a> {
         Self { replay, bytes: Vec::new(), ends: Vec::new(), started: Instant::now() }
     }
 
-    /// Completes the request whose encoding was appended to `bytes`. Returns false if no further requests are accepted.
+    /// Completes the encoded request at the end of `bytes`. Returns false if no further requests are accepted.
     fn end_request(&mut self) -> bool {
         self.ends.push(self.bytes.len());
         if self.ends.len() < BATCH_REQUESTS {

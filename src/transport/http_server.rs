@@ -38,9 +38,8 @@ use tokio::{
     task::AbortHandle,
     time::{sleep, timeout},
 };
-use tokio_io_timeout::TimeoutStream;
 
-use super::{grpc::wait_for_shutdown, tls::Tls};
+use super::{grpc::wait_for_shutdown, idle_timeout::IdleTimeout, tls::Tls};
 use crate::metrics::LogThrottle;
 
 /// Timeout for a TLS handshake, and for the head of a request.
@@ -214,9 +213,7 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     slot: Arc<ConnectionSlot>,
     watcher: Watcher,
 ) {
-    let mut stream = Box::pin(TimeoutStream::new(stream));
-    stream.as_mut().set_read_timeout_pinned(Some(IDLE_TIMEOUT));
-    stream.as_mut().set_write_timeout_pinned(Some(IDLE_TIMEOUT));
+    let stream = Box::pin(IdleTimeout::new(stream, IDLE_TIMEOUT));
     let router = router.layer(from_fn_with_state(slot, with_timeout));
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);

@@ -6,6 +6,7 @@ pub mod console;
 pub mod grpc;
 pub mod http;
 mod http_server;
+mod idle_timeout;
 mod tls;
 pub mod xds;
 

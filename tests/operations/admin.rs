@@ -290,7 +290,7 @@ fn the_openapi_description_contains_every_method_and_message() {
         assert!(schemas[name].is_object(), "{name} has no schema");
     }
     assert_eq!(schemas["Override"]["properties"]["until"]["format"], "date-time");
-    assert_eq!(description["paths"].as_object().unwrap().len(), 14);
+    assert_eq!(description["paths"].as_object().unwrap().len(), 20);
 }
 
 #[tokio::test]

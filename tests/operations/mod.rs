@@ -4,6 +4,8 @@
 mod admin;
 /// The command line and the start of the process.
 mod cli;
+/// The API of the web console on the HTTP listener.
+mod console_api;
 /// Alerts, the dashboard, and a real Prometheus.
 mod monitoring;
 /// Traces and metrics exported to a collector.

@@ -207,6 +207,9 @@ pub struct DomainSettings {
     pub shard_by: Vec<Box<str>>,
 }
 
+/// Keys and values of the levels of a rule.
+pub type RuleEntries = Box<[(Arc<str>, Box<str>)]>;
+
 /// A compiled set of rules.
 #[derive(Clone, Default)]
 pub struct RuleSet {
@@ -242,7 +245,7 @@ impl RuleSet {
     ///
     /// The value of a level that matches any value is empty, and that of a pattern is its text.
     #[must_use]
-    pub fn entries_of_rules(&self) -> Vec<Box<[(Arc<str>, Box<str>)]>> {
+    pub fn entries_of_rules(&self) -> Vec<RuleEntries> {
         let mut parents = vec![NO_PARENT; self.nodes.len()];
         let with_values = self.by_value.iter().map(|(group, node)| (*group as usize, *node));
         let with_any = self.groups.iter().enumerate().filter_map(|(group, Group { any, .. })| Some((group, (*any)?)));

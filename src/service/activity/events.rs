@@ -48,7 +48,7 @@ pub enum EventKind {
     Action,
 }
 
-/// Something that changed decisions, or that may have.
+/// A change of rules, overrides or servers that can affect decisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// Increases by one with each event.
@@ -57,7 +57,7 @@ pub struct Event {
     pub at: Micros,
     /// The kind.
     pub kind: EventKind,
-    /// What happened, as a sentence without a full stop.
+    /// Description, as a sentence without a full stop.
     pub text: String,
     /// The same without names of entities.
     pub public_text: String,
@@ -249,7 +249,7 @@ fn of_change(change: &AppliedChange) -> Event {
     Event { public_text, author, reason, ..event(kind, Micros::new(change.info.at), text) }
 }
 
-/// Describes a target in words.
+/// Describes a target for people.
 fn describe(target: &Target) -> String {
     use crate::engine::overrides::Scope;
     let entries = |entries: &[(String, String)]| {

@@ -1,4 +1,4 @@
-//! [`History`]: what was decided in each period of the last hour, in a ring of fixed size.
+//! [`History`]: the decisions of each period of the last hour, in a ring of fixed size.
 
 use std::collections::VecDeque;
 
@@ -16,7 +16,7 @@ pub const PERIOD: Micros = Micros::from_secs(5);
 pub const MAX_PERIODS: usize = 720;
 /// Time that [`History::current`] covers.
 const CURRENT: Micros = Micros::from_secs(10);
-/// Maximum number of classes in a period. Hits of further classes are left out.
+/// Maximum number of classes in a period. Hits of further classes are omitted.
 const MAX_CLASSES: usize = 16;
 
 /// All counts since the start of the process, at one time.
@@ -37,7 +37,7 @@ pub(super) struct Totals {
     pub(super) latency: Cells,
 }
 
-/// What was decided in a period.
+/// The decisions of a period.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Period {
     /// Start in microseconds since the Unix epoch.
@@ -164,7 +164,7 @@ impl History {
             None => self.last = Some(totals.clone()),
             Some(last) if start_of(totals.at) > last.at => {
                 let mut period = Period::between(last, &totals);
-                // Periods of all instances start at the same times, so that they can be added.
+                // The periods of every instance start at the same times, so that they can be added.
                 period.start = start_of(last.at).get();
                 if self.periods.len() == MAX_PERIODS {
                     self.periods.pop_front();
@@ -208,7 +208,7 @@ impl History {
         steps
     }
 
-    /// Returns what was decided in the last 10 seconds.
+    /// Returns the decisions of the last 10 seconds.
     pub(super) fn current(&self) -> Period {
         match (self.recent.front(), self.recent.back()) {
             (Some(first), Some(last)) => Period::between(first, last),

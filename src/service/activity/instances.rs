@@ -1,4 +1,4 @@
-//! [`Instances`]: the activity of all instances that share a store, exchanged through Redis while somebody watches it.
+//! [`Instances`]: the activity of the instances that share a store, exchanged through Redis while there are viewers.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,10 @@ use crate::{
 
 /// Length of a period in the report of an instance.
 pub(super) const STEP: Micros = Micros::from_secs(30);
-/// Time between two exchanges while nobody watches, and while somebody does.
+/// Time between two exchanges without viewers, and with viewers.
 const IDLE_INTERVAL: Duration = Duration::from_secs(2);
 const WATCHED_INTERVAL: Duration = Duration::from_secs(2);
-/// Time without a change after which a report is left out.
+/// Time without a change after which a report is ignored.
 const MAX_AGE: Duration = Duration::from_secs(10);
 /// Maximum size of a report after decompression.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
@@ -37,7 +37,7 @@ pub struct Instance {
     pub since: u64,
 }
 
-/// What one instance reports.
+/// The report of one instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) instance: Instance,
@@ -96,7 +96,7 @@ impl Instances {
     }
 }
 
-/// Sums up reports: the periods by their start, and what was decided in the last seconds.
+/// Sums up reports: the periods by their start, and the decisions of the last seconds.
 pub(super) fn sum<'a>(reports: impl Iterator<Item = &'a Report>) -> (BTreeMap<u64, Period>, Period) {
     let (mut steps, mut current) = (BTreeMap::<u64, Period>::new(), Period::default());
     for report in reports {

@@ -1,6 +1,6 @@
-//! [`Activity`]: what this instance, or all instances that share its store, decided in the last hour.
+//! [`Activity`]: the decisions of the last hour, of this instance or of every instance that shares its store.
 //!
-//! Counts are read from the metrics that exist anyway, every five seconds, and every second while somebody watches. A
+//! Counts are read from existing metrics every five seconds, and every second while there are viewers. A
 //! decision therefore costs the same with and without viewers. The last hour is in memory of fixed size (see
 //! [`history`]), so that operators see it without Prometheus; longer periods are the task of a metrics system.
 
@@ -43,7 +43,7 @@ use crate::{
     store::{self, AnyStore},
 };
 
-/// Interval between two polls for events. Every second poll reads counts while somebody watches.
+/// Interval between two polls for events. With viewers, every second poll also reads counts.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of viewers at the same time.
 const MAX_VIEWERS: usize = 64;
@@ -77,7 +77,7 @@ pub struct Activity {
     /// Number of viewers, and of those who watch all instances.
     viewers: AtomicUsize,
     viewers_of_all: AtomicUsize,
-    /// Wakes the exchange with other instances when somebody begins to watch all instances.
+    /// Wakes the exchange with other instances when the first viewer of all instances connects.
     wake: Notify,
     ticks: watch::Sender<()>,
 }
@@ -96,19 +96,19 @@ struct State {
     others: Vec<Report>,
 }
 
-/// Error returned when there are already as many viewers as allowed.
+/// Error returned when the maximum number of viewers is connected.
 #[derive(Debug, thiserror::Error)]
 #[error("{MAX_VIEWERS} viewers are connected, which is the maximum; try again later")]
 pub struct TooManyViewers;
 
-/// What a viewer has not received yet.
+/// The changes since the previous update of a viewer.
 #[derive(Clone, Debug, Default)]
 pub struct Update {
     /// Time of the update.
     pub at: Micros,
     /// Periods that are new or have changed, the oldest first.
     pub periods: Vec<Period>,
-    /// What was decided in the last seconds.
+    /// The decisions of the last seconds.
     pub current: Period,
     /// The servers of the store, and whether all workers are connected to them.
     pub servers: Vec<(Arc<str>, bool)>,
@@ -175,8 +175,8 @@ impl Activity {
         }
     }
 
-    /// Detects events, and reads the counts if `read_counts` is set or a period has ended. Returns whether there is
-    /// anything new for viewers.
+    /// Detects events, and reads the counts if `read_counts` is set or a period has ended. Returns whether viewers
+    /// need an update.
     fn poll(&self, read_counts: bool) -> bool {
         let now = self.sources.clock.now();
         let snapshot = self.sources.reloader.rules().load_full();
@@ -270,7 +270,7 @@ impl Activity {
         if viewers >= MAX_VIEWERS {
             return Err(TooManyViewers);
         }
-        // The first update must contain everything up to now, also if nobody has watched before.
+        // The first update must be complete, and counts were not read recently without viewers.
         self.poll(true);
         Ok(viewer)
     }
@@ -290,7 +290,7 @@ impl Activity {
     }
 }
 
-/// Receives the activity of the last hour, and then every second what is new.
+/// Receives the activity of the last hour, and then an update every second.
 pub struct Viewer {
     activity: Arc<Activity>,
     all_instances: bool,
@@ -300,12 +300,12 @@ pub struct Viewer {
     last_event: u64,
     /// Start of the last period that was sent.
     last_start: u64,
-    /// The periods of all instances as they were sent.
+    /// The summed periods as they were sent.
     sent: BTreeMap<u64, Period>,
 }
 
 impl Viewer {
-    /// Waits for the next update. The first one is returned at once.
+    /// Waits for the next update. The first one is returned immediately.
     pub async fn next(&mut self) -> Update {
         if !std::mem::take(&mut self.is_first) {
             // The sender exists for as long as `activity`.

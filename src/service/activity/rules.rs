@@ -1,7 +1,7 @@
 //! [`RuleTable`]: the hits of each rule in the last hour, and the tree of rules that operators search and sort.
 //!
 //! The hits of each minute are stored for the rules that had any, in memory of fixed size. Rates and the tree exist only
-//! while somebody asks for them.
+//! while operators request them.
 
 use std::{
     cmp::Reverse,
@@ -17,7 +17,7 @@ use crate::{
 
 /// Number of minutes that are stored.
 const MAX_MINUTES: usize = 60;
-/// Maximum number of rules with stored minutes. Above it, the rules with the fewest denied hits are left out.
+/// Maximum number of rules with stored minutes. Above it, the rules with the fewest denied hits are omitted.
 const MAX_ACTIVE: usize = 12_000;
 /// Number of the last minutes by which rules are ranked.
 const RANKED_MINUTES: usize = 10;
@@ -43,7 +43,7 @@ pub enum RuleOrder {
 /// Which rows of the tree to return.
 #[derive(Clone, Debug, Default)]
 pub struct RuleQuery {
-    /// Words that a rule must contain.
+    /// Search terms, separated by spaces. A rule must contain each.
     pub find: String,
     /// Order of the rows.
     pub order: RuleOrder,
@@ -80,7 +80,7 @@ pub struct RuleRow {
     pub path: String,
     /// Id of the rule, if the level has one.
     pub rule: Option<usize>,
-    /// The hits of the rule and of all rules below.
+    /// The hits of the rule and of the rules below.
     pub hits: Hits,
     /// Requested and denied hits of each minute of the last hour, the oldest first; empty if there were none.
     pub minutes: Vec<[u32; 2]>,
@@ -88,7 +88,7 @@ pub struct RuleRow {
     pub entries: Vec<(String, String)>,
     /// Number of limits of entities that have the same keys.
     pub overrides: u32,
-    /// What the candidate rules would change.
+    /// The outcomes of the candidate rules.
     pub candidate: Option<Outcomes>,
 }
 
@@ -101,7 +101,7 @@ struct ActiveRule {
     minutes: VecDeque<[u32; 2]>,
 }
 
-/// The hits of all used rules at one time.
+/// The hits of every used rule at one time.
 struct Sample {
     at: Micros,
     hits: HashMap<usize, (RuleTotals, RuleHits)>,
@@ -122,7 +122,7 @@ pub(super) struct RuleTable {
 }
 
 impl RuleTable {
-    /// Ends the current minute if it is over, and drops what nobody has asked for in a while.
+    /// Ends the current minute if it is over, and drops the tree if it was not requested for a while.
     pub(super) fn tick(&mut self, snapshot: &Snapshot, now: Micros) {
         let minute_of = |at: Micros| at.get() / 60_000_000;
         if now.get().saturating_sub(self.last_query.get()) > IDLE_TIME.get() {
@@ -137,7 +137,7 @@ impl RuleTable {
 
     fn end_minute(&mut self, snapshot: &Snapshot, now: Micros) {
         let sample = Sample::take(snapshot, now);
-        // The first sample contains the hits of all time, which belong to no minute.
+        // The first sample contains earlier hits, which belong to no minute.
         let Some(previous) = self.minute.take() else {
             self.minute = Some(sample);
             return;
@@ -288,7 +288,7 @@ impl RuleTable {
     }
 }
 
-/// Returns the denied and the requested hits of these minutes.
+/// Sums the denied and the requested hits.
 fn sum(minutes: &VecDeque<[u32; 2]>) -> [u64; 2] {
     let of = |index: usize| minutes.iter().map(|minute| u64::from(minute[index])).sum();
     [of(1), of(0)]
@@ -520,7 +520,7 @@ descriptors:
     }
 
     #[test]
-    fn what_nobody_asks_for_is_dropped() {
+    fn a_tree_that_is_not_requested_is_dropped() {
         let mut setup = Setup::new(RULES);
         setup.list(&by_file(), 100);
         setup.tick(120);

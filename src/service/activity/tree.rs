@@ -1,11 +1,11 @@
-//! [`Tree`]: the levels of all rules in one list, and [`View`]: the rows of it that a query selects, in their order.
+//! [`Tree`]: every level of the rules in one list. [`View`]: the rows that a query selects, in their order.
 
 use std::{cmp::Ordering, collections::HashMap, sync::Arc};
 
 use super::rules::{RuleOrder, RuleQuery};
 use crate::{
     engine::{RuleTotals, Snapshot},
-    rules::Rule,
+    rules::{Rule, RuleEntries},
 };
 
 /// The parent of a domain.
@@ -44,10 +44,7 @@ impl Hits {
     }
 }
 
-/// Keys and values of the levels of a rule.
-type RuleEntries = Box<[(Arc<str>, Box<str>)]>;
-
-/// The levels of all rules. Each level is followed by the levels below it.
+/// Every level of the rules. Each level is followed by the levels below it.
 pub(super) struct Tree {
     pub(super) snapshot: Arc<Snapshot>,
     /// The counters of each rule, by its id.
@@ -235,7 +232,7 @@ fn select(tree: &Tree, query: &RuleQuery) -> Vec<bool> {
     tree.nodes.iter().enumerate().map(matches).collect()
 }
 
-/// Returns the text of a rule in which words are found, in lower case.
+/// Returns the searched text of a rule, in lower case.
 fn searched_text(rule: &Rule) -> String {
     use std::fmt::Write;
     let mut text = rule.path();

@@ -29,7 +29,7 @@ use super::{
     service::Service,
 };
 
-/// The methods that callers without a token may call. Their comments in the `.proto` file say so.
+/// The methods for callers without a token, with the role `public` in their comments.
 const PUBLIC_METHODS: [&str; 6] =
     ["ListRules", "GetHealth", "GetSession", "WatchActivity", "ListRuleActivity", "ReadDescriptors"];
 
@@ -58,8 +58,8 @@ pub(super) async fn call(
     response
 }
 
-/// Reads the message of a call, and checks whether the caller may call the method at all. Methods that change something
-/// check the role `operate` themselves.
+/// Reads the message of a call and checks the roles `public` and `read`. Methods that require the role `operate` check it
+/// themselves.
 fn read_call(caller: Caller, name: &str, body: &[u8]) -> Result<(MethodDescriptor, JsonCall), Status> {
     let method = SERVICE.as_ref().and_then(|service| service.methods().find(|method| method.name() == name));
     let method =
@@ -117,7 +117,7 @@ async fn stream(service: &Service, call: JsonCall, method: &MethodDescriptor) ->
             Err(status) => Event::default().event("error").data(status.message()),
         })
     });
-    // A proxy must pass each event on at once; nginx needs to be told.
+    // nginx must forward each event immediately, and buffers by default.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), "no")];
     Ok((unbuffered, Sse::new(events).keep_alive(KeepAlive::default())).into_response())
 }
@@ -183,7 +183,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_comments_of_public_methods_say_so() {
+    fn the_comments_of_public_methods_name_the_role() {
         let service = SERVICE.as_ref().unwrap();
         let says_so = |method: &MethodDescriptor| {
             super::super::openapi::comment(&method.parent_file(), method.path()).contains("role `public`")

@@ -167,7 +167,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Creates the API. `server` is its own listener, whose tokens other listeners accept, too. Streams end when
+    /// Creates the API. Other listeners accept the tokens of `server`, too. Streams end when
     /// `stopping` is true.
     #[must_use]
     pub fn new(
@@ -178,7 +178,7 @@ impl Api {
     ) -> Self {
         let authenticator = server.map(|server| Arc::clone(&server.authenticator));
         let accepts_tokens = authenticator.as_ref().is_some_and(|authenticator| authenticator.accepts_tokens());
-        let offer = Offer { accepts_tokens, grafana_url: console.grafana_url.clone() };
+        let offer = Offer { accepts_tokens, grafana_url: console.grafana_url.clone().unwrap_or_default() };
         Self { service: Arc::new(Service::new(admin, offer, stopping)), authenticator }
     }
 

@@ -41,7 +41,7 @@ pub(super) struct Service {
     stopping: watch::Receiver<bool>,
 }
 
-/// What the admin API offers besides the methods.
+/// Properties of the API that callers can query.
 #[derive(Clone, Debug)]
 pub(super) struct Offer {
     /// Whether callers can authenticate with tokens.

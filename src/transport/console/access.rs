@@ -1,4 +1,4 @@
-//! Who may use the console: the role of callers without a token, and protection against other sites.
+//! Access to the console: the role of callers without a token, and protection against other sites.
 //!
 //! A browser sends requests of any site to any address, also to `localhost`. Requests of other sites are therefore
 //! rejected by their `Sec-Fetch-Site` or `Origin` header. Browsers send neither if a name of the attacker resolves to
@@ -20,7 +20,7 @@ use axum::{
 use super::Visibility;
 use crate::transport::admin::{Api, Caller, Role};
 
-/// Headers of all responses. No script, style or image may come from elsewhere, and no other page may embed these.
+/// Headers of every response. No script, style or image may come from elsewhere, and no other page may embed these.
 const HEADERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
@@ -34,7 +34,7 @@ const HEADERS: [(&str, &str); 6] = [
     ("cross-origin-resource-policy", "same-origin"),
 ];
 
-/// What decides the role of a caller on the HTTP listener.
+/// Determines the role of a caller on the HTTP listener.
 #[derive(Clone)]
 pub(super) struct Access {
     api: Api,
@@ -88,7 +88,7 @@ fn authority(request: &Request) -> Option<Authority> {
     request.uri().authority().cloned().or_else(host)
 }
 
-/// Rejects requests that another site caused, except for pages without data, and adds the headers of all responses.
+/// Rejects requests that another site caused, except for pages without data, and adds [`HEADERS`] to responses.
 pub(in crate::transport) async fn secure(request: Request, next: Next) -> Response {
     let is_method = request.uri().path().starts_with("/v1/");
     let mut response = match is_method && is_cross_site(&request) {

@@ -32,7 +32,7 @@ pub(super) fn routes() -> Router {
         .route("/console/{*path}", get(|Path(path): Path<String>, headers| async move { respond(&path, &headers) }))
 }
 
-/// Responds with a file. Browsers ask for it anew each time, and receive it only if it has changed.
+/// Responds with a file. Browsers revalidate it each time, and receive it only if it has changed.
 fn respond(path: &str, headers: &HeaderMap) -> Response {
     let Some((file, media_type)) = Files::get(path).zip(media_type(path)) else {
         return (StatusCode::NOT_FOUND, "the console has no such file\n").into_response();

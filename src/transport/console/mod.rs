@@ -1,4 +1,4 @@
-//! The web console: its files, and who may read what (see docs/guides/console.md).
+//! The web console: its files and the access to its data (see docs/guides/console.md).
 //!
 //! The console uses the admin API as JSON. On its own listener, that API requires authentication; on the HTTP listener,
 //! callers without a token receive the same counts as `/metrics`, and names of entities only if
@@ -25,12 +25,12 @@ pub struct Settings {
     /// (callers on this host), `token` (none), or `all`.
     pub entities: Visibility,
     /// Link to a dashboard in Grafana, for more than the last hour.
-    pub grafana_url: String,
+    pub grafana_url: Option<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { enabled: true, entities: Visibility::default(), grafana_url: String::new() }
+        Self { enabled: true, entities: Visibility::default(), grafana_url: None }
     }
 }
 

@@ -1,0 +1,145 @@
+//! The role of callers, and protection against other sites.
+
+use serde_json::Value;
+
+use super::{Updates, ask, call};
+use crate::support::{
+    Operator, Server,
+    operator::{OPERATE, READ},
+    rules,
+    server::{agent, get},
+};
+
+const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
+const SWITCH: &str =
+    r#"{"changes": [{"target": {"switch": {"everything": true}}, "value": "shadow"}], "reason": "why"}"#;
+const ENTITY: &str = r#"{"descriptor": {"domain": "api", "entries": [{"key": "user", "value": "bob"}]}}"#;
+/// Methods that return names of entities or operators, with a valid request.
+const PRIVATE: [(&str, &str); 7] = [
+    ("Inspect", ENTITY),
+    ("ListTopEntities", "{}"),
+    ("GetRuleUsage", r#"{"path": "api.user"}"#),
+    ("ListOverrides", "{}"),
+    ("ListAuditLog", "{}"),
+    ("GetCandidate", "{}"),
+    ("Simulate", "{}"),
+];
+
+fn role(server: &Server, headers: &[(&str, &str)]) -> String {
+    call(server, "GetSession", "{}", headers).1["role"].as_str().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn callers_from_elsewhere_receive_no_names() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let elsewhere = [("x-forwarded-for", "192.0.2.1")];
+    assert_eq!(ask(server, "bob"), 200);
+    assert_eq!(operator.call(OPERATE, "PutOverrides", SWITCH).0, 200);
+    for (method, body) in PRIVATE {
+        let (code, answer) = call(server, method, body, &elsewhere);
+        assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{method}: {answer}");
+        // Without recorded requests, a simulation is rejected whatever the role.
+        let (code, answer) = call(server, method, body, &[]);
+        assert!(code == 200 || method == "Simulate" && code == 400, "{method}: {answer}");
+    }
+    let health = |headers| call(server, "GetHealth", "{}", headers).1["switches"][0].clone();
+    assert_eq!((&health(&elsewhere)["value"], &health(&elsewhere)["author"]), (&"shadow".into(), &Value::Null));
+    assert_eq!((&health(&[])["author"], &health(&[])["reason"]), (&"alice".into(), &"why".into()));
+    let event = |headers| {
+        let is_switch = |event: &&Value| event["kind"] == "EVENT_KIND_SWITCH";
+        let updates = Updates::watch(server, "{}", headers);
+        let update =
+            updates.find(|update| update["events"].as_array().into_iter().flatten().any(|one| is_switch(&one)));
+        update["events"].as_array().unwrap().iter().find(is_switch).unwrap().clone()
+    };
+    let (public, local) = (event(&elsewhere), event(&[]));
+    assert_eq!((&public["author"], &public["reason"]), (&Value::Null, &Value::Null), "{public}");
+    assert_eq!((&local["author"], &local["reason"]), (&"alice".into(), &"why".into()), "{local}");
+}
+
+#[test]
+fn a_token_gives_its_role_on_the_http_listener() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let bearer = |token: &str| format!("Bearer {token}");
+    let (read, operate) = (bearer(READ), bearer(OPERATE));
+    let with = |token: &str| role(server, &[("authorization", token), ("x-forwarded-for", "192.0.2.1")]);
+    assert_eq!((with(&read), with(&operate)), ("read".into(), "operate".into()));
+    assert_eq!(role(server, &[("x-forwarded-for", "192.0.2.1")]), "public");
+    let (code, answer) = call(server, "GetSession", "{}", &[("authorization", "Bearer unknown-0123456789")]);
+    assert_eq!((code, answer["message"].as_str()), (401, Some("the token is not in admin.token_file")));
+    let put = |headers: &[(&str, &str)]| call(server, "PutOverrides", SWITCH, headers);
+    for headers in [&[][..], &[("authorization", read.as_str())]] {
+        let (code, answer) = put(headers);
+        assert_eq!(code, 403, "{answer}");
+    }
+    assert_eq!(put(&[("authorization", operate.as_str())]).0, 200);
+}
+
+#[test]
+fn without_the_admin_api_the_console_is_read_only() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let (code, answer) = call(&server, "GetSession", "{}", &[]);
+    assert_eq!((code, &answer["role"], &answer["acceptsTokens"]), (200, &"read".into(), &Value::Null));
+    let (code, answer) = call(&server, "GetSession", "{}", &[("authorization", "Bearer any-0123456789abcdef")]);
+    assert!(code == 401 && answer["message"].as_str().unwrap().contains("the admin API is off"), "{answer}");
+    let (code, answer) = call(&server, "PutOverrides", SWITCH, &[]);
+    assert!(code == 403 && answer["message"].as_str().unwrap().contains("role operate"), "{answer}");
+}
+
+#[test]
+fn requests_of_other_sites_are_rejected_and_pages_cannot_be_framed() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    for header in [("sec-fetch-site", "cross-site"), ("sec-fetch-site", "same-site"), ("origin", "http://evil.example")]
+    {
+        assert_eq!(call(&server, "GetSession", "{}", &[header]).0, 403, "{header:?}");
+    }
+    let own = format!("http://{}", server.http);
+    assert_eq!(call(&server, "GetSession", "{}", &[("origin", &own)]).0, 200);
+    // A name of the attacker that resolves to this host.
+    assert_eq!(role(&server, &[("host", "evil.example")]), "public");
+    let responses = [
+        agent().get(server.url("/")).call().unwrap(),
+        agent().get(server.url("/console/app.js")).call().unwrap(),
+        agent().get(server.url("/console/missing.js")).call().unwrap(),
+        agent().post(server.url("/v1/GetSession")).send(&b"{}"[..]).unwrap(),
+        agent().post(server.url("/v1/Unknown")).send(&b"{"[..]).unwrap(),
+        agent().post(server.url("/v1/GetSession")).header("origin", "null").send(&b"{}"[..]).unwrap(),
+    ];
+    assert_eq!(responses.each_ref().map(|response| response.status().as_u16()), [200, 200, 404, 200, 404, 403]);
+    for response in &responses {
+        let policy = response.headers()["content-security-policy"].to_str().unwrap();
+        assert!(policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert_eq!(response.headers()["x-frame-options"], "DENY");
+        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
+        assert!(response.headers().get("access-control-allow-origin").is_none());
+    }
+}
+
+#[test]
+fn settings_hide_names_and_turn_the_console_off() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let start = |key: &str, value: &str| Server::builder().rules(folder.path()).store("memory").set(key, value).start();
+    assert_eq!(role(&start("console.entities", "token"), &[]), "public");
+    assert_eq!(role(&start("console.entities", "all"), &[("x-forwarded-for", "192.0.2.1")]), "read");
+    let off = start("console.enabled", "false");
+    for path in ["/", "/console/app.js", "/v1/GetSession", "/openapi.json"] {
+        assert_eq!(get(&off.url(path)).0, 404, "{path}");
+    }
+    assert_eq!(call(&off, "GetSession", "{}", &[]).0, 404);
+    assert!(off.get("/metrics").contains("sluicegate_workers"));
+}
+
+#[test]
+fn the_admin_listener_serves_the_console_but_no_public_data() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    assert!(get(&format!("{}/", operator.addr)).1.contains("<!doctype html>"));
+    assert_eq!(operator.call("", "GetSession", "{}").0, 401);
+    assert_eq!(operator.call(READ, "GetSession", "{}").1["role"], "read");
+}

@@ -1,0 +1,163 @@
+//! The stream of activity, rules, entities, counters and simulations.
+
+use serde_json::{Value, json};
+
+use super::{Updates, ask, call, number};
+use crate::support::{Operator, RedisServer, Server, operator::OPERATE, ring, rules, wait_for};
+
+const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
+
+#[test]
+fn requests_and_changes_appear_in_the_stream() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let updates = Updates::watch(server, "{}", &[]);
+    let first = updates.next();
+    let texts: Vec<_> = first["events"].as_array().unwrap().iter().map(|event| event["text"].clone()).collect();
+    assert!(texts.iter().any(|text| text == "1 rule in 1 domain loaded"), "{texts:?}");
+    for expected in [200, 200, 429] {
+        assert_eq!(ask(server, "bob"), expected);
+    }
+    let update = updates.find(|update| number(&update["current"]["requests"]) == 3);
+    assert_eq!((number(&update["current"]["requested"]), number(&update["current"]["denied"])), (3, 1), "{update}");
+    operator.ctl(&["switch", "shadow", "domain", "api", "--reason", "incident"]);
+    let is_switch = |update: &Value| update["events"][0]["kind"] == "EVENT_KIND_SWITCH";
+    let event = updates.find(is_switch)["events"][0].clone();
+    assert_eq!(event["text"], "switch for domain api set to shadow");
+    assert_eq!((&event["author"], &event["reason"]), (&"alice".into(), &"incident".into()));
+    // A period of five seconds ends, and contains the requests.
+    let has_requests = |period: &Value| number(&period["requests"]) == 3;
+    updates.find(|update| update["periods"].as_array().into_iter().flatten().any(has_requests));
+    // A viewer that connects later receives everything at once.
+    let later = Updates::watch(server, "{}", &[]).next();
+    let all: u64 = later["periods"].as_array().unwrap().iter().map(|period| number(&period["requests"])).sum();
+    assert_eq!(all, 3, "{later}");
+    assert!(later["events"].as_array().unwrap().iter().any(|event| event["kind"] == "EVENT_KIND_SWITCH"));
+}
+
+#[test]
+fn rules_entities_and_counters_show_denials() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let (redis, url) = ring(2);
+    let server = Server::start(folder.path(), &url);
+    for _ in 0..5 {
+        ask(&server, "bob");
+    }
+    ask(&server, "eve");
+    let list = call(&server, "ListRuleActivity", r#"{"rulesOnly": true, "find": "USER"}"#, &[]).1;
+    let row = &list["rows"][0];
+    assert_eq!((&row["path"], &row["rule"]["algorithm"]), (&"api.user".into(), &"fixed_window".into()), "{list}");
+    assert_eq!((number(&row["activity"]["requested"]), number(&row["activity"]["denied"])), (6, 3), "{list}");
+    assert_eq!(row["entries"], json!([{ "key": "user" }]));
+    assert_eq!(call(&server, "ListRuleActivity", r#"{"find": "nothing"}"#, &[]).1["rows"], Value::Null);
+    let usage = call(&server, "GetRuleUsage", r#"{"path": "api.user"}"#, &[]).1;
+    assert_eq!(usage["entitiesByShare"], json!([0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]), "{usage}");
+    assert_eq!(usage["entities"][0]["descriptor"]["entries"][0]["value"], "bob");
+    let top = call(&server, "ListTopEntities", "{}", &[]).1;
+    assert_eq!(
+        (&top["entities"][0]["rulePath"], number(&top["entities"][0]["hits"])),
+        (&"api.user".into(), 3),
+        "{top}"
+    );
+    let text = json!({ "text": "api user=bob" }).to_string();
+    let descriptors = call(&server, "ReadDescriptors", &text, &[]).1["descriptors"].clone();
+    let inspected = call(&server, "Inspect", &json!({ "descriptor": descriptors[0] }).to_string(), &[]).1;
+    let counter = &inspected["counter"];
+    let names: Vec<String> = redis.iter().map(|server| format!("127.0.0.1:{}", server.port)).collect();
+    assert!(names.iter().any(|name| counter["node"] == name.as_str()), "{counter} {names:?}");
+    assert_eq!(
+        (number(&counter["parts"][0]["hits"]), counter["forecast"].as_array().unwrap().len()),
+        (5, 2),
+        "{counter}"
+    );
+    let (code, answer) = call(&server, "GetRuleUsage", r#"{"path": "api.nobody"}"#, &[]);
+    assert_eq!((code, answer["code"].as_str()), (404, Some("NOT_FOUND")));
+}
+
+#[test]
+fn instances_that_share_redis_are_summed() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let redis = RedisServer::start();
+    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+    let updates = Updates::watch(&servers[0], r#"{"allInstances": true}"#, &[]);
+    updates.find(|update| update["instances"].as_array().is_some_and(|instances| instances.len() == 2));
+    for server in &servers {
+        (0..4).for_each(|_| drop(ask(server, "bob")));
+    }
+    let update = updates.find(|update| number(&update["current"]["requests"]) == 8);
+    assert_eq!((number(&update["current"]["requested"]), number(&update["current"]["denied"])), (8, 6), "{update}");
+    // The other instance still sees only its own requests.
+    let own = Updates::watch(&servers[1], "{}", &[]).find(|update| number(&update["current"]["requests"]) > 0);
+    assert_eq!((number(&own["current"]["requests"]), own["instances"].as_array().unwrap().len()), (4, 1), "{own}");
+    let [first, second] = servers;
+    drop(second);
+    updates.find(|update| update["instances"].as_array().is_some_and(|instances| instances.len() == 1));
+    drop(first);
+}
+
+#[test]
+fn a_redis_server_that_fails_is_an_event() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let redis = RedisServer::start();
+    let server = Server::start(folder.path(), &redis.url());
+    let updates = Updates::watch(&server, "{}", &[]);
+    assert_eq!(updates.find(|update| update["servers"][0]["up"] == true)["servers"].as_array().unwrap().len(), 1);
+    drop(redis);
+    let has = |update: &Value, kind: &str| {
+        update["events"].as_array().into_iter().flatten().any(|event| event["kind"] == kind)
+    };
+    let update = updates.find(|update| has(update, "EVENT_KIND_SERVER_DOWN"));
+    assert_eq!(update["servers"][0]["up"], Value::Null, "{update}");
+}
+
+#[test]
+fn a_change_is_simulated_on_recorded_requests_before_it_is_made() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let recorded = tempfile::tempdir().unwrap();
+    let builder = Server::builder().rules(folder.path()).store("memory");
+    let builder = builder.set("record.dir", recorded.path().to_str().unwrap()).set("record.share", "1");
+    let operator = Operator::with(builder);
+    let server = &operator.server;
+    for _ in 0..5 {
+        ask(server, "bob");
+    }
+    let bob = json!({ "limit": { "domain": "api", "entries": [{ "key": "user", "value": "bob" }] } });
+    let change = json!({ "changes": [{ "target": bob, "value": "4/year" }] }).to_string();
+    let outcome = wait_for("the recorded requests", || {
+        let (code, outcome) = call(server, "Simulate", &change, &[]);
+        assert_eq!(code, 200, "{outcome}");
+        (number(&outcome["requests"]) == 5).then_some(outcome)
+    });
+    assert_eq!((number(&outcome["deniedBefore"]), number(&outcome["denied"])), (3, 1), "{outcome}");
+    assert_eq!(number(&outcome["rules"][0]["outcomes"]["newlyAllowed"]), 2, "{outcome}");
+    // Nothing has changed.
+    assert_eq!(operator.call(OPERATE, "ListOverrides", "{}").1["overrides"], Value::Null);
+    let rules = "domain: api\ndescriptors:\n- { key: user, rate_limit: { unit: year, requests_per_unit: 1 } }\n";
+    let files = json!({ "files": [{ "name": "a.yaml", "text": rules }] }).to_string();
+    assert_eq!(number(&call(server, "Simulate", &files, &[]).1["denied"]), 4);
+    let invalid = json!({ "files": [{ "name": "a.yaml", "text": "domain: 1: 2" }] }).to_string();
+    let (code, answer) = call(server, "Simulate", &invalid, &[]);
+    assert!(code == 400 && answer["message"].as_str().unwrap().contains("the rules are invalid"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_shutdown_ends_the_streams() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let updates = Updates::watch(&server, "{}", &[]);
+    updates.next();
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    while updates.0.recv().is_ok() {}
+}
+
+#[test]
+fn the_number_of_viewers_is_bounded() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let viewers: Vec<_> = (0..64).map(|_| Updates::watch(&server, "{}", &[])).collect();
+    let (code, answer) = call(&server, "WatchActivity", "{}", &[]);
+    assert_eq!((code, answer["code"].as_str()), (429, Some("RESOURCE_EXHAUSTED")), "{answer}");
+    assert_eq!(viewers[63].next()["rulesVersion"], "1");
+}
