@@ -262,7 +262,7 @@ impl Engine {
         let series = if rule.dynamic_labels {
             let labels = statistics::labels(domain, &descriptor.entries, rule, &path);
             let series = self.statistics.dynamic_series(self.worker, &labels, descriptor.hits);
-            SeriesRef::Dynamic(series, Some(&rule_state.statistics.total))
+            SeriesRef::Dynamic(series, Some(&rule_state.statistics.series))
         } else {
             SeriesRef::Rule(&rule_state.statistics.series)
         };

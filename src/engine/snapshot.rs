@@ -91,7 +91,7 @@ impl Snapshot {
 
     /// Returns the hits of each rule, by its id.
     pub fn rule_totals(&self) -> impl Iterator<Item = RuleTotals> {
-        self.compiled.rule_states.iter().map(|state| RuleTotals(Arc::clone(&state.statistics.total)))
+        self.compiled.rule_states.iter().map(|state| RuleTotals(Arc::clone(&state.statistics.series)))
     }
 
     /// Returns whether both snapshots have the same set of rules.

@@ -211,6 +211,13 @@ fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
 pub(crate) fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
     assert!(sent.success());
+    if name == "STOP" {
+        // The process may still run for a moment after the signal was sent.
+        wait_for("the process to stop", || {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+            status.contains("State:\tT").then_some(())
+        });
+    }
 }
 
 /// Returns the status code and the body of a page.

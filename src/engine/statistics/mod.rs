@@ -36,16 +36,20 @@ pub struct StatisticsSettings {
 }
 
 type SeriesMap = HashMap<String, Arc<Series>>;
-/// Identifies a rule across reloads: its labels and its classes, as a level may have the name of a class.
-type RuleKey = (Labels, Vec<String>);
+/// Identifies a rule across reloads: its labels, its classes, as a level may have the name of a class, and whether its
+/// labels are dynamic.
+type RuleKey = (Labels, Box<[String]>, bool);
+
+/// Returns the series of the rules without dynamic labels.
+fn exported(rules: &HashMap<RuleKey, RuleStatistics>) -> impl Iterator<Item = &Arc<Series>> {
+    rules.iter().filter(|((_, _, is_dynamic), _)| !is_dynamic).map(|(_, rule)| &rule.series)
+}
 
 /// The statistics of one rule.
 #[derive(Clone)]
 pub(super) struct RuleStatistics {
-    /// The exported series.
+    /// The hits of the rule. Not exported for rules with dynamic labels, whose hits have series of their own.
     pub(super) series: Arc<Series>,
-    /// All hits of the rule. Another series than `series` if the rule's hits are exported with callers' values.
-    pub(super) total: Arc<Series>,
     /// Hits per class, for rules with classes and rules that shed.
     pub(super) shedding: Option<Arc<Shedding>>,
 }
@@ -98,7 +102,7 @@ impl Statistics {
         let mut previous = std::mem::take(&mut *current);
         current.reserve(rules.len());
         let statistics_of = |rule: &mut Rule| {
-            let id = (Arc::clone(&rule.labels), self.class_names(rule));
+            let id = (Arc::clone(&rule.labels), self.class_names(rule).into(), rule.dynamic_labels);
             if let Some(statistics) = current.get(&id) {
                 return statistics.clone();
             }
@@ -107,11 +111,7 @@ impl Statistics {
                 let sheds = rule.sheds || !rule.classes.is_empty();
                 let shedding = sheds.then(|| Arc::new(shedding()));
                 let series = Arc::new(Series::new(&rule.labels, self.workers));
-                let total = match rule.dynamic_labels {
-                    true => Arc::new(Series::new(&rule.labels, self.workers)),
-                    false => Arc::clone(&series),
-                };
-                (id, RuleStatistics { series, total, shedding })
+                (id, RuleStatistics { series, shedding })
             });
             // Equal labels are shared, also between the previous and the new set.
             rule.labels = Arc::clone(&id.0);
@@ -174,7 +174,7 @@ impl Statistics {
 
     /// Returns all series. Each lock is held only while references are copied, as workers may wait for it.
     fn all_series(&self) -> Vec<Arc<Series>> {
-        let mut all: Vec<Arc<Series>> = lock(&self.rules).values().map(|rule| Arc::clone(&rule.series)).collect();
+        let mut all: Vec<Arc<Series>> = exported(&lock(&self.rules)).cloned().collect();
         all.extend(lock(&self.dynamic).values().cloned());
         all.push(Arc::clone(&self.other));
         all

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Outcome, Series, Statistics, lock, series::Count};
+use super::{Outcome, Series, Statistics, exported, lock, series::Count};
 use crate::algorithm::Micros;
 
 /// Hits of all rules since the start of the process.
@@ -91,7 +91,7 @@ impl Statistics {
             totals.near += sum(Count::Near);
             totals.shadow += shadow;
         };
-        lock(&self.rules).values().for_each(|rule| add(&rule.series));
+        exported(&lock(&self.rules)).for_each(|series| add(series));
         // Workers wait for this lock, so it is held only while references are copied.
         let dynamic: Vec<_> = lock(&self.dynamic).values().cloned().collect();
         dynamic.iter().for_each(|series| add(series));
