@@ -37,7 +37,7 @@ export async function post(method, request, signal, token = getToken()) {
     method: "POST",
     headers,
     body: JSON.stringify(request),
-    credentials: "omit",
+    credentials: "same-origin",
     cache: "no-store",
     redirect: "error",
     signal,
