@@ -19,7 +19,7 @@ pub use tree::Hits;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -89,7 +89,8 @@ struct State {
     detector: Detector,
     /// Version of the last change of overrides that was reported as an event.
     changes_version: u64,
-    snapshot: Option<Arc<Snapshot>>,
+    /// The last snapshot. Weak, because it must not delay the release of replaced rules.
+    snapshot: Weak<Snapshot>,
     /// Changes with each snapshot.
     rules_version: u64,
     /// The reports of the other instances.
@@ -188,8 +189,8 @@ impl Activity {
         let period_ended = state.history.is_due(now);
         let totals = (read_counts || period_ended).then(|| self.totals(now));
         let new_events = self.detect(&mut state, &snapshot, totals.as_ref(), now);
-        if !state.snapshot.as_ref().is_some_and(|last| Arc::ptr_eq(last, &snapshot)) {
-            state.snapshot = Some(snapshot);
+        if state.snapshot.as_ptr() != Arc::as_ptr(&snapshot) {
+            state.snapshot = Arc::downgrade(&snapshot);
             state.rules_version += 1;
         }
         if let Some(totals) = totals {
