@@ -1,8 +1,8 @@
 //! [`Activity`]: the decisions of the last hour, of this instance or of every instance that shares its store.
 //!
 //! Counts are read from existing metrics every five seconds, and every second while there are viewers. A
-//! decision therefore costs the same with and without viewers. The last hour is in memory of fixed size (see
-//! [`history`]), so that operators see it without Prometheus; longer periods are the task of a metrics system.
+//! decision therefore costs the same with and without viewers. The last hour is in memory of fixed size (module
+//! `history`), so that operators see it without Prometheus; longer periods are the task of a metrics system.
 
 mod events;
 mod history;
