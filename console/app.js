@@ -42,9 +42,9 @@ function Role({ session }) {
   </div>`;
 }
 
-function Banner() {
+function Banner({ session }) {
   const { connected, lostSince, lostMessage } = useActivity();
-  const isLost = !connected && lostSince !== null;
+  const isLost = !connected && lostSince !== null && !session.needsToken;
   return html`<div role="status" id="banner" data-test="banner" class=${isLost ? "banner" : "banner-empty"}>
     ${isLost && `No connection to the instance since ${clock(lostSince)}. ${visible(lostMessage)} Trying again…`}</div>`;
 }
@@ -63,6 +63,11 @@ function Navigation({ page }) {
   return html`<nav aria-label="Pages"><ul>${Object.entries(PAGES).map(([name, { title }]) => html`<li key=${name}>
     <a href=${link(name)} aria-current=${name === page ? "page" : undefined}>${title}</a></li>`)}</ul></nav>`;
 }
+
+// Stands for every page until the operator has signed in.
+const NeedsToken = () => html`<h1 tabindex="-1">Sign in</h1>
+  <p data-test="needs-token">This address answers only callers with a token of <code>admin.token_file</code> or a client certificate.
+    Use “Sign in with a token”, or open the console at the address of <code>http.addr</code>, which needs no token.</p>`;
 
 function App() {
   const { page, params } = useRoute();
@@ -94,8 +99,9 @@ function App() {
         ${session.store && html`<span class="tag" data-test="store" title="Where counters are">${session.store}</span>`}</div>
       <${Role} session=${session} />
     </header>
-    <${Banner} /><${Announcer} />
-    <main id="main" ref=${main} data-page=${known}><${Page} key=${known} params=${params} /></main>
+    <${Banner} session=${session} /><${Announcer} />
+    <main id="main" ref=${main} data-page=${known}>
+      ${session.needsToken ? html`<${NeedsToken} />` : html`<${Page} key=${known} params=${params} />`}</main>
     <footer class="muted">Sluicegate ${session.version}</footer>`;
 }
 

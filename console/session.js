@@ -2,7 +2,9 @@
 import { createStore, useStore } from "./base.js";
 import { call, getToken, setToken } from "./api.js";
 
-const PUBLIC = { role: "public", caller: "", acceptsTokens: false, store: "", instance: "", version: "", algorithms: [], loaded: false };
+const PUBLIC = {
+  role: "public", caller: "", acceptsTokens: false, needsToken: false, store: "", instance: "", version: "", algorithms: [], loaded: false,
+};
 const session = createStore(PUBLIC);
 
 export const useSession = () => useStore(session);
@@ -10,13 +12,18 @@ export const useSession = () => useStore(session);
 // Fills in what the answer leaves out because it is the default.
 const complete = (answer) => ({ ...PUBLIC, grafanaUrl: "", recordsRequests: false, ...answer, loaded: true });
 
-// Loads the session anew. A stored token that is no longer known is deleted.
+// Loads the session anew. A stored token that is no longer known is deleted. The listener of the admin API answers only
+// callers with a token or a certificate.
 export async function loadSession() {
   const token = getToken();
   try {
     session.set(complete(await call("GetSession", {})));
   } catch (error) {
-    if (error.status !== 401 || !token) return;
+    if (error.status !== 401) return;
+    if (!token) {
+      session.set({ ...PUBLIC, acceptsTokens: true, needsToken: true, loaded: true });
+      return;
+    }
     setToken("");
     await loadSession();
   }

@@ -15,6 +15,8 @@ mod algorithms;
 mod architecture;
 /// The client crate.
 mod client;
+/// The web console in a real browser.
+mod console;
 /// Deployment: charts, images, gateways, and replacing envoyproxy/ratelimit.
 mod deploy;
 /// The documentation: links, the book, the length of paragraphs.

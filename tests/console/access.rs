@@ -107,6 +107,23 @@ fn a_token_gives_the_role_that_the_token_file_states() {
 }
 
 #[test]
+fn the_admin_listener_shows_nothing_before_the_operator_signs_in() {
+    let folder = folder();
+    let operator = start(&folder);
+    let browser = Browser::start();
+    browser.expect_log("the server responded with a status of 401");
+    browser.open(&format!("{}/#/change", operator.addr));
+    browser.wait_for_text("[data-test=needs-token]", &["Sign in with a token"]);
+    assert_eq!(browser.text("[data-test=banner]"), "");
+    sign_in(&browser, OPERATE, "Operator: alice");
+    browser.wait_for_text("[data-test=overrides] tbody tr", &["shop user=bob", "3/year"]);
+    assert_eq!(browser.text("[data-test=banner]"), "");
+    browser.click("[data-test=sign-out]");
+    browser.text("[data-test=needs-token]");
+    browser.wait_until_gone("[data-test=overrides]");
+}
+
+#[test]
 fn without_the_admin_api_the_page_is_read_only() {
     let folder = folder();
     let server = Server::start(folder.path(), "memory");

@@ -1,5 +1,6 @@
 //! Real servers on free ports, and functions that wait for a condition instead of sleeping.
 
+pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod control_plane;
 pub(crate) mod envoy;
@@ -19,6 +20,7 @@ use sluicegate::{algorithm::Decision, store::HitDecisions};
 
 use self::raw_client::{Descriptor, Request};
 pub(crate) use self::{
+    browser::Browser,
     operator::Operator,
     proxy::{Fault, Proxy},
     redis::RedisServer,

@@ -615,7 +615,7 @@ pub struct WatchActivityResponse {
     /// last hour. A period replaces an earlier one with the same start.
     #[prost(message, repeated, tag = "2")]
     pub periods: ::prost::alloc::vec::Vec<ActivityPeriod>,
-    /// The last seconds, which `periods` does not contain yet.
+    /// The last 10 seconds. `periods` contains a part of them, too.
     #[prost(message, optional, tag = "3")]
     pub current: ::core::option::Option<ActivityPeriod>,
     /// The servers of the store; empty for counters in memory.
