@@ -31,14 +31,15 @@ function useBefore(plan) {
   const health = useCall("GetHealth", descriptor ? null : {});
   const { data, error } = descriptor ? inspect : health;
   if (!data) return { error };
+  const rule = descriptor ? data.rule : null;
+  const overrides = (descriptor ? data.overrides : data.switches) ?? [];
   const origin = plan.thisInstance ? "ORIGIN_INSTANCE" : "ORIGIN_STORE";
   const isMatch = (override) => sameTarget(override.target, target) && (!target.switch || (override.origin ?? "ORIGIN_STORE") === origin);
-  const before = (data.overrides ?? data.switches ?? []).find(isMatch);
   return {
-    before,
+    before: overrides.find(isMatch),
     isLoaded: true,
-    path: descriptor ? data.rule?.path : pathOfScope(target.switch),
-    note: data.rule?.limit ? `the rule applies: ${data.rule.limit}` : "",
+    path: descriptor ? rule?.path : pathOfScope(target.switch),
+    note: rule?.limit ? `the rule applies: ${rule.limit}` : "",
   };
 }
 

@@ -170,6 +170,7 @@ fn the_settings_decide_who_reads_names_and_whether_there_is_a_console() {
     }
     let operator = start("console.enabled", "false");
     let server = &operator.server;
+    assert_eq!(get(&server.url("/openapi.json")).0, 404);
     for path in ["/", "/console/app.js"] {
         assert_eq!(get(&server.url(path)).0, 404, "{path}");
         let request = agent().get(format!("{}{path}", operator.addr));

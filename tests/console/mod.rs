@@ -27,6 +27,8 @@ mod many_rules;
 mod other_sites;
 /// The numbers on every page.
 mod pages;
+/// The fields and enum values of the admin API.
+mod words;
 
 /// Windows of a year: no test sees the end of one.
 const RULES: &str = "domain: shop\ndescriptors:\n\

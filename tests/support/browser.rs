@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{DEADLINE, repository};
+use super::{DEADLINE, known_fields, repository};
 
 /// Keys, as the protocol encodes them.
 pub(crate) mod key {
@@ -32,7 +32,8 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 const PAUSE: Duration = Duration::from_millis(40);
 
 /// A browser with one page; killed when dropped. The drop panics if the browser's log contains an unexpected message,
-/// such as a script error or a violation of the content security policy.
+/// such as a script error, a violation of the content security policy, or a read of a field that an answer of the admin
+/// API cannot have.
 pub(crate) struct Browser {
     driver: Child,
     agent: ureq::Agent,
@@ -65,6 +66,7 @@ impl Browser {
         let answer = browser.command("", &capabilities());
         browser.session += &format!("/{}", answer["sessionId"].as_str().unwrap());
         browser.set_window(1280, 800);
+        browser.devtools("Page.addScriptToEvaluateOnNewDocument", &json!({ "source": known_fields::script() }));
         browser
     }
 

@@ -1,4 +1,4 @@
-//! The role of callers, and protection against other sites.
+//! The role of callers.
 
 use serde_json::Value;
 
@@ -7,7 +7,6 @@ use crate::support::{
     Operator, Server,
     operator::{OPERATE, READ},
     rules,
-    server::{agent, get},
 };
 
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
@@ -89,57 +88,4 @@ fn without_the_admin_api_the_console_is_read_only() {
     assert!(code == 401 && answer["message"].as_str().unwrap().contains("the admin API is off"), "{answer}");
     let (code, answer) = call(&server, "PutOverrides", SWITCH, &[]);
     assert!(code == 403 && answer["message"].as_str().unwrap().contains("role operate"), "{answer}");
-}
-
-#[test]
-fn requests_of_other_sites_are_rejected_and_pages_cannot_be_framed() {
-    let folder = rules(&[("api.yaml", RULES)]);
-    let server = Server::start(folder.path(), "memory");
-    for header in [("sec-fetch-site", "cross-site"), ("sec-fetch-site", "same-site"), ("origin", "http://evil.example")]
-    {
-        assert_eq!(call(&server, "GetSession", "{}", &[header]).0, 403, "{header:?}");
-    }
-    let own = format!("http://{}", server.http);
-    assert_eq!(call(&server, "GetSession", "{}", &[("origin", &own)]).0, 200);
-    // A name of the attacker that resolves to this host.
-    assert_eq!(role(&server, &[("host", "evil.example")]), "public");
-    let responses = [
-        agent().get(server.url("/")).call().unwrap(),
-        agent().get(server.url("/console/app.js")).call().unwrap(),
-        agent().get(server.url("/console/missing.js")).call().unwrap(),
-        agent().post(server.url("/v1/GetSession")).send(&b"{}"[..]).unwrap(),
-        agent().post(server.url("/v1/Unknown")).send(&b"{"[..]).unwrap(),
-        agent().post(server.url("/v1/GetSession")).header("origin", "null").send(&b"{}"[..]).unwrap(),
-    ];
-    assert_eq!(responses.each_ref().map(|response| response.status().as_u16()), [200, 200, 404, 200, 404, 403]);
-    for response in &responses {
-        let policy = response.headers()["content-security-policy"].to_str().unwrap();
-        assert!(policy.contains("frame-ancestors 'none'") && !policy.contains("unsafe"), "{policy}");
-        assert_eq!(response.headers()["x-frame-options"], "DENY");
-        assert_eq!(response.headers()["x-content-type-options"], "nosniff");
-        assert!(response.headers().get("access-control-allow-origin").is_none());
-    }
-}
-
-#[test]
-fn settings_hide_names_and_turn_the_console_off() {
-    let folder = rules(&[("api.yaml", RULES)]);
-    let start = |key: &str, value: &str| Server::builder().rules(folder.path()).store("memory").set(key, value).start();
-    assert_eq!(role(&start("console.entities", "token"), &[]), "public");
-    assert_eq!(role(&start("console.entities", "all"), &[("x-forwarded-for", "192.0.2.1")]), "read");
-    let off = start("console.enabled", "false");
-    for path in ["/", "/console/app.js", "/v1/GetSession", "/openapi.json"] {
-        assert_eq!(get(&off.url(path)).0, 404, "{path}");
-    }
-    assert_eq!(call(&off, "GetSession", "{}", &[]).0, 404);
-    assert!(off.get("/metrics").contains("sluicegate_workers"));
-}
-
-#[test]
-fn the_admin_listener_serves_the_console_but_no_public_data() {
-    let folder = rules(&[("api.yaml", RULES)]);
-    let operator = Operator::start(folder.path(), "memory");
-    assert!(get(&format!("{}/", operator.addr)).1.contains("<!doctype html>"));
-    assert_eq!(operator.call("", "GetSession", "{}").0, 401);
-    assert_eq!(operator.call(READ, "GetSession", "{}").1["role"], "read");
 }

@@ -1,6 +1,6 @@
 //! The API of the web console on the HTTP listener: the access to its data, and the data.
 
-/// The role of callers, and protection against other sites.
+/// The role of callers.
 mod access;
 /// The stream of activity, rules, entities and simulations.
 mod data;
