@@ -2,8 +2,8 @@
 import { useEffect, useMemo, useRef, useState } from "./base.js";
 import { call } from "./api.js";
 
-export const PAGE_ROWS = 200;
-const KEPT_PAGES = 10;
+export const PAGE_ROWS = 50;
+const KEPT_PAGES = 40;
 
 // Loads and keeps the rows for one search. Calls `changed` after each answer.
 class RowLoader {

@@ -27,8 +27,8 @@ function CounterFacts({ counter }) {
   const remaining = integer(counter.remaining);
   return html`<h3>Counter</h3><dl class="facts" data-test="counter">
     <${Fact} name="Limit"><strong><${LongText} value=${counter.limit ?? ""} /></strong></${Fact}>
-    <${Fact} name="Used"><span data-test="used">${number(used)}</span> hits</${Fact}>
-    <${Fact} name="Remaining"><span data-test="remaining">${number(remaining)}</span> hits</${Fact}>
+    <${Fact} name="Used"><span data-test="used">${number(used)}</span> ${used === 1 ? "hit" : "hits"}</${Fact}>
+    <${Fact} name="Remaining"><span data-test="remaining">${number(remaining)}</span> ${remaining === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Full limit available">${integer(counter.resetUs) ? `in ${duration(integer(counter.resetUs))}` : "now"}</${Fact}>
     ${counter.algorithm && html`<${Fact} name="Algorithm">${spaced(counter.algorithm)}</${Fact}>`}
     <${Fact} name="Server">${counter.node ? html`<${Text} value=${counter.node} />` : "this process's memory"}</${Fact}>

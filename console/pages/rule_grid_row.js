@@ -30,7 +30,7 @@ export function RuleGridRow({ index, row, height, isActive, choose }) {
       aria-level=${depth + 1} aria-selected=${isActive} style=${place} onMouseDown=${choose}>
     <div role="gridcell" class=${`cell column-0 ${rule ? "" : "level"}`} style=${{ paddingInlineStart: `${Math.min(depth, 8) * 1.1 + 0.5}rem` }}>
       <a href=${link("rule", { path: row.path })} tabindex="-1"><${Text} value=${row.label || row.path || "(no name)"} length=${80} /></a></div>
-    ${cell(1, rule && html`<${Text} value=${rule.limit} length=${40} />`)}
+    ${cell(1, rule && html`<${Text} value=${(rule.limit ?? "").replace(`, ${rule.algorithm}`, "")} length=${40} />`)}
     ${cell(2, rule?.algorithm ? spaced(rule.algorithm) : "")}
     ${cell(3, rule?.consistency ?? "")}
     ${cell(4, html`${rate(requestedRate)}<span class="narrow-only">/s</span>`, "number")}

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{open, sign_in};
-use crate::support::{Browser, Operator, Server, operator::OPERATE, repository, ring, rules, server::post, wait_for};
+use crate::support::{Browser, Operator, Server, operator::OPERATE, repository, ring, rules, server::post};
 
 const RULES: &str = "\
 domain: shop
@@ -69,7 +69,7 @@ fn write_picture(browser: &Browser, name: &str) {
     assert!(bytes <= 150_000, "{} is too large: {bytes} bytes", path.display());
 }
 
-/// Takes four minutes, so that the charts contain lines.
+/// Takes five minutes, so that the charts contain lines.
 #[test]
 #[ignore = "writes docs/images"]
 fn the_pictures_of_the_guide() {
@@ -77,67 +77,69 @@ fn the_pictures_of_the_guide() {
     let (_redis, url) = ring(2);
     let builder = Server::builder().rules(folder.path()).store(&url).set("record.share", "1");
     let operator = Operator::with(builder.set("record.dir", traffic.path().to_str().unwrap()));
-    let server = &operator.server;
     operator.ctl(&["limit", "set", "shop", "user=chloe", "600/minute", "--reason", "trade fair until Friday"]);
-    for second in 0..240 {
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_traffic(&operator.server));
+        std::thread::sleep(Duration::from_secs(130));
+        operator.ctl(&[
+            "switch",
+            "shadow",
+            "rule",
+            "shop",
+            "plan_free",
+            "--reason",
+            "incident 41: free plan too strict",
+        ]);
+        std::thread::sleep(Duration::from_secs(110));
+        write_pictures(&operator.server);
+    });
+}
+
+/// Sends requests for five minutes.
+fn send_traffic(server: &Server) {
+    for second in 0..300 {
         let next = Instant::now() + Duration::from_secs(1);
         send_second(server, second);
-        if second == 130 {
-            operator.ctl(&[
-                "switch",
-                "shadow",
-                "rule",
-                "shop",
-                "plan_free",
-                "--reason",
-                "incident 41: free plan too strict",
-            ]);
-        }
         std::thread::sleep(next.saturating_duration_since(Instant::now()));
     }
-    wait_for("requests to be recorded", || {
-        (server.metric("sluicegate_recorded_requests_total") > 1_000.0).then_some(())
-    });
+}
+
+fn write_pictures(server: &Server) {
     let browser = Browser::start();
     browser.set_window(1280, 760);
     browser.open(&server.url("/"));
     sign_in(&browser, OPERATE, "Operator: alice");
+    open(&browser, server, "now");
     for (scheme, suffix) in [("dark", "-dark"), ("light", "")] {
         browser.set_color_scheme(scheme);
-        open(&browser, server, "now");
-        let mut second = 0;
-        let shown = "document.querySelector('[data-test=denied-entities] tbody tr') && document.querySelector('[data-test=chart-hits] canvas')";
-        browser.wait_while(shown, || {
-            send_second(server, second);
-            second += 1;
-        });
-        (0..4).for_each(|second| send_second(server, second));
+        browser.reload();
+        browser.text("[data-test=denied-entities] tbody tr");
+        browser.wait_for("document.querySelector('[data-test=chart-hits] canvas')");
         write_picture(&browser, &format!("console-now{suffix}"));
     }
-    write_other_pictures(&browser, server);
-}
-
-fn write_other_pictures(browser: &Browser, server: &Server) {
-    open(browser, server, "rules");
+    open(&browser, server, "rules");
     browser.wait_for_text("[data-test=rule-row]", &["user", "120 per minute"]);
-    write_picture(browser, "console-rules");
-    open(browser, server, "rule?path=shop.user");
-    browser.wait_for("document.querySelector('[data-test=usage-entities] tbody tr')");
-    write_picture(browser, "console-rule");
-    open(browser, server, "descriptor?d=shop%20user%3Dmallory");
-    browser.wait_for("document.querySelector('[data-test=counter-parts]')");
-    write_picture(browser, "console-descriptor");
-    open(browser, server, "change?tab=limit&domain=shop&entries=[[\"user\",\"mallory\"]]&limit=60%2Fminute");
+    write_picture(&browser, "console-rules");
+    open(&browser, server, "rule?path=shop.user");
+    browser.text("[data-test=usage-entities] tbody tr");
+    write_picture(&browser, "console-rule");
+    open(&browser, server, "descriptor?d=shop%20user%3Dmallory");
+    browser.text("[data-test=counter-parts]");
+    write_picture(&browser, "console-descriptor");
+    open(&browser, server, "change?tab=limit&domain=shop&entries=[[\"user\",\"mallory\"]]&limit=60%2Fminute");
     browser.type_into("input[name=reason]", "scrapes the orders");
     browser.click("[data-test=preview]");
     browser.wait_for_text("[data-test=simulation-summary]", &["recorded requests"]);
-    write_picture(browser, "console-change");
+    write_picture(&browser, "console-change");
+    write_picture_of_simulation(&browser, server);
+}
+
+fn write_picture_of_simulation(browser: &Browser, server: &Server) {
     open(browser, server, "simulate");
-    let file = tempfile::NamedTempFile::with_suffix(".yaml").unwrap();
-    std::fs::write(file.path(), RULES.replace("requests_per_unit: 120,", "requests_per_unit: 60,")).unwrap();
+    let stricter = rules(&[("stricter.yaml", &RULES.replace("requests_per_unit: 120,", "requests_per_unit: 60,"))]);
     browser.click("input[name=rules][value=files]");
-    browser.type_into("input[name=rule-files]", file.path().to_str().unwrap());
+    browser.type_into("input[name=rule-files]", stricter.path().join("stricter.yaml").to_str().unwrap());
     browser.click("[data-test=run]");
-    browser.wait_for("document.querySelector('[data-test=simulated-rule]')");
+    browser.text("[data-test=simulated-rule]");
     write_picture(browser, "console-simulate");
 }

@@ -440,11 +440,7 @@ async fn sentinels_and_servers_have_separate_passwords() {
 /// The permissions in docs/guides/redis.md are enough.
 #[tokio::test]
 async fn the_documented_permissions_are_enough_in_a_cluster() {
-    let docs = std::fs::read_to_string(crate::support::repository("docs/guides/redis.md")).unwrap();
-    let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER sluicegate on >SECRET ")).unwrap();
-    let user: Vec<_> = ["--user", "sluicegate", "on", ">secret"].into_iter().chain(line.split(' ')).collect();
-    let cluster = RedisCluster::with(3, 0, &user);
-    let url = cluster.url().replace("://", "://sluicegate:secret@");
+    let (_cluster, url) = RedisCluster::with_documented_user(3);
     let server = start(&url);
     let client = server.client().await;
     for kind in ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"] {

@@ -5,7 +5,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::{RedisServer, wait_for};
+use super::{RedisServer, repository, wait_for};
 
 /// A Redis Cluster. `nodes` contains the masters first, then their replicas, if there are any.
 pub(crate) struct RedisCluster {
@@ -24,6 +24,16 @@ impl RedisCluster {
     }
 
     /// Starts a cluster of three masters that accept only TLS.
+    /// Starts masters with the user of docs/guides/redis.md, and returns the URL with the name and password of the user.
+    pub(crate) fn with_documented_user(masters: usize) -> (Self, String) {
+        let docs = std::fs::read_to_string(repository("docs/guides/redis.md")).unwrap();
+        let line = docs.lines().find_map(|line| line.strip_prefix("ACL SETUSER sluicegate on >SECRET ")).unwrap();
+        let user: Vec<_> = ["--user", "sluicegate", "on", ">secret"].into_iter().chain(line.split(' ')).collect();
+        let cluster = Self::with(masters, 0, &user);
+        let url = cluster.url().replace("://", "://sluicegate:secret@");
+        (cluster, url)
+    }
+
     pub(crate) fn tls(certificate: &str, key: &str, ca: &str) -> Self {
         let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca];
         let args = [&files[..], &["--tls", "--tls-cluster", "yes"]].concat();

@@ -18,9 +18,8 @@ use crate::{
 
 /// Length of a period in the report of an instance.
 pub(super) const STEP: Micros = Micros::from_secs(30);
-/// Time between two exchanges without viewers, and with viewers.
-const IDLE_INTERVAL: Duration = Duration::from_secs(2);
-const WATCHED_INTERVAL: Duration = Duration::from_secs(2);
+/// Time between two exchanges.
+pub(super) const INTERVAL: Duration = Duration::from_secs(2);
 /// Time without a change after which a report is ignored.
 const MAX_AGE: Duration = Duration::from_secs(10);
 /// Maximum size of a report after decompression.
@@ -66,10 +65,10 @@ impl Instances {
     }
 
     /// Publishes the report of this instance if any instance reads reports, and reads those of the others if `read` is
-    /// set. Returns the time until the next exchange.
+    /// set.
     ///
     /// Without an answer from Redis, nothing changes, and the reports of the other instances become outdated.
-    pub(super) async fn exchange(&mut self, own: impl FnOnce() -> Report, read: bool, name: &str) -> Duration {
+    pub(super) async fn exchange(&mut self, own: impl FnOnce() -> Report, read: bool, name: &str) {
         let report = (self.is_read || read).then(|| encode(&own()));
         let outdated = self.others.iter().filter(|(_, (_, changed))| changed.elapsed() > MAX_AGE);
         let outdated: Vec<String> = outdated.map(|(name, _)| name.clone()).collect();
@@ -87,7 +86,6 @@ impl Instances {
                 }
             }
         }
-        if self.is_read || read { WATCHED_INTERVAL } else { IDLE_INTERVAL }
     }
 
     /// Returns the reports of the other instances that are not outdated.

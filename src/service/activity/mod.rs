@@ -33,7 +33,7 @@ use tokio::{
 use self::{
     events::{Detector, EventLog, Observed},
     history::{History, Totals},
-    instances::{Instances, Report, STEP},
+    instances::{INTERVAL, Instances, Report, STEP},
     rules::RuleTable,
 };
 use super::{Clock, OverrideSync, check, reload::Reloader};
@@ -72,8 +72,6 @@ pub struct Activity {
     instance: Instance,
     state: Mutex<State>,
     rules: Mutex<RuleTable>,
-    /// Reports of the other instances; `None` if there are none, because counters are in memory.
-    instances: Option<tokio::sync::Mutex<Instances>>,
     /// Number of viewers, and of those who watch all instances.
     viewers: AtomicUsize,
     viewers_of_all: AtomicUsize,
@@ -127,7 +125,6 @@ impl Activity {
     pub fn new(sources: Sources, name: &str) -> Arc<Self> {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let instance = Instance { name: name.to_owned(), version, since: sources.clock.now().get() };
-        let instances = Instances::new(&sources.store).map(tokio::sync::Mutex::new);
         let mut state = State { changes_version: sources.overrides.status().version, ..State::default() };
         state.events.push(events::started(sources.clock.now(), &instance));
         Arc::new(Self {
@@ -135,7 +132,6 @@ impl Activity {
             instance,
             state: Mutex::new(state),
             rules: Mutex::default(),
-            instances,
             viewers: AtomicUsize::new(0),
             viewers_of_all: AtomicUsize::new(0),
             wake: Notify::new(),
@@ -159,18 +155,15 @@ impl Activity {
 
     /// Exchanges the activity with the other instances. Never returns, unless counters are in memory.
     pub async fn follow_instances(self: Arc<Self>) {
-        let Some(instances) = &self.instances else {
+        let Some(mut instances) = Instances::new(&self.sources.store) else {
             return;
         };
         loop {
             let read = self.viewers_of_all.load(Relaxed) > 0;
-            let mut instances = instances.lock().await;
-            let pause = instances.exchange(|| self.report(), read, &self.instance.name).await;
-            let others = instances.others().cloned().collect();
-            drop(instances);
-            lock(&self.state).others = others;
+            instances.exchange(|| self.report(), read, &self.instance.name).await;
+            lock(&self.state).others = instances.others().cloned().collect();
             tokio::select! {
-                () = sleep(pause) => {}
+                () = sleep(INTERVAL) => {}
                 () = self.wake.notified() => {}
             }
         }
@@ -252,7 +245,7 @@ impl Activity {
     ///
     /// Returns an error if there are too many viewers.
     pub fn watch(self: &Arc<Self>, all_instances: bool) -> Result<Viewer, TooManyViewers> {
-        let all_instances = all_instances && self.instances.is_some();
+        let all_instances = all_instances && !matches!(self.sources.store, AnyStore::Memory(_));
         let viewer = Viewer {
             activity: Arc::clone(self),
             all_instances,

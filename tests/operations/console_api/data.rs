@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Updates, ask, call, number};
-use crate::support::{Operator, RedisServer, Server, operator::OPERATE, ring, rules, wait_for};
+use crate::support::{Operator, RedisCluster, RedisServer, Server, operator::OPERATE, ring, rules, wait_for};
 
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
 
@@ -79,11 +79,12 @@ fn rules_entities_and_counters_show_denials() {
     assert_eq!((code, answer["code"].as_str()), (404, Some("NOT_FOUND")));
 }
 
+/// Instances need no other permissions in Redis than those in docs/guides/redis.md.
 #[test]
 fn instances_that_share_redis_are_summed() {
     let folder = rules(&[("api.yaml", RULES)]);
-    let redis = RedisServer::start();
-    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+    let (_cluster, url) = RedisCluster::with_documented_user(3);
+    let servers = [0, 1].map(|_| Server::start(folder.path(), &url));
     let updates = Updates::watch(&servers[0], r#"{"allInstances": true}"#, &[]);
     updates.find(|update| update["instances"].as_array().is_some_and(|instances| instances.len() == 2));
     for server in &servers {
