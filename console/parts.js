@@ -111,7 +111,8 @@ export function Copyable({ text }) {
 export const Field = ({ label, hint, children }) =>
   html`<label class="field"><span class="field-label">${label}</span>${children}${hint && html`<span class="hint">${hint}</span>`}</label>`;
 
-// Moves the focus to a modal dialog while it is open, and closes it with Escape.
+// Moves the focus to a modal dialog while it is open, and closes it with Escape. The browser reports a closed dialog later,
+// when another one may be open.
 export function Dialog({ title, close, children, test }) {
   const dialog = useRef(null);
   useEffect(() => {
@@ -124,7 +125,7 @@ export function Dialog({ title, close, children, test }) {
     };
   }, []);
   return html`<dialog ref=${dialog} data-test=${test} aria-labelledby="dialog-title"
-    onClose=${close} onCancel=${(event) => { event.preventDefault(); close(); }}>
+    onClose=${() => dialog.current && close()} onCancel=${(event) => { event.preventDefault(); close(); }}>
     <h2 id="dialog-title">${title}</h2>${children}</dialog>`;
 }
 

@@ -46,11 +46,12 @@ function useBefore(plan) {
 function Preview({ plan, session, apply, close }) {
   const { before, note, path, error, isLoaded } = useBefore(plan);
   const simulation = useCall("Simulate", session.recordsRequests ? { changes: plan.changes } : null);
-  const [isOpen, setOpen] = useState(false);
+  // The version of the value that the operator saw: another operator may change it while the dialog is open.
+  const [seenVersion, setSeenVersion] = useState(null);
   const change = plan.changes[0];
   const sentence = changeSentence(change);
   const run = async () => {
-    const expectedVersion = plan.thisInstance ? undefined : String(before?.version ?? "0");
+    const expectedVersion = plan.thisInstance ? undefined : seenVersion;
     const request = { changes: [{ ...change, expectedVersion }], reason: plan.reason, additive: plan.additive, thisInstance: plan.thisInstance };
     await apply(request, path);
   };
@@ -62,9 +63,10 @@ function Preview({ plan, session, apply, close }) {
       ${!simulation.data && !simulation.error && html`<${Loading} what="the simulation" />`}
       ${simulation.data && html`<${SimulationSummary} data=${simulation.data} />`}`
     : html`<p class="muted">No requests are recorded, so the effect cannot be simulated. Set <code>record.dir</code> to record a sample.</p>`}
-    <div class="buttons"><button type="button" class="primary" data-test="apply" disabled=${!isLoaded} onClick=${() => setOpen(true)}>Apply</button>
+    <div class="buttons"><button type="button" class="primary" data-test="apply" disabled=${!isLoaded} onClick=${() => setSeenVersion(String(before?.version ?? "0"))}>Apply</button>
       <button type="button" onClick=${close}>Cancel</button></div>
-    ${isOpen && html`<${ConfirmDialog} title="Apply this change?" sentence=${sentence} action="Apply" run=${run} close=${() => setOpen(false)} />`}`;
+    ${seenVersion !== null && html`<${ConfirmDialog} title="Apply this change?" sentence=${sentence} action="Apply" run=${run}
+      close=${() => setSeenVersion(null)} />`}`;
 }
 
 function Result({ result, plan, done, close }) {

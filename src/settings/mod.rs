@@ -278,6 +278,7 @@ impl Settings {
         let is_header = |name: &str| http::HeaderName::try_from(name).is_ok();
         let response = &self.response;
         let headers = [&response.limit_header, &response.remaining_header, &response.reset_header];
+        let grafana_url = self.console.grafana_url.as_deref();
         let zero = Duration::ZERO;
         let redis = [&self.redis, &self.per_second.redis];
         for (is_valid, message) in [
@@ -333,6 +334,10 @@ impl Settings {
                 "http.max_connections and admin.max_connections must be greater than 0",
             ),
             (self.memory.max_counters > 0, "memory.max_counters must be greater than 0"),
+            (
+                grafana_url.is_none_or(|url| url.starts_with("https://") || url.starts_with("http://")),
+                "console.grafana_url must begin with https:// or http://",
+            ),
         ] {
             if !is_valid {
                 return Err(SettingsError::Invalid(message.to_owned()));
@@ -428,6 +433,7 @@ mod tests {
             "[redis]\ntimeout = 'soon'\n",
             "[decisions]\non_error = 'maybe'\n",
             "[decisions]\nnear_limit_ratio = 1.5\n",
+            "[console]\ngrafana_url = 'javascript:alert(1)'\n",
             "[cluster]\ninstances = 0\n",
             "[redis]\nkey_prefix = '{a}'\n",
             "[per_second]\nstore = 'redis://host'\n",

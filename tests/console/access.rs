@@ -107,6 +107,21 @@ fn a_token_gives_the_role_that_the_token_file_states() {
 }
 
 #[test]
+fn a_token_that_is_removed_from_the_file_signs_the_operator_out() {
+    let folder = folder();
+    let operator = start(&folder);
+    let browser = Browser::start();
+    open(&browser, &operator.server, "now");
+    sign_in(&browser, OPERATE, "Operator: alice");
+    browser.expect_log("the server responded with a status of 401");
+    operator.replace_tokens(&format!("read {READ} eve\n"));
+    browser.reload();
+    browser.wait_for_text("[data-test=role]", &["Not signed in"]);
+    assert_eq!(browser.value("sessionStorage.length"), 0);
+    browser.wait_for("document.querySelector('[data-test=banner]').textContent === ''");
+}
+
+#[test]
 fn the_admin_listener_shows_nothing_before_the_operator_signs_in() {
     let folder = folder();
     let operator = start(&folder);

@@ -95,7 +95,8 @@ fn tab_to(browser: &Browser, selector: &str) {
         }
         browser.press(&key::TAB.to_string());
     }
-    panic!("60 presses of the tab key do not reach {selector}");
+    let state = browser.value("document.activeElement.outerHTML + document.querySelector('dialog')?.outerHTML");
+    panic!("60 presses of the tab key do not reach {selector}; the focus is on {state}");
 }
 
 #[test]
@@ -108,6 +109,11 @@ fn a_keyboard_is_sufficient_to_set_a_limit() {
     open(&browser, server, "now");
     let (enter, down) = (key::ENTER.to_string(), key::ARROW_DOWN.to_string());
     tab_to(&browser, "[data-test=sign-in]");
+    browser.press(&enter);
+    browser.text("[data-test=sign-in-dialog]");
+    // A closed dialog returns the focus to the button that opened it.
+    browser.press(&key::ESCAPE.to_string());
+    browser.wait_for("document.activeElement.matches('[data-test=sign-in]')");
     browser.press(&enter);
     tab_to(&browser, "input[name=token]");
     browser.press(&format!("{OPERATE}{enter}"));

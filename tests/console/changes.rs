@@ -1,9 +1,10 @@
 //! Changes by an operator: limits, switches, and how to undo them.
 
-use super::{folder, open, request, send, sign_in};
+use super::{RULES, folder, open, request, send, sign_in};
 use crate::support::{
     Browser, Operator, Server,
     operator::{OPERATE, READ},
+    rules, wait_for,
 };
 
 /// Goes from the preview to the result.
@@ -95,4 +96,69 @@ fn a_switch_set_in_the_browser_holds_and_can_be_undone_from_the_audit_log() {
     browser.click(earlier);
     browser.click("[data-test=confirm]");
     browser.wait_for_text("dialog [data-test=alert]", &["has version"]);
+}
+
+#[test]
+fn a_change_replaces_only_the_value_that_its_preview_showed() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    operator.ctl(&["limit", "set", "shop", "user=bob", "3/year", "--reason", "first"]);
+    let browser = Browser::start();
+    open(&browser, server, "change?tab=limit&domain=shop&entries=[[\"user\",\"bob\"]]&limit=4%2Fyear");
+    sign_in(&browser, OPERATE, "Operator: alice");
+    browser.type_into("input[name=reason]", "second");
+    browser.click("[data-test=preview]");
+    browser.wait_for_text("[data-test=before-after]", &["3/year", "4/year"]);
+    apply(&browser, "[data-test=apply]", "Set the limit of shop user=bob to 4/year");
+    browser.wait_for_text("[data-test=result]", &["Applied with version"]);
+    assert_eq!(request(server, "user", "bob"), (200, 4));
+    apply(&browser, "[data-test=undo]", "Set the limit of shop user=bob to 3/year");
+    browser.wait_for_text("[data-test=result]", &["Undone with version"]);
+    // Another operator is faster than this one.
+    open(&browser, server, "change?tab=limit&domain=shop&entries=[[\"user\",\"bob\"]]&limit=6%2Fyear");
+    browser.type_into("input[name=reason]", "third");
+    browser.click("[data-test=preview]");
+    browser.wait_for_text("[data-test=before-after]", &["3/year", "6/year"]);
+    browser.click("[data-test=apply]");
+    browser.text("[data-test=confirm-sentence]");
+    operator.ctl(&["limit", "set", "shop", "user=bob", "2/year", "--reason", "faster"]);
+    browser.wait_for_text("[data-test=before-after]", &["2/year", "6/year"]);
+    browser.expect_log("the server responded with a status of 4");
+    browser.click("[data-test=confirm]");
+    browser.wait_for_text("dialog [data-test=alert]", &["has version"]);
+    assert_eq!(request(server, "user", "bob"), (200, 2));
+}
+
+#[test]
+fn candidate_rules_are_uploaded_promoted_and_rolled_back() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let stricter = rules(&[("shop.yaml", &RULES.replace("requests_per_unit: 5 ", "requests_per_unit: 2 "))]);
+    let browser = Browser::start();
+    open(&browser, server, "change?tab=candidate");
+    sign_in(&browser, OPERATE, "Operator: alice");
+    browser.text("[data-test=no-candidate]");
+    browser.type_into("input[name=files]", stricter.path().join("shop.yaml").to_str().unwrap());
+    browser.fill("input[name=share]", "100");
+    browser.type_into("input[name=reason]", "stricter");
+    browser.click("[data-test=candidate-form] [data-test=preview]");
+    browser.wait_for_text("[data-test=candidate-preview]", &["1 file: shop.yaml"]);
+    apply(&browser, "[data-test=candidate-preview] [data-test=apply]", "Evaluate the rules of shop.yaml on 100%");
+    browser.wait_for_text("[data-test=candidate-result]", &["uploaded"]);
+    assert_eq!(send(server, 4, "user", "bob"), 4, "candidate rules deny nothing");
+    browser.wait_for_text("[data-test=candidate-outcomes]", &["would deny 2 more"]);
+    browser.wait_for_text("[data-test=candidate-rules] tbody tr", &["shop.user", "4", "would deny 2 more"]);
+    for (action, sentence, limit) in [
+        ("promote", "Put the candidate rules in force", 2),
+        ("rollback", "Restore the rules that the last promotion", 5),
+    ] {
+        browser.click(&format!("[data-test={action}]"));
+        browser.wait_for_text("[data-test=confirm-sentence]", &[sentence]);
+        browser.type_into("dialog input[name=reason]", action);
+        browser.click("[data-test=confirm]");
+        browser.wait_for_text("[data-test=candidate] p[role=status]", &[sentence, "done"]);
+        wait_for("the rules to be in force", || (request(server, "user", action).1 == limit).then_some(()));
+    }
 }

@@ -4,7 +4,7 @@ use std::{path::Path, time::Instant};
 
 use serde_json::json;
 
-use super::{folder, open, send};
+use super::{RULES, folder, open, send};
 use crate::support::{
     Browser, Operator, RedisServer, Server,
     operator::OPERATE,
@@ -33,21 +33,23 @@ fn an_event_appears_in_an_open_page() {
 }
 
 /// Starts an instance with this address for HTTP.
-fn start_at(rules: &Path, http: &str) -> Server {
+fn start_at(rules: &Path, http: &str, entities: &str) -> Server {
     let mut command = command();
     command.args(["serve", "--grpc-addr", "127.0.0.1:0", "--http-addr", http]).env("SLUICEGATE__SHUTDOWN__DELAY", "0s");
-    Server::from_command(command).rules(rules).store("memory").start()
+    Server::from_command(command).rules(rules).store("memory").set("console.entities", entities).start()
 }
 
 #[test]
 fn a_page_reports_a_lost_connection_and_reconnects_after_a_restart() {
     let folder = folder();
-    let server = start_at(folder.path(), "127.0.0.1:0");
+    let server = start_at(folder.path(), "127.0.0.1:0", "local");
     let address = server.http.to_string();
     send(&server, 30, "user", "bob");
     let browser = Browser::start();
     open(&browser, &server, "now");
     browser.wait_for_text("[data-test=denied-entities]", &["user=bob"]);
+    let denied_share = "parseFloat(document.querySelector('[data-test=denied] .figure-value').innerText) > 0";
+    browser.wait_while(denied_share, || _ = send(&server, 1, "user", "bob"));
     browser.run("window.isFirstLoad = true", &json!([]));
     assert_eq!(browser.text("[data-test=banner]"), "");
     // The browser logs connections that fail.
@@ -56,15 +58,44 @@ fn a_page_reports_a_lost_connection_and_reconnects_after_a_restart() {
     let stopped = Instant::now();
     browser.wait_for_text("[data-test=banner]", &["No connection to the instance since", "Trying again"]);
     println!("the banner appeared {:?} after the stop (budget: 3 s)", stopped.elapsed());
-    let server = start_at(folder.path(), &address);
+    let server = start_at(folder.path(), &address, "token");
     let started = Instant::now();
     browser.wait_for("document.querySelector('[data-test=banner]').textContent === ''");
     println!("the page was connected {:?} after the start (budget: 5 s)", started.elapsed());
-    // The new process has no activity yet, and its requests appear without a reload.
+    // The new process has another setting and no activity yet, and its requests appear without a reload.
+    browser.wait_for_text("[data-test=role]", &["Not signed in"]);
     browser.wait_for_text("[data-test=empty]", &["No requests in the last hour"]);
     assert_eq!(send(&server, 1, "user", "bob"), 1);
     browser.wait_until_gone("[data-test=empty]");
     assert_eq!(browser.value("window.isFirstLoad"), true);
+}
+
+#[test]
+fn a_page_reports_an_instance_that_does_not_answer() {
+    let folder = folder();
+    let server = Server::start(folder.path(), "memory");
+    let browser = Browser::start();
+    open(&browser, &server, "rules");
+    browser.wait_for_text("[data-test=rule-row]", &["user"]);
+    browser.expect_log("net::ERR_");
+    server.signal("STOP");
+    let stopped = Instant::now();
+    browser.wait_for_text("[data-test=banner]", &["No connection to the instance since"]);
+    println!("the banner appeared {:?} after the stop (budget: 3 s)", stopped.elapsed());
+    server.signal("CONT");
+    browser.wait_for("document.querySelector('[data-test=banner]').textContent === ''");
+}
+
+#[test]
+fn an_open_page_shows_changed_rules() {
+    let folder = folder();
+    let server = Server::start(folder.path(), "memory");
+    let browser = Browser::start();
+    open(&browser, &server, "descriptor?d=shop%20user%3Deve");
+    browser.wait_for_text("[data-test=matched-rule]", &["5 per year"]);
+    let changed = RULES.replace("requests_per_unit: 5 ", "requests_per_unit: 7 ");
+    std::fs::write(folder.path().join("shop.yaml"), changed).unwrap();
+    browser.wait_for_text("[data-test=matched-rule]", &["7 per year"]);
 }
 
 #[test]

@@ -80,6 +80,15 @@ fn check_now(browser: &Browser, server: &Server) {
     browser.wait_while(&figure("latency"), || _ = send(server, 1, "path", "/cart"));
     assert!(browser.text("[data-test=errors]").contains("0 in the last hour"));
     browser.wait_for("document.querySelector('[data-test=chart-decisions] canvas')");
+    // Charts are drawn again when the browser changes between light and dark. 52 59 66 is the colour of lines in dark mode.
+    let has_dark_line = "(() => { const canvas = document.querySelector('[data-test=chart-decisions] canvas');\
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);\
+        return data.some((red, index) => index % 4 === 0 && red === 52 && data[index + 1] === 59 && data[index + 2] === 66); })()";
+    browser.expect_log("willReadFrequently");
+    assert_eq!(browser.value(has_dark_line), false);
+    browser.set_color_scheme("dark");
+    browser.wait_for(has_dark_line);
+    browser.set_color_scheme("light");
 }
 
 fn check_rules(browser: &Browser, server: &Server) {
@@ -87,6 +96,8 @@ fn check_rules(browser: &Browser, server: &Server) {
     browser.wait_for_text("[data-test=rule-row][data-path='shop.user']", &["5 per year", "fixed window", "75.8%"]);
     browser.wait_for_text("[data-test=rule-row][data-path='shop.plan_free']", &["50 per year", "–"]);
     browser.wait_for_text("[data-test=totals]", &["3 rules"]);
+    assert_eq!(send(server, 1, "plan", "free"), 1);
+    browser.wait_for_text("[data-test=rule-row][data-path='shop.plan_free']", &["0%"]);
     browser.click("[data-test=rule-row][data-path='shop.user'] a");
     browser.wait_for_text("[data-test=facts]", &["5 per year", "33 hits requested, 25 denied (75.8%)", "shop.yaml:3"]);
     browser.wait_for_text("[data-test=rule-most-denied] tbody tr", &["shop user=bob", "25"]);
@@ -142,6 +153,14 @@ fn check_simulate(browser: &Browser, server: &Server) {
     browser.click("[data-test=run]");
     browser.wait_for_text("[data-test=simulated-rule]", &["shop.user", "2 per year"]);
     assert_eq!(browser.text("[data-test=simulated-newly-denied] .figure-value"), "5");
+    // Requests of an access log, with the example of a mapping that the form contains.
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let line = |second: u64| format!("{{\"start_time\": \"2026-03-01T00:00:{second:02}Z\", \"x_user\": \"ann\"}}\n");
+    std::fs::write(log.path(), (0..9).map(line).collect::<String>()).unwrap();
+    browser.click("input[name=requests][value=log]");
+    browser.type_into("input[name=access-log]", log.path().to_str().unwrap());
+    browser.click("[data-test=run]");
+    browser.wait_for_text("[data-test=simulated-denied-after] .figure-value", &["7"]);
 }
 
 #[test]

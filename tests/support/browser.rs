@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::{DEADLINE, known_fields, repository};
+use super::{DEADLINE, known_fields, repository, wait_for};
 
 /// Keys, as the protocol encodes them.
 pub(crate) mod key {
@@ -22,6 +22,9 @@ pub(crate) mod key {
     pub(crate) const ENTER: char = '\u{e007}';
     pub(crate) const END: char = '\u{e010}';
     pub(crate) const ESCAPE: char = '\u{e00c}';
+    pub(crate) const CONTROL: char = '\u{e009}';
+    /// Releases keys such as [`CONTROL`].
+    pub(crate) const RELEASE: char = '\u{e000}';
     pub(crate) const SPACE: char = ' ';
     pub(crate) const ARROW_DOWN: char = '\u{e015}';
 }
@@ -46,18 +49,8 @@ impl Browser {
     pub(crate) fn start() -> Self {
         // The driver and the browser create their folders in TMPDIR.
         let folder = tempfile::tempdir().unwrap();
-        let mut driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .env("TMPDIR", folder.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("chromedriver is missing: run tests/setup.sh (make test does)");
-        let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let port = |line: String| line.split_once("successfully on port ")?.1.trim_end_matches('.').parse::<u16>().ok();
-        let port = lines.find_map(port).expect("chromedriver prints its port");
-        // The pipe stays open until the driver ends.
-        thread::spawn(move || lines.for_each(drop));
+        // A driver ends if its free port of IPv4 is in use for IPv6.
+        let (driver, port) = wait_for("chromedriver to start", || start_driver(folder.path()));
         // A browser starts slowly if all processors are busy.
         let timeout = Some(DEADLINE * 3);
         let agent = ureq::Agent::config_builder().http_status_as_error(false).timeout_global(timeout).build().into();
@@ -209,10 +202,10 @@ impl Browser {
         self.on_element(selector, "value", &json!({ "text": text }));
     }
 
-    /// Replaces the text of a field.
+    /// Replaces the text of a field, as with Ctrl+A.
     pub(crate) fn fill(&self, selector: &str, text: &str) {
-        self.on_element(selector, "clear", &json!({}));
-        self.type_into(selector, text);
+        let (control, release) = (key::CONTROL, key::RELEASE);
+        self.type_into(selector, &format!("{control}a{release}{text}"));
     }
 
     /// Presses and releases keys one after the other. The element with the focus receives them.
@@ -274,6 +267,26 @@ impl Drop for Browser {
             assert!(log.is_empty(), "unexpected messages in the browser's log: {log:#?}");
         }
     }
+}
+
+/// Starts a driver and returns it with its port.
+fn start_driver(folder: &Path) -> Option<(Child, u16)> {
+    let mut driver = Command::new("chromedriver")
+        .arg("--port=0")
+        .env("TMPDIR", folder)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("chromedriver is missing: run tests/setup.sh (make test does)");
+    let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let port = |line: String| line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok();
+    let Some(port) = lines.find_map(port) else {
+        let _ = driver.wait();
+        return None;
+    };
+    // The pipe stays open until the driver ends.
+    thread::spawn(move || lines.for_each(drop));
+    Some((driver, port))
 }
 
 /// Returns the request for a new session.

@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use super::server::{Builder, Server, agent, command};
+use super::{
+    server::{Builder, Server, agent, command},
+    wait_for,
+};
 
 /// Token of an operator that may do everything.
 pub(crate) const OPERATE: &str = "operate-0123456789abcdef";
@@ -14,7 +17,7 @@ pub(crate) struct Operator {
     pub(crate) server: Server,
     /// Address of the admin API: `http://…`
     pub(crate) addr: String,
-    _tokens: tempfile::NamedTempFile,
+    tokens: tempfile::NamedTempFile,
 }
 
 impl Operator {
@@ -28,10 +31,16 @@ impl Operator {
         let path = tokens.path().display().to_string();
         let server = builder.set("admin.addr", "127.0.0.1:0").set("admin.token_file", &path).start();
         let addr = format!("http://{}", admin_addr(&server));
-        Self { server, addr, _tokens: tokens }
+        Self { server, addr, tokens }
     }
 
     /// Runs `sluicegate ctl` and returns its output, or its error output if it fails.
+    /// Replaces the token file, and waits until [`OPERATE`] is no longer valid.
+    pub(crate) fn replace_tokens(&self, text: &str) {
+        std::fs::write(self.tokens.path(), text).unwrap();
+        wait_for("the token to become invalid", || (self.call(OPERATE, "GetHealth", "{}").0 == 401).then_some(()));
+    }
+
     pub(crate) fn try_ctl(&self, args: &[&str]) -> Result<String, String> {
         let all = [&["ctl", "--addr", &self.addr, "--token", OPERATE], args].concat();
         let output = command().args(all).output().unwrap();
