@@ -39,7 +39,7 @@ fn callers_from_elsewhere_receive_no_names() {
     for (method, body) in PRIVATE {
         let (code, answer) = call(server, method, body, &elsewhere);
         assert_eq!((code, answer["code"].as_str()), (403, Some("PERMISSION_DENIED")), "{method}: {answer}");
-        // Without recorded requests, a simulation is rejected whatever the role.
+        // Without recorded requests, a simulation is rejected for all roles.
         let (code, answer) = call(server, method, body, &[]);
         assert!(code == 200 || method == "Simulate" && code == 400, "{method}: {answer}");
     }

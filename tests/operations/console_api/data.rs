@@ -26,7 +26,7 @@ fn requests_and_changes_appear_in_the_stream() {
     let event = updates.find(is_switch)["events"][0].clone();
     assert_eq!(event["text"], "switch for domain api set to shadow");
     assert_eq!((&event["author"], &event["reason"]), (&"alice".into(), &"incident".into()));
-    // A viewer that connects later receives what has ended first, and the rest as it ends.
+    // A viewer that connects later first receives the finished periods, and then each period when it ends.
     let later = Updates::watch(server, "{}", &[]);
     let first = later.next();
     let requests = |update: &Value| -> u64 {
