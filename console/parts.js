@@ -144,5 +144,5 @@ export function NeedsOperate({ session }) {
       ${" "}<code>admin.addr</code> and <code>admin.token_file</code> to make changes.</p>`;
   }
   return html`<p class="notice" data-test="needs-operate">To make changes, use “Sign in with a token” at the top of the page, with a
-    token of the role <code>operate</code>. ${session.role === "read" && "Your token can only read."}</p>`;
+    token of the role <code>operate</code>. ${session.role === "read" && session.caller && "Your token can only read."}</p>`;
 }

@@ -40,9 +40,9 @@ function Parts({ parts, now }) {
         <td>${at(part.until)} (${relative(part.until - now)})</td><td class="number">${number(part.hits)}</td></tr>`)}</tbody></table></details></figure>`;
 }
 
-function Forecast({ forecast, used, remaining }) {
+function Forecast({ forecast }) {
   const last = forecast[forecast.length - 1].after || 1;
-  const most = Math.max(1, used + remaining, ...forecast.map((point) => point.remaining));
+  const most = Math.max(1, ...forecast.map((point) => point.remaining));
   const top = 10;
   const height = 96;
   const x = (after) => place(after, 0, last);
@@ -74,5 +74,5 @@ export function CounterPicture({ counter }) {
   const parts = (counter.parts ?? []).map((part) => ({ from: integer(part.fromUs), until: integer(part.untilUs), hits: integer(part.hits) }));
   const forecast = (counter.forecast ?? []).map((point) => ({ after: integer(point.afterUs), remaining: integer(point.remaining) }));
   return html`${parts.length > 0 && html`<${Parts} parts=${parts} now=${now} />`}
-    ${forecast.length > 1 && html`<${Forecast} forecast=${forecast} used=${integer(counter.used)} remaining=${integer(counter.remaining)} />`}`;
+    ${forecast.length > 1 && html`<${Forecast} forecast=${forecast} />`}`;
 }

@@ -33,7 +33,9 @@ function MinuteChart({ activity }) {
   const { length } = requested;
   const thisMinute = Math.floor(Date.now() / 60_000) * 60_000;
   const times = useMemo(() => Array.from({ length }, (_, index) => thisMinute - (length - index) * 60_000), [length, thisMinute]);
-  if (!length) return html`<p class="muted">No hits in the last hour.</p>`;
+  if (!length) {
+    return html`<p class="muted">${integer(activity.requested) ? "The first minute with hits is not over yet." : "No hits in the last hour."}</p>`;
+  }
   const filled = requested.map((_, index) => denied[index] ?? 0);
   const series = [
     { label: "Requested", values: requested, colour: "accent" },
