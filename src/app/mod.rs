@@ -74,7 +74,8 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let servers = Servers::bind(&settings, &telemetry, &rules, &engines).await?;
     engines.store.start_tasks(&engines.local, &telemetry.clock, &mut tasks);
     engine::wait_until_up(servers.store()).await;
-    let operations = Operations::start(&settings, &telemetry, &rules, &servers).await?;
+    let (store, grpc_port) = (servers.store(), servers.grpc_port());
+    let operations = Operations::start(&settings, &telemetry, &rules, store, grpc_port).await?;
 
     observe(&telemetry, &rules, &engines, &servers, &operations);
     start_periodic(&mut tasks, &rules, &servers, &operations);

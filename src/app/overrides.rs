@@ -4,14 +4,17 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::{AppError, rules::Rules, servers::Servers, telemetry::Telemetry};
+use super::{AppError, rules::Rules, telemetry::Telemetry};
 use crate::{
     service::{
         Activity, Candidates, OverrideSync, Simulator,
         activity::{self, Sources},
     },
     settings::Settings,
-    store::overrides::{Journal, OverrideStore},
+    store::{
+        AnyStore,
+        overrides::{Journal, OverrideStore},
+    },
 };
 
 /// The components for operators: overrides, candidate rules, the activity of the last hour, and simulations.
@@ -28,9 +31,9 @@ impl Operations {
         settings: &Settings,
         telemetry: &Telemetry,
         rules: &Rules,
-        servers: &Servers,
+        store: &AnyStore,
+        grpc_port: Option<u16>,
     ) -> Result<Self, AppError> {
-        let store = servers.store();
         let (clock, reloader) = (telemetry.clock.clone(), Arc::clone(&rules.reloader));
         let override_store = OverrideStore::for_counters(store, Journal::new(settings.overrides.file.clone()));
         let overrides = OverrideSync::new(
@@ -61,7 +64,7 @@ impl Operations {
             reloader: Arc::clone(&reloader),
             clock: clock.clone(),
         };
-        let activity = Activity::new(sources, &activity::instance_name(servers.grpc_port()));
+        let activity = Activity::new(sources, &activity::instance_name(grpc_port));
         let recorded = settings.record.dir.clone();
         let simulator = Simulator::new(reloader, Arc::clone(&overrides), clock, rules.options, recorded);
         Ok(Self { overrides, candidates, activity, simulator })

@@ -126,10 +126,10 @@ impl Servers {
             simulator,
             clock,
         };
-        let api = admin::Api::new(actions, admin.as_ref(), &settings.console, stopping.clone());
+        let api = admin::Api::new(actions, admin.as_ref(), settings.console.grafana_url.clone(), stopping.clone());
         let console = Console::new(settings.console.clone(), api.clone());
         if let Some(server) = admin {
-            tokio::spawn(server.run(api, settings.console.clone(), stopping.clone()));
+            tokio::spawn(server.run(api, console.pages(), stopping.clone()));
         }
         let leaving = Arc::new(AtomicBool::new(false));
         let needs_rules = settings.rules.required_for_health;

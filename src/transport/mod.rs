@@ -2,6 +2,7 @@
 //! modules contain nothing that is specific to gRPC or HTTP.
 
 pub mod admin;
+mod browser_security;
 pub mod console;
 pub mod grpc;
 pub mod http;

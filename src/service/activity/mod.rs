@@ -7,13 +7,15 @@
 mod events;
 mod history;
 mod instances;
+mod query;
 mod rules;
 mod tree;
 
 pub use events::{Event, EventKind};
 pub use history::{ClassHits, MAX_PERIODS, PERIOD, Period};
 pub use instances::{Instance, instance_name};
-pub use rules::{RuleList, RuleOrder, RuleQuery, RuleRow};
+pub use query::{RuleOrder, RuleQuery};
+pub use rules::{RuleList, RuleRow};
 pub use tree::Hits;
 
 use std::{

@@ -9,7 +9,10 @@ use std::{
     sync::Arc,
 };
 
-use super::tree::{Hits, Tree, View};
+use super::{
+    query::RuleQuery,
+    tree::{Hits, Tree, View},
+};
 use crate::{
     algorithm::Micros,
     engine::{Outcomes, RuleHits, RuleTotals, Snapshot},
@@ -29,33 +32,6 @@ const SAMPLE_INTERVAL: Micros = Micros::from_secs(5);
 const IDLE_TIME: Micros = Micros::from_secs(30);
 /// Time for which the order of rows is reused.
 const VIEW_TIME: Micros = Micros::from_secs(1);
-
-/// The order of rules on the same level.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RuleOrder {
-    /// Most denied hits of the last ten minutes first, then most requested hits of the last hour.
-    #[default]
-    Denied,
-    /// The order of the rule files.
-    File,
-}
-
-/// Which rows of the tree to return.
-#[derive(Clone, Debug, Default)]
-pub struct RuleQuery {
-    /// Search terms, separated by spaces. A rule must contain each.
-    pub find: String,
-    /// Order of the rows.
-    pub order: RuleOrder,
-    /// Path of a rule. If it is not empty, only this rule is returned.
-    pub path: String,
-    /// Whether to return only rules, each with only its own hits, without the levels above them.
-    pub rules_only: bool,
-    /// Number of rows to skip.
-    pub offset: usize,
-    /// Maximum number of rows.
-    pub max_rows: usize,
-}
 
 /// Rows of the tree of rules.
 pub struct RuleList {
@@ -331,6 +307,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
+    use crate::service::activity::RuleOrder;
     use crate::{
         engine::{Descriptor, Engine, Request, Resources, Statistics, StatisticsSettings},
         metrics::WorkerId,

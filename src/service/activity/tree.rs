@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::HashMap, sync::Arc};
 
-use super::rules::{RuleOrder, RuleQuery};
+use super::query::{RuleOrder, RuleQuery};
 use crate::{
     engine::{RuleTotals, Snapshot},
     rules::{Rule, RuleEntries},

@@ -40,7 +40,8 @@ use self::{
     service::{Offer, Service},
 };
 use super::{
-    TlsError, console,
+    TlsError,
+    browser_security::secure,
     grpc::TlsSettings,
     http_server::{Connection, HttpServer},
     tls::Tls,
@@ -144,12 +145,12 @@ impl Server {
         self.http.local_addr()
     }
 
-    /// Serves the API and the console until `stopping` is true.
-    pub async fn run(self, api: Api, console: console::Settings, stopping: watch::Receiver<bool>) {
+    /// Serves the API and the pages of the console until `stopping` is true.
+    pub async fn run(self, api: Api, pages: Router, stopping: watch::Receiver<bool>) {
         let Self { http, authenticator } = self;
         tokio::spawn(Arc::clone(&authenticator).follow());
-        let router = router(&api, &authenticator).merge(console::pages(&console));
-        let router = router.layer(middleware::from_fn(console::secure));
+        let router = router(&api, &authenticator).merge(pages);
+        let router = router.layer(middleware::from_fn(secure));
         let router_of = move |connection: &Connection<'_>| {
             let certificate = connection.certificate;
             let certified = certificate.and_then(|certificate| authenticator.by_certificate(certificate));
@@ -173,12 +174,12 @@ impl Api {
     pub fn new(
         admin: Admin,
         server: Option<&Server>,
-        console: &console::Settings,
+        grafana_url: Option<String>,
         stopping: watch::Receiver<bool>,
     ) -> Self {
         let authenticator = server.map(|server| Arc::clone(&server.authenticator));
         let accepts_tokens = authenticator.as_ref().is_some_and(|authenticator| authenticator.accepts_tokens());
-        let offer = Offer { accepts_tokens, grafana_url: console.grafana_url.clone().unwrap_or_default() };
+        let offer = Offer { accepts_tokens, grafana_url: grafana_url.unwrap_or_default() };
         Self { service: Arc::new(Service::new(admin, offer, stopping)), authenticator }
     }
 

@@ -1,38 +1,23 @@
-//! Access to the console: the role of callers without a token, and protection against other sites.
+//! Access to the console: the role of callers without a token.
 //!
-//! A browser sends requests of any site to any address, also to `localhost`. Requests of other sites are therefore
-//! rejected by their `Sec-Fetch-Site` or `Origin` header. Browsers send neither if a name of the attacker resolves to
-//! this host (DNS rebinding), so callers on this host count as local only if they use a loopback name or address.
+//! Callers on this host count as local only if they use a loopback name or address, because a name of an attacker can
+//! resolve to this host (DNS rebinding). [`browser_security`](crate::transport::browser_security) rejects requests of
+//! other sites.
 
 use std::net::IpAddr;
 
 use axum::{
     extract::{Request, State},
-    http::{
-        HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{FORWARDED, HOST, ORIGIN},
-        uri::Authority,
-    },
+    http::{HeaderMap, header::FORWARDED, uri::Authority},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 
 use super::Visibility;
-use crate::transport::admin::{Api, Caller, Role};
-
-/// Headers of every response. No script, style or image may come from elsewhere, and no other page may embed these.
-const HEADERS: [(&str, &str); 6] = [
-    (
-        "content-security-policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
-         form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'",
-    ),
-    ("x-content-type-options", "nosniff"),
-    ("x-frame-options", "DENY"),
-    ("referrer-policy", "no-referrer"),
-    ("cross-origin-opener-policy", "same-origin"),
-    ("cross-origin-resource-policy", "same-origin"),
-];
+use crate::transport::{
+    admin::{Api, Caller, Role},
+    browser_security::authority,
+};
 
 /// Determines the role of a caller on the HTTP listener.
 #[derive(Clone)]
@@ -82,39 +67,6 @@ fn is_local(peer: IpAddr, host: Option<&Authority>, headers: &HeaderMap) -> bool
     peer.to_canonical().is_loopback() && is_loopback_name && !is_forwarded
 }
 
-/// Returns the host and port that the request was sent to.
-fn authority(request: &Request) -> Option<Authority> {
-    let host = || request.headers().get(HOST)?.to_str().ok()?.parse().ok();
-    request.uri().authority().cloned().or_else(host)
-}
-
-/// Rejects requests that another site caused, except for pages without data, and adds [`HEADERS`] to responses.
-pub(in crate::transport) async fn secure(request: Request, next: Next) -> Response {
-    let is_method = request.uri().path().starts_with("/v1/");
-    let mut response = match is_method && is_cross_site(&request) {
-        true => (StatusCode::FORBIDDEN, "requests of other sites are not allowed\n").into_response(),
-        false => next.run(request).await,
-    };
-    let headers = response.headers_mut();
-    for (name, value) in HEADERS {
-        headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
-    }
-    response
-}
-
-fn is_cross_site(request: &Request) -> bool {
-    let text = |name: &str| request.headers().get(name).map(|value| value.to_str().unwrap_or_default());
-    if let Some(site) = text("sec-fetch-site") {
-        return !matches!(site, "same-origin" | "none");
-    }
-    // Browsers send no `Sec-Fetch-Site` to addresses without TLS other than `localhost`.
-    let Some(origin) = text(ORIGIN.as_str()) else {
-        return false;
-    };
-    let origin = origin.split_once("://").and_then(|(_, authority)| authority.parse::<Authority>().ok());
-    origin.is_none() || origin != authority(request)
-}
-
 #[cfg(test)]
 mod tests {
     use axum::body::Body;
@@ -154,21 +106,5 @@ mod tests {
         assert_eq!(anonymous_role(Visibility::All, peer, &request(&[])), Role::Read);
         let local = request(&[("host", "localhost")]);
         assert_eq!(anonymous_role(Visibility::Token, "127.0.0.1".parse().unwrap(), &local), Role::Public);
-    }
-
-    #[test]
-    fn requests_of_other_sites_are_recognized() {
-        let is_cross = |headers: &[(&str, &str)]| is_cross_site(&request(headers));
-        assert!(!is_cross(&[]));
-        assert!(!is_cross(&[("host", "a:8080"), ("origin", "http://a:8080")]));
-        for site in ["same-origin", "none"] {
-            assert!(!is_cross(&[("sec-fetch-site", site)]), "{site}");
-        }
-        for site in ["cross-site", "same-site", "", "\u{ff}"] {
-            assert!(is_cross(&[("sec-fetch-site", site), ("host", "a"), ("origin", "http://a")]), "{site}");
-        }
-        for origin in ["null", "http://b:8080", "http://a", "http://a:80", "file://"] {
-            assert!(is_cross(&[("host", "a:8080"), ("origin", origin)]), "{origin}");
-        }
     }
 }

@@ -7,13 +7,12 @@
 mod access;
 mod files;
 
-pub(super) use access::secure;
 use access::{Access, admit};
 use axum::{Router, middleware};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{admin::Api, http_server::Connection};
+use super::{admin::Api, browser_security::secure, http_server::Connection};
 
 /// Settings of the web console.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -60,6 +59,11 @@ impl Console {
         Self { settings, api }
     }
 
+    /// Returns the routes of the console's files. Empty if the console is off.
+    pub fn pages(&self) -> Router {
+        if self.settings.enabled { files::routes() } else { Router::new() }
+    }
+
     /// Returns the routes for a connection. Empty if the console is off.
     pub(super) fn routes(&self, connection: &Connection<'_>) -> Router {
         if !self.settings.enabled {
@@ -67,11 +71,6 @@ impl Console {
         }
         let access = Access::new(self.api.clone(), self.settings.entities, connection.peer.ip());
         let api = self.api.json_routes().layer(middleware::from_fn_with_state(access, admit));
-        api.merge(pages(&self.settings)).layer(middleware::from_fn(secure))
+        api.merge(self.pages()).layer(middleware::from_fn(secure))
     }
-}
-
-/// Returns the routes of the console's files. Empty if the console is off.
-pub(super) fn pages(settings: &Settings) -> Router {
-    if settings.enabled { files::routes() } else { Router::new() }
 }
