@@ -49,7 +49,11 @@ fn rules_entities_and_counters_show_denials() {
         ask(&server, "bob");
     }
     ask(&server, "eve");
-    let list = call(&server, "ListRuleActivity", r#"{"rulesOnly": true, "find": "USER"}"#, &[]).1;
+    // A worker counts a hit after its answer.
+    let list = wait_for("all hits to be counted", || {
+        let list = call(&server, "ListRuleActivity", r#"{"rulesOnly": true, "find": "USER"}"#, &[]).1;
+        (number(&list["rows"][0]["activity"]["requested"]) == 6).then_some(list)
+    });
     let row = &list["rows"][0];
     assert_eq!((&row["path"], &row["rule"]["algorithm"]), (&"api.user".into(), &"fixed_window".into()), "{list}");
     assert_eq!((number(&row["activity"]["requested"]), number(&row["activity"]["denied"])), (6, 3), "{list}");
