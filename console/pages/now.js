@@ -125,7 +125,7 @@ export function Now({ params }) {
     <section aria-labelledby="who"><h2 id="who">Who is being denied?</h2>
       <div class="columns"><div><${TopRules} /></div><div><${TopEntities} /></div></div></section>
     <section aria-labelledby="hour"><h2 id="hour">The last hour</h2>
-      <${ActivityCharts} periods=${periods} current=${current} store=${session.store} />
+      <${ActivityCharts} periods=${periods} store=${session.store} />
       <p class="muted">The last hour is kept in memory.${session.grafanaUrl && html` For more, see <a href=${session.grafanaUrl} rel="noreferrer">Grafana</a>.`}</p>
     </section>
     <div class="columns">

@@ -63,12 +63,12 @@ fn is_cross_site(request: &Request) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use axum::body::Body;
 
     use super::*;
 
-    fn request(headers: &[(&str, &str)]) -> Request {
+    pub(in crate::transport) fn request(headers: &[(&str, &str)]) -> Request {
         let mut request = Request::builder().uri("/v1/Inspect");
         for (name, value) in headers {
             request = request.header(*name, *value);

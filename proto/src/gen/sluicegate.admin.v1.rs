@@ -641,7 +641,7 @@ pub struct Instance {
     #[prost(message, optional, tag = "3")]
     pub since: ::core::option::Option<::prost_types::Timestamp>,
 }
-/// What was decided in a period.
+/// The decisions of a period.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ActivityPeriod {
     #[prost(message, optional, tag = "1")]
@@ -702,7 +702,7 @@ pub struct ClassActivity {
     #[prost(uint64, tag = "4")]
     pub shed: u64,
 }
-/// Something that changed decisions, or that may have.
+/// An event that changed decisions, or that may have changed them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ActivityEvent {
     /// Increases by one with each event of an instance.
@@ -712,7 +712,7 @@ pub struct ActivityEvent {
     pub at: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(enumeration = "EventKind", tag = "3")]
     pub kind: i32,
-    /// What happened, as a sentence without a full stop. Without names of entities and operators for the role `public`.
+    /// The event as a sentence without a full stop. Without names of entities and operators for the role `public`.
     #[prost(string, tag = "4")]
     pub text: ::prost::alloc::string::String,
     /// The operator who caused the event; empty for the role `public`.
@@ -727,7 +727,7 @@ pub struct ActivityEvent {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListRuleActivityRequest {
-    /// Return only rules whose path, name, limit or algorithm contains each of these words, regardless of case.
+    /// Return only rules that contain each word in the path, name, limit or algorithm, regardless of case.
     #[prost(string, tag = "1")]
     pub find: ::prost::alloc::string::String,
     #[prost(enumeration = "RuleOrder", tag = "2")]
@@ -787,7 +787,7 @@ pub struct RuleRow {
     /// Number of limits of entities that have the same keys as the rule, set by overrides.
     #[prost(uint32, tag = "5")]
     pub overrides: u32,
-    /// What the candidate rules would change; absent without candidate rules.
+    /// The changes that the candidate rules would make; absent without candidate rules.
     #[prost(message, optional, tag = "6")]
     pub candidate: ::core::option::Option<Outcomes>,
     /// The path of the row.
@@ -834,10 +834,10 @@ pub struct GetRuleUsageResponse {
     /// The entities that use the largest shares of their limits.
     #[prost(message, repeated, tag = "2")]
     pub entities: ::prost::alloc::vec::Vec<EntityUsage>,
-    /// Number of entities whose counters were read: at most 200, those with the most requested hits.
+    /// Number of entities with counters that were read: at most 200, those with the most requested hits.
     #[prost(uint32, tag = "3")]
     pub read_entities: u32,
-    /// Number of entities whose counters could not be read.
+    /// Number of entities with counters that could not be read.
     #[prost(uint32, tag = "4")]
     pub failed_entities: u32,
 }
@@ -1604,7 +1604,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Returns the role of the caller and what this instance offers. Available to the role `public`.
+        /// Returns the role of the caller and the features of this instance. Available to the role `public`.
         pub async fn get_session(
             &mut self,
             request: impl tonic::IntoRequest<super::GetSessionRequest>,
@@ -1896,7 +1896,7 @@ pub mod admin_service_server {
             tonic::Response<super::RollbackRulesResponse>,
             tonic::Status,
         >;
-        /// Returns the role of the caller and what this instance offers. Available to the role `public`.
+        /// Returns the role of the caller and the features of this instance. Available to the role `public`.
         async fn get_session(
             &self,
             request: tonic::Request<super::GetSessionRequest>,

@@ -69,17 +69,8 @@ fn is_local(peer: IpAddr, host: Option<&Authority>, headers: &HeaderMap) -> bool
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-
     use super::*;
-
-    fn request(headers: &[(&str, &str)]) -> Request {
-        let mut request = Request::builder().uri("/v1/Inspect");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        request.body(Body::empty()).unwrap()
-    }
+    use crate::transport::browser_security::tests::request;
 
     #[test]
     fn only_callers_on_this_host_are_local() {
