@@ -38,7 +38,9 @@ struct Updates(Receiver<Value>);
 impl Updates {
     /// Starts to watch, with these headers.
     fn watch(server: &Server, request: &str, headers: &[(&str, &str)]) -> Self {
-        let mut call = agent().post(server.url("/v1/WatchActivity"));
+        // The stream stays open for the whole test; each update has a deadline of its own.
+        let call = agent().post(server.url("/v1/WatchActivity"));
+        let mut call = call.config().timeout_global(None).build();
         for (name, value) in headers {
             call = call.header(*name, *value);
         }
