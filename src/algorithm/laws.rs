@@ -128,6 +128,29 @@ proptest! {
         }
     }
 
+    /// A peer builds the algorithm of another instance's counter from these parameters.
+    #[test]
+    fn the_parameters_of_an_algorithm_build_the_same_algorithm(limit in test_limits(), factor in 1_u32..4) {
+        let algorithm = limit.times(factor);
+        if let Some((algorithm, spec)) = algorithm.and_then(|algorithm| Some((algorithm, algorithm.spec()?))) {
+            prop_assert_eq!((limit.kind.build)(&spec), Ok(algorithm), "{:?}", spec);
+        }
+    }
+
+    #[test]
+    fn hits_that_have_expired_change_no_decision(
+        algorithm in algorithm(), history in history(), cost in 1_u64..5, later in 0_u64..200_000_000,
+    ) {
+        let (mut state, now) = replay(&algorithm, &history);
+        let later = Micros::new(now + later);
+        if algorithm.has_expired(Micros::new(now), later) {
+            let take = Operation { action: Action::Take, cost, now: Micros::new(now) };
+            algorithm.recording().step(&mut state, take);
+            let new = peek(&algorithm, &State::default(), cost, later.get());
+            prop_assert_eq!(peek(&algorithm, &state, cost, later.get()), new);
+        }
+    }
+
     #[test]
     fn exactly_the_remaining_hits_are_allowed(algorithm in algorithm(), history in history()) {
         let (state, now) = replay(&algorithm, &history);

@@ -1,7 +1,7 @@
 //! The list of algorithms, and the code that is generated from it.
 
 use super::{
-    AlgorithmKind, Arguments, CounterPart, Decision, Limiter, Micros, Operation, RequestContext, State,
+    AlgorithmKind, Arguments, CounterPart, Decision, LimitSpec, Limiter, Micros, Operation, RequestContext, State,
     adaptive::Adaptive, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
     leased_bucket::LeasedBucket, reports::UtilizationReports, shares::Shares, sliding_log::SlidingLog,
     sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
@@ -51,6 +51,12 @@ macro_rules! algorithms {
             #[must_use]
             pub fn name(&self) -> &'static str {
                 match self { $(Self::$limiter(_) => $limiter::NAME),+ }
+            }
+
+            /// See [`Limiter::spec`].
+            #[must_use]
+            pub fn spec(&self) -> Option<LimitSpec> {
+                match self { $(Self::$limiter(limiter) => limiter.spec()),+ }
             }
 
             /// See [`Limiter::arguments`].

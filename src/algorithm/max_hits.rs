@@ -26,6 +26,13 @@ impl MaxHits {
         Self { limit, ceiling: if ceiling < Self::MAX { ceiling } else { Self::MAX } }
     }
 
+    /// Returns a percentage with which [`Self::soft`] makes the same ceiling; `None` if the limit is hard.
+    #[must_use]
+    pub const fn percent(self) -> Option<u32> {
+        let extra = self.ceiling - self.limit;
+        if extra == 0 { None } else { Some((extra * 100).div_ceil(self.limit) as u32) }
+    }
+
     /// Returns the limit that is reported to callers.
     #[must_use]
     pub const fn limit(self) -> u64 {

@@ -194,6 +194,13 @@ pub trait Limiter: Copy + Into<Algorithm> {
     /// Returns an error with the keyword at fault if the parameters are out of range or not supported.
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit>;
 
+    /// Returns parameters from which [`Self::build`] builds the same algorithm.
+    ///
+    /// Returns `None` if hits that another instance counted cannot be added to a counter of this algorithm.
+    fn spec(&self) -> Option<LimitSpec> {
+        None
+    }
+
     /// Returns the numbers that the script receives for one operation.
     fn arguments(&self, operation: Operation) -> Arguments;
 

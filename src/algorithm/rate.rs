@@ -31,6 +31,11 @@ impl Rate {
         (hits > 0 && micros > 0).then(|| Self { interval: micros / divisor, parts: hits / divisor })
     }
 
+    /// Returns the hits and the time from which [`Self::new`] makes the same rate.
+    pub(super) fn hits_per_interval(self) -> (u32, Micros) {
+        (u32::try_from(self.parts).unwrap_or(u32::MAX), Micros::new(self.interval))
+    }
+
     /// Returns the number of parts into which a microsecond is divided.
     pub(super) const fn parts(self) -> u64 {
         self.parts

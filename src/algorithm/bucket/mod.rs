@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use self::leased_parts::LeasedParts;
 use super::{
-    Action, Arguments, CLOCK_SLACK, Decision, MAX_NUMBER, MAX_PERIOD, MaxHits, Micros, Operation, State,
+    Action, Arguments, CLOCK_SLACK, Decision, LimitSpec, MAX_NUMBER, MAX_PERIOD, MaxHits, Micros, Operation, State,
     drain_state::{self, DrainState, StoredDrain},
     drain_time::DrainTime,
     rate::{ExactDuration, Rate},
@@ -139,6 +139,25 @@ impl Bucket {
     /// Returns the drain time of a cost. A cost above the capacity is always denied, so it is capped.
     fn charge(&self, cost: u64) -> ExactDuration {
         self.rate.duration_of(cost.min(self.max_hits.ceiling() + 1))
+    }
+
+    /// Returns the parameters of a bucket that takes no leases.
+    pub(super) fn spec(&self) -> Option<LimitSpec> {
+        let (requests, window) = self.rate.hits_per_interval();
+        let limit = self.max_hits.limit();
+        let (burst, queue) = match self.immediate {
+            immediate if immediate < limit => (immediate, Some(limit - immediate)),
+            _ => (limit, None),
+        };
+        Some(LimitSpec {
+            requests,
+            window,
+            burst: Some(u32::try_from(burst).ok()?),
+            queue: queue.map(u32::try_from).transpose().ok()?,
+            soft: self.max_hits.percent(),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
     }
 
     pub(super) fn arguments(&self, operation: Operation) -> Arguments {

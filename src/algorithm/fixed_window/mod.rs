@@ -77,6 +77,12 @@ impl Limiter for FixedWindow {
         Ok(limiter.ok_or(InvalidLimit { keyword: "unit_multiplier", reason })?.into())
     }
 
+    fn spec(&self) -> Option<LimitSpec> {
+        let (window, soft) = (self.window, self.max_hits.percent());
+        let requests = u32::try_from(self.max_hits.limit()).ok()?;
+        Some(LimitSpec { requests, window, soft, count_denied: Some(self.count_denied), ..LimitSpec::default() })
+    }
+
     fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, denied) = (self.max_hits.ceiling(), self.count_denied.into());
         smallvec![operation.cost.min(MAX_COUNT), ceiling, self.window.get(), self.max_windows_ahead(), denied]

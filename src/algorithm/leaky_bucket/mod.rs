@@ -40,6 +40,10 @@ impl Limiter for LeakyBucket {
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
+    fn spec(&self) -> Option<LimitSpec> {
+        self.0.spec()
+    }
+
     fn arguments(&self, operation: Operation) -> Arguments {
         self.0.arguments(operation)
     }

@@ -139,6 +139,17 @@ impl Limiter for SlidingLog {
         Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
     }
 
+    fn spec(&self) -> Option<LimitSpec> {
+        Some(LimitSpec {
+            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            window: self.window,
+            min_interval: Some(self.min_interval),
+            soft: self.max_hits.percent(),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
+    }
+
     fn arguments(&self, operation: Operation) -> Arguments {
         let (cost, ceiling) = (operation.cost.min(Self::MAX_ENTRIES + 1), self.max_hits.ceiling());
         let (window, interval) = (self.window.get(), self.min_interval.get());
@@ -240,6 +251,10 @@ impl Limiter for SlidingLog {
 
     fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
+    }
+
+    fn has_expired(&self, counted: Micros, now: Micros) -> bool {
+        counted + self.window <= now
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

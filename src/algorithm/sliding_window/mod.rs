@@ -162,6 +162,18 @@ impl Limiter for SlidingWindow {
         Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
     }
 
+    fn spec(&self) -> Option<LimitSpec> {
+        Some(LimitSpec {
+            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            window: Micros::new(self.bucket_width.get() * u64::from(self.buckets)),
+            buckets: Some(self.buckets),
+            edge: Some(self.edge),
+            soft: self.max_hits.percent(),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
+    }
+
     fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, width, buckets) = (self.max_hits.ceiling(), self.bucket_width.get(), self.buckets.into());
         let (strict, slack) = (u64::from(self.edge == WindowEdge::Strict), CLOCK_SLACK.get().max(width));
@@ -258,6 +270,11 @@ impl Limiter for SlidingWindow {
 
     fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
+    }
+
+    fn has_expired(&self, counted: Micros, now: Micros) -> bool {
+        let start = counted - counted % self.bucket_width;
+        start.get() + (u64::from(self.buckets) + 1) * self.bucket_width.get() <= now.get()
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -133,6 +133,23 @@ impl Limiter for WarmUp {
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
+    fn spec(&self) -> Option<LimitSpec> {
+        let (mut requests, mut window) = self.rate.hits_per_interval();
+        if self.max_cost > self.burst {
+            // The maximum cost is the number of requests before the rate was reduced to lowest terms.
+            let factor = self.max_cost / u64::from(requests);
+            (requests, window) = (u32::try_from(self.max_cost).ok()?, Micros::new(window.get() * factor));
+        }
+        Some(LimitSpec {
+            requests,
+            window,
+            burst: Some(u32::try_from(self.burst).ok()?),
+            warm_up: Some(self.period),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
+    }
+
     fn arguments(&self, operation: Operation) -> Arguments {
         let (charge, allowed_debt) = (self.charge(operation.cost), self.allowed_debt(operation.cost));
         let DrainTime { mantissa, exponent } = self.drain_time;
