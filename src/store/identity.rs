@@ -1,7 +1,8 @@
-//! [`Secret`]: the key of the hash that identifies a counter in memory, where counter names are not stored.
+//! [`Secret`] and [`Digests`]: the hashes that identify a counter in memory, where counter names are not stored.
 
 use std::hash::Hasher;
 
+use sha2::{Digest, Sha256};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 /// A random hash key, so that callers cannot construct two counter names with the same hash.
@@ -18,5 +19,73 @@ impl Secret {
         let mut hasher = SipHasher13::new_with_key(&self.0);
         hasher.write(key);
         hasher.finish128().as_u128()
+    }
+}
+
+/// The first 88 bits of the SHA-256 of a counter's name, by which all peers identify the counter.
+///
+/// It has no key, so that peers need not agree on one. Finding a name with the digest of another counter is infeasible.
+pub type CounterDigest = [u8; 11];
+
+/// Identities made from a [`CounterDigest`], for a store that exchanges counters with peers.
+///
+/// Callers know the digests of their names, and could choose many that share a place in a hash table. So the low bits of
+/// an identity depend on a secret as well. The digest can be computed from the identity.
+pub(super) struct Digests(Secret);
+
+impl Digests {
+    /// Generates a random secret.
+    pub(super) fn new() -> Self {
+        Self(Secret::new())
+    }
+
+    /// Returns the digest of a counter's name.
+    pub(super) fn digest(key: &[u8]) -> CounterDigest {
+        let mut digest = CounterDigest::default();
+        digest.copy_from_slice(&Sha256::digest(key)[..11]);
+        digest
+    }
+
+    /// Returns the identity of a digest: its low 88 bits are a permutation of the digest.
+    pub(super) fn identity(&self, digest: CounterDigest) -> u128 {
+        let [a, b, c, d, e, f, g, h, high @ ..] = digest;
+        let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(self.offset(high));
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&low.to_le_bytes());
+        bytes[8..11].copy_from_slice(&high);
+        let shard = self.0.identity(&bytes) >> 112;
+        u128::from_le_bytes(bytes) | shard << 112
+    }
+
+    /// Returns the digest from the low 88 bits of an identity.
+    pub(super) fn digest_of(&self, identity: [u8; 11]) -> CounterDigest {
+        let [a, b, c, d, e, f, g, h, high @ ..] = identity;
+        let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_sub(self.offset(high));
+        let mut digest = identity;
+        digest[..8].copy_from_slice(&low.to_le_bytes());
+        digest
+    }
+
+    fn offset(&self, high: [u8; 3]) -> u64 {
+        self.0.identity(&high) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_the_same_in_all_processes_and_its_identity_is_not() {
+        let digest = Digests::digest(b"{d|k=v}fw:1");
+        assert_eq!(digest[..4], [0xbd, 0x60, 0xef, 0x47]);
+        let (one, other) = (Digests::new(), Digests::new());
+        assert_ne!(one.identity(digest) as u64, other.identity(digest) as u64);
+        assert_ne!(one.identity(digest) as u64, one.identity(Digests::digest(b"another")) as u64);
+        for names in [&one, &other] {
+            let identity = names.identity(digest).to_le_bytes();
+            let [low @ .., _, _, _, _, _] = identity;
+            assert_eq!(names.digest_of(low), digest);
+        }
     }
 }

@@ -8,11 +8,14 @@ pub mod local;
 pub mod memory;
 mod metrics;
 pub mod overrides;
+pub mod peers;
+mod pending;
 pub mod redis;
 
 pub use local::Local;
 pub use memory::Memory;
 pub use metrics::Metrics;
+pub use peers::Peers;
 pub use redis::Redis;
 
 use std::num::NonZeroU32;

@@ -274,7 +274,7 @@ impl Limiter for SlidingWindow {
 
     fn has_expired(&self, counted: Micros, now: Micros) -> bool {
         let start = counted - counted % self.bucket_width;
-        start.get() + (u64::from(self.buckets) + 1) * self.bucket_width.get() <= now.get()
+        start + Micros::new((u64::from(self.buckets) + 1) * self.bucket_width.get()) <= now
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

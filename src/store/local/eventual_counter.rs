@@ -18,8 +18,11 @@
 use std::time::Duration;
 
 use crate::{
-    algorithm::{Action, Algorithm, Decision, Micros, Operation, State},
-    store::{Hit, StepOutcome, StoreError},
+    algorithm::{Algorithm, Decision, Micros, Operation, State},
+    store::{
+        Hit, StepOutcome, StoreError,
+        pending::{PendingHits, add_hits},
+    },
 };
 
 /// Maximum time by which one answer can overtake another.
@@ -32,11 +35,10 @@ pub(super) struct EventualCounter {
     /// Time of the state by the store's clock, and the local time at which the store was called for it.
     step_time: Micros,
     called_at: Duration,
-    /// Hits counted here but not reported, and the time of the first of them by the store's clock.
-    pending: u64,
-    pending_since: Micros,
+    /// Hits counted here but not reported, by the store's clock.
+    pending: PendingHits,
     /// Hits of the report in progress.
-    in_flight: Option<u64>,
+    in_flight: Option<PendingHits>,
     reported_at: Duration,
     last_used: Duration,
 }
@@ -62,12 +64,7 @@ impl EventualCounter {
         self.last_used = now;
         let operation = Operation { action: hit.action, cost: hit.cost, now: self.store_time(now) };
         let allowed = algorithm.step(&mut self.state, operation);
-        if hit.action == Action::Take && (allowed || algorithm.counts_denied()) {
-            if self.pending == 0 {
-                self.pending_since = operation.now;
-            }
-            self.pending = self.pending.saturating_add(hit.cost);
-        }
+        self.pending.count(algorithm, operation, allowed);
         Some(algorithm.explain(&self.state, operation, allowed))
     }
 
@@ -75,21 +72,19 @@ impl EventualCounter {
     ///
     /// Returns `None` if a report is in progress, or if the counter has not been used since the last one.
     pub(super) fn begin_report(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
-        if self.in_flight.is_some() || (self.pending == 0 && self.last_used <= self.reported_at) {
+        if self.in_flight.is_some() || (self.pending.hits == 0 && self.last_used <= self.reported_at) {
             return None;
         }
         self.reported_at = now;
-        let hits = std::mem::take(&mut self.pending);
-        // Hits of a window that has ended count for nothing.
-        let hits = if algorithm.has_expired(self.pending_since, self.store_time(now)) { 0 } else { hits };
-        self.in_flight = Some(hits);
-        Some(hits)
+        let reported = self.pending.take(algorithm, self.store_time(now));
+        self.in_flight = Some(reported);
+        Some(reported.hits.unsigned_abs())
     }
 
     /// Takes the pending hits for a last report. Returns `None` if there are none or their window has ended.
     pub(super) fn drain(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
-        let hits = std::mem::take(&mut self.pending);
-        (hits > 0 && !algorithm.has_expired(self.pending_since, self.store_time(now))).then_some(hits)
+        let hits = self.pending.take(algorithm, self.store_time(now)).hits.unsigned_abs();
+        (hits > 0).then_some(hits)
     }
 
     /// Completes a report and returns the number of its hits that may not have been counted.
@@ -100,7 +95,7 @@ impl EventualCounter {
         called_at: Duration,
         now: Duration,
     ) -> u64 {
-        let hits = self.in_flight.take().unwrap_or_default();
+        let reported = self.in_flight.take().unwrap_or_default();
         match answer {
             Ok(outcome) => {
                 self.merge(algorithm, &outcome, called_at, now);
@@ -108,10 +103,13 @@ impl EventualCounter {
             }
             Err(StoreError::Unavailable) => {
                 // The call was not sent.
-                self.pending = self.pending.saturating_add(hits);
+                let later = std::mem::replace(&mut self.pending, reported);
+                if later.hits != 0 {
+                    self.pending.add(algorithm, later);
+                }
                 0
             }
-            Err(StoreError::Timeout | StoreError::Rejected | StoreError::Broken) => hits,
+            Err(StoreError::Timeout | StoreError::Rejected | StoreError::Broken) => reported.hits.unsigned_abs(),
         }
     }
 
@@ -122,15 +120,13 @@ impl EventualCounter {
             return;
         }
         (self.state, self.step_time, self.called_at) = (outcome.state.clone(), outcome.at, called_at);
-        if self.pending > 0 {
-            let operation = Operation { action: Action::Take, cost: self.pending, now: self.store_time(now) };
-            algorithm.recording().step(&mut self.state, operation);
-        }
+        let now = self.store_time(now);
+        add_hits(algorithm, &mut self.state, self.pending, now);
     }
 
     /// Returns `true` if no hits are pending or in flight, and no hit was decided since `since`.
     pub(super) fn is_idle(&self, since: Duration) -> bool {
-        self.pending == 0 && self.in_flight.is_none() && self.last_used < since
+        self.pending.hits == 0 && self.in_flight.is_none() && self.last_used < since
     }
 
     /// Returns the approximate time of the store's clock.
@@ -143,7 +139,7 @@ impl EventualCounter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, token_bucket::TokenBucket};
+    use crate::algorithm::{Action, MaxHits, fixed_window::FixedWindow, token_bucket::TokenBucket};
 
     const MAX_STALENESS: Duration = Duration::from_secs(60);
     /// Time of the store's clock at the start, in microseconds: the beginning of a minute.
@@ -278,6 +274,13 @@ mod tests {
         let (_, mut counter) = Store::with_counter(rule, 0);
         take(&mut counter, &rule, 10, at(59_900));
         assert_eq!(counter.begin_report(&rule, at(60_001)), Some(0));
+        let (_, mut counter) = Store::with_counter(rule, 0);
+        take(&mut counter, &rule, 10, at(59_900));
+        take(&mut counter, &rule, 3, at(60_000));
+        assert_eq!(counter.begin_report(&rule, at(60_001)), Some(3), "the hits of the new window still count");
+        counter.finish_report(&rule, Err(StoreError::Unavailable), at(60_001), at(60_002));
+        take(&mut counter, &rule, 2, at(120_000));
+        assert_eq!(counter.begin_report(&rule, at(120_001)), Some(2), "the call was not sent in time");
         let (_, mut counter) = Store::with_counter(rule, 0);
         take(&mut counter, &rule, 10, at(59_900));
         assert_eq!(counter.drain(&rule, at(60_001)), None);

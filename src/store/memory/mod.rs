@@ -10,6 +10,7 @@
 //! the cursor, namely the one that would expire first. An evicted counter starts again as a new one. Rejecting new
 //! counters was not an option, because a caller that fills the store could then lock out all others.
 
+mod changes;
 mod shard;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,14 +20,21 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use self::shard::{Hash, Shard};
-use super::{Charge, Hit, HitDecisions, identity::Secret};
-use crate::algorithm::{Action, Micros, Operation, State};
+use super::{
+    Charge, Hit, HitDecisions,
+    identity::{CounterDigest, Digests, Secret},
+    peers::Change,
+    pending::PendingHits,
+};
+use crate::algorithm::{Action, Algorithm, Micros, Operation, State};
 
 /// Number of shards. It is high enough that two workers rarely want the same lock. With 40 shards, a million counters
 /// fill the shards' tables to three quarters; with 64, the tables would have just doubled and be almost half empty.
 const SHARDS: usize = 40;
 /// Number of slots that one call of [`Memory::reclaim`] checks in each shard, under the shard's lock.
 const RECLAIM_BATCH: usize = 256;
+/// Number of limits that are compared before a limit is listed again.
+const COMPARED_LIMITS: usize = 64;
 
 /// Settings of the memory store.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -57,16 +65,53 @@ pub struct Usage {
 /// A store with its counters in this process.
 pub struct Memory {
     shards: Vec<Mutex<Shard>>,
-    secret: Secret,
+    names: Names,
+}
+
+/// How a counter's name becomes its identity.
+enum Names {
+    /// By a hash with a secret of this process.
+    Secret(Secret),
+    /// By a digest that all peers compute alike.
+    Digests(Digests),
+}
+
+/// A copy of a counter, for an instance that joins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CounterCopy {
+    /// Digest of the counter's name.
+    pub counter: CounterDigest,
+    /// The state.
+    pub state: State,
+    /// Expiry in seconds since the Unix epoch.
+    pub expires: u32,
 }
 
 impl Memory {
     /// Creates an empty store with a new secret.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
+        Self::with_names(settings, Names::Secret(Secret::new()))
+    }
+
+    /// Creates an empty store whose counters are exchanged with peers. [`Peers`](super::Peers) takes its changes.
+    #[must_use]
+    pub fn exchanged(settings: &Settings) -> Self {
+        Self::with_names(settings, Names::Digests(Digests::new()))
+    }
+
+    fn with_names(settings: &Settings, names: Names) -> Self {
         let max_per_shard = settings.max_counters.div_ceil(SHARDS).max(1);
-        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(max_per_shard))).collect();
-        Self { shards, secret: Secret::new() }
+        let logs_changes = matches!(names, Names::Digests(_));
+        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(max_per_shard, logs_changes))).collect();
+        Self { shards, names }
+    }
+
+    fn identity(&self, key: &[u8]) -> u128 {
+        match &self.names {
+            Names::Secret(secret) => secret.identity(key),
+            Names::Digests(digests) => digests.identity(Digests::digest(key)),
+        }
     }
 
     /// Decides all hits. The call blocks only for the locks of their shards.
@@ -76,7 +121,7 @@ impl Memory {
         }
         hits.iter()
             .map(|hit| {
-                let hash = self.secret.identity(hit.key);
+                let hash = self.identity(hit.key);
                 Ok(self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.operation(now)).into())
             })
             .collect()
@@ -84,7 +129,7 @@ impl Memory {
 
     /// Decides all hits under [`Charge::All`]. The shards are locked in ascending order, which prevents deadlocks.
     fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> HitDecisions {
-        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.secret.identity(hit.key)).collect();
+        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.identity(hit.key)).collect();
         let mut shards: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -109,13 +154,13 @@ impl Memory {
     /// Returns a copy of a counter's state; empty if there is none.
     #[must_use]
     pub fn state(&self, key: &[u8]) -> State {
-        let hash = self.secret.identity(key);
+        let hash = self.identity(key);
         self.lock(shard_of(hash)).state(Hash::new(hash))
     }
 
     /// Deletes a counter and returns whether it existed.
     pub fn delete(&self, key: &[u8]) -> bool {
-        let hash = self.secret.identity(key);
+        let hash = self.identity(key);
         self.lock(shard_of(hash)).forget(Hash::new(hash))
     }
 
@@ -139,10 +184,78 @@ impl Memory {
         })
     }
 
+    /// Takes the hits counted since the last call, and lists their limits.
+    pub(super) fn take_changes(&self, limits: &mut Vec<Algorithm>) -> Vec<Change> {
+        let Names::Digests(digests) = &self.names else {
+            return Vec::new();
+        };
+        let mut changes = Vec::new();
+        for shard in 0..SHARDS {
+            let taken = self.lock(shard).take_changes();
+            let indexes: SmallVec<[u32; 8]> = taken.limits.iter().map(|limit| index_of(limits, limit)).collect();
+            changes.extend(taken.counters.iter().filter(|changed| changed.pending.hits != 0).map(|changed| Change {
+                counter: digests.digest_of(changed.hash.0),
+                limit: indexes[changed.limit as usize],
+                hits: changed.pending.hits,
+                counted_at: changed.pending.counted_at,
+            }));
+        }
+        changes
+    }
+
+    /// Adds hits that a peer has counted. Returns whether they still count.
+    pub(super) fn add_hits(
+        &self,
+        counter: CounterDigest,
+        algorithm: &Algorithm,
+        pending: PendingHits,
+        now: Micros,
+    ) -> bool {
+        self.with_counter(counter, |shard, hash| shard.add_hits(hash, algorithm, pending, now))
+    }
+
+    /// Returns a copy of the counters of one part of the store. Returns `None` if there is no such part.
+    pub(super) fn copy_part(&self, part: usize) -> Option<Vec<CounterCopy>> {
+        let Names::Digests(digests) = &self.names else {
+            return None;
+        };
+        let counters = (part < SHARDS).then(|| self.lock(part).exchanged_counters())?;
+        let copy = |(hash, state, expires): (Hash, State, u32)| CounterCopy {
+            counter: digests.digest_of(hash.0),
+            state,
+            expires,
+        };
+        Some(counters.into_iter().map(copy).collect())
+    }
+
+    /// Inserts a peer's copy of a counter, unless the counter exists. Returns whether it was inserted.
+    pub(super) fn insert_copy(&self, copy: CounterCopy, now: Micros) -> bool {
+        self.with_counter(copy.counter, |shard, hash| shard.insert_copy(hash, copy.state, copy.expires, now))
+    }
+
+    fn with_counter(&self, counter: CounterDigest, act: impl FnOnce(&mut Shard, Hash) -> bool) -> bool {
+        let Names::Digests(digests) = &self.names else {
+            return false;
+        };
+        let identity = digests.identity(counter);
+        act(&mut self.lock(shard_of(identity)), Hash::new(identity))
+    }
+
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves the shard consistent, because the state is written last.
         self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the index of a limit in the list, which is extended if necessary.
+fn index_of(limits: &mut Vec<Algorithm>, limit: &Algorithm) -> u32 {
+    // A list that grows long has few duplicates, and searching it would take long.
+    let recent = limits.len().saturating_sub(COMPARED_LIMITS);
+    let index = limits[recent..].iter().position(|known| known == limit).map(|index| recent + index);
+    index.unwrap_or_else(|| {
+        limits.push(*limit);
+        limits.len() - 1
+    }) as u32
 }
 
 /// Returns the shard of a hash, from its highest 16 bits. The tables of a shard use the lowest bits.

@@ -8,8 +8,14 @@
 
 use hashbrown::HashTable;
 
-use super::Usage;
-use crate::algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
+use super::{
+    Usage,
+    changes::{ChangeLog, Changes},
+};
+use crate::{
+    algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State},
+    store::pending::{PendingHits, add_hits},
+};
 
 /// Number of slots in a chunk. A chunk fits into 8 KiB, which allocators provide without waste.
 const SLOTS_PER_CHUNK: usize = 8192 / size_of::<Slot>();
@@ -62,7 +68,7 @@ impl Slot {
 
 /// The 88 bits of the hash that identify a counter.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hash([u8; 11]);
+pub(super) struct Hash(pub(super) [u8; 11]);
 
 impl Hash {
     pub(super) fn new(hash: u128) -> Self {
@@ -96,10 +102,13 @@ pub(super) struct Shard {
     max_counters: usize,
     evicted: u64,
     expired: u64,
+    /// Changes for the peers of this instance, if it has any.
+    log: Option<Box<ChangeLog>>,
 }
 
 impl Shard {
-    pub(super) fn new(max_counters: usize) -> Self {
+    /// Creates an empty shard. `logs_changes` is whether its changes are taken and passed to peers.
+    pub(super) fn new(max_counters: usize, logs_changes: bool) -> Self {
         let max_counters = max_counters.min(u32::MAX as usize);
         Self {
             index: HashTable::new(),
@@ -114,6 +123,7 @@ impl Shard {
             max_counters,
             evicted: 0,
             expired: 0,
+            log: logs_changes.then(Box::default),
         }
     }
 
@@ -125,31 +135,104 @@ impl Shard {
             let decision = algorithm.explain(&state, operation, allowed);
             if !state.is_empty() && operation.action == Action::Take {
                 let expires = algorithm.expires(&state, operation.now);
-                self.insert(hash, state, expires, operation.now);
+                let index = self.insert(hash, state, expires, operation.now);
+                self.log_change(index, hash, algorithm, operation, allowed);
             }
             return decision;
         };
-        let slot = self.slot(index);
-        let long_index = slot.long_index();
-        // A long state is moved out and back instead of being copied.
-        let mut state = match long_index {
-            Some(long_index) => State::from_long(std::mem::take(&mut self.long_states[long_index])),
-            None => State::from_bytes(slot.short_state()),
-        };
+        let mut state = self.take_state(index);
         let allowed = algorithm.step(&mut state, operation);
         let decision = algorithm.explain(&state, operation, allowed);
-        if long_index.is_some() || state.as_bytes() != self.slot(index).short_state() {
-            let expires = algorithm.expires(&state, operation.now);
+        self.log_change(index, hash, algorithm, operation, allowed);
+        self.put_state(index, state, algorithm, operation.now);
+        decision
+    }
+
+    fn log_change(&mut self, index: u32, hash: Hash, algorithm: &Algorithm, operation: Operation, allowed: bool) {
+        if let Some(log) = &mut self.log {
+            log.count(index, hash, algorithm, operation, allowed);
+        }
+    }
+
+    /// Adds hits that a peer has counted. Returns whether they still count.
+    pub(super) fn add_hits(&mut self, hash: Hash, algorithm: &Algorithm, pending: PendingHits, now: Micros) -> bool {
+        let known = self.find(hash);
+        let mut state = known.map_or_else(State::default, |index| self.take_state(index));
+        let counts = add_hits(algorithm, &mut state, pending, now);
+        match known {
+            Some(index) => {
+                self.mark_exchanged(index);
+                self.put_state(index, state, algorithm, now);
+            }
+            None if state.is_empty() => {}
+            None => {
+                let expires = algorithm.expires(&state, now);
+                let index = self.insert(hash, state, expires, now);
+                self.mark_exchanged(index);
+            }
+        }
+        counts
+    }
+
+    /// Takes the changes since the last call.
+    pub(super) fn take_changes(&mut self) -> Changes {
+        self.log.as_mut().map(|log| log.take()).unwrap_or_default()
+    }
+
+    /// Returns a copy of all counters that are exchanged with peers, with their expiry in seconds since the Unix epoch.
+    pub(super) fn exchanged_counters(&self) -> Vec<(Hash, State, u32)> {
+        let Some(log) = &self.log else {
+            return Vec::new();
+        };
+        let copy = |index: u32| {
+            let slot = self.slot(index);
+            (!slot.is_free() && log.is_exchanged(index))
+                .then(|| (Hash(slot.hash), self.copy_state(index), slot.expires))
+        };
+        (0..self.allocated as u32).filter_map(copy).collect()
+    }
+
+    /// Inserts a peer's copy of a counter, unless the counter exists. Returns whether it was inserted.
+    pub(super) fn insert_copy(&mut self, hash: Hash, state: State, expires: u32, now: Micros) -> bool {
+        if self.find(hash).is_some() || state.is_empty() {
+            return false;
+        }
+        let index = self.insert(hash, state, Micros::from_secs(expires.into()), now);
+        self.mark_exchanged(index);
+        true
+    }
+
+    fn mark_exchanged(&mut self, index: u32) {
+        if let Some(log) = &mut self.log {
+            log.mark_exchanged(index);
+        }
+    }
+
+    /// Returns the state of a slot. A long state is moved out instead of being copied, until [`Self::put_state`].
+    fn take_state(&mut self, index: u32) -> State {
+        let slot = self.slot(index);
+        match slot.long_index() {
+            Some(long_index) => State::from_long(std::mem::take(&mut self.long_states[long_index])),
+            None => State::from_bytes(slot.short_state()),
+        }
+    }
+
+    /// Writes the state of a slot if it has changed.
+    fn put_state(&mut self, index: u32, state: State, algorithm: &Algorithm, now: Micros) {
+        let slot = self.slot(index);
+        if slot.long_index().is_some() || state.as_bytes() != slot.short_state() {
+            let expires = algorithm.expires(&state, now);
             self.write(index, state, expires);
         }
-        decision
     }
 
     /// Returns a copy of a counter's state; empty if there is none.
     pub(super) fn state(&self, hash: Hash) -> State {
-        let Some(slot) = self.find(hash).map(|index| self.slot(index)) else {
-            return State::default();
-        };
+        self.find(hash).map_or_else(State::default, |index| self.copy_state(index))
+    }
+
+    fn copy_state(&self, index: u32) -> State {
+        let slot = self.slot(index);
         match slot.long_index() {
             Some(long_index) => State::from_long(self.long_states[long_index].clone()),
             None => State::from_bytes(slot.short_state()),
@@ -183,7 +266,7 @@ impl Shard {
         self.index.find(Hash::low(hash.0), |index| self.slot(*index).hash == hash.0).copied()
     }
 
-    fn insert(&mut self, hash: Hash, state: State, expires: Micros, now: Micros) {
+    fn insert(&mut self, hash: Hash, state: State, expires: Micros, now: Micros) -> u32 {
         self.reclaim(SLOTS_PER_INSERTION, now);
         if self.free_slots.is_empty() && self.allocated >= self.max_counters {
             self.evict();
@@ -193,6 +276,7 @@ impl Shard {
         let chunks = &self.chunks;
         self.index.insert_unique(Hash::low(hash.0), index, |index| Hash::low(slot(chunks, *index).hash));
         self.write(index, state, expires);
+        index
     }
 
     /// Stores the state in the slot or as a long state.
@@ -269,6 +353,9 @@ impl Shard {
             self.free_long_state(long_index);
         }
         *self.slot_mut(index) = Slot::default();
+        if let Some(log) = &mut self.log {
+            log.forget(index);
+        }
         self.free_slots.push(index);
     }
 

@@ -1,0 +1,98 @@
+//! [`Changes`]: the hits that a shard has counted since its changes were last taken, for the peers of this instance.
+
+use super::shard::Hash;
+use crate::{
+    algorithm::{Algorithm, Operation},
+    store::pending::PendingHits,
+};
+
+/// Number of limits that are compared before a limit is listed again.
+const COMPARED_LIMITS: usize = 8;
+
+/// A counter with pending hits.
+#[derive(Clone, Copy)]
+pub(super) struct ChangedCounter {
+    pub(super) hash: Hash,
+    /// Index of the limit in [`Changes::limits`].
+    pub(super) limit: u32,
+    pub(super) pending: PendingHits,
+}
+
+/// The changed counters of one shard, and their limits.
+#[derive(Default)]
+pub(super) struct Changes {
+    pub(super) counters: Vec<ChangedCounter>,
+    pub(super) limits: Vec<Algorithm>,
+}
+
+/// Records the changes of one shard. It costs four bytes per counter.
+#[derive(Default)]
+pub(super) struct ChangeLog {
+    changes: Changes,
+    /// For each slot, the index of its last entry in `changes`, plus one. 0 if its counter was never exchanged.
+    ///
+    /// An index of an earlier interval is recognised by the hash of the entry.
+    entries: Vec<u32>,
+}
+
+impl ChangeLog {
+    /// Adds the hits of an operation if the algorithm counted them and its counters are exchanged.
+    pub(super) fn count(&mut self, slot: u32, hash: Hash, algorithm: &Algorithm, operation: Operation, allowed: bool) {
+        let Changes { counters, limits } = &mut self.changes;
+        let entry = self.entries.get(slot as usize).copied().unwrap_or_default() as usize;
+        let known = entry.checked_sub(1).and_then(|index| counters.get_mut(index));
+        let is_same =
+            |counter: &&mut ChangedCounter| counter.hash == hash && limits[counter.limit as usize] == *algorithm;
+        if let Some(counter) = known.filter(is_same) {
+            counter.pending.count(algorithm, operation, allowed);
+            return;
+        }
+        let mut pending = PendingHits::default();
+        if !pending.count(algorithm, operation, allowed) || algorithm.spec().is_none() {
+            return;
+        }
+        let recent = limits.len().saturating_sub(COMPARED_LIMITS);
+        let limit = limits[recent..].iter().position(|limit| limit == algorithm).map(|index| recent + index);
+        let limit = limit.unwrap_or_else(|| {
+            limits.push(*algorithm);
+            limits.len() - 1
+        });
+        counters.push(ChangedCounter { hash, limit: limit as u32, pending });
+        let entry = counters.len() as u32;
+        self.set_entry(slot, entry);
+    }
+
+    /// Marks the counter of a slot as exchanged with peers.
+    pub(super) fn mark_exchanged(&mut self, slot: u32) {
+        if !self.is_exchanged(slot) {
+            // Beyond any index.
+            self.set_entry(slot, u32::MAX);
+        }
+    }
+
+    /// Marks a slot as free.
+    pub(super) fn forget(&mut self, slot: u32) {
+        if let Some(entry) = self.entries.get_mut(slot as usize) {
+            *entry = 0;
+        }
+    }
+
+    /// Returns whether the counter of a slot is exchanged with peers.
+    pub(super) fn is_exchanged(&self, slot: u32) -> bool {
+        self.entries.get(slot as usize).is_some_and(|entry| *entry > 0)
+    }
+
+    /// Takes the changes since the last call.
+    pub(super) fn take(&mut self) -> Changes {
+        let counters = Vec::with_capacity(self.changes.counters.len());
+        std::mem::replace(&mut self.changes, Changes { counters, limits: Vec::new() })
+    }
+
+    fn set_entry(&mut self, slot: u32, entry: u32) {
+        let slot = slot as usize;
+        if slot >= self.entries.len() {
+            self.entries.resize(slot + 1, 0);
+        }
+        self.entries[slot] = entry;
+    }
+}

@@ -1,0 +1,137 @@
+//! [`Backlog`]: increments that an absent subscriber has not pulled, merged to one number per counter and limit in each
+//! period.
+//!
+//! Periods keep apart hits that were counted at different times: a window counts them at their time, and those that no
+//! longer count are never sent. Periods of [`PERIOD`] are merged further when there are more than [`MAX_PERIODS`].
+
+use std::collections::{HashMap, VecDeque};
+
+use super::{
+    CounterDigest,
+    increment::{Change, Increment},
+};
+use crate::{
+    algorithm::{Action, Algorithm, MAX_NUMBER, Micros, Operation, State},
+    store::pending::PendingHits,
+};
+
+/// Minimum length of a period.
+const PERIOD: Micros = Micros::from_secs(10);
+/// Maximum number of periods.
+const MAX_PERIODS: usize = 32;
+/// Maximum number of changes, of about 60 bytes each.
+const MAX_CHANGES: usize = 1_000_000;
+
+/// Merged increments, the oldest first.
+#[derive(Default)]
+pub(super) struct Backlog {
+    periods: VecDeque<Period>,
+    changes: usize,
+}
+
+/// The merged increments of one period.
+struct Period {
+    started_at: Micros,
+    /// Sequence number of the last increment.
+    until: u64,
+    limits: Vec<Algorithm>,
+    hits: MergedHits,
+}
+
+/// Hits of each counter and limit.
+type MergedHits = HashMap<(CounterDigest, u32), PendingHits>;
+
+impl Backlog {
+    pub(super) const fn changes(&self) -> usize {
+        self.changes
+    }
+
+    /// Adds the next increment. Returns the number of changes that were dropped because the backlog was full.
+    pub(super) fn add(&mut self, increment: &Increment, now: Micros) -> u64 {
+        let is_new = self.periods.back().is_none_or(|last| increment.published_at - last.started_at >= PERIOD);
+        if is_new {
+            if self.periods.len() >= MAX_PERIODS {
+                self.merge_oldest(now);
+            }
+            self.periods.push_back(Period::new(increment.published_at));
+        }
+        if let Some(last) = self.periods.back_mut() {
+            let before = last.hits.len();
+            last.merge(increment.sequence, &increment.limits, increment.changes.iter().copied());
+            self.changes += last.hits.len() - before;
+        }
+        let mut dropped = 0;
+        while self.changes > MAX_CHANGES && self.periods.len() > 1 {
+            // The position moves past the period: its hits are lost to the subscriber.
+            let lost = self.periods.pop_front().map_or(0, |period| period.hits.len());
+            self.changes -= lost;
+            dropped += lost as u64;
+        }
+        dropped
+    }
+
+    /// Removes the oldest period and returns its hits that still count, as an increment.
+    pub(super) fn pop(&mut self, now: Micros) -> Option<Increment> {
+        let mut period = self.periods.pop_front()?;
+        self.changes -= period.hits.len();
+        period.drop_expired(now);
+        let changes = changes(period.hits).collect();
+        Some(Increment::new(period.until, period.started_at, period.limits, changes))
+    }
+
+    /// Merges the two oldest periods.
+    fn merge_oldest(&mut self, now: Micros) {
+        let (Some(mut first), Some(second)) = (self.periods.pop_front(), self.periods.pop_front()) else {
+            return;
+        };
+        self.changes -= first.hits.len() + second.hits.len();
+        first.drop_expired(now);
+        let Period { until, limits, hits, .. } = second;
+        first.merge(until, &limits, changes(hits));
+        self.changes += first.hits.len();
+        self.periods.push_front(first);
+    }
+}
+
+impl Period {
+    fn new(started_at: Micros) -> Self {
+        Self { started_at, until: 0, limits: Vec::new(), hits: HashMap::new() }
+    }
+
+    fn merge(&mut self, until: u64, limits: &[Algorithm], changes: impl Iterator<Item = Change>) {
+        self.until = until;
+        let mut index_of = |limit: &Algorithm| {
+            self.limits.iter().position(|known| known == limit).unwrap_or_else(|| {
+                self.limits.push(*limit);
+                self.limits.len() - 1
+            }) as u32
+        };
+        let indexes: Vec<u32> = limits.iter().map(&mut index_of).collect();
+        for change in changes {
+            let limit = indexes[change.limit as usize];
+            let pending = self.hits.entry((change.counter, limit)).or_default();
+            pending.add(&self.limits[limit as usize], change.pending_at(change.counted_at));
+        }
+    }
+
+    /// Drops hits that no longer count, however many other hits there were.
+    fn drop_expired(&mut self, now: Micros) {
+        let limits = &self.limits;
+        self.hits.retain(|(_, limit), pending| {
+            let limit = &limits[*limit as usize];
+            let mut full = State::default();
+            let many = Operation { action: Action::Take, cost: MAX_NUMBER, now: pending.counted_at };
+            limit.recording().step(&mut full, many);
+            pending.hits != 0 && limit.expires(&full, pending.counted_at) > now
+        });
+    }
+}
+
+fn changes(hits: MergedHits) -> impl Iterator<Item = Change> {
+    hits.into_iter().map(|((counter, limit), PendingHits { hits, counted_at })| Change {
+        counter,
+        limit,
+        hits,
+        counted_at,
+    })
+}

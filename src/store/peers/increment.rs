@@ -1,0 +1,73 @@
+//! [`Increment`] and [`Batch`]: the messages of the exchange, independent of their encoding.
+
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+
+use super::CounterDigest;
+use crate::{
+    algorithm::{Algorithm, Micros},
+    store::pending::PendingHits,
+};
+
+/// Hits of one counter and limit that an instance has counted in an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Digest of the counter's name.
+    pub counter: CounterDigest,
+    /// Index in [`Increment::limits`].
+    pub limit: u32,
+    /// Number of hits; negative if more hits were refunded than taken.
+    pub hits: i64,
+    /// Time of the last hit by the origin's clock.
+    pub counted_at: Micros,
+}
+
+impl Change {
+    pub(super) fn pending_at(&self, counted_at: Micros) -> PendingHits {
+        PendingHits { hits: self.hits, counted_at }
+    }
+}
+
+/// The hits that one instance has counted in an interval. An increment can be understood without the previous ones.
+#[derive(Debug)]
+pub struct Increment {
+    /// Sequence number, one more than that of the previous increment. A merged increment has that of its last part.
+    pub sequence: u64,
+    /// Time at which it was published, by the origin's clock.
+    pub published_at: Micros,
+    /// Limits that counted the hits.
+    pub limits: Vec<Algorithm>,
+    /// Changed counters.
+    pub changes: Vec<Change>,
+    /// Encoded form, which all subscribers share.
+    encoded: OnceLock<Bytes>,
+}
+
+impl Increment {
+    /// Creates an increment.
+    #[must_use]
+    pub const fn new(sequence: u64, published_at: Micros, limits: Vec<Algorithm>, changes: Vec<Change>) -> Self {
+        Self { sequence, published_at, limits, changes, encoded: OnceLock::new() }
+    }
+
+    /// Returns the encoded form, which `encode` creates at the first call.
+    pub fn encoded(&self, encode: impl FnOnce(&Self) -> Bytes) -> Bytes {
+        self.encoded.get_or_init(|| encode(self)).clone()
+    }
+}
+
+/// Increments of one instance between two positions.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// Epoch of the origin.
+    pub origin: u64,
+    /// Position before the batch.
+    pub after: u64,
+    /// Position after the batch.
+    pub until: u64,
+    /// Time at which the batch was sent, by the origin's clock.
+    pub now: Micros,
+    /// The increments, the oldest first.
+    pub increments: Vec<Arc<Increment>>,
+}

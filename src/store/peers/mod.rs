@@ -1,0 +1,316 @@
+//! [`Peers`]: exchange of counted hits between instances without a shared store. The module does no I/O.
+//!
+//! Every instance decides from its own copies of the counters. At an interval it *publishes* the hits that it has
+//! counted since as an [`Increment`] with the next sequence number. Every other instance *pulls* the increments after
+//! the last one that it has applied, and adds their hits to its own copies.
+//!
+//! ```text
+//! instance A                                       instance B
+//! Memory ──changes──▶ publish ──▶ Increments ◀──pull(after)── position of A
+//!                                      └────────── Batch ──▶ apply ──hits──▶ Memory
+//! ```
+//!
+//! - **Exactly once**: a [`Batch`] names the position before and after it, and [`Peers::apply`] ignores a batch that does
+//!   not begin at the position. The origin keeps a batch until the next pull confirms it. Lost, late, duplicate and
+//!   reordered messages therefore change nothing.
+//! - **Restarts**: an instance has a random epoch per start, and positions belong to an epoch.
+//! - **Slow and absent peers**: increments are kept for a minute ([`RECENT_TIME`]). Older ones that a subscriber has not
+//!   pulled are merged for it ([`backlog`]), one number per counter and limit in ten seconds.
+//! - **Joining**: a new instance copies the counters of one peer with its positions, and continues from there.
+//!
+//! An alternative was to send the cumulative hits of each counter, of which a receiver applies the difference to the last
+//! number. It needs no positions, but a number for every counter and origin (24 to 32 bytes; here there are none), and
+//! one number cannot tell when its hits were counted: after a partition all of them would count as of now.
+
+mod backlog;
+mod increment;
+mod metrics;
+mod subscriber;
+
+pub use increment::{Batch, Change, Increment};
+pub use metrics::Metrics;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+use self::subscriber::Subscriber;
+use super::Memory;
+pub use super::{identity::CounterDigest, memory::CounterCopy};
+use crate::algorithm::Micros;
+
+/// Time for which increments are kept for all subscribers.
+pub const RECENT_TIME: Micros = Micros::from_secs(60);
+/// Maximum number of changes in these increments, of 32 bytes each.
+const MAX_RECENT_CHANGES: usize = 500_000;
+/// Maximum number of changes in one increment.
+const MAX_INCREMENT_CHANGES: usize = 50_000;
+/// Maximum number of changes in one batch, unless it has only one increment.
+const MAX_BATCH_CHANGES: usize = 100_000;
+/// Time after which an instance without a pull is forgotten, and an origin without a batch.
+pub const FORGET_AFTER: Micros = Micros::from_secs(600);
+/// Maximum number of subscribers and of origins. The one that was silent for the longest time is forgotten first.
+const MAX_INSTANCES: usize = 1_000;
+
+/// The exchange of one instance with its peers.
+pub struct Peers {
+    memory: Arc<Memory>,
+    /// Identifies this start of this instance; never 0.
+    epoch: u64,
+    outgoing: Mutex<Outgoing>,
+    /// Positions of other instances, by their epochs.
+    origins: Mutex<HashMap<u64, Origin>>,
+    /// The latest sequence number.
+    published: watch::Sender<u64>,
+    metrics: Arc<Metrics>,
+}
+
+/// The published increments and those who pull them.
+#[derive(Default)]
+struct Outgoing {
+    /// Sequence number of the latest increment.
+    sequence: u64,
+    recent: VecDeque<Arc<Increment>>,
+    recent_changes: usize,
+    subscribers: HashMap<u64, Subscriber>,
+}
+
+/// What this instance has applied of another one.
+#[derive(Clone, Copy)]
+struct Origin {
+    position: u64,
+    heard_at: Micros,
+}
+
+/// Answer to a pull.
+#[derive(Clone, Debug)]
+pub enum Pull {
+    /// Increments after the subscriber's position.
+    Batch(Batch),
+    /// The subscriber has applied everything.
+    Nothing,
+    /// Increments after the position are missing. The subscriber must copy the counters, and continue from the position
+    /// of the copy.
+    Copy,
+}
+
+impl Peers {
+    /// Creates the exchange of a store that was created by [`Memory::exchanged`].
+    #[must_use]
+    pub fn new(memory: Arc<Memory>, metrics: Arc<Metrics>) -> Arc<Self> {
+        Self::with_epoch(memory, metrics, rand::random::<u64>().max(1))
+    }
+
+    /// Creates the exchange with a given epoch, for tests.
+    #[must_use]
+    pub fn with_epoch(memory: Arc<Memory>, metrics: Arc<Metrics>, epoch: u64) -> Arc<Self> {
+        Arc::new(Self {
+            memory,
+            epoch,
+            outgoing: Mutex::default(),
+            origins: Mutex::default(),
+            published: watch::channel(0).0,
+            metrics,
+        })
+    }
+
+    /// Returns the epoch of this instance.
+    #[must_use]
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns a receiver of the latest sequence number.
+    #[must_use]
+    pub fn published(&self) -> watch::Receiver<u64> {
+        self.published.subscribe()
+    }
+
+    /// Returns the metrics.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<Metrics> {
+        &self.metrics
+    }
+
+    /// Publishes the hits that were counted since the last call. Must be called at an interval.
+    pub fn publish(&self, now: Micros) {
+        // The lock keeps the changes of two calls in order.
+        let mut outgoing = lock(&self.outgoing);
+        let mut limits = Vec::new();
+        let changes = self.memory.take_changes(&mut limits);
+        self.metrics.add_published(changes.len() as u64);
+        for changes in changes.chunks(MAX_INCREMENT_CHANGES) {
+            let sequence = outgoing.sequence + 1;
+            outgoing.push(Increment::new(sequence, now, limits.clone(), changes.to_vec()));
+        }
+        self.metrics.add_dropped(outgoing.trim(now));
+        outgoing.subscribers.retain(|_, subscriber| now - subscriber.pulled_at < FORGET_AFTER);
+        let sequence = outgoing.sequence;
+        self.published.send_if_modified(|latest| std::mem::replace(latest, sequence) != sequence);
+        drop(outgoing);
+        lock(&self.origins).retain(|_, origin| now - origin.heard_at < FORGET_AFTER);
+    }
+
+    /// Answers the pull of another instance. `after` is the position of the subscriber, if it has one.
+    #[must_use]
+    pub fn pull(&self, subscriber: u64, after: Option<u64>, now: Micros) -> Pull {
+        let mut outgoing = lock(&self.outgoing);
+        let Outgoing { sequence, recent, subscribers, .. } = &mut *outgoing;
+        let first = recent.front().map_or(*sequence + 1, |increment| increment.sequence);
+        // Without a position, a subscriber begins with the first increment of all.
+        let after = after.unwrap_or_default();
+        if !subscribers.get_mut(&subscriber).is_some_and(|subscriber| subscriber.confirm(after)) {
+            subscribers.remove(&subscriber);
+            if after + 1 < first || after > *sequence {
+                return Pull::Copy;
+            }
+            forget_oldest(subscribers, |subscriber| subscriber.pulled_at);
+        }
+        let subscriber = subscribers.entry(subscriber).or_insert_with(|| Subscriber::new(after));
+        subscriber.pulled_at = now;
+        match subscriber.next_batch(recent, MAX_BATCH_CHANGES, now) {
+            Some((after, until, increments)) => {
+                Pull::Batch(Batch { origin: self.epoch, after, until, now, increments })
+            }
+            None => Pull::Nothing,
+        }
+    }
+
+    /// Forgets an instance that leaves, and will not pull again.
+    pub fn forget(&self, subscriber: u64) {
+        lock(&self.outgoing).subscribers.remove(&subscriber);
+    }
+
+    /// Returns whether all instances that have pulled since `since` have applied everything.
+    #[must_use]
+    pub fn is_delivered(&self, since: Micros) -> bool {
+        let outgoing = lock(&self.outgoing);
+        outgoing
+            .subscribers
+            .values()
+            .all(|subscriber| subscriber.pulled_at < since || subscriber.position() == outgoing.sequence)
+    }
+
+    /// Returns the number of instances that pull, and the number of changes that are merged for absent ones.
+    #[must_use]
+    pub fn subscribers(&self) -> (usize, usize) {
+        let outgoing = lock(&self.outgoing);
+        (outgoing.subscribers.len(), outgoing.subscribers.values().map(Subscriber::backlog_changes).sum())
+    }
+
+    /// Returns the position of another instance: the last increment that was applied here.
+    #[must_use]
+    pub fn position(&self, origin: u64) -> Option<u64> {
+        lock(&self.origins).get(&origin).map(|origin| origin.position)
+    }
+
+    /// Applies a batch of another instance, unless it does not begin at the position. Returns whether it was applied.
+    pub fn apply(&self, batch: &Batch, now: Micros) -> bool {
+        let mut origins = lock(&self.origins);
+        if !origins.contains_key(&batch.origin) {
+            forget_oldest(&mut origins, |origin| origin.heard_at);
+        }
+        let origin = origins.entry(batch.origin).or_insert(Origin { position: 0, heard_at: now });
+        origin.heard_at = now;
+        if batch.origin == self.epoch || origin.position != batch.after || batch.until <= batch.after {
+            return false;
+        }
+        let mut expired = 0;
+        for increment in &batch.increments {
+            for change in &increment.changes {
+                // Ages are independent of the difference of the clocks.
+                let age = batch.now - change.counted_at;
+                let counts = increment.limits.get(change.limit as usize).is_some_and(|limit| {
+                    self.memory.add_hits(change.counter, limit, change.pending_at(now - age), now)
+                });
+                expired += u64::from(!counts);
+            }
+            self.metrics.add_applied(increment.changes.len() as u64);
+        }
+        self.metrics.add_expired(expired);
+        origin.position = batch.until;
+        true
+    }
+
+    /// Returns the positions that a copy of the counters contains: those of other instances and of this one.
+    ///
+    /// Must be called before the counters are copied. Hits that are counted during the copy are then counted twice by
+    /// its receiver instead of being forgotten.
+    #[must_use]
+    pub fn copy_positions(&self, now: Micros) -> Vec<(u64, u64)> {
+        self.publish(now);
+        let own = (self.epoch, lock(&self.outgoing).sequence);
+        let origins = lock(&self.origins);
+        origins.iter().map(|(epoch, origin)| (*epoch, origin.position)).chain([own]).collect()
+    }
+
+    /// Returns a copy of one part of the counters, or `None` if `part` is past the last part.
+    #[must_use]
+    pub fn copy_part(&self, part: usize) -> Option<Vec<CounterCopy>> {
+        self.memory.copy_part(part)
+    }
+
+    /// Inserts the counters of a copy that do not exist here.
+    pub fn insert_copies(&self, copies: Vec<CounterCopy>, now: Micros) {
+        let inserted = copies.into_iter().filter(|copy| self.memory.insert_copy(copy.clone(), now)).count();
+        self.metrics.add_copied(inserted as u64);
+    }
+
+    /// Continues from the positions of a copy. `source` is the instance that was copied.
+    ///
+    /// The position of the source is replaced. Those of other origins are used only if they have none.
+    pub fn continue_from(&self, source: u64, positions: &[(u64, u64)], now: Micros) {
+        let mut origins = lock(&self.origins);
+        for (epoch, position) in positions.iter().copied().filter(|(epoch, _)| *epoch != self.epoch) {
+            let origin = Origin { position, heard_at: now };
+            if epoch == source {
+                origins.insert(epoch, origin);
+            } else if origins.len() < MAX_INSTANCES {
+                origins.entry(epoch).or_insert(origin);
+            }
+        }
+    }
+}
+
+impl Outgoing {
+    fn push(&mut self, increment: Increment) {
+        self.sequence = increment.sequence;
+        self.recent_changes += increment.changes.len();
+        self.recent.push_back(Arc::new(increment));
+    }
+
+    /// Removes old increments, which are merged for the subscribers that have not pulled them.
+    ///
+    /// Returns the number of changes that were dropped because a backlog was full.
+    fn trim(&mut self, now: Micros) -> u64 {
+        let mut dropped = 0;
+        while let Some(oldest) = self.recent.front()
+            && (self.recent_changes > MAX_RECENT_CHANGES || now - oldest.published_at > RECENT_TIME)
+        {
+            for subscriber in self.subscribers.values_mut() {
+                dropped += subscriber.keep(oldest, now);
+            }
+            self.recent_changes -= oldest.changes.len();
+            self.recent.pop_front();
+        }
+        dropped
+    }
+}
+
+/// Removes the instance that was silent for the longest time if there are too many.
+fn forget_oldest<T>(instances: &mut HashMap<u64, T>, heard_at: impl Fn(&T) -> Micros) {
+    if instances.len() >= MAX_INSTANCES {
+        let oldest = instances.iter().min_by_key(|(_, instance)| heard_at(instance)).map(|(epoch, _)| *epoch);
+        oldest.into_iter().for_each(|epoch| drop(instances.remove(&epoch)));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
