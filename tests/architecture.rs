@@ -10,7 +10,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("cli", &["app", "engine", "replay", "rules", "service", "settings", "store", "traffic"]),
     ("app", &["engine", "metrics", "rules", "service", "settings", "store", "telemetry", "transport"]),
     ("settings", &["engine", "service", "store", "telemetry", "transport"]),
-    ("transport", &["engine", "metrics", "replay", "rules", "service", "store", "telemetry", "traffic"]),
+    ("transport", &["algorithm", "engine", "metrics", "replay", "rules", "service", "store", "telemetry", "traffic"]),
     ("replay", &["engine", "metrics", "rules", "store", "traffic"]),
     ("service", &["algorithm", "engine", "metrics", "replay", "rules", "store", "traffic"]),
     ("traffic", &["engine", "rules"]),

@@ -1,4 +1,5 @@
-//! Rust types, tonic clients and servers of Envoy's rate limit protocol v3, `sluicegate.v1` and `sluicegate.admin.v1`, and
+//! Rust types, tonic clients and servers of Envoy's rate limit protocol v3, `sluicegate.v1`, `sluicegate.admin.v1` and
+//! `sluicegate.cluster.v1`, and
 //! the parts of Envoy's discovery protocol (xDS) by which control planes send rules.
 //!
 //! The modules mirror the protobuf packages. The code in `gen/` is generated from `proto/*.proto` and committed, so that
@@ -58,6 +59,11 @@ mod generated {
         pub mod admin {
             pub mod v1 {
                 include!("gen/sluicegate.admin.v1.rs");
+            }
+        }
+        pub mod cluster {
+            pub mod v1 {
+                include!("gen/sluicegate.cluster.v1.rs");
             }
         }
         pub mod v1 {

@@ -4,11 +4,12 @@
 use std::{fs, path::Path};
 
 /// The compiled files. Their imports are compiled as well.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "envoy/service/discovery/v3/ads.proto",
     "envoy/service/ratelimit/v3/rls.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",
     "sluicegate/admin/v1/admin.proto",
+    "sluicegate/cluster/v1/cluster.proto",
     "sluicegate/v1/decisions.proto",
     "sluicegate/v1/resources.proto",
     "sluicegate/v1/traffic.proto",
@@ -22,7 +23,7 @@ fn generated_code_is_fresh() {
     let generated = tempfile::tempdir().unwrap();
     let set = protox::compile(FILES, [root.join("proto")]).unwrap();
     fs::write(generated.path().join(DESCRIPTOR_SET), prost_encode(&set)).unwrap();
-    tonic_prost_build::configure().out_dir(generated.path()).compile_fds(set).unwrap();
+    tonic_prost_build::configure().bytes(".sluicegate.cluster.v1").out_dir(generated.path()).compile_fds(set).unwrap();
 
     let committed = root.join("src/gen");
     for entry in fs::read_dir(generated.path()).unwrap() {

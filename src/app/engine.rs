@@ -19,7 +19,7 @@ const FIRST_CONNECTION_TIMEOUT: Duration = Duration::from_secs(1);
 #[derive(Clone)]
 pub(super) struct EngineFactory {
     pub(super) store: Arc<StoreSetup>,
-    /// The counters of `on_error: local`, used while the store is unavailable.
+    /// The counters of `on_error: local`, used while the store is unavailable; with the memory store, its own.
     pub(super) local: Arc<Memory>,
     pub(super) recorder: Option<Arc<Recorder>>,
     pub(super) clock: Clock,
@@ -42,15 +42,20 @@ impl EngineFactory {
         let clock = telemetry.clock.clone();
         let response = &settings.response;
         let decisions = DecisionSettings {
-            instances: settings.cluster.instances,
+            instances: settings.cluster.divisor(),
             metadata: response.dynamic_metadata,
             policies: response.headers && response.header_style != HeaderStyle::Separate,
             ..settings.decisions.clone()
         };
+        let local = match (&store, settings.cluster.has_peers()) {
+            (StoreSetup::Memory(memory), _) => Arc::clone(memory),
+            (StoreSetup::Redis(..), true) => Arc::new(Memory::exchanged(&settings.memory)),
+            (StoreSetup::Redis(..), false) => Arc::new(Memory::new(&settings.memory)),
+        };
         let recorder = Recorder::start(&settings.record, recorders, clock.now()).map_err(AppError::Record)?;
         Ok(Self {
             store: Arc::new(store),
-            local: Arc::new(Memory::new(&settings.memory)),
+            local,
             recorder,
             clock,
             statistics: Arc::clone(&telemetry.statistics),

@@ -6,7 +6,7 @@ use crate::{
     service::source::LoadError,
     store::{overrides::JournalError, redis::SetupError},
     telemetry::TelemetryError,
-    transport::{admin::AdminServerError, grpc::ServerError, http, xds::XdsError},
+    transport::{admin::AdminServerError, cluster::ClusterError, grpc::ServerError, http, xds::XdsError},
 };
 
 /// Error that prevents the service from running.
@@ -30,6 +30,9 @@ pub enum AppError {
     /// The admin API cannot be started.
     #[error(transparent)]
     Admin(#[from] AdminServerError),
+    /// The exchange with other instances cannot be started.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
     /// The HTTP server cannot be started.
     #[error(transparent)]
     Http(#[from] http::ListenError),

@@ -11,9 +11,11 @@
 //! | engine | `engine` | one engine for each worker and one for the control runtime |
 //! | servers | `servers` | bound sockets, worker threads, gRPC, HTTP and the admin API |
 //! | overrides | `overrides` | what operators have set, candidate rules, activity |
+//! | cluster | `cluster` | the exchange of hits with other instances, if there are `cluster.peers` |
 //! | background tasks | `tasks` | one list: name, interval, owner |
 //! | shutdown | `shutdown` | the same phases in reverse order |
 
+mod cluster;
 mod engine;
 mod error;
 mod open_files;
@@ -80,9 +82,10 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     observe(&telemetry, &rules, &engines, &servers, &operations);
     start_periodic(&mut tasks, &rules, &servers, &operations);
     let statsd = telemetry.start_statsd(&rules.reloader);
+    let cluster = cluster::start(&settings, &engines, &telemetry, &mut tasks).await?;
     let running = servers.serve(&settings, &rules, operations, &mut tasks)?;
 
-    shutdown::stop_servers(running, signals, &settings.shutdown, &telemetry.clock).await;
+    shutdown::stop_servers(running, cluster.as_deref(), signals, &settings.shutdown, &telemetry.clock).await;
     tasks.stop().await;
     shutdown::stop_exporters(statsd, engines.recorder, telemetry).await;
     Ok(())

@@ -51,7 +51,7 @@ impl Rules {
         let options = Options {
             merge_domains: settings.rules.merge_domains,
             charge_all: settings.rules.charge_all,
-            instances: settings.cluster.instances,
+            instances: settings.cluster.divisor(),
         };
         let resources = Arc::new(Resources::default());
         let (clock, statistics) = (telemetry.clock.clone(), Arc::clone(&telemetry.statistics));

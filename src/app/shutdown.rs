@@ -13,7 +13,7 @@ use super::{
 use crate::{
     service::{Clock, Recorder},
     settings::ShutdownSettings,
-    transport::grpc::HEALTH_NAMES,
+    transport::{cluster::Cluster, grpc::HEALTH_NAMES},
 };
 
 /// Stops the servers after the next signal.
@@ -23,12 +23,13 @@ use crate::{
 ///
 /// ## Leaving ⟶ Draining
 /// Connections are closed gracefully and no new ones are accepted. Calls in progress have `shutdown.grace` to finish.
-/// Then everything that was taken from Redis in advance is returned.
+/// Then everything that was taken from Redis in advance is returned, and other instances receive the last hits.
 ///
 /// ## Draining ⟶ Stopped
 /// A second signal skips what remains of the delay and the grace.
 pub(super) async fn stop_servers(
     servers: RunningServers,
+    cluster: Option<&Cluster>,
     mut signals: Signals,
     settings: &ShutdownSettings,
     clock: &Clock,
@@ -48,6 +49,9 @@ pub(super) async fn stop_servers(
         let drained = async {
             let _ = tokio::join!(grpc, http);
             store.return_all(clock.now()).await;
+            if let Some(cluster) = cluster {
+                cluster.leave().await;
+            }
         };
         if timeout(settings.grace, drained).await.is_err() {
             tracing::warn!("some calls did not finish within shutdown.grace");

@@ -25,7 +25,9 @@ impl StoreSetup {
     /// Reads the store's address. Nothing is connected yet.
     pub(super) fn new(settings: &Settings, metrics: &Arc<store::Metrics>) -> Result<Self, SetupError> {
         if settings.store == "memory" {
-            return Ok(Self::Memory(Arc::new(Memory::new(&settings.memory))));
+            let has_peers = settings.cluster.has_peers();
+            let create = if has_peers { Memory::exchanged } else { Memory::new };
+            return Ok(Self::Memory(Arc::new(create(&settings.memory))));
         }
         let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, Arc::clone(metrics))?;
         let setup = match &settings.per_second.store {

@@ -47,6 +47,8 @@ pub(super) const CANDIDATES: Task =
     Task::new("candidate rules", Some(candidates::POLL_INTERVAL), "service::candidates");
 pub(super) const ACTIVITY: Task = Task::new("activity", Some(activity::POLL_INTERVAL), "service::activity");
 pub(super) const INSTANCES: Task = Task::new("activity of all instances", None, "service::activity");
+pub(super) const PUBLISH: Task = Task::new("hits for other instances", None, "store::peers");
+pub(super) const PEERS: Task = Task::new("hits of other instances", None, "transport::cluster");
 pub(super) const HEALTH: Task = Task::new("health without rules", Some(HEALTH_INTERVAL), "app::servers");
 
 /// The tasks that are running.

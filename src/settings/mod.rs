@@ -8,7 +8,6 @@ mod schema;
 use std::{
     collections::BTreeSet,
     net::SocketAddr,
-    num::NonZeroU32,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -48,8 +47,8 @@ pub struct Settings {
     pub store: String,
     /// Number of worker threads, which decide requests; with 0, the number of CPU cores.
     pub workers: usize,
-    /// The instances that share the store.
-    pub cluster: ClusterSettings,
+    /// The other instances of the service.
+    pub cluster: transport::cluster::Settings,
     /// Source of the rules.
     pub rules: RulesSettings,
     /// Defaults for decisions.
@@ -94,7 +93,7 @@ impl Default for Settings {
         Self {
             store: "memory".into(),
             workers: 0,
-            cluster: ClusterSettings::default(),
+            cluster: transport::cluster::Settings::default(),
             rules: RulesSettings::default(),
             decisions: engine::Settings::default(),
             response: transport::grpc::ResponseSettings::default(),
@@ -114,20 +113,6 @@ impl Default for Settings {
             shutdown: ShutdownSettings::default(),
             warnings: Vec::new(),
         }
-    }
-}
-
-/// The instances that share the store.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct ClusterSettings {
-    /// Number of instances that share the store. With `on_error: local`, each instance applies its share of a limit.
-    pub instances: NonZeroU32,
-}
-
-impl Default for ClusterSettings {
-    fn default() -> Self {
-        Self { instances: NonZeroU32::MIN }
     }
 }
 
@@ -332,6 +317,15 @@ impl Settings {
             (
                 self.http.max_connections > 0 && self.admin.max_connections > 0,
                 "http.max_connections and admin.max_connections must be greater than 0",
+            ),
+            (
+                self.cluster.is_secured(),
+                "cluster.peers needs cluster.tls.cert_file, cluster.tls.key_file and cluster.tls.ca_file, or \
+                 cluster.allow_plaintext = true without them",
+            ),
+            (
+                self.cluster.sync >= Duration::from_millis(10) && self.cluster.sync <= Duration::from_secs(10),
+                "cluster.sync must be between 10ms and 10s",
             ),
             (self.memory.max_counters > 0, "memory.max_counters must be greater than 0"),
             (

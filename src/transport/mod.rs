@@ -3,6 +3,7 @@
 
 pub mod admin;
 mod browser_security;
+pub mod cluster;
 pub mod console;
 pub mod grpc;
 pub mod http;

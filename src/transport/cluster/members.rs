@@ -1,0 +1,183 @@
+//! [`Members`]: the addresses of other instances, and the state of the exchange with each.
+//!
+//! Addresses come from the settings, in which DNS names are resolved repeatedly, and from calls of other instances: a
+//! new instance is called back at once, before DNS contains it.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, futures::Notified},
+    time::Instant,
+};
+
+/// Time without a call after which an address that only calls have named is removed.
+const FORGET_AFTER: Duration = Duration::from_secs(60);
+/// Maximum number of addresses. Calls cannot add more.
+const MAX_MEMBERS: usize = 1_000;
+
+/// State of the exchange with the instance at one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemberState {
+    /// No response yet.
+    New,
+    /// The address is this instance's own.
+    Own,
+    /// The instance is also at another address, which is used.
+    Duplicate,
+    /// The instance has responded, and waits until this one has joined.
+    Contacted,
+    /// The instance responds, and everything it has sent is applied.
+    Connected,
+    /// The instance has announced that it stops.
+    Left,
+    /// The instance does not respond.
+    Unavailable,
+}
+
+/// One address.
+struct Member {
+    /// Host in the settings, for the verification of the certificate.
+    host: Option<String>,
+    /// When a call named the address.
+    called_at: Option<Instant>,
+    state: MemberState,
+    /// Epoch of the instance that responded last.
+    epoch: u64,
+    /// Whether that instance has announced that it stops.
+    has_left: bool,
+    heard_at: Instant,
+}
+
+/// The table of addresses.
+pub(super) struct Members {
+    table: Mutex<BTreeMap<SocketAddr, Member>>,
+    changed: Notify,
+}
+
+impl Members {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { table: Mutex::default(), changed: Notify::new() })
+    }
+
+    /// Adds an address from which another instance called.
+    pub(super) fn discover(&self, address: SocketAddr) {
+        let mut table = self.lock();
+        if let Some(member) = table.get_mut(&address) {
+            member.called_at = Some(Instant::now());
+        } else if table.len() < MAX_MEMBERS {
+            table.insert(address, Member { called_at: Some(Instant::now()), ..Member::new(None) });
+            drop(table);
+            self.changed.notify_waiters();
+        }
+    }
+
+    /// Replaces the addresses of the settings: each with its host. Returns the addresses that were removed.
+    pub(super) fn set_resolved(&self, resolved: &BTreeMap<SocketAddr, String>) -> Vec<SocketAddr> {
+        let mut table = self.lock();
+        for (address, host) in resolved {
+            table.entry(*address).or_insert_with(|| Member::new(None)).host = Some(host.clone());
+        }
+        let is_called = |member: &Member| member.called_at.is_some_and(|called_at| called_at.elapsed() < FORGET_AFTER);
+        let (kept, removed) = std::mem::take(&mut *table)
+            .into_iter()
+            .partition(|(address, member)| resolved.contains_key(address) || is_called(member));
+        *table = kept;
+        drop(table);
+        self.changed.notify_waiters();
+        removed.into_keys().collect()
+    }
+
+    /// Returns all addresses with their hosts.
+    pub(super) fn addresses(&self) -> Vec<(SocketAddr, Option<String>)> {
+        self.lock().iter().map(|(address, member)| (*address, member.host.clone())).collect()
+    }
+
+    /// Records a response. Returns `false` if another address of the same instance is connected.
+    pub(super) fn claim(&self, address: SocketAddr, epoch: u64) -> bool {
+        let mut table = self.lock();
+        let is_taken = table.iter().any(|(other, member)| {
+            let is_used = matches!(member.state, MemberState::Contacted | MemberState::Connected);
+            *other != address && member.epoch == epoch && is_used
+        });
+        if let Some(member) = table.get_mut(&address) {
+            member.has_left &= member.epoch == epoch;
+            (member.epoch, member.heard_at) = (epoch, Instant::now());
+        }
+        !is_taken
+    }
+
+    /// Sets the state of an address.
+    pub(super) fn set_state(&self, address: SocketAddr, state: MemberState) {
+        let mut table = self.lock();
+        if let Some(member) = table.get_mut(&address) {
+            if state == MemberState::Connected && member.has_left {
+                return;
+            }
+            if state == MemberState::Connected {
+                member.heard_at = Instant::now();
+            }
+            if std::mem::replace(&mut member.state, state) != state {
+                drop(table);
+                self.changed.notify_waiters();
+            }
+        }
+    }
+
+    /// Records that the instance with this epoch stops.
+    pub(super) fn set_left(&self, epoch: u64) {
+        let mut table = self.lock();
+        for member in table.values_mut().filter(|member| member.epoch == epoch) {
+            (member.state, member.has_left) = (MemberState::Left, true);
+        }
+    }
+
+    /// Returns the state of an address.
+    pub(super) fn state(&self, address: SocketAddr) -> MemberState {
+        self.lock().get(&address).map_or(MemberState::New, |member| member.state)
+    }
+
+    /// Waits until every address has responded or failed.
+    pub(super) async fn settled(&self) {
+        loop {
+            let changed = self.changed.notified();
+            if self.lock().values().all(|member| member.state != MemberState::New) {
+                return;
+            }
+            changed.await;
+        }
+    }
+
+    /// Returns a future that waits for a change of the addresses or states after this call.
+    pub(super) fn changed(&self) -> Notified<'_> {
+        self.changed.notified()
+    }
+
+    /// Returns the number of addresses in a state.
+    pub(super) fn count(&self, state: MemberState) -> usize {
+        self.lock().values().filter(|member| member.state == state).count()
+    }
+
+    /// Returns the time since the last response of each other instance.
+    pub(super) fn lags(&self) -> Vec<(SocketAddr, Duration)> {
+        let table = self.lock();
+        let others = table.iter().filter(|(_, member)| {
+            !matches!(member.state, MemberState::Own | MemberState::Duplicate | MemberState::Left)
+        });
+        others.map(|(address, member)| (*address, member.heard_at.elapsed())).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Member>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Member {
+    fn new(host: Option<String>) -> Self {
+        Self { host, called_at: None, state: MemberState::New, epoch: 0, has_left: false, heard_at: Instant::now() }
+    }
+}

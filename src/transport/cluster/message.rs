@@ -1,0 +1,144 @@
+//! Conversion between the messages of the exchange and their protobuf encoding. Every number is checked on arrival.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prost::Message;
+use sluicegate_proto::sluicegate::cluster::v1 as proto;
+
+use crate::{
+    algorithm::{Algorithm, LimitSpec, Micros, State, sliding_window::WindowEdge},
+    store::peers::{Batch, Change, CounterCopy, CounterDigest, Increment},
+};
+
+/// Number of bytes of a [`CounterDigest`].
+const DIGEST_BYTES: usize = size_of::<CounterDigest>();
+
+/// Error returned when a message of another instance cannot be understood.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MessageError {
+    /// The bytes are no protobuf message.
+    #[error("message is not valid protobuf")]
+    Protobuf(#[from] prost::DecodeError),
+    /// The lists of an increment have different lengths.
+    #[error("increment {0} has lists of different lengths")]
+    Lengths(u64),
+}
+
+/// Encodes an increment.
+pub(super) fn encode(increment: &Increment) -> Bytes {
+    let changes = &increment.changes;
+    let message = proto::Increment {
+        sequence: increment.sequence,
+        published_at_us: increment.published_at.get(),
+        limits: increment.limits.iter().map(encode_limit).collect(),
+        counters: changes.iter().flat_map(|change| change.counter).collect(),
+        limit: if increment.limits.len() > 1 {
+            changes.iter().map(|change| change.limit).collect()
+        } else {
+            Vec::new()
+        },
+        hits: changes.iter().map(|change| change.hits).collect(),
+        age_us: changes.iter().map(|change| (increment.published_at - change.counted_at).get()).collect(),
+    };
+    message.encode_to_vec().into()
+}
+
+/// Decodes a batch of the instance `origin`.
+///
+/// Changes with a limit that this instance does not support are left out.
+pub(super) fn decode(response: &proto::PullResponse) -> Result<Batch, MessageError> {
+    let increments = response.increments.iter().map(|bytes| decode_increment(bytes).map(Arc::new));
+    Ok(Batch {
+        origin: response.origin,
+        after: response.after,
+        until: response.until,
+        now: Micros::new(response.now_us),
+        increments: increments.collect::<Result<_, _>>()?,
+    })
+}
+
+fn decode_increment(bytes: &Bytes) -> Result<Increment, MessageError> {
+    let message = proto::Increment::decode(bytes.clone())?;
+    let (digests, rest) = message.counters.as_chunks::<DIGEST_BYTES>();
+    let count = digests.len();
+    let has_limits = message.limit.len() == count || message.limit.is_empty();
+    if !rest.is_empty() || !has_limits || message.hits.len() != count || message.age_us.len() != count {
+        return Err(MessageError::Lengths(message.sequence));
+    }
+    // Unsupported limits keep their place in the list.
+    let limits: Vec<Option<Algorithm>> = message.limits.iter().map(decode_limit).collect();
+    let published_at = Micros::new(message.published_at_us);
+    let change = |(index, counter): (usize, &CounterDigest)| {
+        let limit = message.limit.get(index).copied().unwrap_or_default();
+        limits.get(limit as usize).is_some_and(Option::is_some).then(|| Change {
+            counter: *counter,
+            limit,
+            hits: message.hits[index],
+            counted_at: published_at - Micros::new(message.age_us[index]),
+        })
+    };
+    let changes = digests.iter().enumerate().filter_map(change).collect();
+    let limits = limits.into_iter().map(|limit| limit.unwrap_or(UNSUPPORTED)).collect();
+    Ok(Increment::new(message.sequence, published_at, limits, changes))
+}
+
+/// Stands for a limit that no change refers to.
+const UNSUPPORTED: Algorithm = Algorithm::FixedWindow(crate::algorithm::fixed_window::FixedWindow::DENY_ALL);
+
+fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
+    // Only algorithms with parameters are exchanged.
+    let spec = algorithm.spec().unwrap_or_default();
+    proto::Limit {
+        algorithm: algorithm.name().to_owned(),
+        requests: spec.requests,
+        window_us: spec.window.get(),
+        buckets: spec.buckets,
+        strict_edge: spec.edge.map(|edge| edge == WindowEdge::Strict),
+        burst: spec.burst,
+        queue: spec.queue,
+        warm_up_us: spec.warm_up.map(Micros::get),
+        count_denied: spec.count_denied,
+        min_interval_us: spec.min_interval.map(Micros::get),
+        soft_percent: spec.soft,
+    }
+}
+
+/// Returns `None` if this version does not have the algorithm, or rejects its parameters.
+fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
+    let spec = LimitSpec {
+        requests: limit.requests,
+        window: Micros::new(limit.window_us),
+        buckets: limit.buckets,
+        edge: limit.strict_edge.map(|strict| if strict { WindowEdge::Strict } else { WindowEdge::Weighted }),
+        burst: limit.burst,
+        queue: limit.queue,
+        warm_up: limit.warm_up_us.map(Micros::new),
+        count_denied: limit.count_denied,
+        min_interval: limit.min_interval_us.map(Micros::new),
+        soft: limit.soft_percent,
+        ..LimitSpec::default()
+    };
+    let kind = Algorithm::KINDS.iter().find(|kind| kind.name == limit.algorithm)?;
+    // Counters of algorithms without parameters are not exchanged.
+    (kind.build)(&spec).ok().filter(|algorithm| algorithm.spec().is_some())
+}
+
+/// Encodes copied counters.
+pub(super) fn encode_copies(copies: &[CounterCopy]) -> Vec<proto::CounterCopy> {
+    let encode = |copy: &CounterCopy| proto::CounterCopy {
+        counter: Bytes::copy_from_slice(&copy.counter),
+        state: Bytes::copy_from_slice(copy.state.as_bytes()),
+        expires_s: copy.expires,
+    };
+    copies.iter().map(encode).collect()
+}
+
+/// Decodes copied counters. Those with an invalid digest are left out.
+pub(super) fn decode_copies(copies: &[proto::CounterCopy]) -> Vec<CounterCopy> {
+    let decode = |copy: &proto::CounterCopy| {
+        let counter = CounterDigest::try_from(copy.counter.as_ref()).ok()?;
+        Some(CounterCopy { counter, state: State::from_bytes(&copy.state), expires: copy.expires_s })
+    };
+    copies.iter().filter_map(decode).collect()
+}

@@ -1,0 +1,252 @@
+//! [`Cluster`]: calls between instances that exchange counted hits. `store::peers` decides what is exchanged.
+//!
+//! Every instance has a [`Follower`] for each address of another one, which pulls its increments over one connection. A
+//! hung or slow instance delays only its own follower. The calls are gRPC with mutual TLS, on a listener of their own.
+
+mod follower;
+mod members;
+mod message;
+mod service;
+mod settings;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
+
+use opentelemetry::{KeyValue, metrics::Meter};
+use sluicegate_proto::sluicegate::cluster::v1::cluster_service_server::ClusterServiceServer;
+use tokio::{
+    net::lookup_host,
+    sync::{Mutex, watch},
+    task::{AbortHandle, JoinSet},
+    time::{sleep, timeout},
+};
+use tonic::service::Routes;
+
+pub use self::settings::{Settings, TlsSettings};
+use self::{
+    follower::{Context, Follower},
+    members::{MemberState, Members},
+    service::{CallerAddress, Service},
+};
+use super::{
+    TlsError,
+    grpc::TlsSettings as ListenerTlsSettings,
+    http_server::{Connection, HttpServer},
+    tls::Tls,
+};
+use crate::{metrics::observe_gauge, service::Clock, store::peers::Peers};
+
+/// Version of the exchange between instances.
+const PROTOCOL: u32 = 1;
+/// Maximum size of a message.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Maximum number of connections of other instances.
+const MAX_CONNECTIONS: usize = 1_024;
+/// Interval at which DNS names are resolved.
+const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
+/// Maximum time for which the shutdown waits until other instances have pulled the last hits.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Instances that have pulled within this time are waited for.
+const ACTIVE_TIME: Duration = Duration::from_secs(2);
+
+/// Error returned when the exchange cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// The address cannot be bound.
+    #[error("cannot listen on {addr} for other instances")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// TLS cannot be configured.
+    #[error("cannot configure TLS for other instances")]
+    Tls(#[from] TlsError),
+}
+
+/// The exchange of one instance with all others, over the network.
+pub struct Cluster {
+    context: Arc<Context>,
+    settings: Settings,
+    addr: SocketAddr,
+    /// Stops the listener.
+    stop: watch::Sender<bool>,
+    phase: watch::Sender<Phase>,
+}
+
+/// Phase of an instance in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Other instances are contacted for the first time, and the counters of one are copied.
+    Joining,
+    /// The increments of all instances are applied.
+    Following,
+}
+
+impl Cluster {
+    /// Opens the listener and answers the calls of other instances.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the address cannot be bound or a certificate is invalid.
+    pub async fn bind(settings: &Settings, peers: Arc<Peers>, clock: Clock) -> Result<Self, ClusterError> {
+        let files = &settings.tls;
+        let listener_tls = ListenerTlsSettings {
+            cert_file: files.cert_file.clone(),
+            key_file: files.key_file.clone(),
+            client_ca_file: files.ca_file.clone(),
+            client_name: files.server_name.clone(),
+        };
+        let tls = Tls::new(&listener_tls, &[b"h2"])?;
+        let addr = settings.addr;
+        let http = HttpServer::bind(addr, tls, MAX_CONNECTIONS, "cluster").await;
+        let http = http.map_err(|source| ClusterError::Listen { addr, source })?;
+        let addr = http.local_addr().map_err(|source| ClusterError::Listen { addr, source })?;
+        let ((stop, stopping), (phase, in_phase)) = (watch::channel(false), watch::channel(Phase::Joining));
+        let members = Members::new();
+        let service = Service {
+            peers: Arc::clone(&peers),
+            members: Arc::clone(&members),
+            clock: clock.clone(),
+            phase: in_phase.clone(),
+        };
+        let grpc = ClusterServiceServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let router = Routes::new(grpc).prepare().into_axum_router();
+        let with_caller =
+            move |connection: &Connection<'_>| router.clone().layer(axum::Extension(CallerAddress(connection.peer)));
+        tokio::spawn(http.run(with_caller, stopping));
+        let tls = files.cert_file.is_some().then(|| files.clone());
+        let (leaving, _) = watch::channel(false);
+        let (port, has_copied) = (addr.port(), Mutex::new(false));
+        let context = Context { peers, members, clock, tls, port, has_copied, phase: in_phase, leaving };
+        Ok(Self { context: Arc::new(context), settings: settings.clone(), addr, stop, phase })
+    }
+
+    /// Returns the address with the actual port.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Publishes the counted hits at the interval. Never returns.
+    pub async fn publish(self: Arc<Self>) {
+        loop {
+            sleep(self.settings.sync.mul_f64(rand::random_range(0.9..=1.1))).await;
+            self.context.peers.publish(self.context.clock.now());
+        }
+    }
+
+    /// Resolves the DNS names at an interval, and follows all instances. Never returns.
+    pub async fn follow(self: Arc<Self>) {
+        let mut followers: BTreeMap<SocketAddr, AbortHandle> = BTreeMap::new();
+        let mut tasks = JoinSet::new();
+        let members = &self.context.members;
+        loop {
+            let changed = members.changed();
+            for (address, host) in members.addresses() {
+                followers
+                    .entry(address)
+                    .or_insert_with(|| tasks.spawn(Follower::new(Arc::clone(&self.context), address, host).run()));
+            }
+            tokio::select! {
+                () = changed => {}
+                () = sleep(RESOLVE_INTERVAL) => {
+                    for removed in members.set_resolved(&self.resolve().await) {
+                        followers.remove(&removed).inspect(AbortHandle::abort);
+                    }
+                }
+            }
+            while tasks.try_join_next().is_some() {}
+        }
+    }
+
+    /// Contacts all other instances and copies the counters of one of them, at most for `cluster.join_timeout`.
+    ///
+    /// If the time is not enough, the join continues in the background.
+    pub async fn join(self: &Arc<Self>) {
+        let this = Arc::clone(self);
+        let joining = tokio::spawn(async move {
+            this.context.members.set_resolved(&this.resolve().await);
+            this.context.members.settled().await;
+            this.phase.send_replace(Phase::Following);
+            this.context.members.count(MemberState::Contacted)
+        });
+        match timeout(self.settings.join_timeout, joining).await {
+            Ok(peers) => {
+                tracing::info!(cluster = %self.addr, peers = peers.unwrap_or_default(), "exchanging hits with peers");
+            }
+            Err(_) => tracing::warn!(
+                timeout = ?self.settings.join_timeout,
+                "not all peers responded within cluster.join_timeout; serving without their hits"
+            ),
+        }
+    }
+
+    /// Publishes the last hits and waits until the other instances have pulled them.
+    pub async fn leave(&self) {
+        let Context { peers, clock, leaving, .. } = &*self.context;
+        let now = clock.now();
+        let since = now - crate::algorithm::Micros::new(ACTIVE_TIME.as_micros() as u64);
+        peers.publish(now);
+        let delivered = async {
+            while !peers.is_delivered(since) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        if timeout(LEAVE_TIMEOUT, delivered).await.is_err() {
+            tracing::warn!("a peer did not receive the last hits of this instance");
+        }
+        leaving.send_replace(true);
+        // Followers end with their last call.
+        let _ = timeout(LEAVE_TIMEOUT, leaving.closed()).await;
+        self.stop.send_replace(true);
+    }
+
+    /// Registers the metrics of the exchange.
+    pub fn observe(&self, meter: &Meter) {
+        self.context.peers.metrics().observe(meter);
+        let members = Arc::clone(&self.context.members);
+        let lag = meter.f64_observable_gauge("sluicegate_cluster_peer_lag_seconds");
+        let lag = lag.with_description("Seconds since the last response of each peer");
+        lag.with_callback(move |observer| {
+            for (address, lag) in members.lags() {
+                observer.observe(lag.as_secs_f64(), &[KeyValue::new("peer", address.to_string())]);
+            }
+        })
+        .build();
+        let members = Arc::clone(&self.context.members);
+        let connected = move || members.count(MemberState::Connected);
+        let description = "Number of peers whose hits are counted here";
+        observe_gauge(meter, "sluicegate_cluster_peers", description, move || connected() as u64);
+        let peers = Arc::clone(&self.context.peers);
+        let description = "Number of merged changes that wait for peers that do not pull";
+        observe_gauge(meter, "sluicegate_cluster_backlog_changes", description, move || peers.subscribers().1 as u64);
+    }
+
+    /// Returns each address of the settings with its host. A name that cannot be resolved keeps its addresses.
+    async fn resolve(&self) -> BTreeMap<SocketAddr, String> {
+        let mut resolved = BTreeMap::new();
+        let known = self.context.members.addresses();
+        for peer in self.settings.peers.iter().collect::<BTreeSet<_>>() {
+            let has_port = peer.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+            let target = if has_port { peer.clone() } else { format!("{peer}:{}", self.addr.port()) };
+            let host = target.rsplit_once(':').map_or(target.as_str(), |(host, _)| host);
+            let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+            match lookup_host(&target).await {
+                Ok(addresses) => resolved.extend(addresses.map(|address| (address, host.clone()))),
+                Err(error) => {
+                    tracing::debug!(peer, %error, "cannot resolve a peer");
+                    let of_host = known.iter().filter(|(_, known)| known.as_ref() == Some(&host));
+                    resolved.extend(of_host.map(|(address, _)| (*address, host.clone())));
+                }
+            }
+        }
+        resolved
+    }
+}

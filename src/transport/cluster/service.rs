@@ -1,0 +1,117 @@
+//! [`Service`]: answers the calls of other instances.
+
+use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+
+use futures_util::{Stream, stream};
+use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_server::ClusterService};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+use tonic::{Request, Response, Status};
+
+use super::{PROTOCOL, Phase, members::Members, message};
+use crate::{
+    service::Clock,
+    store::peers::{CounterCopy, Peers, Pull},
+};
+
+/// Maximum time for which a pull waits for the next increment.
+pub(super) const PULL_WAIT: Duration = Duration::from_secs(1);
+/// Number of counters in one page of a copy.
+const COPIES_PER_PAGE: usize = 10_000;
+
+/// Address of the calling instance, without its listening port.
+#[derive(Clone, Copy)]
+pub(super) struct CallerAddress(pub(super) SocketAddr);
+
+/// The gRPC service that other instances call.
+pub(super) struct Service {
+    pub(super) peers: Arc<Peers>,
+    pub(super) members: Arc<Members>,
+    pub(super) clock: Clock,
+    pub(super) phase: watch::Receiver<Phase>,
+}
+
+#[tonic::async_trait]
+impl ClusterService for Service {
+    async fn pull(&self, request: Request<proto::PullRequest>) -> Result<Response<proto::PullResponse>, Status> {
+        let caller = request.extensions().get::<CallerAddress>().copied();
+        let request = request.into_inner();
+        check_protocol(request.protocol)?;
+        let joined = *self.phase.borrow() == Phase::Following;
+        let hello = proto::PullResponse { origin: self.peers.epoch(), joined, ..proto::PullResponse::default() };
+        if request.leaving {
+            self.peers.forget(request.subscriber);
+            self.members.set_left(request.subscriber);
+            return Ok(Response::new(hello));
+        }
+        let port = u16::try_from(request.port).unwrap_or_default();
+        if let Some(CallerAddress(address)) = caller
+            && port > 0
+            && request.subscriber != self.peers.epoch()
+        {
+            self.members.discover(SocketAddr::new(address.ip().to_canonical(), port));
+        }
+        if request.origin != self.peers.epoch() || request.subscriber == self.peers.epoch() {
+            // The caller learns the epoch, and pulls again with its position in it.
+            return Ok(Response::new(hello));
+        }
+        let (mut published, deadline) = (self.peers.published(), Instant::now() + PULL_WAIT);
+        loop {
+            published.mark_unchanged();
+            let response = match self.peers.pull(request.subscriber, Some(request.after), self.clock.now()) {
+                Pull::Batch(batch) => proto::PullResponse {
+                    after: batch.after,
+                    until: batch.until,
+                    now_us: batch.now.get(),
+                    increments: batch.increments.iter().map(|next| next.encoded(message::encode)).collect(),
+                    ..hello
+                },
+                Pull::Copy => proto::PullResponse { copy_needed: true, ..hello },
+                Pull::Nothing => match timeout_at(deadline, published.changed()).await {
+                    Ok(Ok(())) => continue,
+                    Ok(Err(_)) | Err(_) => hello,
+                },
+            };
+            return Ok(Response::new(response));
+        }
+    }
+
+    type CopyStream = Pin<Box<dyn Stream<Item = Result<proto::CopyPage, Status>> + Send>>;
+
+    async fn copy(&self, request: Request<proto::CopyRequest>) -> Result<Response<Self::CopyStream>, Status> {
+        check_protocol(request.into_inner().protocol)?;
+        let positions = self.peers.copy_positions(self.clock.now()).into_iter();
+        let first = proto::CopyPage {
+            origin: self.peers.epoch(),
+            positions: positions.map(|(origin, sequence)| proto::Position { origin, sequence }).collect(),
+            counters: Vec::new(),
+        };
+        // A part is copied when the previous one has been sent, so a slow receiver holds one part in memory.
+        let pages =
+            stream::unfold((Arc::clone(&self.peers), 0, Vec::new()), |(peers, mut part, mut copies)| async move {
+                while copies.is_empty() {
+                    copies = peers.copy_part(part)?;
+                    part += 1;
+                }
+                let rest = copies.split_off(copies.len().min(COPIES_PER_PAGE));
+                Some((Ok(page(&copies)), (peers, part, rest)))
+            });
+        let first = stream::iter([Ok(first)]);
+        Ok(Response::new(Box::pin(futures_util::StreamExt::chain(first, pages))))
+    }
+}
+
+fn page(copies: &[CounterCopy]) -> proto::CopyPage {
+    proto::CopyPage { counters: message::encode_copies(copies), ..proto::CopyPage::default() }
+}
+
+fn check_protocol(protocol: u32) -> Result<(), Status> {
+    if protocol == PROTOCOL {
+        return Ok(());
+    }
+    Err(Status::failed_precondition(format!(
+        "this instance has version {PROTOCOL} of the exchange between instances, and the caller has version {protocol}"
+    )))
+}
