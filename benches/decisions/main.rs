@@ -15,6 +15,7 @@ mod layers;
 mod noop;
 mod outage;
 mod overrides;
+mod peers;
 mod process;
 #[path = "../../tests/support/raw_client.rs"]
 #[allow(dead_code, reason = "the tests use the other items")]
@@ -59,6 +60,7 @@ fn main() {
         "client" => client::run(),
         "layers" => layers::run(),
         "overrides" => overrides::run(),
+        "peers" => peers::run(),
         "simulate" => simulate::run(),
         // Cargo passes `--bench` if there are no other arguments.
         "" | "--bench" => {
@@ -73,13 +75,12 @@ fn main() {
             layers::run();
             overrides::run();
             simulate::run();
-            consistency();
-            popularity();
+            peers::run();
             client::run();
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, simulate, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, simulate, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }

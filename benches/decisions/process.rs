@@ -88,6 +88,12 @@ impl Process {
         Self::start_service(store, UNREACHED_LIMIT, &[])
     }
 
+    /// Starts a member of a cluster with the memory store.
+    pub(crate) fn member(address: &str, peers: &str) -> Self {
+        let settings = [("CLUSTER__ADDR", address), ("CLUSTER__PEERS", peers), ("CLUSTER__ALLOW_PLAINTEXT", "true")];
+        Self::start_service("memory", UNREACHED_LIMIT, &settings)
+    }
+
     fn with_candidate(mut self, folder: tempfile::TempDir) -> Self {
         self._candidate = Some(folder);
         self
@@ -219,7 +225,7 @@ pub(crate) fn cpu_micros(pid: u32) -> f64 {
 }
 
 /// Returns an unused address.
-fn free_address() -> SocketAddr {
+pub(crate) fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 

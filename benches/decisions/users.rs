@@ -31,35 +31,56 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Runs the load test with all users in turn. Returns calls per second, and p50 and p99 in microseconds.
 pub(crate) fn run(process: &Process) -> (f64, f64, f64) {
-    load(process, |number| number % USERS)
+    load(&[process], REQUESTS, in_turn)
 }
 
 /// Runs the load test with a Zipf distribution with exponent 1: the first user makes 1/12 of all requests.
 pub(crate) fn zipf(process: &Process) -> (f64, f64, f64) {
-    // Approximates the inverse of the harmonic numbers.
-    let harmonic = f64::from(USERS).ln() + 0.577;
-    load(process, move |number| {
-        // The multiplication generates a sequence without early repetitions.
-        let fraction = f64::from(number.wrapping_mul(2_654_435_769)) / f64::from(u32::MAX);
-        ((fraction * harmonic - 0.577).exp() as u32).min(USERS - 1)
-    })
+    load(&[process], REQUESTS, zipf_user)
 }
 
-fn load(process: &Process, user: impl Fn(u32) -> u32 + Copy + Send + 'static) -> (f64, f64, f64) {
+/// Sends one request of each of the users to the process.
+pub(crate) fn all(process: &Process, users: u32) {
+    load(&[process], users, |number| number);
+}
+
+/// Runs the load test with connections to all processes. Returns calls per second.
+pub(crate) fn spread(processes: &[Process], user: impl Fn(u32) -> u32 + Copy + Send + 'static) -> f64 {
+    load(&processes.iter().collect::<Vec<_>>(), REQUESTS, user).0
+}
+
+/// Returns the user of a request if all users take turns.
+pub(crate) const fn in_turn(number: u32) -> u32 {
+    number % USERS
+}
+
+/// Returns the user of a request in a Zipf distribution with exponent 1.
+pub(crate) fn zipf_user(number: u32) -> u32 {
+    // Approximates the inverse of the harmonic numbers.
+    let harmonic = f64::from(USERS).ln() + 0.577;
+    // The multiplication generates a sequence without early repetitions.
+    let fraction = f64::from(number.wrapping_mul(2_654_435_769)) / f64::from(u32::MAX);
+    ((fraction * harmonic - 0.577).exp() as u32).min(USERS - 1)
+}
+
+fn load(processes: &[&Process], requests: u32, user: impl Fn(u32) -> u32 + Copy + Send + 'static) -> (f64, f64, f64) {
+    // The same number of connections to each process.
+    let connections = CONNECTIONS.next_multiple_of(processes.len() as u32);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let started = Instant::now();
         let mut tasks = JoinSet::new();
-        for first in 0..CONNECTIONS {
+        for first in 0..connections {
+            let process = processes[first as usize % processes.len()];
             let socket = TcpStream::connect(process.address).await.unwrap();
-            let users = (first..REQUESTS).step_by(CONNECTIONS as usize).map(user);
+            let users = (first..requests).step_by(connections as usize).map(user);
             tasks.spawn(Connection::new(socket).send_all(users));
         }
         let mut latencies = tasks.join_all().await.concat();
-        assert_eq!(latencies.len(), REQUESTS as usize);
+        assert_eq!(latencies.len(), requests as usize);
         let seconds = started.elapsed().as_secs_f64();
         latencies.sort_by(f64::total_cmp);
-        (f64::from(REQUESTS) / seconds, latencies[latencies.len() / 2], latencies[latencies.len() * 99 / 100])
+        (f64::from(requests) / seconds, latencies[latencies.len() / 2], latencies[latencies.len() * 99 / 100])
     })
 }
 

@@ -9,6 +9,7 @@ use super::{
     telemetry::Telemetry,
 };
 use crate::{
+    service::OverrideSync,
     settings::Settings,
     store::{Peers, peers},
     transport::cluster::Cluster,
@@ -21,6 +22,7 @@ pub(super) async fn start(
     settings: &Settings,
     engines: &EngineFactory,
     telemetry: &Telemetry,
+    overrides: &Arc<OverrideSync>,
     tasks: &mut Tasks,
 ) -> Result<Option<Arc<Cluster>>, AppError> {
     if !settings.cluster.has_peers() {
@@ -28,7 +30,8 @@ pub(super) async fn start(
     }
     // With Redis, these are the counters of `on_error: local`.
     let peers = Peers::new(Arc::clone(&engines.local), peers::Metrics::new());
-    let cluster = Arc::new(Cluster::bind(&settings.cluster, peers, telemetry.clock.clone()).await?);
+    let cluster =
+        Arc::new(Cluster::bind(&settings.cluster, peers, Arc::clone(overrides), telemetry.clock.clone()).await?);
     cluster.observe(&telemetry.meters.meter());
     tasks.spawn(&tasks::PUBLISH, Arc::clone(&cluster).publish());
     tasks.spawn(&tasks::PEERS, Arc::clone(&cluster).follow());

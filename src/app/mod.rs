@@ -82,7 +82,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     observe(&telemetry, &rules, &engines, &servers, &operations);
     start_periodic(&mut tasks, &rules, &servers, &operations);
     let statsd = telemetry.start_statsd(&rules.reloader);
-    let cluster = cluster::start(&settings, &engines, &telemetry, &mut tasks).await?;
+    let cluster = cluster::start(&settings, &engines, &telemetry, &operations.overrides, &mut tasks).await?;
     let running = servers.serve(&settings, &rules, operations, &mut tasks)?;
 
     shutdown::stop_servers(running, cluster.as_deref(), signals, &settings.shutdown, &telemetry.clock).await;

@@ -19,6 +19,9 @@ pub struct PullRequest {
     /// The caller stops, and does not pull again.
     #[prost(bool, tag = "6")]
     pub leaving: bool,
+    /// The last position in the overrides that the caller has received. The response is sent at once if it is another one.
+    #[prost(uint64, tag = "7")]
+    pub overrides_position: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PullResponse {
@@ -28,6 +31,9 @@ pub struct PullResponse {
     /// The called instance has joined: a copy of its counters contains what other instances have counted before.
     #[prost(bool, tag = "7")]
     pub joined: bool,
+    /// Position in the overrides of the called instance; 0 if overrides are not exchanged.
+    #[prost(uint64, tag = "8")]
+    pub overrides_position: u64,
     /// Increments after the position are missing. The caller must copy the counters.
     #[prost(bool, tag = "2")]
     pub copy_needed: bool,
@@ -126,6 +132,69 @@ pub struct CounterCopy {
     /// Expiry in seconds since the Unix epoch.
     #[prost(uint32, tag = "3")]
     pub expires_s: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OverridesRequest {
+    /// Version of this protocol, as in PullRequest.
+    #[prost(uint32, tag = "1")]
+    pub protocol: u32,
+    /// Position of the caller. Without it, all overrides are returned.
+    #[prost(uint64, optional, tag = "2")]
+    pub after: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OverridesPage {
+    /// Position after all pages.
+    #[prost(uint64, tag = "1")]
+    pub position: u64,
+    #[prost(message, repeated, tag = "2")]
+    pub changes: ::prost::alloc::vec::Vec<OverridesChange>,
+    /// All overrides, if the request had no position or changes after it are missing.
+    #[prost(message, repeated, tag = "3")]
+    pub overrides: ::prost::alloc::vec::Vec<StoredOverride>,
+    /// The rule sets that the changes and overrides name.
+    #[prost(message, repeated, tag = "4")]
+    pub rule_sets: ::prost::alloc::vec::Vec<RuleSet>,
+}
+/// An entry of the audit log.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OverridesChange {
+    #[prost(uint64, tag = "1")]
+    pub version: u64,
+    #[prost(string, tag = "2")]
+    pub id: ::prost::alloc::string::String,
+    /// Author, time and reason, as JSON.
+    #[prost(string, tag = "3")]
+    pub info: ::prost::alloc::string::String,
+    #[prost(message, repeated, tag = "4")]
+    pub changes: ::prost::alloc::vec::Vec<OverrideChange>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct OverrideChange {
+    #[prost(string, tag = "1")]
+    pub target: ::prost::alloc::string::String,
+    /// Absent if there was no override.
+    #[prost(string, optional, tag = "2")]
+    pub before: ::core::option::Option<::prost::alloc::string::String>,
+    /// Absent if the override was removed.
+    #[prost(string, optional, tag = "3")]
+    pub after: ::core::option::Option<::prost::alloc::string::String>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StoredOverride {
+    #[prost(string, tag = "1")]
+    pub target: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "2")]
+    pub version: u64,
+    #[prost(string, tag = "3")]
+    pub text: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RuleSet {
+    #[prost(string, tag = "1")]
+    pub digest: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub text: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod cluster_service_client {
@@ -265,6 +334,33 @@ pub mod cluster_service_client {
                 .insert(GrpcMethod::new("sluicegate.cluster.v1.ClusterService", "Copy"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Returns the overrides that operators have changed after a position, or all of them.
+        pub async fn overrides(
+            &mut self,
+            request: impl tonic::IntoRequest<super::OverridesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::OverridesPage>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.cluster.v1.ClusterService/Overrides",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.cluster.v1.ClusterService", "Overrides"),
+                );
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -296,6 +392,17 @@ pub mod cluster_service_server {
             &self,
             request: tonic::Request<super::CopyRequest>,
         ) -> std::result::Result<tonic::Response<Self::CopyStream>, tonic::Status>;
+        /// Server streaming response type for the Overrides method.
+        type OverridesStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::OverridesPage, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Returns the overrides that operators have changed after a position, or all of them.
+        async fn overrides(
+            &self,
+            request: tonic::Request<super::OverridesRequest>,
+        ) -> std::result::Result<tonic::Response<Self::OverridesStream>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct ClusterServiceServer<T> {
@@ -448,6 +555,52 @@ pub mod cluster_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = CopySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.cluster.v1.ClusterService/Overrides" => {
+                    #[allow(non_camel_case_types)]
+                    struct OverridesSvc<T: ClusterService>(pub Arc<T>);
+                    impl<
+                        T: ClusterService,
+                    > tonic::server::ServerStreamingService<super::OverridesRequest>
+                    for OverridesSvc<T> {
+                        type Response = super::OverridesPage;
+                        type ResponseStream = T::OverridesStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::OverridesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ClusterService>::overrides(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = OverridesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -16,12 +16,14 @@
 //! under the versions that they had. A change is therefore gone only if every instance that received it is gone, too.
 
 mod format;
+mod merge;
 mod metrics;
 mod switch_file;
 mod sync;
 mod write;
 
 pub use format::ChangeInfo;
+pub use merge::PeerOverrides;
 
 use std::{
     collections::VecDeque,
@@ -32,7 +34,10 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::Mutex as AsyncMutex, time::interval};
+use tokio::{
+    sync::{Mutex as AsyncMutex, watch},
+    time::interval,
+};
 
 use super::{Clock, reload::Reloader};
 use crate::{
@@ -163,6 +168,8 @@ pub struct OverrideSync {
     unreadable: Counter,
     log_unreadable: LogThrottle,
     log_unreachable: LogThrottle,
+    /// Position in the journal, for instances that exchange overrides.
+    position: watch::Sender<u64>,
 }
 
 /// The overrides of this instance, and how far they follow the store.
@@ -195,6 +202,7 @@ impl OverrideSync {
             unreadable: Counter::new(1),
             log_unreadable: LogThrottle::default(),
             log_unreachable: LogThrottle::default(),
+            position: watch::channel(0).0,
         })
     }
 

@@ -248,6 +248,8 @@ impl OverrideSync {
 
     pub(super) fn publish(&self, state: &SyncState) {
         self.reloader.set_overrides(state.overrides.clone());
+        let position = self.position().unwrap_or_default();
+        self.position.send_if_modified(|latest| std::mem::replace(latest, position) != position);
     }
 }
 

@@ -90,7 +90,7 @@ impl OverrideSync {
         Ok(change)
     }
 
-    async fn write_journal(
+    pub(super) async fn write_journal(
         &self,
         journal: &Arc<Mutex<Journal>>,
         state: &SyncState,

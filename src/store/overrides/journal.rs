@@ -66,6 +66,8 @@ pub struct Journal {
     /// Number of lines in the file.
     line_count: usize,
     recent: VecDeque<Change>,
+    /// Number of changes that were ever in `recent`.
+    position: u64,
     /// Rule sets by digest, if there is no path for their files.
     rule_sets: HashMap<String, String>,
 }
@@ -74,7 +76,7 @@ impl Journal {
     /// Creates a journal for this path, or one that writes no files.
     #[must_use]
     pub fn new(path: Option<PathBuf>) -> Self {
-        Self { path, file: None, line_count: 0, recent: VecDeque::new(), rule_sets: HashMap::new() }
+        Self { path, file: None, line_count: 0, recent: VecDeque::new(), position: 0, rule_sets: HashMap::new() }
     }
 
     /// Reads the file, opens it for further changes, and returns a cursor at the last change.
@@ -105,14 +107,17 @@ impl Journal {
             let line = serde_json::from_slice(&text);
             let line = line.map_err(|_| JournalError::Line { path: path.clone(), line: number })?;
             match line {
-                Line::Override((target, version, text)) => on_override(&target, version, Some(&text)),
+                Line::Override((target, version, text)) => {
+                    cursor.version = cursor.version.max(version);
+                    on_override(&target, version, Some(&text));
+                }
                 Line::Cursor(last) => cursor = last,
                 Line::LoggedChange(change) => self.push_recent(change),
                 Line::Change(change) => {
                     for OverrideChange { target, after, .. } in &change.changes {
                         on_override(target, change.version, after.as_deref());
                     }
-                    cursor.version = change.version;
+                    cursor.version = cursor.version.max(change.version);
                     self.push_recent(change);
                 }
             }
@@ -169,6 +174,69 @@ impl Journal {
         older.take(max_changes).cloned().collect()
     }
 
+    /// Writes and syncs overrides that another instance has made, without changes for the audit log.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the file cannot be written. The overrides must then not take effect.
+    pub fn write_overrides(&mut self, overrides: &[Versioned]) -> Result<(), JournalError> {
+        let Some(path) = self.path.clone() else {
+            return Ok(());
+        };
+        let file_error = |source| JournalError::File { path: path.clone(), source };
+        let lines: Vec<u8> = overrides.iter().flat_map(|entry| encode(&Line::Override(entry.clone()))).collect();
+        if let Some(file) = &mut self.file {
+            let old_length = file.metadata().map_err(file_error)?.len();
+            if let Err(source) = file.write_all(&lines).and_then(|()| file.sync_data()) {
+                let _ = file.set_len(old_length);
+                return Err(file_error(source));
+            }
+            self.line_count += overrides.len();
+        }
+        Ok(())
+    }
+
+    /// Returns the position: the number of changes that this process has read or written.
+    #[must_use]
+    pub const fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Returns the changes after a position, the oldest first. Returns `None` if they are no longer available.
+    #[must_use]
+    pub fn changes_after(&self, position: u64) -> Option<Vec<Change>> {
+        let missing = usize::try_from(self.position.checked_sub(position)?).ok()?;
+        let skipped = self.recent.len().checked_sub(missing)?;
+        Some(self.recent.iter().skip(skipped).cloned().collect())
+    }
+
+    /// Returns all recent changes, the oldest first.
+    #[must_use]
+    pub fn recent_changes(&self) -> Vec<Change> {
+        self.recent.iter().cloned().collect()
+    }
+
+    /// Returns whether the recent changes contain the change with this id.
+    #[must_use]
+    pub fn contains(&self, id: &str) -> bool {
+        self.recent.iter().any(|change| change.id == id)
+    }
+
+    /// Returns the version of the recent change that removed a target last, or 0 if there is none.
+    #[must_use]
+    pub fn removed_at(&self, target: &str) -> u64 {
+        let removes =
+            |change: &&Change| change.changes.iter().any(|changed| changed.target == target && changed.after.is_none());
+        self.recent.iter().filter(removes).map(|change| change.version).max().unwrap_or_default()
+    }
+
+    /// Returns the version of the oldest recent change; 0 if no change has been removed from the recent ones.
+    #[must_use]
+    pub fn oldest_version(&self) -> u64 {
+        let is_complete = self.recent.len() < MAX_RECENT_CHANGES;
+        if is_complete { 0 } else { self.recent.iter().map(|change| change.version).min().unwrap_or_default() }
+    }
+
     /// Stores a rule set atomically, in a separate file next to the journal.
     pub(super) fn put_rule_set(&mut self, digest: &str, text: &str) -> Result<(), JournalError> {
         let Some(path) = self.rule_set_path(digest) else {
@@ -185,7 +253,12 @@ impl Journal {
         write().map_err(|source| JournalError::File { path: path.clone(), source })
     }
 
-    pub(super) fn get_rule_set(&self, digest: &str) -> Result<Option<String>, JournalError> {
+    /// Returns a rule set, or `None` if there is none with this digest.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if its file cannot be read.
+    pub fn get_rule_set(&self, digest: &str) -> Result<Option<String>, JournalError> {
         let Some(path) = self.rule_set_path(digest) else {
             return Ok(self.rule_sets.get(digest).cloned());
         };
@@ -216,6 +289,7 @@ impl Journal {
             self.recent.pop_front();
         }
         self.recent.push_back(change);
+        self.position += 1;
     }
 
     fn rewrite(&mut self, (cursor, overrides): (Cursor, Vec<Versioned>)) -> io::Result<()> {

@@ -13,6 +13,7 @@ pub struct Metrics {
     expired: Counter,
     dropped: Counter,
     copied: Counter,
+    sent_bytes: Counter,
 }
 
 impl Metrics {
@@ -26,6 +27,7 @@ impl Metrics {
             expired: counter(),
             dropped: counter(),
             copied: counter(),
+            sent_bytes: counter(),
         })
     }
 
@@ -49,6 +51,11 @@ impl Metrics {
         self.copied.add(WorkerId(0), counters);
     }
 
+    /// Adds the size of increments that were sent to a peer.
+    pub fn add_sent_bytes(&self, bytes: u64) {
+        self.sent_bytes.add(WorkerId(0), bytes);
+    }
+
     /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &Meter) {
         let register = |name, description, counter: fn(&Self) -> &Counter| {
@@ -63,6 +70,8 @@ impl Metrics {
         register("sluicegate_cluster_changes_expired_total", expired, |metrics| &metrics.expired);
         let dropped = "Changes that an absent peer will never receive because too many were waiting for it";
         register("sluicegate_cluster_changes_dropped_total", dropped, |metrics| &metrics.dropped);
+        let sent = "Bytes of changes that this instance sent to its peers";
+        register("sluicegate_cluster_sent_bytes_total", sent, |metrics| &metrics.sent_bytes);
         let copied = "Counters copied from a peer";
         register("sluicegate_cluster_counters_copied_total", copied, |metrics| &metrics.copied);
     }

@@ -16,7 +16,11 @@ use super::{
     service::PULL_WAIT,
     settings::TlsSettings,
 };
-use crate::{service::Clock, store::peers::Peers, transport::grpc::wait_for_shutdown};
+use crate::{
+    service::{Clock, OverrideSync, overrides::PeerOverrides},
+    store::{overrides::OverrideStoreError, peers::Peers},
+    transport::grpc::wait_for_shutdown,
+};
 
 /// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -34,6 +38,7 @@ pub(super) struct Context {
     pub(super) peers: Arc<Peers>,
     pub(super) members: Arc<Members>,
     pub(super) clock: Clock,
+    pub(super) overrides: Arc<OverrideSync>,
     pub(super) tls: Option<TlsSettings>,
     /// Port of the own listener.
     pub(super) port: u16,
@@ -75,6 +80,8 @@ enum FollowError {
     File { path: PathBuf, source: std::io::Error },
     #[error("invalid message")]
     Message(#[from] MessageError),
+    #[error("cannot store the overrides of the peer")]
+    Overrides(#[from] OverrideStoreError),
 }
 
 type Client = ClusterServiceClient<Channel>;
@@ -129,12 +136,12 @@ impl Follower {
         let Context { peers, members, clock, .. } = &*self.context;
         let mut client = self.connect().await?;
         let mut leaving = self.context.leaving.subscribe();
-        let mut origin = 0;
+        let (mut origin, mut overrides_position) = (0, None);
         loop {
             let response = tokio::select! {
-                response = self.pull(&mut client, origin, false) => response?,
+                response = self.pull(&mut client, origin, overrides_position, false) => response?,
                 () = wait_for_shutdown(&mut leaving) => {
-                    let _ = timeout(LEAVE_TIMEOUT, self.pull(&mut client, origin, true)).await;
+                    let _ = timeout(LEAVE_TIMEOUT, self.pull(&mut client, origin, None, true)).await;
                     return Ok(Ended::Leaving);
                 }
             };
@@ -147,6 +154,7 @@ impl Follower {
             if response.origin != origin {
                 // The first response contains no increments.
                 origin = response.origin;
+                overrides_position = self.merge_overrides(&mut client, None).await?;
                 self.wait_until_joined(&mut client, &response).await?;
                 continue;
             }
@@ -154,6 +162,9 @@ impl Follower {
                 self.copy(&mut client, origin).await?;
             } else if response.until > response.after {
                 peers.apply(&message::decode(&response)?, clock.now());
+            }
+            if overrides_position.is_some_and(|position| position != response.overrides_position) {
+                overrides_position = self.merge_overrides(&mut client, overrides_position).await?;
             }
             self.set_state(MemberState::Connected);
             *pause = RETRY.0;
@@ -181,7 +192,13 @@ impl Follower {
         Ok(())
     }
 
-    async fn pull(&self, client: &mut Client, origin: u64, leaving: bool) -> Result<proto::PullResponse, FollowError> {
+    async fn pull(
+        &self,
+        client: &mut Client,
+        origin: u64,
+        overrides_position: Option<u64>,
+        leaving: bool,
+    ) -> Result<proto::PullResponse, FollowError> {
         let peers = &self.context.peers;
         let request = proto::PullRequest {
             protocol: PROTOCOL,
@@ -190,9 +207,30 @@ impl Follower {
             after: peers.position(origin).unwrap_or_default(),
             port: self.context.port.into(),
             leaving,
+            overrides_position: overrides_position.unwrap_or_default(),
         };
         let response = timeout(CALL_TIMEOUT, client.pull(request)).await;
         Ok(response.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner())
+    }
+
+    /// Merges the overrides of the instance after a position. Returns its new position; `None` if overrides are in Redis.
+    async fn merge_overrides(&self, client: &mut Client, after: Option<u64>) -> Result<Option<u64>, FollowError> {
+        let overrides = &self.context.overrides;
+        if overrides.position().is_none() {
+            return Ok(None);
+        }
+        let pages =
+            timeout(CALL_TIMEOUT, client.overrides(proto::OverridesRequest { protocol: PROTOCOL, after })).await;
+        let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
+        let mut received = PeerOverrides::default();
+        while let Some(page) =
+            timeout(CALL_TIMEOUT, pages.message()).await.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??
+        {
+            message::decode_overrides(&mut received, page);
+        }
+        let position = received.position;
+        overrides.merge(received).await?;
+        Ok(Some(position))
     }
 
     /// Copies the counters of the instance, unless a copy of another one has brought a position in the meantime.

@@ -8,9 +8,15 @@ use sluicegate_proto::sluicegate::cluster::v1 as proto;
 
 use crate::{
     algorithm::{Algorithm, LimitSpec, Micros, State, sliding_window::WindowEdge},
-    store::peers::{Batch, Change, CounterCopy, CounterDigest, Increment},
+    service::overrides::PeerOverrides,
+    store::{
+        overrides::{Change as OverridesChange, OverrideChange},
+        peers::{Batch, Change, CounterCopy, CounterDigest, Increment},
+    },
 };
 
+/// Number of overrides or changes in one page. Each has at most some 20 kB.
+const OVERRIDES_PER_PAGE: usize = 100;
 /// Number of bytes of a [`CounterDigest`].
 const DIGEST_BYTES: usize = size_of::<CounterDigest>();
 
@@ -141,4 +147,42 @@ pub(super) fn decode_copies(copies: &[proto::CounterCopy]) -> Vec<CounterCopy> {
         Some(CounterCopy { counter, state: State::from_bytes(&copy.state), expires: copy.expires_s })
     };
     copies.iter().filter_map(decode).collect()
+}
+
+/// Encodes overrides in pages, of which each rule set has its own. There is at least one page.
+pub(super) fn encode_overrides(overrides: PeerOverrides) -> Vec<proto::OverridesPage> {
+    let PeerOverrides { position, changes, overrides, rule_sets } = overrides;
+    let page = || proto::OverridesPage { position, ..proto::OverridesPage::default() };
+    let mut pages = vec![page()];
+    let rule_sets = rule_sets.into_iter().map(|(digest, text)| proto::RuleSet { digest, text });
+    pages.extend(rule_sets.map(|rule_set| proto::OverridesPage { rule_sets: vec![rule_set], ..page() }));
+    let changes: Vec<_> = changes.into_iter().map(encode_change).collect();
+    pages.extend(
+        changes.chunks(OVERRIDES_PER_PAGE).map(|changes| proto::OverridesPage { changes: changes.to_vec(), ..page() }),
+    );
+    let stored = |(target, version, text)| proto::StoredOverride { target, version, text };
+    let overrides: Vec<_> = overrides.into_iter().map(stored).collect();
+    let encode = |overrides: &[proto::StoredOverride]| proto::OverridesPage { overrides: overrides.to_vec(), ..page() };
+    pages.extend(overrides.chunks(OVERRIDES_PER_PAGE).map(encode));
+    pages
+}
+
+fn encode_change(change: OverridesChange) -> proto::OverridesChange {
+    let encode = |OverrideChange { target, before, after }| proto::OverrideChange { target, before, after };
+    let OverridesChange { version, id, info, changes } = change;
+    proto::OverridesChange { version, id, info, changes: changes.into_iter().map(encode).collect() }
+}
+
+/// Adds a page of overrides to those received before.
+pub(super) fn decode_overrides(received: &mut PeerOverrides, page: proto::OverridesPage) {
+    received.position = page.position;
+    received.rule_sets.extend(page.rule_sets.into_iter().map(|set| (set.digest, set.text)));
+    received.overrides.extend(page.overrides.into_iter().map(|entry| (entry.target, entry.version, entry.text)));
+    let decode = |proto::OverrideChange { target, before, after }| OverrideChange { target, before, after };
+    received.changes.extend(page.changes.into_iter().map(|change| OverridesChange {
+        version: change.version,
+        id: change.id,
+        info: change.info,
+        changes: change.changes.into_iter().map(decode).collect(),
+    }));
 }

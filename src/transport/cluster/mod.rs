@@ -39,7 +39,11 @@ use super::{
     http_server::{Connection, HttpServer},
     tls::Tls,
 };
-use crate::{metrics::observe_gauge, service::Clock, store::peers::Peers};
+use crate::{
+    metrics::observe_gauge,
+    service::{Clock, OverrideSync},
+    store::peers::Peers,
+};
 
 /// Version of the exchange between instances.
 const PROTOCOL: u32 = 1;
@@ -95,7 +99,12 @@ impl Cluster {
     /// # Errors
     ///
     /// Returns an error if the address cannot be bound or a certificate is invalid.
-    pub async fn bind(settings: &Settings, peers: Arc<Peers>, clock: Clock) -> Result<Self, ClusterError> {
+    pub async fn bind(
+        settings: &Settings,
+        peers: Arc<Peers>,
+        overrides: Arc<OverrideSync>,
+        clock: Clock,
+    ) -> Result<Self, ClusterError> {
         let files = &settings.tls;
         let listener_tls = ListenerTlsSettings {
             cert_file: files.cert_file.clone(),
@@ -115,6 +124,7 @@ impl Cluster {
             members: Arc::clone(&members),
             clock: clock.clone(),
             phase: in_phase.clone(),
+            overrides: Arc::clone(&overrides),
         };
         let grpc = ClusterServiceServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
         let router = Routes::new(grpc).prepare().into_axum_router();
@@ -124,7 +134,7 @@ impl Cluster {
         let tls = files.cert_file.is_some().then(|| files.clone());
         let (leaving, _) = watch::channel(false);
         let (port, has_copied) = (addr.port(), Mutex::new(false));
-        let context = Context { peers, members, clock, tls, port, has_copied, phase: in_phase, leaving };
+        let context = Context { peers, members, clock, overrides, tls, port, has_copied, phase: in_phase, leaving };
         Ok(Self { context: Arc::new(context), settings: settings.clone(), addr, stop, phase })
     }
 

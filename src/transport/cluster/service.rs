@@ -6,13 +6,13 @@ use futures_util::{Stream, stream};
 use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_server::ClusterService};
 use tokio::{
     sync::watch,
-    time::{Instant, timeout_at},
+    time::{Instant, sleep_until},
 };
 use tonic::{Request, Response, Status};
 
 use super::{PROTOCOL, Phase, members::Members, message};
 use crate::{
-    service::Clock,
+    service::{Clock, OverrideSync},
     store::peers::{CounterCopy, Peers, Pull},
 };
 
@@ -31,6 +31,7 @@ pub(super) struct Service {
     pub(super) members: Arc<Members>,
     pub(super) clock: Clock,
     pub(super) phase: watch::Receiver<Phase>,
+    pub(super) overrides: Arc<OverrideSync>,
 }
 
 #[tonic::async_trait]
@@ -40,11 +41,17 @@ impl ClusterService for Service {
         let request = request.into_inner();
         check_protocol(request.protocol)?;
         let joined = *self.phase.borrow() == Phase::Following;
-        let hello = proto::PullResponse { origin: self.peers.epoch(), joined, ..proto::PullResponse::default() };
+        let mut override_positions = self.overrides.positions();
+        let hello = || proto::PullResponse {
+            origin: self.peers.epoch(),
+            joined,
+            overrides_position: self.overrides.position().unwrap_or_default(),
+            ..proto::PullResponse::default()
+        };
         if request.leaving {
             self.peers.forget(request.subscriber);
             self.members.set_left(request.subscriber);
-            return Ok(Response::new(hello));
+            return Ok(Response::new(hello()));
         }
         let port = u16::try_from(request.port).unwrap_or_default();
         if let Some(CallerAddress(address)) = caller
@@ -55,23 +62,31 @@ impl ClusterService for Service {
         }
         if request.origin != self.peers.epoch() || request.subscriber == self.peers.epoch() {
             // The caller learns the epoch, and pulls again with its position in it.
-            return Ok(Response::new(hello));
+            return Ok(Response::new(hello()));
         }
         let (mut published, deadline) = (self.peers.published(), Instant::now() + PULL_WAIT);
         loop {
             published.mark_unchanged();
+            override_positions.mark_unchanged();
             let response = match self.peers.pull(request.subscriber, Some(request.after), self.clock.now()) {
-                Pull::Batch(batch) => proto::PullResponse {
-                    after: batch.after,
-                    until: batch.until,
-                    now_us: batch.now.get(),
-                    increments: batch.increments.iter().map(|next| next.encoded(message::encode)).collect(),
-                    ..hello
-                },
-                Pull::Copy => proto::PullResponse { copy_needed: true, ..hello },
-                Pull::Nothing => match timeout_at(deadline, published.changed()).await {
-                    Ok(Ok(())) => continue,
-                    Ok(Err(_)) | Err(_) => hello,
+                Pull::Batch(batch) => {
+                    let increments: Vec<_> =
+                        batch.increments.iter().map(|next| next.encoded(message::encode)).collect();
+                    self.peers.metrics().add_sent_bytes(increments.iter().map(|bytes| bytes.len() as u64).sum());
+                    proto::PullResponse {
+                        after: batch.after,
+                        until: batch.until,
+                        now_us: batch.now.get(),
+                        increments,
+                        ..hello()
+                    }
+                }
+                Pull::Copy => proto::PullResponse { copy_needed: true, ..hello() },
+                Pull::Nothing if hello().overrides_position != request.overrides_position => hello(),
+                Pull::Nothing => tokio::select! {
+                    Ok(()) = published.changed() => continue,
+                    Ok(()) = override_positions.changed() => continue,
+                    () = sleep_until(deadline) => hello(),
                 },
             };
             return Ok(Response::new(response));
@@ -100,6 +115,18 @@ impl ClusterService for Service {
             });
         let first = stream::iter([Ok(first)]);
         Ok(Response::new(Box::pin(futures_util::StreamExt::chain(first, pages))))
+    }
+
+    type OverridesStream = Pin<Box<dyn Stream<Item = Result<proto::OverridesPage, Status>> + Send>>;
+
+    async fn overrides(
+        &self,
+        request: Request<proto::OverridesRequest>,
+    ) -> Result<Response<Self::OverridesStream>, Status> {
+        let request = request.into_inner();
+        check_protocol(request.protocol)?;
+        let pages = message::encode_overrides(self.overrides.changes_for_peer(request.after).await);
+        Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
     }
 }
 

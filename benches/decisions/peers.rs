@@ -1,0 +1,123 @@
+//! Cost of the exchange between instances: CPU time of all members per decision, bytes between them, and memory.
+//!
+//! The baseline is the same number of instances that do not exchange hits, with the same load in the same round. Both
+//! rows have new processes in each round, because identical processes differ by up to 10% for their whole lifetime.
+
+use std::time::Instant;
+
+use crate::{
+    REQUESTS,
+    algorithms::median,
+    process::{Process, free_address},
+    rounds, users,
+};
+
+/// Numbers of members.
+const MEMBERS: [usize; 4] = [1, 3, 5, 9];
+/// Number of users in the measurement of memory.
+const MANY_USERS: u32 = 300_000;
+
+/// Result of one load test on all members.
+#[derive(Clone, Copy)]
+struct Sample {
+    cpu_micros: f64,
+    per_second: f64,
+    /// Bytes per second that all members sent to each other, without the overhead of HTTP/2.
+    sent_bytes: f64,
+}
+
+pub(crate) fn run() {
+    println!(
+        "Peers: {REQUESTS} requests a round over all members, medians of {} rounds, cluster.sync 100ms\n",
+        rounds()
+    );
+    println!("| members | traffic | decisions/s | CPU us per decision | x without peers | bytes/s between members |");
+    println!("| ---: | --- | ---: | ---: | ---: | ---: |");
+    let loads: [(&str, fn(&[Process]) -> f64); 3] = [
+        ("one hot key", |members| users::spread(members, |_| 0)),
+        ("100,000 users in turn", |members| users::spread(members, users::in_turn)),
+        ("100,000 users, Zipf", |members| users::spread(members, users::zipf_user)),
+    ];
+    for count in MEMBERS {
+        for (traffic, load) in loads {
+            let samples: Vec<_> =
+                (0..rounds()).map(|_| (sample(count, false, load), sample(count, true, load))).collect();
+            let of = |field: fn(&(Sample, Sample)) -> f64| median(samples.iter().map(field));
+            println!(
+                "| {count} | {traffic} | {:.0} | {:.2} | {:.2} | {:.0} |",
+                of(|(_, peers)| peers.per_second),
+                of(|(_, peers)| peers.cpu_micros),
+                of(|(alone, peers)| peers.cpu_micros / alone.cpu_micros),
+                of(|(_, peers)| peers.sent_bytes),
+            );
+        }
+    }
+    println!();
+    memory();
+}
+
+/// Starts `count` members and measures one load test after a first one that creates the counters.
+fn sample(count: usize, with_peers: bool, load: fn(&[Process]) -> f64) -> Sample {
+    let members = start(count, with_peers);
+    load(&members);
+    let (cpu, sent, started) = (cpu_micros(&members), sent_bytes(&members), Instant::now());
+    let per_second = load(&members);
+    let seconds = started.elapsed().as_secs_f64();
+    Sample {
+        cpu_micros: (cpu_micros(&members) - cpu) / f64::from(REQUESTS),
+        per_second,
+        sent_bytes: (sent_bytes(&members) - sent) / seconds,
+    }
+}
+
+/// Measures the memory that peers need in addition, per counter and origin.
+fn memory() {
+    const ORIGINS: usize = 3;
+    let resident = |with_peers| {
+        let members = start(ORIGINS, with_peers);
+        // Every user calls every member, so that each counter has hits of all origins everywhere.
+        for member in 0..ORIGINS {
+            users::all(&members[member], MANY_USERS);
+        }
+        if with_peers {
+            // The increments of the last minute are kept, at most 500,000 changes.
+            let applied =
+                || members.iter().map(|member| member.metric("sluicegate_cluster_changes_applied_total")).sum::<f64>();
+            let expected = f64::from(MANY_USERS) * (ORIGINS * (ORIGINS - 1)) as f64;
+            while applied() < expected {
+                std::thread::yield_now();
+            }
+        }
+        members.iter().map(Process::resident).sum::<f64>() / ORIGINS as f64
+    };
+    let (alone, peers) = (resident(false), resident(true));
+    println!(
+        "{MANY_USERS} users on each of {ORIGINS} members: {:.1} MB each without peers, {:.1} MB with peers, \
+         {:.1} bytes more per counter and origin\n",
+        alone / 1e6,
+        peers / 1e6,
+        (peers - alone) / f64::from(MANY_USERS) / ORIGINS as f64
+    );
+}
+
+fn start(count: usize, with_peers: bool) -> Vec<Process> {
+    if !with_peers {
+        return (0..count).map(|_| Process::service_with_defaults("memory")).collect();
+    }
+    let addresses: Vec<String> = (0..count).map(|_| free_address().to_string()).collect();
+    let peers = addresses.join(",");
+    let members: Vec<_> = addresses.iter().map(|address| Process::member(address, &peers)).collect();
+    let connected = |member: &Process| member.metric("sluicegate_cluster_peers ") as usize == count - 1;
+    while !members.iter().all(connected) {
+        std::thread::yield_now();
+    }
+    members
+}
+
+fn cpu_micros(members: &[Process]) -> f64 {
+    members.iter().map(Process::cpu_micros).sum()
+}
+
+fn sent_bytes(members: &[Process]) -> f64 {
+    members.iter().map(|member| member.metric("sluicegate_cluster_sent_bytes_total")).sum()
+}
