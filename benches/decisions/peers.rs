@@ -3,7 +3,22 @@
 //! The baseline is the same number of instances that do not exchange hits, with the same load in the same round. Both
 //! rows have new processes in each round, because identical processes differ by up to 10% for their whole lifetime.
 
-use std::time::Instant;
+use std::{
+    hint::black_box,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
+};
+
+use sluicegate::{
+    algorithm::{Algorithm, MaxHits, Micros, fixed_window::FixedWindow, gcra::Gcra},
+    store::{
+        Charge, Hit, Memory, memory,
+        peers::{self, Peers, Pull},
+    },
+};
 
 use crate::{
     REQUESTS,
@@ -27,6 +42,7 @@ struct Sample {
 }
 
 pub(crate) fn run() {
+    in_process();
     println!(
         "Peers: {REQUESTS} requests a round over all members, medians of {} rounds, cluster.sync 100ms\n",
         rounds()
@@ -120,4 +136,61 @@ fn cpu_micros(members: &[Process]) -> f64 {
 
 fn sent_bytes(members: &[Process]) -> f64 {
     members.iter().map(|member| member.metric("sluicegate_cluster_sent_bytes_total")).sum()
+}
+
+/// Number of operations in one round of the measurements within this process.
+const OPERATIONS: usize = 100_000;
+const START: u64 = 1_763_672_400_000_000;
+
+/// Measures each part of the exchange within this process, for 100,000 counters in turn.
+fn in_process() {
+    let limits: [(&str, Algorithm); 2] = [
+        (
+            "fixed window",
+            FixedWindow::new(MaxHits::hard(4_000_000_000), Micros::from_secs(86_400), true).unwrap().into(),
+        ),
+        ("GCRA", Gcra::new(1_000_000, Micros::from_secs(1), MaxHits::hard(1_000_000), false).unwrap().into()),
+    ];
+    println!("Peers: ns per decision or change, {OPERATIONS} counters in turn, medians of 9 rounds\n");
+    println!("| limit | decision without peers | decision with peers | publish a change | apply a change |");
+    println!("| --- | ---: | ---: | ---: | ---: |");
+    for (name, limit) in limits {
+        let names: Vec<_> =
+            (0..OPERATIONS).map(|user| format!("{{bench|user=user{user}}}fw:86400").into_bytes()).collect();
+        let alone = Memory::new(&memory::Settings::default());
+        let exchanged = Arc::new(Memory::exchanged(&memory::Settings::default()));
+        let origin = Peers::with_epoch(Arc::clone(&exchanged), peers::Metrics::new(), 1);
+        let receiver = Arc::new(Memory::exchanged(&memory::Settings::default()));
+        let receiver = Peers::with_epoch(receiver, peers::Metrics::new(), 2);
+        let clock = AtomicU64::new(START);
+        let decide = |memory: &Memory| {
+            for name in &names {
+                let now = Micros::new(clock.fetch_add(1, Relaxed));
+                black_box(memory.apply(&[Hit::take(name, &limit, 1)], Charge::Each, now));
+            }
+        };
+        let nanos = |act: &mut dyn FnMut()| {
+            let started = Instant::now();
+            act();
+            started.elapsed().as_secs_f64() * 1e9 / OPERATIONS as f64
+        };
+        let mut rounds: [Vec<f64>; 4] = Default::default();
+        for _ in 0..10 {
+            rounds[0].push(nanos(&mut || decide(&alone)));
+            rounds[1].push(nanos(&mut || decide(&exchanged)));
+            rounds[2].push(nanos(&mut || origin.publish(Micros::new(clock.load(Relaxed)))));
+            let mut after = receiver.position(1).unwrap_or_default();
+            let now = Micros::new(clock.load(Relaxed));
+            rounds[3].push(nanos(&mut || {
+                while let Pull::Batch(batch) = origin.pull(2, Some(after), now) {
+                    assert!(receiver.apply(&batch, now));
+                    after = batch.until;
+                }
+            }));
+        }
+        // The first round creates the counters.
+        let [alone, exchanged, publish, apply] = rounds.map(|samples| median(samples.into_iter().skip(1)));
+        println!("| {name} | {alone:.0} | {exchanged:.0} | {publish:.0} | {apply:.0} |");
+    }
+    println!();
 }

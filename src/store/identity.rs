@@ -31,12 +31,16 @@ pub type CounterDigest = [u8; 11];
 ///
 /// Callers know the digests of their names, and could choose many that share a place in a hash table. So the low bits of
 /// an identity depend on a secret as well. The digest can be computed from the identity.
-pub(super) struct Digests(Secret);
+pub(super) struct Digests {
+    secret: Secret,
+    /// Odd factor that selects the shard.
+    factor: u64,
+}
 
 impl Digests {
     /// Generates a random secret.
     pub(super) fn new() -> Self {
-        Self(Secret::new())
+        Self { secret: Secret::new(), factor: rand::random::<u64>() | 1 }
     }
 
     /// Returns the digest of a counter's name.
@@ -50,11 +54,10 @@ impl Digests {
     pub(super) fn identity(&self, digest: CounterDigest) -> u128 {
         let [a, b, c, d, e, f, g, h, high @ ..] = digest;
         let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(self.offset(high));
-        let mut bytes = [0; 16];
-        bytes[..8].copy_from_slice(&low.to_le_bytes());
-        bytes[8..11].copy_from_slice(&high);
-        let shard = self.0.identity(&bytes) >> 112;
-        u128::from_le_bytes(bytes) | shard << 112
+        let [i, j, k] = high;
+        let high = u32::from_le_bytes([i, j, k, 0]);
+        let shard = low.wrapping_mul(self.factor) >> 48;
+        u128::from(low) | u128::from(high) << 64 | u128::from(shard) << 112
     }
 
     /// Returns the digest from the low 88 bits of an identity.
@@ -67,7 +70,7 @@ impl Digests {
     }
 
     fn offset(&self, high: [u8; 3]) -> u64 {
-        self.0.identity(&high) as u64
+        self.secret.identity(&high) as u64
     }
 }
 
