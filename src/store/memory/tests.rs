@@ -81,7 +81,7 @@ fn operation(action: Action, second: u64) -> Operation {
 
 #[test]
 fn a_full_shard_evicts_the_counter_that_would_expire_first() {
-    let mut shard = Shard::new(16);
+    let mut shard = Shard::new(16, false);
     // The windows end at different times, and the earliest is neither the first nor the last counter.
     let window = |number: u64| algorithm(1, 3_600 * (1 + (number + 11) % 16));
     for number in 0..16 {
@@ -103,7 +103,7 @@ fn removed_long_states_free_their_memory() {
         SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
     let fill = Operation { action: Action::Take, cost: 100, now: Micros::from_secs(0) };
     // Room for two logs of 700 bytes.
-    let mut shard = Shard::new(2 * 700 / 36 + 4);
+    let mut shard = Shard::new(2 * 700 / 36 + 4, false);
     // This counter must not be evicted, which shows that there is always room.
     shard.apply(hash(1_000), &algorithm(1, 1_000_000_000), operation(Action::Take, 0));
     for round in 0..100 {
@@ -141,7 +141,7 @@ fn a_removed_long_state_frees_only_its_own_memory() {
     let log: Algorithm =
         SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
     // Room for two logs of 700 or 900 bytes, and not for three.
-    let mut shard = Shard::new(2 * 900 / 36);
+    let mut shard = Shard::new(2 * 900 / 36, false);
     let mut fill = |number, second| {
         shard.apply(hash(number), &log, Operation { action: Action::Take, cost: 100, now: Micros::from_secs(second) });
         shard.reclaim(100, Micros::from_secs(second));
@@ -160,7 +160,7 @@ fn a_long_state_counts_with_its_current_size() {
         SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
     let take = |cost: u64, second: u64| Operation { action: Action::Take, cost, now: Micros::from_secs(second) };
     // Room for one log of 700 bytes and a few counters.
-    let mut shard = Shard::new(700 / 36 + 8);
+    let mut shard = Shard::new(700 / 36 + 8, false);
     for number in 0..4 {
         shard.apply(hash(number), &algorithm(1, 1_000_000_000), take(1, 0));
     }
