@@ -132,6 +132,18 @@ mod tests {
         assert_eq!(used(&window(), &state, 1_950), 14, "hits count above the limit, and refunds subtract");
     }
 
+    /// A bucket drains while an instance counts, so it can allow more hits in an interval than the bucket holds.
+    #[test]
+    fn more_hits_than_a_bucket_holds_all_count() {
+        let mut state = State::default();
+        assert!(add_hits(&bucket(), &mut state, pending(25, 0), at(0)));
+        assert_eq!((used(&bucket(), &state, 0), used(&bucket(), &state, 1_000)), (25, 15));
+        assert!(add_hits(&bucket(), &mut state, pending(-12, 1_000), at(1_000)));
+        assert_eq!(used(&bucket(), &state, 1_000), 3);
+        assert!(add_hits(&bucket(), &mut state, pending(i64::MAX, 1_000), at(1_000)));
+        assert_eq!(used(&bucket(), &state, 1_000), 610, "the maximum debt drains in a minute more than a full bucket");
+    }
+
     #[test]
     fn a_time_far_away_is_clamped_and_erases_nothing() {
         for algorithm in [window(), bucket()] {

@@ -137,8 +137,19 @@ impl Bucket {
     }
 
     /// Returns the drain time of a cost. A cost above the capacity is always denied, so it is capped.
+    ///
+    /// Hits that were allowed elsewhere are the sum of an interval, in which more than the capacity can drain. They are
+    /// capped by the maximum debt.
     fn charge(&self, cost: u64) -> ExactDuration {
+        if self.in_debt {
+            return self.rate.duration_of(cost).min(self.max_debt());
+        }
         self.rate.duration_of(cost.min(self.max_hits.ceiling() + 1))
+    }
+
+    /// Returns the drain time of the fullest bucket. A deeper debt would look as if a clock had been wrong.
+    fn max_debt(&self) -> ExactDuration {
+        ExactDuration { micros: self.full_drain.micros + CLOCK_SLACK.get(), fraction: 0 }
     }
 
     /// Returns the parameters of a bucket that takes no leases.
@@ -229,8 +240,7 @@ impl Bucket {
             allowed = self.rate.add(after, leased_total) <= max_at;
             if !allowed {
                 let full = self.rate.add(now, self.full_drain);
-                // A deeper debt would look as if a clock had been wrong.
-                let max_debt = ExactDuration { micros: full.micros + CLOCK_SLACK.get(), fraction: 0 };
+                let max_debt = self.rate.add(now, self.max_debt());
                 after = if self.in_debt { after.min(max_debt) } else { self.rate.subtract(full, leased_total) }.max(at);
             }
             if operation.action == Action::Take && (allowed || self.count_denied) {
