@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{
-    CounterDigest,
+    CounterDigest, SCALE,
     increment::{Change, Increment},
 };
 use crate::{
@@ -20,7 +20,7 @@ const PERIOD: Micros = Micros::from_secs(10);
 /// Maximum number of periods.
 const MAX_PERIODS: usize = 32;
 /// Maximum number of changes, of about 60 bytes each.
-const MAX_CHANGES: usize = 1_000_000;
+pub(super) const MAX_CHANGES: usize = 1_000_000 / SCALE;
 
 /// Merged increments, the oldest first.
 #[derive(Default)]

@@ -8,11 +8,11 @@ use crate::metrics::{Counter, WorkerId, observe_counter};
 
 /// Counters of changes: hits of one counter and limit in one increment.
 pub struct Metrics {
-    published: Counter,
-    applied: Counter,
-    expired: Counter,
-    dropped: Counter,
-    copied: Counter,
+    pub(super) published: Counter,
+    pub(super) applied: Counter,
+    pub(super) expired: Counter,
+    pub(super) dropped: Counter,
+    pub(super) copied: Counter,
     sent_bytes: Counter,
 }
 

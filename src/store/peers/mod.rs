@@ -44,16 +44,18 @@ use crate::algorithm::Micros;
 
 /// Time for which increments are kept for all subscribers.
 pub const RECENT_TIME: Micros = Micros::from_secs(60);
+/// Divisor of the following maxima, so that tests reach them quickly.
+const SCALE: usize = if cfg!(test) { 100 } else { 1 };
 /// Maximum number of changes in these increments, of 32 bytes each.
-const MAX_RECENT_CHANGES: usize = 500_000;
+const MAX_RECENT_CHANGES: usize = 500_000 / SCALE;
 /// Maximum number of changes in one increment.
-const MAX_INCREMENT_CHANGES: usize = 50_000;
+const MAX_INCREMENT_CHANGES: usize = 50_000 / SCALE;
 /// Maximum number of changes in one batch, unless it has only one increment.
-const MAX_BATCH_CHANGES: usize = 100_000;
+const MAX_BATCH_CHANGES: usize = 100_000 / SCALE;
 /// Time after which an instance without a pull is forgotten, and an origin without a batch.
 pub const FORGET_AFTER: Micros = Micros::from_secs(600);
 /// Maximum number of subscribers and of origins. The one that was silent for the longest time is forgotten first.
-const MAX_INSTANCES: usize = 1_000;
+const MAX_INSTANCES: usize = 1_000 / SCALE;
 
 /// The exchange of one instance with its peers.
 pub struct Peers {
@@ -163,10 +165,11 @@ impl Peers {
         // Without a position, a subscriber begins with the first increment of all.
         let after = after.unwrap_or_default();
         if !subscribers.get_mut(&subscriber).is_some_and(|subscriber| subscriber.confirm(after)) {
-            subscribers.remove(&subscriber);
-            if after + 1 < first || after > *sequence {
+            // The pull can be a late one, so the subscriber keeps its backlog.
+            if after.saturating_add(1) < first || after > *sequence {
                 return Pull::Copy;
             }
+            subscribers.remove(&subscriber);
             forget_oldest(subscribers, |subscriber| subscriber.pulled_at);
         }
         let subscriber = subscribers.entry(subscriber).or_insert_with(|| Subscriber::new(after));
