@@ -5,7 +5,7 @@ use std::{
     fs,
     io::Write,
     path::Path,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 use serde_json::{Value, json};
@@ -33,6 +33,7 @@ settings:
   telemetry: { log: { format: logstash } }
 rules: { files: { a.yaml: "domain: a\ndescriptors: []\n", b.yaml: "domain: b\n" } }
 tls: { existingSecret: certs }
+peers: { enabled: true, port: 9083, sync: 50ms, existingSecret: peer-certs }
 extraEnv: [{ name: SLUICEGATE__WORKERS, value: "2" }]
 extraVolumes: [{ name: x, emptyDir: {} }]
 extraVolumeMounts: [{ name: x, mountPath: /x }]
@@ -50,6 +51,8 @@ priorityClassName: high
 "#;
 const BY_XDS: &str = "settings: { rules: { xds: { server: 'http://127.0.0.1:1', start_without_rules: true } } }\n";
 
+const PEERS: &str = "peers: { enabled: true, allowPlaintext: true }\n";
+
 /// Returns all documents of a YAML file, parsed by `PyYAML`.
 fn documents(text: &str) -> Vec<Value> {
     let script = "import json, sys, yaml; print(json.dumps([d for d in yaml.safe_load_all(sys.stdin) if d]))";
@@ -61,18 +64,23 @@ fn documents(text: &str) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Runs Helm on the chart with these values and returns its output.
-fn helm(args: &[&str], values: &str) -> String {
+/// Runs Helm on the chart with these values.
+fn run_helm(args: &[&str], values: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.yaml");
     fs::write(&file, values).unwrap();
-    let output = Command::new(tool("helm"))
+    Command::new(tool("helm"))
         .args(args)
         .arg(repository("deploy/helm/sluicegate"))
         .args(["--kube-version", "1.33.0", "--values"])
         .arg(&file)
         .output()
-        .unwrap();
+        .unwrap()
+}
+
+/// Runs Helm on the chart with these values and returns its output.
+fn helm(args: &[&str], values: &str) -> String {
+    let output = run_helm(args, values);
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     text
@@ -142,6 +150,9 @@ async fn start(manifests: &str, redis: &RedisServer) -> Server {
     let server = Server::from_command(command)
         .set("grpc.addr", "127.0.0.1:0")
         .set("http.addr", "127.0.0.1:0")
+        // With peers, whose host name does not exist here and whose certificates are missing as well.
+        .set("cluster.addr", "127.0.0.1:0")
+        .set("cluster.allow_plaintext", "true")
         .set("telemetry.log.format", "json")
         .start();
     for probe in ["startupProbe", "readinessProbe"] {
@@ -159,8 +170,9 @@ async fn helm_and_kubernetes_accept_the_chart() {
     let redis = RedisServer::start();
     for (values, count) in [
         ("", 6),
-        (EVERYTHING, 9),
+        (EVERYTHING, 10),
         (BY_XDS, 5),
+        (PEERS, 7),
         ("rules: { existingConfigMap: mine }\n", 5),
         ("podDisruptionBudget: { enabled: false }\nserviceAccount: { create: false }\n", 4),
     ] {
@@ -172,6 +184,49 @@ async fn helm_and_kubernetes_accept_the_chart() {
             drop(start(&manifests, &redis).await);
         }
     }
+}
+
+/// Returns the document of this kind and name.
+fn document(manifests: &str, kind: &str, name: &str) -> Value {
+    let all = documents(manifests);
+    let found = all.into_iter().find(|found| found["kind"] == kind && found["metadata"]["name"] == name);
+    found.unwrap_or_else(|| panic!("no {kind} {name} in {manifests}"))
+}
+
+/// The name of the headless service is the one that pods resolve and that certificates must contain.
+#[test]
+fn pods_with_peers_find_each_other_by_the_headless_service() {
+    let manifests = helm(&["template", "rate"], EVERYTHING);
+    let service = document(&manifests, "Service", "rate-sluicegate-peers");
+    assert_eq!(
+        (&service["spec"]["clusterIP"], &service["spec"]["publishNotReadyAddresses"]),
+        (&json!("None"), &json!(true))
+    );
+    let pod = document(&manifests, "Deployment", "rate-sluicegate")["spec"]["template"]["spec"].clone();
+    let container = &pod["containers"][0];
+    let variables = container["env"].as_array().unwrap();
+    let value = |name: &str| variables.iter().find(|variable| variable["name"] == name).unwrap()["value"].clone();
+    assert_eq!(value("SLUICEGATE__CLUSTER__PEERS"), "rate-sluicegate-peers.default.svc:9083");
+    assert_eq!(value("SLUICEGATE__CLUSTER__ADDR"), "0.0.0.0:9083");
+    assert_eq!(value("SLUICEGATE__CLUSTER__SYNC"), "50ms");
+    assert_eq!(value("SLUICEGATE__CLUSTER__TLS__SERVER_NAME"), "rate-sluicegate-peers.default.svc");
+    assert!(container["ports"].as_array().unwrap().contains(&json!({ "name": "peers", "containerPort": 9083 })));
+    let secret = json!({ "name": "peer-certs", "secret": { "secretName": "peer-certs" } });
+    assert!(pod["volumes"].as_array().unwrap().contains(&secret), "{pod}");
+    // Only the pods themselves may connect to the port.
+    let policy = document(&manifests, "NetworkPolicy", "rate-sluicegate");
+    let rule = &policy["spec"]["ingress"][1];
+    assert_eq!(
+        (&rule["from"][0]["podSelector"], &rule["ports"]),
+        (&policy["spec"]["podSelector"], &json!([{ "port": "peers" }]))
+    );
+}
+
+#[test]
+fn peers_without_certificates_must_be_allowed() {
+    let output = run_helm(&["template", "rate"], "peers: { enabled: true }\n");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("peers.enabled needs peers.existingSecret"), "{error}");
 }
 
 /// The plain manifests are the chart rendered with its default values. `UPDATE_MANIFESTS=1` rewrites them.

@@ -26,3 +26,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "sluicegate.rules" -}}
 {{- .Values.rules.existingConfigMap | default (printf "%s-rules" (include "sluicegate.name" .)) }}
 {{- end }}
+
+{{- /* The name of the headless service of the peers, which their certificates contain. */ -}}
+{{- define "sluicegate.peers" -}}
+{{- printf "%s-peers" (include "sluicegate.name" . | trunc 57 | trimSuffix "-") }}
+{{- end }}
+
+{{- define "sluicegate.peersHost" -}}
+{{- printf "%s.%s.svc" (include "sluicegate.peers" .) .Release.Namespace }}
+{{- end }}
