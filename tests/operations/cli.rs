@@ -183,6 +183,7 @@ const UNSET: [&str; 22] = [
     "record.dir",
     "rules.candidate_dir",
     "rules.dir",
+    "cluster.tls.server_name",
     "per_second.store",
     "redis.sentinel.username",
     "redis.sentinel.password",

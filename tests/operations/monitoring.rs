@@ -66,6 +66,9 @@ async fn every_metric_of_alerts_and_dashboard_exists() {
     let in_memory = Server::builder()
         .set("rules.xds.server", &format!("http://{}", plane.address()))
         .set("rules.xds.start_without_rules", "true")
+        .set("cluster.addr", "127.0.0.1:0")
+        .set("cluster.peers", "127.0.0.1:1")
+        .set("cluster.allow_plaintext", "true")
         .start();
     let client = on_redis.client().await;
     let page = wait_for_async("an evaluation of the candidate rules", async || {
