@@ -343,7 +343,7 @@ fn to_yaml(value: &Value) -> String {
 #[test]
 fn programs_accept_the_commands_of_the_compose_files() {
     let folder = repository("deploy/compose");
-    for file in ["compose.yaml", "single.yaml", "monitoring/compose.yaml"] {
+    for file in ["compose.yaml", "single.yaml", "peers.yaml", "monitoring/compose.yaml"] {
         let compose = documents(&fs::read_to_string(folder.join(file)).unwrap()).remove(0);
         let services = compose["services"].as_object().unwrap();
         assert!(services.len() > 1, "{services:?}");
