@@ -49,12 +49,12 @@ pub(super) async fn stop_servers(
         let drained = async {
             let _ = tokio::join!(grpc, http);
             store.return_all(clock.now()).await;
-            if let Some(cluster) = cluster {
-                cluster.leave().await;
-            }
         };
         if timeout(settings.grace, drained).await.is_err() {
             tracing::warn!("some calls did not finish within shutdown.grace");
+        }
+        if let Some(cluster) = cluster {
+            cluster.leave().await;
         }
     };
     tokio::select! {

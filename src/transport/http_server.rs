@@ -124,7 +124,7 @@ impl HttpServer {
                     tracing::warn!(
                         listener = self.name,
                         max = self.max_connections,
-                        "http.max_connections or admin.max_connections reached; closing the connection with the oldest last response"
+                        "maximum number of connections reached; closing the connection with the oldest last response"
                     );
                 }
             }

@@ -111,6 +111,10 @@ pub struct CopyPage {
     pub origin: u64,
     #[prost(message, repeated, tag = "2")]
     pub positions: ::prost::alloc::vec::Vec<Position>,
+    /// In the first page: time by the clock of the called instance, in microseconds since the Unix epoch. States contain
+    /// times of this clock.
+    #[prost(uint64, tag = "4")]
+    pub now_us: u64,
     #[prost(message, repeated, tag = "3")]
     pub counters: ::prost::alloc::vec::Vec<CounterCopy>,
 }

@@ -279,7 +279,8 @@ mod tests {
         take(&mut counter, &rule, 3, at(60_000));
         assert_eq!(counter.begin_report(&rule, at(60_001)), Some(3), "the hits of the new window still count");
         counter.finish_report(&rule, Err(StoreError::Unavailable), at(60_001), at(60_002));
-        take(&mut counter, &rule, 2, at(120_000));
+        let later = Hit::take(b"k", &rule, 2);
+        assert!(counter.decide(&rule, &later, at(120_000), 2 * MAX_STALENESS).is_some());
         assert_eq!(counter.begin_report(&rule, at(120_001)), Some(2), "the call was not sent in time");
         let (_, mut counter) = Store::with_counter(rule, 0);
         take(&mut counter, &rule, 10, at(59_900));

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{
-    CounterDigest, SCALE,
+    CounterDigest,
     increment::{Change, Increment},
 };
 use crate::{
@@ -19,8 +19,6 @@ use crate::{
 const PERIOD: Micros = Micros::from_secs(10);
 /// Maximum number of periods.
 const MAX_PERIODS: usize = 32;
-/// Maximum number of changes, of about 60 bytes each.
-pub(super) const MAX_CHANGES: usize = 1_000_000 / SCALE;
 
 /// Merged increments, the oldest first.
 #[derive(Default)]
@@ -46,8 +44,8 @@ impl Backlog {
         self.changes
     }
 
-    /// Adds the next increment. Returns the number of changes that were dropped because the backlog was full.
-    pub(super) fn add(&mut self, increment: &Increment, now: Micros) -> u64 {
+    /// Adds the next increment.
+    pub(super) fn add(&mut self, increment: &Increment, now: Micros) {
         let is_new = self.periods.back().is_none_or(|last| increment.published_at - last.started_at >= PERIOD);
         if is_new {
             if self.periods.len() >= MAX_PERIODS {
@@ -60,14 +58,13 @@ impl Backlog {
             last.merge(increment.sequence, &increment.limits, increment.changes.iter().copied());
             self.changes += last.hits.len() - before;
         }
-        let mut dropped = 0;
-        while self.changes > MAX_CHANGES && self.periods.len() > 1 {
-            // The position moves past the period: its hits are lost to the subscriber.
-            let lost = self.periods.pop_front().map_or(0, |period| period.hits.len());
-            self.changes -= lost;
-            dropped += lost as u64;
-        }
-        dropped
+    }
+
+    /// Drops the oldest period and returns its number of changes. The next batch moves the position past them.
+    pub(super) fn drop_oldest(&mut self) -> u64 {
+        let lost = self.periods.pop_front().map_or(0, |period| period.hits.len());
+        self.changes -= lost;
+        lost as u64
     }
 
     /// Removes the oldest period and returns its hits that still count, as an increment.

@@ -50,9 +50,12 @@ const SCALE: usize = if cfg!(test) { 100 } else { 1 };
 const MAX_RECENT_CHANGES: usize = 500_000 / SCALE;
 /// Maximum number of changes in one increment.
 const MAX_INCREMENT_CHANGES: usize = 50_000 / SCALE;
+/// Maximum number of changes in the backlogs of all subscribers, of about 60 bytes each.
+const MAX_BACKLOG_CHANGES: usize = 1_000_000 / SCALE;
 /// Maximum number of changes in one batch, unless it has only one increment.
 const MAX_BATCH_CHANGES: usize = 100_000 / SCALE;
-/// Time after which an instance without a pull is forgotten, and an origin without a batch.
+/// Time after which an instance without a pull is forgotten. Positions of origins are never forgotten by time: an
+/// increment would be applied again if the clock jumped.
 pub const FORGET_AFTER: Micros = Micros::from_secs(600);
 /// Maximum number of subscribers and of origins. The one that was silent for the longest time is forgotten first.
 const MAX_INSTANCES: usize = 1_000 / SCALE;
@@ -152,8 +155,6 @@ impl Peers {
         outgoing.subscribers.retain(|_, subscriber| now - subscriber.pulled_at < FORGET_AFTER);
         let sequence = outgoing.sequence;
         self.published.send_if_modified(|latest| std::mem::replace(latest, sequence) != sequence);
-        drop(outgoing);
-        lock(&self.origins).retain(|_, origin| now - origin.heard_at < FORGET_AFTER);
     }
 
     /// Answers the pull of another instance. `after` is the position of the subscriber, if it has one.
@@ -201,7 +202,7 @@ impl Peers {
     #[must_use]
     pub fn subscribers(&self) -> (usize, usize) {
         let outgoing = lock(&self.outgoing);
-        (outgoing.subscribers.len(), outgoing.subscribers.values().map(Subscriber::backlog_changes).sum())
+        (outgoing.subscribers.len(), outgoing.backlog_changes())
     }
 
     /// Returns the position of another instance: the last increment that was applied here.
@@ -212,13 +213,16 @@ impl Peers {
 
     /// Applies a batch of another instance, unless it does not begin at the position. Returns whether it was applied.
     pub fn apply(&self, batch: &Batch, now: Micros) -> bool {
+        if batch.origin == self.epoch {
+            return false;
+        }
         let mut origins = lock(&self.origins);
         if !origins.contains_key(&batch.origin) {
             forget_oldest(&mut origins, |origin| origin.heard_at);
         }
         let origin = origins.entry(batch.origin).or_insert(Origin { position: 0, heard_at: now });
         origin.heard_at = now;
-        if batch.origin == self.epoch || origin.position != batch.after || batch.until <= batch.after {
+        if origin.position != batch.after || batch.until <= batch.after {
             return false;
         }
         let mut expired = 0;
@@ -285,6 +289,10 @@ impl Outgoing {
         self.recent.push_back(Arc::new(increment));
     }
 
+    fn backlog_changes(&self) -> usize {
+        self.subscribers.values().map(Subscriber::backlog_changes).sum()
+    }
+
     /// Removes old increments, which are merged for the subscribers that have not pulled them.
     ///
     /// Returns the number of changes that were dropped because a backlog was full.
@@ -294,10 +302,15 @@ impl Outgoing {
             && (self.recent_changes > MAX_RECENT_CHANGES || now - oldest.published_at > RECENT_TIME)
         {
             for subscriber in self.subscribers.values_mut() {
-                dropped += subscriber.keep(oldest, now);
+                subscriber.keep(oldest, now);
             }
             self.recent_changes -= oldest.changes.len();
             self.recent.pop_front();
+        }
+        while self.backlog_changes() > MAX_BACKLOG_CHANGES
+            && let Some(largest) = self.subscribers.values_mut().max_by_key(|subscriber| subscriber.backlog_changes())
+        {
+            dropped += largest.drop_oldest();
         }
         dropped
     }

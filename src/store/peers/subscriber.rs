@@ -39,11 +39,16 @@ impl Subscriber {
     }
 
     /// Keeps an increment that is about to be removed from the recent ones, if the subscriber has not received it.
-    ///
-    /// Returns the number of changes that were dropped because the backlog was full.
-    pub(super) fn keep(&mut self, increment: &Increment, now: Micros) -> u64 {
+    pub(super) fn keep(&mut self, increment: &Increment, now: Micros) {
         let received = self.sent.as_ref().map_or(self.position, |(until, _)| *until);
-        if increment.sequence <= received { 0 } else { self.backlog.add(increment, now) }
+        if increment.sequence > received {
+            self.backlog.add(increment, now);
+        }
+    }
+
+    /// Drops the oldest part of the backlog and returns its number of changes. The subscriber never receives them.
+    pub(super) fn drop_oldest(&mut self) -> u64 {
+        self.backlog.drop_oldest()
     }
 
     /// Returns the position before and after the next batch, and its increments; `None` if there are no increments.

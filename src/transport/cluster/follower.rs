@@ -17,6 +17,7 @@ use super::{
     settings::TlsSettings,
 };
 use crate::{
+    algorithm::Micros,
     service::{Clock, OverrideSync, overrides::PeerOverrides},
     store::{overrides::OverrideStoreError, peers::Peers},
     transport::grpc::wait_for_shutdown,
@@ -30,6 +31,8 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(2).saturating_add(PULL_WAIT);
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(300);
 /// First and maximum pause before a new attempt.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Maximum difference of two clocks with which a copied state has its meaning. States contain times.
+const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
 /// Pause before an address is called again whose instance is also at another one.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
@@ -40,6 +43,8 @@ pub(super) struct Context {
     pub(super) clock: Clock,
     pub(super) overrides: Arc<OverrideSync>,
     pub(super) tls: Option<TlsSettings>,
+    /// First host in the settings.
+    pub(super) default_host: Option<String>,
     /// Port of the own listener.
     pub(super) port: u16,
     /// Whether the counters of an instance have been copied; locked during a copy. One copy is enough for all origins
@@ -250,7 +255,7 @@ impl Follower {
         let request = proto::CopyRequest { protocol: PROTOCOL };
         let pages = timeout(CALL_TIMEOUT, client.copy(request)).await;
         let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
-        let (mut positions, mut counters) = (Vec::new(), 0);
+        let (mut positions, mut counters, mut same_clock) = (Vec::new(), 0, true);
         loop {
             let page =
                 timeout(CALL_TIMEOUT, pages.message()).await.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??;
@@ -258,11 +263,24 @@ impl Follower {
                 break;
             };
             positions.extend(page.positions.iter().map(|position| (position.origin, position.sequence)));
-            counters += page.counters.len();
-            peers.insert_copies(message::decode_copies(&page.counters), clock.now());
+            if page.now_us > 0 {
+                let now = clock.now();
+                same_clock = now.get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get();
+            }
+            if same_clock {
+                counters += page.counters.len();
+                peers.insert_copies(message::decode_copies(&page.counters), clock.now());
+            }
         }
         peers.continue_from(origin, &positions, clock.now());
-        tracing::info!(peer = %self.address, counters, "counters copied from a peer");
+        if same_clock {
+            tracing::info!(peer = %self.address, counters, "counters copied from a peer");
+        } else {
+            tracing::warn!(
+                peer = %self.address,
+                "the clock of a peer differs by more than 30 s: its counters were not copied, only new hits are received"
+            );
+        }
         Ok(())
     }
 
@@ -278,7 +296,9 @@ impl Follower {
                 fs::read(&path).map_err(|source| FollowError::File { path, source })
             };
             let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.key_file)?);
-            let name = files.server_name.clone().or_else(|| self.host.clone());
+            // An instance that has called is expected to have the name of the others.
+            let name =
+                files.server_name.clone().or_else(|| self.host.clone()).or_else(|| self.context.default_host.clone());
             let tls = ClientTlsConfig::new()
                 .ca_certificate(Certificate::from_pem(read(&files.ca_file)?))
                 .identity(identity)

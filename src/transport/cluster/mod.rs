@@ -40,7 +40,7 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    metrics::observe_gauge,
+    metrics::{LogThrottle, observe_gauge},
     service::{Clock, OverrideSync},
     store::peers::Peers,
 };
@@ -82,6 +82,7 @@ pub struct Cluster {
     /// Stops the listener.
     stop: watch::Sender<bool>,
     phase: watch::Sender<Phase>,
+    log_unresolved: LogThrottle,
 }
 
 /// Phase of an instance in the cluster.
@@ -134,8 +135,17 @@ impl Cluster {
         let tls = files.cert_file.is_some().then(|| files.clone());
         let (leaving, _) = watch::channel(false);
         let (port, has_copied) = (addr.port(), Mutex::new(false));
-        let context = Context { peers, members, clock, overrides, tls, port, has_copied, phase: in_phase, leaving };
-        Ok(Self { context: Arc::new(context), settings: settings.clone(), addr, stop, phase })
+        let default_host = settings.peers.first().map(|peer| split_host(peer, addr.port()).0);
+        let context =
+            Context { peers, members, clock, overrides, tls, default_host, port, has_copied, phase: in_phase, leaving };
+        Ok(Self {
+            context: Arc::new(context),
+            settings: settings.clone(),
+            addr,
+            stop,
+            phase,
+            log_unresolved: LogThrottle::default(),
+        })
     }
 
     /// Returns the address with the actual port.
@@ -244,19 +254,47 @@ impl Cluster {
         let mut resolved = BTreeMap::new();
         let known = self.context.members.addresses();
         for peer in self.settings.peers.iter().collect::<BTreeSet<_>>() {
-            let has_port = peer.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-            let target = if has_port { peer.clone() } else { format!("{peer}:{}", self.addr.port()) };
-            let host = target.rsplit_once(':').map_or(target.as_str(), |(host, _)| host);
-            let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-            match lookup_host(&target).await {
+            let (host, port) = split_host(peer, self.addr.port());
+            match lookup_host((host.as_str(), port)).await {
                 Ok(addresses) => resolved.extend(addresses.map(|address| (address, host.clone()))),
                 Err(error) => {
-                    tracing::debug!(peer, %error, "cannot resolve a peer");
+                    if self.log_unresolved.should_log() {
+                        tracing::warn!(peer, %error, "cannot resolve a peer; its last known addresses are used");
+                    }
                     let of_host = known.iter().filter(|(_, known)| known.as_ref() == Some(&host));
                     resolved.extend(of_host.map(|(address, _)| (*address, host.clone())));
                 }
             }
         }
         resolved
+    }
+}
+
+/// Returns the host and the port of an address in the settings: `host`, `host:port`, `[IPv6]:port` or an IPv6 address.
+fn split_host(peer: &str, default_port: u16) -> (String, u16) {
+    let is_bare_v6 = peer.parse::<std::net::Ipv6Addr>().is_ok();
+    let with_port = peer.rsplit_once(':').filter(|_| !is_bare_v6);
+    let (host, port) =
+        with_port.and_then(|(host, port)| Some((host, port.parse().ok()?))).unwrap_or((peer, default_port));
+    (host.trim_start_matches('[').trim_end_matches(']').to_owned(), port)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_may_have_a_port() {
+        for (peer, host, port) in [
+            ("peers", "peers", 8083),
+            ("peers:1", "peers", 1),
+            ("10.0.0.1", "10.0.0.1", 8083),
+            ("10.0.0.1:2", "10.0.0.1", 2),
+            ("::1", "::1", 8083),
+            ("[::1]", "::1", 8083),
+            ("[::1]:3", "::1", 3),
+        ] {
+            assert_eq!(split_host(peer, 8083), (host.to_owned(), port), "{peer}");
+        }
     }
 }

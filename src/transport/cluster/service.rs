@@ -100,6 +100,7 @@ impl ClusterService for Service {
         let positions = self.peers.copy_positions(self.clock.now()).into_iter();
         let first = proto::CopyPage {
             origin: self.peers.epoch(),
+            now_us: self.clock.now().get(),
             positions: positions.map(|(origin, sequence)| proto::Position { origin, sequence }).collect(),
             counters: Vec::new(),
         };
