@@ -52,6 +52,7 @@ impl Rules {
             merge_domains: settings.rules.merge_domains,
             charge_all: settings.rules.charge_all,
             instances: settings.cluster.divisor(),
+            peers: settings.cluster.has_peers() && settings.store == "memory",
         };
         let resources = Arc::new(Resources::default());
         let (clock, statistics) = (telemetry.clock.clone(), Arc::clone(&telemetry.statistics));

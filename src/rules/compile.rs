@@ -35,11 +35,14 @@ pub struct Options {
     pub charge_all: bool,
     /// Number of instances among which a limit is divided if each instance decides on its own.
     pub instances: NonZeroU32,
+    /// Whether the counters are in memory and exchanged with other instances. Limits whose counters are not exchanged
+    /// then have a warning.
+    pub peers: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { merge_domains: false, charge_all: false, instances: NonZeroU32::MIN }
+        Self { merge_domains: false, charge_all: false, instances: NonZeroU32::MIN, peers: false }
     }
 }
 

@@ -498,6 +498,16 @@ async fn a_setting_determines_the_default_of_charge() {
 }
 
 #[test]
+fn limits_that_are_not_exchanged_with_peers_have_a_warning() {
+    let text = "domain: d\ndescriptors:\n- key: a\n  rate_limit: {algorithm: concurrency, limit: 3, hold: 30s}\n\
+                - key: b\n  rate_limit: {algorithm: gcra, unit: day, requests_per_unit: 5}";
+    let (_, warnings) = accepted(&[text], Options { peers: true, ..Options::default() });
+    let reason = "concurrency is enforced by each instance alone, because its counters are not exchanged with peers";
+    assert_eq!(warnings, [format!("a.yaml:4:15: warning: {reason}")]);
+    assert_eq!(accepted(&[text], Options::default()).1, <[&str; 0]>::default());
+}
+
+#[test]
 fn the_rule_files_in_deploy_have_no_warnings() {
     for folder in ["deploy/examples", "deploy/envoy/rules"] {
         let path = crate::support::repository(folder);

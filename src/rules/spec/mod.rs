@@ -85,7 +85,7 @@ pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'
         diagnostics.error(start, "the file is empty; a domain is required");
         return None;
     };
-    let mut reader = Reader { diagnostics, instances: options.instances.into() };
+    let mut reader = Reader { diagnostics, instances: options.instances.into(), peers: options.peers };
     let mut domain = None;
     let (mut shard_by, mut shard_by_location) = (Vec::new(), start);
     let mut charge_all = options.charge_all;
@@ -132,7 +132,7 @@ pub(super) fn read_custom_limit(
             return None;
         }
     };
-    let mut reader = Reader { diagnostics, instances: options.instances.into() };
+    let mut reader = Reader { diagnostics, instances: options.instances.into(), peers: options.peers };
     if let Some((text, _)) = node.scalar() {
         return reader.custom_limit_from_scalar(text, node.location);
     }
@@ -155,6 +155,8 @@ struct Reader<'r, 'p> {
     diagnostics: &'r mut Diagnostics<'p>,
     /// Number of instances among which a limit is divided if each instance decides on its own.
     instances: u32,
+    /// See [`Options::peers`].
+    peers: bool,
 }
 
 impl Reader<'_, '_> {

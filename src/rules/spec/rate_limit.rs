@@ -174,6 +174,13 @@ impl Reader<'_, '_> {
                 return None;
             }
         };
+        if self.peers && limit.algorithm().spec().is_none() {
+            let message = format!(
+                "{} is enforced by each instance alone, because its counters are not exchanged with peers",
+                limit.algorithm().name()
+            );
+            self.diagnostics.warning(node, message);
+        }
         if let Some((consistency, location)) = consistency {
             rate_limit.consistency = consistency;
             self.check_consistency(consistency, &limit, elastic.is_some(), location);
