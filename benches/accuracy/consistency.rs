@@ -1,4 +1,4 @@
-//! Three instances that share one limit, for each consistency: the allowed proportion of the expected hits, and the
+//! Three instances that share one limit, for each consistency in Redis and as peers without Redis: the allowed proportion of the expected hits, and the
 //! hits in the worst window. This runs the code of the service, in virtual time.
 
 use std::{
@@ -14,7 +14,11 @@ use sluicegate::{
         Algorithm, Consistency, MaxHits, Micros, Operation, State, fixed_window::FixedWindow, token_bucket::TokenBucket,
     },
     metrics::WorkerId,
-    store::{Charge, CounterStore, Hit, Local, StepOutcome, StepOutcomes, Store, local},
+    store::{
+        AnyStore, Charge, CounterStore, Hit, HitDecisions, Local, Memory, Peers, StepOutcome, StepOutcomes, Store,
+        local, memory,
+        peers::{self, Pull},
+    },
 };
 use tokio::time::{Instant, sleep};
 
@@ -24,6 +28,8 @@ const LIMIT: u32 = 2_000;
 const WINDOW: Micros = Micros::from_secs(1);
 const INSTANCES: usize = 3;
 const SECONDS: u64 = 10;
+/// Interval at which peers publish their hits.
+const SYNC: Duration = Duration::from_millis(100);
 /// Latency of a call to the store in each direction.
 const ONE_WAY_LATENCY: Duration = Duration::from_micros(250);
 
@@ -77,7 +83,7 @@ pub(crate) fn print() {
     let fixed: Algorithm = FixedWindow::new(MaxHits::hard(LIMIT.into()), WINDOW, true).unwrap().into();
     let bucket: Algorithm = TokenBucket::new(LIMIT, WINDOW, MaxHits::hard(LIMIT.into()), false).unwrap().into();
     for (name, algorithm) in [("fixed_window", fixed), ("token_bucket", bucket)] {
-        for consistency in Consistency::ALL {
+        for consistency in Consistency::ALL.map(Some).into_iter().chain([None]) {
             let cells = LOADS.iter().flat_map(|(_, shares)| {
                 [0.9, 1.5].map(|load| {
                     let runtime =
@@ -86,18 +92,31 @@ pub(crate) fn print() {
                     format!(" {:.1}%, {worst} |", share * 100.0)
                 })
             });
-            println!("| {name}, {} |{}", consistency.name(), cells.collect::<String>());
+            let consistency = consistency.map_or("peers", Consistency::name);
+            println!("| {name}, {consistency} |{}", cells.collect::<String>());
         }
     }
 }
 
-/// Returns the allowed proportion of the expected hits, and the hits in the worst second.
-async fn run(algorithm: Algorithm, consistency: Consistency, shares: Shares, load: f64) -> (f64, usize) {
-    let remote = Remote { started: Instant::now(), state: Arc::default() };
-    let passed = Arc::new(Mutex::new(Vec::new()));
-    let tasks = tokio::task::LocalSet::new();
-    let requests = Rc::new(Cell::new(0_u64));
-    for instance in 0..INSTANCES {
+/// One instance: in front of Redis, or a peer with its own counters.
+#[derive(Clone)]
+enum Member {
+    Redis(Local<Remote>),
+    Peer(AnyStore),
+}
+
+impl Member {
+    async fn apply(&self, hit: Hit<'_>, now: Micros) -> HitDecisions {
+        match self {
+            Self::Redis(local) => local.apply(&[hit], Charge::Each, now).await,
+            Self::Peer(store) => store.apply(&[hit], Charge::Each, now).await,
+        }
+    }
+}
+
+/// Starts instances that share a counter in Redis.
+fn start_in_redis(remote: &Remote, tasks: &tokio::task::LocalSet) -> Vec<Member> {
+    let instance = |_| {
         let shared = local::Shared::new(
             &local::DenyCacheSettings::default(),
             &local::LeaseSettings::default(),
@@ -113,6 +132,64 @@ async fn run(algorithm: Algorithm, consistency: Consistency, shares: Shares, loa
                 sweeper.sweep(Micros::ZERO).await;
             }
         });
+        Member::Redis(local)
+    };
+    (0..INSTANCES).map(instance).collect()
+}
+
+/// Starts instances that exchange hits. Each publishes at its own time.
+fn start_as_peers(clock: &Remote, tasks: &tokio::task::LocalSet) -> Vec<Member> {
+    let memory = || Arc::new(Memory::exchanged(&memory::Settings { max_counters: 1_000 }));
+    let stores: Vec<_> = (0..INSTANCES).map(|_| memory()).collect();
+    let peers: Vec<_> = (1..)
+        .zip(&stores)
+        .map(|(epoch, store)| Peers::with_epoch(Arc::clone(store), peers::Metrics::new(), epoch))
+        .collect();
+    for (index, peer) in peers.iter().enumerate() {
+        let (clock, publisher) = (clock.clone(), Arc::clone(peer));
+        tasks.spawn_local(async move {
+            sleep(SYNC / INSTANCES as u32 * index as u32).await;
+            for _ in 0..SECONDS * 10 {
+                sleep(SYNC).await;
+                publisher.publish(clock.now());
+            }
+        });
+    }
+    for (origin, subscriber) in peers.iter().flat_map(|origin| peers.iter().map(move |other| (origin, other))) {
+        if !Arc::ptr_eq(origin, subscriber) {
+            tasks.spawn_local(follow(clock.clone(), Arc::clone(origin), Arc::clone(subscriber)));
+        }
+    }
+    stores.into_iter().map(|store| Member::Peer(AnyStore::Memory(store))).collect()
+}
+
+/// Pulls the increments of `origin` until the end of the run.
+async fn follow(clock: Remote, origin: Arc<Peers>, subscriber: Arc<Peers>) {
+    let mut published = origin.published();
+    while clock.started.elapsed() < Duration::from_secs(SECONDS) {
+        sleep(ONE_WAY_LATENCY).await;
+        let after = subscriber.position(origin.epoch());
+        match origin.pull(subscriber.epoch(), after, clock.now()) {
+            Pull::Batch(batch) => {
+                sleep(ONE_WAY_LATENCY).await;
+                subscriber.apply(&batch, clock.now());
+            }
+            Pull::Nothing | Pull::Copy => drop(tokio::time::timeout(SYNC, published.changed()).await),
+        }
+    }
+}
+
+/// Returns the allowed proportion of the expected hits, and the hits in the worst second.
+async fn run(algorithm: Algorithm, consistency: Option<Consistency>, shares: Shares, load: f64) -> (f64, usize) {
+    let remote = Remote { started: Instant::now(), state: Arc::default() };
+    let passed = Arc::new(Mutex::new(Vec::new()));
+    let tasks = tokio::task::LocalSet::new();
+    let requests = Rc::new(Cell::new(0_u64));
+    let members = match consistency {
+        Some(_) => start_in_redis(&remote, &tasks),
+        None => start_as_peers(&remote, &tasks),
+    };
+    for (instance, member) in members.into_iter().enumerate() {
         let (remote, passed, requests) = (remote.clone(), Arc::clone(&passed), Rc::clone(&requests));
         tasks.spawn_local(async move {
             let mut rng = StdRng::seed_from_u64(instance as u64);
@@ -123,10 +200,11 @@ async fn run(algorithm: Algorithm, consistency: Consistency, shares: Shares, loa
                 let calls = mean as u32 + u32::from(rng.random::<f64>() < mean.fract());
                 requests.set(requests.get() + u64::from(calls));
                 for _ in 0..calls {
-                    let (local, remote, passed) = (local.clone(), remote.clone(), Arc::clone(&passed));
+                    let (member, remote, passed) = (member.clone(), remote.clone(), Arc::clone(&passed));
                     tokio::task::spawn_local(async move {
+                        let consistency = consistency.unwrap_or_default();
                         let hit = Hit { consistency, ..Hit::take(b"{d|k=v}", &algorithm, 1) };
-                        let answer = local.apply(&[hit], Charge::Each, remote.now()).await.pop();
+                        let answer = member.apply(hit, remote.now()).await.pop();
                         if answer.is_some_and(|answer| answer.is_ok_and(|answer| answer.decision.allowed)) {
                             passed.lock().unwrap().push(remote.now().get());
                         }
