@@ -59,7 +59,6 @@ pub(super) struct Context {
 pub(super) struct Follower {
     context: Arc<Context>,
     address: SocketAddr,
-    host: Option<String>,
 }
 
 /// End of the calls to an address.
@@ -92,8 +91,8 @@ enum FollowError {
 type Client = ClusterServiceClient<Channel>;
 
 impl Follower {
-    pub(super) const fn new(context: Arc<Context>, address: SocketAddr, host: Option<String>) -> Self {
-        Self { context, address, host }
+    pub(super) const fn new(context: Arc<Context>, address: SocketAddr) -> Self {
+        Self { context, address }
     }
 
     /// Follows the instance, and connects again after failures. Ends if the address is the own one, or at shutdown.
@@ -296,9 +295,9 @@ impl Follower {
                 fs::read(&path).map_err(|source| FollowError::File { path, source })
             };
             let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.key_file)?);
-            // An instance that has called is expected to have the name of the others.
-            let name =
-                files.server_name.clone().or_else(|| self.host.clone()).or_else(|| self.context.default_host.clone());
+            // An instance that DNS does not contain yet is expected to have the name of the others.
+            let host = || self.context.members.host(self.address).or_else(|| self.context.default_host.clone());
+            let name = files.server_name.clone().or_else(host);
             let tls = ClientTlsConfig::new()
                 .ca_certificate(Certificate::from_pem(read(&files.ca_file)?))
                 .identity(identity)

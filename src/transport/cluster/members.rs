@@ -136,6 +136,11 @@ impl Members {
         }
     }
 
+    /// Returns the host of an address; `None` if only calls have named it.
+    pub(super) fn host(&self, address: SocketAddr) -> Option<String> {
+        self.lock().get(&address).and_then(|member| member.host.clone())
+    }
+
     /// Returns the state of an address.
     pub(super) fn state(&self, address: SocketAddr) -> MemberState {
         self.lock().get(&address).map_or(MemberState::New, |member| member.state)

@@ -169,10 +169,10 @@ impl Cluster {
         let members = &self.context.members;
         loop {
             let changed = members.changed();
-            for (address, host) in members.addresses() {
+            for (address, _) in members.addresses() {
                 followers
                     .entry(address)
-                    .or_insert_with(|| tasks.spawn(Follower::new(Arc::clone(&self.context), address, host).run()));
+                    .or_insert_with(|| tasks.spawn(Follower::new(Arc::clone(&self.context), address).run()));
             }
             tokio::select! {
                 () = changed => {}
