@@ -23,7 +23,7 @@ use tokio::{
     net::lookup_host,
     sync::{Mutex, watch},
     task::{AbortHandle, JoinSet},
-    time::{sleep, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tonic::service::Routes;
 
@@ -167,6 +167,8 @@ impl Cluster {
         let mut followers: BTreeMap<SocketAddr, AbortHandle> = BTreeMap::new();
         let mut tasks = JoinSet::new();
         let members = &self.context.members;
+        // Changes must not postpone it.
+        let mut resolve_at = Instant::now() + RESOLVE_INTERVAL;
         loop {
             let changed = members.changed();
             for (address, _) in members.addresses() {
@@ -176,10 +178,11 @@ impl Cluster {
             }
             tokio::select! {
                 () = changed => {}
-                () = sleep(RESOLVE_INTERVAL) => {
+                () = sleep_until(resolve_at) => {
                     for removed in members.set_resolved(&self.resolve().await) {
                         followers.remove(&removed).inspect(AbortHandle::abort);
                     }
+                    resolve_at = Instant::now() + RESOLVE_INTERVAL;
                 }
             }
             while tasks.try_join_next().is_some() {}
