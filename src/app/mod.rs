@@ -83,6 +83,10 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     start_periodic(&mut tasks, &rules, &servers, &operations);
     let statsd = telemetry.start_statsd(&rules.reloader);
     let cluster = cluster::start(&settings, &engines, &telemetry, &operations.overrides, &mut tasks).await?;
+    if cluster.is_some() {
+        // Rules that were promoted on another instance apply from the first decision on.
+        operations.candidates.poll(false).await;
+    }
     let running = servers.serve(&settings, &rules, operations, &mut tasks)?;
 
     shutdown::stop_servers(running, cluster.as_deref(), signals, &settings.shutdown, &telemetry.clock).await;
