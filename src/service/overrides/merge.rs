@@ -128,12 +128,15 @@ impl OverrideSync {
             return None;
         }
         let (mut kept, mut conflicts) = (Vec::new(), Vec::new());
-        let is_action = change.changes.is_empty();
+        // The log may have contained such a change already.
+        let is_older_than_log = change.version < journal.oldest_version();
+        let is_action = change.changes.is_empty() && !is_older_than_log;
         for OverrideChange { target, before, after } in change.changes {
-            let (version, text) = current(journal, state, &target);
-            let is_newer = (change.version, &after) > (version, &text);
+            let known = current(journal, state, &target);
+            let is_newer = is_newer(journal, (change.version, after.as_ref()), &known);
+            let (version, text) = known;
             // The author has not seen the value of this instance, or the other way round.
-            let is_conflict = text != before && text != after && version > 0;
+            let is_conflict = text != before && text != after && version > 0 && !is_older_than_log;
             if is_conflict {
                 let outcome = if is_newer { "replaced" } else { "is not in force because of" };
                 conflicts.push(format!("{outcome} change {version} of {target}, made at the same time"));
@@ -159,13 +162,19 @@ fn current(journal: &Journal, state: &SyncState, target: &str) -> Current {
     }
 }
 
+/// Returns whether a value of another instance is newer than that of this one.
+fn is_newer(journal: &Journal, (version, text): (u64, Option<&String>), known: &Current) -> bool {
+    match known {
+        // A value that is older than all recent changes and does not exist here was removed before them.
+        (0, None) => version >= journal.oldest_version(),
+        (known_version, known_text) => (version, text) > (*known_version, known_text.as_ref()),
+    }
+}
+
 /// Returns the overrides of another instance that are newer than those of this one.
 fn newer_overrides(journal: &Journal, state: &SyncState, overrides: Vec<Versioned>) -> Vec<Versioned> {
-    // An override that is older than all recent changes and does not exist here was removed before them.
-    let oldest = journal.oldest_version();
-    let is_newer = |(target, version, text): &Versioned| match current(journal, state, target) {
-        (0, None) => *version >= oldest,
-        (known, known_text) => (*version, Some(text)) > (known, known_text.as_ref()),
+    let is_newer = |(target, version, text): &Versioned| {
+        is_newer(journal, (*version, Some(text)), &current(journal, state, target))
     };
     overrides.into_iter().filter(is_newer).collect()
 }
@@ -183,4 +192,182 @@ fn rule_set_digest(target: &str, text: &str) -> Option<String> {
     let is_rules = target.starts_with("rules|");
     let entry = is_rules.then(|| format::read(target, 0, text)).flatten()?;
     entry.value.split(' ').next().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex, atomic::AtomicU64};
+
+    use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+
+    use super::*;
+    use crate::{
+        engine::{Statistics, StatisticsSettings},
+        rules::Options,
+        service::{
+            Clock,
+            overrides::{ChangeRequest, Settings},
+            reload::Reloader,
+            source::Source,
+        },
+    };
+
+    fn member() -> Arc<OverrideSync> {
+        let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 10, near_limit_ratio: 0.8 });
+        let options = Options::default();
+        let source = Source::BuiltIn(Vec::new());
+        let reloader = Reloader::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
+        let store = OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(None))));
+        OverrideSync::new(store, Settings::default(), options, clock, reloader)
+    }
+
+    /// Sets the limit of a user; 0 to remove it.
+    async fn set(member: &OverrideSync, user: &str, limit: u32) {
+        let target = Target::parse(&format!("limit|api|user={user}")).unwrap();
+        let value = (limit > 0).then(|| format!("{limit}/year"));
+        let info = ChangeInfo { author: "alice".into(), reason: format!("to {limit}"), at: 0 };
+        member.change(&[ChangeRequest { target, value, until: None, expected: None }], info).await.unwrap();
+    }
+
+    /// Sends everything that one member has to another one.
+    async fn send_all(from: &OverrideSync, to: &OverrideSync) {
+        to.merge(from.changes_for_peer(None).await).await.unwrap();
+    }
+
+    /// Returns the limits of all users.
+    async fn limits(member: &OverrideSync) -> Vec<(String, u32)> {
+        let overrides = member.changes_for_peer(None).await.overrides;
+        let read = |(target, version, text): Versioned| {
+            let entry = format::read(&target, version, &text).unwrap();
+            let limit = entry.value.split('/').next().unwrap().parse().unwrap();
+            (target.rsplit('=').next().unwrap().to_owned(), limit)
+        };
+        let mut limits: Vec<_> = overrides.into_iter().map(read).collect();
+        limits.sort_unstable();
+        limits
+    }
+
+    async fn reasons(member: &OverrideSync) -> Vec<String> {
+        let log = member.audit_log(u64::MAX, 100).await.unwrap();
+        log.into_iter().map(|change| change.info.reason).collect()
+    }
+
+    fn of(user: &str, limit: u32) -> Vec<(String, u32)> {
+        vec![(user.to_owned(), limit)]
+    }
+
+    #[tokio::test]
+    async fn the_higher_version_is_in_force_in_any_order() {
+        let (one, other) = (member(), member());
+        set(&one, "bob", 1).await;
+        let old = one.changes_for_peer(None).await;
+        send_all(&one, &other).await;
+        set(&other, "bob", 2).await;
+        send_all(&other, &one).await;
+        assert_eq!(limits(&one).await, of("bob", 2));
+        // The older value arrives again, and the newer one twice.
+        other.merge(old.clone()).await.unwrap();
+        other.merge(PeerOverrides { changes: Vec::new(), ..old }).await.unwrap();
+        send_all(&one, &other).await;
+        send_all(&other, &one).await;
+        for member in [&one, &other] {
+            assert_eq!(limits(member).await, of("bob", 2));
+            assert_eq!(reasons(member).await, ["to 2", "to 1"]);
+        }
+        // Without the audit log, the value alone is sufficient.
+        let late = member();
+        late.merge(PeerOverrides { changes: Vec::new(), ..one.changes_for_peer(None).await }).await.unwrap();
+        assert_eq!(limits(&late).await, of("bob", 2));
+        // The next change of any member replaces the value.
+        set(&late, "bob", 3).await;
+        send_all(&late, &one).await;
+        assert_eq!(limits(&one).await, of("bob", 3));
+    }
+
+    #[tokio::test]
+    async fn a_removed_override_does_not_return() {
+        let (one, other) = (member(), member());
+        set(&one, "bob", 1).await;
+        send_all(&one, &other).await;
+        set(&one, "bob", 0).await;
+        send_all(&other, &one).await;
+        assert_eq!(limits(&one).await, []);
+        send_all(&one, &other).await;
+        assert_eq!(limits(&other).await, []);
+        // The removal is known to a member that has never had the override.
+        let late = member();
+        send_all(&one, &late).await;
+        let stale = vec![("limit|api|user=bob".to_owned(), 1, r#"{"w":"1/year","a":"alice","t":1}"#.to_owned())];
+        late.merge(PeerOverrides { overrides: stale, ..PeerOverrides::default() }).await.unwrap();
+        assert_eq!(limits(&late).await, []);
+    }
+
+    #[tokio::test]
+    async fn changes_at_the_same_time_are_noted_at_both_members() {
+        let (one, other) = (member(), member());
+        set(&one, "bob", 1).await;
+        set(&other, "bob", 2).await;
+        let (first, second) = (one.changes_for_peer(None).await, other.changes_for_peer(None).await);
+        one.merge(second).await.unwrap();
+        other.merge(first).await.unwrap();
+        assert_eq!(limits(&one).await, limits(&other).await);
+        for member in [&one, &other] {
+            let reasons = reasons(member).await;
+            let noted = reasons.iter().filter(|reason| reason.contains("made at the same time")).count();
+            assert_eq!((reasons.len(), noted), (2, 1), "{reasons:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_override_older_than_the_audit_log_does_not_return() {
+        let (one, absent) = (member(), member());
+        set(&one, "bob", 1).await;
+        send_all(&one, &absent).await;
+        set(&one, "bob", 0).await;
+        for limit in 1..=1_000 {
+            set(&one, "eve", limit).await;
+        }
+        let log = reasons(&one).await;
+        send_all(&absent, &one).await;
+        assert_eq!(limits(&one).await, of("eve", 1_000));
+        assert_eq!(reasons(&one).await, log);
+        // A later change of the absent member is accepted.
+        send_all(&one, &absent).await;
+        set(&absent, "max", 7).await;
+        send_all(&absent, &one).await;
+        assert!(limits(&one).await.contains(&("max".to_owned(), 7)));
+    }
+
+    /// Changes at random members, of which some reach some members, in any order.
+    #[tokio::test]
+    async fn all_members_agree_in_the_end() {
+        for seed in 0..30 {
+            let mut random = StdRng::seed_from_u64(seed);
+            let members: Vec<_> = (0..3).map(|_| member()).collect();
+            let mut positions = [[None; 3]; 3];
+            for _ in 0..40 {
+                let (from, to) = (random.random_range(0..3), random.random_range(0..3));
+                match random.random_range(0..3) {
+                    0 => set(&members[to], ["bob", "eve"][random.random_range(0..2)], random.random_range(0..4)).await,
+                    1 => {
+                        let changes = members[from].changes_for_peer(positions[from][to]).await;
+                        positions[from][to] = Some(changes.position);
+                        members[to].merge(changes).await.unwrap();
+                    }
+                    _ => send_all(&members[from], &members[to]).await,
+                }
+            }
+            // Twice, because a member may have something only through another one.
+            for _ in 0..2 {
+                for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)] {
+                    send_all(&members[from], &members[to]).await;
+                }
+            }
+            let expected = limits(&members[0]).await;
+            for member in &members[1..] {
+                assert_eq!(limits(member).await, expected, "seed {seed}");
+            }
+        }
+    }
 }
