@@ -53,6 +53,7 @@ pub(super) async fn stop_servers(
         if timeout(settings.grace, drained).await.is_err() {
             tracing::warn!("some calls did not finish within shutdown.grace");
         }
+        // A client that keeps its connection open must not cost the last hits. This has its own timeouts.
         if let Some(cluster) = cluster {
             cluster.leave().await;
         }
