@@ -15,6 +15,8 @@ mod algorithms;
 mod architecture;
 /// The client crate.
 mod client;
+/// Instances without a shared store that exchange the hits they count: counting, joins, partitions, hostile callers.
+mod cluster;
 /// The web console in a real browser.
 mod console;
 /// Deployment: charts, images, gateways, and replacing envoyproxy/ratelimit.

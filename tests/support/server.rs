@@ -32,10 +32,11 @@ impl Server {
         Self::builder_at(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
-    /// Returns a builder for a service with this gRPC address.
+    /// Returns a builder for a service with this gRPC address. Its HTTP address has the same IP address and a free port.
     pub(crate) fn builder_at(grpc: SocketAddr) -> Builder {
         let mut command = command();
-        command.args(["serve", "--grpc-addr", &grpc.to_string(), "--http-addr", "127.0.0.1:0"]);
+        let http = SocketAddr::new(grpc.ip(), 0);
+        command.args(["serve", "--grpc-addr", &grpc.to_string(), "--http-addr", &http.to_string()]);
         command.env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json").env("SLUICEGATE__SHUTDOWN__DELAY", "0s");
         Builder { command }
     }
@@ -141,6 +142,11 @@ impl Builder {
     pub(crate) fn hosts(self, file: &Path) -> Self {
         let script = format!("mount --bind '{}' /etc/hosts", file.display());
         self.wrapped_by(Command::new("unshare").arg("--mount"), &script)
+    }
+
+    /// Starts the service in this network namespace.
+    pub(crate) fn in_namespace(self, name: &str) -> Self {
+        self.wrapped_by(Command::new("ip").args(["netns", "exec", name]), "true")
     }
 
     /// Limits each file of this process to this number of blocks of 512 bytes. As on a full disk, data beyond the limit

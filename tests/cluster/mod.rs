@@ -1,0 +1,16 @@
+//! Instances without a shared store that exchange the hits they count, over real connections.
+
+/// Every algorithm, refunds, and the law of a limit under load.
+mod counting;
+/// Invalid settings, foreign certificates, garbage, and members that answer nonsense.
+mod hostile;
+/// [`Members`](members::Members): several running instances.
+mod members;
+/// Restarts, failures, and addresses of members.
+mod membership;
+/// Overrides and candidate rules without Redis.
+mod overrides;
+/// Members that cannot reach each other, in network namespaces.
+mod partition;
+/// `on_error: local` while Redis is down.
+mod redis;
