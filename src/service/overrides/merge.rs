@@ -3,7 +3,8 @@
 //! An instance reads the changes of another one after a position in its journal, or everything if it has no position
 //! ([`OverrideSync::changes_for_peer`]), and merges them ([`OverrideSync::merge`]). Of two values of one target, the one
 //! with the higher version is in force on all instances, and of the same version the greater text. A version is one more
-//! than the highest that the instance knew, so a change replaces everything that its author could see.
+//! than the highest that the instance knew, so a change replaces everything that its author could see. Versions above
+//! [`MAX_NUMBER`] are invalid: they would leave no higher ones.
 //!
 //! Two operators who change one target at the same time on different instances cannot see each other's change. The audit
 //! log then says in the reason of the change which of them is in force.
@@ -12,6 +13,7 @@ use tokio::sync::watch;
 
 use super::{ChangeError, ChangeInfo, OverrideSync, SyncState, all_versioned, format, lock};
 use crate::{
+    algorithm::MAX_NUMBER,
     engine::overrides::Target,
     store::{
         StoreError,
@@ -93,7 +95,7 @@ impl OverrideSync {
         }
         let mut state = self.state.lock().await;
         let mut is_changed = false;
-        for change in peer.changes {
+        for change in peer.changes.into_iter().filter(|change| change.version <= MAX_NUMBER) {
             // The lock must not be held while the journal is written.
             let resolved = self.resolve(&lock(journal), &state, change);
             if let Some(change) = resolved {
@@ -106,7 +108,8 @@ impl OverrideSync {
                 is_changed = true;
             }
         }
-        let newer = newer_overrides(&lock(journal), &state, peer.overrides);
+        let overrides = peer.overrides.into_iter().filter(|(_, version, _)| *version <= MAX_NUMBER).collect();
+        let newer = newer_overrides(&lock(journal), &state, overrides);
         if !newer.is_empty() {
             lock(journal).write_overrides(&newer)?;
             for (target, version, text) in &newer {

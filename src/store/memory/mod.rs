@@ -203,15 +203,32 @@ impl Memory {
         changes
     }
 
-    /// Adds hits that a peer has counted. Returns whether they still count.
-    pub(super) fn add_hits(
+    /// Adds hits that a peer has counted. Returns the number of changes whose hits still count.
+    ///
+    /// Each shard is locked once, and finds its counters before it changes them: the processor then waits for the
+    /// memory of several counters at the same time.
+    pub(super) fn add_hits<'a>(
         &self,
-        counter: CounterDigest,
-        algorithm: &Algorithm,
-        pending: PendingHits,
+        changes: impl Iterator<Item = (CounterDigest, &'a Algorithm, PendingHits)>,
         now: Micros,
-    ) -> bool {
-        self.with_counter(counter, |shard, hash| shard.add_hits(hash, algorithm, pending, now))
+    ) -> u64 {
+        let Names::Digests(digests) = &self.names else {
+            return 0;
+        };
+        let mut by_shard: [Vec<(Hash, &Algorithm, PendingHits)>; SHARDS] = std::array::from_fn(|_| Vec::new());
+        for (counter, algorithm, pending) in changes {
+            let identity = digests.identity(counter);
+            by_shard[shard_of(identity)].push((Hash::new(identity), algorithm, pending));
+        }
+        let mut counting = 0;
+        for (shard, changes) in by_shard.iter().enumerate().filter(|(_, changes)| !changes.is_empty()) {
+            let mut shard = self.lock(shard);
+            changes.iter().for_each(|(hash, ..)| shard.prefetch(*hash));
+            for (hash, algorithm, pending) in changes {
+                counting += u64::from(shard.add_hits(*hash, algorithm, *pending, now));
+            }
+        }
+        counting
     }
 
     /// Returns a copy of the counters of one part of the store. Returns `None` if there is no such part.
@@ -230,15 +247,11 @@ impl Memory {
 
     /// Inserts a peer's copy of a counter, unless the counter exists. Returns whether it was inserted.
     pub(super) fn insert_copy(&self, copy: CounterCopy, now: Micros) -> bool {
-        self.with_counter(copy.counter, |shard, hash| shard.insert_copy(hash, copy.state, copy.expires, now))
-    }
-
-    fn with_counter(&self, counter: CounterDigest, act: impl FnOnce(&mut Shard, Hash) -> bool) -> bool {
         let Names::Digests(digests) = &self.names else {
             return false;
         };
-        let identity = digests.identity(counter);
-        act(&mut self.lock(shard_of(identity)), Hash::new(identity))
+        let identity = digests.identity(copy.counter);
+        self.lock(shard_of(identity)).insert_copy(Hash::new(identity), copy.state, copy.expires, now)
     }
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {

@@ -154,6 +154,11 @@ impl Shard {
         }
     }
 
+    /// Loads the memory of a counter into the processor's cache.
+    pub(super) fn prefetch(&self, hash: Hash) {
+        std::hint::black_box(self.find(hash));
+    }
+
     /// Adds hits that a peer has counted. Returns whether they still count.
     pub(super) fn add_hits(&mut self, hash: Hash, algorithm: &Algorithm, pending: PendingHits, now: Micros) -> bool {
         let known = self.find(hash);

@@ -57,6 +57,8 @@ const MAX_BATCH_CHANGES: usize = 100_000 / SCALE;
 /// Time after which an instance without a pull is forgotten. Positions of origins are never forgotten by time: an
 /// increment would be applied again if the clock jumped.
 pub const FORGET_AFTER: Micros = Micros::from_secs(600);
+/// Maximum difference between the time of a batch and the present with which two clocks count as equal.
+const CLOCK_AGREEMENT: Micros = Micros::new(50_000);
 /// Maximum number of subscribers and of origins. The one that was silent for the longest time is forgotten first.
 const MAX_INSTANCES: usize = 1_000 / SCALE;
 
@@ -225,19 +227,21 @@ impl Peers {
         if origin.position != batch.after || batch.until <= batch.after {
             return false;
         }
-        let mut expired = 0;
+        let clocks_agree = now.get().abs_diff(batch.now.get()) <= CLOCK_AGREEMENT.get();
         for increment in &batch.increments {
-            for change in &increment.changes {
-                // Ages are independent of the difference of the clocks.
+            let hits = increment.changes.iter().filter_map(|change| {
+                let limit = increment.limits.get(change.limit as usize)?;
+                // Ages are independent of the difference of the clocks, but do not contain the time of the trip: by
+                // their age, hits of the end of a window could belong to the next one.
+                let has_expired = clocks_agree && limit.has_expired(change.counted_at, now);
                 let age = batch.now - change.counted_at;
-                let counts = increment.limits.get(change.limit as usize).is_some_and(|limit| {
-                    self.memory.add_hits(change.counter, limit, change.pending_at(now - age), now)
-                });
-                expired += u64::from(!counts);
-            }
-            self.metrics.add_applied(increment.changes.len() as u64);
+                (!has_expired).then(|| (change.counter, limit, change.pending_at(now - age)))
+            });
+            let counting = self.memory.add_hits(hits, now);
+            let changes = increment.changes.len() as u64;
+            self.metrics.add_applied(changes);
+            self.metrics.add_expired(changes - counting);
         }
-        self.metrics.add_expired(expired);
         origin.position = batch.until;
         true
     }

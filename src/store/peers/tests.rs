@@ -820,3 +820,18 @@ proptest! {
         }
     }
 }
+
+/// The time of the trip is not part of an age.
+#[test]
+fn hits_that_arrive_after_their_window_do_not_count_in_the_next_one() {
+    for (clock_difference, expected) in [(0, 0), (3_600_000, 5)] {
+        let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(100, 1));
+        a.take(&limit, 5, at(59_999));
+        a.peers.publish(at(59_999));
+        let Pull::Batch(batch) = b.pull(&a, at(59_999)) else {
+            panic!("there is an increment");
+        };
+        assert!(b.peers.apply(&batch, at(60_001 + clock_difference)));
+        assert_eq!(b.used_by(KEY, &limit, at(60_001 + clock_difference)), expected);
+    }
+}
