@@ -32,6 +32,9 @@ const MEMBERS: [usize; 4] = [1, 3, 5, 9];
 /// Number of users in the measurement of memory.
 const MANY_USERS: u32 = 300_000;
 
+/// A load test on all members. Returns decisions per second.
+type MembersLoad = fn(&[Process]) -> f64;
+
 /// Result of one load test on all members.
 #[derive(Clone, Copy)]
 struct Sample {
@@ -49,12 +52,14 @@ pub(crate) fn run() {
     );
     println!("| members | traffic | decisions/s | CPU us per decision | x without peers | bytes/s between members |");
     println!("| ---: | --- | ---: | ---: | ---: | ---: |");
-    let loads: [(&str, fn(&[Process]) -> f64); 3] = [
+    let loads: [(&str, MembersLoad); 3] = [
         ("one hot key", |members| users::spread(members, |_| 0)),
         ("100,000 users in turn", |members| users::spread(members, users::in_turn)),
         ("100,000 users, Zipf", |members| users::spread(members, users::zipf_user)),
     ];
-    for count in MEMBERS {
+    // `MEMBERS=n` measures one number of members only.
+    let only = std::env::var("MEMBERS").ok().and_then(|members| members.parse::<usize>().ok());
+    for count in MEMBERS.into_iter().filter(|count| only.is_none_or(|only| only == *count)) {
         for (traffic, load) in loads {
             let samples: Vec<_> =
                 (0..rounds()).map(|_| (sample(count, false, load), sample(count, true, load))).collect();
@@ -73,7 +78,7 @@ pub(crate) fn run() {
 }
 
 /// Starts `count` members and measures one load test after a first one that creates the counters.
-fn sample(count: usize, with_peers: bool, load: fn(&[Process]) -> f64) -> Sample {
+fn sample(count: usize, with_peers: bool, load: MembersLoad) -> Sample {
     let members = start(count, with_peers);
     load(&members);
     let (cpu, sent, started) = (cpu_micros(&members), sent_bytes(&members), Instant::now());
@@ -92,8 +97,8 @@ fn memory() {
     let resident = |with_peers| {
         let members = start(ORIGINS, with_peers);
         // Every user calls every member, so that each counter has hits of all origins everywhere.
-        for member in 0..ORIGINS {
-            users::all(&members[member], MANY_USERS);
+        for member in &members {
+            users::all(member, MANY_USERS);
         }
         if with_peers {
             // The increments of the last minute are kept, at most 500,000 changes.

@@ -320,7 +320,9 @@ impl ClusterService for Nonsense {
         }
         let positions = [0, 1, NONSENSE_EPOCH, u64::MAX];
         let positions = positions.map(|origin| Position { origin, sequence: u64::MAX / 2 }).to_vec();
-        let page = CopyPage { origin: u64::MAX, positions, counters };
+        // With the time of another clock, the counters would be ignored.
+        let now_us = sluicegate::service::Clock::System.now().get();
+        let page = CopyPage { origin: u64::MAX, positions, counters, now_us };
         Ok(Self::pages(vec![CopyPage::default(), page.clone(), page]))
     }
 

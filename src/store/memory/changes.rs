@@ -48,15 +48,18 @@ impl ChangeLog {
             return;
         }
         let mut pending = PendingHits::default();
-        if !pending.count(algorithm, operation, allowed) || algorithm.spec().is_none() {
+        if !pending.count(algorithm, operation, allowed) {
             return;
         }
         let recent = limits.len().saturating_sub(COMPARED_LIMITS);
-        let limit = limits[recent..].iter().position(|limit| limit == algorithm).map(|index| recent + index);
-        let limit = limit.unwrap_or_else(|| {
-            limits.push(*algorithm);
-            limits.len() - 1
-        });
+        let limit = match limits[recent..].iter().position(|limit| limit == algorithm) {
+            Some(index) => recent + index,
+            None if algorithm.spec().is_none() => return,
+            None => {
+                limits.push(*algorithm);
+                limits.len() - 1
+            }
+        };
         counters.push(ChangedCounter { hash, limit: limit as u32, pending });
         let entry = counters.len() as u32;
         self.set_entry(slot, entry);

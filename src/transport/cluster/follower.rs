@@ -254,7 +254,7 @@ impl Follower {
         let request = proto::CopyRequest { protocol: PROTOCOL };
         let pages = timeout(CALL_TIMEOUT, client.copy(request)).await;
         let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
-        let (mut positions, mut counters, mut same_clock) = (Vec::new(), 0, true);
+        let (mut positions, mut counters, mut same_clock) = (Vec::new(), 0, false);
         loop {
             let page =
                 timeout(CALL_TIMEOUT, pages.message()).await.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??;
