@@ -15,7 +15,7 @@
 //!   reordered messages therefore change nothing.
 //! - **Restarts**: an instance has a random epoch per start, and positions belong to an epoch.
 //! - **Slow and absent peers**: increments are kept for a minute ([`RECENT_TIME`]). Older ones that a subscriber has not
-//!   pulled are merged for it ([`backlog`]), one number per counter and limit in ten seconds.
+//!   pulled are merged for it (`backlog`), one number per counter and limit in ten seconds.
 //! - **Joining**: a new instance copies the counters of one peer with its positions, and continues from there.
 //!
 //! An alternative was to send the cumulative hits of each counter, of which a receiver applies the difference to the last
