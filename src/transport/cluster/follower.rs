@@ -33,6 +33,8 @@ const LEAVE_TIMEOUT: Duration = Duration::from_millis(300);
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// Maximum difference of two clocks with which a copied state has its meaning. States contain times.
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
+/// Maximum number of pages of overrides, of up to 100 overrides each.
+const MAX_OVERRIDES_PAGES: usize = 50_000;
 /// Pause before an address is called again whose instance is also at another one.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
@@ -226,10 +228,14 @@ impl Follower {
         let pages =
             timeout(CALL_TIMEOUT, client.overrides(proto::OverridesRequest { protocol: PROTOCOL, after })).await;
         let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
-        let mut received = PeerOverrides::default();
+        let (mut received, mut pages_received) = (PeerOverrides::default(), 0);
         while let Some(page) =
             timeout(CALL_TIMEOUT, pages.message()).await.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??
         {
+            pages_received += 1;
+            if pages_received > MAX_OVERRIDES_PAGES {
+                return Err(MessageError::TooManyOverrides.into());
+            }
             message::decode_overrides(&mut received, page);
         }
         let position = received.position;
@@ -261,10 +267,9 @@ impl Follower {
             let Some(page) = page else {
                 break;
             };
-            positions.extend(page.positions.iter().map(|position| (position.origin, position.sequence)));
             if page.now_us > 0 {
-                let now = clock.now();
-                same_clock = now.get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get();
+                positions = page.positions.iter().map(|position| (position.origin, position.sequence)).collect();
+                same_clock = clock.now().get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get();
             }
             if same_clock {
                 counters += page.counters.len();

@@ -29,6 +29,9 @@ pub(super) enum MessageError {
     /// The lists of an increment have different lengths.
     #[error("increment {0} has lists of different lengths")]
     Lengths(u64),
+    /// An instance sends more overrides than one can have.
+    #[error("too many overrides")]
+    TooManyOverrides,
 }
 
 /// Encodes an increment.
