@@ -1,13 +1,32 @@
 //! [`Changes`]: the hits that a shard has counted since its changes were last taken, for the peers of this instance.
 
-use super::shard::Hash;
+use super::hash::Hash;
 use crate::{
-    algorithm::{Algorithm, Operation},
-    store::pending::PendingHits,
+    algorithm::{Algorithm, Micros, Operation},
+    store::{identity::CounterDigest, pending::PendingHits},
 };
 
 /// Number of limits that are compared before a limit is listed again.
 const COMPARED_LIMITS: usize = 8;
+
+/// Hits of one counter and limit that an instance has counted in an interval.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Digest of the counter's name.
+    pub counter: CounterDigest,
+    /// Index of the limit in the list that belongs to the change.
+    pub limit: u32,
+    /// Number of hits; negative if more hits were refunded than taken.
+    pub hits: i64,
+    /// Time of the last hit by the origin's clock.
+    pub counted_at: Micros,
+}
+
+impl Change {
+    pub(in crate::store) fn pending_at(&self, counted_at: Micros) -> PendingHits {
+        PendingHits { hits: self.hits, counted_at }
+    }
+}
 
 /// A counter with pending hits.
 #[derive(Clone, Copy)]

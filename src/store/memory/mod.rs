@@ -11,6 +11,7 @@
 //! counters was not an option, because a caller that fills the store could then lock out all others.
 
 mod changes;
+mod hash;
 mod shard;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -19,11 +20,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use self::shard::{Hash, Shard};
+pub use self::changes::Change;
+use self::{hash::Hash, shard::Shard};
 use super::{
     Charge, Hit, HitDecisions,
     identity::{CounterDigest, Digests, Secret},
-    peers::Change,
     pending::PendingHits,
 };
 use crate::algorithm::{Action, Algorithm, Micros, Operation, State};

@@ -11,6 +11,7 @@ use hashbrown::HashTable;
 use super::{
     Usage,
     changes::{ChangeLog, Changes},
+    hash::Hash,
 };
 use crate::{
     algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State},
@@ -63,24 +64,6 @@ impl Slot {
 
     fn expire_at(&mut self, expires: Micros) {
         self.expires = u32::try_from(expires.ceil_secs()).unwrap_or(u32::MAX).max(1);
-    }
-}
-
-/// The 88 bits of the hash that identify a counter.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Hash(pub(super) [u8; 11]);
-
-impl Hash {
-    pub(super) fn new(hash: u128) -> Self {
-        let mut bytes = [0; 11];
-        bytes.copy_from_slice(&hash.to_le_bytes()[..11]);
-        Self(bytes)
-    }
-
-    /// Returns the low 64 bits, which the index uses as the hash of a slot number.
-    fn low(bytes: [u8; 11]) -> u64 {
-        let [a, b, c, d, e, f, g, h, ..] = bytes;
-        u64::from_le_bytes([a, b, c, d, e, f, g, h])
     }
 }
 

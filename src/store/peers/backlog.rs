@@ -6,10 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{
-    CounterDigest,
-    increment::{Change, Increment},
-};
+use super::{Change, CounterDigest, increment::Increment};
 use crate::{
     algorithm::{Action, Algorithm, MAX_NUMBER, Micros, Operation, State},
     store::pending::PendingHits,

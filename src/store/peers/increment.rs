@@ -4,30 +4,10 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
-use super::CounterDigest;
 use crate::{
     algorithm::{Algorithm, Micros},
-    store::pending::PendingHits,
+    store::memory::Change,
 };
-
-/// Hits of one counter and limit that an instance has counted in an interval.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Digest of the counter's name.
-    pub counter: CounterDigest,
-    /// Index in [`Increment::limits`].
-    pub limit: u32,
-    /// Number of hits; negative if more hits were refunded than taken.
-    pub hits: i64,
-    /// Time of the last hit by the origin's clock.
-    pub counted_at: Micros,
-}
-
-impl Change {
-    pub(super) fn pending_at(&self, counted_at: Micros) -> PendingHits {
-        PendingHits { hits: self.hits, counted_at }
-    }
-}
 
 /// The hits that one instance has counted in an interval. An increment can be understood without the previous ones.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ mod increment;
 mod metrics;
 mod subscriber;
 
-pub use increment::{Batch, Change, Increment};
+pub use increment::{Batch, Increment};
 pub use metrics::Metrics;
 
 use std::{
@@ -39,7 +39,10 @@ use tokio::sync::watch;
 
 use self::subscriber::Subscriber;
 use super::Memory;
-pub use super::{identity::CounterDigest, memory::CounterCopy};
+pub use super::{
+    identity::CounterDigest,
+    memory::{Change, CounterCopy},
+};
 use crate::algorithm::Micros;
 
 /// Time for which increments are kept for all subscribers.
