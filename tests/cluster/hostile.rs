@@ -209,6 +209,7 @@ fn nonsense_for(counter: &[u8]) -> Vec<Vec<u8>> {
         limit: Vec::new(),
         hits: vec![1],
         age_us: vec![1_000],
+        resets: vec![7; 5].into(),
     };
     let twice: Vec<u8> = [counter, counter].concat();
     let mut all = vec![

@@ -4,7 +4,10 @@ use std::{fs, path::Path};
 
 use crate::{
     cluster::members::Group,
-    support::{Operator, Server, request_for, rules, server::Builder, wait_for, wait_for_async},
+    support::{
+        Operator, Server, descriptor, raw_client::Request, request_for, rules, server::Builder, wait_for,
+        wait_for_async,
+    },
 };
 
 const RULES: &str = "
@@ -267,4 +270,28 @@ async fn promoted_rules_survive_a_restart_of_each_member() {
         members.push(Operator::with(builder(member)));
         wait_for_limit(&members[member].server, ("user", "bob"), 700).await;
     }
+}
+
+/// The reset of a counter on one member deletes it on all of them.
+#[tokio::test]
+async fn a_reset_reaches_all_members() {
+    let operators = Operators::start(3);
+    let remaining = async |member: usize, hits: u64| {
+        let client = operators.all[member].server.client().await;
+        let request = Request::new("api").descriptor(descriptor(&[("user", "bob")]).hits(hits));
+        client.check(request).await.unwrap().remaining()
+    };
+    let wait_for_remaining = async |expected: u32| {
+        for member in 0..3 {
+            let what = format!("{expected} remaining hits at member {member}");
+            wait_for_async(&what, async || (remaining(member, 0).await == Some(expected)).then_some(())).await;
+        }
+    };
+    remaining(0, 30).await;
+    remaining(1, 40).await;
+    wait_for_remaining(1_930).await;
+    operators.all[2].ctl(&["reset", "api", "user=bob"]);
+    wait_for_remaining(2_000).await;
+    remaining(0, 1).await;
+    wait_for_remaining(1_999).await;
 }

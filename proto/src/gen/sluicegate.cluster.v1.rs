@@ -71,6 +71,9 @@ pub struct Increment {
     /// Time between the last hit and `published_at_us`, in microseconds.
     #[prost(uint64, repeated, tag = "7")]
     pub age_us: ::prost::alloc::vec::Vec<u64>,
+    /// Counters that an operator has reset before these hits: 11 bytes each.
+    #[prost(bytes = "bytes", tag = "8")]
+    pub resets: ::prost::bytes::Bytes,
 }
 /// The parameters of a limit, as in rule files.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

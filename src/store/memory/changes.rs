@@ -42,6 +42,8 @@ pub(super) struct ChangedCounter {
 pub(super) struct Changes {
     pub(super) counters: Vec<ChangedCounter>,
     pub(super) limits: Vec<Algorithm>,
+    /// Counters that an operator has reset. Their entries in `counters` contain only later hits.
+    pub(super) resets: Vec<Hash>,
 }
 
 /// Records the changes of one shard. It costs four bytes per counter.
@@ -57,7 +59,7 @@ pub(super) struct ChangeLog {
 impl ChangeLog {
     /// Adds the hits of an operation if the algorithm counted them and its counters are exchanged.
     pub(super) fn count(&mut self, slot: u32, hash: Hash, algorithm: &Algorithm, operation: Operation, allowed: bool) {
-        let Changes { counters, limits } = &mut self.changes;
+        let Changes { counters, limits, .. } = &mut self.changes;
         let entry = self.entries.get(slot as usize).copied().unwrap_or_default() as usize;
         let known = entry.checked_sub(1).and_then(|index| counters.get_mut(index));
         let is_same =
@@ -92,6 +94,19 @@ impl ChangeLog {
         }
     }
 
+    /// Records that an operator has reset a counter.
+    pub(super) fn reset(&mut self, hash: Hash) {
+        self.drop_pending(hash);
+        self.changes.resets.push(hash);
+    }
+
+    /// Drops the pending hits of a counter.
+    pub(super) fn drop_pending(&mut self, hash: Hash) {
+        for counter in self.changes.counters.iter_mut().filter(|counter| counter.hash == hash) {
+            counter.pending = PendingHits::default();
+        }
+    }
+
     /// Marks a slot as free.
     pub(super) fn forget(&mut self, slot: u32) {
         if let Some(entry) = self.entries.get_mut(slot as usize) {
@@ -107,7 +122,7 @@ impl ChangeLog {
     /// Takes the changes since the last call.
     pub(super) fn take(&mut self) -> Changes {
         let counters = Vec::with_capacity(self.changes.counters.len());
-        std::mem::replace(&mut self.changes, Changes { counters, limits: Vec::new() })
+        std::mem::replace(&mut self.changes, Changes { counters, ..Changes::default() })
     }
 
     fn set_entry(&mut self, slot: u32, entry: u32) {

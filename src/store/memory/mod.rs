@@ -162,7 +162,7 @@ impl Memory {
     /// Deletes a counter and returns whether it existed.
     pub fn delete(&self, key: &[u8]) -> bool {
         let hash = self.identity(key);
-        self.lock(shard_of(hash)).forget(Hash::new(hash))
+        self.lock(shard_of(hash)).reset(Hash::new(hash))
     }
 
     /// Removes some of the expired counters of every shard. Must be called periodically while there is no traffic.
@@ -185,14 +185,15 @@ impl Memory {
         })
     }
 
-    /// Takes the hits counted since the last call, and lists their limits.
-    pub(super) fn take_changes(&self, limits: &mut Vec<Algorithm>) -> Vec<Change> {
+    /// Takes the hits counted since the last call, and adds their limits and the counters that were reset to the lists.
+    pub(super) fn take_changes(&self, limits: &mut Vec<Algorithm>, resets: &mut Vec<CounterDigest>) -> Vec<Change> {
         let Names::Digests(digests) = &self.names else {
             return Vec::new();
         };
         let mut changes = Vec::new();
         for shard in 0..SHARDS {
             let taken = self.lock(shard).take_changes();
+            resets.extend(taken.resets.iter().map(|hash| digests.digest_of(hash.0)));
             let indexes: SmallVec<[u32; 8]> = taken.limits.iter().map(|limit| index_of(limits, limit)).collect();
             changes.extend(taken.counters.iter().filter(|changed| changed.pending.hits != 0).map(|changed| Change {
                 counter: digests.digest_of(changed.hash.0),
@@ -230,6 +231,16 @@ impl Memory {
             }
         }
         counting
+    }
+
+    /// Deletes counters that a peer has reset.
+    pub(super) fn apply_resets(&self, counters: &[CounterDigest]) {
+        if let Names::Digests(digests) = &self.names {
+            for counter in counters {
+                let identity = digests.identity(*counter);
+                self.lock(shard_of(identity)).apply_reset(Hash::new(identity));
+            }
+        }
     }
 
     /// Returns a copy of the counters of one part of the store. Returns `None` if there is no such part.

@@ -227,8 +227,23 @@ impl Shard {
         }
     }
 
-    /// Deletes a counter and returns whether it existed.
-    pub(super) fn forget(&mut self, hash: Hash) -> bool {
+    /// Deletes a counter and returns whether it existed. Peers delete it, too.
+    pub(super) fn reset(&mut self, hash: Hash) -> bool {
+        if let Some(log) = &mut self.log {
+            log.reset(hash);
+        }
+        self.forget(hash)
+    }
+
+    /// Deletes a counter that a peer has reset, and the hits that were not published.
+    pub(super) fn apply_reset(&mut self, hash: Hash) {
+        if let Some(log) = &mut self.log {
+            log.drop_pending(hash);
+        }
+        self.forget(hash);
+    }
+
+    fn forget(&mut self, hash: Hash) -> bool {
         let index = self.find(hash);
         index.into_iter().for_each(|index| self.remove(index));
         index.is_some()

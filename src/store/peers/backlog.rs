@@ -4,7 +4,7 @@
 //! Periods keep apart hits that were counted at different times: a window counts them at their time, and those that no
 //! longer count are never sent. Periods of [`PERIOD`] are merged further when there are more than [`MAX_PERIODS`].
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use super::{Change, CounterDigest, increment::Increment};
 use crate::{
@@ -30,6 +30,8 @@ struct Period {
     /// Sequence number of the last increment.
     until: u64,
     limits: Vec<Algorithm>,
+    /// Counters that were reset in the period. `hits` contains only later hits of them.
+    resets: HashSet<CounterDigest>,
     hits: MergedHits,
 }
 
@@ -52,8 +54,9 @@ impl Backlog {
         }
         if let Some(last) = self.periods.back_mut() {
             let before = last.hits.len();
+            last.reset(increment.resets.iter().copied());
             last.merge(increment.sequence, &increment.limits, increment.changes.iter().copied());
-            self.changes += last.hits.len() - before;
+            self.changes = self.changes + last.hits.len() - before;
         }
     }
 
@@ -70,7 +73,8 @@ impl Backlog {
         self.changes -= period.hits.len();
         period.drop_expired(now);
         let changes = changes(period.hits).collect();
-        Some(Increment::new(period.until, period.started_at, period.limits, changes))
+        let resets = period.resets.into_iter().collect();
+        Some(Increment::new(period.until, period.started_at, period.limits, changes).with_resets(resets))
     }
 
     /// Merges the two oldest periods.
@@ -80,7 +84,8 @@ impl Backlog {
         };
         self.changes -= first.hits.len() + second.hits.len();
         first.drop_expired(now);
-        let Period { until, limits, hits, .. } = second;
+        let Period { until, limits, hits, resets, .. } = second;
+        first.reset(resets.into_iter());
         first.merge(until, &limits, changes(hits));
         self.changes += first.hits.len();
         self.periods.push_front(first);
@@ -89,7 +94,14 @@ impl Backlog {
 
 impl Period {
     fn new(started_at: Micros) -> Self {
-        Self { started_at, until: 0, limits: Vec::new(), hits: HashMap::new() }
+        Self { started_at, until: 0, limits: Vec::new(), resets: HashSet::new(), hits: HashMap::new() }
+    }
+
+    fn reset(&mut self, counters: impl Iterator<Item = CounterDigest>) {
+        for counter in counters {
+            self.hits.retain(|(known, _), _| *known != counter);
+            self.resets.insert(counter);
+        }
     }
 
     fn merge(&mut self, until: u64, limits: &[Algorithm], changes: impl Iterator<Item = Change>) {

@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 
+use super::CounterDigest;
 use crate::{
     algorithm::{Algorithm, Micros},
     store::memory::Change,
@@ -18,6 +19,8 @@ pub struct Increment {
     pub published_at: Micros,
     /// Limits that counted the hits.
     pub limits: Vec<Algorithm>,
+    /// Counters that an operator has reset, before the changes.
+    pub resets: Vec<CounterDigest>,
     /// Changed counters.
     pub changes: Vec<Change>,
     /// Encoded form, which all subscribers share.
@@ -28,7 +31,13 @@ impl Increment {
     /// Creates an increment.
     #[must_use]
     pub const fn new(sequence: u64, published_at: Micros, limits: Vec<Algorithm>, changes: Vec<Change>) -> Self {
-        Self { sequence, published_at, limits, changes, encoded: OnceLock::new() }
+        Self { sequence, published_at, limits, resets: Vec::new(), changes, encoded: OnceLock::new() }
+    }
+
+    /// Returns the increment with these resets.
+    #[must_use]
+    pub fn with_resets(self, resets: Vec<CounterDigest>) -> Self {
+        Self { resets, ..self }
     }
 
     /// Returns the encoded form, which `encode` creates at the first call.

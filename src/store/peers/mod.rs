@@ -149,9 +149,13 @@ impl Peers {
     pub fn publish(&self, now: Micros) {
         // The lock keeps the changes of two calls in order.
         let mut outgoing = lock(&self.outgoing);
-        let mut limits = Vec::new();
-        let changes = self.memory.take_changes(&mut limits);
+        let (mut limits, mut resets) = (Vec::new(), Vec::new());
+        let changes = self.memory.take_changes(&mut limits, &mut resets);
         self.metrics.add_published(changes.len() as u64);
+        if !resets.is_empty() {
+            let sequence = outgoing.sequence + 1;
+            outgoing.push(Increment::new(sequence, now, Vec::new(), Vec::new()).with_resets(resets));
+        }
         for changes in changes.chunks(MAX_INCREMENT_CHANGES) {
             let sequence = outgoing.sequence + 1;
             outgoing.push(Increment::new(sequence, now, limits.clone(), changes.to_vec()));
@@ -232,6 +236,7 @@ impl Peers {
         }
         let clocks_agree = now.get().abs_diff(batch.now.get()) <= CLOCK_AGREEMENT.get();
         for increment in &batch.increments {
+            self.memory.apply_resets(&increment.resets);
             let hits = increment.changes.iter().filter_map(|change| {
                 let limit = increment.limits.get(change.limit as usize)?;
                 // Ages are independent of the difference of the clocks, but do not contain the time of the trip: by

@@ -835,3 +835,31 @@ fn hits_that_arrive_after_their_window_do_not_count_in_the_next_one() {
         assert_eq!(b.used_by(KEY, &limit, at(60_001 + clock_difference)), expected);
     }
 }
+
+/// A reset reaches present and absent peers. Hits that it has removed do not return.
+#[test]
+fn a_reset_counter_starts_again_everywhere() {
+    let (a, b, c, limit) = (Instance::new(1), Instance::new(2), Instance::new(3), fixed_window(100, 3_600));
+    for subscriber in [&b, &c] {
+        assert!(matches!(subscriber.pull(&a, at(0)), Pull::Nothing));
+        assert!(matches!(a.pull(subscriber, at(0)), Pull::Nothing));
+    }
+    a.take(&limit, 5, at(0));
+    a.peers.publish(at(0));
+    b.follow(&a, at(0));
+    c.follow(&a, at(0));
+    b.take(&limit, 2, at(1));
+    a.take(&limit, 3, at(1));
+    assert!(a.memory.delete(KEY.as_bytes()));
+    a.take(&limit, 1, at(2));
+    a.peers.publish(at(3));
+    b.follow(&a, at(3));
+    b.peers.publish(at(4));
+    a.follow(&b, at(4));
+    assert_eq!([&a, &b].map(|instance| instance.used_by(KEY, &limit, at(4))), [1, 1], "the unpublished hits are gone");
+    // An absent peer receives merged increments.
+    let late = RECENT_TIME.get() / 1_000 + 10_000;
+    a.peers.publish(at(late));
+    c.follow(&a, at(late));
+    assert_eq!(c.used_by(KEY, &limit, at(late)), 1);
+}

@@ -17,6 +17,8 @@ use crate::{
 
 /// Number of overrides or changes in one page. Each has at most some 20 kB.
 const OVERRIDES_PER_PAGE: usize = 100;
+/// Maximum number of resets in one increment. Operators reset counters one by one.
+const MAX_RESETS: usize = 1_000;
 /// Number of bytes of a [`CounterDigest`].
 const DIGEST_BYTES: usize = size_of::<CounterDigest>();
 
@@ -48,6 +50,7 @@ pub(super) fn encode(increment: &Increment) -> Bytes {
             Vec::new()
         },
         hits: changes.iter().map(|change| change.hits).collect(),
+        resets: increment.resets.iter().copied().flatten().collect(),
         age_us: changes.iter().map(|change| (increment.published_at - change.counted_at).get()).collect(),
     };
     message.encode_to_vec().into()
@@ -89,7 +92,9 @@ fn decode_increment(bytes: &Bytes) -> Result<Increment, MessageError> {
     };
     let changes = digests.iter().enumerate().filter_map(change).collect();
     let limits = limits.into_iter().map(|limit| limit.unwrap_or(UNSUPPORTED)).collect();
-    Ok(Increment::new(message.sequence, published_at, limits, changes))
+    let (resets, _) = message.resets.as_chunks::<DIGEST_BYTES>();
+    let resets = &resets[..resets.len().min(MAX_RESETS)];
+    Ok(Increment::new(message.sequence, published_at, limits, changes).with_resets(resets.to_vec()))
 }
 
 /// Stands for a limit that no change refers to.
