@@ -7,7 +7,7 @@
 //! [`MAX_NUMBER`] are invalid: they would leave no higher ones.
 //!
 //! Two operators who change one target at the same time on different instances cannot see each other's change. The audit
-//! log then says in the reason of the change which of them is in force.
+//! log then notes in the reason of the change which of them is in force.
 
 use tokio::sync::watch;
 
@@ -97,7 +97,7 @@ impl OverrideSync {
         let mut is_changed = false;
         for change in peer.changes.into_iter().filter(|change| change.version <= MAX_NUMBER) {
             // The lock must not be held while the journal is written.
-            let resolved = self.resolve(&lock(journal), &state, change);
+            let resolved = newer_part(&lock(journal), &state, change);
             if let Some(change) = resolved {
                 let (_, change) = self.write_journal(journal, &state, change).await.map_err(|error| match error {
                     ChangeError::Journal(error) => OverrideStoreError::Journal(error),
@@ -124,36 +124,36 @@ impl OverrideSync {
         }
         Ok(())
     }
+}
 
-    /// Returns the part of a change that is newer than the values of this instance; `None` if nothing is.
-    fn resolve(&self, journal: &Journal, state: &SyncState, change: Change) -> Option<Change> {
-        if journal.contains(&change.id) {
-            return None;
-        }
-        let (mut kept, mut conflicts) = (Vec::new(), Vec::new());
-        // The log may have contained such a change already.
-        let is_older_than_log = change.version < journal.oldest_version();
-        let is_action = change.changes.is_empty() && !is_older_than_log;
-        for OverrideChange { target, before, after } in change.changes {
-            let known = current(journal, state, &target);
-            let is_newer = is_newer(journal, (change.version, after.as_ref()), &known);
-            let (version, text) = known;
-            // The author has not seen the value of this instance, or the other way round.
-            let is_conflict = text != before && text != after && version > 0 && !is_older_than_log;
-            if is_conflict {
-                let outcome = if is_newer { "replaced" } else { "is not in force because of" };
-                conflicts.push(format!("{outcome} change {version} of {target}, made at the same time"));
-            }
-            if is_newer {
-                kept.push(OverrideChange { target, before: text, after });
-            }
-        }
-        if kept.is_empty() && conflicts.is_empty() && !is_action {
-            return None;
-        }
-        let info = if conflicts.is_empty() { change.info } else { with_conflicts(&change.info, &conflicts) };
-        Some(Change { changes: kept, info, ..change })
+/// Returns the part of a change that is newer than the values of this instance; `None` if there is none.
+fn newer_part(journal: &Journal, state: &SyncState, change: Change) -> Option<Change> {
+    if journal.contains(&change.id) {
+        return None;
     }
+    let (mut kept, mut conflicts) = (Vec::new(), Vec::new());
+    // The log may have contained such a change already.
+    let is_older_than_log = change.version < journal.oldest_version();
+    let is_action = change.changes.is_empty() && !is_older_than_log;
+    for OverrideChange { target, before, after } in change.changes {
+        let known = current(journal, state, &target);
+        let is_newer = is_newer(journal, (change.version, after.as_ref()), &known);
+        let (version, text) = known;
+        // The author has not seen the value of this instance, or the other way round.
+        let is_conflict = text != before && text != after && version > 0 && !is_older_than_log;
+        if is_conflict {
+            let outcome = if is_newer { "replaced" } else { "is not in force because of" };
+            conflicts.push(format!("{outcome} change {version} of {target}, made at the same time"));
+        }
+        if is_newer {
+            kept.push(OverrideChange { target, before: text, after });
+        }
+    }
+    if kept.is_empty() && conflicts.is_empty() && !is_action {
+        return None;
+    }
+    let info = if conflicts.is_empty() { change.info } else { with_conflicts(&change.info, &conflicts) };
+    Some(Change { changes: kept, info, ..change })
 }
 
 /// Returns the value of a target on this instance.

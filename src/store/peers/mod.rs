@@ -45,7 +45,7 @@ pub use super::{
 };
 use crate::algorithm::Micros;
 
-/// Time for which increments are kept for all subscribers.
+/// Time for which increments are available to all subscribers.
 pub const RECENT_TIME: Micros = Micros::from_secs(60);
 /// Divisor of the following maxima, so that tests reach them quickly.
 const SCALE: usize = if cfg!(test) { 100 } else { 1 };
@@ -88,7 +88,7 @@ struct Outgoing {
     subscribers: HashMap<u64, Subscriber>,
 }
 
-/// What this instance has applied of another one.
+/// The position of another instance.
 #[derive(Clone, Copy)]
 struct Origin {
     position: u64,
@@ -286,6 +286,9 @@ impl Peers {
         for (epoch, position) in positions.iter().copied().filter(|(epoch, _)| *epoch != self.epoch) {
             let origin = Origin { position, heard_at: now };
             if epoch == source {
+                if !origins.contains_key(&epoch) {
+                    forget_oldest(&mut origins, |origin| origin.heard_at);
+                }
                 origins.insert(epoch, origin);
             } else if origins.len() < MAX_INSTANCES {
                 origins.entry(epoch).or_insert(origin);

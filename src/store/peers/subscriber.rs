@@ -1,4 +1,4 @@
-//! [`Subscriber`]: what an instance keeps for another one that pulls its increments.
+//! [`Subscriber`]: the state of another instance that pulls the increments of this one.
 
 use std::{collections::VecDeque, sync::Arc};
 

@@ -38,7 +38,7 @@ const MAX_OVERRIDES_PAGES: usize = 50_000;
 /// Pause before an address is called again whose instance is also at another one.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
-/// What all followers share.
+/// State that all followers share.
 pub(super) struct Context {
     pub(super) peers: Arc<Peers>,
     pub(super) members: Arc<Members>,

@@ -30,7 +30,7 @@ pub struct Settings {
     pub join_timeout: Duration,
     /// Certificates for mutual TLS between instances.
     pub tls: TlsSettings,
-    /// Exchange hits without TLS. Whoever reaches `addr` can then change counters.
+    /// Exchange hits without TLS. Every program that reaches `addr` can then change counters and overrides.
     pub allow_plaintext: bool,
 }
 
