@@ -184,10 +184,10 @@ fn in_process() {
             rounds[0].push(nanos(&mut || decide(&alone)));
             rounds[1].push(nanos(&mut || decide(&exchanged)));
             rounds[2].push(nanos(&mut || origin.publish(Micros::new(clock.load(Relaxed)))));
-            let mut after = receiver.position(1).unwrap_or_default();
+            let mut after = receiver.position(1);
             let now = Micros::new(clock.load(Relaxed));
             rounds[3].push(nanos(&mut || {
-                while let Pull::Batch(batch) = origin.pull(2, Some(after), now) {
+                while let Pull::Batch(batch) = origin.pull(2, after, now) {
                     assert!(receiver.apply(&batch, now));
                     after = batch.until;
                 }

@@ -342,7 +342,7 @@ mod tests {
         assert!(limits(&one).await.contains(&("max".to_owned(), 7)));
     }
 
-    /// Changes at random members, of which some reach some members, in any order.
+    /// Changes at random members, some of which reach other members, in any order.
     #[tokio::test]
     async fn all_members_agree_in_the_end() {
         for seed in 0..30 {
@@ -361,7 +361,7 @@ mod tests {
                     _ => send_all(&members[from], &members[to]).await,
                 }
             }
-            // Twice, because a member may have something only through another one.
+            // Twice, because a member may receive a change only through another one.
             for _ in 0..2 {
                 for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)] {
                     send_all(&members[from], &members[to]).await;

@@ -10,17 +10,17 @@
 //!                                      └────────── Batch ──▶ apply ──hits──▶ Memory
 //! ```
 //!
-//! - **Exactly once**: a [`Batch`] names the position before and after it, and [`Peers::apply`] ignores a batch that does
-//!   not begin at the position. The origin keeps a batch until the next pull confirms it. Lost, late, duplicate and
-//!   reordered messages therefore change nothing.
+//! - **Exactly once**: a [`Batch`] names the position before and after it, and [`Peers::apply`] ignores a batch that
+//!   does not begin at the position. The origin keeps a batch until the next pull confirms it. Lost, late, duplicate
+//!   and reordered messages therefore change nothing.
 //! - **Restarts**: an instance has a random epoch per start, and positions belong to an epoch.
-//! - **Slow and absent peers**: increments are kept for a minute ([`RECENT_TIME`]). Older ones that a subscriber has not
-//!   pulled are merged for it (`backlog`), one number per counter and limit in ten seconds.
+//! - **Slow and absent peers**: increments are available for a minute ([`RECENT_TIME`]). Older ones that a subscriber
+//!   has not pulled are merged for it (`backlog`), one number per counter and limit in ten seconds.
 //! - **Joining**: a new instance copies the counters of one peer with its positions, and continues from there.
 //!
-//! An alternative was to send the cumulative hits of each counter, of which a receiver applies the difference to the last
-//! number. It needs no positions, but a number for every counter and origin (24 to 32 bytes; here there are none), and
-//! one number cannot tell when its hits were counted: after a partition all of them would count as of now.
+//! An alternative was to send the cumulative hits of each counter: a receiver applies the difference to the last
+//! number. It needs no positions, but a number for every counter and origin (24 to 32 bytes; here there are none). And
+//! one number does not contain the times of its hits: after a partition, they would all count as of now.
 
 mod backlog;
 mod increment;
@@ -166,14 +166,13 @@ impl Peers {
         self.published.send_if_modified(|latest| std::mem::replace(latest, sequence) != sequence);
     }
 
-    /// Answers the pull of another instance. `after` is the position of the subscriber, if it has one.
+    /// Answers the pull of another instance. `after` is its position, or 0 if it has none: it then begins with the first
+    /// increment of all.
     #[must_use]
-    pub fn pull(&self, subscriber: u64, after: Option<u64>, now: Micros) -> Pull {
+    pub fn pull(&self, subscriber: u64, after: u64, now: Micros) -> Pull {
         let mut outgoing = lock(&self.outgoing);
         let Outgoing { sequence, recent, subscribers, .. } = &mut *outgoing;
         let first = recent.front().map_or(*sequence + 1, |increment| increment.sequence);
-        // Without a position, a subscriber begins with the first increment of all.
-        let after = after.unwrap_or_default();
         if !subscribers.get_mut(&subscriber).is_some_and(|subscriber| subscriber.confirm(after)) {
             // The pull can be a late one, so the subscriber keeps its backlog.
             if after.saturating_add(1) < first || after > *sequence {
@@ -214,10 +213,10 @@ impl Peers {
         (outgoing.subscribers.len(), outgoing.backlog_changes())
     }
 
-    /// Returns the position of another instance: the last increment that was applied here.
+    /// Returns the position of another instance: the last increment that was applied here, or 0 if there is none.
     #[must_use]
-    pub fn position(&self, origin: u64) -> Option<u64> {
-        lock(&self.origins).get(&origin).map(|origin| origin.position)
+    pub fn position(&self, origin: u64) -> u64 {
+        lock(&self.origins).get(&origin).map_or(0, |origin| origin.position)
     }
 
     /// Applies a batch of another instance, unless it does not begin at the position. Returns whether it was applied.
@@ -226,12 +225,10 @@ impl Peers {
             return false;
         }
         let mut origins = lock(&self.origins);
-        if !origins.contains_key(&batch.origin) {
-            forget_oldest(&mut origins, |origin| origin.heard_at);
-        }
-        let origin = origins.entry(batch.origin).or_insert(Origin { position: 0, heard_at: now });
-        origin.heard_at = now;
-        if origin.position != batch.after || batch.until <= batch.after {
+        let known = origins.get_mut(&batch.origin);
+        let position = known.as_ref().map_or(0, |origin| origin.position);
+        known.into_iter().for_each(|origin| origin.heard_at = now);
+        if position != batch.after || batch.until <= batch.after {
             return false;
         }
         let clocks_agree = now.get().abs_diff(batch.now.get()) <= CLOCK_AGREEMENT.get();
@@ -250,7 +247,7 @@ impl Peers {
             self.metrics.add_applied(changes);
             self.metrics.add_expired(changes - counting);
         }
-        origin.position = batch.until;
+        set_position(&mut origins, batch.origin, Origin { position: batch.until, heard_at: now });
         true
     }
 
@@ -283,13 +280,12 @@ impl Peers {
     /// The position of the source is replaced. Those of other origins are used only if they have none.
     pub fn continue_from(&self, source: u64, positions: &[(u64, u64)], now: Micros) {
         let mut origins = lock(&self.origins);
-        for (epoch, position) in positions.iter().copied().filter(|(epoch, _)| *epoch != self.epoch) {
+        for (epoch, position) in
+            positions.iter().copied().filter(|(epoch, position)| *epoch != self.epoch && *position > 0)
+        {
             let origin = Origin { position, heard_at: now };
             if epoch == source {
-                if !origins.contains_key(&epoch) {
-                    forget_oldest(&mut origins, |origin| origin.heard_at);
-                }
-                origins.insert(epoch, origin);
+                set_position(&mut origins, epoch, origin);
             } else if origins.len() < MAX_INSTANCES {
                 origins.entry(epoch).or_insert(origin);
             }
@@ -329,6 +325,13 @@ impl Outgoing {
         }
         dropped
     }
+}
+
+fn set_position(origins: &mut HashMap<u64, Origin>, epoch: u64, origin: Origin) {
+    if !origins.contains_key(&epoch) {
+        forget_oldest(origins, |origin| origin.heard_at);
+    }
+    origins.insert(epoch, origin);
 }
 
 /// Removes the instance that was silent for the longest time if there are too many.

@@ -35,7 +35,7 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
 /// Maximum number of pages of overrides, of up to 100 overrides each.
 const MAX_OVERRIDES_PAGES: usize = 50_000;
-/// Pause before an address is called again whose instance is also at another one.
+/// Pause before an address is called again if its instance is also at another one.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
 /// State that all followers share.
@@ -137,7 +137,7 @@ impl Follower {
         self.context.members.set_state(self.address, state);
     }
 
-    /// Connects and pulls until something fails.
+    /// Connects and pulls until an error.
     async fn follow(&self, is_logged: &mut bool, pause: &mut Duration) -> Result<Ended, FollowError> {
         let Context { peers, members, clock, .. } = &*self.context;
         let mut client = self.connect().await?;
@@ -210,7 +210,7 @@ impl Follower {
             protocol: PROTOCOL,
             subscriber: peers.epoch(),
             origin,
-            after: peers.position(origin).unwrap_or_default(),
+            after: peers.position(origin),
             port: self.context.port.into(),
             leaving,
             overrides_position: overrides_position.unwrap_or_default(),

@@ -58,7 +58,7 @@ pub(super) fn encode(increment: &Increment) -> Bytes {
 
 /// Decodes a batch of the instance `origin`.
 ///
-/// Changes with a limit that this instance does not support are left out.
+/// Changes with a limit that this instance does not support are ignored.
 pub(super) fn decode(response: &proto::PullResponse) -> Result<Batch, MessageError> {
     let increments = response.increments.iter().map(|bytes| decode_increment(bytes).map(Arc::new));
     Ok(Batch {
@@ -148,7 +148,7 @@ pub(super) fn encode_copies(copies: &[CounterCopy]) -> Vec<proto::CounterCopy> {
     copies.iter().map(encode).collect()
 }
 
-/// Decodes copied counters. Those with an invalid digest are left out.
+/// Decodes copied counters. Those with an invalid digest are ignored.
 pub(super) fn decode_copies(copies: &[proto::CounterCopy]) -> Vec<CounterCopy> {
     let decode = |copy: &proto::CounterCopy| {
         let counter = CounterDigest::try_from(copy.counter.as_ref()).ok()?;
@@ -157,7 +157,7 @@ pub(super) fn decode_copies(copies: &[proto::CounterCopy]) -> Vec<CounterCopy> {
     copies.iter().filter_map(decode).collect()
 }
 
-/// Encodes overrides in pages, of which each rule set has its own. There is at least one page.
+/// Encodes overrides in pages, with one page for each rule set. There is at least one page.
 pub(super) fn encode_overrides(overrides: PeerOverrides) -> Vec<proto::OverridesPage> {
     let PeerOverrides { position, changes, overrides, rule_sets } = overrides;
     let page = || proto::OverridesPage { position, ..proto::OverridesPage::default() };

@@ -1,4 +1,4 @@
-//! [`Cluster`]: calls between instances that exchange counted hits. `store::peers` decides what is exchanged.
+//! [`Cluster`]: calls between instances that exchange counted hits. `store::peers` contains the exchange itself.
 //!
 //! Every instance has a `Follower` for each address of another one, which pulls its increments over one connection. A
 //! hung or slow instance delays only its own follower. The calls are gRPC with mutual TLS, on a listener of their own.

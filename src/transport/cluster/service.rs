@@ -68,7 +68,7 @@ impl ClusterService for Service {
         loop {
             published.mark_unchanged();
             override_positions.mark_unchanged();
-            let response = match self.peers.pull(request.subscriber, Some(request.after), self.clock.now()) {
+            let response = match self.peers.pull(request.subscriber, request.after, self.clock.now()) {
                 Pull::Batch(batch) => {
                     let increments: Vec<_> =
                         batch.increments.iter().map(|next| next.encoded(message::encode)).collect();

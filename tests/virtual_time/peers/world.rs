@@ -1,5 +1,7 @@
 //! [`World`]: the members, the network and the events of one scenario, and the checks of the laws.
 
+mod event;
+mod exchange;
 mod failures;
 mod laws;
 
@@ -11,12 +13,10 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sluicegate::{
     algorithm::{Action, Micros},
-    store::{
-        Charge, Hit, Memory, Peers, memory,
-        peers::{Batch, CounterCopy, Metrics, Pull},
-    },
+    store::{Charge, Hit, Memory, Peers, memory, peers::Metrics},
 };
 
+use self::event::Event;
 use super::{
     knowledge::{Effect, Knowledge},
     limit::{Limit, Model},
@@ -27,6 +27,8 @@ const START: u64 = 1_763_672_400_000_000;
 const MILLISECOND: u64 = 1_000;
 const SECOND: u64 = 1_000_000;
 const MAX_MEMBERS: usize = 9;
+/// Maximum latency of a message that is not late.
+const MAX_LATENCY: u64 = 3 * MILLISECOND;
 /// Maximum sum of the jumps of a clock, in seconds.
 const MAX_JUMP: i64 = 280;
 
@@ -156,60 +158,6 @@ enum MemberState {
     /// Decides nothing, and publishes until its hits are delivered or until this time.
     Leaving(u64),
     Gone,
-}
-
-/// A copy of the counters in transit, and the models of its source.
-struct Copy {
-    source: usize,
-    after: Option<Option<u64>>,
-    positions: Vec<(u64, u64)>,
-    counters: Vec<CounterCopy>,
-    known: HashSet<usize>,
-    knowledge: [Knowledge; 2],
-}
-
-enum Event {
-    Request,
-    Publish(usize),
-    PullAll(usize),
-    Pull {
-        from: usize,
-        to: usize,
-        after: Option<u64>,
-    },
-    Batch {
-        from: usize,
-        to: usize,
-        batch: Batch,
-    },
-    /// A pull is answered with [`Pull::Copy`].
-    CopyNeeded {
-        member: usize,
-        source: usize,
-        after: Option<u64>,
-    },
-    /// `after` is the position at which increments are missing, unless the member joins.
-    CopyRequest {
-        from: usize,
-        to: usize,
-        after: Option<Option<u64>>,
-    },
-    CopyParts {
-        from: usize,
-        to: usize,
-        positions: Vec<(u64, u64)>,
-        after: Option<Option<u64>>,
-    },
-    CopyArrives {
-        to: usize,
-        copy: Box<Copy>,
-    },
-    /// A copy has not arrived, and another member is tried.
-    CopyTimeout {
-        member: usize,
-        attempt: u32,
-    },
-    Disturb,
 }
 
 struct World {
@@ -557,251 +505,5 @@ impl World {
         member.knowledge[counter].add(&limit, own, local, local);
         member.unpublished.push(index);
         member.known.insert(index);
-    }
-
-    // The exchange.
-
-    fn publish_at_interval(&mut self, member: usize) -> Checked {
-        self.publish(member);
-        if let MemberState::Leaving(deadline) = self.members[member].state {
-            self.leave(member, deadline)?;
-        }
-        self.schedule(self.publish_interval, Event::Publish(member));
-        Ok(())
-    }
-
-    fn publish(&mut self, member: usize) {
-        let now = self.clock(member);
-        self.members[member].peers.publish(now);
-        self.tag_published(member);
-    }
-
-    /// Records the sequence number of the operations that were published.
-    fn tag_published(&mut self, member: usize) {
-        let member = &mut self.members[member];
-        let sequence = *member.peers.published().borrow();
-        let is_new = member.published.last_key_value().is_none_or(|(last, _)| *last < sequence);
-        if sequence > 0 && is_new {
-            let published = std::mem::take(&mut member.unpublished);
-            published.iter().for_each(|index| self.counted[*index].sequence = sequence);
-            member.published.insert(sequence, published);
-        }
-    }
-
-    /// Ends a member if its hits are delivered or the deadline has passed.
-    fn leave(&mut self, member: usize, deadline: u64) -> Checked {
-        let since = self.now.saturating_sub(2 * self.pull_interval);
-        let local_since = self.clock(member) - Micros::new(self.now - since);
-        let is_delivered = self.members[member].peers.is_delivered(local_since);
-        if is_delivered && !self.failures.clocks {
-            let hits: Vec<_> = self.members[member].published.values().flatten().copied().collect();
-            let pulled = self.members[member].pulled_at.iter().filter(|(_, at)| **at >= since);
-            for receiver in pulled.map(|(receiver, _)| &self.members[*receiver]) {
-                if receiver.state != MemberState::Gone && !hits.iter().all(|index| receiver.known.contains(index)) {
-                    return Err(format!("member {member} leaves before its hits are delivered"));
-                }
-            }
-        }
-        if is_delivered || self.now >= deadline {
-            let epoch = self.members[member].epoch;
-            self.members[member].state = MemberState::Gone;
-            self.alive().into_iter().for_each(|other| self.members[other].peers.forget(epoch));
-        }
-        Ok(())
-    }
-
-    fn pull_all(&mut self, member: usize) {
-        for to in self.alive().into_iter().filter(|to| *to != member) {
-            let epoch = self.members[to].epoch;
-            let epoch =
-                if self.fault == Fault::EpochIgnored { self.members[to].former_epoch.unwrap_or(epoch) } else { epoch };
-            let after = self.members[member].peers.position(epoch);
-            self.send(member, to, || Event::Pull { from: member, to, after });
-        }
-        self.schedule(self.pull_interval, Event::PullAll(member));
-    }
-
-    fn answer(&mut self, from: usize, to: usize, after: Option<u64>) {
-        let (epoch, now) = (self.members[from].epoch, self.clock(to));
-        let answer = self.members[to].peers.pull(epoch, after, now);
-        // A subscriber that needs a copy is not waited for.
-        let subscriber = &mut self.members[to];
-        match &answer {
-            Pull::Copy => subscriber.pulled_at.remove(&from),
-            Pull::Batch(_) | Pull::Nothing => subscriber.pulled_at.insert(from, self.now),
-        };
-        match answer {
-            Pull::Batch(batch) => self.send(to, from, || Event::Batch { from: to, to: from, batch: batch.clone() }),
-            Pull::Copy => self.send(to, from, || Event::CopyNeeded { member: from, source: to, after }),
-            Pull::Nothing => {}
-        }
-    }
-
-    fn apply(&mut self, from: usize, to: usize, batch: &Batch) -> Checked {
-        let now = self.clock(to);
-        let mut received = batch.clone();
-        let is_hit = self.one_in(20);
-        match self.fault {
-            Fault::EpochIgnored => {
-                received.origin = self.members[from].former_epoch.unwrap_or(received.origin);
-            }
-            Fault::ClockIgnored => received.now = now,
-            Fault::BatchSkipped if is_hit => received.increments.clear(),
-            _ => {}
-        }
-        if self.members[to].peers.apply(&received, now) {
-            self.deliver(from, to, batch, now.get())?;
-        }
-        if self.fault == Fault::AppliedTwice && is_hit {
-            let after = self.members[to].peers.position(batch.origin).unwrap_or_default();
-            received.until += after - received.after;
-            received.after = after;
-            self.members[to].peers.apply(&received, now);
-        }
-        (0..self.limits.len()).try_for_each(|counter| self.check_counter(to, counter))
-    }
-
-    /// Adds the hits of an applied batch to the models of the receiver.
-    ///
-    /// An increment contains the sum of hits and refunds. In the lower model all refunds come last, and in the upper
-    /// model first: a refund of an empty counter has no effect.
-    fn deliver(&mut self, from: usize, to: usize, batch: &Batch, now: u64) -> Checked {
-        self.totals.merged += u64::from(is_old(batch));
-        let published = self.members[from].published.range(batch.after + 1..=batch.until);
-        let delivered = published.flat_map(|(_, all)| all).map(|index| (*index, self.counted[*index]));
-        let (refunds, hits): (Vec<_>, Vec<_>) =
-            delivered.partition(|(_, counted)| matches!(counted.effect, Effect::Refund(_)));
-        for (_, counted) in refunds.iter().chain(&hits) {
-            let limit = &self.limits[counted.counter];
-            self.members[to].knowledge[counted.counter].add_upper(limit, counted.effect, now);
-        }
-        for (index, counted) in hits.iter().chain(&refunds) {
-            self.deliver_lower(from, to, *index, counted, now)?;
-        }
-        Ok(())
-    }
-
-    fn deliver_lower(&mut self, from: usize, to: usize, index: usize, counted: &Counted, now: u64) -> Checked {
-        let limit = self.limits[counted.counter];
-        let origin_clock = self.members[from].latest_clock;
-        let receiver = &mut self.members[to];
-        let is_new = receiver.known.insert(index);
-        if !is_new && !receiver.copied.remove(&index) {
-            return Err(format!("hits are applied twice: {counted:?}"));
-        }
-        // Hits that no longer count at the origin may be dropped there.
-        let has_expired = match limit.model {
-            Model::Bucket | Model::WarmUp => counted.local + limit.horizon() <= origin_clock,
-            _ => limit.algorithm.has_expired(Micros::new(counted.local), Micros::new(origin_clock)),
-        };
-        // After a copy, a refund can be applied twice.
-        if is_new && !has_expired || matches!(counted.effect, Effect::Refund(_)) {
-            let age = (self.now - counted.at).max(origin_clock - counted.local);
-            receiver.knowledge[counted.counter].add_lower(&limit, counted.effect, now - age, now);
-        }
-        let staleness = self.now - counted.at;
-        if self.failures.are_absent() && !self.failures.refunds && staleness > self.max_staleness() {
-            return Err(format!("hits are known only after {staleness} µs, without any failure"));
-        }
-        Ok(())
-    }
-
-    /// Returns the time after which a hit is known everywhere if nothing fails.
-    fn max_staleness(&self) -> u64 {
-        self.publish_interval + self.pull_interval + 3 * MAX_LATENCY
-    }
-
-    // Copies.
-
-    fn send_copy(&mut self, from: usize, to: usize, positions: &[(u64, u64)], after: Option<Option<u64>>) {
-        let source = &self.members[to];
-        let counters: Vec<_> = (0..).map_while(|part| source.peers.copy_part(part)).flatten().collect();
-        let (known, knowledge) = (source.known.clone(), source.knowledge.clone());
-        self.send(to, from, || Event::CopyArrives {
-            to: from,
-            copy: Box::new(Copy {
-                source: to,
-                after,
-                positions: positions.to_vec(),
-                counters: counters.clone(),
-                known: known.clone(),
-                knowledge: knowledge.clone(),
-            }),
-        });
-    }
-
-    fn insert_copy(&mut self, to: usize, copy: Copy) -> Checked {
-        let now = self.clock(to);
-        let is_joining = self.members[to].state == MemberState::Joining;
-        let source_epoch = self.members[copy.source].epoch;
-        let adopted: BTreeMap<u64, u64> = copy
-            .positions
-            .iter()
-            .copied()
-            .filter(|(epoch, _)| *epoch == source_epoch || self.members[to].peers.position(*epoch).is_none())
-            .collect();
-        let is_needed = match copy.after {
-            None => is_joining,
-            Some(after) => !is_joining && self.members[to].peers.position(source_epoch) == after,
-        };
-        if !is_needed {
-            return Ok(());
-        }
-        self.totals.copies += 1;
-        let member = &mut self.members[to];
-        member.peers.insert_copies(copy.counters, now);
-        member.peers.continue_from(source_epoch, &copy.positions, now);
-        let is_exact = is_joining && !self.failures.clocks;
-        for (index, counted) in self.counted.iter().enumerate() {
-            let is_included = adopted
-                .get(&self.members[counted.owner].epoch)
-                .is_some_and(|position| (1..=*position).contains(&counted.sequence));
-            let member = &mut self.members[to];
-            if is_included {
-                member.known.insert(index);
-            } else if is_joining && copy.known.contains(&index) {
-                member.known.insert(index);
-                member.copied.insert(index);
-            }
-        }
-        for (counter, limit) in self.limits.iter().enumerate() {
-            let knowledge = &mut self.members[to].knowledge[counter];
-            if is_exact {
-                *knowledge = copy.knowledge[counter].clone();
-            } else {
-                knowledge.add_foreign(limit, &copy.knowledge[counter], now.get());
-            }
-        }
-        if is_joining {
-            self.members[to].state = MemberState::Running;
-            self.begin(to);
-        }
-        (0..self.limits.len()).try_for_each(|counter| self.check_counter(to, counter))
-    }
-}
-
-/// Maximum latency of a message that is not late.
-const MAX_LATENCY: u64 = 3 * MILLISECOND;
-
-/// Returns whether a batch contains increments that are no longer kept for all subscribers.
-fn is_old(batch: &Batch) -> bool {
-    batch.increments.first().is_some_and(|first| batch.now - first.published_at > Micros::from_secs(60))
-}
-
-impl Event {
-    /// Returns the member that handles the event.
-    fn member(&self) -> Option<usize> {
-        match self {
-            Self::Publish(member)
-            | Self::PullAll(member)
-            | Self::CopyNeeded { member, .. }
-            | Self::CopyTimeout { member, .. } => Some(*member),
-            Self::Pull { to, .. }
-            | Self::Batch { to, .. }
-            | Self::CopyRequest { to, .. }
-            | Self::CopyParts { to, .. }
-            | Self::CopyArrives { to, .. } => Some(*to),
-            Self::Request | Self::Disturb => None,
-        }
     }
 }

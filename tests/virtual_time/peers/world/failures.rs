@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use rand::RngExt;
 
-use super::{Event, Knowledge, MAX_JUMP, MAX_MEMBERS, MILLISECOND, MemberState, SECOND, World};
+use super::{Knowledge, MAX_JUMP, MAX_MEMBERS, MILLISECOND, MemberState, SECOND, World, event::Event};
 
 impl World {
     pub(super) fn disturb(&mut self) {
