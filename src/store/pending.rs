@@ -129,6 +129,7 @@ mod tests {
         assert!(!add_hits(&window(), &mut state, pending(5, 900), at(1_000)), "their window has ended");
         assert!(add_hits(&window(), &mut state, pending(15, 1_000), at(1_900)));
         assert!(add_hits(&window(), &mut state, pending(-1, 1_000), at(1_900)));
+        assert!(!add_hits(&window(), &mut state, pending(0, 1_000), at(1_900)));
         assert_eq!(used(&window(), &state, 1_950), 14, "hits count above the limit, and refunds subtract");
     }
 

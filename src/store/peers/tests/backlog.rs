@@ -46,6 +46,8 @@ fn an_absent_peer_receives_the_hits_that_still_count() {
         let later = at(300_000 + 60_000 + 10_000);
         let has_ended = limit.has_expired(at(300_000), later);
         assert_eq!(b.used(&limit, later) == 0, has_ended, "late hits count no longer than others: {limit:?}");
+        let has_expired_hits = limit.has_expired(at(60_000), at(300_000));
+        assert_eq!(b.peers.metrics().applied.get() < 65, has_expired_hits, "{limit:?}: expired hits are not sent");
     }
 }
 
@@ -85,6 +87,68 @@ fn a_full_backlog_drops_the_oldest_hits_and_counts_them() {
     let known: Vec<_> = known.collect();
     assert_eq!(known, (dropped / 100..seconds).collect::<Vec<_>>());
     assert_eq!(b.peers.metrics().applied.get() + dropped, a.peers.metrics().published.get());
+}
+
+#[test]
+fn a_full_backlog_drops_hits_of_the_peer_that_misses_most() {
+    let (a, b, c, limit) = (Instance::new(1), Instance::new(2), Instance::new(3), fixed_window(10, 3_600));
+    assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+    for second in 0..160 {
+        for user in 0..100 {
+            a.decide(&format!("{second}/{user}"), &limit, (Action::Take, 1), at(second * 1_000));
+        }
+        a.peers.publish(at(second * 1_000));
+        if second < 100 {
+            c.follow(&a, at(second * 1_000));
+        }
+    }
+    assert!(a.peers.metrics().dropped.get() > 0);
+    let now = at(160_000);
+    c.follow(&a, now);
+    assert!((0..160).all(|second| c.used_by(&format!("{second}/0"), &limit, now) == 1));
+}
+
+#[test]
+fn a_large_backlog_is_sent_in_several_batches() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 3_600));
+    assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+    for round in 0..3 {
+        for user in 0..MAX_BATCH_CHANGES {
+            a.decide(&format!("{round}/{user}"), &limit, (Action::Take, 1), at(round * 10_000));
+        }
+        a.peers.publish(at(round * 10_000));
+    }
+    let now = at(100_000);
+    a.take(&limit, 1, now);
+    a.peers.publish(now);
+    assert_eq!(a.peers.subscribers(), (1, 3 * MAX_BATCH_CHANGES));
+    assert_eq!(b.follow(&a, now), 4);
+    assert!(
+        (0..3).all(|round| (0..MAX_BATCH_CHANGES).all(|user| b.used_by(&format!("{round}/{user}"), &limit, now) == 1))
+    );
+}
+
+/// Periods beyond the maximum number are merged, without the hits that have expired meanwhile and those before a reset.
+#[test]
+fn the_oldest_periods_of_a_long_absence_are_merged() {
+    let (a, b) = (Instance::new(1), Instance::new(2));
+    let (long, short) = (fixed_window(1_000, 3_600), fixed_window(10, 1));
+    assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+    for period in 0..50 {
+        let now = at(period * 10_000);
+        if period == 2 {
+            a.memory.delete(KEY.as_bytes());
+        }
+        a.take(&long, 1, now);
+        a.decide(&format!("short/{period}"), &short, (Action::Take, 1), now);
+        a.peers.publish(now);
+    }
+    // Two changes in each period. The oldest one has the short counter of its last part.
+    assert_eq!(a.peers.subscribers(), (1, 2 * 32));
+    let now = at(500_000);
+    b.follow(&a, now);
+    assert_eq!((b.used(&long, now), a.used(&long, now)), (48, 48));
+    assert_eq!(a.peers.subscribers(), (1, 0));
 }
 
 #[test]

@@ -25,6 +25,27 @@ fn slots_of_a_concurrency_limit_are_neither_exchanged_nor_copied() {
     assert_eq!(b.peers.metrics().copied.get(), 0);
 }
 
+/// A rule can get another algorithm, and keep its counters' names.
+#[test]
+fn a_counter_of_slots_that_a_peer_counts_as_a_window_is_copied() {
+    let [a, b, c] = [1, 2, 3].map(Instance::new);
+    let slots: Algorithm = Concurrency::new(MaxHits::hard(5), Micros::from_secs(60)).unwrap().into();
+    a.take(&slots, 1, at(0));
+    b.take(&fixed_window(10, 60), 3, at(0));
+    b.peers.publish(at(0));
+    a.follow(&b, at(0));
+    c.copy(&a, at(0));
+    assert_eq!(c.peers.metrics().copied.get(), 1);
+}
+
+#[test]
+fn an_empty_state_is_not_copied() {
+    let b = Instance::new(2);
+    let counter = Digests::digest(KEY.as_bytes());
+    b.peers.insert_copies(vec![CounterCopy { counter, state: State::default(), expires: u32::MAX }], at(0));
+    assert_eq!((b.peers.metrics().copied.get(), b.memory.usage().counters), (0, 0));
+}
+
 #[test]
 fn a_copy_contains_each_hit_once() {
     for limit in all_algorithms(100) {
@@ -82,7 +103,11 @@ fn a_copy_replaces_no_counter_and_no_position_of_another_origin() {
     c.copy(&a, at(60));
     assert_eq!((c.used(&limit, at(60)), c.peers.position(2), c.peers.position(1)), (12, 2, 1));
     assert_eq!(c.peers.metrics().copied.get(), 0);
-    assert_eq!(c.peers.position(3), 0, "an instance has no position of itself");
+    c.take(&limit, 1, at(70));
+    c.peers.publish(at(70));
+    a.follow(&c, at(70));
+    c.copy(&a, at(70));
+    assert_eq!((a.peers.position(3), c.peers.position(3)), (1, 0), "an instance has no position of itself");
 }
 
 #[test]
@@ -115,6 +140,11 @@ fn a_deleted_counter_is_not_copied() {
     let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 60));
     a.take(&limit, 1, at(0));
     a.memory.delete(KEY.as_bytes());
+    // Counters that are not exchanged take its slot.
+    let slots: Algorithm = Concurrency::new(MaxHits::hard(5), Micros::from_secs(60)).unwrap().into();
+    for user in 0..1_000 {
+        a.decide(&user.to_string(), &slots, (Action::Take, 1), at(0));
+    }
     b.copy(&a, at(10));
     assert_eq!((b.peers.metrics().copied.get(), b.used(&limit, at(10))), (0, 0));
 }

@@ -117,6 +117,60 @@ fn many_limits_are_exchanged() {
 }
 
 #[test]
+fn a_limit_that_is_used_again_is_listed_once() {
+    let a = Instance::new(1);
+    let limits: Vec<_> = (101..=120).map(|limit| fixed_window(limit, 60)).collect();
+    limits.iter().chain(&limits[17..]).for_each(|limit| assert!(a.take(limit, 1, at(0))));
+    a.peers.publish(at(0));
+    let increment = Arc::clone(&Instance::new(2).batch(&a, at(0)).increments[0]);
+    assert_eq!(increment.limits, limits);
+    let hits_of = |index: usize| increment.changes.iter().filter(move |change| change.limit as usize == index);
+    let hits: Vec<i64> = (0..20).map(|index| hits_of(index).map(|change| change.hits).sum()).collect();
+    assert_eq!(hits, [vec![1; 17], vec![2; 3]].concat());
+}
+
+#[test]
+fn counters_keep_their_own_hits_in_the_next_interval() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(1_000, 3_600));
+    let keys: Vec<_> = (0..1_000).map(|user| user.to_string()).collect();
+    keys.iter().for_each(|key| drop(a.decide(key, &limit, (Action::Take, 1), at(0))));
+    a.peers.publish(at(0));
+    for (cost, key) in keys.iter().rev().enumerate() {
+        a.decide(key, &limit, (Action::Take, cost as u64), at(1));
+    }
+    a.peers.publish(at(1));
+    b.follow(&a, at(1));
+    for (cost, key) in keys.iter().rev().enumerate() {
+        assert_eq!(b.used_by(key, &limit, at(1)), cost as u64 + 1);
+    }
+}
+
+#[test]
+fn hits_of_a_peer_between_own_ones_do_not_split_the_change() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 60));
+    a.take(&limit, 1, at(0));
+    a.peers.publish(at(0));
+    b.take(&limit, 2, at(0));
+    b.follow(&a, at(0));
+    b.take(&limit, 3, at(0));
+    b.peers.publish(at(0));
+    let changes = &a.batch(&b, at(0)).increments[0].changes;
+    assert_eq!(changes.iter().map(|change| change.hits).collect::<Vec<_>>(), [5]);
+}
+
+#[test]
+fn a_refund_creates_no_counter() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 60));
+    a.take(&limit, 3, at(0));
+    a.peers.publish(at(0));
+    a.refund(&limit, 2, at(1));
+    a.peers.publish(at(1));
+    b.peers.continue_from(1, &[(1, 1)], at(1));
+    b.follow(&a, at(1));
+    assert_eq!(b.memory.usage().counters, 0);
+}
+
+#[test]
 fn ages_are_independent_of_the_difference_of_the_clocks() {
     let hour = 3_600_000;
     for clock in [0, 5 * hour, 10 * hour] {
@@ -133,7 +187,7 @@ fn ages_are_independent_of_the_difference_of_the_clocks() {
 /// The time of the trip is not part of an age.
 #[test]
 fn hits_that_arrive_after_their_window_do_not_count_in_the_next_one() {
-    for (clock_difference, expected) in [(0, 0), (3_600_000, 5)] {
+    for (clock_difference, expected, expired) in [(0, 0, 1), (3_600_000, 5, 0)] {
         let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(100, 1));
         a.take(&limit, 5, at(59_999));
         a.peers.publish(at(59_999));
@@ -142,6 +196,7 @@ fn hits_that_arrive_after_their_window_do_not_count_in_the_next_one() {
         };
         assert!(b.peers.apply(&batch, at(60_001 + clock_difference)));
         assert_eq!(b.used_by(KEY, &limit, at(60_001 + clock_difference)), expected);
+        assert_eq!(b.peers.metrics().expired.get(), expired);
     }
 }
 
@@ -157,6 +212,8 @@ fn a_reset_counter_starts_again_everywhere() {
     a.peers.publish(at(0));
     b.follow(&a, at(0));
     c.follow(&a, at(0));
+    a.take(&limit, 4, at(1));
+    a.peers.publish(at(1));
     b.take(&limit, 2, at(1));
     a.take(&limit, 3, at(1));
     assert!(a.memory.delete(KEY.as_bytes()));

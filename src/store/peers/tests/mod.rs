@@ -9,9 +9,9 @@ mod properties;
 use super::*;
 use crate::{
     algorithm::{
-        Action, Algorithm, CLOCK_SLACK, MaxHits, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra,
-        leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow, sliding_window::WindowEdge,
-        token_bucket::TokenBucket,
+        Action, Algorithm, CLOCK_SLACK, MaxHits, State, concurrency::Concurrency, fixed_window::FixedWindow,
+        gcra::Gcra, leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow,
+        sliding_window::WindowEdge, token_bucket::TokenBucket,
     },
     store::{Charge, Hit, identity::Digests, memory::Settings},
 };
