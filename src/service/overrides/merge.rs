@@ -322,6 +322,69 @@ mod tests {
         }
     }
 
+    /// Two equal changes, or a change whose predecessor was not received.
+    #[tokio::test]
+    async fn a_conflict_is_noted_only_between_different_values() {
+        let (one, other, late) = (member(), member(), member());
+        set(&one, "bob", 1).await;
+        set(&other, "bob", 1).await;
+        send_all(&one, &other).await;
+        set(&one, "bob", 2).await;
+        let all = one.changes_for_peer(None).await;
+        late.merge(PeerOverrides { changes: all.changes[1..].to_vec(), ..PeerOverrides::default() }).await.unwrap();
+        assert_eq!(reasons(&other).await, ["to 1"]);
+        assert_eq!(reasons(&late).await, ["to 2"]);
+    }
+
+    #[tokio::test]
+    async fn an_action_without_overrides_enters_the_audit_log_unless_it_is_older() {
+        let (one, other) = (member(), member());
+        let action = |id: &str, version| {
+            let info = r#"{"author":"alice","reason":"reset"}"#.to_owned();
+            let changes = vec![Change { version, id: id.to_owned(), info, changes: Vec::new() }];
+            PeerOverrides { changes, ..PeerOverrides::default() }
+        };
+        one.merge(action("first", 1)).await.unwrap();
+        send_all(&one, &other).await;
+        assert_eq!(reasons(&other).await, ["reset"]);
+        for limit in 1..=1_000 {
+            set(&other, "eve", limit).await;
+        }
+        let log = reasons(&other).await;
+        other.merge(action("second", 1)).await.unwrap();
+        assert_eq!(reasons(&other).await, log);
+    }
+
+    #[tokio::test]
+    async fn a_peer_with_a_position_receives_only_the_changes_after_it() {
+        let one = member();
+        set(&one, "bob", 1).await;
+        let position = one.changes_for_peer(None).await.position;
+        set(&one, "eve", 2).await;
+        let next = one.changes_for_peer(Some(position)).await;
+        assert_eq!((next.changes.len(), next.overrides.len()), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn a_rule_set_is_sent_once() {
+        let one = member();
+        let digest = "ab".repeat(32);
+        one.store.put_rule_set(&digest, "domain: api").await.unwrap();
+        let text = format!(r#"{{"w":"{digest} 10%","a":"alice","t":1}}"#);
+        let change = |id: u64| Change {
+            version: id,
+            id: id.to_string(),
+            info: "{}".to_owned(),
+            changes: vec![OverrideChange { target: "rules|candidate".into(), before: None, after: Some(text.clone()) }],
+        };
+        let OverrideStore::Journal(journal) = &one.store else { panic!("a member has a journal") };
+        for id in [1, 2] {
+            one.write_journal(journal, &*one.state.lock().await, change(id)).await.unwrap();
+        }
+        let sent = one.changes_for_peer(None).await;
+        assert_eq!((sent.changes.len(), sent.rule_sets), (2, vec![(digest, "domain: api".to_owned())]));
+    }
+
     #[tokio::test]
     async fn an_override_older_than_the_audit_log_does_not_return() {
         let (one, absent) = (member(), member());

@@ -186,3 +186,73 @@ impl Member {
         Self { host, called_at: None, state: MemberState::New, epoch: 0, has_left: false, heard_at: Instant::now() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(number: u32) -> SocketAddr {
+        SocketAddr::new(std::net::Ipv4Addr::from(0x0a00_0000 + number).into(), 8083)
+    }
+
+    fn addresses(members: &Members) -> Vec<SocketAddr> {
+        members.addresses().into_iter().map(|(address, _)| address).collect()
+    }
+
+    #[test]
+    fn calls_add_a_limited_number_of_addresses_and_settings_all() {
+        let members = Members::new();
+        for number in 0..2_000 {
+            members.discover(address(number));
+        }
+        assert_eq!(addresses(&members).len(), MAX_MEMBERS);
+        members.set_resolved(&(2_000..3_500).map(|number| (address(number), "peers".to_owned())).collect());
+        assert_eq!(addresses(&members).len(), MAX_MEMBERS + 1_500);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_address_that_only_calls_name_is_removed_a_minute_after_the_last_one() {
+        let members = Members::new();
+        let resolved = BTreeMap::from([(address(1), "peers".to_owned())]);
+        members.discover(address(2));
+        tokio::time::advance(FORGET_AFTER / 2).await;
+        members.discover(address(2));
+        tokio::time::advance(FORGET_AFTER - Duration::from_millis(1)).await;
+        assert_eq!(members.set_resolved(&resolved), []);
+        assert_eq!(addresses(&members), [address(1), address(2)]);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(members.set_resolved(&resolved), [address(2)]);
+        // DNS no longer contains the other one, which never called.
+        assert_eq!(members.set_resolved(&BTreeMap::new()), [address(1)]);
+    }
+
+    #[test]
+    fn one_address_of_an_instance_is_used() {
+        let members = Members::new();
+        [1, 2].map(|number| members.discover(address(number)));
+        assert!(members.claim(address(1), 7) && members.claim(address(2), 7), "neither is connected");
+        members.set_state(address(1), MemberState::Connected);
+        assert!(members.claim(address(1), 7) && !members.claim(address(2), 7));
+        members.set_state(address(1), MemberState::Unavailable);
+        assert!(members.claim(address(2), 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_instance_that_has_left_is_not_connected_until_it_restarts() {
+        let members = Members::new();
+        members.discover(address(1));
+        members.claim(address(1), 7);
+        members.set_state(address(1), MemberState::Connected);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        members.set_state(address(1), MemberState::Connected);
+        assert_eq!(members.lags(), [(address(1), Duration::ZERO)]);
+        members.set_left(7);
+        // The response to an earlier pull arrives late.
+        members.claim(address(1), 7);
+        members.set_state(address(1), MemberState::Connected);
+        assert_eq!((members.state(address(1)), members.lags()), (MemberState::Left, Vec::new()));
+        members.claim(address(1), 8);
+        members.set_state(address(1), MemberState::Connected);
+        assert_eq!(members.count(MemberState::Connected), 1);
+    }
+}
