@@ -355,6 +355,21 @@ mod tests {
         assert_eq!(reasons(&other).await, log);
     }
 
+    /// A higher version could never be replaced.
+    #[tokio::test]
+    async fn values_with_an_invalid_version_are_ignored() {
+        let (one, other) = (member(), member());
+        set(&one, "bob", 1).await;
+        let valid = one.changes_for_peer(None).await;
+        let mut invalid = valid.clone();
+        invalid.changes[0].version = MAX_NUMBER + 1;
+        invalid.overrides[0].1 = MAX_NUMBER + 1;
+        other.merge(invalid).await.unwrap();
+        assert_eq!((limits(&other).await, reasons(&other).await.len()), (Vec::new(), 0));
+        other.merge(valid).await.unwrap();
+        assert_eq!(limits(&other).await, of("bob", 1));
+    }
+
     #[tokio::test]
     async fn a_peer_with_a_position_receives_only_the_changes_after_it() {
         let one = member();

@@ -229,7 +229,8 @@ mod tests {
     #[test]
     fn one_address_of_an_instance_is_used() {
         let members = Members::new();
-        [1, 2].map(|number| members.discover(address(number)));
+        members.discover(address(1));
+        members.discover(address(2));
         assert!(members.claim(address(1), 7) && members.claim(address(2), 7), "neither is connected");
         members.set_state(address(1), MemberState::Connected);
         assert!(members.claim(address(1), 7) && !members.claim(address(2), 7));

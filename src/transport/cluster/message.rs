@@ -194,3 +194,95 @@ pub(super) fn decode_overrides(received: &mut PeerOverrides, page: proto::Overri
         changes: change.changes.into_iter().map(decode).collect(),
     }));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{MaxHits, concurrency::Concurrency, gcra::Gcra};
+
+    const NOW: Micros = Micros::from_secs(1_763_672_400);
+
+    fn limit(requests: u32) -> Algorithm {
+        Gcra::new(requests, Micros::from_secs(1), MaxHits::hard(requests.into()), false).unwrap().into()
+    }
+
+    fn change(counter: u8, limit: u32, hits: i64) -> Change {
+        let counter = [counter; DIGEST_BYTES];
+        Change { counter, limit, hits, counted_at: NOW - Micros::new(u64::from(counter[0])) }
+    }
+
+    /// Decodes an increment after a modification of its message.
+    fn decode_modified(
+        increment: &Increment,
+        modify: impl FnOnce(&mut proto::Increment),
+    ) -> Result<Increment, MessageError> {
+        let mut message = proto::Increment::decode(encode(increment)).unwrap();
+        modify(&mut message);
+        decode_increment(&message.encode_to_vec().into())
+    }
+
+    #[test]
+    fn an_increment_is_decoded_as_it_was_encoded() {
+        for (limits, changes) in [
+            (vec![limit(5)], vec![change(1, 0, 3), change(2, 0, -2)]),
+            (vec![limit(5), limit(7)], vec![change(1, 1, i64::MAX), change(1, 0, i64::MIN)]),
+            (Vec::new(), Vec::new()),
+        ] {
+            let resets = vec![[9; DIGEST_BYTES]];
+            let sent = Increment::new(4, NOW, limits, changes).with_resets(resets);
+            let received = decode_modified(&sent, |_| {}).unwrap();
+            assert_eq!((received.sequence, received.published_at), (4, NOW));
+            assert_eq!((received.limits, received.changes), (sent.limits, sent.changes));
+            assert_eq!(received.resets, sent.resets);
+        }
+    }
+
+    #[test]
+    fn one_limit_takes_no_room_in_each_change() {
+        let message =
+            |limits: Vec<_>| proto::Increment::decode(encode(&Increment::new(1, NOW, limits, vec![change(1, 0, 3)])));
+        assert_eq!(message(vec![limit(5)]).unwrap().limit, Vec::<u32>::new());
+        assert_eq!(message(vec![limit(5), limit(7)]).unwrap().limit, [0]);
+    }
+
+    #[test]
+    fn lists_of_different_lengths_are_rejected() {
+        let sent = Increment::new(4, NOW, vec![limit(5), limit(7)], vec![change(1, 0, 3), change(2, 1, 4)]);
+        let modifications: [fn(&mut proto::Increment); 8] = [
+            |message| message.hits.truncate(1),
+            |message| message.hits.push(1),
+            |message| message.age_us.truncate(1),
+            |message| message.age_us.push(1),
+            |message| message.limit.truncate(1),
+            |message| message.limit.push(1),
+            |message| message.counters = message.counters.slice(..DIGEST_BYTES + 1),
+            |message| message.counters = message.counters.slice(..DIGEST_BYTES),
+        ];
+        for modify in modifications {
+            assert!(matches!(decode_modified(&sent, modify), Err(MessageError::Lengths(4))));
+        }
+        assert!(matches!(decode_increment(&Bytes::from_static(b"garbage")), Err(MessageError::Protobuf(_))));
+    }
+
+    #[test]
+    fn changes_of_unsupported_limits_are_ignored() {
+        let sent = Increment::new(4, NOW, vec![limit(5), limit(7)], vec![change(1, 0, 3), change(2, 1, 4)]);
+        let slots = Concurrency::new(MaxHits::hard(5), Micros::from_secs(60)).unwrap();
+        let slots = proto::Limit { algorithm: Algorithm::from(slots).name().to_owned(), ..encode_limit(&limit(5)) };
+        let unknown = proto::Limit { algorithm: "unknown".into(), ..encode_limit(&limit(5)) };
+        let invalid = proto::Limit { requests: 0, window_us: 0, ..encode_limit(&limit(5)) };
+        for unsupported in [slots, unknown, invalid] {
+            let received = decode_modified(&sent, |message| message.limits[0] = unsupported).unwrap();
+            assert_eq!(received.changes, [change(2, 1, 4)]);
+            assert_eq!(received.limits[1], limit(7));
+        }
+        let received = decode_modified(&sent, |message| message.limit[0] = 9).unwrap();
+        assert_eq!(received.changes, [change(2, 1, 4)]);
+    }
+
+    #[test]
+    fn resets_are_limited() {
+        let sent = Increment::new(4, NOW, Vec::new(), Vec::new()).with_resets(vec![[9; DIGEST_BYTES]; 2 * MAX_RESETS]);
+        assert_eq!(decode_modified(&sent, |_| {}).unwrap().resets.len(), MAX_RESETS);
+    }
+}
