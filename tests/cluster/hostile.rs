@@ -174,12 +174,16 @@ async fn absurd_requests_do_no_harm() {
         let answer = client.pull(request).await.unwrap().into_inner();
         assert_eq!(answer.origin, hello.origin);
     }
+    let own = PullRequest { subscriber: hello.origin, ..pull(hello.origin, 0) };
+    assert_eq!(client.pull(own).await.unwrap().into_inner().until, 0, "an instance sends itself nothing");
     for after in [Some(u64::MAX), Some(1 << 40), Some(0), None] {
         let pages = client.overrides(OverridesRequest { protocol: 1, after }).await.unwrap();
         assert!(pages.into_inner().message().await.unwrap().is_some());
     }
     assert_exchange(&members, "bucket").await;
     members.wait_until_connected();
+    let log = members.all[0].server.log();
+    assert!(!log.contains("127.0.0.1:0\""), "a caller without a listener is not called back: {log}");
     members.assert_no_panic();
 }
 

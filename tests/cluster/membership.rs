@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use sluicegate_proto::sluicegate::cluster::v1::{PullRequest, cluster_service_client::ClusterServiceClient};
 use tokio::{runtime::Handle, sync::RwLock};
 use tonic::transport::Endpoint;
 
@@ -163,6 +164,8 @@ async fn the_last_hits_are_delivered_at_shutdown() {
     let group = Group::new(3, RULES);
     let mut members =
         Members::of(group, |_, builder| builder.set("cluster.sync", "10s").set("shutdown.grace", "500ms")).await;
+    let unavailable = |member: &Member| member.server.log().matches("peer unavailable").count();
+    let at_start = unavailable(&members.all[0]);
     members.all[2].take("log", 9).await;
     members.all.remove(2).stop().await;
     members.wait_for_remaining("log", 91).await;
@@ -174,6 +177,30 @@ async fn the_last_hits_are_delivered_at_shutdown() {
     let log = stopped.server.log();
     assert!(log.contains("some calls did not finish within shutdown.grace"), "{log}");
     members.wait_for_remaining("log", 85).await;
+    // Both have announced that they stop.
+    assert_eq!(unavailable(&members.all[0]), at_start, "{}", members.all[0].server.log());
+}
+
+#[tokio::test]
+async fn a_member_that_stops_waits_for_a_peer_that_pulls_late() {
+    let group = Group::new(1, RULES);
+    let members = Members::of(group, |_, builder| builder.set("cluster.sync", "10s")).await;
+    let endpoint = format!("http://{}", members.group.addresses[0]);
+    let mut late = ClusterServiceClient::connect(endpoint).await.unwrap();
+    let request = PullRequest { protocol: 1, subscriber: 7, ..PullRequest::default() };
+    let origin = late.pull(request).await.unwrap().into_inner().origin;
+    let request = PullRequest { origin, ..request };
+    assert_eq!(late.pull(request).await.unwrap().into_inner().until, 0);
+    members.all[0].take("log", 9).await;
+    let server = &members.all[0].server;
+    server.signal("TERM");
+    wait_for("the shutdown", || server.log().contains("shutting down").then_some(()));
+    let last = late.pull(request).await.unwrap().into_inner();
+    assert_eq!((last.until, last.increments.len()), (1, 1));
+    // The confirmation has no answer if the member stops at once.
+    let _ = late.pull(PullRequest { after: 1, ..request }).await;
+    wait_for("the member to stop", || server.log().contains("shutdown complete").then_some(()));
+    assert!(!server.log().contains("did not receive the last hits"), "{}", server.log());
 }
 
 #[tokio::test]
@@ -228,7 +255,7 @@ async fn hits_of_a_member_with_two_addresses_count_once() {
 
 /// Members share a port number, and a name has the addresses of all of them.
 #[tokio::test]
-async fn an_address_that_is_added_to_a_name_is_found() {
+async fn an_address_that_a_name_gets_or_loses_is_found_or_left() {
     let (port, folder) = (free_port(), tempfile::tempdir().unwrap());
     let hosts = folder.path().join("hosts");
     let write = |last: u8| {
@@ -251,6 +278,19 @@ async fn an_address_that_is_added_to_a_name_is_found() {
     for member in [&one, &other] {
         member.wait_for_peers(2);
         member.wait_for_remaining("log", 90).await;
+    }
+    // A name that cannot be resolved keeps its addresses.
+    write(1);
+    wait_for("the failed resolution", || one.server.log().contains("cannot resolve a peer").then_some(()));
+    late.take("log", 10).await;
+    one.wait_for_remaining("log", 80).await;
+    one.wait_for_peers(2);
+    write(3);
+    one.wait_for_peers(1);
+    late.take("log", 10).await;
+    for round in 1..=5 {
+        other.take("log", 1).await;
+        one.wait_for_remaining("log", 80 - round).await;
     }
 }
 

@@ -255,7 +255,7 @@ mod tests {
             |message| message.age_us.push(1),
             |message| message.limit.truncate(1),
             |message| message.limit.push(1),
-            |message| message.counters = message.counters.slice(..DIGEST_BYTES + 1),
+            |message| message.counters = [&message.counters[..], &[0]].concat().into(),
             |message| message.counters = message.counters.slice(..DIGEST_BYTES),
         ];
         for modify in modifications {
