@@ -2,7 +2,6 @@
 
 use std::{
     net::SocketAddr,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -13,14 +12,15 @@ use std::{
 use sluicegate::service::Clock;
 use sluicegate_proto::sluicegate::cluster::v1::{
     CopyPage, CopyRequest, CounterCopy, OverridesPage, OverridesRequest, Position, PullRequest, PullResponse,
-    cluster_service_client::ClusterServiceClient,
-    cluster_service_server::{ClusterService, ClusterServiceServer},
+    cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
 };
-use tokio_stream::Stream;
-use tonic::{Request, Response, Status, transport::server::TcpIncoming};
+use tonic::{Request, Response, Status};
 
 use crate::{
-    cluster::members::{Group, Member, Members, background_runtime, free_address},
+    cluster::{
+        foreign_member::{Pages, pages, serve},
+        members::{Group, Member, Members},
+    },
     support::wait_for,
 };
 
@@ -52,12 +52,7 @@ impl Origin {
         let counters = Arc::new(counters);
         let (copies_needed, copies, pulled_after) = Default::default();
         let this = Self { counters, clock_ahead, copies_needed, copies, pulled_after };
-        let runtime = background_runtime();
-        let _entered = runtime.enter();
-        let incoming = TcpIncoming::bind(free_address()).unwrap();
-        let address = incoming.local_addr().unwrap();
-        let server = tonic::transport::Server::builder().add_service(ClusterServiceServer::new(this.clone()));
-        runtime.spawn(server.serve_with_incoming(incoming));
+        let address = serve(this.clone());
         (this, address)
     }
 
@@ -67,8 +62,6 @@ impl Origin {
         assert_eq!(self.copies.load(Relaxed), 1);
     }
 }
-
-type Pages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl ClusterService for Origin {
@@ -94,13 +87,13 @@ impl ClusterService for Origin {
         let now_us = Clock::System.now().get() + self.clock_ahead;
         let first = CopyPage { origin: EPOCH, now_us, positions, counters: Vec::new() };
         let second = CopyPage { counters: self.counters.to_vec(), ..CopyPage::default() };
-        Ok(Response::new(Box::pin(tokio_stream::iter([Ok(first), Ok(second)]))))
+        Ok(pages(vec![first, second]))
     }
 
     type OverridesStream = Pages<OverridesPage>;
 
     async fn overrides(&self, _: Request<OverridesRequest>) -> Result<Response<Self::OverridesStream>, Status> {
-        Ok(Response::new(Box::pin(tokio_stream::iter([Ok(OverridesPage::default())]))))
+        Ok(pages(vec![OverridesPage::default()]))
     }
 }
 

@@ -4,7 +4,6 @@ use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
     path::Path,
-    pin::Pin,
     process::Stdio,
     sync::{
         Arc,
@@ -16,17 +15,18 @@ use prost::Message;
 use sluicegate_proto::sluicegate::cluster::v1::{
     CopyPage, CopyRequest, CounterCopy, Increment, Limit, OverrideChange, OverridesChange, OverridesPage,
     OverridesRequest, Position, PullRequest, PullResponse, RuleSet, StoredOverride,
-    cluster_service_client::ClusterServiceClient,
-    cluster_service_server::{ClusterService, ClusterServiceServer},
+    cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
 };
-use tokio_stream::Stream;
 use tonic::{
     Code, Request, Response, Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity, server::TcpIncoming},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
 use crate::{
-    cluster::members::{Group, Member, Members, background_runtime, free_address, free_port, hits_of},
+    cluster::{
+        foreign_member::{Pages, pages, serve},
+        members::{Group, Member, Members, free_address, free_port, hits_of},
+    },
     support::{
         DEADLINE,
         certificates::{Authority, Files},
@@ -267,21 +267,10 @@ impl Nonsense {
         let increments = counters.iter().flat_map(|counter| nonsense_for(counter)).collect();
         let (increments, counters) = (Arc::new(increments), Arc::new(counters));
         let this = Self { increments, counters, pulls: Arc::default(), copies: Arc::default() };
-        let runtime = background_runtime();
-        let _entered = runtime.enter();
-        let incoming = TcpIncoming::bind(free_address()).unwrap();
-        let address = incoming.local_addr().unwrap();
-        let server = tonic::transport::Server::builder().add_service(ClusterServiceServer::new(this.clone()));
-        runtime.spawn(server.serve_with_incoming(incoming));
+        let address = serve(this.clone());
         (this, address)
     }
-
-    fn pages<T: Send + 'static>(pages: Vec<T>) -> Response<Pages<T>> {
-        Response::new(Box::pin(tokio_stream::iter(pages.into_iter().map(Ok))))
-    }
 }
-
-type Pages<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl ClusterService for Nonsense {
@@ -328,7 +317,7 @@ impl ClusterService for Nonsense {
         // With the time of another clock, the counters would be ignored.
         let now_us = sluicegate::service::Clock::System.now().get();
         let page = CopyPage { origin: u64::MAX, positions, counters, now_us };
-        Ok(Self::pages(vec![CopyPage::default(), page.clone(), page]))
+        Ok(pages(vec![CopyPage::default(), page.clone(), page]))
     }
 
     type OverridesStream = Pages<OverridesPage>;
@@ -348,7 +337,7 @@ impl ClusterService for Nonsense {
         let target = "switch|nothing".to_owned();
         let overrides = vec![StoredOverride { target, version: u64::MAX / 2, text: "\0".to_owned() }];
         let rule_sets = vec![RuleSet { digest: "../../x".to_owned(), text: "%".to_owned() }];
-        Ok(Self::pages(vec![OverridesPage { position: u64::MAX, changes, overrides, rule_sets }]))
+        Ok(pages(vec![OverridesPage { position: u64::MAX, changes, overrides, rule_sets }]))
     }
 }
 

@@ -4,6 +4,8 @@
 mod copy;
 /// Every algorithm, refunds, and the law of a limit under load.
 mod counting;
+/// Parts of members that a test implements itself.
+mod foreign_member;
 /// Invalid settings, foreign certificates, garbage, and members that answer nonsense.
 mod hostile;
 /// [`Members`](members::Members): several running instances.
