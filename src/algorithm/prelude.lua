@@ -6,6 +6,13 @@ local CLASS_MIN_FACTOR = 134217728
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
 
+-- Writes a state that has a meaning for `lifetime` microseconds. The key outlives it by `jitter` milliseconds, at most by
+-- its lifetime, so that keys of one window do not expire together.
+local function store(key, value, lifetime, jitter)
+  local millis = ceil(lifetime / 1000)
+  call('SET', key, value, 'PX', millis + (BOUND_JITTER and jitter % (millis + 1) or jitter))
+end
+
 -- Returns count * part / whole, rounded up, for count < 2^51 and part <= whole <= 2^49. If the product exceeds a
 -- double, this is a long division that processes three bits of the count at a time.
 local function share(count, part, whole)

@@ -21,18 +21,21 @@ use sluicegate::{
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
 
-/// Connects without a deny cache, so that every hit is sent to Redis.
+/// Connects without a deny cache, so that every hit is sent to Redis. Keys outlive their content by up to `expiry_jitter`.
 pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Local<Redis> {
-    connect_with(url, expiry_jitter, redis::Time::Caller, 0).await
+    connect_with(url, settings(expiry_jitter), redis::Time::Caller, 0).await
 }
 
 /// Connects with a deny cache that uses denials as long as they are valid.
 pub(crate) async fn connect_with_deny_cache(url: &str, expiry_jitter: Duration) -> Local<Redis> {
-    connect_with(url, expiry_jitter, redis::Time::Caller, 10_000).await
+    connect_with(url, settings(expiry_jitter), redis::Time::Caller, 10_000).await
 }
 
-async fn connect_with(url: &str, expiry_jitter: Duration, time: redis::Time, max_denials: usize) -> Local<Redis> {
-    let settings = redis::Settings { timeout: DEADLINE, expiry_jitter, ..redis::Settings::default() };
+fn settings(expiry_jitter: Duration) -> redis::Settings {
+    redis::Settings { timeout: DEADLINE, expiry_jitter, bound_expiry_jitter: false, ..redis::Settings::default() }
+}
+
+async fn connect_with(url: &str, settings: redis::Settings, time: redis::Time, max_denials: usize) -> Local<Redis> {
     let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
     tokio::spawn(setup.follow());
     let redis = setup.connect(WorkerId(0));
@@ -121,6 +124,41 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
     }
 }
 
+/// By default, a key outlives its state at most by the lifetime of the state, and by a random time.
+#[tokio::test]
+async fn keys_of_short_limits_do_not_fill_redis() {
+    let server = RedisServer::start();
+    let settings = redis::Settings { timeout: DEADLINE, ..redis::Settings::default() };
+    let redis = connect_with(&server.url(), settings, redis::Time::Caller, 0).await;
+    let now = Micros::from_secs(1_763_672_400);
+    let spec = LimitSpec { requests: 1, window: Micros::from_secs(100), ..LimitSpec::default() };
+    let mut tested = Vec::new();
+    for kind in Algorithm::named() {
+        let Ok(algorithm) = (kind.build)(&spec) else {
+            continue; // needs more keywords
+        };
+        let mut state = State::default();
+        algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now });
+        let lifetime = (algorithm.expires(&state, now) - now).get().div_ceil(1_000);
+        if lifetime > 250_000 {
+            continue; // as long as the jitter
+        }
+        tested.push(kind.name);
+        let mut ttls = Vec::new();
+        for user in 0..20 {
+            let key = format!("{{{}}}{user}", kind.name);
+            unwrap_decisions(redis.apply(&[Hit::take(key.as_bytes(), &algorithm, 1)], Charge::Each, now).await);
+            ttls.push(server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap());
+        }
+        let passed = 10_000; // real time, at most
+        assert!(ttls.iter().all(|ttl| (lifetime - passed..=2 * lifetime).contains(ttl)), "{}: {ttls:?}", kind.name);
+        let spread = ttls.iter().max().unwrap() - ttls.iter().min().unwrap();
+        assert!(spread > lifetime / 3, "{}: {ttls:?}", kind.name);
+    }
+    let rates = ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"];
+    assert!(rates.iter().all(|name| tested.contains(name)), "{tested:?}");
+}
+
 /// If the key of a counter contains a foreign value, its own hit fails or is decided as for an exhausted or a new
 /// counter. Other hits in the same call are decided normally.
 #[tokio::test]
@@ -164,7 +202,7 @@ async fn an_invalid_value_affects_only_its_own_counter() {
 #[tokio::test]
 async fn requests_that_share_a_call_do_not_affect_each_other() {
     let server = RedisServer::start();
-    let redis = connect_with(&server.url(), Duration::from_secs(300), redis::Time::Server, 0).await;
+    let redis = connect_with(&server.url(), settings(Duration::from_secs(300)), redis::Time::Server, 0).await;
     let (zero, ten) = (window(0, 3_600), window(10, 3_600));
     let hit = |key, algorithm| Hit::take(key, algorithm, 1);
     let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();

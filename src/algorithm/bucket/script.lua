@@ -169,5 +169,5 @@ if leased == '' and at == now and part == 0 then
   return allowed, ''
 end
 value = pack('<I7I4I4B', at, part, mantissa, exponent) .. leased
-call('SET', key, value, 'PX', ceil((last - now) / 1000) + keep)
+store(key, value, last - now, jitter)
 return allowed, value

@@ -99,7 +99,7 @@ if method > 0 then
   end
   local last = value ~= '' and unpack_numbers('<I7', value, #value - 13) or 0
   value = value .. tail
-  call('SET', key, value, 'PX', ceil((max(last, now + 3600000000) - now) / 1000) + keep)
+  store(key, value, max(last, now + 3600000000) - now, jitter)
   return allowed, value
 end
 if not changed then
@@ -112,5 +112,5 @@ if value == '' then
   call('DEL', key)
   return allowed, ''
 end
-call('SET', key, value, 'PX', ceil((unpack_numbers('<I7', value, #value - 13) - now) / 1000) + keep)
+store(key, value, unpack_numbers('<I7', value, #value - 13) - now, jitter)
 return allowed, value

@@ -26,7 +26,7 @@ if action == TAKE then
     value = call('INCRBY', key, cost)
   elseif fits or count_denied == 1 then
     value = (number % WINDOW_TAGS + 1) * COUNT_RANGE + cost
-    call('SET', key, value, 'PX', ceil((window - elapsed) / 1000) + keep)
+    store(key, value, window - elapsed, jitter)
   end
   return fits and 1 or 0, value
 elseif action == PEEK then

@@ -25,6 +25,6 @@ value = table.concat(reports)
 if value == '' then
   call('DEL', key)
 else
-  call('SET', key, value, 'PX', ceil((last - now) / 1000) + keep)
+  store(key, value, last - now, jitter)
 end
 return allowed, value

@@ -72,5 +72,5 @@ if not used then
   return 1, ''
 end
 value = pack('<' .. string.rep('I7', size), unpack(numbers))
-call('SET', key, value, 'PX', ceil((numbers[1] + window - now) / 1000) + keep)
+store(key, value, numbers[1] + window - now, jitter)
 return 1, value

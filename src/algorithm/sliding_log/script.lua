@@ -53,5 +53,5 @@ elseif value == '' then
   return allowed, ''
 end
 newest = unpack_numbers('<I7', value, #value - 6)
-call('SET', key, value, 'PX', ceil((newest + window - now) / 1000) + keep)
+store(key, value, newest + window - now, jitter)
 return allowed, value

@@ -48,7 +48,7 @@ if buckets == 1 and (not value or #value == 20) then
       return allowed, ''
     end
     value = pack('<I7I4BI4I4', start, mantissa, exponent, current, oldest)
-    call('SET', key, value, 'PX', ceil((start + 2 * width - now) / 1000) + keep)
+    store(key, value, start + 2 * width - now, jitter)
     return allowed, value
   end
 end
@@ -120,5 +120,5 @@ if sum == 0 then
   return allowed, ''
 end
 value = pack('<I7I4B' .. string.rep('I4', buckets + 1), start, mantissa, exponent, unpack(counts))
-call('SET', key, value, 'PX', ceil((start + (buckets + 1) * width - now) / 1000) + keep)
+store(key, value, start + (buckets + 1) * width - now, jitter)
 return allowed, value

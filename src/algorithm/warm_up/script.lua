@@ -76,5 +76,5 @@ if at == now and part == 0 and cold == period then
   return allowed, ''
 end
 value = pack('<I7I4I4BI4', at, part, mantissa, exponent, cold)
-call('SET', key, value, 'PX', ceil((at - now + period - cold) / 1000) + keep)
+store(key, value, at - now + period - cold, jitter)
 return allowed, value

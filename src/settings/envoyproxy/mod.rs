@@ -210,6 +210,7 @@ impl EnvoyproxySettings {
                 &format!("{section}.expiry_jitter"),
                 values::format_duration(std::time::Duration::from_secs(jitter)),
             );
+            self.set(&format!("{section}.bound_expiry_jitter"), false);
             self.copy_if_set(&format!("{section}.key_prefix"), "CACHE_KEY_PREFIX", environment);
             for (file, name) in [
                 ("cert_file", "REDIS_TLS_CLIENT_CERT"),

@@ -26,6 +26,7 @@ fn unset_variables_have_the_defaults_of_envoyproxy_ratelimit() {
         ("rules.dir", "/srv/runtime_data/current/config"),
         ("store", "redis+unix:///var/run/nutcracker/ratelimit.sock"),
         ("redis.expiry_jitter", "5m"),
+        ("redis.bound_expiry_jitter", "false"),
         ("deny_cache.max_entries", "0"),
         ("decisions.near_limit_ratio", "0.8"),
         ("response.limit_header", "RateLimit-Limit"),
@@ -161,6 +162,7 @@ fn the_address_of_redis_is_built_from_its_variables() {
         ("per_second.redis.sentinel.password", "p"),
         ("per_second.redis.key_prefix", "mine:"),
         ("per_second.redis.expiry_jitter", "7s"),
+        ("per_second.redis.bound_expiry_jitter", "false"),
         ("redis.key_prefix", "mine:"),
     ] {
         assert_eq!(setting(&second, name).as_deref(), Some(expected), "{name}");

@@ -125,7 +125,7 @@ pub(super) enum Keys {
 impl Program {
     pub(super) fn new(settings: &Settings, time: Time) -> Self {
         let jitter = u64::try_from(settings.expiry_jitter.as_millis()).unwrap_or(u64::MAX);
-        let (source, script_numbers) = join_scripts();
+        let (source, script_numbers) = join_scripts(settings.bound_expiry_jitter);
         Self {
             script: Script::new(&source),
             source,
@@ -260,9 +260,9 @@ impl ReplySteps<'_> {
 /// script.
 ///
 /// The source has one function with a branch per script, so that a call creates one closure, not one per script.
-fn join_scripts() -> (String, Vec<u8>) {
+fn join_scripts(bound_jitter: bool) -> (String, Vec<u8>) {
     let mut text = format!(
-        "{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
+        "local BOUND_JITTER = {bound_jitter}\n{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
          local now, records = tonumber(ARGV[1]), ARGV[2]\n\
          local taken\n\
          local function step(script, key, action, at)\n"
@@ -283,7 +283,7 @@ fn join_scripts() -> (String, Vec<u8>) {
         let _ = write!(
             text,
             "{keyword} script == {number} then\n\
-             local keep, {names} = unpack_numbers('<{format}', records, at + HEADER)\n\
+             local jitter, {names} = unpack_numbers('<{format}', records, at + HEADER)\n\
              local more = at + HEADER + {}\n{body}\n",
             size_of::<f64>() * (arguments.len() + 1)
         );

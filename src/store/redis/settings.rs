@@ -25,6 +25,9 @@ pub struct Settings {
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub expiry_jitter: Duration,
+    /// Whether a key outlives its use at most by the time for which it was of use, even if `expiry_jitter` is longer.
+    /// Otherwise unused keys of short limits fill Redis.
+    pub bound_expiry_jitter: bool,
     /// Nodes of `redis+ring://`, if the address does not list them.
     pub ring: Vec<RingNode>,
     /// TLS settings for `rediss…://`.
@@ -82,6 +85,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_millis(500),
             timeouts_until_down: 3,
             expiry_jitter: Duration::from_secs(300),
+            bound_expiry_jitter: true,
             ring: Vec::new(),
             tls: TlsSettings::default(),
             sentinel: SentinelSettings::default(),
