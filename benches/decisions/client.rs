@@ -184,15 +184,24 @@ async fn denied() {
 }
 
 /// Returns the nanoseconds of a check that needs no call, as the median of 5 rounds.
+///
+/// What decides a check ends (an entry of the deny cache after a second at most), and the next check calls the service.
+/// Rounds are therefore short, and a round with a call does not count.
 async fn time(client: &Client, decided_by: DecidedBy) -> f64 {
-    const CHECKS: u32 = 1_000_000;
+    const CHECKS: u32 = 100_000;
     let mut rounds: Vec<_> = Vec::new();
-    for _ in 0..5 {
+    while rounds.len() < 5 {
+        let mut calls = 0;
         let started = Instant::now();
         for _ in 0..CHECKS {
-            assert_eq!(black_box(client.check([descriptor! { "user" => "alice" }]).await).decided_by(), decided_by);
+            let verdict = black_box(client.check([descriptor! { "user" => "alice" }]).await);
+            calls += u32::from(verdict.decided_by() != decided_by);
         }
-        rounds.push(started.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS));
+        let nanos = started.elapsed().as_secs_f64() * 1e9 / f64::from(CHECKS);
+        assert!(calls < CHECKS / 2, "most checks call the service");
+        if calls == 0 {
+            rounds.push(nanos);
+        }
     }
     rounds.sort_by(f64::total_cmp);
     rounds[2]
