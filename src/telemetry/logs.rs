@@ -55,7 +55,8 @@ impl LogSettings {
     ///
     /// Returns an error if the level is invalid or if a logger is already set.
     pub fn start(&self) -> Result<(), TelemetryError> {
-        let filter = EnvFilter::try_new(&self.level)
+        // h2 warns of each flooded connection: a caller could fill the log. They are counted (`ProtocolErrors`).
+        let filter = EnvFilter::try_new(format!("h2=error,{}", self.level))
             .map_err(|error| TelemetryError(format!("invalid telemetry.log.level {:?}: {error}", self.level)))?;
         let registry = tracing_subscriber::registry().with(filter);
         let layer = fmt::layer().with_writer(std::io::stderr);

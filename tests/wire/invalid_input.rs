@@ -24,7 +24,7 @@ use sluicegate_proto::{
     sluicegate::v1::{Check, CheckFrame, ResponseFrame},
 };
 
-use crate::support::{RedisServer, Server, request_for, server::post, wait_for_async};
+use crate::support::{DEADLINE, RedisServer, Server, request_for, server::post, wait_for_async};
 
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
@@ -390,6 +390,49 @@ async fn invalid_json_is_rejected_with_a_message() {
         assert_eq!(post(&url, &body).0, 400);
     }
     assert!(!server.log().contains("panicked"));
+}
+
+/// Sends requests and resets each of them at once, until the service closes the connection.
+async fn flood_with_resets(server: &Server) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const HEADERS: u8 = 1;
+    const RST_STREAM: u8 = 3;
+    let frame = |kind: u8, flags: u8, stream: u32, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+    };
+    let (mut reader, mut writer) = tokio::net::TcpStream::connect(server.grpc).await.unwrap().into_split();
+    let closed = tokio::spawn(async move {
+        let mut received = Vec::new();
+        let _ = reader.read_to_end(&mut received).await;
+    });
+    writer.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    // POST / over http, by the static table of HPACK (RFC 7541, appendix A); end of the headers.
+    let request = |stream| frame(HEADERS, 4, stream, &[0x83, 0x84, 0x86]);
+    let reset = |stream| frame(RST_STREAM, 0, stream, &8_u32.to_be_bytes());
+    for first in (1..1_000_000).step_by(1_000) {
+        let flood: Vec<u8> =
+            (first..first + 1_000).step_by(2).flat_map(|id| [request(id), reset(id)].concat()).collect();
+        if writer.write_all(&flood).await.is_err() || closed.is_finished() {
+            break;
+        }
+    }
+    tokio::time::timeout(DEADLINE, closed).await.expect("the connection to be closed").unwrap();
+}
+
+#[tokio::test]
+async fn floods_of_resets_are_counted_and_logged_once() {
+    let server = Server::builder().start();
+    let healthy = server.client().await;
+    for _ in 0..5 {
+        flood_with_resets(&server).await;
+    }
+    let errors = || server.metric("sluicegate_grpc_protocol_errors_total");
+    wait_for_async("the floods to be counted", async || (errors() == 5.0).then_some(())).await;
+    let log = server.log();
+    assert_eq!(log.matches("closing connections that violate HTTP/2").count(), 1, "{log}");
+    assert!(!log.contains("remotely-reset"), "{log}");
+    assert!(healthy.check(request_for("example", &[("user", "y")])).await.unwrap().allowed());
 }
 
 /// Connections with another protocol, and connections that stop in the middle of the preface, do not affect others.

@@ -1,6 +1,15 @@
 //! Serves one connection, from the handshake to its end.
 
-use std::{io, pin::pin, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    io,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use hyper::{server::conn::http2, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
@@ -13,7 +22,7 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 
 use super::{Handler, Settings, listener::Stream};
-use crate::transport::tls::Tls;
+use crate::{metrics::LogThrottle, transport::tls::Tls};
 
 /// Timeout for the TLS handshake and the HTTP/2 preface.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -22,18 +31,47 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Interval between two checks for the complete preface, which nearly always arrives in one piece.
 const PREFACE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
+/// Counts the connections that were closed because the caller violated HTTP/2 or exceeded its limits.
+#[derive(Default)]
+pub(super) struct ProtocolErrors {
+    count: AtomicU64,
+    log: LogThrottle,
+}
+
+impl ProtocolErrors {
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+
+    /// Counts the error of a connection if this side has closed the connection because of it.
+    fn record(&self, error: &hyper::Error) {
+        let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
+        let Some(cause) = cause.filter(|cause| cause.is_go_away() && cause.is_library()) else {
+            return;
+        };
+        self.count.fetch_add(1, Relaxed);
+        if self.log.should_log() {
+            tracing::warn!(
+                reason = %cause,
+                "closing connections that violate HTTP/2 or exceed its limits: sluicegate_grpc_protocol_errors_total"
+            );
+        }
+    }
+}
+
 /// Serves a connection until it ends, reaches its maximum age, or the server shuts down.
 pub(super) async fn serve(
     stream: Stream,
     handler: Arc<Handler>,
     settings: &Settings,
     tls: Option<Arc<Tls>>,
+    errors: &ProtocolErrors,
     shutdown: watch::Receiver<bool>,
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
         // The file permissions of the socket control access, so idle callers need no handshake timeout.
-        Stream::Unix(stream) => return serve_http2(stream, handler, settings, shutdown).await,
+        Stream::Unix(stream) => return serve_http2(stream, handler, settings, errors, shutdown).await,
     };
     let handshake = async {
         match tls {
@@ -46,8 +84,8 @@ pub(super) async fn serve(
         }
     };
     match timeout(HANDSHAKE_TIMEOUT, handshake).await {
-        Ok(Ok(ReadyStream::Plain(stream))) => serve_http2(stream, handler, settings, shutdown).await,
-        Ok(Ok(ReadyStream::Tls(stream))) => serve_http2(stream, handler, settings, shutdown).await,
+        Ok(Ok(ReadyStream::Plain(stream))) => serve_http2(stream, handler, settings, errors, shutdown).await,
+        Ok(Ok(ReadyStream::Tls(stream))) => serve_http2(stream, handler, settings, errors, shutdown).await,
         Ok(Err(error)) => tracing::debug!(%error, "connection handshake failed"),
         Err(_) => tracing::debug!("connection handshake timed out"),
     }
@@ -80,6 +118,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     handler: Arc<Handler>,
     settings: &Settings,
+    errors: &ProtocolErrors,
     mut shutdown: watch::Receiver<bool>,
 ) {
     let (leaving, leaving_receiver) = watch::channel(false);
@@ -103,6 +142,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             result = connection.as_mut() => {
                 if let Err(error) = result {
+                    errors.record(&error);
                     tracing::debug!(%error, "connection failed");
                 }
                 return;

@@ -20,11 +20,12 @@ use tokio::{
 };
 
 use super::{
-    Handler, Settings, connection,
+    Handler, Settings,
+    connection::{self, ProtocolErrors},
     listener::{Listener, PassedStream, Stream},
 };
 use crate::{
-    metrics::{LogThrottle, observe_gauge},
+    metrics::{LogThrottle, observe_counter, observe_gauge},
     transport::{TlsError, tls::Tls},
 };
 
@@ -64,6 +65,7 @@ pub struct Server {
     listener: Listener,
     settings: Arc<Settings>,
     tls: Option<Arc<Tls>>,
+    errors: Arc<ProtocolErrors>,
     workers: Vec<Worker>,
 }
 
@@ -80,7 +82,7 @@ impl Server {
             None => (Listener::tcp(settings.addr).await, settings.addr.to_string()),
         };
         let listener = listener.map_err(|source| ServerError::Listen { at, source })?;
-        Ok(Self { listener, settings: Arc::new(settings), tls, workers: Vec::new() })
+        Ok(Self { listener, settings: Arc::new(settings), tls, errors: Arc::default(), workers: Vec::new() })
     }
 
     /// Returns the address with the actual port, or the path of the socket.
@@ -111,10 +113,11 @@ impl Server {
         let (sender, receiver) = mpsc::channel(HAND_OVER_CAPACITY);
         let connections = Arc::new(AtomicUsize::new(0));
         let (settings, tls, count) = (Arc::clone(&self.settings), self.tls.clone(), Arc::clone(&connections));
+        let errors = Arc::clone(&self.errors);
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             runtime.block_on(async {
                 let handler = build().await;
-                work(receiver, &handler, &settings, tls.as_ref(), &shutdown, &count).await;
+                work(receiver, &handler, (&settings, tls.as_ref()), &errors, &shutdown, &count).await;
             });
             // A pending DNS lookup for a new connection to Redis must not delay the shutdown.
             runtime.shutdown_background();
@@ -131,6 +134,9 @@ impl Server {
         observe_gauge(meter, "sluicegate_grpc_connections", "Number of open gRPC connections", move || {
             total.iter().map(|count| count.load(Relaxed) as u64).sum()
         });
+        let errors = Arc::clone(&self.errors);
+        let description = "gRPC connections that were closed because the caller violated HTTP/2 or exceeded its limits";
+        observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || errors.count());
         let gauge = meter.u64_observable_gauge("sluicegate_grpc_worker_connections");
         let gauge = gauge.with_description("Number of open gRPC connections, by worker");
         gauge
@@ -144,7 +150,7 @@ impl Server {
 
     /// Accepts connections until `shutdown` is true, and then waits until the workers have finished their calls.
     pub async fn run(self, mut shutdown: watch::Receiver<bool>) {
-        let Self { listener, settings, tls, workers } = self;
+        let Self { listener, settings, tls, workers, .. } = self;
         if let Some(tls) = tls {
             tokio::spawn(tls.follow());
         }
@@ -207,8 +213,8 @@ impl Drop for ConnectionGuard {
 async fn work(
     mut receiver: mpsc::Receiver<PassedStream>,
     handler: &Arc<Handler>,
-    settings: &Arc<Settings>,
-    tls: Option<&Arc<Tls>>,
+    (settings, tls): (&Arc<Settings>, Option<&Arc<Tls>>),
+    errors: &Arc<ProtocolErrors>,
     shutdown: &watch::Receiver<bool>,
     count: &Arc<AtomicUsize>,
 ) {
@@ -228,9 +234,9 @@ async fn work(
             continue;
         };
         let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
-        let (tls, shutdown) = (tls.cloned(), shutdown.clone());
+        let (tls, errors, shutdown) = (tls.cloned(), Arc::clone(errors), shutdown.clone());
         connections.spawn(async move {
-            connection::serve(stream, handler, &settings, tls, shutdown).await;
+            connection::serve(stream, handler, &settings, tls, &errors, shutdown).await;
             drop(guard);
         });
     }
