@@ -1,5 +1,5 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload mutants book fmt clippy doc deny
+.PHONY: help run release test verify fix proto bench accuracy overload mutants profile book fmt clippy doc deny
 
 help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -25,6 +25,9 @@ proto: ## Regenerate proto/src/gen from the .proto files.
 
 bench: ## Measure the cost of a decision relative to a server that decides nothing (needs h2load and redis-server).
 	cargo bench --bench decisions
+
+profile: release ## Print where the instructions and the time of a decision are spent (needs h2load, valgrind, perf, redis-server).
+	python3 benches/profile.py
 
 accuracy: ## Measure the error of each algorithm against an exact log; writes plots into docs/accuracy.
 	cargo bench --bench accuracy
