@@ -229,32 +229,20 @@ impl Writer<'_> {
         if size < 0x80 {
             self.0[position] = size as u8;
         } else {
-            let (bytes, len) = varint(size as u64);
-            self.0.splice(position..=position, bytes[..len].iter().copied());
+            let mut length = Vec::new();
+            Writer(&mut length).varint(size as u64);
+            self.0.splice(position..=position, length);
         }
     }
 
-    fn varint(&mut self, value: u64) {
-        if value < 0x80 {
-            self.0.push(value as u8);
-        } else {
-            let (bytes, len) = varint(value);
-            self.0.extend_from_slice(&bytes[..len]);
+    /// Writes a varint: seven bits per byte, the lowest first. The highest bit of a byte is set if more bytes follow.
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
         }
+        self.0.push(value as u8);
     }
-}
-
-/// Encodes a varint: seven bits per byte, the lowest first. The highest bit of a byte is set if more bytes follow.
-const fn varint(mut value: u64) -> ([u8; 10], usize) {
-    let mut bytes = [0; 10];
-    let mut len = 0;
-    while value >= 0x80 {
-        bytes[len] = value as u8 | 0x80;
-        value >>= 7;
-        len += 1;
-    }
-    bytes[len] = value as u8;
-    (bytes, len + 1)
 }
 
 #[cfg(test)]
