@@ -38,9 +38,15 @@ type Answer = (String, String, Bytes);
 
 impl Raw {
     async fn connect(server: &Server) -> Self {
+        Self::with_window(server, 65_535).await
+    }
+
+    /// Connects with this flow-control window for each response, in bytes.
+    async fn with_window(server: &Server, bytes: u32) -> Self {
         let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
         stream.set_nodelay(true).unwrap();
-        let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+        let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
+        let handshake = builder.initial_stream_window_size(bytes).handshake(TokioIo::new(stream));
         let (sender, connection) = handshake.await.unwrap();
         tokio::spawn(connection);
         Self(sender)
@@ -390,6 +396,30 @@ async fn invalid_json_is_rejected_with_a_message() {
         assert_eq!(post(&url, &body).0, 400);
     }
     assert!(!server.log().contains("panicked"));
+}
+
+#[tokio::test]
+async fn responses_that_the_caller_does_not_read_are_dropped() {
+    let server = Server::builder().set("grpc.send_timeout", "300ms").start();
+    let unread = || server.metric("sluicegate_grpc_unread_responses_total");
+    let descriptors = vec![descriptor(1, "y")];
+    let decision = (METHOD, frame(&request(descriptors).encode_to_vec()));
+    let health = ("/grpc.health.v1.Health/Check", frame(b""));
+    let mut closed = Raw::with_window(&server, 0).await;
+    for (number, (path, body)) in [decision.clone(), health, decision.clone()].into_iter().enumerate() {
+        let request = Request::builder().method(Method::POST).uri(format!("http://x{path}"));
+        let request = request.header("content-type", "application/grpc");
+        let response = closed.0.send_request(request.body(Full::new(Bytes::from(body))).unwrap()).await.unwrap();
+        assert_eq!(response.status(), 200);
+        let error = tokio::time::timeout(DEADLINE, response.into_body().collect()).await.unwrap().unwrap_err();
+        assert!(format!("{error:?}").contains("CANCEL"), "{error:?}");
+        assert_eq!(unread(), (number + 1) as f64);
+    }
+    assert_eq!(server.log().matches("does not read responses").count(), 1, "{}", server.log());
+    // Callers that read are not affected, even if they read slowly.
+    let mut slow = Raw::with_window(&server, 7).await;
+    assert_eq!(slow.send(decision.0, decision.1).await.0, "0");
+    assert_eq!(unread(), 3.0);
 }
 
 /// Sends requests and resets each of them at once, until the service closes the connection.

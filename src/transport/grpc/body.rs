@@ -13,6 +13,7 @@ use prost::Message;
 use super::{
     RequestError,
     message::{GRPC_STATUS, PREFIX, write_status},
+    send_timeout,
     stream::ResponseStream,
 };
 
@@ -40,7 +41,23 @@ impl Body for ResponseBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
-        match self.get_mut() {
+        let polled = self.get_mut().poll_next_frame(context);
+        send_timeout::record_poll(matches!(&polled, Poll::Ready(Some(Ok(frame))) if frame.is_data()));
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Unary { data, trailers } => data.is_none() && trailers.is_none(),
+            Self::Stream(responses) => responses.is_none(),
+            Self::Tonic(body) => body.is_end_stream(),
+        }
+    }
+}
+
+impl ResponseBody {
+    fn poll_next_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
+        match self {
             Self::Unary { data, trailers } => {
                 let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(Frame::trailers));
                 Poll::Ready(frame.map(Ok))
@@ -56,14 +73,6 @@ impl Body for ResponseBody {
                 Poll::Ready(frame)
             }
             Self::Tonic(body) => Pin::new(body).poll_frame(context),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Unary { data, trailers } => data.is_none() && trailers.is_none(),
-            Self::Stream(responses) => responses.is_none(),
-            Self::Tonic(body) => body.is_end_stream(),
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use hyper::{server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, AsyncWrite},
     net::TcpStream,
@@ -21,7 +21,7 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{Handler, Settings, listener::Stream};
+use super::{Handler, Settings, listener::Stream, send_timeout::CallExecutor};
 use crate::{metrics::LogThrottle, transport::tls::Tls};
 
 /// Timeout for the TLS handshake and the HTTP/2 preface.
@@ -31,16 +31,35 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Interval between two checks for the complete preface, which nearly always arrives in one piece.
 const PREFACE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Counts the connections that were closed because the caller violated HTTP/2 or exceeded its limits.
+/// Counts what callers do wrong with their connections.
 #[derive(Default)]
-pub(super) struct ProtocolErrors {
-    count: AtomicU64,
-    log: LogThrottle,
+pub(super) struct CallerErrors {
+    protocol: AtomicU64,
+    log_protocol: LogThrottle,
+    unread: AtomicU64,
+    log_unread: LogThrottle,
 }
 
-impl ProtocolErrors {
-    pub(super) fn count(&self) -> u64 {
-        self.count.load(Relaxed)
+impl CallerErrors {
+    /// Returns the number of connections that were closed because the caller violated HTTP/2 or exceeded its limits.
+    pub(super) fn protocol(&self) -> u64 {
+        self.protocol.load(Relaxed)
+    }
+
+    /// Returns the number of responses that were dropped because the caller did not read them.
+    pub(super) fn unread(&self) -> u64 {
+        self.unread.load(Relaxed)
+    }
+
+    /// Counts a response that was dropped because the caller did not read it.
+    pub(super) fn record_unread(&self) {
+        self.unread.fetch_add(1, Relaxed);
+        if self.log_unread.should_log() {
+            tracing::warn!(
+                "a caller does not read responses; they are dropped after grpc.send_timeout: \
+                 sluicegate_grpc_unread_responses_total"
+            );
+        }
     }
 
     /// Counts the error of a connection if this side has closed the connection because of it.
@@ -49,8 +68,8 @@ impl ProtocolErrors {
         let Some(cause) = cause.filter(|cause| cause.is_go_away() && cause.is_library()) else {
             return;
         };
-        self.count.fetch_add(1, Relaxed);
-        if self.log.should_log() {
+        self.protocol.fetch_add(1, Relaxed);
+        if self.log_protocol.should_log() {
             tracing::warn!(
                 reason = %cause,
                 "closing connections that violate HTTP/2 or exceed its limits: sluicegate_grpc_protocol_errors_total"
@@ -65,7 +84,7 @@ pub(super) async fn serve(
     handler: Arc<Handler>,
     settings: &Settings,
     tls: Option<Arc<Tls>>,
-    errors: &ProtocolErrors,
+    errors: &CallerErrors,
     shutdown: watch::Receiver<bool>,
 ) {
     let stream = match stream {
@@ -118,12 +137,12 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     handler: Arc<Handler>,
     settings: &Settings,
-    errors: &ProtocolErrors,
+    errors: &CallerErrors,
     mut shutdown: watch::Receiver<bool>,
 ) {
     let (leaving, leaving_receiver) = watch::channel(false);
     let service = service_fn(move |request| handler.call(request, &leaving_receiver));
-    let mut builder = http2::Builder::new(TokioExecutor::new());
+    let mut builder = http2::Builder::new(CallExecutor);
     builder
         .timer(TokioTimer::new())
         // gRPC servers send no `date` header, and gRPC clients do not read it.

@@ -16,6 +16,7 @@ mod limits;
 mod listener;
 mod message;
 mod resources;
+mod send_timeout;
 mod server;
 mod service;
 mod settings;

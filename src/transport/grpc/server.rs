@@ -21,8 +21,9 @@ use tokio::{
 
 use super::{
     Handler, Settings,
-    connection::{self, ProtocolErrors},
+    connection::{self, CallerErrors},
     listener::{Listener, PassedStream, Stream},
+    send_timeout,
 };
 use crate::{
     metrics::{LogThrottle, observe_counter, observe_gauge},
@@ -65,7 +66,7 @@ pub struct Server {
     listener: Listener,
     settings: Arc<Settings>,
     tls: Option<Arc<Tls>>,
-    errors: Arc<ProtocolErrors>,
+    errors: Arc<CallerErrors>,
     workers: Vec<Worker>,
 }
 
@@ -116,6 +117,7 @@ impl Server {
         let errors = Arc::clone(&self.errors);
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             runtime.block_on(async {
+                send_timeout::set_timeout(settings.send_timeout, Arc::clone(&errors));
                 let handler = build().await;
                 work(receiver, &handler, (&settings, tls.as_ref()), &errors, &shutdown, &count).await;
             });
@@ -136,7 +138,10 @@ impl Server {
         });
         let errors = Arc::clone(&self.errors);
         let description = "gRPC connections that were closed because the caller violated HTTP/2 or exceeded its limits";
-        observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || errors.count());
+        observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || errors.protocol());
+        let errors = Arc::clone(&self.errors);
+        let description = "gRPC responses that were dropped because the caller did not read them";
+        observe_counter(meter, "sluicegate_grpc_unread_responses_total", description, move || errors.unread());
         let gauge = meter.u64_observable_gauge("sluicegate_grpc_worker_connections");
         let gauge = gauge.with_description("Number of open gRPC connections, by worker");
         gauge
@@ -214,7 +219,7 @@ async fn work(
     mut receiver: mpsc::Receiver<PassedStream>,
     handler: &Arc<Handler>,
     (settings, tls): (&Arc<Settings>, Option<&Arc<Tls>>),
-    errors: &Arc<ProtocolErrors>,
+    errors: &Arc<CallerErrors>,
     shutdown: &watch::Receiver<bool>,
     count: &Arc<AtomicUsize>,
 ) {

@@ -35,6 +35,10 @@ pub struct Settings {
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub max_connection_age_grace: Duration,
+    /// Time after which a response is dropped if the caller does not read it.
+    #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
+    pub send_timeout: Duration,
     /// Limits on the size of a request.
     pub limits: Limits,
     /// TLS settings. Without a certificate, TLS is off.
@@ -52,6 +56,7 @@ impl Default for Settings {
             keepalive_timeout: Duration::from_secs(20),
             max_connection_age: Duration::from_secs(24 * 3_600),
             max_connection_age_grace: Duration::from_secs(60),
+            send_timeout: Duration::from_secs(30),
             limits: Limits::default(),
             tls: TlsSettings::default(),
         }
