@@ -36,6 +36,7 @@ const CONFINED: &[(&str, &str)] = &[
     ("prost_types", "transport, cli/ctl, telemetry/exposition"),
     ("opentelemetry_proto", "telemetry/otlp"),
     ("sluicegate_proto", "transport, cli/ctl"),
+    ("h2", "transport"),
     ("hyper", "transport"),
     ("axum", "transport"),
     ("redis", "store/redis"),
