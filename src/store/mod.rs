@@ -241,6 +241,12 @@ pub enum AnyStore {
 }
 
 impl AnyStore {
+    /// Returns whether [`Store::apply`] never waits.
+    #[must_use]
+    pub const fn never_waits(&self) -> bool {
+        matches!(self, Self::Memory(_))
+    }
+
     /// Returns idle leases to the store and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
         if let Self::Redis(local) = self {

@@ -329,7 +329,7 @@ mod tests {
 
     #[test]
     fn algorithms_with_equal_scripts_share_one_branch() {
-        let (text, numbers) = join_scripts();
+        let (text, numbers) = join_scripts(true);
         let distinct: std::collections::BTreeSet<_> = Algorithm::SCRIPTS.iter().collect();
         assert_eq!(text.matches(" script == ").count(), distinct.len());
         assert_eq!(numbers.iter().collect::<std::collections::BTreeSet<_>>().len(), distinct.len());

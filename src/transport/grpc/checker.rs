@@ -23,6 +23,11 @@ impl Checker {
         Self { check, limits, response, traces }
     }
 
+    /// Returns whether decisions never wait.
+    pub(super) const fn never_waits(&self) -> bool {
+        self.check.engine.store.never_waits()
+    }
+
     /// Decides one check of a frame.
     pub(super) async fn decide(
         &self,

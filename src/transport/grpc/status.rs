@@ -20,6 +20,10 @@ impl RequestError {
     pub(crate) fn exhausted(message: impl Into<String>) -> Self {
         Self { code: Code::ResourceExhausted, message: message.into() }
     }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self { code: Code::Unavailable, message: message.into() }
+    }
 }
 
 impl From<Malformed> for RequestError {
@@ -34,7 +38,7 @@ impl From<CheckError> for RequestError {
         match error {
             CheckError::NoDomain | CheckError::NoDescriptors => Self::invalid(error.to_string()),
             CheckError::Undecided(DecideError::Store(_) | DecideError::NoRules) => {
-                Self { code: Code::Unavailable, message: crate::errors::chain(&error) }
+                Self::unavailable(crate::errors::chain(&error))
             }
         }
     }
