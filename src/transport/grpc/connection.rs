@@ -31,7 +31,7 @@ const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Interval between two checks for the complete preface, which nearly always arrives in one piece.
 const PREFACE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Counts what callers do wrong with their connections.
+/// Counts the errors of callers.
 #[derive(Default)]
 pub(super) struct CallerErrors {
     protocol: AtomicU64,
@@ -62,7 +62,7 @@ impl CallerErrors {
         }
     }
 
-    /// Counts the error of a connection if this side has closed the connection because of it.
+    /// Counts the error of a connection if it made this side close the connection.
     fn record(&self, error: &hyper::Error) {
         let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
         let Some(cause) = cause.filter(|cause| cause.is_go_away() && cause.is_library()) else {

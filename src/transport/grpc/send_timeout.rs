@@ -6,7 +6,7 @@
 //! noticed: h2 then holds the rest of the data.
 //!
 //! All calls of a worker run on its thread, so their common state is in variables of the thread. A call that is answered
-//! at once, as nearly all are, needs no timer.
+//! in its first poll, as nearly all are, needs no timer.
 
 use std::{
     cell::{Cell, OnceCell},
