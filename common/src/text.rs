@@ -9,24 +9,13 @@ pub const ESCAPED: &AsciiSet =
 /// Characters that are escaped in shared patterns: as [`ESCAPED`], without `*`.
 pub const ESCAPED_PATTERN: &AsciiSet = &ESCAPED.remove(b'*');
 
-/// Whether a byte is never escaped, by its value. Most texts contain no other bytes.
-const PLAIN: [bool; 256] = {
-    let mut plain = [false; 256];
-    let mut byte = 0_u8;
-    while byte < 128 {
-        plain[byte as usize] = byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/' | b':');
-        byte += 1;
-    }
-    plain
-};
-
 /// Appends `text` to `name` and percent-encodes the characters of `set` in it.
 pub fn escape(name: &mut Vec<u8>, text: &str, set: &'static AsciiSet) {
-    if text.bytes().all(|byte| PLAIN[usize::from(byte)]) {
+    // Most values contain nothing to escape. Characters beyond ASCII are never escaped.
+    if text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'/' | b':')) {
         name.extend_from_slice(text.as_bytes());
         return;
     }
-    // Characters beyond ASCII are never escaped.
     for part in text.split_inclusive(|character: char| !character.is_ascii()) {
         let ascii = part.trim_end_matches(|character: char| !character.is_ascii());
         name.extend(utf8_percent_encode(ascii, set).flat_map(str::bytes));

@@ -55,7 +55,7 @@ impl LogSettings {
     ///
     /// Returns an error if the level is invalid or if a logger is already set.
     pub fn start(&self) -> Result<(), TelemetryError> {
-        // h2 warns of each flooded connection: a caller could fill the log. They are counted (`ProtocolErrors`).
+        // h2 warns of each flooded connection: a caller could fill the log. They are counted instead (`CallerErrors`).
         let filter = EnvFilter::try_new(format!("h2=error,{}", self.level))
             .map_err(|error| TelemetryError(format!("invalid telemetry.log.level {:?}: {error}", self.level)))?;
         let registry = tracing_subscriber::registry().with(filter);

@@ -71,6 +71,7 @@ impl ClusterService for Origin {
         let copy_needed = origin == EPOCH && after < SEQUENCE;
         self.copies_needed.fetch_add(copy_needed.into(), Relaxed);
         if origin == EPOCH && !copy_needed {
+            // The long poll of a member without new increments.
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         Ok(Response::new(PullResponse { origin: EPOCH, copy_needed, ..PullResponse::default() }))

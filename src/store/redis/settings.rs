@@ -21,11 +21,11 @@ pub struct Settings {
     pub connect_timeout: Duration,
     /// Number of consecutive timeouts after which a server receives no calls until a new connection to it has answered.
     pub timeouts_until_down: u32,
-    /// Maximum random time by which a key outlives its use, so that the keys of one window do not expire together.
+    /// Maximum random time by which a key outlives its content, so that the keys of one window do not expire together.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub expiry_jitter: Duration,
-    /// Whether a key outlives its use at most by the time for which it was of use, even if `expiry_jitter` is longer.
+    /// Whether a key outlives its content at most by the content's own lifetime, even if `expiry_jitter` is longer.
     /// Otherwise unused keys of short limits fill Redis.
     pub bound_expiry_jitter: bool,
     /// Nodes of `redis+ring://`, if the address does not list them.

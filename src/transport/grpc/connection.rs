@@ -56,14 +56,14 @@ impl CallerErrors {
         self.unread.fetch_add(1, Relaxed);
         if self.log_unread.should_log() {
             tracing::warn!(
-                "a caller does not read responses; they are dropped after grpc.send_timeout: \
+                "a caller does not read responses; each is dropped after grpc.send_timeout, and counted by \
                  sluicegate_grpc_unread_responses_total"
             );
         }
     }
 
     /// Counts the error of a connection if it made this side close the connection.
-    fn record(&self, error: &hyper::Error) {
+    fn record_protocol(&self, error: &hyper::Error) {
         let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
         let Some(cause) = cause.filter(|cause| cause.is_go_away() && cause.is_library()) else {
             return;
@@ -72,7 +72,8 @@ impl CallerErrors {
         if self.log_protocol.should_log() {
             tracing::warn!(
                 reason = %cause,
-                "closing connections that violate HTTP/2 or exceed its limits: sluicegate_grpc_protocol_errors_total"
+                "closing connections that violate HTTP/2 or exceed its limits; \
+                 sluicegate_grpc_protocol_errors_total counts them"
             );
         }
     }
@@ -161,7 +162,7 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
             biased;
             result = connection.as_mut() => {
                 if let Err(error) = result {
-                    errors.record(&error);
+                    errors.record_protocol(&error);
                     tracing::debug!(%error, "connection failed");
                 }
                 return;

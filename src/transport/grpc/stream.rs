@@ -117,7 +117,8 @@ impl CheckQueue {
             if self.checker.never_waits() {
                 // The future stays on the stack: to move it into a box costs a twentieth of a check.
                 let outcome = self.checker.decide(request, feedback, span).now_or_never();
-                let outcome = outcome.unwrap_or_else(|| Err(RequestError::unavailable("the decision did not end")));
+                let outcome = outcome
+                    .unwrap_or_else(|| Err(RequestError::unavailable("the memory store did not answer at once")));
                 self.add(&(id, outcome));
                 continue;
             }

@@ -7,7 +7,7 @@ use super::*;
 /// One operation of an origin: the number of the origin, a cost, and whether the origin publishes afterwards.
 type Step = (usize, u64, bool);
 
-/// What happens to the next batch of an origin: it is lost, delivered, delivered twice, or a former one arrives again.
+/// Delivery of the next batch of an origin: not at all, once, twice, or a former batch instead.
 #[derive(Clone, Copy, Debug)]
 enum Delivery {
     Lost,
@@ -97,7 +97,7 @@ proptest! {
         }
     }
 
-    /// All instances agree when each has received the increments of all others.
+    /// All instances agree when each has received the increments of the others.
     #[test]
     fn instances_agree_when_nothing_is_in_transit(
         limit in select(all_algorithms(12)),
