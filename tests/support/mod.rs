@@ -4,6 +4,7 @@ pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod control_plane;
 pub(crate) mod envoy;
+pub(crate) mod http2_frames;
 mod known_fields;
 pub(crate) mod operator;
 pub(crate) mod proxy;

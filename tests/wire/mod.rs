@@ -12,6 +12,8 @@ mod foreign_client;
 mod grants;
 /// `/json`, `/metrics` and the other HTTP pages.
 mod http;
+/// HTTP/2 at its edges, frame by frame.
+mod http2;
 /// Malformed and oversized input of every kind.
 mod invalid_input;
 /// Replays of responses recorded from envoyproxy/ratelimit, on all stores.

@@ -1,83 +1,40 @@
 //! Serves one connection, from the handshake to its end.
 
 use std::{
-    error::Error,
+    future::poll_fn,
     io,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
+    task::{Poll, ready},
     time::Duration,
 };
 
-use hyper::{server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use h2::{Reason, server::Builder};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, AsyncWrite},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy, sink},
     net::TcpStream,
     sync::watch,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{Handler, Settings, listener::Stream, send_timeout::CallExecutor};
-use crate::{metrics::LogThrottle, transport::tls::Tls};
+use super::{Handler, Settings, caller_errors::CallerErrors, http2::Http2, keep_alive::KeepAlive, listener::Stream};
+use crate::transport::tls::Tls;
 
-/// Timeout for the TLS handshake and the HTTP/2 preface.
+/// Timeout each for the TLS handshake with the first bytes of a connection, and for the HTTP/2 handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-/// Interval between two checks for the complete preface, which nearly always arrives in one piece.
-const PREFACE_POLL_INTERVAL: Duration = Duration::from_millis(10);
-
-/// Counts the errors of callers.
-#[derive(Default)]
-pub(super) struct CallerErrors {
-    protocol: AtomicU64,
-    log_protocol: LogThrottle,
-    unread: AtomicU64,
-    log_unread: LogThrottle,
-}
-
-impl CallerErrors {
-    /// Returns the number of connections that were closed because the caller violated HTTP/2 or exceeded its limits.
-    pub(super) fn protocol(&self) -> u64 {
-        self.protocol.load(Relaxed)
-    }
-
-    /// Returns the number of responses that were dropped because the caller did not read them.
-    pub(super) fn unread(&self) -> u64 {
-        self.unread.load(Relaxed)
-    }
-
-    /// Counts a response that was dropped because the caller did not read it.
-    pub(super) fn record_unread(&self) {
-        self.unread.fetch_add(1, Relaxed);
-        if self.log_unread.should_log() {
-            tracing::warn!(
-                "a caller does not read responses; each is dropped after grpc.send_timeout, and counted by \
-                 sluicegate_grpc_unread_responses_total"
-            );
-        }
-    }
-
-    /// Counts the error of a connection if it made this side close the connection.
-    fn record_protocol(&self, error: &hyper::Error) {
-        let cause = error.source().and_then(|cause| cause.downcast_ref::<h2::Error>());
-        let Some(cause) = cause.filter(|cause| cause.is_go_away() && cause.is_library()) else {
-            return;
-        };
-        self.protocol.fetch_add(1, Relaxed);
-        if self.log_protocol.should_log() {
-            tracing::warn!(
-                reason = %cause,
-                "closing connections that violate HTTP/2 or exceed its limits; \
-                 sluicegate_grpc_protocol_errors_total counts them"
-            );
-        }
-    }
-}
+/// Response to callers that use HTTP/1.
+const HTTP1_RESPONSE: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\n\
+    content-type: text/plain\r\ncontent-length: 77\r\nconnection: close\r\n\r\n\
+    this port serves gRPC over HTTP/2; HTTP/1 and JSON are served on `http.addr`\n";
+/// Maximum number of bytes that are read from a caller that uses HTTP/1.
+const MAX_HTTP1_BYTES: u64 = 64 * 1024;
+/// Size of the flow-control windows of a connection and of each of its calls, in bytes.
+const WINDOW_BYTES: u32 = 1024 * 1024;
+/// Maximum size of the headers of a call, in bytes.
+const MAX_HEADER_BYTES: u32 = 16 * 1024;
 
 /// Serves a connection until it ends, reaches its maximum age, or the server shuts down.
 pub(super) async fn serve(
@@ -85,82 +42,91 @@ pub(super) async fn serve(
     handler: Arc<Handler>,
     settings: &Settings,
     tls: Option<Arc<Tls>>,
-    errors: &CallerErrors,
+    errors: Arc<CallerErrors>,
     shutdown: watch::Receiver<bool>,
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
-        // The file permissions of the socket control access, so idle callers need no handshake timeout.
         Stream::Unix(stream) => return serve_http2(stream, handler, settings, errors, shutdown).await,
     };
-    let handshake = async {
-        match tls {
-            Some(tls) => {
-                let mut stream = tls.accept(stream).await?;
-                stream.fill_buf().await?;
-                Ok(ReadyStream::Tls(Box::new(stream)))
-            }
-            None => wait_for_preface(&stream).await.map(|()| ReadyStream::Plain(stream)),
-        }
-    };
-    match timeout(HANDSHAKE_TIMEOUT, handshake).await {
-        Ok(Ok(ReadyStream::Plain(stream))) => serve_http2(stream, handler, settings, errors, shutdown).await,
-        Ok(Ok(ReadyStream::Tls(stream))) => serve_http2(stream, handler, settings, errors, shutdown).await,
+    match timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, tls)).await {
+        Ok(Ok(Some(Accepted::Plain(stream)))) => serve_http2(stream, handler, settings, errors, shutdown).await,
+        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, handler, settings, errors, shutdown).await,
+        Ok(Ok(None)) => tracing::debug!("rejected a connection that uses HTTP/1"),
         Ok(Err(error)) => tracing::debug!(%error, "connection handshake failed"),
         Err(_) => tracing::debug!("connection handshake timed out"),
     }
 }
 
-/// A TCP connection after its handshake.
-enum ReadyStream {
+/// A TCP connection after its TLS handshake, if it has one.
+enum Accepted {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Waits until the preface has arrived, without consuming it. Without this, no timeout would apply to a connection that
-/// sends nothing.
-async fn wait_for_preface(stream: &TcpStream) -> io::Result<()> {
-    let mut bytes = [0; PREFACE.len()];
-    loop {
-        let bytes = match stream.peek(&mut bytes).await? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => &bytes[..read],
-        };
-        // If the bytes are something else, hyper replies with an error.
-        if bytes.len() == PREFACE.len() || !PREFACE.starts_with(bytes) {
-            return Ok(());
+/// Performs the TLS handshake, and waits for the first bytes. Answers callers that use HTTP/1, and returns `None`.
+async fn accept_tls(mut stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Option<Accepted>> {
+    let Some(tls) = tls else {
+        let mut first = [0; PREFACE.len()];
+        let read = stream.peek(&mut first).await?;
+        if is_http1(&first[..read]) {
+            return reject_http1(&mut stream).await.map(|()| None);
         }
-        sleep(PREFACE_POLL_INTERVAL).await;
+        return Ok(Some(Accepted::Plain(stream)));
+    };
+    let mut stream = Box::new(tls.accept(stream).await?);
+    if is_http1(stream.fill_buf().await?) {
+        return reject_http1(&mut stream).await.map(|()| None);
     }
+    Ok(Some(Accepted::Tls(stream)))
 }
 
+/// Returns whether a connection begins like a request of HTTP/1. H2 rejects all other connections without HTTP/2.
+fn is_http1(first: &[u8]) -> bool {
+    let length = first.len().min(PREFACE.len());
+    first.first().is_some_and(u8::is_ascii_uppercase) && first[..length] != PREFACE[..length]
+}
+
+/// Sends an error that a caller with HTTP/1 understands.
+async fn reject_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
+    stream.write_all(HTTP1_RESPONSE).await?;
+    stream.shutdown().await?;
+    // If unread data is left, the operating system may discard the response.
+    copy(&mut stream.take(MAX_HTTP1_BYTES), &mut sink()).await.map(drop)
+}
+
+/// Serves an HTTP/2 connection until it is closed.
 async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     handler: Arc<Handler>,
     settings: &Settings,
-    errors: &CallerErrors,
+    errors: Arc<CallerErrors>,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let (leaving, leaving_receiver) = watch::channel(false);
-    let service = service_fn(move |request| handler.call(request, &leaving_receiver));
-    let mut builder = http2::Builder::new(CallExecutor);
-    builder
-        .timer(TokioTimer::new())
-        // gRPC servers send no `date` header, and gRPC clients do not read it.
-        .auto_date_header(false)
-        .max_concurrent_streams(settings.max_concurrent_streams)
-        .max_header_list_size(16 * 1024)
-        .keep_alive_interval(Some(settings.keepalive_interval))
-        .keep_alive_timeout(settings.keepalive_timeout);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-
+    let (mut connection, mut keep_alive) = match handshake(stream, handler, settings, &errors).await {
+        Ok(connected) => connected,
+        Err(error) => {
+            errors.record_protocol(&error);
+            return tracing::debug!(%error, "HTTP/2 handshake failed");
+        }
+    };
     // ± 10%, so that connections that were opened together do not all close together.
     let age = settings.max_connection_age.mul_f64(rand::random_range(0.9..1.1));
     let mut end = pin!(sleep_until(Instant::now() + age));
     loop {
+        let is_leaving = connection.is_leaving();
+        let serving = poll_fn(|context| {
+            if let Poll::Ready(result) = connection.poll(context) {
+                return Poll::Ready(result);
+            }
+            ready!(keep_alive.poll(context, connection.last_call()));
+            tracing::debug!("a ping was not answered in time; closing connection");
+            connection.abort(context);
+            Poll::Ready(Ok(()))
+        });
         tokio::select! {
             biased;
-            result = connection.as_mut() => {
+            result = serving => {
                 if let Err(error) = result {
                     errors.record_protocol(&error);
                     tracing::debug!(%error, "connection failed");
@@ -168,17 +134,38 @@ async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
                 return;
             }
             () = end.as_mut() => {
-                if *leaving.borrow() {
+                if is_leaving {
                     return;
                 }
             }
-            () = wait_for_shutdown(&mut shutdown), if !*leaving.borrow() => {}
+            () = wait_for_shutdown(&mut shutdown), if !is_leaving => {}
         }
         tracing::debug!("closing connection gracefully");
-        leaving.send_replace(true);
-        connection.as_mut().graceful_shutdown();
+        connection.leave();
         end.as_mut().reset(Instant::now() + settings.max_connection_age_grace);
     }
+}
+
+/// Performs the HTTP/2 handshake.
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: S,
+    handler: Arc<Handler>,
+    settings: &Settings,
+    errors: &Arc<CallerErrors>,
+) -> Result<(Http2<S>, KeepAlive), h2::Error> {
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_concurrent_streams(settings.max_concurrent_streams)
+        .max_header_list_size(MAX_HEADER_BYTES);
+    // A timeout is reported like one of the settings, the nearest error of HTTP/2.
+    let handshake = timeout(HANDSHAKE_TIMEOUT, builder.handshake(stream)).await;
+    let mut connection = handshake.unwrap_or_else(|_| Err(Reason::SETTINGS_TIMEOUT.into()))?;
+    // The first call always returns the handle.
+    let pings = connection.ping_pong().ok_or(Reason::INTERNAL_ERROR)?;
+    let keep_alive = KeepAlive::new(pings, settings.keepalive_interval, settings.keepalive_timeout);
+    Ok((Http2::new(connection, handler, Arc::clone(errors), settings.send_timeout), keep_alive))
 }
 
 /// Waits until the server shuts down.

@@ -1,21 +1,18 @@
-//! Messages of gRPC on hyper: receives and splits them, and writes the status of a call.
+//! Messages of gRPC: receives and splits them, and writes the status of a call.
 //!
 //! <https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md>: a message has a prefix of one byte (1 if the
 //! message is compressed) and four bytes with its length. Requests may be compressed with gzip. Responses are never
 //! compressed.
 
-use std::io::Read;
+use std::{future::poll_fn, io::Read};
 
 use bytes::{Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use http_body::Body;
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tonic::Code;
 
-use super::RequestError;
+use super::{RequestError, request_body::RequestBody};
 
 /// Size of the prefix of a message: the compressed flag, and the length.
 pub(super) const PREFIX: usize = 5;
@@ -26,23 +23,27 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// ASCII characters that `grpc-message` must escape. `utf8_percent_encode` always escapes other characters.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Receives the message of a call, without its prefix. Reads to the end, so that the HTTP/2 stream closes cleanly.
-pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, RequestError> {
-    let first = next_data(&mut body).await?.unwrap_or_default();
-    check_sizes(&first, max)?;
-    // The first frame is nearly always the whole message. Otherwise, each byte is copied once, however small the frames
-    // are.
-    let message = if body.is_end_stream() {
-        first
-    } else {
-        let mut message = BytesMut::from(first);
-        while let Some(data) = next_data(&mut body).await? {
-            message.extend_from_slice(&data);
-            check_sizes(&message, max)?;
-        }
-        message.freeze()
-    };
-    let Some(size) = announced_size(&message) else {
+/// Receives the rest of a call's message, and returns it without its prefix. `received` is the first part of it.
+///
+/// The call is read to its end, so that the HTTP/2 stream closes cleanly.
+pub(super) async fn receive(received: Bytes, body: &mut RequestBody, max: usize) -> Result<Bytes, RequestError> {
+    if body.is_complete() {
+        return unframe(&received, max);
+    }
+    check_sizes(&received, max)?;
+    // Each byte is copied once, however small the frames are.
+    let mut message = BytesMut::from(received);
+    while let Some(data) = poll_fn(|context| body.poll_data(context)).await {
+        message.extend_from_slice(&data.map_err(|error| failed_to_read(&error))?);
+        check_sizes(&message, max)?;
+    }
+    unframe(&message.freeze(), max)
+}
+
+/// Returns a message that is complete without its prefix.
+pub(super) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
+    check_sizes(message, max)?;
+    let Some(size) = announced_size(message) else {
         return Err(RequestError::invalid("the call has no message"));
     };
     if message.len() != PREFIX + size {
@@ -51,7 +52,12 @@ pub(super) async fn receive(mut body: Incoming, max: usize) -> Result<Bytes, Req
             message.len() - PREFIX
         )));
     }
-    decompressed(&message, max)
+    decompressed(message, max)
+}
+
+/// Returns the status of a call whose request cannot be read.
+pub(super) fn failed_to_read(error: &h2::Error) -> RequestError {
+    RequestError { code: Code::Cancelled, message: format!("reading the request failed: {error}") }
 }
 
 /// Removes the first message from a stream's bytes and returns it without its prefix. Returns `None` if it is
@@ -89,19 +95,6 @@ fn decompressed(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
         )));
     }
     Ok(data.into())
-}
-
-async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, RequestError> {
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| RequestError {
-            code: Code::Cancelled,
-            message: format!("reading the request failed: {error}"),
-        })?;
-        if let Ok(data) = frame.into_data() {
-            return Ok(Some(data));
-        }
-    }
-    Ok(None)
 }
 
 /// Rejects a message if its announced or its received size is too large.

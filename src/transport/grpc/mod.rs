@@ -1,10 +1,11 @@
 //! The gRPC [`Server`]: one acceptor passes each connection to the worker with the fewest connections, and a worker
 //! decides on its own thread.
 //!
-//! `ShouldRateLimit` (`service`) and the frames of `sluicegate.v1` (`stream`) are implemented on hyper without tonic's
-//! router and codec, which makes a call a fifth cheaper. All other services (health, reflection, resources) use tonic.
+//! Connections are served on the crate `h2` (`http2`). `ShouldRateLimit` (`service`) and the frames of `sluicegate.v1`
+//! (`stream`) are implemented without tonic's router and codec, which makes a call a fifth cheaper. All other services
+//! (health, reflection, resources) use tonic.
 
-mod body;
+mod caller_errors;
 mod checker;
 mod connection;
 mod decode;
@@ -12,11 +13,14 @@ mod encode;
 mod exact;
 mod feedback;
 mod headers;
+mod http2;
+mod keep_alive;
 mod limits;
 mod listener;
 mod message;
+mod request_body;
 mod resources;
-mod send_timeout;
+mod response;
 mod server;
 mod service;
 mod settings;

@@ -21,9 +21,9 @@ use tokio::{
 
 use super::{
     Handler, Settings,
-    connection::{self, CallerErrors},
+    caller_errors::CallerErrors,
+    connection,
     listener::{Listener, PassedStream, Stream},
-    send_timeout,
 };
 use crate::{
     metrics::{LogThrottle, observe_counter, observe_gauge},
@@ -117,7 +117,6 @@ impl Server {
         let errors = Arc::clone(&self.errors);
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             runtime.block_on(async {
-                send_timeout::set_timeout(settings.send_timeout, Arc::clone(&errors));
                 let handler = build().await;
                 work(receiver, &handler, (&settings, tls.as_ref()), &errors, &shutdown, &count).await;
             });
@@ -241,7 +240,7 @@ async fn work(
         let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
         let (tls, errors, shutdown) = (tls.cloned(), Arc::clone(errors), shutdown.clone());
         connections.spawn(async move {
-            connection::serve(stream, handler, &settings, tls, &errors, shutdown).await;
+            connection::serve(stream, handler, &settings, tls, errors, shutdown).await;
             drop(guard);
         });
     }

@@ -1,11 +1,15 @@
 //! [`Handler`]: dispatches the calls of connections to `ShouldRateLimit`, to the methods of `sluicegate.v1`, or to
 //! tonic.
 
-use std::{convert::Infallible, pin::Pin, sync::Arc};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
 
-use futures_util::{FutureExt, future::ready};
-use http::{HeaderName, HeaderValue, Request, Response, header::CONTENT_TYPE, request};
-use hyper::body::Incoming;
+use bytes::Bytes;
+use futures_util::{FutureExt, TryFutureExt};
+use http::{Request, header::CONTENT_TYPE};
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     envoy::service::ratelimit::v3::rate_limit_service_server,
@@ -25,16 +29,13 @@ use tower_service::Service;
 
 use super::{
     Limits, RequestError, ResourceService, ResponseSettings,
-    body::{ResponseBody, error_response, message_response, stream_response, unary_response},
     checker::Checker,
-    encode, feedback, message,
+    feedback, message,
+    request_body::RequestBody,
+    response::Response,
     stream::{self, ResponseStream},
 };
-use crate::{
-    engine::Feedback,
-    service::Check,
-    telemetry::{Span, Traces},
-};
+use crate::{service::Check, telemetry::Traces};
 
 /// Path of the method that receives a hundred thousand calls per second.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -42,9 +43,6 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 /// Path of `Batch`, which does not use tonic either.
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
-
-/// Metadata of a response to a shed request. Envoy's protocol has no field for this.
-const SHED_HEADER: HeaderName = HeaderName::from_static("sluicegate-shed");
 
 /// A method that does not use tonic.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,7 +52,14 @@ enum Method {
     Batch,
 }
 
-type ResponseFuture = Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Infallible>> + Send>>;
+/// The response to a call that has to wait.
+pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
+
+/// Whether a call is answered at once.
+pub(super) enum Decided {
+    Now(Response),
+    Later(ResponseFuture),
+}
 
 /// The services of one worker.
 pub struct Handler {
@@ -78,79 +83,94 @@ impl Handler {
 
     /// Handles one call.
     ///
-    /// Hyper moves the future of a response several times, and a boxed future is cheaper to move (`make bench`: 1.13 ×
-    /// the no-op server without the box, 1.01 × with it). The future is small: hundreds of futures wait while Redis
-    /// decides, and each should still be in the processor's caches when its reply arrives.
-    ///
     /// `leaving` becomes true when the connection is to be closed. Streams, which would keep it open, then end.
-    pub(super) fn call(&self, request: Request<Incoming>, leaving: &watch::Receiver<bool>) -> ResponseFuture {
+    pub(super) fn call(
+        &self,
+        request: Request<RequestBody>,
+        context: &mut Context<'_>,
+        leaving: &watch::Sender<bool>,
+    ) -> Decided {
         let method = match request.uri().path() {
             SHOULD_RATE_LIMIT => Method::ShouldRateLimit,
             STREAM => Method::Stream,
             BATCH => Method::Batch,
             _ => return self.call_other(request),
         };
-        let (head, body) = request.into_parts();
-        let started = self.start(&head, method).and_then(|span| Ok((span, feedback::read_metadata(&head.headers)?)));
-        drop(head);
-        let checker = Arc::clone(&self.checker);
-        match (started, method) {
-            (Err(error), _) => Box::pin(ready(into_response(Err(error)))),
-            (Ok((span, feedback)), Method::ShouldRateLimit) => {
-                Box::pin(should_rate_limit(checker, span, feedback, body).map(into_response))
+        if let Err(error) = check_head(&request) {
+            return Decided::Now(Response::Error(error));
+        }
+        match method {
+            Method::ShouldRateLimit => self.should_rate_limit(request, context),
+            Method::Stream => {
+                let stream = ResponseStream::new(Arc::clone(&self.checker), request.into_body(), leaving.subscribe());
+                Decided::Now(Response::Stream(Box::new(stream)))
             }
-            (Ok(_), Method::Stream) => {
-                Box::pin(ready(Ok(stream_response(ResponseStream::new(checker, body, leaving.clone())))))
-            }
-            (Ok(_), Method::Batch) => {
-                Box::pin(stream::batch(checker, body).map(|frame| into_response(frame.map(unary_response))))
+            Method::Batch => {
+                let frame = stream::batch(Arc::clone(&self.checker), request.into_body());
+                let response = frame.map_ok(|data| Response::Message { data, metadata: None });
+                Decided::Later(Box::pin(response.map(into_response)))
             }
         }
     }
 
-    fn call_other(&self, request: Request<Incoming>) -> ResponseFuture {
+    /// Decides one request of Envoy's protocol.
+    ///
+    /// A call that waits has its future in a box: hundreds of futures wait while Redis decides, and each should still be
+    /// in the processor's caches when its reply arrives.
+    fn should_rate_limit(&self, request: Request<RequestBody>, context: &mut Context<'_>) -> Decided {
+        let span = self.checker.span_of(request.headers());
+        let feedback = match feedback::read_metadata(request.headers()) {
+            Ok(feedback) => feedback,
+            Err(error) => return Decided::Now(Response::Error(error)),
+        };
+        let mut body = request.into_body();
+        // The first data is nearly always the whole message.
+        let received = match body.poll_data(context) {
+            Poll::Ready(Some(Ok(data))) => data,
+            Poll::Ready(Some(Err(error))) => return Decided::Now(Response::Error(message::failed_to_read(&error))),
+            Poll::Ready(None) | Poll::Pending => Bytes::new(),
+        };
+        let max = self.checker.limits().max_message_bytes;
+        if self.checker.never_waits() && body.is_complete() {
+            let response = message::unframe(&received, max)
+                .and_then(|message| Checker::finish(self.checker.respond(&message, feedback, span)));
+            return Decided::Now(into_response(response));
+        }
+        let checker = Arc::clone(&self.checker);
+        Decided::Later(Box::pin(async move {
+            let response = async {
+                let message = message::receive(received, &mut body, max).await?;
+                checker.respond(&message, feedback, span).await
+            };
+            into_response(response.await)
+        }))
+    }
+
+    fn call_other(&self, request: Request<RequestBody>) -> Decided {
         let mut tonic_services = self.tonic_services.clone();
-        Box::pin(async move {
+        Decided::Later(Box::pin(async move {
             match tonic_services.call(request.map(tonic::body::Body::new)).await {
-                Ok(response) => Ok(response.map(ResponseBody::Tonic)),
+                Ok(response) => Response::Tonic(Box::new(response)),
                 Err(never) => match never {},
             }
-        })
-    }
-
-    /// Checks the head of a call, and starts a span if the call is traced.
-    fn start(&self, head: &request::Parts, method: Method) -> Result<Option<Span>, RequestError> {
-        let is_grpc = head.headers.get(CONTENT_TYPE).is_some_and(|kind| {
-            let kind = kind.as_bytes();
-            kind == b"application/grpc" || kind == b"application/grpc+proto" || kind.starts_with(b"application/grpc;")
-        });
-        if !is_grpc || head.method != http::Method::POST {
-            return Err(RequestError::invalid("a gRPC method requires POST with content-type application/grpc"));
-        }
-        // Each check of a frame has its own span.
-        Ok(if method == Method::ShouldRateLimit { self.checker.span_of(&head.headers) } else { None })
+        }))
     }
 }
 
-/// Decides one request of Envoy's protocol.
-async fn should_rate_limit(
-    checker: Arc<Checker>,
-    span: Option<Span>,
-    feedback: Vec<Feedback>,
-    body: Incoming,
-) -> Result<Response<ResponseBody>, RequestError> {
-    let message = message::receive(body, checker.limits().max_message_bytes).await?;
-    let verdict = checker.check(&message, feedback, span).await?;
-    let mut response = message_response(&encode(&verdict, &message, checker.response()));
-    feedback::write_ttls(&verdict, response.headers_mut());
-    if verdict.is_shed() {
-        response.headers_mut().insert(SHED_HEADER, HeaderValue::from_static("true"));
+/// Checks the method and the content type of a call.
+fn check_head(request: &Request<RequestBody>) -> Result<(), RequestError> {
+    let is_grpc = request.headers().get(CONTENT_TYPE).is_some_and(|kind| {
+        let kind = kind.as_bytes();
+        kind == b"application/grpc" || kind == b"application/grpc+proto" || kind.starts_with(b"application/grpc;")
+    });
+    if !is_grpc || request.method() != http::Method::POST {
+        return Err(RequestError::invalid("a gRPC method requires POST with content-type application/grpc"));
     }
-    Ok(response)
+    Ok(())
 }
 
-fn into_response(result: Result<Response<ResponseBody>, RequestError>) -> Result<Response<ResponseBody>, Infallible> {
-    Ok(result.unwrap_or_else(|error| error_response(&error)))
+fn into_response(result: Result<Response, RequestError>) -> Response {
+    result.unwrap_or_else(Response::Error)
 }
 
 /// Builds the services that use tonic: health (for the server and for the service by its names), reflection and

@@ -19,7 +19,7 @@ pub struct Settings {
     pub max_connections: usize,
     /// Maximum number of concurrent calls on one connection.
     pub max_concurrent_streams: u32,
-    /// Idle time after which an HTTP/2 ping is sent on a connection.
+    /// Time without new calls after which an HTTP/2 ping is sent on a connection.
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub keepalive_interval: Duration,

@@ -9,25 +9,24 @@ use std::{
     mem,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     vec,
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::{FutureExt, Stream, future::poll_fn, stream::FuturesUnordered};
+use futures_util::{Stream, future::poll_fn, stream::FuturesUnordered};
 use http::{HeaderMap, HeaderValue};
-use http_body::{Body, Frame};
-use hyper::body::Incoming;
+use http_body::Frame;
 use sluicegate_common::wire::{Fields, Malformed};
 use tokio::sync::watch;
 use tokio_util::sync::ReusableBoxFuture;
-use tonic::{Code, Status};
 
 use super::{
     RequestError,
     checker::Checker,
     exact, feedback,
     message::{self, GRPC_STATUS, PREFIX},
+    request_body::RequestBody,
 };
 use crate::engine::{Feedback, Verdict};
 
@@ -115,10 +114,7 @@ impl CheckQueue {
             };
             let span = self.checker.span(&traceparent);
             if self.checker.never_waits() {
-                // The future stays on the stack: to move it into a box costs a twentieth of a check.
-                let outcome = self.checker.decide(request, feedback, span).now_or_never();
-                let outcome = outcome
-                    .unwrap_or_else(|| Err(RequestError::unavailable("the memory store did not answer at once")));
+                let outcome = Checker::finish(self.checker.decide(request, feedback, span));
                 self.add(&(id, outcome));
                 continue;
             }
@@ -175,8 +171,8 @@ impl CheckQueue {
 }
 
 /// Decides one frame of checks, and returns all responses in one frame with its prefix.
-pub(super) async fn batch(checker: Arc<Checker>, body: Incoming) -> Result<Bytes, RequestError> {
-    let frame = message::receive(body, checker.limits().max_frame_bytes).await?;
+pub(super) async fn batch(checker: Arc<Checker>, mut body: RequestBody) -> Result<Bytes, RequestError> {
+    let frame = message::receive(Bytes::new(), &mut body, checker.limits().max_frame_bytes).await?;
     let mut queue = CheckQueue::new(checker);
     queue.add_frame(&frame)?;
     queue.reserve_prefix();
@@ -201,7 +197,7 @@ pub(super) async fn batch(checker: Arc<Checker>, body: Incoming) -> Result<Bytes
 pub(super) struct ResponseStream {
     queue: CheckQueue,
     /// The request body. `None` after its end, or if no more is to be read.
-    input: Option<Incoming>,
+    input: Option<RequestBody>,
     /// Received bytes that do not form a complete frame yet.
     received: BytesMut,
     /// Whether the last frame was sent because it was full.
@@ -214,7 +210,7 @@ pub(super) struct ResponseStream {
 
 impl ResponseStream {
     /// Creates the response to a stream of frames. When `leaving` is true, no further frames are read.
-    pub(super) fn new(checker: Arc<Checker>, body: Incoming, mut leaving: watch::Receiver<bool>) -> Self {
+    pub(super) fn new(checker: Arc<Checker>, body: RequestBody, mut leaving: watch::Receiver<bool>) -> Self {
         let leaving = Box::pin(async move {
             let _ = leaving.wait_for(|leaving| *leaving).await;
         });
@@ -223,7 +219,7 @@ impl ResponseStream {
     }
 
     /// Returns the next frame of responses. The last frame contains the trailers.
-    pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+    pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>> {
         if self.input.is_some() && self.leaving.as_mut().poll(context).is_ready() {
             // As the protocol specifies, checks that have not been started are not decided.
             self.stop(Ok(()));
@@ -237,7 +233,7 @@ impl ResponseStream {
             self.queue.advance(context, FLUSH_BYTES);
             if !self.queue.responses.is_empty() {
                 self.was_full = self.queue.responses.len() >= FLUSH_BYTES;
-                return Poll::Ready(Some(Ok(Frame::data(self.queue.message()))));
+                return Poll::Ready(Frame::data(self.queue.message()));
             }
             if !self.queue.checks.as_slice().is_empty() {
                 // The maximum number of checks is being decided.
@@ -245,7 +241,7 @@ impl ResponseStream {
             }
             if self.input.is_none() {
                 return match self.queue.is_done() {
-                    true => Poll::Ready(Some(Ok(Frame::trailers(self.trailers())))),
+                    true => Poll::Ready(Frame::trailers(self.trailers())),
                     false => Poll::Pending,
                 };
             }
@@ -273,18 +269,10 @@ impl ResponseStream {
         let Some(input) = &mut self.input else {
             return Poll::Ready(Ok(()));
         };
-        match Pin::new(input).poll_frame(context) {
-            Poll::Pending => return Poll::Pending,
-            Poll::Ready(Some(Ok(frame))) => {
-                if let Some(data) = frame.data_ref() {
-                    self.received.extend_from_slice(data);
-                }
-            }
-            Poll::Ready(Some(Err(error))) => {
-                let message = format!("reading the stream failed: {error}");
-                return Poll::Ready(Err(RequestError { code: Code::Cancelled, message }));
-            }
-            Poll::Ready(None) => {
+        match ready!(input.poll_data(context)) {
+            Some(Ok(data)) => self.received.extend_from_slice(&data),
+            Some(Err(error)) => return Poll::Ready(Err(message::failed_to_read(&error))),
+            None => {
                 let incomplete = self.received.len();
                 self.stop(Ok(()));
                 if incomplete > 0 {

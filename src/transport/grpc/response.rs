@@ -1,0 +1,220 @@
+//! [`Response`]: the response to a call. [`ResponseSender`] sends the parts of it that cannot be sent at once.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use h2::{Reason, SendStream, server::SendResponse};
+use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
+use http_body::{Body, Frame};
+use prost::Message;
+use tokio::time::{Sleep, sleep};
+
+use super::{
+    RequestError,
+    message::{GRPC_STATUS, PREFIX, write_status},
+    stream::ResponseStream,
+};
+
+const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
+const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// The response to a call.
+pub(super) enum Response {
+    /// A message with its prefix. The call was successful.
+    Message {
+        data: Bytes,
+        /// Headers beside those of every response, which nearly no response has.
+        metadata: Option<Box<HeaderMap>>,
+    },
+    /// The status of a failed call. It is sent in the headers.
+    Error(RequestError),
+    /// The responses to a stream of frames.
+    Stream(Box<ResponseStream>),
+    /// The response of a service that uses tonic.
+    Tonic(Box<http::Response<tonic::body::Body>>),
+}
+
+impl Response {
+    /// Encodes a message and its prefix.
+    pub(super) fn message(message: &impl Message, metadata: Option<Box<HeaderMap>>) -> Self {
+        let size = message.encoded_len();
+        let mut data = BytesMut::with_capacity(PREFIX + size);
+        data.put_u8(0);
+        // A response has one status per descriptor, so it is far smaller than 4 GiB.
+        data.put_u32(u32::try_from(size).unwrap_or(u32::MAX));
+        message.encode_raw(&mut data);
+        Self::Message { data: data.freeze(), metadata }
+    }
+
+    /// Sends the response. Returns the sender of the rest if it cannot be sent at once.
+    pub(super) fn send(self, respond: &mut SendResponse<Bytes>) -> Option<ResponseSender> {
+        match self.try_send(respond) {
+            Ok(sender) => sender,
+            Err(error) => {
+                // The caller has reset the stream, or the connection is closed.
+                tracing::debug!(%error, "cannot send a response");
+                None
+            }
+        }
+    }
+
+    fn try_send(self, respond: &mut SendResponse<Bytes>) -> Result<Option<ResponseSender>, h2::Error> {
+        let (mut head, body) = match self {
+            Self::Message { data, metadata } => {
+                (metadata.map_or_else(HeaderMap::new, |all| *all), UnsentBody::Message(data))
+            }
+            Self::Stream(stream) => (HeaderMap::with_capacity(1), UnsentBody::Stream(stream)),
+            Self::Error(error) => {
+                let mut head = HeaderMap::with_capacity(4);
+                head.insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+                write_status(&mut head, &error);
+                head.insert(GRPC_ACCEPT_ENCODING, HeaderValue::from_static("identity,gzip"));
+                respond.send_response(with_headers(head), true)?;
+                return Ok(None);
+            }
+            Self::Tonic(response) => {
+                let (head, body) = response.into_parts();
+                let is_empty = body.is_end_stream();
+                let stream = respond.send_response(http::Response::from_parts(head, ()), is_empty)?;
+                let sender = || ResponseSender::new(stream, UnsentBody::Tonic(body));
+                return Ok((!is_empty).then(sender));
+            }
+        };
+        head.insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
+        let mut stream = respond.send_response(with_headers(head), false)?;
+        match body {
+            UnsentBody::Message(data) if reserve(&mut stream, data.len()) => {
+                stream.send_data(data, false)?;
+                stream.send_trailers(ok_trailers())?;
+                Ok(None)
+            }
+            body => Ok(Some(ResponseSender::new(stream, body))),
+        }
+    }
+}
+
+fn with_headers(headers: HeaderMap) -> http::Response<()> {
+    let mut response = http::Response::new(());
+    *response.headers_mut() = headers;
+    response
+}
+
+fn ok_trailers() -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+    trailers
+}
+
+/// Reserves `size` bytes of the flow-control windows. Returns whether they are available now.
+fn reserve(stream: &mut SendStream<Bytes>, size: usize) -> bool {
+    stream.reserve_capacity(size);
+    stream.capacity() >= size
+}
+
+/// The part of a response after its headers.
+enum UnsentBody {
+    /// The data of a message. Trailers follow.
+    Message(Bytes),
+    Stream(Box<ResponseStream>),
+    Tonic(tonic::body::Body),
+}
+
+impl UnsentBody {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
+        match self {
+            Self::Message(data) if data.is_empty() => Poll::Ready(Some(Ok(Frame::trailers(ok_trailers())))),
+            Self::Message(data) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
+            Self::Stream(stream) => stream.poll_frame(context).map(|frame| Some(Ok(frame))),
+            Self::Tonic(body) => Pin::new(body).poll_frame(context),
+        }
+    }
+}
+
+/// Sends the body of a response as the caller opens the flow-control windows.
+///
+/// A caller can open no window for its calls, and HTTP/2 has no timeout for this. Data that has waited for a window for
+/// too long is dropped with its call.
+pub(super) struct ResponseSender {
+    stream: SendStream<Bytes>,
+    body: UnsentBody,
+    /// Data of the body that waits for a window.
+    data: Bytes,
+    /// Completes when the data has waited for too long.
+    end: Option<Pin<Box<Sleep>>>,
+}
+
+/// How sending a response has ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sent {
+    /// The response was sent, or its call was cancelled.
+    Done,
+    /// The caller did not read the response in time.
+    TimedOut,
+}
+
+impl ResponseSender {
+    const fn new(stream: SendStream<Bytes>, body: UnsentBody) -> Self {
+        Self { stream, body, data: Bytes::new(), end: None }
+    }
+
+    /// Sends what can be sent. Data waits for at most `timeout` for a window.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, timeout: Duration) -> Poll<Sent> {
+        match self.poll_send(context) {
+            Poll::Ready(Ok(())) => Poll::Ready(Sent::Done),
+            Poll::Ready(Err(error)) => {
+                tracing::debug!(%error, "cannot send a response");
+                Poll::Ready(Sent::Done)
+            }
+            // Also registers for the reset, so that a call whose body or caller is idle ends with it.
+            Poll::Pending if self.stream.poll_reset(context).is_ready() => Poll::Ready(Sent::Done),
+            Poll::Pending if self.data.is_empty() => Poll::Pending,
+            Poll::Pending => {
+                let end = self.end.get_or_insert_with(|| Box::pin(sleep(timeout)));
+                ready!(end.as_mut().poll(context));
+                self.stream.send_reset(Reason::CANCEL);
+                Poll::Ready(Sent::TimedOut)
+            }
+        }
+    }
+
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        loop {
+            if !self.data.is_empty() {
+                ready!(self.poll_send_data(context))?;
+                continue;
+            }
+            match ready!(self.body.poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.data = data,
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        return Poll::Ready(self.stream.send_trailers(trailers));
+                    }
+                },
+                None => return Poll::Ready(self.stream.send_data(Bytes::new(), true)),
+                Some(Err(status)) => {
+                    tracing::debug!(%status, "the body of a response failed");
+                    self.stream.send_reset(Reason::INTERNAL_ERROR);
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        }
+    }
+
+    /// Sends as much of the data as the windows allow.
+    fn poll_send_data(&mut self, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
+        self.stream.reserve_capacity(self.data.len());
+        while self.stream.capacity() == 0 {
+            if ready!(self.stream.poll_capacity(context)).transpose()?.is_none() {
+                return Poll::Ready(Err(Reason::CANCEL.into()));
+            }
+        }
+        let size = self.stream.capacity().min(self.data.len());
+        self.end = None;
+        Poll::Ready(self.stream.send_data(self.data.split_to(size), false))
+    }
+}
