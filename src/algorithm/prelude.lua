@@ -5,12 +5,15 @@ local MAX = 9007199254740991
 local CLASS_MIN_FACTOR = 134217728
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
+local format, sub = string.format, string.sub
 
 -- Writes a state that has a meaning for `lifetime` microseconds. The key outlives it by `jitter` milliseconds, at most by
 -- its lifetime, so that keys of one window do not expire together.
 local function store(key, value, lifetime, jitter)
   local millis = ceil(lifetime / 1000)
-  call('SET', key, value, 'PX', millis + (BOUND_JITTER and jitter % (millis + 1) or jitter))
+  millis = millis + (BOUND_JITTER and jitter % (millis + 1) or jitter)
+  -- Redis would format the number with all digits of a double, which takes much longer.
+  call('SET', key, value, 'PX', format('%d', millis))
 end
 
 -- Returns count * part / whole, rounded up, for count < 2^51 and part <= whole <= 2^49. If the product exceeds a
@@ -28,6 +31,15 @@ local function share(count, part, whole)
     digit_value = digit_value / 8
   until digit_value < 1
   return remainder > 0 and quotient + 1 or quotient
+end
+
+-- Returns the sum of the counters from `first` to `last`, of 4 bytes each, which follow a header.
+local function sum_counters(value, header, first, last)
+  local sum = 0
+  for index = first, last do
+    sum = sum + unpack_numbers('<I4', value, header + 4 * index - 3)
+  end
+  return sum
 end
 
 -- Returns how many entries of a sorted state, of `bytes` bytes each, begin with `instant` or an earlier one.

@@ -88,7 +88,15 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     assert!(ttls.iter().max().unwrap() - ttls.iter().min().unwrap() > 100_000, "{ttls:?}");
 }
 
-/// A key expires to the millisecond when its state has the same meaning as no state, if the jitter is minimal.
+/// Time by which the key of a bucket outlives its state at most, because its expiry is rarely set: a sixteenth of the
+/// drain time.
+fn expiry_step(algorithm: &Algorithm, drain_time: Micros) -> u64 {
+    let is_bucket = ["token_bucket", "leaky_bucket", "gcra"].contains(&algorithm.name());
+    if is_bucket { drain_time.get() / 16_000 } else { 0 }
+}
+
+/// A key expires when its state has the same meaning as no state, if the jitter is minimal: to the millisecond, except
+/// for buckets.
 #[tokio::test]
 async fn a_key_expires_when_its_state_no_longer_matters() {
     let server = RedisServer::start();
@@ -113,15 +121,87 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
             let hit = Hit::take(key.as_bytes(), algorithm, 1);
             unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
             let written = algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now });
-            if elapsed > 0 && (!written || algorithm.name() == "fixed_window") {
-                continue; // the lifetime of a window is fixed when it begins
+            if elapsed > 0 && (!written || algorithm.name().ends_with("window")) {
+                continue; // the lifetime of a window is fixed when it or its current counter begins
             }
             let ttl = server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap();
             let expected = (algorithm.expires(&state, now) - now).get().div_ceil(1_000);
             let passed = 10_000; // real time, at most
-            assert!((expected - passed..=expected + 1).contains(&ttl), "{algorithm:?}: {ttl} of {expected}");
+            let latest = expected + expiry_step(algorithm, window) + 1;
+            assert!((expected - passed..=latest).contains(&ttl), "{algorithm:?}: {ttl} of {expected}");
         }
     }
+}
+
+/// Most hits do not change the expiry of a key. A hit that gives the state a longer lifetime does.
+#[tokio::test]
+async fn a_key_never_expires_before_its_state() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_millis(1)).await;
+    let (window, max_hits) = (Micros::from_secs(86_400), MaxHits::hard(40));
+    let sliding = |buckets| SlidingWindow::new(max_hits, window, buckets, WindowEdge::Weighted, false).unwrap().into();
+    let algorithms: [Algorithm; 7] = [
+        sliding(1),
+        sliding(6),
+        SlidingLog::new(max_hits, window, Micros::ZERO, false).unwrap().into(),
+        TokenBucket::new(40, window, max_hits, false).unwrap().into(),
+        LeakyBucket::new(40, window, max_hits, 40, false).unwrap().into(),
+        Gcra::new(40, window, max_hits, false).unwrap().into(),
+        WarmUp::new(40, window, 40, Micros::from_secs(3_600), false).unwrap().into(),
+    ];
+    // The last but one hour of a counter of 24 hours and of one of 4 hours, and the beginning of the next.
+    let next = 1_763_672_400 / 86_400 * 86_400 + 86_400;
+    for (number, algorithm) in algorithms.iter().enumerate() {
+        let key = format!("{{life}}{number}");
+        let mut state = State::default();
+        for hit in 0..32 {
+            let now = Micros::from_secs(if hit < 16 { next - 7_200 } else { next });
+            unwrap_decisions(redis.apply(&[Hit::take(key.as_bytes(), algorithm, 1)], Charge::Each, now).await);
+            if !algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now }) {
+                continue;
+            }
+            let ttl = server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap();
+            let expected = (algorithm.expires(&state, now) - now).get().div_ceil(1_000);
+            let passed = 30_000; // real time, at most
+            // The clock of the test jumps ahead of Redis' clock by two hours, so that keys live longer by as much.
+            let latest = expected + expiry_step(algorithm, window) + 1 + if hit < 16 { 0 } else { 7_200_000 };
+            assert!((expected - passed..=latest).contains(&ttl), "{algorithm:?}, {hit}: {ttl} of {expected}");
+        }
+    }
+}
+
+/// Redis decides by the sum that precedes the counters of a sliding window, so it must not be less than they are.
+#[tokio::test]
+async fn counters_that_exceed_their_sum_are_invalid() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
+    let limit = SlidingWindow::new(MaxHits::hard(10), Micros::from_secs(60), 6, WindowEdge::Weighted, false).unwrap();
+    let (rule, now) = (Algorithm::from(limit), Micros::from_secs(1_763_672_430));
+    let key = "sluicegate:{sum}";
+    let take = async |seconds| {
+        let now = now + Micros::from_secs(seconds);
+        redis
+            .apply(&[Hit::take(b"{sum}", &rule, 1)], Charge::Each, now)
+            .await
+            .pop()
+            .unwrap()
+            .map(|made| made.decision.used)
+    };
+    for used in 1..=3 {
+        assert_eq!(take(0).await.ok(), Some(used));
+    }
+    assert_eq!(take(10).await.ok(), Some(4));
+    // The sum of 4 becomes 2: less than the former counter of 3, which is the oldest at 60 s.
+    server.cli(&["setrange", key, "12", "\u{2}"]);
+    assert_eq!(take(60).await.ok(), None);
+    server.cli(&["setrange", key, "12", "\u{4}"]);
+    assert_eq!(take(60).await.ok(), Some(5));
+    // A sum that does not fit is computed from the counters.
+    for offset in ["12", "13", "14", "15"] {
+        server.cli(&["eval", "redis.call('SETRANGE', KEYS[1], ARGV[1], '\\255')", "1", key, offset]);
+    }
+    assert_eq!(take(60).await.ok(), Some(6));
+    assert_eq!(server.cli(&["strlen", key]), "44");
 }
 
 /// By default, a key outlives its state at most by the lifetime of the state, and by a random time.

@@ -39,6 +39,10 @@ pub struct SlidingWindow {
 
 /// Maximum of a counter, above every limit.
 const MAX_COUNT: u64 = u32::MAX as u64;
+/// Length of the start and the duration of a counter in bytes.
+const HEADER_BYTES: usize = 12;
+/// Length of a counter, and of their sum, in bytes.
+const COUNT_BYTES: usize = 4;
 
 /// The counters at an instant.
 #[derive(Clone, Debug)]
@@ -70,6 +74,12 @@ impl SlidingWindow {
         })
     }
 
+    /// Returns the position of the first counter. If there are more than two counters, their sum precedes them, so that
+    /// Redis does not have to decode all of them. A sum that does not fit is stored as [`MAX_COUNT`].
+    fn header_bytes(state: &State) -> usize {
+        if state.as_bytes().len() > HEADER_BYTES + 2 * COUNT_BYTES { HEADER_BYTES + COUNT_BYTES } else { HEADER_BYTES }
+    }
+
     fn counters(&self, state: &State, now: Micros) -> WindowCounters {
         let buckets = self.buckets as usize;
         let start = (now - now % self.bucket_width).get();
@@ -80,12 +90,13 @@ impl SlidingWindow {
             return WindowCounters { start, counts: empty(), changed: false };
         };
         let stored_width = DrainTime { mantissa: mantissa as u32, exponent: exponent as u8 };
-        let counts = (0..).map_while(|index| state.number::<4>(12 + 4 * index));
-        if stored_width != self.stored_width || state.as_bytes().len() != 12 + 4 * (buckets + 1) {
+        let header = Self::header_bytes(state);
+        let counts = (0..).map_while(|index| state.number::<COUNT_BYTES>(header + COUNT_BYTES * index));
+        let stored_count = state.as_bytes().len().saturating_sub(header) / COUNT_BYTES;
+        if stored_width != self.stored_width || stored_count != buckets + 1 {
             // The window was changed: all hits that still count are counted as if they had arrived now.
             let age = now.get().saturating_sub(stored) / stored_width.micros().max(1);
-            let stored_count = (state.as_bytes().len() as u64).saturating_sub(12) / 4;
-            let still_in_window = counts.take(stored_count.saturating_sub(age) as usize);
+            let still_in_window = counts.take((stored_count as u64).saturating_sub(age) as usize);
             let mut merged: SmallVec<_> = empty();
             merged[0] = still_in_window.sum::<u64>().min(self.max_hits.ceiling()).min(MAX_COUNT);
             return WindowCounters { start, counts: merged, changed: true };
@@ -217,11 +228,15 @@ impl Limiter for SlidingWindow {
         if counters.changed {
             state.clear();
         }
-        if counters.changed && counters.counts.iter().any(|count| *count > 0) {
+        let sum: u64 = counters.counts.iter().sum();
+        if counters.changed && sum > 0 {
             state.push::<7>(counters.start);
             state.push::<4>(self.stored_width.mantissa.into());
             state.push::<1>(self.stored_width.exponent.into());
-            counters.counts.iter().for_each(|count| state.push::<4>(*count));
+            if counters.counts.len() > 2 {
+                state.push::<COUNT_BYTES>(sum.min(MAX_COUNT));
+            }
+            counters.counts.iter().for_each(|count| state.push::<COUNT_BYTES>(*count));
         }
         allowed
     }

@@ -1,9 +1,13 @@
 -- Equivalent of SlidingWindow::step. The value is 7 bytes for the start of the current counter, 5 (mantissa, exponent)
--- for the duration of a counter, and 4 for each counter, the current one first.
+-- for the duration of a counter, 4 for the sum of all counters if there are more than two, and 4 for each counter, the
+-- current one first.
 local elapsed = now % width
 local start = now - elapsed
 local value = call('GET', key)
 local changed = false
+-- Whether the start remains the same. Then the value is overwritten in place and the key keeps its expiry, which costs
+-- less than a new value with a new expiry.
+local keeps_start = false
 
 if buckets == 1 and (not value or #value == 20) then
   -- The usual case of one counter per window needs no tables.
@@ -13,13 +17,14 @@ if buckets == 1 and (not value or #value == 20) then
     local stored, stored_mantissa, stored_exponent
     stored, stored_mantissa, stored_exponent, current, oldest = unpack_numbers('<I7I4BI4I4', value)
     same = stored_mantissa == mantissa and stored_exponent == exponent
+    keeps_start = same and stored == start
     if same and stored ~= start then
       if stored == start - width then
         current, oldest = 0, current
       elseif stored < start then
         current, oldest = 0, 0
       elseif stored - now <= slack then
-        start, elapsed = stored, 0
+        start, elapsed, keeps_start = stored, 0, true
       else
         changed = true
       end
@@ -35,7 +40,7 @@ if buckets == 1 and (not value or #value == 20) then
         current, oldest, changed = current - removed, oldest - removed_oldest, true
       end
     else
-      local used = current + (strict == 1 and oldest or share(oldest, width - elapsed, width))
+      local used = current + ((strict == 1 or oldest == 0) and oldest or share(oldest, width - elapsed, width))
       allowed = used + cost <= ceiling and 1 or 0
       if action == TAKE and (allowed == 1 or count_denied == 1) then
         current, changed = min(current + cost, 4294967295), true
@@ -48,77 +53,101 @@ if buckets == 1 and (not value or #value == 20) then
       return allowed, ''
     end
     value = pack('<I7I4BI4I4', start, mantissa, exponent, current, oldest)
-    store(key, value, start + 2 * width - now, jitter)
+    if keeps_start then
+      call('SETRANGE', key, '0', value)
+    else
+      store(key, value, start + 2 * width - now, jitter)
+    end
     return allowed, value
   end
 end
 
-local counts, whole, oldest = {}, 0, 0
-for index = 1, buckets + 1 do
-  counts[index] = 0
-end
+-- The sum of all counters, the current counter, and the bytes of the others, of which the oldest is the last.
+local MAX_COUNT, MAX_BUCKETS = 4294967295, 256
+local total, current, oldest, others = 0, 0, 0, nil
 if value then
-  local stored, stored_mantissa, stored_exponent = unpack_numbers('<I7I4B', value)
-  local stored_count = floor((#value - 12) / 4)
-  local stored_counts = {unpack_numbers('<' .. string.rep('I4', stored_count), value, 13)}
-  if stored_mantissa ~= mantissa or stored_exponent ~= exponent or #value ~= 16 + 4 * buckets then
+  local stored, stored_mantissa, stored_exponent, stored_total, stored_current = unpack_numbers('<I7I4BI4I4', value)
+  local header = #value > 20 and 16 or 12
+  local is_same = stored_mantissa == mantissa and stored_exponent == exponent and #value == 20 + 4 * buckets
+  if buckets == 1 or not is_same then
     -- The window was changed: all hits that still count are counted as if they had arrived now.
     local age = floor(max(now - stored, 0) / max(stored_mantissa * 2 ^ stored_exponent, 1))
-    local sum = 0
-    for index = 1, stored_count - age do
-      sum = sum + stored_counts[index]
-    end
-    counts[1], changed = min(sum, ceiling, 4294967295), true
+    local stored_count = min(floor((#value - header) / 4), MAX_BUCKETS + 1)
+    current = min(sum_counters(value, header, 1, stored_count - age), ceiling, MAX_COUNT)
+    total, changed = current, true
   else
-    local steps = (start - stored) / width
-    if steps < 0 then
-      steps = 0
-      if stored - now <= slack then
-        start, elapsed = stored, 0
-      else
+    -- A larger sum does not fit into its bytes.
+    total = stored_total < MAX_COUNT and stored_total or sum_counters(value, 16, 1, buckets + 1)
+    local steps = floor((start - stored) / width)
+    if steps <= 0 then
+      keeps_start = steps == 0
+      if steps < 0 and stored - now <= slack then
+        start, elapsed, keeps_start = stored, 0, true
+      elseif steps < 0 then
         changed = true
       end
+      current, others = stored_current, sub(value, 21)
+    elseif steps <= buckets then
+      -- The counters move by `steps` places, and the last ones have expired.
+      total = total - sum_counters(value, 16, buckets + 2 - steps, buckets + 1)
+      others = string.rep('\0', 4 * steps - 4) .. sub(value, 17, -4 * steps - 1)
+    else
+      total = 0
     end
-    for index = 1, buckets + 1 - steps do
-      counts[index + steps] = stored_counts[index]
+    if others then
+      oldest = unpack_numbers('<I4', others, 4 * buckets - 3)
+    end
+    if total < current + oldest then
+      error('overflow: the counters exceed their sum')
     end
   end
 end
+others = others or string.rep('\0', 4 * buckets)
 local allowed = 1
 if action >= REFUND then
-  local remaining, first, last = cost, 1, buckets + 1
+  local format = '<' .. string.rep('I4', buckets)
+  local counts = {unpack_numbers(format, others)}
+  local first, last = 0, buckets
   if action == ROLL_BACK then
-    first = (start - taken + taken % width) / width + 1
-    last = first >= 1 and min(first, last) or 0
+    first = (start - taken + taken % width) / width
+    last = first >= 0 and min(first, last) or -1
   end
+  counts[0] = current
+  local remaining = cost
   for index = first, last do
     local removed = min(remaining, counts[index])
-    if removed > 0 then
-      counts[index], remaining, changed = counts[index] - removed, remaining - removed, true
-    end
+    counts[index], remaining = counts[index] - removed, remaining - removed
+  end
+  if remaining < cost then
+    total, current, changed = total - cost + remaining, counts[0], true
+    others = pack(format, unpack(counts, 1, buckets))
   end
 else
-  for index = 1, buckets do
-    whole = whole + counts[index]
+  local used = total
+  if strict == 0 and oldest > 0 then
+    used = total - oldest + share(oldest, width - elapsed, width)
   end
-  oldest = counts[buckets + 1]
-  local used = whole + (strict == 1 and oldest or share(oldest, width - elapsed, width))
   allowed = used + cost <= ceiling and 1 or 0
   if action == TAKE and (allowed == 1 or count_denied == 1) then
-    counts[1], changed = min(counts[1] + cost, 4294967295), true
+    local added = min(current + cost, MAX_COUNT) - current
+    total, current, changed = total + added, current + added, true
   end
 end
 if not changed then
   return allowed, value or ''
 end
-local sum = 0
-for index = 1, buckets + 1 do
-  sum = sum + counts[index]
-end
-if sum == 0 then
+if total == 0 then
   call('DEL', key)
   return allowed, ''
 end
-value = pack('<I7I4B' .. string.rep('I4', buckets + 1), start, mantissa, exponent, unpack(counts))
-store(key, value, start + (buckets + 1) * width - now, jitter)
+if buckets == 1 then
+  value = pack('<I7I4BI4', start, mantissa, exponent, current) .. others
+else
+  value = pack('<I7I4BI4I4', start, mantissa, exponent, min(total, MAX_COUNT), current) .. others
+end
+if keeps_start then
+  call('SETRANGE', key, '0', value)
+else
+  store(key, value, start + (buckets + 1) * width - now, jitter)
+end
 return allowed, value
