@@ -3,6 +3,8 @@
 -- follow: 7 for the instant at which it ends, 7 and 4 for its size.
 local value = call('GET', key)
 local at, part, changed = now, 0, false
+-- The stored instant of a value that can be overwritten in place.
+local stored_at
 -- The leased parts, by number and by the instant at which they end.
 local entries, leased_total, leased_total_part
 if value then
@@ -10,7 +12,9 @@ if value then
   at, part, stored_mantissa, stored_exponent = unpack_numbers('<I7I4I4B', value)
   local same = stored_mantissa == mantissa and stored_exponent == exponent
   local scale_to, scale_from
-  if not same then
+  if same and #value == 16 then
+    stored_at = at
+  elseif not same then
     scale_to, scale_from = mantissa * 2 ^ exponent, max(stored_mantissa, 1) * 2 ^ stored_exponent
   end
   if #value > 16 then
@@ -157,11 +161,13 @@ if not changed then
   return allowed, value or ''
 end
 local leased, last = '', at
-for _, entry in ipairs(entries or {}) do
-  local ends, span, span_part = entry[1], entry[2], entry[3]
-  if span > 0 or span_part > 0 then
-    leased = leased .. pack('<I7I7I4', ends, span, span_part)
-    last = max(last, ends) + span
+if entries then
+  for _, entry in ipairs(entries) do
+    local ends, span, span_part = entry[1], entry[2], entry[3]
+    if span > 0 or span_part > 0 then
+      leased = leased .. pack('<I7I7I4', ends, span, span_part)
+      last = max(last, ends) + span
+    end
   end
 end
 if leased == '' and at == now and part == 0 then
@@ -169,5 +175,13 @@ if leased == '' and at == now and part == 0 then
   return allowed, ''
 end
 value = pack('<I7I4I4B', at, part, mantissa, exponent) .. leased
-store(key, value, last - now, jitter)
+-- Keys expire at multiples of a sixteenth of the drain time. Most hits therefore change the value in place and need no
+-- new expiry, which would cost a fifth of the decision.
+local step = mantissa * 2 ^ exponent / 16
+local expires = ceil(last / step)
+if stored_at and leased == '' and expires <= ceil(stored_at / step) then
+  call('SETRANGE', key, '0', value)
+else
+  store(key, value, expires * step - now, jitter)
+end
 return allowed, value
