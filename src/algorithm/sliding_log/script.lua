@@ -1,7 +1,4 @@
 -- Equivalent of SlidingLog::step. The value is 7 bytes for the instant of each hit, the oldest first.
-local function logged_at(at)
-  return grid > 0 and at - at % grid + 2 * grid or at
-end
 local value = call('GET', key) or ''
 local used = floor(#value / 7)
 local newest = used > 0 and unpack_numbers('<I7', value, 7 * used - 6) or 0
@@ -14,25 +11,26 @@ if newest > now + slack then
   end
   value, newest, changed = table.concat(entries), now, true
 end
-local expired = count_until(value, 7, now - window)
+-- Most often no hit has expired.
+local expired = used > 0 and unpack_numbers('<I7', value) <= now - window and count_until(value, 7, now - window) or 0
 used = used - expired
 local allowed = 1
 if action == ROLL_BACK then
-  local entry = pack('<I7', logged_at(taken))
+  local entry = pack('<I7', grid > 0 and taken - taken % grid + 2 * grid or taken)
   for index = expired + 1, used + expired do
-    if string.sub(value, 7 * index - 6, 7 * index) == entry then
+    if sub(value, 7 * index - 6, 7 * index) == entry then
       local removed = 0
-      while removed < cost and string.sub(value, 7 * (index + removed) - 6, 7 * (index + removed)) == entry do
+      while removed < cost and sub(value, 7 * (index + removed) - 6, 7 * (index + removed)) == entry do
         removed = removed + 1
       end
-      value, changed = string.sub(value, 7 * expired + 1, 7 * index - 7) .. string.sub(value, 7 * (index + removed) - 6), true
+      value, changed = sub(value, 7 * expired + 1, 7 * index - 7) .. sub(value, 7 * (index + removed) - 6), true
       break
     end
   end
 elseif action == REFUND then
   local removed = min(cost, used)
   if removed > 0 then
-    value, changed = string.sub(value, 7 * expired + 1, -7 * removed - 1), true
+    value, changed = sub(value, 7 * expired + 1, -7 * removed - 1), true
   end
 else
   if used + cost > ceiling or interval > 0 and cost > 0 and newest + interval > now then
@@ -41,9 +39,13 @@ else
   if action == TAKE and (allowed == 1 or count_denied == 1) then
     local added = min(cost, ceiling)
     local pushed_out = min(max(used + added - ceiling, 0), added)
-    newest = max(newest, logged_at(now))
-    value = string.sub(value, 7 * (expired + pushed_out) + 1) .. string.rep(pack('<I7', newest), added)
-    changed = true
+    newest = max(newest, grid > 0 and now - now % grid + 2 * grid or now)
+    -- Redis hashes each string that a script creates, which takes long for a whole log.
+    if expired + pushed_out > 0 then
+      value = sub(value, 7 * (expired + pushed_out) + 1)
+    end
+    local entry = pack('<I7', newest)
+    value, changed = value .. (added == 1 and entry or string.rep(entry, added)), true
   end
 end
 if not changed then
@@ -52,6 +54,8 @@ elseif value == '' then
   call('DEL', key)
   return allowed, ''
 end
-newest = unpack_numbers('<I7', value, #value - 6)
+if action ~= TAKE then
+  newest = unpack_numbers('<I7', value, #value - 6)
+end
 store(key, value, newest + window - now, jitter)
 return allowed, value
