@@ -5,7 +5,7 @@ local value, learned = call('GET', key) or '', nil
 if method > 0 then
   local floor_limit, ceiling_limit, initial, timeout, latency, dropped = unpack_numbers('<dddddd', records, more)
   learned = learn_from(value, {floor_limit = floor_limit, ceiling_limit = ceiling_limit, initial = initial, timeout = timeout})
-  value = #value >= 56 and string.sub(value, 1, -57) or ''
+  value = #value >= 56 and sub(value, 1, -57) or ''
   learned.sample = latency > 0 and {latency, dropped > 0}
   ceiling = learned_limit(learned)
 end
@@ -16,16 +16,17 @@ if newest > now + hold + slack then
   local slots = {}
   for place = 1, held do
     local ends = min(unpack_numbers('<I7', value, 14 * place - 13), now + hold)
-    slots[place] = pack('<I7', ends) .. string.sub(value, 14 * place - 6, 14 * place)
+    slots[place] = pack('<I7', ends) .. sub(value, 14 * place - 6, 14 * place)
   end
   value, newest, changed = table.concat(slots), now + hold, true
 end
-local expired = count_until(value, 14, now)
+-- Most often no slot has ended.
+local expired = held > 0 and unpack_numbers('<I7', value) <= now and count_until(value, 14, now) or 0
 held = held - expired
-local name = pack('<I6', holder) .. (holder == 0 and string.char(class) or '')
+local name = holder > 0 and pack('<I6', holder) or action >= REFUND and pack('<I6B', holder, class)
 -- Most callers that take a slot have none yet, so the search for their slots is skipped.
 local allowed, before, already_holds = 1, held, false
-if action == REFUND or action == ROLL_BACK or (holder > 0 and string.find(value, name, 14 * expired + 1, true)) then
+if action >= REFUND or (holder > 0 and string.find(value, name, 14 * expired + 1, true)) then
   -- Returns the first slot from `place` on that contains these bytes at this offset.
   local function find(bytes, offset, place)
     local at = string.find(value, bytes, 14 * place - 13, true)
@@ -37,7 +38,7 @@ if action == REFUND or action == ROLL_BACK or (holder > 0 and string.find(value,
   local function free(bytes, offset, max_slots)
     local freed, place = 0, find(bytes, offset, expired + 1)
     while place and freed < max_slots do
-      value = string.sub(value, 1, 14 * place - 14) .. string.sub(value, 14 * place + 1)
+      value = sub(value, 1, 14 * place - 14) .. sub(value, 14 * place + 1)
       freed, changed = freed + 1, true
       place = freed < max_slots and find(bytes, offset, place)
     end
@@ -82,12 +83,13 @@ if action == TAKE or action == PEEK then
   if not already_holds and cost > max(room, 0) then
     allowed = 0
   elseif action == TAKE then
-    value, changed = value .. string.rep(pack('<I7I6B', max(newest, now + hold), holder, class), cost), true
+    local slot = pack('<I7I6B', max(newest, now + hold), holder, class)
+    value, changed = value .. (cost == 1 and slot or string.rep(slot, cost)), true
   end
 end
 if method > 0 then
   if changed and expired > 0 then
-    value = string.sub(value, 14 * expired + 1)
+    value = sub(value, 14 * expired + 1)
   end
   if action == REFUND and learned.sample and changed and floor(#value / 14) < before then
     learn(learned, learned.sample[1], before, learned.sample[2], now)
@@ -106,7 +108,7 @@ if not changed then
   return allowed, value
 end
 if expired > 0 then
-  value = string.sub(value, 14 * expired + 1)
+  value = sub(value, 14 * expired + 1)
 end
 if value == '' then
   call('DEL', key)

@@ -4,12 +4,13 @@
 local value = call('GET', key) or ''
 local numbers = {now, capacity, 0}
 local size = 3 + 3 * count
+local numbers_format = '<' .. string.rep('I7', size)
 if #value ~= 7 * size then
   for index = 4, size do
     numbers[index] = 0
   end
 else
-  numbers = {unpack_numbers('<' .. string.rep('I7', size), value)}
+  numbers = {unpack_numbers(numbers_format, value)}
   -- struct.unpack also returns the position after the last number.
   numbers[size + 1] = nil
 end
@@ -24,16 +25,24 @@ local inflow, promised = capacity * elapsed, 0
 for i = 1, count do
   local index, class_max = 3 * i + 1, shares[i] % CLASS_MIN_FACTOR
   local class_min = (shares[i] - class_max) / CLASS_MIN_FACTOR
-  local own = min(numbers[index], class_min * window)
-  local refilled = min(own, class_min * elapsed)
-  inflow, promised = inflow - refilled, promised + class_min
-  numbers[index] = own - refilled
-  numbers[index + 2] = max(min(numbers[index + 2], class_max * window) - class_max * elapsed, 0)
+  promised = promised + class_min
+  -- Most classes are idle, and comparisons cost less than calls.
+  local own, all = numbers[index], numbers[index + 2]
+  if own > 0 then
+    own = min(own, class_min * window)
+    local refilled = min(own, class_min * elapsed)
+    inflow, numbers[index] = inflow - refilled, own - refilled
+  end
+  if all > 0 then
+    numbers[index + 2] = max(min(all, class_max * window) - class_max * elapsed, 0)
+  end
 end
 local common = (capacity - promised) * window
 numbers[3] = max(min(numbers[3], common) - inflow, 0)
 for i = 1, count do
-  numbers[3 * i + 2] = min(numbers[3 * i + 2], numbers[3])
+  if numbers[3 * i + 2] > numbers[3] then
+    numbers[3 * i + 2] = numbers[3]
+  end
 end
 local index, units = 3 * class + 4, cost * window
 local class_max = shares[class + 1] % CLASS_MIN_FACTOR
@@ -63,14 +72,14 @@ else
   numbers[index + 1] = numbers[index + 1] - borrowed
   numbers[index + 2] = max(numbers[index + 2] - max(units - class_max * since, 0), 0)
 end
-local used = false
-for i = 3, size do
-  used = used or numbers[i] > 0
+local first_used = 3
+while first_used <= size and numbers[first_used] == 0 do
+  first_used = first_used + 1
 end
-if not used then
+if first_used > size then
   call('DEL', key)
   return 1, ''
 end
-value = pack('<' .. string.rep('I7', size), unpack(numbers))
+value = pack(numbers_format, unpack(numbers))
 store(key, value, numbers[1] + window - now, jitter)
 return 1, value
