@@ -20,10 +20,14 @@ use sluicegate_proto::envoy::{
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
-use super::process::{Process, cpu_micros};
+use super::{
+    algorithms::median,
+    process::{Process, cpu_micros},
+};
 
-const CHECKS: usize = 400_000;
 const USERS: usize = 100_000;
+/// A multiple of the number of clients, so that each has every place in the order equally often.
+const ROUNDS: usize = 6;
 
 #[derive(Clone)]
 enum Caller {
@@ -65,40 +69,72 @@ impl Caller {
 pub(crate) fn run() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let server = Process::service("memory");
-        let callers = [
-            ("tonic, unary", Caller::tonic(&server).await),
-            ("unary", Caller::sluicegate(&server, false)),
-            ("batched", Caller::sluicegate(&server, true)),
-        ];
-        println!(
-            "\nChecks by a gateway with one thread, service with the memory store, medians of 5 rounds\n"
-        );
-        println!("| client | concurrency | checks/s | CPU us, client | x tonic | CPU us, service | x tonic, both | p50 us |");
-        println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
-        for (concurrency, checks) in [(1, 20_000), (16, 100_000), (256, CHECKS)] {
-            let mut samples = vec![Vec::new(); callers.len()];
-            for round in 0..6 {
-                for ((_, caller), samples) in callers.iter().zip(&mut samples) {
-                    let sample = measure(caller, &server, concurrency, checks).await;
-                    if round > 0 {
-                        samples.push(sample);
-                    }
-                }
-            }
-            let medians: Vec<[f64; 4]> = samples.iter().map(|samples| medians(samples)).collect();
-            let [_, tonic_client, tonic_service, _] = medians[0];
-            for ((name, _), [rate, client, service, p50]) in callers.iter().zip(&medians) {
-                let x_client = client / tonic_client;
-                let x_total = (client + service) / (tonic_client + tonic_service);
-                println!(
-                    "| {name} | {concurrency} | {rate:.0} | {client:.2} | {x_client:.2} | {service:.2} | {x_total:.2} | {p50:.0} |"
-                );
-            }
-        }
+        called().await;
         denied().await;
         granted().await;
     });
+}
+
+/// Makes `checks` calls with one client and nothing else, for callgrind. Two runs with different numbers of checks
+/// differ by the instructions of the checks.
+pub(crate) fn calls(client: &str, concurrency: usize, checks: usize) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let server = Process::service("memory");
+        let caller = match client {
+            "tonic" => Caller::tonic(&server).await,
+            "unary" => Caller::sluicegate(&server, false),
+            "stream" => Caller::sluicegate(&server, true),
+            _ => panic!("unknown client {client}; expected one of: tonic, unary, stream"),
+        };
+        make_checks(&caller, concurrency, checks).await;
+    });
+}
+
+/// Measures checks that the service decides.
+async fn called() {
+    let server = Process::service("memory");
+    let callers = [
+        ("tonic, unary", Caller::tonic(&server).await, 1),
+        ("unary", Caller::sluicegate(&server, false), 1),
+        // Checks on a stream take so little time that more of them are measured.
+        ("stream", Caller::sluicegate(&server, true), 4),
+    ];
+    println!("\nChecks by a gateway with one thread, service with the memory store, medians of {ROUNDS} rounds\n");
+    print!("| client | concurrency | checks/s | CPU us, client | x tonic | CPU us, service | x tonic, both ");
+    println!("| checks/s of two busy cores | p50 us |");
+    println!("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
+    for (concurrency, checks) in [(1, 20_000), (16, 100_000), (256, 250_000)] {
+        let mut samples = vec![Vec::new(); callers.len()];
+        for round in 0..=ROUNDS {
+            // The order rotates, because a round can affect the next one, for instance through the allocator.
+            for turn in 0..callers.len() {
+                let index = (round + turn) % callers.len();
+                let (_, caller, factor) = &callers[index];
+                let sample = measure(caller, &server, concurrency, checks * factor).await;
+                if round > 0 {
+                    samples[index].push(sample);
+                }
+            }
+        }
+        for ((name, ..), own) in callers.iter().zip(&samples) {
+            let of = |field: &dyn Fn(&Sample) -> f64| median(own.iter().map(field));
+            // Ratios are computed per round, because the other load of the machine changes from round to round.
+            let relative = |field: fn(&Sample) -> f64| {
+                median(own.iter().zip(&samples[0]).map(|(sample, tonic)| field(sample) / field(tonic)))
+            };
+            println!(
+                "| {name} | {concurrency} | {:.0} | {:.2} | {:.2} | {:.2} | {:.2} | {:.0} | {:.0} |",
+                of(&|sample| sample.per_second),
+                of(&|sample| sample.client_micros),
+                relative(|sample| sample.client_micros),
+                of(&|sample| sample.service_micros),
+                relative(Sample::both_micros),
+                of(&|sample| 2e6 / sample.both_micros()),
+                of(&|sample| sample.p50_micros),
+            );
+        }
+    }
 }
 
 /// A server that always grants `u32::MAX` hits.
@@ -137,9 +173,35 @@ async fn granted() {
     }
 }
 
-/// Returns checks per second, CPU time per check of the client and of the service, and the median latency of a check.
-async fn measure(caller: &Caller, server: &Process, concurrency: usize, checks: usize) -> [f64; 4] {
+/// Result of one round of checks. CPU times are per check.
+#[derive(Clone, Copy)]
+struct Sample {
+    per_second: f64,
+    client_micros: f64,
+    service_micros: f64,
+    p50_micros: f64,
+}
+
+impl Sample {
+    fn both_micros(&self) -> f64 {
+        self.client_micros + self.service_micros
+    }
+}
+
+async fn measure(caller: &Caller, server: &Process, concurrency: usize, checks: usize) -> Sample {
     let (client_cpu, service_cpu, started) = (cpu_micros(std::process::id()), server.cpu_micros(), Instant::now());
+    let latencies = make_checks(caller, concurrency, checks).await;
+    let count = checks as f64;
+    Sample {
+        per_second: count / started.elapsed().as_secs_f64(),
+        client_micros: (cpu_micros(std::process::id()) - client_cpu) / count,
+        service_micros: (server.cpu_micros() - service_cpu) / count,
+        p50_micros: median(latencies),
+    }
+}
+
+/// Makes `checks` checks in `concurrency` tasks, and returns the latency of each in microseconds.
+async fn make_checks(caller: &Caller, concurrency: usize, checks: usize) -> Vec<f64> {
     let mut tasks = JoinSet::new();
     for first in 0..concurrency {
         let mut caller = caller.clone();
@@ -153,23 +215,7 @@ async fn measure(caller: &Caller, server: &Process, concurrency: usize, checks: 
             latencies
         });
     }
-    let mut latencies = tasks.join_all().await.concat();
-    latencies.sort_by(f64::total_cmp);
-    let count = checks as f64;
-    [
-        count / started.elapsed().as_secs_f64(),
-        (cpu_micros(std::process::id()) - client_cpu) / count,
-        (server.cpu_micros() - service_cpu) / count,
-        latencies[latencies.len() / 2],
-    ]
-}
-
-fn medians(samples: &[[f64; 4]]) -> [f64; 4] {
-    std::array::from_fn(|field| {
-        let mut values: Vec<_> = samples.iter().map(|sample| sample[field]).collect();
-        values.sort_by(f64::total_cmp);
-        values[values.len() / 2]
-    })
+    tasks.join_all().await.concat()
 }
 
 /// Measures a check that the client's deny cache decides.

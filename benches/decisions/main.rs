@@ -58,6 +58,10 @@ fn main() {
         }
         "outage" => outage::run(),
         "client" => client::run(),
+        "client-calls" => {
+            let argument = |index| std::env::args().nth(index).unwrap_or_default();
+            client::calls(&argument(2), argument(3).parse().unwrap(), argument(4).parse().unwrap());
+        }
         "layers" => layers::run(),
         "overrides" => overrides::run(),
         "peers" => peers::run(),
