@@ -202,7 +202,7 @@ impl<'c> IntoFuture for Check<'c> {
     type IntoFuture = CheckFuture<'c>;
 
     #[inline]
-    fn into_future(self) -> CheckFuture<'c> {
+    fn into_future(mut self) -> CheckFuture<'c> {
         let now = self.inner.started_at.elapsed();
         // The request is borrowed, because moving a check that needs no call would cost time.
         let lookup = match self.inner.answer_locally(&self.request, now) {
@@ -212,11 +212,12 @@ impl<'c> IntoFuture for Check<'c> {
             }
             Cached::Miss(lookup) => lookup,
         };
-        let Check { inner, mut request, timeout } = self;
-        if !inner.grants.is_empty() && request.feedback.is_empty() {
-            request.feedback.extend(inner.grants.feedback(&request, now));
+        let grants = &self.inner.grants;
+        if !grants.is_empty() && self.request.feedback.is_empty() {
+            self.request.feedback = grants.feedback(&self.request, now);
         }
-        CheckFuture(State::Calling(Box::pin(async move { inner.check(&request, now, timeout, lookup).await })))
+        let call = async move { self.inner.check(&self.request, now, self.timeout, lookup).await };
+        CheckFuture(State::Calling(Box::pin(call)))
     }
 }
 
@@ -227,7 +228,7 @@ pub struct CheckFuture<'c>(State<'c>);
 #[allow(clippy::large_enum_variant, reason = "a cached verdict must not need an allocation")]
 enum State<'c> {
     Ready(Verdict),
-    Calling(Pin<Box<dyn Future<Output = Verdict> + Send + 'c>>),
+    Calling(Pin<Box<dyn Future<Output = Box<Verdict>> + Send + 'c>>),
     Done,
 }
 
@@ -237,7 +238,7 @@ impl Future for CheckFuture<'_> {
     #[inline]
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Verdict> {
         if let State::Calling(call) = &mut self.0 {
-            return call.as_mut().poll(context);
+            return call.as_mut().poll(context).map(|verdict| *verdict);
         }
         match std::mem::replace(&mut self.0, State::Done) {
             State::Ready(verdict) => Poll::Ready(verdict),
@@ -267,7 +268,13 @@ impl Inner {
         deny_cache.map_or(Cached::Miss(Lookup::default()), |cache| cache.get(request, &identities, now))
     }
 
-    async fn check(&self, request: &CheckRequest<'_>, now: Duration, timeout: Duration, lookup: Lookup) -> Verdict {
+    async fn check(
+        &self,
+        request: &CheckRequest<'_>,
+        now: Duration,
+        timeout: Duration,
+        lookup: Lookup,
+    ) -> Box<Verdict> {
         let started = self.started_at + now;
         // A timeout that the clock cannot represent counts as one day.
         let deadline =
@@ -287,14 +294,15 @@ impl Inner {
             }
             Err(_) => self.grants.request_finished(request),
         }
-        let verdict = result.unwrap_or_else(|failure| Verdict::fallback(self.on_error == OnError::Allow, failure));
+        let fallback = |failure| Box::new(Verdict::fallback(self.on_error == OnError::Allow, failure));
+        let verdict = result.unwrap_or_else(fallback);
         self.telemetry.record_check(&verdict, || self.started_at.elapsed().saturating_sub(now));
         verdict
     }
 
     /// Calls an endpoint, and a second time only if the first call certainly did not execute the check: another
     /// endpoint, or the same one on another connection.
-    async fn call_endpoints(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Verdict, Failure> {
+    async fn call_endpoints(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Box<Verdict>, Failure> {
         let endpoints = self.endpoints();
         let choose = |excluded, now| endpoints.choose(&self.routing, request, now, excluded);
         let first = choose(None, times.started).ok_or(Failure::Unreachable)?;

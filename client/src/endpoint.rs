@@ -19,7 +19,7 @@ use crate::{
     breaker::Breaker,
     check_request::CheckRequest,
     raw::Raw,
-    stream_connection::{StreamConnection, StreamError},
+    stream_connection::{CheckResult, StreamConnection, StreamError},
     telemetry,
     verdict::{Failure, Verdict, full_message},
 };
@@ -78,7 +78,7 @@ impl Endpoint {
     }
 
     /// Sends a check and records in the breaker whether the endpoint answered.
-    pub(crate) async fn check(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Verdict, StreamError> {
+    pub(crate) async fn check(&self, request: &CheckRequest<'_>, times: &CallTimes) -> CheckResult {
         let _in_flight = InFlightGuard::new(&self.in_flight);
         let result = timeout_at(times.deadline, self.send(request)).await;
         let result = result.unwrap_or_else(|_| Err(StreamError::MaybeExecuted(Failure::Timeout(times.timeout))));
@@ -99,7 +99,7 @@ impl Endpoint {
         result
     }
 
-    async fn send(&self, request: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
+    async fn send(&self, request: &CheckRequest<'_>) -> CheckResult {
         if let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_unsupported()) {
             match stream.check(request).await {
                 Err(StreamError::Unsupported) => {}
@@ -117,7 +117,7 @@ impl Endpoint {
     }
 
     /// Sends a check as a unary call of Envoy's protocol.
-    async fn unary(&self, check: &CheckRequest<'_>) -> Result<Verdict, StreamError> {
+    async fn unary(&self, check: &CheckRequest<'_>) -> CheckResult {
         let mut message = Vec::with_capacity(128);
         check.write(&mut Writer(&mut message));
         let (channel, mut request) = self.call(message);
@@ -134,7 +134,7 @@ impl Endpoint {
         let (metadata, message, _): (_, Bytes, _) = response.into_parts();
         let grant_ttls = metadata.get(GRANT_TTLS).and_then(|ttls| ttls.to_str().ok());
         match RateLimitResponse::decode(message) {
-            Ok(response) => Ok(Verdict::from_envoy(response, grant_ttls, metadata.contains_key(SHED))),
+            Ok(response) => Ok(Box::new(Verdict::from_envoy(response, grant_ttls, metadata.contains_key(SHED)))),
             Err(error) => {
                 Err(StreamError::MaybeExecuted(Failure::Connection(format!("invalid RateLimitResponse: {error}"))))
             }

@@ -55,7 +55,8 @@ pub(crate) enum StreamError {
     Rejected(Failure),
 }
 
-type CheckResult = Result<Verdict, StreamError>;
+/// Verdicts are boxed, because a verdict is large and its result passes through many futures.
+pub(crate) type CheckResult = Result<Box<Verdict>, StreamError>;
 
 /// Queue of checks and the task that sends them on a stream.
 pub(crate) struct StreamConnection {
@@ -377,7 +378,7 @@ mod tests {
         };
         let verdict = v1::Verdict {
             allowed: true,
-            statuses: vec![full, v1::Status::default()],
+            statuses: vec![full, v1::Status { remaining: 6, ..v1::Status::default() }],
             response_headers_to_add: vec![v1::Header { name: "a".into(), value: "b".into() }],
         };
         let outcomes = [
@@ -413,7 +414,7 @@ mod tests {
             whole_seconds: false,
             grant: Some(GrantOffer { hits: 4, ttl: micros(5), id: "it".into() }),
         };
-        assert_eq!(verdict.statuses(), [full, crate::Status::default()]);
+        assert_eq!(verdict.statuses(), [full, crate::Status { remaining: 6, ..crate::Status::default() }]);
         assert_eq!((verdict.allowed(), verdict.decided_by()), (true, crate::DecidedBy::Server));
         assert_eq!(verdict.headers(), [("a".to_owned(), "b".to_owned())]);
         let errors = [(Code::ResourceExhausted, "too many"), (Code::Ok, ""), (Code::Unknown, NO_VERDICT)];
@@ -422,6 +423,25 @@ mod tests {
             assert!(matches!(&result, Err(StreamError::Rejected(failure)) if *failure == expected), "{result:?}");
         }
         assert_eq!(Pending::default().deliver(&frame[..frame.len() - 1]), Err(Malformed::Truncated));
+    }
+
+    /// The frame is complete, and only the verdict in it is not.
+    #[test]
+    fn a_malformed_status_or_header_is_an_error() {
+        let malformed_status = [0x0A, 6, 0x12, 4, 0x12, 2, 0x18, 0x80];
+        let status_of_wrong_type = [0x0A, 4, 0x12, 2, 0x10, 1];
+        let malformed_header = [0x0A, 5, 0x12, 3, 0x1A, 1, 0x0A];
+        for (frame, error) in [
+            (&malformed_status[..], Malformed::Truncated),
+            (&status_of_wrong_type[..], Malformed::Type),
+            (&malformed_header[..], Malformed::Truncated),
+        ] {
+            let (sender, mut result) = waiting();
+            let mut pending = Pending::default();
+            pending.add(0, vec![sender]);
+            assert_eq!(pending.deliver(frame), Err(error), "{frame:x?}");
+            assert!(result.try_recv().is_err(), "no verdict");
+        }
     }
 
     #[test]

@@ -9,12 +9,19 @@ use super::{DecidedBy, GrantOffer, Limit, Status, Verdict};
 
 impl Verdict {
     /// Decodes a `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
-    pub(crate) fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let mut verdict = Self::empty(false, DecidedBy::Server);
+    ///
+    /// A verdict is large, so it is decoded in place.
+    pub(crate) fn read(fields: Fields<'_>) -> Result<Box<Self>, Malformed> {
+        let mut verdict = Box::new(Self::empty(false, DecidedBy::Server));
         for field in fields {
             match field? {
                 (1, value) => verdict.allowed = value.number()? != 0,
-                (2, value) => verdict.statuses.push(Status::read(value.message()?)?),
+                (2, value) => {
+                    verdict.statuses.push(Status::default());
+                    if let Some(status) = verdict.statuses.last_mut() {
+                        status.read(value.message()?)?;
+                    }
+                }
                 (3, value) => verdict.headers.push(read_header(value.message()?)?),
                 _ => {}
             }
@@ -39,26 +46,25 @@ fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
 impl Status {
     /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
     /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`.
-    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let mut status = Self::default();
+    fn read(&mut self, fields: Fields<'_>) -> Result<(), Malformed> {
         for field in fields {
             match field? {
-                (1, value) => status.allowed = value.number()? != 0,
-                (2, value) => status.limit = Some(Limit::read(value.message()?)?),
-                (3, value) => status.remaining = value.number()?,
-                (4, value) => status.reset = Some(Duration::from_micros(value.number()?)),
-                (5, value) => status.retry_after = Some(Duration::from_micros(value.number()?)),
-                (6, value) => status.delay = Duration::from_micros(value.number()?),
-                (7, value) => status.soft = value.number()? != 0,
-                (8, value) => status.fallback = value.number()? == v1::Decider::Fallback as u64,
-                (9, value) => status.denial_counts = value.number()? != 0,
-                (10, value) => status.grant = Some(GrantOffer::read(value.message()?)?),
-                (11, value) => status.shed = value.number()? != 0,
-                (12, value) => status.elastic = value.number()? != 0,
+                (1, value) => self.allowed = value.number()? != 0,
+                (2, value) => self.limit = Some(Limit::read(value.message()?)?),
+                (3, value) => self.remaining = value.number()?,
+                (4, value) => self.reset = Some(Duration::from_micros(value.number()?)),
+                (5, value) => self.retry_after = Some(Duration::from_micros(value.number()?)),
+                (6, value) => self.delay = Duration::from_micros(value.number()?),
+                (7, value) => self.soft = value.number()? != 0,
+                (8, value) => self.fallback = value.number()? == v1::Decider::Fallback as u64,
+                (9, value) => self.denial_counts = value.number()? != 0,
+                (10, value) => self.grant = Some(GrantOffer::read(value.message()?)?),
+                (11, value) => self.shed = value.number()? != 0,
+                (12, value) => self.elastic = value.number()? != 0,
                 _ => {}
             }
         }
-        Ok(status)
+        Ok(())
     }
 }
 
