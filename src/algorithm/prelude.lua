@@ -5,15 +5,13 @@ local MAX = 9007199254740991
 local CLASS_MIN_FACTOR = 134217728
 local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
-local format, sub = string.format, string.sub
+local sub = string.sub
 
 -- Writes a state that has a meaning for `lifetime` microseconds. The key outlives it by `jitter` milliseconds, at most by
 -- its lifetime, so that keys of one window do not expire together.
 local function store(key, value, lifetime, jitter)
   local millis = ceil(lifetime / 1000)
-  millis = millis + (BOUND_JITTER and jitter % (millis + 1) or jitter)
-  -- Redis would format the number with all digits of a double, which takes much longer.
-  call('SET', key, value, 'PX', format('%d', millis))
+  call('SET', key, value, 'PX', millis + (BOUND_JITTER and jitter % (millis + 1) or jitter))
 end
 
 -- Returns count * part / whole, rounded up, for count < 2^51 and part <= whole <= 2^49. If the product exceeds a
