@@ -23,8 +23,8 @@ use crate::transport::tls::Tls;
 
 /// Timeout each for the TLS handshake with the first bytes of a connection, and for the HTTP/2 handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connection preface of HTTP/2 (RFC 9113, section 3.4).
-const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// Beginnings of requests of HTTP/1.
+const HTTP1_METHODS: [&[u8]; 7] = [b"GET ", b"POST ", b"HEAD ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH "];
 /// Response to callers that use HTTP/1.
 const HTTP1_RESPONSE: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\n\
     content-type: text/plain\r\ncontent-length: 77\r\nconnection: close\r\n\r\n\
@@ -67,7 +67,7 @@ enum Accepted {
 /// Performs the TLS handshake, and waits for the first bytes. Answers callers that use HTTP/1, and returns `None`.
 async fn accept_tls(mut stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Option<Accepted>> {
     let Some(tls) = tls else {
-        let mut first = [0; PREFACE.len()];
+        let mut first = [0; 8];
         let read = stream.peek(&mut first).await?;
         if is_http1(&first[..read]) {
             return reject_http1(&mut stream).await.map(|()| None);
@@ -83,8 +83,7 @@ async fn accept_tls(mut stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<
 
 /// Returns whether a connection begins like a request of HTTP/1. H2 rejects all other connections without HTTP/2.
 fn is_http1(first: &[u8]) -> bool {
-    let length = first.len().min(PREFACE.len());
-    first.first().is_some_and(u8::is_ascii_uppercase) && first[..length] != PREFACE[..length]
+    HTTP1_METHODS.iter().any(|method| first.starts_with(method))
 }
 
 /// Sends an error that a caller with HTTP/1 understands.
