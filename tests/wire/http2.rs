@@ -56,6 +56,27 @@ async fn calls_of_different_services_share_a_connection() {
     }
 }
 
+/// Calls that arrive in one piece, more than the service accepts before it answers, on both stores.
+#[tokio::test]
+async fn many_calls_at_once_are_all_answered() {
+    const CALLS: u32 = 300;
+    let redis = RedisServer::start();
+    for store in ["memory", &redis.url()] {
+        let server = Server::builder().store(store).set("redis.timeout", "20s").start();
+        let mut frames = Frames::connect(&server).await;
+        let calls = (0..CALLS).map(|number| {
+            let stream = 2 * number + 1;
+            let headers = frame(HEADERS, END_HEADERS, stream, &call_headers(METHOD));
+            [headers, frame(DATA, END_STREAM, stream, MESSAGE)].concat()
+        });
+        assert!(frames.send(&calls.collect::<Vec<_>>().concat()).await);
+        for _ in 0..CALLS {
+            let end = frames.next_with(|frame| frame.kind != SETTINGS && frame.flags & END_STREAM != 0).await;
+            assert_eq!(end.kind, HEADERS, "{end:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn only_callers_that_answer_pings_keep_their_connection() {
     let settings = [("grpc.keepalive_interval", "100ms"), ("grpc.keepalive_timeout", "400ms")];
