@@ -21,6 +21,7 @@ mod process;
 #[allow(dead_code, reason = "the tests use the other items")]
 mod raw_client;
 mod simulate;
+mod threads;
 mod users;
 
 use mimalloc::MiMalloc;
@@ -66,6 +67,7 @@ fn main() {
         "overrides" => overrides::run(),
         "peers" => peers::run(),
         "simulate" => simulate::run(),
+        "threads" => threads::run(),
         // Cargo passes `--bench` if there are no other arguments.
         "" | "--bench" => {
             topologies();
@@ -79,12 +81,13 @@ fn main() {
             layers::run();
             overrides::run();
             simulate::run();
+            threads::run();
             peers::run();
             client::run();
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, simulate, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, simulate, threads, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }
