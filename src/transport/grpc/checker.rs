@@ -5,7 +5,9 @@ use futures_util::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
-    Limits, RequestError, ResponseSettings, decode, encode, feedback, message::check_size, response::Response,
+    Limits, RequestError, ResponseSettings, decode, encode, feedback,
+    message::{PREFIX, check_size, with_prefix},
+    response::Response,
 };
 use crate::{
     engine::{self, Code, Feedback, Verdict},
@@ -15,6 +17,9 @@ use crate::{
 
 /// Metadata of a response to a shed request. Envoy's protocol has no field for this.
 const SHED_HEADER: HeaderName = HeaderName::from_static("sluicegate-shed");
+
+/// Initial capacity for a response in bytes. A status without a name has some 20.
+const INITIAL_CAPACITY: usize = 64;
 
 /// Decides the requests of one worker, for unary calls and for streams.
 pub(super) struct Checker {
@@ -67,7 +72,10 @@ impl Checker {
             metadata.insert(SHED_HEADER, HeaderValue::from_static("true"));
         }
         let metadata = (!metadata.is_empty()).then(|| Box::new(metadata));
-        Ok(Response::message(&encode(&verdict, message, &self.response), metadata))
+        let mut data = Vec::with_capacity(INITIAL_CAPACITY);
+        data.resize(PREFIX, 0);
+        encode(&verdict, message, &self.response, &mut data);
+        Ok(Response::Message { data: with_prefix(data), metadata })
     }
 
     /// Decides one request.

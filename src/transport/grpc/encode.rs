@@ -1,74 +1,84 @@
 //! Encodes the engine's verdict as Envoy's `RateLimitResponse`.
 
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 use prost_types::{ListValue, Struct, Value, value::Kind};
+use sluicegate_common::wire::Writer;
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{
-        RateLimitRequest, RateLimitResponse,
-        rate_limit_response::{Code, DescriptorStatus, Quota, RateLimit, quota::ExpirationSpecifier, rate_limit},
+        RateLimitRequest,
+        rate_limit_response::{Code, rate_limit},
     },
     r#type::v3::RateLimitUnit,
 };
 
-use super::{ResponseSettings, headers::headers};
+use super::{ResponseSettings, headers};
 use crate::{
-    engine::{self, Grant, Status, Verdict},
+    engine::{self, CurrentLimit, Grant, Status, Verdict},
     rules::{Measure, Metadata, Unit},
 };
 
-/// Builds the response. `request` is the encoded request, which the dynamic metadata contains.
-pub(crate) fn encode(verdict: &Verdict, request: &[u8], settings: &ResponseSettings) -> RateLimitResponse {
-    let headers = if settings.headers { headers(verdict, settings) } else { Vec::new() };
-    RateLimitResponse {
-        overall_code: code(verdict.overall).into(),
-        statuses: verdict.statuses.iter().map(encode_status).collect(),
-        response_headers_to_add: headers,
-        dynamic_metadata: settings.dynamic_metadata.then(|| dynamic_metadata(verdict, request)),
-        ..RateLimitResponse::default()
+/// Appends the encoded response. `request` is the encoded request, which the dynamic metadata contains.
+pub(crate) fn encode(verdict: &Verdict, request: &[u8], settings: &ResponseSettings, response: &mut Vec<u8>) {
+    let mut message = Writer(response);
+    message.number(1, code(verdict.overall));
+    for status in &verdict.statuses {
+        message.message(2, |message| encode_status(status, message));
+    }
+    headers::encode(verdict, settings, &mut message);
+    if settings.dynamic_metadata {
+        let metadata = dynamic_metadata(verdict, request);
+        message.message(6, |message| metadata.encode_raw(message.0));
     }
 }
 
-fn code(code: engine::Code) -> Code {
+fn code(code: engine::Code) -> u64 {
     match code {
-        engine::Code::Ok => Code::Ok,
-        engine::Code::OverLimit => Code::OverLimit,
+        engine::Code::Ok => Code::Ok as u64,
+        engine::Code::OverLimit => Code::OverLimit as u64,
     }
 }
 
-fn encode_status(status: &Status) -> DescriptorStatus {
-    let limit = status.limit.as_ref().map(|limit| {
-        let (unit, multiplier) = unit(limit.measure);
-        RateLimit {
-            requests_per_unit: limit.requests,
-            unit: unit.into(),
-            name: limit.name.as_deref().unwrap_or_default().to_owned(),
-            // Absent for one unit, as in the responses of envoyproxy/ratelimit.
-            unit_multiplier: (multiplier != 1).then_some(multiplier),
-        }
-    });
+fn encode_status(status: &Status, message: &mut Writer<'_>) {
+    message.number(1, code(status.code));
+    if let Some(limit) = &status.limit {
+        message.message(2, |message| encode_limit(limit, message));
+    }
+    message.number(3, status.remaining.into());
     // Envoy truncates to whole seconds. They are rounded up here, because Envoy would otherwise show 0.
-    let reset = status
-        .reset_seconds()
-        .map(|seconds| prost_types::Duration { seconds: i64::try_from(seconds).unwrap_or(i64::MAX), nanos: 0 });
-    DescriptorStatus {
-        code: code(status.code).into(),
-        current_limit: limit,
-        limit_remaining: status.remaining,
-        duration_until_reset: reset,
-        quota: status.grant.map(encode_grant),
+    if let Some(seconds) = status.reset_seconds() {
+        message.message(4, |duration| duration.number(1, seconds));
+    }
+    if let Some(grant) = status.grant {
+        message.message(5, |message| encode_grant(grant, message));
+    }
+}
+
+fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
+    let (unit, multiplier) = unit(limit.measure);
+    message.number(1, limit.requests.into());
+    message.number(2, unit as u64);
+    message.text(3, limit.name.as_deref().unwrap_or_default());
+    // Absent for one unit, as in the responses of envoyproxy/ratelimit.
+    if multiplier != 1 {
+        message.message(4, |message| message.number(1, multiplier.into()));
     }
 }
 
 /// Encodes a grant as a quota. The protocol requires a wall clock time for the end of a quota. Its TTL is in the call's
 /// metadata.
 #[allow(clippy::disallowed_methods, reason = "the end of a quota is a wall clock time")]
-fn encode_grant(grant: Grant) -> Quota {
+fn encode_grant(grant: Grant, message: &mut Writer<'_>) {
     let end = SystemTime::now() + Duration::from_micros(grant.ttl.get());
-    let until = ExpirationSpecifier::ValidUntil(end.into());
-    Quota { requests: grant.hits.get(), expiration_specifier: Some(until), id: grant.id.to_string() }
+    let end = end.duration_since(UNIX_EPOCH).unwrap_or_default();
+    message.number(1, grant.hits.get().into());
+    message.message(2, |timestamp| {
+        timestamp.number(1, end.as_secs());
+        timestamp.number(2, end.subsec_nanos().into());
+    });
+    message.text(3, &grant.id.to_string());
 }
 
 /// Returns the unit and its multiplier. The protocol has no unit for requests in flight.
@@ -180,20 +190,92 @@ fn map<'n>(fields: impl IntoIterator<Item = (&'n str, Value)>) -> Value {
 mod tests {
     use std::num::NonZeroU32;
 
+    use sluicegate_proto::envoy::{
+        config::core::v3::HeaderValue,
+        service::ratelimit::v3::{
+            RateLimitResponse,
+            rate_limit_response::{DescriptorStatus, Quota, RateLimit, quota::ExpirationSpecifier},
+        },
+    };
+
     use super::*;
     use crate::engine::Micros;
+
+    fn status(code: engine::Code, unit: Unit, multiplier: u32) -> Status {
+        let measure = Measure::Rate { unit, multiplier };
+        let window = Micros::from_secs(60);
+        let limit = CurrentLimit { requests: 300, measure, name: Some("few".into()), policy: None, quota: 300, window };
+        Status { code, limit: Some(limit), remaining: 200, reset: Some(Micros::from_secs(130)), ..Status::NO_LIMIT }
+    }
+
+    /// Encodes a response, and decodes it with prost, which must encode it alike.
+    fn round_trip(overall: engine::Code, statuses: Vec<Status>, settings: &ResponseSettings) -> RateLimitResponse {
+        let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+        let mut response = Vec::new();
+        encode(&verdict, b"\x0a\x01d", settings, &mut response);
+        let read = RateLimitResponse::decode(&response[..]).unwrap();
+        assert_eq!(read.encode_to_vec(), response);
+        read
+    }
+
+    #[test]
+    fn a_response_has_all_fields_of_its_statuses() {
+        let settings = ResponseSettings { headers: false, dynamic_metadata: false, ..ResponseSettings::default() };
+        let statuses = vec![
+            status(engine::Code::OverLimit, Unit::Week, 3),
+            status(engine::Code::Ok, Unit::Second, 1),
+            Status::NO_LIMIT,
+        ];
+        let response = round_trip(engine::Code::OverLimit, statuses, &settings);
+        let expected = |code: Code, unit: rate_limit::Unit, unit_multiplier| DescriptorStatus {
+            code: code.into(),
+            current_limit: Some(RateLimit {
+                requests_per_unit: 300,
+                unit: unit.into(),
+                name: "few".into(),
+                unit_multiplier,
+            }),
+            limit_remaining: 200,
+            duration_until_reset: Some(prost_types::Duration { seconds: 130, nanos: 0 }),
+            quota: None,
+        };
+        let statuses = vec![
+            expected(Code::OverLimit, rate_limit::Unit::Week, Some(3)),
+            expected(Code::Ok, rate_limit::Unit::Second, None),
+            DescriptorStatus { code: Code::Ok.into(), ..DescriptorStatus::default() },
+        ];
+        let overall_code = Code::OverLimit.into();
+        assert_eq!(response, RateLimitResponse { overall_code, statuses, ..RateLimitResponse::default() });
+    }
+
+    #[test]
+    fn a_response_has_headers_and_metadata_if_they_are_enabled() {
+        let settings = ResponseSettings { headers: true, dynamic_metadata: true, ..ResponseSettings::default() };
+        let response = round_trip(engine::Code::Ok, vec![status(engine::Code::Ok, Unit::Hour, 1)], &settings);
+        let has = |name: &str, value: &str| {
+            let header = |header: &HeaderValue| header.key == name && header.value == value;
+            response.response_headers_to_add.iter().any(header)
+        };
+        assert!(has(&settings.remaining_header, "200"), "{response:?}");
+        let metadata = response.dynamic_metadata.unwrap();
+        assert_eq!(metadata.fields["domain"], text("d".into()));
+        assert!(metadata.fields.contains_key("sluicegate.statuses"));
+    }
 
     #[test]
     #[allow(clippy::disallowed_methods, reason = "the end of a quota is a wall clock time")]
     fn a_quota_ends_at_the_same_time_as_its_grant() {
         let grant = Grant { hits: NonZeroU32::MIN, ttl: Micros::from_secs(60), id: 7 };
-        let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() as i64;
-        let Quota { requests: 1, expiration_specifier: Some(ExpirationSpecifier::ValidUntil(end)), id } =
-            encode_grant(grant)
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+        let granted = Status { grant: Some(grant), ..Status::NO_LIMIT };
+        let response = round_trip(engine::Code::Ok, vec![granted], &ResponseSettings::default());
+        let Some(Quota { requests: 1, expiration_specifier: Some(ExpirationSpecifier::ValidUntil(end)), id }) =
+            response.statuses[0].quota.clone()
         else {
             panic!("expected a quota of one request");
         };
         assert_eq!(id, "7");
         assert!((60..=61).contains(&(end.seconds - since_epoch)), "{end} {since_epoch}");
+        assert!((0..1_000_000_000).contains(&end.nanos));
     }
 }

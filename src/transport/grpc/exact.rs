@@ -3,7 +3,7 @@
 use sluicegate_common::wire::Writer;
 use sluicegate_proto::sluicegate::v1;
 
-use super::{RequestError, ResponseSettings, encode::unit, headers::headers};
+use super::{RequestError, ResponseSettings, encode::unit, headers};
 use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, OverrideKind, Status, Verdict, overrides::Mode};
 
 /// Appends one of the `responses` of a `ResponseFrame`: `id`, and `verdict` or `error`.
@@ -30,14 +30,7 @@ fn encode_verdict(verdict: &Verdict, settings: &ResponseSettings, message: &mut 
     for status in &verdict.statuses {
         message.message(2, |message| encode_status(status, message));
     }
-    if settings.headers {
-        for header in headers(verdict, settings) {
-            message.message(3, |message| {
-                message.text(1, &header.key);
-                message.text(2, &header.value);
-            });
-        }
-    }
+    headers::encode(verdict, settings, message);
 }
 
 fn encode_status(status: &Status, message: &mut Writer<'_>) {

@@ -7,7 +7,7 @@
 
 use std::fmt::Write;
 
-use sluicegate_proto::envoy::config::core::v3::HeaderValue;
+use sluicegate_common::wire::Writer;
 
 use super::{ResponseSettings, settings::HeaderStyle};
 use crate::{
@@ -18,14 +18,18 @@ use crate::{
 /// Name of the policy of a limit that the request itself supplies.
 const REQUESTED_POLICY: &str = "override";
 
-/// Returns all headers of a response, or none if no limit applied.
-pub(super) fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<HeaderValue> {
-    let Some((status, binding)) = verdict.binding_status().zip(verdict.binding()) else {
-        return Vec::new();
+/// Writes the headers of a response as its field 3, if they are enabled and a limit applied. `RateLimitResponse` and
+/// `CheckResponse` have the same field.
+pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
+    let binding = verdict.binding_status().zip(verdict.binding());
+    let Some((status, binding)) = binding.filter(|_| settings.headers) else {
+        return;
     };
-    let mut headers = Vec::with_capacity(6);
     let mut add = |name: &str, value: String| {
-        headers.push(HeaderValue { key: name.to_owned(), value, ..HeaderValue::default() });
+        response.message(3, |header| {
+            header.text(1, name);
+            header.text(2, &value);
+        });
     };
     if settings.header_style != HeaderStyle::IetfDraft11 {
         add(&settings.limit_header, binding.limit.to_string());
@@ -45,7 +49,6 @@ pub(super) fn headers(verdict: &Verdict, settings: &ResponseSettings) -> Vec<Hea
     if let Some(wait) = verdict.retry_after() {
         add("Retry-After", wait.ceil_secs().max(1).to_string());
     }
-    headers
 }
 
 /// Returns the value of `RateLimit-Policy`: every limit with its quota and window.

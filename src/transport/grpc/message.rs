@@ -55,6 +55,14 @@ pub(super) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError
     decompressed(message, max)
 }
 
+/// Writes the prefix of a message, for which space was left before it.
+pub(super) fn with_prefix(mut message: Vec<u8>) -> Bytes {
+    let size = message.len().saturating_sub(PREFIX);
+    // A response has one status per descriptor or check, so it is far smaller than 4 GiB.
+    message[1..PREFIX].copy_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
+    message.into()
+}
+
 /// Returns the status of a call whose request cannot be read.
 pub(super) fn failed_to_read(error: &h2::Error) -> RequestError {
     RequestError { code: Code::Cancelled, message: format!("reading the request failed: {error}") }

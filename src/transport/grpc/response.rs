@@ -6,16 +6,15 @@ use std::{
     time::Duration,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::Bytes;
 use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
 use http_body::{Body, Frame};
-use prost::Message;
 use tokio::time::{Sleep, sleep};
 
 use super::{
     RequestError,
-    message::{GRPC_STATUS, PREFIX, write_status},
+    message::{GRPC_STATUS, write_status},
     stream::ResponseStream,
 };
 
@@ -39,17 +38,6 @@ pub(super) enum Response {
 }
 
 impl Response {
-    /// Encodes a message and its prefix.
-    pub(super) fn message(message: &impl Message, metadata: Option<Box<HeaderMap>>) -> Self {
-        let size = message.encoded_len();
-        let mut data = BytesMut::with_capacity(PREFIX + size);
-        data.put_u8(0);
-        // A response has one status per descriptor, so it is far smaller than 4 GiB.
-        data.put_u32(u32::try_from(size).unwrap_or(u32::MAX));
-        message.encode_raw(&mut data);
-        Self::Message { data: data.freeze(), metadata }
-    }
-
     /// Sends the response. Returns the sender of the rest if it cannot be sent at once.
     pub(super) fn send(self, respond: &mut SendResponse<Bytes>) -> Option<ResponseSender> {
         match self.try_send(respond) {

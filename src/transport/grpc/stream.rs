@@ -163,10 +163,7 @@ impl CheckQueue {
 
     /// Returns the collected responses as a message with its prefix.
     fn message(&mut self) -> Bytes {
-        let mut message = mem::take(&mut self.responses);
-        let size = message.len().saturating_sub(PREFIX);
-        message[1..PREFIX].copy_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
-        message.into()
+        message::with_prefix(mem::take(&mut self.responses))
     }
 }
 

@@ -13,7 +13,7 @@ use axum::{
 };
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
-use sluicegate_proto::{FILE_DESCRIPTOR_SET, envoy::service::ratelimit::v3::RateLimitResponse};
+use sluicegate_proto::FILE_DESCRIPTOR_SET;
 
 use super::Handlers;
 use crate::{engine::Code, service::CheckError, transport::grpc};
@@ -50,7 +50,9 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
     // Only shed requests get Retry-After, because denials by envoyproxy/ratelimit do not have this header.
     let retry_after = verdict.retry_after().filter(|_| verdict.is_shed());
     let retry_after = retry_after.map(|wait| [(RETRY_AFTER, wait.ceil_secs().max(1).to_string())]);
-    match to_json(&grpc::encode(&verdict, &message, &handlers.response)) {
+    let mut response = Vec::new();
+    grpc::encode(&verdict, &message, &handlers.response, &mut response);
+    match to_json(&response) {
         Some(text) => match retry_after {
             Some(wait) => (code, wait, [(CONTENT_TYPE, "application/json")], text).into_response(),
             None => (code, [(CONTENT_TYPE, "application/json")], text).into_response(),
@@ -81,9 +83,8 @@ fn transcode(body: &[u8]) -> Result<Vec<u8>, String> {
     Ok(message.encode_to_vec())
 }
 
-fn to_json(response: &RateLimitResponse) -> Option<String> {
+fn to_json(response: &[u8]) -> Option<String> {
     let (_, descriptor) = MESSAGES.as_ref()?;
-    let mut message = DynamicMessage::new(descriptor.clone());
-    message.transcode_from(response).ok()?;
+    let message = DynamicMessage::decode(descriptor.clone(), response).ok()?;
     serde_json::to_string(&message).ok()
 }
