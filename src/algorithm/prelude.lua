@@ -7,11 +7,16 @@ local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
 local sub = string.sub
 
--- Writes a state that has a meaning for `lifetime` microseconds. The key outlives it by `jitter` milliseconds, at most by
--- its lifetime, so that keys of one window do not expire together.
-local function store(key, value, lifetime, jitter)
+-- Returns the lifetime in milliseconds of a key whose state has a meaning for `lifetime` microseconds. The key outlives
+-- it by `jitter` milliseconds, at most by its lifetime, so that keys of one window do not expire together.
+local function key_lifetime(lifetime, jitter)
   local millis = ceil(lifetime / 1000)
-  call('SET', key, value, 'PX', millis + (BOUND_JITTER and jitter % (millis + 1) or jitter))
+  return millis + (BOUND_JITTER and jitter % (millis + 1) or jitter)
+end
+
+-- Writes a state that has a meaning for `lifetime` microseconds.
+local function store(key, value, lifetime, jitter)
+  call('SET', key, value, 'PX', key_lifetime(lifetime, jitter))
 end
 
 -- Returns count * part / whole, rounded up, for count < 2^51 and part <= whole <= 2^49. If the product exceeds a

@@ -170,6 +170,41 @@ async fn a_key_never_expires_before_its_state() {
     }
 }
 
+/// Redis appends hits to a long log in place, and removes the expired ones later than memory does.
+#[tokio::test]
+async fn a_long_log_decides_like_memory_and_stays_short() {
+    const LIMIT: u64 = 200;
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_millis(1)).await;
+    let memory = Memory::new(&memory::Settings::default());
+    let window = Micros::from_secs(86_400);
+    for count_denied in [false, true] {
+        let algorithm = SlidingLog::new(MaxHits::hard(LIMIT), window, Micros::ZERO, count_denied).unwrap().into();
+        let key = format!("{{long}}{count_denied}");
+        let mut now = Micros::from_secs(1_763_672_430);
+        for number in 0_u64..1_500 {
+            // Bursts that exceed the limit, and pauses in which from none to nearly all hits expire.
+            let pause = if number % 150 == 149 { number * 37 % 86_000 } else { number * 7 % 300 };
+            now = now + Micros::from_secs(pause);
+            let hit = Hit::take(key.as_bytes(), &algorithm, 1 + number % 3);
+            let hit = match number % 11 {
+                4 => hit.peek(),
+                7 => Hit { action: Action::Refund, ..hit },
+                9 => Hit { action: Action::RollBack(now), ..hit },
+                _ => hit,
+            };
+            let decision = unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
+            assert_eq!(decision, unwrap_decisions(memory.apply(&[hit], Charge::Each, now)), "{number}");
+            let bytes: u64 = server.cli(&["strlen", &format!("sluicegate:{key}")]).parse().unwrap();
+            assert!(bytes <= 7 * (LIMIT + LIMIT / 8 + 3), "{bytes} bytes");
+            if decision[0].allowed && hit.action == Action::Take {
+                let ttl: u64 = server.cli(&["pttl", &format!("sluicegate:{key}")]).parse().unwrap();
+                assert!((86_390_000..=86_400_001).contains(&ttl), "{ttl} ms");
+            }
+        }
+    }
+}
+
 /// Redis decides by the sum that precedes the counters of a sliding window, so it must not be less than they are.
 #[tokio::test]
 async fn counters_that_exceed_their_sum_are_invalid() {

@@ -1,4 +1,6 @@
 -- Equivalent of SlidingLog::step. The value is 7 bytes for the instant of each hit, the oldest first.
+-- Length in bytes of a log from which expired hits are only removed when they are more than an eighth of the others.
+local LONG = 512
 local value = call('GET', key) or ''
 local used = floor(#value / 7)
 local newest = used > 0 and unpack_numbers('<I7', value, 7 * used - 6) or 0
@@ -40,12 +42,23 @@ else
     local added = min(cost, ceiling)
     local pushed_out = min(max(used + added - ceiling, 0), added)
     newest = max(newest, grid > 0 and now - now % grid + 2 * grid or now)
-    -- Redis hashes each string that a script creates, which takes long for a whole log.
-    if expired + pushed_out > 0 then
-      value = sub(value, 7 * (expired + pushed_out) + 1)
-    end
     local entry = pack('<I7', newest)
-    value, changed = value .. (added == 1 and entry or string.rep(entry, added)), true
+    local entries = added == 1 and entry or string.rep(entry, added)
+    local removed = expired + pushed_out
+    if #value >= LONG and pushed_out == 0 and 8 * expired <= used then
+      -- Redis hashes each string that a script creates, which takes long for a whole log. Hits are therefore appended in
+      -- place, and the state is returned in two parts.
+      if not changed then
+        call('SETRANGE', key, #value, entries)
+        call('PEXPIRE', key, key_lifetime(newest + window - now, jitter))
+        return allowed, {value, entries}
+      end
+      removed = 0
+    end
+    if removed > 0 then
+      value = sub(value, 7 * removed + 1)
+    end
+    value, changed = value .. entries, true
   end
 end
 if not changed then

@@ -19,8 +19,9 @@
 //!
 //! # Replies
 //! The reply is a list: the time, a string with one letter per hit for its outcome (empty if all hits are allowed), and
-//! the state of each key. One more value per hit would increase the client's cost per hit by half; one string with
-//! everything would increase the cost in Redis by half. The same Rust code explains states from memory and from Redis.
+//! the state of each key (in two parts if a script has appended to a long one). One more value per hit would increase
+//! the client's cost per hit by half; one string with everything would increase the cost in Redis by half. The same Rust
+//! code explains states from memory and from Redis.
 //!
 //! A call can contain hits of several requests. Therefore a key with an invalid state (another client has written to
 //! it) fails only its own hit, with the outcome `s`. Any other error concerns the server and fails the whole call.
@@ -247,6 +248,12 @@ impl ReplySteps<'_> {
         let state = match self.states.get(self.consumed)? {
             Value::Int(number) => State::from_bytes(&number.to_le_bytes()),
             Value::BulkString(bytes) => State::from_bytes(bytes),
+            Value::Array(parts) => match parts.as_slice() {
+                [Value::BulkString(before), Value::BulkString(appended)] => {
+                    State::from_long([before.as_slice(), appended].concat())
+                }
+                _ => return None,
+            },
             _ => return None,
         };
         let outcome =
@@ -320,6 +327,11 @@ mod tests {
             reply(b"y", &[state(b"a"), state(b"b")]),
         ] {
             assert!(parse_reply(&invalid).is_none(), "{invalid:?}");
+        }
+        let appended = reply(b"", &[Value::Array(vec![state(b"ab"), state(b"c")])]);
+        assert_eq!(parse_reply(&appended).unwrap().1.take(1).unwrap()[0].state.as_bytes(), b"abc");
+        for parts in [vec![], vec![state(b"a")], vec![state(b"a"), Value::Int(1)]] {
+            assert!(parse_reply(&reply(b"", &[Value::Array(parts)])).unwrap().1.take(1).is_none());
         }
         for outcomes in [&b"?"[..], b"y"] {
             let invalid = reply(outcomes, &[Value::Nil]);
