@@ -24,9 +24,10 @@ pub struct WorkerId(pub usize);
 /// One value per worker, each on its own cache lines.
 pub struct Striped<T>(Box<[CacheLine<T>]>);
 
+/// A value on cache lines of its own, so that threads that use its neighbours do not wait for it.
 #[repr(align(64))]
 #[derive(Default)]
-struct CacheLine<T>(T);
+pub(crate) struct CacheLine<T>(pub(crate) T);
 
 impl<T: Default> Striped<T> {
     /// Creates one stripe for each of `workers` workers.

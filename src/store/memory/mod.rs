@@ -27,7 +27,10 @@ use super::{
     identity::{CounterDigest, Digests, Secret},
     pending::PendingHits,
 };
-use crate::algorithm::{Action, Algorithm, Micros, Operation, State};
+use crate::{
+    algorithm::{Action, Algorithm, Micros, Operation, State},
+    metrics::CacheLine,
+};
 
 /// Number of shards. It is high enough that two workers rarely want the same lock. With 40 shards, a million counters
 /// fill the shards' tables to three quarters; with 64, the tables would have just doubled and be almost half empty.
@@ -65,7 +68,7 @@ pub struct Usage {
 
 /// A store with its counters in this process.
 pub struct Memory {
-    shards: Vec<Mutex<Shard>>,
+    shards: Vec<CacheLine<Mutex<Shard>>>,
     names: Names,
 }
 
@@ -104,7 +107,8 @@ impl Memory {
     fn with_names(settings: &Settings, names: Names) -> Self {
         let max_per_shard = settings.max_counters.div_ceil(SHARDS).max(1);
         let logs_changes = matches!(names, Names::Digests(_));
-        let shards = (0..SHARDS).map(|_| Mutex::new(Shard::new(max_per_shard, logs_changes))).collect();
+        let shard = |_| CacheLine(Mutex::new(Shard::new(max_per_shard, logs_changes)));
+        let shards = (0..SHARDS).map(shard).collect();
         Self { shards, names }
     }
 
@@ -167,16 +171,16 @@ impl Memory {
 
     /// Removes some of the expired counters of every shard. Must be called periodically while there is no traffic.
     pub fn reclaim(&self, now: Micros) {
-        for shard in &self.shards {
-            shard.lock().unwrap_or_else(PoisonError::into_inner).reclaim(RECLAIM_BATCH, now);
+        for shard in 0..SHARDS {
+            self.lock(shard).reclaim(RECLAIM_BATCH, now);
         }
     }
 
     /// Returns the usage statistics.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        self.shards.iter().fold(Usage::default(), |sum, shard| {
-            let usage = shard.lock().unwrap_or_else(PoisonError::into_inner).usage();
+        (0..SHARDS).fold(Usage::default(), |sum, shard| {
+            let usage = self.lock(shard).usage();
             Usage {
                 counters: sum.counters + usage.counters,
                 evicted: sum.evicted + usage.evicted,
@@ -268,7 +272,7 @@ impl Memory {
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves the shard consistent, because the state is written last.
-        self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
