@@ -9,6 +9,7 @@
 
 mod algorithms;
 mod client;
+mod connections;
 mod h2load;
 mod in_process;
 mod layers;
@@ -68,6 +69,7 @@ fn main() {
         "peers" => peers::run(),
         "simulate" => simulate::run(),
         "threads" => threads::run(),
+        "connections" => connections::run(),
         // Cargo passes `--bench` if there are no other arguments.
         "" | "--bench" => {
             topologies();
@@ -82,12 +84,13 @@ fn main() {
             overrides::run();
             simulate::run();
             threads::run();
+            connections::run();
             peers::run();
             client::run();
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, simulate, threads, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, simulate, threads, connections, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }

@@ -74,7 +74,7 @@ fn load(processes: &[&Process], requests: u32, user: impl Fn(u32) -> u32 + Copy 
             let process = processes[first as usize % processes.len()];
             let socket = TcpStream::connect(process.address).await.unwrap();
             let users = (first..requests).step_by(connections as usize).map(user);
-            tasks.spawn(Connection::new(socket).send_all(users));
+            tasks.spawn(async move { Connection::new(socket).send_all(users).await });
         }
         let mut latencies = tasks.join_all().await.concat();
         assert_eq!(latencies.len(), requests as usize);
@@ -95,8 +95,8 @@ const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 const FRAME_HEADER_LEN: usize = 9;
 
-/// One HTTP/2 connection of the load test.
-struct Connection {
+/// One HTTP/2 connection.
+pub(crate) struct Connection {
     socket: TcpStream,
     output: Vec<u8>,
     input: Vec<u8>,
@@ -107,7 +107,7 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(socket: TcpStream) -> Self {
+    pub(crate) fn new(socket: TcpStream) -> Self {
         socket.set_nodelay(true).unwrap();
         let output = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
         let mut connection =
@@ -119,8 +119,8 @@ impl Connection {
     }
 
     /// Sends a request for each user, up to [`STREAMS`] concurrently. Returns the latencies in microseconds.
-    async fn send_all(mut self, mut users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
-        let mut latencies = Vec::new();
+    pub(crate) async fn send_all(&mut self, mut users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
+        let (mut latencies, messages) = (Vec::new(), self.messages);
         loop {
             while self.in_flight.len() < STREAMS {
                 let Some(user) = users.next() else {
@@ -132,7 +132,7 @@ impl Connection {
             self.output.clear();
             if self.in_flight.is_empty() {
                 // An error response has trailers but no message.
-                assert_eq!(self.messages, latencies.len());
+                assert_eq!(self.messages - messages, latencies.len());
                 return latencies;
             }
             let read = timeout(RESPONSE_TIMEOUT, self.socket.read_buf(&mut self.input)).await.expect("no response");
