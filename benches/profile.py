@@ -7,6 +7,8 @@ kernel, and under perf, which samples the time of the process and of the kernel 
 
 An instruction belongs to the crate or module of its source line, also if the compiler has inlined it elsewhere. Lines of
 the standard library and of small containers belong to their caller.
+
+A second table counts allocations by the function that makes them.
 """
 
 import collections
@@ -49,6 +51,10 @@ PARTS = [
 ]
 PARTS = [(name, re.compile(pattern)) for name, pattern in PARTS]
 OTHER = "other"
+
+# Functions that allocate, and those of the standard library through which vectors grow.
+ALLOCATES = re.compile(r"^mi_(malloc|zalloc|realloc)_aligned$|alloc::raw_vec::.*(reserve|grow)")
+GROWS = re.compile(r"alloc::raw_vec::")
 
 
 def part_of(*names):
@@ -138,7 +144,7 @@ class Workload:
 
 
 def instructions(workload, calls):
-    """Returns the instructions per decision of each part."""
+    """Returns the instructions of each part, and the allocations of each function, per decision."""
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/callgrind"
         options = ["--instr-atstart=no", f"--callgrind-out-file={out}"]
@@ -149,15 +155,17 @@ def instructions(workload, calls):
         subprocess.run(["callgrind_control", "-i", "off", str(process.pid)], check=True, capture_output=True)
         process.send_signal(signal.SIGTERM)
         process.wait()
-        costs = collections.Counter()
+        costs, allocations = collections.Counter(), collections.Counter()
         for file in pathlib.Path(folder).glob("callgrind*"):
-            costs += read_callgrind(file)
-    return {part: cost / (calls * workload.decisions) for part, cost in costs.items()}
+            read_callgrind(file, costs, allocations)
+    decisions = calls * workload.decisions
+    return tuple({name: count / decisions for name, count in counts.items()} for counts in (costs, allocations))
 
 
-def read_callgrind(file):
-    """Sums the own cost of each line by part (format: valgrind.org/docs/manual/cl-format.html)."""
-    costs, names = collections.Counter(), {}
+def read_callgrind(file, costs, allocations):
+    """Adds the own cost of each line by part, and the allocations by function (format:
+    valgrind.org/docs/manual/cl-format.html)."""
+    names, called = {}, ""
     place = {"ob": "", "fl": "", "fi": "", "fn": ""}
     is_call = False
 
@@ -181,16 +189,18 @@ def read_callgrind(file):
             if kind == "fl":
                 place["fi"] = name
         elif is_place and kind in ("cfn", "cob", "cfi", "cfl"):
-            name_of({"cfi": "fl", "cfl": "fl"}.get(kind, kind[1:]), text)
+            name = name_of({"cfi": "fl", "cfl": "fl"}.get(kind, kind[1:]), text)
+            called = name if kind == "cfn" else called
         elif line.startswith("calls="):
             is_call = True
+            if ALLOCATES.search(called) and not GROWS.search(place["fn"]):
+                allocations[place["fn"]] += int(text.split()[0])
         elif line and (line[0].isdigit() or line[0] in "+-*"):
             if is_call:
                 is_call = False  # the cost of the called function, which is counted there
                 continue
             cost = int(line.split()[-1]) if len(line.split()) > 1 else 0
             costs[part_of(place["fi"], place["fl"], place["fn"], place["ob"])] += cost
-    return costs
 
 
 def nanoseconds(workload, calls):
@@ -256,12 +266,16 @@ def locate(addresses):
 
 
 def print_table(workload, scale):
-    ir, ns = instructions(workload, scale // 30), nanoseconds(workload, scale)
+    (ir, allocations), ns = instructions(workload, scale // 30), nanoseconds(workload, scale)
     print(f"\n{workload.name}: {sum(ir.values()):.0f} instructions, {sum(ns.values()):.0f} ns\n")
     print("| part | instructions | % | ns | % |\n| --- | ---: | ---: | ---: | ---: |")
     for part in sorted(ir.keys() | ns.keys(), key=lambda part: -ns.get(part, 0)):
         share = lambda costs: 100 * costs.get(part, 0) / sum(costs.values())
         print(f"| {part} | {ir.get(part, 0):.0f} | {share(ir):.1f} | {ns.get(part, 0):.0f} | {share(ns):.1f} |")
+    print(f"\n{sum(allocations.values()):.1f} allocations\n\n| function | allocations |\n| --- | ---: |")
+    for function, count in sorted(allocations.items(), key=lambda item: -item[1]):
+        if count >= 0.05:
+            print(f"| `{function}` | {count:.1f} |")
 
 
 def main():
