@@ -21,8 +21,10 @@ const REQUESTED_POLICY: &str = "override";
 /// Writes the headers of a response as its field 3, if they are enabled and a limit applied. `RateLimitResponse` and
 /// `CheckResponse` have the same field.
 pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
-    let binding = verdict.binding_status().zip(verdict.binding());
-    let Some((status, binding)) = binding.filter(|_| settings.headers) else {
+    if !settings.headers {
+        return;
+    }
+    let Some((status, binding)) = verdict.binding_status().zip(verdict.binding()) else {
         return;
     };
     let mut add = |name: &str, value: String| {
