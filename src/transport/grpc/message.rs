@@ -55,7 +55,7 @@ pub(super) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError
     decompressed(message, max)
 }
 
-/// Writes the prefix of a message, for which space was left before it.
+/// Writes the prefix of a message into the space that is reserved before it.
 pub(super) fn with_prefix(mut message: Vec<u8>) -> Bytes {
     let size = message.len().saturating_sub(PREFIX);
     // A response has one status per descriptor or check, so it is far smaller than 4 GiB.
