@@ -170,7 +170,7 @@ async fn a_key_never_expires_before_its_state() {
     }
 }
 
-/// Redis appends hits to a long log in place, and removes the expired ones later than memory does.
+/// Redis appends hits to a long log in place. Expired hits stay in it for a while, in memory and in Redis alike.
 #[tokio::test]
 async fn a_long_log_decides_like_memory_and_stays_short() {
     const LIMIT: u64 = 200;

@@ -67,6 +67,7 @@ enum Accepted {
 /// Performs the TLS handshake, and waits for the first bytes. Answers callers that use HTTP/1, and returns `None`.
 async fn accept_tls(mut stream: TcpStream, tls: Option<Arc<Tls>>) -> io::Result<Option<Accepted>> {
     let Some(tls) = tls else {
+        // As long as the longest method.
         let mut first = [0; 8];
         let read = stream.peek(&mut first).await?;
         if is_http1(&first[..read]) {

@@ -1,4 +1,4 @@
-//! [`Response`]: the response to a call. [`ResponseSender`] sends the parts of it that cannot be sent at once.
+//! [`Response`]: the response to a call. [`ResponseSender`] sends the parts that have to wait.
 
 use std::{
     pin::Pin,
@@ -26,7 +26,7 @@ pub(super) enum Response {
     /// A message with its prefix. The call was successful.
     Message {
         data: Bytes,
-        /// Headers beside those of every response, which nearly no response has.
+        /// Additional headers, which nearly no response has.
         metadata: Option<Box<HeaderMap>>,
     },
     /// The status of a failed call. It is sent in the headers.
@@ -38,7 +38,7 @@ pub(super) enum Response {
 }
 
 impl Response {
-    /// Sends the response. Returns the sender of the rest if it cannot be sent at once.
+    /// Sends the response. Returns the sender of the rest if a part has to wait.
     pub(super) fn send(self, respond: &mut SendResponse<Bytes>) -> Option<ResponseSender> {
         match self.try_send(respond) {
             Ok(sender) => sender,
@@ -157,7 +157,7 @@ impl ResponseSender {
                 tracing::debug!(%error, "cannot send a response");
                 Poll::Ready(Sent::Done)
             }
-            // Also registers for the reset, so that a call whose body or caller is idle ends with it.
+            // Also registers for the reset, so that a call ends even if its body and its caller are idle.
             Poll::Pending if self.stream.poll_reset(context).is_ready() => Poll::Ready(Sent::Done),
             Poll::Pending if self.data.is_empty() => Poll::Pending,
             Poll::Pending => {
