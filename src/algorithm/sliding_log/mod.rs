@@ -34,12 +34,9 @@ const MAX_AHEAD: Micros = Micros::new(CLOCK_SLACK.get() + MAX_LEASE_LIFETIME.get
 
 /// Length of one entry, an instant, in bytes.
 const ENTRY_BYTES: usize = 7;
-/// Length in bytes of a log from which expired hits are only removed when they are more than an eighth of the others:
-/// Redis can append to the log in place, but has to copy it to remove its first hits.
-const LONG_BYTES: usize = 512;
 
 impl SlidingLog {
-    /// Maximum limit including its soft part: 8 kB for each counter, with expired hits.
+    /// Maximum limit including its soft part: 7 kB for each counter.
     pub const MAX_ENTRIES: u64 = 1_000;
     /// Maximum length of the window: ten years.
     pub const MAX_WINDOW: Micros = Micros::from_secs(10 * 31_536_000);
@@ -184,9 +181,7 @@ impl Limiter for SlidingLog {
             // again.
             let added = cost.min(self.max_hits.ceiling());
             let pushed_out = (used + added).saturating_sub(self.max_hits.ceiling()).min(added) as usize;
-            if state.as_bytes().len() < LONG_BYTES || pushed_out > 0 || 8 * expired as u64 > used {
-                state.cut_front(ENTRY_BYTES * (expired + pushed_out));
-            }
+            state.cut_front(ENTRY_BYTES * (expired + pushed_out));
             (0..added).for_each(|_| state.push::<ENTRY_BYTES>(at));
         }
         allowed

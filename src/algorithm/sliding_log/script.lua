@@ -1,5 +1,5 @@
 -- Equivalent of SlidingLog::step. The value is 7 bytes for the instant of each hit, the oldest first.
--- Length in bytes of a log from which expired hits are only removed when they are more than an eighth of the others.
+-- Length in bytes from which hits are appended to a log in place.
 local LONG = 512
 local value = call('GET', key) or ''
 local used = floor(#value / 7)
@@ -45,18 +45,14 @@ else
     local entry = pack('<I7', newest)
     local entries = added == 1 and entry or string.rep(entry, added)
     local removed = expired + pushed_out
-    if #value >= LONG and pushed_out == 0 and 8 * expired <= used then
-      -- Redis hashes each string that a script creates, which takes long for a whole log. Hits are therefore appended in
-      -- place, and the state is returned in two parts.
-      if not changed then
-        call('SETRANGE', key, #value, entries)
-        call('PEXPIRE', key, key_lifetime(newest + window - now, jitter))
-        return allowed, {value, entries}
-      end
-      removed = 0
-    end
     if removed > 0 then
       value = sub(value, 7 * removed + 1)
+    elseif #value >= LONG and not changed then
+      -- Redis hashes each string that a script creates, which takes long for a whole log. The hits are therefore appended
+      -- in place, and the state is returned in two parts.
+      call('SETRANGE', key, #value, entries)
+      call('PEXPIRE', key, key_lifetime(newest + window - now, jitter))
+      return allowed, {value, entries}
     end
     value, changed = value .. entries, true
   end

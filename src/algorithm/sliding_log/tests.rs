@@ -43,12 +43,6 @@ fn a_caller_that_retries_stays_denied_if_denied_hits_count() {
     );
 }
 
-/// Otherwise memory and Redis would differ after a clock has stepped back.
-#[test]
-fn expired_hits_stay_in_logs_of_the_same_length_in_redis() {
-    assert!(SlidingLog::SCRIPT.contains(&format!("local LONG = {LONG_BYTES}\n")));
-}
-
 #[test]
 fn rejects_invalid_parameters() {
     let (minute, zero) = (Micros::from_secs(60), Micros::ZERO);
