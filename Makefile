@@ -1,5 +1,5 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload mutants profile book fmt clippy doc deny
+.PHONY: help run release test verify fix proto bench accuracy overload model mutants profile book fmt clippy doc deny
 
 help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -34,6 +34,9 @@ accuracy: ## Measure the error of each algorithm against an exact log; writes pl
 
 overload: ## Simulate adaptive limits and load shedding in virtual time; writes plots into docs/overload.
 	cargo bench --bench overload
+
+model: ## Search the states of the protocols that hand something out once, deeper than the tests do (20 minutes).
+	LARGE_MODELS=1 cargo test --lib ::model:: -- --nocapture
 
 mutants: ## Run mutation tests (needs cargo-mutants; takes hours).
 	tests/setup.sh

@@ -56,7 +56,8 @@
 //! | | [`metrics`] | counters and histograms for the hot path |
 //!
 //! Small private modules are available to all layers: `allocator` (returning freed memory), `debounce` (stable changes of polled
-//! values), `duration` (durations in settings) and `errors` (formatting of errors).
+//! values), `duration` (durations in settings), `errors` (formatting of errors) and, for tests, `model_checker` (search of all
+//! states of a protocol).
 
 pub mod cli;
 
@@ -85,3 +86,5 @@ mod allocator;
 mod debounce;
 mod duration;
 mod errors;
+#[cfg(test)]
+mod model_checker;

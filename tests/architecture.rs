@@ -20,6 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("telemetry", &["metrics"]),
     ("metrics", &[]),
     ("algorithm", &[]),
+    ("model_checker", &[]),
     ("allocator", &[]),
     ("duration", &[]),
     ("errors", &[]),
@@ -27,7 +28,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 4] = ["allocator", "debounce", "duration", "errors"];
+const COMMON: [&str; 5] = ["allocator", "debounce", "duration", "errors", "model_checker"];
 
 /// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[

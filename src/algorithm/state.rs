@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 /// The bytes of a counter's state; a new counter has none. Numbers are unsigned, little-endian and as short as
 /// possible.
-#[derive(Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct State(SmallVec<[u8; State::INLINE]>);
 
 impl State {

@@ -400,4 +400,6 @@ impl Limiter for Concurrency {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;

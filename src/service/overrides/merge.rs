@@ -198,7 +198,7 @@ fn rule_set_digest(target: &str, text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::{Arc, Mutex, atomic::AtomicU64};
 
     use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
@@ -215,7 +215,7 @@ mod tests {
         },
     };
 
-    fn member() -> Arc<OverrideSync> {
+    pub(in crate::service::overrides) fn member() -> Arc<OverrideSync> {
         let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
         let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 10, near_limit_ratio: 0.8 });
         let options = Options::default();

@@ -18,6 +18,8 @@
 mod format;
 mod merge;
 mod metrics;
+#[cfg(test)]
+mod model;
 mod switch_file;
 mod sync;
 mod write;

@@ -12,6 +12,8 @@ use super::{
     lease::{GrantReport, Lease, Return},
     store_call::StoreCall,
 };
+#[cfg(test)]
+use crate::model_checker::hash;
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Decision, Micros},
     store::{Grant, Hit, StepOutcome},
@@ -226,6 +228,28 @@ impl Leases {
             false
         });
         calls
+    }
+
+    /// Returns a hash of each counter's lease. `number` replaces the ids of grants, which are random.
+    #[cfg(test)]
+    pub(super) fn hashes(&self, number: impl Fn(u64) -> usize) -> Vec<u64> {
+        let mut hashes = Vec::new();
+        self.entities.retain(|entity| {
+            hashes.push(hash((&entity.key, entity.lease.fingerprint(&number))));
+            true
+        });
+        hashes
+    }
+
+    /// Returns whether a lease waits for hits.
+    #[cfg(test)]
+    pub(super) fn is_acquiring(&self) -> bool {
+        let mut is_acquiring = false;
+        self.entities.retain(|entity| {
+            is_acquiring |= entity.lease.is_acquiring();
+            true
+        });
+        is_acquiring
     }
 
     /// Applies `act` to the hit's counter, which is created when it becomes hot.

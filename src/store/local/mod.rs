@@ -19,6 +19,8 @@ mod hot_counters;
 mod lease;
 mod leases;
 mod metrics;
+#[cfg(test)]
+mod model;
 mod store_call;
 
 pub use deny_cache::Settings as DenyCacheSettings;

@@ -25,6 +25,12 @@ impl Subscriber {
         self.position
     }
 
+    /// Returns the position at the end of the batch that has not been confirmed.
+    #[cfg(test)]
+    pub(super) fn sent_until(&self) -> Option<u64> {
+        self.sent.as_ref().map(|(until, _)| *until)
+    }
+
     pub(super) fn backlog_changes(&self) -> usize {
         self.backlog.changes()
     }

@@ -23,6 +23,8 @@ use std::{num::NonZeroU32, time::Duration};
 
 use smallvec::SmallVec;
 
+#[cfg(test)]
+use crate::model_checker::hash;
 use crate::{
     algorithm::{Action, Algorithm, Decision, Micros, Operation, State},
     store::{Grant, Hit, StepOutcome},
@@ -61,6 +63,7 @@ struct ActiveGrant {
 }
 
 /// The hits that a lease holds.
+#[cfg_attr(test, derive(Hash))]
 struct HeldHits {
     remaining: u64,
     /// Local time from which the hits must not be used.
@@ -284,6 +287,23 @@ impl Lease {
         self.held.is_none() && !self.acquiring && self.grants.is_empty() && self.last_take < since
     }
 
+    /// Returns a hash of the lease. `number` replaces the ids of grants.
+    #[cfg(test)]
+    pub(in crate::store::local) fn fingerprint(&self, number: impl Fn(u64) -> usize) -> u64 {
+        let grant = |grant: &ActiveGrant| {
+            let ActiveGrant { id, hits, ends_at, taken_at, counts_until } = *grant;
+            (number(id), hits, ends_at, taken_at, counts_until)
+        };
+        let grants: Vec<_> = self.grants.iter().map(grant).collect();
+        hash((&self.rate, &self.held, self.acquiring, self.last_take, grants))
+    }
+
+    /// Returns whether a store call that takes hits is in progress.
+    #[cfg(test)]
+    pub(in crate::store::local) fn is_acquiring(&self) -> bool {
+        self.acquiring
+    }
+
     fn expected_demand(&self) -> u64 {
         self.rate.per_interval().saturating_mul(LEASE_INTERVALS)
     }
@@ -319,6 +339,7 @@ impl HeldHits {
 
 /// Hits per interval: the current interval's hits or the exponentially smoothed average of earlier ones, if higher.
 #[derive(Default)]
+#[cfg_attr(test, derive(Hash))]
 struct DemandRate {
     interval: u64,
     hits: u64,

@@ -4,6 +4,7 @@ mod backlog;
 mod batch;
 mod copy;
 mod hits;
+mod model;
 mod properties;
 
 use super::*;

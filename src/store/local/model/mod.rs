@@ -1,0 +1,601 @@
+//! Model of leases, grants and roll backs: two instances, up to two clients, and a store with one or two counters.
+//! Messages are delayed, dropped and duplicated, an instance or a client crashes, and time passes in every
+//! order of events.
+//!
+//! - **Invariant**: callers are never allowed more hits than the limit's guarantee.
+//! - **Liveness**: when all messages have arrived and all leases are returned, the counter contains exactly the hits
+//!   that callers were allowed, unless a message was dropped or delayed. In the end the full limit is available in any case.
+
+mod fingerprint;
+mod guarantee;
+mod network;
+mod setup;
+
+use std::{
+    collections::BTreeMap,
+    hash::Hash,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use sluicegate_client::simulation::{GrantCache, GrantFeedback};
+use tokio::{runtime::Runtime, task::JoinHandle};
+
+use self::{
+    guarantee::Guarantee,
+    network::{Call, Network, REQUEST, Remote, lock},
+    setup::{Fault, LIMIT, Setup, WINDOW},
+};
+use super::*;
+use crate::{
+    algorithm::{Action, Algorithm, Operation},
+    model_checker::{self, Model, explore, hash},
+};
+
+const KEYS: [&[u8]; 2] = [b"{d|k=v}", b"{d|k=w}"];
+/// The names of the same counters in clients.
+const NAMES: [&str; 2] = ["v", "w"];
+const INSTANCES: usize = 2;
+/// Hits of a small request. After one, an instance takes a lease of about a quarter of the limit.
+const SMALL: u64 = 40;
+/// Hits of a client's check: few, so that it gets a grant of the same size, or more than that grant.
+const CHECKS: [u32; 2] = [10, 25];
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// A caller sends a request to an instance.
+    Request(usize, Size),
+    /// The store executes a call, and its answer arrives.
+    Call(usize),
+    /// The store executes a call, or the call is dropped.
+    Execute(usize),
+    DropCall(usize),
+    /// The store's answer arrives, or it is dropped.
+    Answer(usize),
+    DropAnswer(usize),
+    Sweep(usize),
+    /// An instance is replaced by a new one.
+    Crash(usize),
+    /// A client admits hits with a grant, or else sends a check of this cost.
+    Check(usize, u32),
+    /// A check arrives, or it is dropped.
+    Deliver(usize),
+    DropCheck(usize),
+    /// The reports about grants in a check that has arrived arrive again.
+    Repeat(usize),
+    /// A verdict arrives, or it is dropped.
+    Verdict(usize),
+    DropVerdict(usize),
+    CrashClient(usize),
+    Tick,
+}
+
+/// The cost of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Size {
+    Small,
+    /// All hits that the first counter has at this time.
+    Rest,
+}
+
+/// A request that an instance has not answered yet.
+struct Request {
+    instance: usize,
+    cost: u64,
+    sent_at: Micros,
+    /// Hash of the instance when the request arrived: the hits that it took from leases follow from it.
+    instance_before: u64,
+    /// The check of the client that it belongs to.
+    check: Option<usize>,
+    answer: JoinHandle<HitDecisions>,
+}
+
+struct Client {
+    grants: GrantCache,
+    /// Hashes of everything that happened to it. Its state follows from them.
+    history: Vec<u64>,
+}
+
+/// A check of a client that has not been answered.
+struct Check {
+    client: usize,
+    cost: u32,
+    feedback: Vec<GrantFeedback>,
+    sent_at: Micros,
+    stage: Stage,
+    /// Whether the client has crashed since.
+    is_orphaned: bool,
+}
+
+#[derive(PartialEq)]
+enum Stage {
+    Sent,
+    Arrived,
+    /// The grants in the verdict.
+    Answered(Vec<Option<(u64, Duration, u64)>>),
+}
+
+struct LeaseModel {
+    setup: Setup,
+    algorithms: Vec<Algorithm>,
+    runtime: Runtime,
+    network: Arc<Mutex<Network>>,
+    instances: Vec<Local<Remote>>,
+    requests: BTreeMap<usize, Request>,
+    checks: BTreeMap<usize, Check>,
+    next_request: usize,
+    clients: Vec<Client>,
+    /// Grants of each instance in the order in which they were made. Their ids are random.
+    grants: [Vec<u64>; INSTANCES],
+    /// Hits that callers were allowed, by counter and time.
+    passed: BTreeMap<(usize, Micros), u64>,
+    /// Number of ticks so far.
+    ticks: usize,
+    failures: u32,
+    crashes: u32,
+    /// Whether a message was delayed. An instance measures the age of a lease from the call that took it, and does not
+    /// return hits that may have expired.
+    is_late: bool,
+}
+
+impl LeaseModel {
+    fn new(setup: Setup) -> Self {
+        let network = Arc::new(Mutex::new(Network {
+            now: setup.start,
+            fault: setup.fault,
+            states: Default::default(),
+            calls: BTreeMap::new(),
+            next_call: 0,
+            taken: BTreeMap::new(),
+        }));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build().unwrap();
+        let instances = runtime.block_on(async { (0..INSTANCES).map(|index| new_instance(index, &network)).collect() });
+        let mut model = Self {
+            setup,
+            algorithms: setup.algorithms.iter().map(|build| build()).collect(),
+            instances,
+            runtime,
+            network,
+            requests: BTreeMap::new(),
+            checks: BTreeMap::new(),
+            next_request: 0,
+            clients: (0..setup.clients).map(|_| Client::new()).collect(),
+            grants: Default::default(),
+            passed: BTreeMap::new(),
+            ticks: 0,
+            failures: setup.failures,
+            crashes: setup.crashes,
+            is_late: false,
+        };
+        // The search begins when the first instance has a lease and the first client has a grant, which takes many events.
+        model.request(0, SMALL, None);
+        model.run();
+        model.deliver_all();
+        if setup.clients > 0 {
+            model.send_check(0, CHECKS[0]);
+            model.deliver_all();
+        }
+        model
+    }
+
+    fn now(&self) -> Micros {
+        lock(&self.network).now
+    }
+
+    /// Returns the time by the clock of the instances.
+    fn local_now(&self) -> Micros {
+        if self.setup.fault == Fault::WallClock { self.setup.start } else { self.now() }
+    }
+
+    /// Returns a time by the clock of clients, which has another origin.
+    fn client_time(&self, time: Micros) -> Duration {
+        Duration::from_secs(1_000) + Duration::from_micros((time - self.setup.start).get())
+    }
+
+    fn names(&self) -> &'static [&'static str] {
+        &NAMES[..self.algorithms.len()]
+    }
+
+    fn remaining(&self, counter: usize, algorithm: &Algorithm) -> u64 {
+        let peek = Operation { action: Action::Peek, cost: 0, now: self.now() };
+        algorithm.apply(&mut lock(&self.network).states[counter].clone(), peek).remaining
+    }
+
+    fn request(&mut self, instance: usize, cost: u64, check: Option<usize>) {
+        let number = self.next_request;
+        self.next_request += 1;
+        let feedback = check.map(|check| self.checks[&check].feedback.clone()).unwrap_or_default();
+        if check.is_some() {
+            self.report(instance, &feedback);
+        }
+        let instance_before = self.hash_instance(instance);
+        let (local, algorithms) = (self.instances[instance].clone(), self.algorithms.clone());
+        let charge = if algorithms.len() > 1 { Charge::All } else { Charge::Each };
+        let now = self.local_now();
+        let decide = async move {
+            let hit = |(index, (algorithm, key))| Hit {
+                consistency: Consistency::Leased,
+                demand: feedback.get(index).map_or(0, |feedback: &GrantFeedback| feedback.0),
+                ..Hit::take(key, algorithm, cost)
+            };
+            let hits: Vec<_> = algorithms.iter().zip(KEYS).enumerate().map(hit).collect();
+            local.apply(&hits, charge, now).await
+        };
+        let answer = self.runtime.spawn(REQUEST.scope(number, decide));
+        let sent_at = self.now();
+        self.requests.insert(number, Request { instance, cost, sent_at, instance_before, check, answer });
+    }
+
+    /// Reports the grants that a client has finished.
+    fn report(&self, instance: usize, feedback: &[GrantFeedback]) {
+        let _runtime = self.runtime.enter();
+        for ((algorithm, key), (_, report)) in self.algorithms.iter().zip(KEYS).zip(feedback) {
+            if let Some((id, used)) = report {
+                let hit = Hit::take(key, algorithm, 0);
+                self.instances[instance].report(&hit, *id, *used, self.local_now());
+            }
+        }
+    }
+
+    fn advance(&self, time: Micros) {
+        let now = self.now() + time;
+        lock(&self.network).now = now;
+        self.runtime.block_on(tokio::time::advance(Duration::from_micros(time.get())));
+    }
+
+    /// Runs all tasks until each of them waits for the store, and records the answers to requests.
+    fn run(&mut self) {
+        self.runtime.block_on(async {
+            for _ in 0..6 {
+                tokio::task::yield_now().await;
+            }
+        });
+        let finished: Vec<_> =
+            self.requests.iter().filter(|(_, request)| request.answer.is_finished()).map(|(key, _)| *key).collect();
+        for number in finished {
+            let Some(request) = self.requests.remove(&number) else { continue };
+            let decisions = self.runtime.block_on(request.answer).unwrap();
+            let is_allowed = decisions.iter().all(|decision| decision.is_ok_and(|decision| decision.decision.allowed));
+            for counter in 0..self.algorithms.len() {
+                let taken = lock(&self.network).taken.remove(&(number, counter));
+                if is_allowed {
+                    let (at, from_store) = taken.unwrap_or_default();
+                    self.pass(counter, at, from_store);
+                    self.pass(counter, request.sent_at, request.cost - from_store);
+                }
+            }
+            let grants = decisions.iter().map(|decision| decision.ok()?.grant);
+            let grants: Vec<_> = grants
+                .map(|grant| {
+                    grant.map(|grant| (grant.hits.get().into(), Duration::from_micros(grant.ttl.get()), grant.id))
+                })
+                .collect();
+            self.grants[request.instance].extend(grants.iter().flatten().map(|grant| grant.2));
+            let Some(number) = request.check else { continue };
+            if self.checks.get(&number).is_some_and(|check| check.is_orphaned) {
+                self.checks.remove(&number);
+            } else if let Some(check) = self.checks.get_mut(&number) {
+                check.stage = Stage::Answered(grants);
+            }
+        }
+    }
+
+    fn pass(&mut self, counter: usize, at: Micros, hits: u64) {
+        if hits > 0 {
+            *self.passed.entry((counter, at)).or_default() += hits;
+        }
+    }
+
+    /// Returns an error if callers were allowed more than the guarantee.
+    fn check_limits(&self) -> Result<(), String> {
+        for counter in 0..self.algorithms.len() {
+            let passed = self.passed.range((counter, Micros::ZERO)..(counter + 1, Micros::ZERO));
+            let passed: Vec<_> = passed.map(|((_, at), hits)| (at.get(), *hits)).collect();
+            let max = self.setup.guarantee.max(&passed);
+            if max > LIMIT {
+                return Err(format!("{max} hits were allowed instead of {LIMIT}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Delivers all messages.
+    fn deliver_all(&mut self) {
+        for _ in 0..20 {
+            let checks: Vec<_> = self.checks.keys().copied().collect();
+            for check in checks {
+                self.deliver(check);
+                self.run();
+                self.receive_verdict(check);
+            }
+            let calls: Vec<_> = lock(&self.network).calls.keys().copied().collect();
+            for call in calls {
+                self.execute(call);
+                self.answer(call);
+                self.run();
+            }
+        }
+    }
+
+    fn execute(&self, call: usize) {
+        let mut network = lock(&self.network);
+        if network.calls.get(&call).is_some_and(|call| call.outcomes.is_none()) {
+            network.execute(call);
+        }
+    }
+
+    fn answer(&self, call: usize) {
+        let call = lock(&self.network).calls.remove(&call);
+        if let Some(Call { reply: Some(reply), outcomes: Some(outcomes), .. }) = call {
+            let _ = reply.send(outcomes);
+        }
+    }
+
+    fn send_check(&mut self, client: usize, cost: u32) {
+        let (now, names) = (self.now(), self.names());
+        let sent = self.client_time(now);
+        let Client { grants, history } = &mut self.clients[client];
+        let is_granted = grants.spend(names, cost, sent);
+        history.push(hash((now, cost, is_granted)));
+        if is_granted {
+            (0..self.algorithms.len()).for_each(|counter| self.pass(counter, now, cost.into()));
+            return;
+        }
+        let feedback = grants.feedback(names, cost, sent);
+        let check = Check { client, cost, feedback, sent_at: now, stage: Stage::Sent, is_orphaned: false };
+        self.checks.insert(self.next_request, check);
+        self.next_request += 1;
+    }
+
+    fn deliver(&mut self, check: usize) {
+        if let Some(arrived) = self.checks.get_mut(&check).filter(|check| check.stage == Stage::Sent) {
+            arrived.stage = Stage::Arrived;
+            let (instance, cost) = (arrived.client, arrived.cost);
+            self.request(instance, cost.into(), Some(check));
+        }
+    }
+
+    fn receive_verdict(&mut self, check: usize) {
+        if !self.checks.get(&check).is_some_and(|check| matches!(check.stage, Stage::Answered(_))) {
+            return;
+        }
+        let Some(Check { client, feedback, sent_at, stage: Stage::Answered(mut grants), .. }) =
+            self.checks.remove(&check)
+        else {
+            return;
+        };
+        if self.setup.fault == Fault::EndlessGrant {
+            grants.iter_mut().flatten().for_each(|grant| grant.1 += Duration::from_secs(2));
+        }
+        let received = grants.iter().flatten().map(|(hits, ttl, id)| (*hits, *ttl, self.grant_number(client, *id)));
+        let received = hash((sent_at, self.now(), received.collect::<Vec<_>>()));
+        self.clients[client].history.push(received);
+        self.clients[client].grants.store(self.names(), &feedback, &grants, self.client_time(sent_at));
+    }
+
+    fn sweep(&self, instance: usize) {
+        let (local, now) = (self.instances[instance].clone(), self.local_now());
+        drop(self.runtime.spawn(async move { local.sweep(now).await }));
+    }
+
+    fn crash(&mut self, instance: usize) {
+        self.instances[instance] = self.runtime.block_on(async { new_instance(instance, &self.network) });
+        for request in self.requests.extract_if(.., |_, request| request.instance == instance) {
+            request.1.answer.abort();
+            request.1.check.and_then(|check| self.checks.remove(&check));
+        }
+        // Its calls can still reach the store, but the answers are dropped.
+        let mut network = lock(&self.network);
+        for call in network.calls.values_mut().filter(|call| call.instance == Some(instance)) {
+            (call.instance, call.reply) = (None, None);
+        }
+        network.calls.retain(|_, call| call.instance.is_some() || call.outcomes.is_none());
+    }
+
+    fn crash_client(&mut self, client: usize) {
+        self.clients[client] = Client::new();
+        self.checks.retain(|_, check| check.client != client || check.stage == Stage::Arrived);
+        self.checks.values_mut().filter(|check| check.client == client).for_each(|check| check.is_orphaned = true);
+    }
+
+    /// Returns the number of hits in a counter that callers were allowed, at most.
+    fn counted(&self, counter: usize) -> u64 {
+        let (now, window) = (self.now().get(), WINDOW.get());
+        let since = match self.setup.guarantee {
+            Guarantee::Windows => now - now % window,
+            Guarantee::AnyWindow | Guarantee::Envelope => now - window - window / 4,
+        };
+        let passed = self.passed.range((counter, Micros::new(since))..(counter + 1, Micros::ZERO));
+        passed.map(|(_, hits)| hits).sum()
+    }
+
+    fn used(&self, counter: usize) -> u64 {
+        let peek = Operation { action: Action::Peek, cost: 0, now: self.now() };
+        self.algorithms[counter].apply(&mut lock(&self.network).states[counter].clone(), peek).used
+    }
+
+    fn has_failed(&self) -> bool {
+        self.is_late || self.failures < self.setup.failures || self.crashes < self.setup.crashes
+    }
+
+    fn fail(&mut self) {
+        self.failures -= 1;
+    }
+}
+
+impl Model for LeaseModel {
+    type Event = Event;
+
+    fn events(&self) -> Vec<Event> {
+        let mut events = Vec::new();
+        for instance in 0..INSTANCES {
+            events.extend([Event::Request(instance, Size::Small), Event::Request(instance, Size::Rest)]);
+            events.push(Event::Sweep(instance));
+            events.extend((self.crashes > 0).then_some(Event::Crash(instance)));
+        }
+        for (number, call) in &lock(&self.network).calls {
+            let (next, lost) = match call.outcomes {
+                None => {
+                    events.push(Event::Call(*number));
+                    (Event::Execute(*number), Event::DropCall(*number))
+                }
+                Some(_) => (Event::Answer(*number), Event::DropAnswer(*number)),
+            };
+            events.push(next);
+            events.extend((self.failures > 0).then_some(lost));
+        }
+        for (number, check) in &self.checks {
+            let has_reports = check.feedback.iter().any(|(_, report)| report.is_some());
+            match check.stage {
+                Stage::Sent => {
+                    events.push(Event::Deliver(*number));
+                    events.extend((self.failures > 0).then_some(Event::DropCheck(*number)));
+                }
+                Stage::Arrived => events.extend((has_reports && self.failures > 0).then_some(Event::Repeat(*number))),
+                Stage::Answered(_) => {
+                    events.push(Event::Verdict(*number));
+                    events.extend((self.failures > 0).then_some(Event::DropVerdict(*number)));
+                }
+            }
+        }
+        for client in 0..self.clients.len() {
+            events.extend(CHECKS.map(|cost| Event::Check(client, cost)));
+            events.extend((self.crashes > 0).then_some(Event::CrashClient(client)));
+        }
+        events.extend((self.ticks < self.setup.ticks.len()).then_some(Event::Tick));
+        events
+    }
+
+    fn apply(&mut self, event: Event) -> Result<(), String> {
+        match event {
+            Event::Request(instance, size) => {
+                let cost = match size {
+                    Size::Small => SMALL,
+                    Size::Rest => self.remaining(0, &self.algorithms[0]).max(1),
+                };
+                self.request(instance, cost, None);
+            }
+            Event::Call(call) => {
+                self.execute(call);
+                self.answer(call);
+            }
+            Event::Execute(call) => {
+                self.execute(call);
+                lock(&self.network).calls.retain(|_, call| call.instance.is_some() || call.outcomes.is_none());
+            }
+            Event::Answer(call) => self.answer(call),
+            Event::DropCall(call) | Event::DropAnswer(call) => {
+                self.fail();
+                // Without a sender, the call fails as after a timeout.
+                lock(&self.network).calls.remove(&call);
+            }
+            Event::Sweep(instance) => self.sweep(instance),
+            Event::Crash(instance) => {
+                self.crashes -= 1;
+                self.crash(instance);
+            }
+            Event::Check(client, cost) => self.send_check(client, cost),
+            Event::Deliver(check) => self.deliver(check),
+            Event::DropCheck(check) | Event::DropVerdict(check) => {
+                self.fail();
+                self.checks.remove(&check);
+            }
+            Event::Repeat(check) => {
+                self.fail();
+                let Check { client, feedback, .. } = &self.checks[&check];
+                self.report(*client, feedback);
+            }
+            Event::Verdict(check) => self.receive_verdict(check),
+            Event::CrashClient(client) => {
+                self.crashes -= 1;
+                self.crash_client(client);
+            }
+            Event::Tick => {
+                let tick = Micros::new(1_000 * self.setup.ticks[self.ticks]);
+                self.ticks += 1;
+                self.is_late |= !lock(&self.network).calls.is_empty() || !self.checks.is_empty();
+                self.advance(tick);
+            }
+        }
+        self.run();
+        self.check_limits()
+    }
+
+    fn fingerprint(&self) -> u64 {
+        self.hash()
+    }
+
+    fn settle(mut self) -> Result<(), String> {
+        self.deliver_all();
+        self.check_limits()?;
+        for instance in &self.instances {
+            let leases = instance.shared.leases.as_ref().unwrap();
+            if leases.is_acquiring() {
+                return Err("a lease waits for a call that has ended".into());
+            }
+        }
+        for client in 0..self.clients.len() {
+            for (name, id, used) in self.clients[client].grants.return_all(self.client_time(self.now())) {
+                let index = self.names().iter().position(|known| *known == name).unwrap();
+                let mut feedback = vec![(0, None); self.algorithms.len()];
+                feedback[index].1 = Some((id, used));
+                self.report(client, &feedback);
+            }
+        }
+        for instance in &self.instances {
+            let (local, now) = (instance.clone(), self.local_now());
+            drop(self.runtime.spawn(async move { local.return_all(now).await }));
+        }
+        self.run();
+        self.deliver_all();
+        for counter in 0..self.algorithms.len() {
+            let (used, counted) = (self.used(counter), self.counted(counter));
+            let is_exact = self.setup.guarantee == Guarantee::Windows;
+            let is_too_low = is_exact && used < counted;
+            let is_too_high = !self.has_failed() && used > counted;
+            if self.setup.hits_must_remain && (is_too_low || is_too_high) {
+                return Err(format!("{used} hits count, but callers were allowed {counted}"));
+            }
+        }
+        self.advance(WINDOW + WINDOW + WINDOW);
+        for (counter, algorithm) in self.algorithms.iter().enumerate() {
+            let remaining = self.remaining(counter, algorithm);
+            if remaining != LIMIT {
+                return Err(format!("only {remaining} hits are available in the end"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn new_instance(instance: usize, network: &Arc<Mutex<Network>>) -> Local<Remote> {
+    let deny_cache = DenyCacheSettings { max_entries: 0, ..DenyCacheSettings::default() };
+    let leases = LeaseSettings { max_counters: 8, ..LeaseSettings::default() };
+    let clock = if lock(network).fault == Fault::WallClock { Clock::Caller } else { Clock::start() };
+    let shared = Shared::new(&deny_cache, &leases, &EventualSettings::default(), clock, Metrics::new(1));
+    Local::new(Remote { instance, network: Arc::clone(network) }, shared, WorkerId(0))
+}
+
+impl Client {
+    fn new() -> Self {
+        Self { grants: GrantCache::default(), history: Vec::new() }
+    }
+}
+
+#[test]
+fn leases_never_exceed_a_limit_and_lose_no_hits() {
+    let depth = if model_checker::is_large() { 7 } else { 5 };
+    for setup in setup::ALL {
+        let explored = explore(|| LeaseModel::new(setup), depth);
+        println!("{}: {}", setup.name, explored.unwrap_or_else(|violation| panic!("{violation}")));
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    for setup in setup::FAULTS {
+        let fault = setup.fault;
+        let violation = explore(|| LeaseModel::new(setup), 8).expect_err(&format!("{fault:?} is found"));
+        println!("{fault:?}: {violation}");
+    }
+}
