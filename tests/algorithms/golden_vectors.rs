@@ -83,7 +83,7 @@ fn vectors() -> Vec<(String, Vector)> {
 }
 
 /// Compiles the limit of a vector, which is valid in a rule file because JSON is YAML.
-fn limit(rate_limit: &serde_json::Value) -> Limit {
+pub(super) fn limit(rate_limit: &serde_json::Value) -> Limit {
     let text = format!("domain: d\ndescriptors: [{{key: k, rate_limit: {rate_limit}}}]");
     let file = SourceFile { name: "golden.yaml".into(), text };
     let (rules, _) = compile(&[file], Options::default()).unwrap();

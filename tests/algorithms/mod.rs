@@ -10,3 +10,5 @@ mod histories;
 mod other_implementations;
 /// Every algorithm over the wire, and the example rule files.
 mod over_the_wire;
+/// The bytes of states, which other versions of the service read.
+mod state_bytes;

@@ -4,8 +4,8 @@
 //! A client behaves as `client/src/permit.rs`: it has a new name for each permit, one call at a time, and releases a
 //! permit until the release is confirmed.
 //!
-//! - **Invariant**: at most as many clients as the limit have a slot at the same time. A client has its slot from the
-//!   answer until it releases it, or until the hold after it sent the latest call that was allowed.
+//! - **Invariant**: at most `limit` clients have a slot at the same time, and each can renew it. A client has its slot
+//!   from the answer until it releases it, or until the hold after it sent the latest call that was allowed.
 //! - **Liveness**: when all messages have arrived, no slot is held for a client that has released it, unless a call to
 //!   take it was delayed or duplicated. After the hold, all slots are free.
 
@@ -138,15 +138,19 @@ impl PermitModel {
         self.next_message += 1;
     }
 
-    fn receive(&mut self, message: Message) {
+    fn receive(&mut self, message: Message) -> Result<(), String> {
         match message.allowed {
             None => {
                 let allowed = self.execute(message);
+                if message.call == Call::Renew && !allowed && self.clients[message.client].until > self.now {
+                    return Err("a client cannot renew its slot".into());
+                }
                 self.messages.insert(self.next_message, Message { allowed: Some(allowed), ..message });
                 self.next_message += 1;
             }
             Some(allowed) => self.answer(message, allowed),
         }
+        Ok(())
     }
 
     fn execute(&mut self, Message { client, call, .. }: Message) -> bool {
@@ -235,8 +239,9 @@ impl Model for PermitModel {
             Event::Renew(client) => self.send(client, Call::Renew),
             Event::Release(client) => self.release(client),
             Event::Deliver(message) => {
-                let message = self.messages.remove(&message);
-                message.into_iter().for_each(|message| self.receive(message));
+                if let Some(message) = self.messages.remove(&message) {
+                    self.receive(message)?;
+                }
             }
             Event::Drop(message) => {
                 self.failures -= 1;
@@ -250,7 +255,7 @@ impl Model for PermitModel {
                 self.failures -= 1;
                 let message = self.messages[&message];
                 self.is_late |= message.call != Call::Release;
-                self.receive(message);
+                self.receive(message)?;
             }
             Event::TimeOut(client) => {
                 self.failures -= 1;
@@ -286,7 +291,7 @@ impl Model for PermitModel {
     fn settle(mut self) -> Result<(), String> {
         for _ in 0..4 {
             while let Some((_, message)) = self.messages.pop_first() {
-                self.receive(message);
+                self.receive(message)?;
                 self.check()?;
             }
             for client in 0..self.clients.len() {
