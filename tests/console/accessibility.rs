@@ -110,7 +110,8 @@ fn a_keyboard_is_sufficient_to_set_a_limit() {
     let (enter, down) = (key::ENTER.to_string(), key::ARROW_DOWN.to_string());
     tab_to(&browser, "[data-test=sign-in]");
     browser.press(&enter);
-    browser.text("[data-test=sign-in-dialog]");
+    // Before the dialog is modal, the key would not close it.
+    browser.wait_for("document.querySelector('dialog:modal')");
     // A closed dialog returns the focus to the button that opened it.
     browser.press(&key::ESCAPE.to_string());
     browser.wait_for("document.activeElement.matches('[data-test=sign-in]')");
