@@ -122,6 +122,12 @@ pub(crate) fn hash_unordered(values: impl IntoIterator<Item = u64>) -> u64 {
     hash(values)
 }
 
+/// Returns all pairs of different numbers below `count`.
+pub(crate) fn pairs(count: usize) -> Vec<(usize, usize)> {
+    let pairs = (0..count).flat_map(|one| (0..count).map(move |other| (one, other)));
+    pairs.filter(|(one, other)| one != other).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{merge::tests::member, *};
-use crate::model_checker::{self, Model, explore, hash, hash_unordered};
+use crate::model_checker::{self, Model, explore, hash, hash_unordered, pairs};
 
 const TARGET: &str = "limit|api|user=bob";
 
@@ -186,15 +186,6 @@ impl OverrideModel {
         Ok(())
     }
 
-    fn pairs(&self) -> Vec<(usize, usize)> {
-        let members = 0..self.members.len();
-        members
-            .clone()
-            .flat_map(|from| members.clone().map(move |to| (from, to)))
-            .filter(|(from, to)| from != to)
-            .collect()
-    }
-
     fn hash_changes(PeerOverrides { position, changes, overrides, .. }: &PeerOverrides) -> u64 {
         // The ids of changes are random, but each change has its number as the reason.
         let changes: Vec<_> = changes
@@ -225,7 +216,7 @@ impl Model for OverrideModel {
             }
             events.extend((self.crashes > 0).then_some(Event::Crash(member)));
         }
-        for (from, to) in self.pairs() {
+        for (from, to) in pairs(self.members.len()) {
             events.extend([Event::Send { from, to, all: false }, Event::Send { from, to, all: true }]);
         }
         for message in self.messages.keys() {
@@ -285,7 +276,7 @@ impl Model for OverrideModel {
         }
         let latest = (0..self.members.len()).map(|member| self.value(member)).max().unwrap_or_default();
         for _ in 0..2 {
-            for (from, to) in self.pairs() {
+            for (from, to) in pairs(self.members.len()) {
                 self.send(from, to, false);
                 while let Some((_, message)) = self.messages.pop_first() {
                     self.merge(&message);

@@ -584,8 +584,12 @@ impl Client {
 
 #[test]
 fn leases_never_exceed_a_limit_and_lose_no_hits() {
-    let depth = if model_checker::is_large() { 7 } else { 5 };
     for setup in setup::ALL {
+        let depth = match setup.clients {
+            _ if !model_checker::is_large() => 5,
+            0 => 7,
+            _ => 6,
+        };
         let explored = explore(|| LeaseModel::new(setup), depth);
         println!("{}: {}", setup.name, explored.unwrap_or_else(|violation| panic!("{violation}")));
     }

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::model_checker::{self, Model, explore, hash};
+use crate::model_checker::{self, Model, explore, hash, pairs};
 
 /// The limit, which no search reaches.
 const LIMIT: u64 = 1_000;
@@ -152,7 +152,7 @@ impl PeerModel {
             failures: setup.failures,
             crashes: setup.crashes,
         };
-        for (member, other) in model.pairs() {
+        for (member, other) in pairs(model.members.len()) {
             let epoch = model.members[other].instance.peers.epoch();
             model.members[member].origins.insert(other, epoch);
         }
@@ -161,15 +161,6 @@ impl PeerModel {
             model.exchange_all();
         }
         model
-    }
-
-    fn pairs(&self) -> Vec<(usize, usize)> {
-        let members = 0..self.members.len();
-        members
-            .clone()
-            .flat_map(|from| members.clone().map(move |to| (from, to)))
-            .filter(|(from, to)| from != to)
-            .collect()
     }
 
     /// Returns the time by a member's clock.
@@ -340,7 +331,7 @@ impl PeerModel {
     fn exchange_all(&mut self) {
         for _ in 0..8 {
             (0..self.members.len()).for_each(|member| self.publish(member));
-            self.pairs().iter().for_each(|(from, to)| self.call(*from, *to));
+            pairs(self.members.len()).iter().for_each(|(from, to)| self.call(*from, *to));
             while let Some((_, message)) = self.messages.pop_first() {
                 self.receive(message);
             }
@@ -394,7 +385,7 @@ impl Model for PeerModel {
             events.extend((!member.unpublished.is_empty()).then_some(Event::Publish(index)));
             events.extend((self.crashes > 0).then_some(Event::Crash(index)));
         }
-        for (from, to) in self.pairs() {
+        for (from, to) in pairs(self.members.len()) {
             let is_waiting = self.is_waiting(from, to);
             events.extend((!is_waiting || self.failures > 0).then_some(Event::Call(from, to)));
         }
