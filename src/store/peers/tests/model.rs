@@ -475,7 +475,9 @@ const THREE_MEMBERS: Setup = Setup { name: "exchange of three members", members:
 #[test]
 fn no_hit_is_counted_twice_or_lost() {
     let is_large = model_checker::is_large();
-    for (setup, depth) in [(TWO_MEMBERS, [8, 12]), (LATER, [8, 12]), (OTHER_CLOCKS, [9, 14]), (THREE_MEMBERS, [5, 7])] {
+    for (setup, depth) in
+        [(TWO_MEMBERS, [9, 100]), (LATER, [9, 100]), (OTHER_CLOCKS, [21, 100]), (THREE_MEMBERS, [5, 7])]
+    {
         let explored = explore(|| PeerModel::new(setup), depth[usize::from(is_large)]);
         println!("{}: {}", setup.name, explored.unwrap_or_else(|violation| panic!("{violation}")));
     }
