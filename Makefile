@@ -35,7 +35,7 @@ accuracy: ## Measure the error of each algorithm against an exact log; writes pl
 overload: ## Simulate adaptive limits and load shedding in virtual time; writes plots into docs/overload.
 	cargo bench --bench overload
 
-model: ## Search the states of the protocols that hand something out once, deeper than the tests do (20 minutes).
+model: ## Search the states of the protocols that hand something out once, more deeply than the tests do (half an hour).
 	LARGE_MODELS=1 cargo test --lib ::model:: -- --nocapture
 
 mutants: ## Run mutation tests (needs cargo-mutants; takes hours).

@@ -17,7 +17,7 @@ use std::{
 
 /// A protocol in a state.
 pub(crate) trait Model {
-    /// Something that can happen.
+    /// An event, such as the arrival of a message.
     type Event: Copy + Debug;
 
     /// Returns the events that can happen now.
@@ -35,11 +35,11 @@ pub(crate) trait Model {
     /// States that differ only in the names of their instances should have the same hash.
     fn fingerprint(&self) -> u64;
 
-    /// Ends all failures, delivers all messages, and checks that nothing is lost for good.
+    /// Delivers all messages without further failures, and checks what must hold in the end.
     ///
     /// # Errors
     ///
-    /// Returns the description of what is lost.
+    /// Returns the description of a violation.
     fn settle(self) -> Result<(), String>;
 }
 

@@ -96,7 +96,6 @@ enum Stage {
     Done,
 }
 
-#[derive(Clone)]
 struct PermitModel {
     setup: Setup,
     limiter: Concurrency,

@@ -247,9 +247,9 @@ impl Model for OverrideModel {
             }
             Event::Duplicate(message) => {
                 self.failures -= 1;
-                if let Some(doubled) = self.messages.remove(&message) {
-                    self.merge(&doubled);
-                    self.messages.insert(message, doubled);
+                if let Some(duplicate) = self.messages.remove(&message) {
+                    self.merge(&duplicate);
+                    self.messages.insert(message, duplicate);
                 }
             }
             Event::Crash(member) => {

@@ -1,7 +1,8 @@
 //! The hash that identifies a state of the model.
 
 use super::{
-    Check, INSTANCES, LeaseModel, Request, Stage,
+    INSTANCES, LeaseModel, Request,
+    client::{Check, Stage},
     network::{CallHit, lock},
 };
 use crate::{

@@ -1,11 +1,12 @@
 //! Model of leases, grants and roll backs: two instances, up to two clients, and a store with one or two counters.
-//! Messages are delayed, dropped and duplicated, an instance or a client crashes, and time passes in every
-//! order of events.
+//! Messages are delayed, dropped and duplicated, an instance or a client crashes, and time passes, in every order.
 //!
 //! - **Invariant**: callers are never allowed more hits than the limit's guarantee.
-//! - **Liveness**: when all messages have arrived and all leases are returned, the counter contains exactly the hits
-//!   that callers were allowed, unless a message was dropped or delayed. In the end the full limit is available in any case.
+//! - **Liveness**: when all messages have arrived and all leases are returned, the counter contains no other hits than
+//!   callers were allowed, unless a message was dropped or delayed. A fixed window always contains all of these. Later
+//!   the full limit is available in any case.
 
+mod client;
 mod fingerprint;
 mod guarantee;
 mod network;
@@ -13,15 +14,15 @@ mod setup;
 
 use std::{
     collections::BTreeMap,
-    hash::Hash,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use sluicegate_client::simulation::{GrantCache, GrantFeedback};
+use sluicegate_client::simulation::GrantFeedback;
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 use self::{
+    client::{Check, Client, Stage},
     guarantee::Guarantee,
     network::{Call, Network, REQUEST, Remote, lock},
     setup::{Fault, LIMIT, Setup, WINDOW},
@@ -29,12 +30,10 @@ use self::{
 use super::*;
 use crate::{
     algorithm::{Action, Algorithm, Operation},
-    model_checker::{self, Model, explore, hash},
+    model_checker::{self, Model, explore},
 };
 
 const KEYS: [&[u8]; 2] = [b"{d|k=v}", b"{d|k=w}"];
-/// The names of the same counters in clients.
-const NAMES: [&str; 2] = ["v", "w"];
 const INSTANCES: usize = 2;
 /// Hits of a small request. After one, an instance takes a lease of about a quarter of the limit.
 const SMALL: u64 = 40;
@@ -71,7 +70,7 @@ enum Event {
 }
 
 /// The cost of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug)]
 enum Size {
     Small,
     /// All hits that the first counter has at this time.
@@ -88,31 +87,6 @@ struct Request {
     /// The check of the client that it belongs to.
     check: Option<usize>,
     answer: JoinHandle<HitDecisions>,
-}
-
-struct Client {
-    grants: GrantCache,
-    /// Hashes of everything that happened to it. Its state follows from them.
-    history: Vec<u64>,
-}
-
-/// A check of a client that has not been answered.
-struct Check {
-    client: usize,
-    cost: u32,
-    feedback: Vec<GrantFeedback>,
-    sent_at: Micros,
-    stage: Stage,
-    /// Whether the client has crashed since.
-    is_orphaned: bool,
-}
-
-#[derive(PartialEq)]
-enum Stage {
-    Sent,
-    Arrived,
-    /// The grants in the verdict.
-    Answered(Vec<Option<(u64, Duration, u64)>>),
 }
 
 struct LeaseModel {
@@ -187,18 +161,10 @@ impl LeaseModel {
         if self.setup.fault == Fault::WallClock { self.setup.start } else { self.now() }
     }
 
-    /// Returns a time by the clock of clients, which has another origin.
-    fn client_time(&self, time: Micros) -> Duration {
-        Duration::from_secs(1_000) + Duration::from_micros((time - self.setup.start).get())
-    }
-
-    fn names(&self) -> &'static [&'static str] {
-        &NAMES[..self.algorithms.len()]
-    }
-
-    fn remaining(&self, counter: usize, algorithm: &Algorithm) -> u64 {
+    /// Returns what the store would decide about a counter now.
+    fn peek(&self, counter: usize) -> Decision {
         let peek = Operation { action: Action::Peek, cost: 0, now: self.now() };
-        algorithm.apply(&mut lock(&self.network).states[counter].clone(), peek).remaining
+        self.algorithms[counter].apply(&mut lock(&self.network).states[counter].clone(), peek)
     }
 
     fn request(&mut self, instance: usize, cost: u64, check: Option<usize>) {
@@ -224,17 +190,6 @@ impl LeaseModel {
         let answer = self.runtime.spawn(REQUEST.scope(number, decide));
         let sent_at = self.now();
         self.requests.insert(number, Request { instance, cost, sent_at, instance_before, check, answer });
-    }
-
-    /// Reports the grants that a client has finished.
-    fn report(&self, instance: usize, feedback: &[GrantFeedback]) {
-        let _runtime = self.runtime.enter();
-        for ((algorithm, key), (_, report)) in self.algorithms.iter().zip(KEYS).zip(feedback) {
-            if let Some((id, used)) = report {
-                let hit = Hit::take(key, algorithm, 0);
-                self.instances[instance].report(&hit, *id, *used, self.local_now());
-            }
-        }
     }
 
     fn advance(&self, time: Micros) {
@@ -331,48 +286,6 @@ impl LeaseModel {
         }
     }
 
-    fn send_check(&mut self, client: usize, cost: u32) {
-        let (now, names) = (self.now(), self.names());
-        let sent = self.client_time(now);
-        let Client { grants, history } = &mut self.clients[client];
-        let is_granted = grants.spend(names, cost, sent);
-        history.push(hash((now, cost, is_granted)));
-        if is_granted {
-            (0..self.algorithms.len()).for_each(|counter| self.pass(counter, now, cost.into()));
-            return;
-        }
-        let feedback = grants.feedback(names, cost, sent);
-        let check = Check { client, cost, feedback, sent_at: now, stage: Stage::Sent, is_orphaned: false };
-        self.checks.insert(self.next_request, check);
-        self.next_request += 1;
-    }
-
-    fn deliver(&mut self, check: usize) {
-        if let Some(arrived) = self.checks.get_mut(&check).filter(|check| check.stage == Stage::Sent) {
-            arrived.stage = Stage::Arrived;
-            let (instance, cost) = (arrived.client, arrived.cost);
-            self.request(instance, cost.into(), Some(check));
-        }
-    }
-
-    fn receive_verdict(&mut self, check: usize) {
-        if !self.checks.get(&check).is_some_and(|check| matches!(check.stage, Stage::Answered(_))) {
-            return;
-        }
-        let Some(Check { client, feedback, sent_at, stage: Stage::Answered(mut grants), .. }) =
-            self.checks.remove(&check)
-        else {
-            return;
-        };
-        if self.setup.fault == Fault::EndlessGrant {
-            grants.iter_mut().flatten().for_each(|grant| grant.1 += Duration::from_secs(2));
-        }
-        let received = grants.iter().flatten().map(|(hits, ttl, id)| (*hits, *ttl, self.grant_number(client, *id)));
-        let received = hash((sent_at, self.now(), received.collect::<Vec<_>>()));
-        self.clients[client].history.push(received);
-        self.clients[client].grants.store(self.names(), &feedback, &grants, self.client_time(sent_at));
-    }
-
     fn sweep(&self, instance: usize) {
         let (local, now) = (self.instances[instance].clone(), self.local_now());
         drop(self.runtime.spawn(async move { local.sweep(now).await }));
@@ -392,12 +305,6 @@ impl LeaseModel {
         network.calls.retain(|_, call| call.instance.is_some() || call.outcomes.is_none());
     }
 
-    fn crash_client(&mut self, client: usize) {
-        self.clients[client] = Client::new();
-        self.checks.retain(|_, check| check.client != client || check.stage == Stage::Arrived);
-        self.checks.values_mut().filter(|check| check.client == client).for_each(|check| check.is_orphaned = true);
-    }
-
     /// Returns the number of hits in a counter that callers were allowed, at most.
     fn counted(&self, counter: usize) -> u64 {
         let (now, window) = (self.now().get(), WINDOW.get());
@@ -407,11 +314,6 @@ impl LeaseModel {
         };
         let passed = self.passed.range((counter, Micros::new(since))..(counter + 1, Micros::ZERO));
         passed.map(|(_, hits)| hits).sum()
-    }
-
-    fn used(&self, counter: usize) -> u64 {
-        let peek = Operation { action: Action::Peek, cost: 0, now: self.now() };
-        self.algorithms[counter].apply(&mut lock(&self.network).states[counter].clone(), peek).used
     }
 
     fn has_failed(&self) -> bool {
@@ -471,7 +373,7 @@ impl Model for LeaseModel {
             Event::Request(instance, size) => {
                 let cost = match size {
                     Size::Small => SMALL,
-                    Size::Rest => self.remaining(0, &self.algorithms[0]).max(1),
+                    Size::Rest => self.peek(0).remaining.max(1),
                 };
                 self.request(instance, cost, None);
             }
@@ -534,14 +436,7 @@ impl Model for LeaseModel {
                 return Err("a lease waits for a call that has ended".into());
             }
         }
-        for client in 0..self.clients.len() {
-            for (name, id, used) in self.clients[client].grants.return_all(self.client_time(self.now())) {
-                let index = self.names().iter().position(|known| *known == name).unwrap();
-                let mut feedback = vec![(0, None); self.algorithms.len()];
-                feedback[index].1 = Some((id, used));
-                self.report(client, &feedback);
-            }
-        }
+        self.return_grants();
         for instance in &self.instances {
             let (local, now) = (instance.clone(), self.local_now());
             drop(self.runtime.spawn(async move { local.return_all(now).await }));
@@ -549,7 +444,7 @@ impl Model for LeaseModel {
         self.run();
         self.deliver_all();
         for counter in 0..self.algorithms.len() {
-            let (used, counted) = (self.used(counter), self.counted(counter));
+            let (used, counted) = (self.peek(counter).used, self.counted(counter));
             let is_exact = self.setup.guarantee == Guarantee::Windows;
             let is_too_low = is_exact && used < counted;
             let is_too_high = !self.has_failed() && used > counted;
@@ -558,8 +453,8 @@ impl Model for LeaseModel {
             }
         }
         self.advance(WINDOW + WINDOW + WINDOW);
-        for (counter, algorithm) in self.algorithms.iter().enumerate() {
-            let remaining = self.remaining(counter, algorithm);
+        for counter in 0..self.algorithms.len() {
+            let remaining = self.peek(counter).remaining;
             if remaining != LIMIT {
                 return Err(format!("only {remaining} hits are available in the end"));
             }
@@ -574,12 +469,6 @@ fn new_instance(instance: usize, network: &Arc<Mutex<Network>>) -> Local<Remote>
     let clock = if lock(network).fault == Fault::WallClock { Clock::Caller } else { Clock::start() };
     let shared = Shared::new(&deny_cache, &leases, &EventualSettings::default(), clock, Metrics::new(1));
     Local::new(Remote { instance, network: Arc::clone(network) }, shared, WorkerId(0))
-}
-
-impl Client {
-    fn new() -> Self {
-        Self { grants: GrantCache::default(), history: Vec::new() }
-    }
 }
 
 #[test]
