@@ -366,12 +366,18 @@ impl Store for AnyStore {
 /// Returns the address with its password replaced by `***`, for logs and `--print-settings`.
 #[must_use]
 pub fn redact(url: &str) -> String {
+    // The address of a Unix socket has its password in the query.
+    let parameter = |text: &str| if text.starts_with("pass=") { "pass=***".to_owned() } else { text.to_owned() };
+    let url = match url.split_once('?') {
+        Some((path, query)) => format!("{path}?{}", query.split('&').map(parameter).collect::<Vec<_>>().join("&")),
+        None => url.to_owned(),
+    };
     let Some((scheme, rest)) = url.split_once("://") else {
-        return url.to_owned();
+        return url;
     };
     // A password can contain an unescaped @ or /, so everything up to the last @ is treated as secret.
     let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
-        return url.to_owned();
+        return url;
     };
     let user = credentials.split(':').next().filter(|_| credentials.contains(':')).unwrap_or_default();
     format!("{scheme}://{user}:***{}", &rest[credentials.len()..])
@@ -401,6 +407,9 @@ mod tests {
             ("rediss://app:s3cr@t@host:1/2", "rediss://app:***@host:1/2"),
             ("redis://secret@host", "redis://:***@host"),
             ("redis://:a/b@host/1", "redis://:***@host/1"),
+            ("redis://:a?b@host", "redis://:***@host"),
+            ("unix:/s?pass=secret", "unix:/s?pass=***"),
+            ("redis+unix:///s?db=1&pass=a@b&user=u", "redis+unix:///s?db=1&pass=***&user=u"),
         ] {
             assert_eq!(redact(url), redacted);
         }
