@@ -173,7 +173,9 @@ impl Target {
             }
             _ => return Err(malformed()),
         };
-        target.check_length(text.len())?;
+        // The text that is stored can be up to three times as long, because `parse` also accepts unescaped characters.
+        let is_surely_short = 3 * text.len() <= MAX_BYTES;
+        target.check_length(if is_surely_short { text.len() } else { target.to_string().len() })?;
         Ok(target)
     }
 }
