@@ -12,7 +12,7 @@ pub(super) struct ExactDuration {
 
 impl ExactDuration {
     pub(super) fn ceil(self) -> Micros {
-        Micros::new(self.micros + u64::from(self.fraction > 0))
+        Micros::new(self.micros.saturating_add(u64::from(self.fraction > 0)))
     }
 }
 
@@ -46,7 +46,7 @@ impl Rate {
         if fraction < self.parts {
             ExactDuration { micros, fraction }
         } else {
-            ExactDuration { micros: micros + 1, fraction: 0 }
+            ExactDuration { micros: micros.saturating_add(1), fraction: 0 }
         }
     }
 
@@ -55,7 +55,7 @@ impl Rate {
         if is_same {
             self.duration(micros, fraction)
         } else {
-            ExactDuration { micros: micros + fraction.min(1), fraction: 0 }
+            ExactDuration { micros: micros.saturating_add(fraction.min(1)), fraction: 0 }
         }
     }
 

@@ -73,6 +73,11 @@ impl Concurrency {
         u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, 0])
     }
 
+    /// Returns the time until a slot ends. A later end is that of a broken state.
+    fn wait(&self, slot: &[u8; SLOT_BYTES], now: Micros) -> Micros {
+        (Micros::new(Self::end(slot)) - now).min(self.hold + CLOCK_SLACK)
+    }
+
     fn class([.., class]: &[u8; SLOT_BYTES]) -> usize {
         usize::from(*class) % Classes::MAX_CLASSES
     }
@@ -222,7 +227,7 @@ impl Concurrency {
         let (free_slots, used) = (self.free_slots_of_class(classes, &held), held[class]);
         let full = self.free_slots_of_class(classes, &SlotsPerClass::default());
         let wanted = if allowed { free_slots } else { operation.cost };
-        let wait = |slot: &[u8; SLOT_BYTES]| Micros::new(Self::end(slot)) - operation.now;
+        let wait = |slot| self.wait(slot, operation.now);
         let reset = slots.iter().rfind(|slot| Self::class(slot) == class).map(wait).unwrap_or_default();
         let (mut next, mut retry) = (None, None);
         // The loop simulates the slots ending one after the other.
@@ -259,10 +264,7 @@ impl Concurrency {
         // The time until `many` of the held slots have ended, if none is released before.
         let until_free = |many: u64| match many {
             0 => Micros::ZERO,
-            many => slots
-                .get(many as usize - 1)
-                .map(|slot| Micros::new(Self::end(slot)) - operation.now)
-                .unwrap_or_default(),
+            many => slots.get(many as usize - 1).map(|slot| self.wait(slot, operation.now)).unwrap_or_default(),
         };
         let limit = self.max_hits.limit();
         let retry = || {

@@ -190,19 +190,18 @@ impl Limiter for SlidingLog {
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let expired = self.expired(state, operation.now);
         let used = (Self::len(state) - expired) as u64;
+        // Later times are those of a broken state.
+        let wait = |at: u64, time: Micros| (Micros::new(at) + time - operation.now).min(time + MAX_AHEAD);
         // The time until `hits` of the hits in the window have expired.
         let time_until_expired = |hits: u64| match hits {
             0 => Micros::ZERO,
-            hits => Micros::new(Self::entry(state, expired + hits as usize - 1)) + self.window - operation.now,
+            hits => wait(Self::entry(state, expired + hits as usize - 1), self.window),
         };
         let limit = self.max_hits.limit();
         let retry = || {
             let room = self.max_hits.ceiling().checked_sub(operation.cost)?;
             let spaced = Self::newest(state).filter(|_| operation.cost > 0).unwrap_or_default();
-            Some(
-                time_until_expired(used.saturating_sub(room))
-                    .max(Micros::new(spaced) + self.min_interval - operation.now),
-            )
+            Some(time_until_expired(used.saturating_sub(room)).max(wait(spaced, self.min_interval)))
         };
         Decision {
             allowed,
