@@ -1,5 +1,5 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload model mutants profile book fmt clippy doc deny
+.PHONY: help run release test verify fix proto bench accuracy overload model fuzz mutants profile book fmt clippy doc deny
 
 help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -37,6 +37,10 @@ overload: ## Simulate adaptive limits and load shedding in virtual time; writes 
 
 model: ## Search the states of the protocols that hand something out once, more deeply than the tests do (half an hour).
 	LARGE_MODELS=1 cargo test --lib ::model:: -- --nocapture
+
+SECONDS ?= 60
+fuzz: ## Run each fuzz target for a minute, or SECONDS=n (needs cargo-fuzz).
+	fuzz/run.py --seconds $(SECONDS)
 
 mutants: ## Run mutation tests (needs cargo-mutants; takes hours).
 	tests/setup.sh

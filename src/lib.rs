@@ -86,5 +86,7 @@ mod allocator;
 mod debounce;
 mod duration;
 mod errors;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 #[cfg(test)]
 mod model_checker;

@@ -21,6 +21,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("algorithm", &[]),
     ("model_checker", &[]),
+    (
+        "fuzz",
+        &["algorithm", "app", "engine", "rules", "service", "settings", "store", "telemetry", "traffic", "transport"],
+    ),
     ("allocator", &[]),
     ("duration", &[]),
     ("errors", &[]),

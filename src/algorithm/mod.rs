@@ -18,6 +18,8 @@ mod drain_state;
 mod drain_time;
 pub mod fixed_window;
 mod forecast;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod gcra;
 #[cfg(test)]
 mod laws;

@@ -18,6 +18,8 @@
 mod cluster;
 mod engine;
 mod error;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod open_files;
 mod overrides;
 mod rules;
@@ -36,10 +38,16 @@ use std::sync::Arc;
 use tokio::runtime;
 
 use self::{
-    engine::EngineFactory, overrides::Operations, rules::Rules, servers::Servers, signals::Signals, store::StoreSetup,
-    tasks::Tasks, telemetry::Telemetry,
+    engine::EngineFactory,
+    overrides::Operations,
+    rules::Rules,
+    servers::{RunningServers, Servers},
+    signals::Signals,
+    store::StoreSetup,
+    tasks::Tasks,
+    telemetry::{StatsdExport, Telemetry},
 };
-use crate::{metrics::observe_gauge, settings::Settings};
+use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, transport::cluster::Cluster};
 
 /// Runs the service until it receives SIGTERM or SIGINT.
 ///
@@ -65,34 +73,55 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     let mut signals = Signals::new().map_err(AppError::Process)?;
     open_files::divide(&mut settings);
     let mut tasks = Tasks::default();
-
-    let mut telemetry = Telemetry::start(&settings)?;
+    let telemetry = Telemetry::start(&settings)?;
     let rules = Rules::start(&settings, &telemetry, &mut tasks)?;
     if !rules.wait_until_loaded(&settings, &mut signals).await {
         return Ok(());
     }
-    let store = StoreSetup::new(&settings, &telemetry.store_metrics)?;
-    let engines = EngineFactory::new(&settings, &telemetry, &rules, store)?;
-    let servers = Servers::bind(&settings, &telemetry, &rules, &engines).await?;
-    engines.store.start_tasks(&engines.local, &telemetry.clock, &mut tasks);
-    engine::wait_until_up(servers.store()).await;
-    let (store, grpc_port) = (servers.store(), servers.grpc_port());
-    let operations = Operations::start(&settings, &telemetry, &rules, store, grpc_port).await?;
-
-    observe(&telemetry, &rules, &engines, &servers, &operations);
-    start_periodic(&mut tasks, &rules, &servers, &operations);
-    let statsd = telemetry.start_statsd(&rules.reloader);
-    let cluster = cluster::start(&settings, &engines, &telemetry, &operations.overrides, &mut tasks).await?;
-    if cluster.is_some() {
-        // Rules that were promoted on another instance apply from the first decision on.
-        operations.candidates.poll(false).await;
-    }
-    let running = servers.serve(&settings, &rules, operations, &mut tasks)?;
-
-    shutdown::stop_servers(running, cluster.as_deref(), signals, &settings.shutdown, &telemetry.clock).await;
+    let service = Service::start(&settings, telemetry, &rules, &mut tasks).await?;
+    let Service { servers, cluster, statsd, recorder, telemetry } = service;
+    shutdown::stop_servers(servers, cluster.as_deref(), signals, &settings.shutdown, &telemetry.clock).await;
     tasks.stop().await;
-    shutdown::stop_exporters(statsd, engines.recorder, telemetry).await;
+    shutdown::stop_exporters(statsd, recorder, telemetry).await;
     Ok(())
+}
+
+/// What runs after the start, in the order in which it is stopped.
+struct Service {
+    servers: RunningServers,
+    cluster: Option<Arc<Cluster>>,
+    statsd: Option<StatsdExport>,
+    recorder: Option<Arc<Recorder>>,
+    telemetry: Telemetry,
+}
+
+impl Service {
+    /// Starts the phases after the rules.
+    async fn start(
+        settings: &Settings,
+        mut telemetry: Telemetry,
+        rules: &Rules,
+        tasks: &mut Tasks,
+    ) -> Result<Self, AppError> {
+        let store = StoreSetup::new(settings, &telemetry.store_metrics)?;
+        let engines = EngineFactory::new(settings, &telemetry, rules, store)?;
+        let servers = Servers::bind(settings, &telemetry, rules, &engines).await?;
+        engines.store.start_tasks(&engines.local, &telemetry.clock, tasks);
+        engine::wait_until_up(servers.store()).await;
+        let (store, grpc_port) = (servers.store(), servers.grpc_port());
+        let operations = Operations::start(settings, &telemetry, rules, store, grpc_port).await?;
+
+        observe(&telemetry, rules, &engines, &servers, &operations);
+        start_periodic(tasks, rules, &servers, &operations);
+        let statsd = telemetry.start_statsd(&rules.reloader);
+        let cluster = cluster::start(settings, &engines, &telemetry, &operations.overrides, tasks).await?;
+        if cluster.is_some() {
+            // Rules that were promoted on another instance apply from the first decision on.
+            operations.candidates.poll(false).await;
+        }
+        let servers = servers.serve(settings, rules, operations, tasks)?;
+        Ok(Self { servers, cluster, statsd, recorder: engines.recorder, telemetry })
+    }
 }
 
 /// Registers the metrics of all phases.

@@ -6,6 +6,8 @@
 mod applied_limit;
 mod candidate;
 mod decide;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod inspect;
 mod key;
 pub mod overrides;

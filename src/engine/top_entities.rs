@@ -24,8 +24,8 @@ use crate::{
     metrics::{Striped, WorkerId},
 };
 
-/// Maximum number of descriptors that one worker counts in one minute.
-const MAX_ENTRIES: usize = 500;
+/// Maximum number of descriptors that one worker counts in one minute. Fuzzing reaches a small maximum sooner.
+pub(super) const MAX_ENTRIES: usize = if cfg!(fuzzing) { 10 } else { 500 };
 /// Length of the window that one sketch covers.
 const WINDOW: Micros = Micros::from_secs(60);
 /// Number of windows that are stored.

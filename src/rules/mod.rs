@@ -8,6 +8,8 @@ mod compile;
 mod custom_limit;
 mod diagnostic;
 mod explain;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod ip_prefix;
 mod limit;
 mod matcher;

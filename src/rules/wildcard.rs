@@ -85,18 +85,7 @@ impl Wildcards {
 mod tests {
     use proptest::prelude::*;
 
-    use super::*;
-
-    /// Matches the value against a single pattern, as a reference implementation.
-    fn matches(pattern: &str, value: &str) -> bool {
-        match pattern.split_once('*') {
-            None => pattern == value,
-            Some((start, pattern_rest)) => value.strip_prefix(start).is_some_and(|value_rest| {
-                (0..=value_rest.len())
-                    .any(|at| value_rest.get(at..).is_some_and(|value_rest| matches(pattern_rest, value_rest)))
-            }),
-        }
-    }
+    use super::{super::fuzz::matches, *};
 
     proptest! {
         #[test]

@@ -3,6 +3,8 @@
 //! Only this module reads settings files and variables. Each part of the service defines its own `Settings` type.
 
 pub mod envoyproxy;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod schema;
 
 use std::{

@@ -12,6 +12,8 @@ mod traces;
 
 pub use exposition::Exposition;
 pub use logs::{LogFormat, LogSettings};
+#[cfg(any(test, fuzzing))]
+pub use mapping::fuzz;
 pub use meters::Meters;
 pub use prometheus::{MetricsPage, PrometheusSettings};
 pub use statsd::{NameMapping, Statsd, StatsdProtocol, StatsdSettings};

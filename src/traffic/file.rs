@@ -213,7 +213,7 @@ impl Reader {
 }
 
 /// Reads one message. Returns `false` at the end of the file.
-fn read(from: &mut dyn Read, message: &mut Vec<u8>) -> io::Result<bool> {
+pub(super) fn read(from: &mut dyn Read, message: &mut Vec<u8>) -> io::Result<bool> {
     let (mut length, mut shift, mut byte) = (0_u64, 0, [0]);
     loop {
         if from.read(&mut byte)? == 0 {

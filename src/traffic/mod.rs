@@ -7,6 +7,8 @@
 
 pub mod access_log;
 mod file;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod text;
 
 pub use file::{Reader, TrafficError, Writer};

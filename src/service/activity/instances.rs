@@ -116,7 +116,7 @@ fn encode(report: &Report) -> Vec<u8> {
     bytes
 }
 
-fn decode(bytes: &[u8]) -> Option<Report> {
+pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
     let mut json = Vec::new();
     GzDecoder::new(bytes).take(MAX_REPORT_BYTES).read_to_end(&mut json).ok()?;
     serde_json::from_slice(&json).ok()

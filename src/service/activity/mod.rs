@@ -5,6 +5,8 @@
 //! `history`), so that operators see it without Prometheus; longer periods are the task of a metrics system.
 
 mod events;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod history;
 mod instances;
 mod query;

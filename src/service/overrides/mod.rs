@@ -16,6 +16,8 @@
 //! under the versions that they had. A change is therefore gone only if every instance that received it is gone, too.
 
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod merge;
 mod metrics;
 #[cfg(test)]

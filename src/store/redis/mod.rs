@@ -16,6 +16,8 @@
 mod activity;
 mod batch;
 mod failure;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod health;
 mod multi_node;
 mod node;

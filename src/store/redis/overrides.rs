@@ -269,3 +269,13 @@ fn parse_change(entry: &Value) -> Result<Change, StoreError> {
     }
     Ok(change)
 }
+
+/// Parses a reply as the answer to each command, for a fuzz target.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_any(reply: &Value) {
+    let _ = (parse_cursor(reply), parse_changes(reply));
+    if let Ok((_, [changes, ..])) = split(reply) {
+        let _ = parse_changes(changes);
+    }
+    let _ = parse::<(String, Vec<(String, String)>)>(reply.clone());
+}

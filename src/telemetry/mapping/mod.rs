@@ -4,6 +4,9 @@
 //! The only timer is the response time. It has the buckets in which it is measured, regardless of buckets and quantiles
 //! in the file. `observer_type: histogram` writes them; otherwise only the count and the sum are written.
 
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
+
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
 use config::{Config, File, FileFormat};

@@ -60,7 +60,7 @@ pub struct TokenError {
     reason: String,
 }
 
-struct Token {
+pub(super) struct Token {
     /// SHA-256 of the token, so that a core dump does not contain the token.
     digest: [u8; 32],
     caller: Caller,
@@ -144,8 +144,13 @@ impl Authenticator {
 
 /// Reads the token file. Each line is `read TOKEN NAME` or `operate TOKEN NAME`, and `#` begins a comment.
 fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
-    let invalid = |reason: String| TokenError { path: path.to_owned(), reason };
-    let text = fs::read_to_string(path).map_err(|error| invalid(error.to_string()))?;
+    let text = fs::read_to_string(path).map_err(|error| error.to_string());
+    let tokens = text.and_then(|text| parse(&text));
+    tokens.map_err(|reason| TokenError { path: path.to_owned(), reason })
+}
+
+/// Parses the text of a token file. Returns the reason if it is invalid.
+pub(super) fn parse(text: &str) -> Result<Vec<Token>, String> {
     let mut tokens = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or_default();
@@ -155,10 +160,10 @@ fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
             ["read", token, name] => (Role::Read, token, name),
             ["operate", token, name] => (Role::Operate, token, name),
             // The message must not contain the token, not even an invalid one.
-            _ => return Err(invalid(format!("line {} must be `read TOKEN NAME` or `operate TOKEN NAME`", number + 1))),
+            _ => return Err(format!("line {} must be `read TOKEN NAME` or `operate TOKEN NAME`", number + 1)),
         };
         if token.len() < MIN_TOKEN_BYTES {
-            return Err(invalid(format!("the token in line {} is shorter than {MIN_TOKEN_BYTES} bytes", number + 1)));
+            return Err(format!("the token in line {} is shorter than {MIN_TOKEN_BYTES} bytes", number + 1));
         }
         let caller = Caller { name: (*name).to_owned(), role };
         tokens.push(Token { digest: Sha256::digest(token.as_bytes()).into(), caller });

@@ -6,6 +6,8 @@
 mod activity;
 mod auth;
 mod convert;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod json;
 mod openapi;
 mod service;

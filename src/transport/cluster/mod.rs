@@ -4,6 +4,8 @@
 //! hung or slow instance delays only its own follower. The calls are gRPC with mutual TLS, on a listener of their own.
 
 mod follower;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod members;
 mod message;
 mod service;

@@ -96,7 +96,7 @@ async fn reject_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io:
 }
 
 /// Serves an HTTP/2 connection until it is closed.
-async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
+pub(super) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     handler: Arc<Handler>,
     settings: &Settings,

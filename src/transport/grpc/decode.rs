@@ -135,6 +135,51 @@ fn check_text(field: &str, text: &str, limits: &Limits) -> Result<(), RequestErr
     Ok(())
 }
 
+/// A decoded request that owns its texts: its domain, and the entries, hits, refund and limit of each descriptor.
+#[cfg(any(test, fuzzing))]
+type Decoded = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, crate::rules::Measure)>)>);
+
+/// Decodes with [`decode`].
+#[cfg(any(test, fuzzing))]
+pub(super) fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
+    let max = usize::MAX;
+    let limits = Limits { max_descriptors: max, max_entries: max, max_text_bytes: max, ..Limits::default() };
+    let request = decode(message, &limits).ok()?;
+    let limit = |limit: &Limit| (limit.requests(), limit.measure());
+    let descriptors = request.descriptors.iter().map(|descriptor| {
+        let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
+        (entries.collect(), descriptor.hits, descriptor.refund, descriptor.requested_limit.as_deref().map(limit))
+    });
+    Some((request.domain.to_owned(), descriptors.collect()))
+}
+
+/// Decodes with prost, which [`decode`] must agree with.
+#[cfg(any(test, fuzzing))]
+pub(super) fn decode_with_prost(message: &[u8]) -> Option<Decoded> {
+    use prost::Message;
+    use sluicegate_proto::envoy::service::ratelimit::v3::RateLimitRequest;
+
+    let message = RateLimitRequest::decode(message).ok()?;
+    let descriptors = message.descriptors.into_iter().map(|descriptor| {
+        let limit = match descriptor.limit {
+            Some(limit) => {
+                let limit = RequestedLimit {
+                    requests_per_unit: limit.requests_per_unit,
+                    unit: limit.unit,
+                    unit_multiplier: limit.unit_multiplier.map(u64::from),
+                };
+                let limit = limit.check().ok()?;
+                Some((limit.requests(), limit.measure()))
+            }
+            None => None,
+        };
+        let entries = descriptor.entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
+        let hits = descriptor.hits_addend.unwrap_or(message.hits_addend.max(1).into());
+        Some((entries, hits, descriptor.is_negative_hits, limit))
+    });
+    Some((message.domain, descriptors.collect::<Option<_>>()?))
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -149,41 +194,6 @@ mod tests {
 
     use super::*;
     use crate::rules::Measure;
-
-    type Decoded = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, Measure)>)>);
-
-    fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
-        let request = decode(message, &Limits::default()).ok()?;
-        let limit = |limit: &Limit| (limit.requests(), limit.measure());
-        let descriptors = request.descriptors.iter().map(|descriptor| {
-            let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
-            (entries.collect(), descriptor.hits, descriptor.refund, descriptor.requested_limit.as_deref().map(limit))
-        });
-        Some((request.domain.to_owned(), descriptors.collect()))
-    }
-
-    /// Decodes with prost.
-    fn decode_with_prost(message: &[u8]) -> Option<Decoded> {
-        let message = RateLimitRequest::decode(message).ok()?;
-        let descriptors = message.descriptors.into_iter().map(|descriptor| {
-            let limit = match descriptor.limit {
-                Some(limit) => {
-                    let limit = RequestedLimit {
-                        requests_per_unit: limit.requests_per_unit,
-                        unit: limit.unit,
-                        unit_multiplier: limit.unit_multiplier.map(u64::from),
-                    };
-                    let limit = limit.check().ok()?;
-                    Some((limit.requests(), limit.measure()))
-                }
-                None => None,
-            };
-            let entries = descriptor.entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
-            let hits = descriptor.hits_addend.unwrap_or(message.hits_addend.max(1).into());
-            Some((entries, hits, descriptor.is_negative_hits, limit))
-        });
-        Some((message.domain, descriptors.collect::<Option<_>>()?))
-    }
 
     #[test]
     fn rejects_requests_above_the_configured_limits() {

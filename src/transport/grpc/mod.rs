@@ -12,6 +12,8 @@ mod decode;
 mod encode;
 mod exact;
 mod feedback;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod headers;
 mod http2;
 mod keep_alive;

@@ -293,3 +293,14 @@ impl ResponseStream {
         trailers
     }
 }
+
+/// Decides a frame with a store that never waits, and returns the frame of responses, for a fuzz target.
+#[cfg(any(test, fuzzing))]
+pub(super) fn decide_frame(checker: &Arc<Checker>, frame: &Bytes) -> Result<Bytes, RequestError> {
+    let mut queue = CheckQueue::new(Arc::clone(checker));
+    queue.add_frame(frame)?;
+    queue.reserve_prefix();
+    queue.advance(&mut Context::from_waker(std::task::Waker::noop()), usize::MAX);
+    assert!(queue.is_done());
+    Ok(queue.message().slice(PREFIX..))
+}

@@ -8,6 +8,8 @@
 mod client;
 mod connection;
 mod convert;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 mod settings;
 mod stream;
 

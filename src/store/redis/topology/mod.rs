@@ -18,6 +18,8 @@ use tokio::{
 
 use sluicegate_common::Ring;
 
+#[cfg(any(test, fuzzing))]
+pub(super) use self::query::read_any;
 use self::{address::Source, query::TopologyReport};
 use super::{Settings, SetupError};
 
@@ -205,6 +207,14 @@ pub(super) fn jittered(pause: Duration) -> Duration {
 pub(super) async fn back_off(failures: u32) {
     let pause = Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3));
     sleep(jittered(pause)).await;
+}
+
+/// Parses the address of a store, for a fuzz target.
+#[cfg(any(test, fuzzing))]
+pub(super) fn read_address(url: &str, settings: &Settings) {
+    if let Ok((source, view)) = address::parse(url, settings) {
+        assert_eq!(view.servers.is_empty(), !matches!(source, Source::Fixed), "{url}");
+    }
 }
 
 #[cfg(test)]

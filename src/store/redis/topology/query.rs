@@ -173,6 +173,16 @@ fn config_epoch(reply: &Value) -> u64 {
     epoch.and_then(|pair| slots::text(&pair[1])?.parse().ok()).unwrap_or(0)
 }
 
+/// Parses a reply as the answer to each query, for a fuzz target.
+#[cfg(any(test, fuzzing))]
+pub(in crate::store::redis) fn read_any(reply: &Value) {
+    if let Some(map) = slots::parse(reply, "127.0.0.1") {
+        let masters = map.masters.len();
+        assert!(map.owners.iter().all(|owner| *owner == slots::UNASSIGNED || usize::from(*owner) < masters));
+    }
+    let _ = (address(reply), cluster_epoch(reply), config_epoch(reply));
+}
+
 #[cfg(test)]
 mod tests {
     use std::{

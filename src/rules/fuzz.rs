@@ -1,0 +1,67 @@
+//! Fuzz targets: rule files, and patterns in them.
+#![allow(clippy::missing_panics_doc, reason = "every target panics if a promise is broken")]
+
+use super::{Entry, Options, Severity, SourceFile, compile, wildcard::Wildcards};
+
+/// Compiles a rule file.
+///
+/// An invalid file must have an error with its position, each on one line. In a valid file, every rule must be found by
+/// the values of its levels, or by those of a rule before it.
+pub fn rule_file(input: &[u8]) {
+    let text = String::from_utf8_lossy(input).into_owned();
+    let file = SourceFile { name: "rules.yaml".into(), text };
+    match compile(&[file], Options { merge_domains: true, peers: true, ..Options::default() }) {
+        Ok((rules, warnings)) => {
+            assert!(warnings.iter().all(|warning| warning.severity == Severity::Warning), "{warnings:?}");
+            for (rule, entries) in rules.rules().iter().zip(rules.entries_of_rules()) {
+                let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+                let domain = &rule.labels[0];
+                let is_default_plan = !entries.is_empty();
+                let found = rules.rule_for(domain, &entries);
+                assert!(!is_default_plan || found.is_some() || rule.labels.len() > 2, "{domain} {entries:?}");
+                let _ = rules.explain(domain, &entries);
+            }
+        }
+        Err(diagnostics) => {
+            assert!(diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error));
+            for diagnostic in diagnostics {
+                let text = diagnostic.to_string();
+                assert!(!text.contains('\n'), "a diagnostic has several lines: {text:?}");
+            }
+        }
+    }
+}
+
+/// Matches a value against patterns. The first line is the value, and every other line with a `*` is a pattern.
+///
+/// The index must find the first pattern that matches by definition.
+pub fn wildcard(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let mut lines = text.split('\n');
+    let value = lines.next().unwrap_or_default();
+    let patterns: Vec<&str> = lines.filter(|line| line.contains('*')).take(64).collect();
+    let mut wildcards = Wildcards::default();
+    for (node, pattern) in (0..).zip(&patterns) {
+        wildcards.insert(pattern, node);
+    }
+    let expected = (0..).zip(&patterns).find(|(_, pattern)| matches(pattern, value)).map(|(node, _)| node);
+    assert_eq!(wildcards.find(value), expected, "{value:?} {patterns:?}");
+}
+
+/// Matches a value against one pattern: `reached[at]` is whether the pattern so far matches the first `at` bytes.
+pub(super) fn matches(pattern: &str, value: &str) -> bool {
+    let mut reached = vec![false; value.len() + 1];
+    reached[0] = true;
+    for letter in pattern.bytes() {
+        if letter == b'*' {
+            let first = reached.iter().position(|reached| *reached).unwrap_or(reached.len());
+            reached[first..].fill(true);
+        } else {
+            for at in (0..value.len()).rev() {
+                reached[at + 1] = reached[at] && value.as_bytes()[at] == letter;
+            }
+            reached[0] = false;
+        }
+    }
+    reached[value.len()]
+}

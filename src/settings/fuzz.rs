@@ -1,0 +1,62 @@
+//! Fuzz targets: settings files, and the environment of envoyproxy/ratelimit.
+#![allow(clippy::missing_panics_doc, reason = "every target panics if a promise is broken")]
+
+use std::{
+    cell::RefCell,
+    collections::{HashMap, HashSet},
+    env, fs, process,
+};
+
+use config::{File, FileFormat, Source};
+
+use super::{Flags, Settings, envoyproxy::EnvoyproxySettings};
+
+/// Maximum number of settings that [`envoyproxy_environment`] loads.
+const MAX_SEEN: usize = 100_000;
+
+thread_local! {
+    static SEEN: RefCell<HashSet<String>> = RefCell::default();
+}
+
+/// Loads a settings file, in TOML or, after `#yaml`, in YAML. The printed settings must be a valid file that contains the
+/// same settings.
+pub fn settings_file(input: &[u8]) {
+    let (extension, format) =
+        if input.starts_with(b"#yaml") { ("yaml", FileFormat::Yaml) } else { ("toml", FileFormat::Toml) };
+    // Most inputs are no valid files, which costs less to see without a file.
+    if File::from_str(&String::from_utf8_lossy(input), format).collect().is_err() {
+        return;
+    }
+    if let Some(settings) = load("settings_file", input, extension) {
+        let printed = settings.masked();
+        let again = load("settings_file", printed.as_bytes(), "toml").map(|settings| settings.masked());
+        assert_eq!(again.as_deref(), Some(printed.as_str()));
+    }
+}
+
+fn load(target: &str, text: &[u8], extension: &str) -> Option<Settings> {
+    let path = env::temp_dir().join(format!("sluicegate-fuzz-{target}-{}.{extension}", process::id()));
+    fs::write(&path, text).ok()?;
+    Settings::load(Some(&path), Some(HashMap::new()), Flags::default()).ok()
+}
+
+/// Loads variables of envoyproxy/ratelimit, one `NAME=value` on each line. The settings that `migrate` prints must be
+/// those that the variables have.
+pub fn envoyproxy_environment(input: &[u8]) {
+    let text = String::from_utf8_lossy(input);
+    let variables = text.lines().filter_map(|line| line.split_once('='));
+    let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let Ok(envoyproxy) = EnvoyproxySettings::read(&variables) else {
+        return;
+    };
+    let printed = envoyproxy.toml();
+    // Most inputs lead to the same settings as one before.
+    if !SEEN.with_borrow_mut(|seen| seen.len() < MAX_SEEN && seen.insert(printed.clone())) {
+        return;
+    }
+    let flags = Flags { envoyproxy: Some(envoyproxy), ..Flags::default() };
+    if let Ok(settings) = Settings::load(None, Some(HashMap::new()), flags) {
+        let migrated = load("envoyproxy_environment", printed.as_bytes(), "toml").map(|settings| settings.masked());
+        assert_eq!(migrated, Some(settings.masked()), "{printed}");
+    }
+}

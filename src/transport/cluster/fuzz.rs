@@ -1,0 +1,54 @@
+//! Fuzz target: messages of a peer.
+#![allow(clippy::missing_panics_doc, reason = "every target panics if a promise is broken")]
+
+use std::sync::Arc;
+
+use prost::Message;
+use sluicegate_proto::sluicegate::cluster::v1 as proto;
+
+use super::message;
+use crate::{
+    algorithm::Micros,
+    service::overrides::PeerOverrides,
+    store::{
+        Memory, memory,
+        peers::{Metrics, Peers},
+    },
+};
+
+/// The time of the instance that receives the messages.
+const NOW: Micros = Micros::from_secs(1_763_672_400);
+
+/// Applies a message of a peer. The first byte selects its type: increments, copied counters or overrides.
+///
+/// The counters must afterwards be publishable to other peers.
+pub fn peer_message(input: &[u8]) {
+    let Some((kind, input)) = input.split_first() else {
+        return;
+    };
+    let memory = Arc::new(Memory::exchanged(&memory::Settings { max_counters: 1_000 }));
+    let peers = Peers::with_epoch(memory, Metrics::new(), 1);
+    match kind % 3 {
+        0 => {
+            if let Some(batch) = proto::PullResponse::decode(input).ok().and_then(|pull| message::decode(&pull).ok()) {
+                peers.apply(&batch, NOW);
+            }
+        }
+        1 => {
+            if let Ok(page) = proto::CopyPage::decode(input) {
+                peers.insert_copies(message::decode_copies(&page.counters), NOW);
+            }
+        }
+        _ => {
+            if let Ok(page) = proto::OverridesPage::decode(input) {
+                let mut overrides = PeerOverrides::default();
+                message::decode_overrides(&mut overrides, page);
+                let _ = message::encode_overrides(overrides);
+            }
+        }
+    }
+    peers.publish(NOW);
+    let copies: Vec<_> = (0..).map_while(|part| peers.copy_part(part)).flatten().collect();
+    let again = message::decode_copies(&message::encode_copies(&copies));
+    assert_eq!(again.len(), copies.len());
+}
