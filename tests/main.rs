@@ -17,6 +17,8 @@ mod architecture;
 mod client;
 /// Instances without a shared store that exchange the hits they count: counting, joins, partitions, hostile callers.
 mod cluster;
+/// What later versions must keep: protocols, settings, stored data, and upgrades while requests arrive.
+mod compatibility;
 /// The web console in a real browser.
 mod console;
 /// Deployment: charts, images, gateways, and replacing envoyproxy/ratelimit.
