@@ -16,6 +16,7 @@
 //! | shutdown | `shutdown` | the same phases in reverse order |
 
 mod cluster;
+mod core_dumps;
 mod engine;
 mod error;
 #[cfg(any(test, fuzzing))]
@@ -55,6 +56,9 @@ use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, trans
 /// Returns an error if a component cannot be started, for example because an address is in use, or because a file or
 /// the rules are invalid.
 pub fn run(settings: Settings) -> Result<(), AppError> {
+    if !settings.core_dumps {
+        core_dumps::forbid().map_err(AppError::Process)?;
+    }
     settings.telemetry.log.start()?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");

@@ -49,6 +49,8 @@ pub struct Settings {
     pub store: String,
     /// Number of worker threads, which decide requests; with 0, the number of CPU cores.
     pub workers: usize,
+    /// Whether a crash may write the memory of the process, which contains secrets and names of entities, to a file.
+    pub core_dumps: bool,
     /// The other instances of the service.
     pub cluster: transport::cluster::Settings,
     /// Source of the rules.
@@ -95,6 +97,7 @@ impl Default for Settings {
         Self {
             store: "memory".into(),
             workers: 0,
+            core_dumps: false,
             cluster: transport::cluster::Settings::default(),
             rules: RulesSettings::default(),
             decisions: engine::Settings::default(),
