@@ -17,7 +17,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-use super::{TelemetryError, wall_clock};
+use super::{TelemetryError, one_line::OneLine, wall_clock};
 
 /// Settings of the log.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -59,9 +59,10 @@ impl LogSettings {
         let filter = EnvFilter::try_new(format!("h2=error,{}", self.level))
             .map_err(|error| TelemetryError(format!("invalid telemetry.log.level {:?}: {error}", self.level)))?;
         let registry = tracing_subscriber::registry().with(filter);
-        let layer = fmt::layer().with_writer(std::io::stderr);
+        let has_colours = self.format == LogFormat::Text && std::io::stderr().is_terminal();
+        let layer = fmt::layer().with_writer(move || OneLine::stderr(has_colours));
         let started = match self.format {
-            LogFormat::Text => registry.with(layer.with_ansi(std::io::stderr().is_terminal())).try_init(),
+            LogFormat::Text => registry.with(layer.with_ansi(has_colours)).try_init(),
             LogFormat::Json => registry.with(layer.json().flatten_event(true)).try_init(),
             LogFormat::Logstash => registry.with(layer.event_format(Logstash)).try_init(),
         };

@@ -5,6 +5,7 @@ mod http_client;
 mod logs;
 mod mapping;
 mod meters;
+mod one_line;
 mod otlp;
 mod prometheus;
 mod statsd;
