@@ -90,9 +90,19 @@ fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>) {
         Some(Node { segment: Segment::Shared(pattern), .. }) => escape(name, pattern, ESCAPED_PATTERN),
         Some(Node { ip_prefix: Some(prefix), .. }) => match prefix.network(entry.value) {
             Some(network) => escape(name, &network, ESCAPED),
-            None => escape(name, entry.value, ESCAPED),
+            None => escape_non_address(name, entry.value),
         },
         Some(_) | None => escape(name, entry.value, ESCAPED),
+    }
+}
+
+/// Escapes `/` as well, so that the text `10.0.0.0/8` does not share the counter of the addresses of this network.
+fn escape_non_address(name: &mut Vec<u8>, value: &str) {
+    for (index, part) in value.split('/').enumerate() {
+        if index > 0 {
+            name.extend_from_slice(b"%2F");
+        }
+        escape(name, part, ESCAPED);
     }
 }
 
@@ -111,10 +121,15 @@ fn shorten(name: &mut Vec<u8>, start: usize) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;
-    use crate::algorithm::{MaxHits, Micros, fixed_window::FixedWindow};
+    use crate::{
+        algorithm::{MaxHits, Micros, fixed_window::FixedWindow},
+        rules::{IpPrefix, Options, SourceFile, compile},
+    };
 
     fn name(domain: &str, shard_by: &[&str], entries: &[(String, String)]) -> String {
         let algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
@@ -182,6 +197,54 @@ mod tests {
             assert_ne!(one, other);
             assert!(one.len() < MAX_BYTES && one.contains("|user=éé"), "{one}");
         }
+    }
+
+    /// Two values share a counter only if the rule says so: by a network of addresses, or by a pattern.
+    #[test]
+    fn values_share_a_name_only_by_a_network_or_a_pattern() {
+        const VALUES: [&str; 16] = [
+            "10.1.2.3",
+            "10.9.9.9",
+            "::ffff:10.1.1.1",
+            "10.0.0.0/8",
+            "10.0.0.0%2F8",
+            " 10.0.0.0/8",
+            "11.0.0.1",
+            "2001:db8::1",
+            "2001:db8::/64",
+            "2001:db8::2",
+            "1*",
+            "1%2A",
+            "1",
+            "11",
+            "x/y",
+            "x%2Fy",
+        ];
+        let text = "domain: d\ndescriptors:\n\
+            - {key: net, ip_prefix: {v4: 8, v6: 64}, rate_limit: {unit: second, requests_per_unit: 1}}\n\
+            - {key: shared, value: \"1*\", share_threshold: true, rate_limit: {unit: second, requests_per_unit: 1}}\n\
+            - {key: each, value: \"1*\", rate_limit: {unit: second, requests_per_unit: 1}}\n\
+            - {key: any, rate_limit: {unit: second, requests_per_unit: 1}}\n";
+        let file = SourceFile { name: "d.yaml".to_owned(), text: text.to_owned() };
+        let (rules, _) = compile(&[file], Options::default()).unwrap();
+        let name = |key, value| crate::engine::counter(&rules, "d", &[Entry { key, value }]).map(|(name, _)| name);
+        let network = |value: &str| IpPrefix { v4: 8, v6: 64 }.network(value);
+        let mut names = HashMap::new();
+        for key in ["net", "shared", "each", "any"] {
+            for value in VALUES {
+                let expected = match key {
+                    "net" => network(value).ok_or(value),
+                    "shared" => Ok("1*".to_owned()),
+                    _ => Err(value),
+                };
+                let Some(name) = name(key, value) else { continue };
+                let known = names.entry(name.clone()).or_insert((key, expected.clone()));
+                assert_eq!(*known, (key, expected), "{name}");
+            }
+        }
+        assert_eq!(names["{d|net=10.0.0.0/8}fw:1"].1, Ok("10.0.0.0/8".to_owned()));
+        assert_eq!(names["{d|net=10.0.0.0%2F8}fw:1"].1, Err("10.0.0.0/8"));
+        assert!(names.len() > 35, "{names:?}");
     }
 
     proptest! {
