@@ -9,10 +9,15 @@ pub use page::page;
 pub use series::Series;
 pub use suggest::{Suggestion, Suggestions};
 
-use std::{collections::HashMap, hash::BuildHasher, sync::Arc, thread};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash, Hasher},
+    sync::{Arc, LazyLock},
+    thread,
+};
 
 use arc_swap::ArcSwap;
-use foldhash::fast::FixedState;
+use foldhash::fast::RandomState;
 use futures_util::FutureExt;
 use smallvec::SmallVec;
 
@@ -40,6 +45,9 @@ pub struct Hits {
     pub newly_allowed: u64,
 }
 
+/// Hashes of entities, random for each process, so that callers cannot choose values with the same hash.
+static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::default);
+
 /// The hits of one entity.
 #[derive(Clone, Debug, Default)]
 pub struct Entity {
@@ -57,7 +65,7 @@ pub struct RuleHits {
     /// Number of descriptors decided.
     pub descriptors: u64,
     /// The entities by the hash of domain and entries.
-    pub entities: HashMap<u64, Entity, FixedState>,
+    pub entities: HashMap<u64, Entity, RandomState>,
     /// Allowed and denied hits over time.
     pub series: Series,
 }
@@ -246,10 +254,10 @@ impl Replay {
 
 fn identity(request: &Request<'_>, entries: &[Entry<'_>]) -> u64 {
     let pairs = entries.iter().map(|Entry { key, value }| (*key, *value));
-    let mut hasher = FixedState::default().build_hasher();
-    std::hash::Hash::hash(request.domain, &mut hasher);
-    pairs.for_each(|pair| std::hash::Hash::hash(&pair, &mut hasher));
-    std::hash::Hasher::finish(&hasher)
+    let mut hasher = HASHES.build_hasher();
+    request.domain.hash(&mut hasher);
+    pairs.for_each(|pair| pair.hash(&mut hasher));
+    hasher.finish()
 }
 
 fn name(entries: &[Entry<'_>]) -> Box<str> {

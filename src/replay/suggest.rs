@@ -1,9 +1,13 @@
 //! [`Suggestions`]: limits derived from the peak usage of entities in recorded traffic, with their effect on it.
 
-use std::{collections::HashMap, hash::BuildHasher};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, Hash, Hasher},
+};
 
-use foldhash::fast::FixedState;
+use foldhash::fast::RandomState;
 
+use super::HASHES;
 use crate::{
     rules::{Entry, Unit},
     traffic::RecordedRequest,
@@ -26,9 +30,9 @@ struct Window {
 #[derive(Default)]
 struct Shape {
     hits: u64,
-    entities: HashMap<u64, [Window; UNITS.len()], FixedState>,
+    entities: HashMap<u64, [Window; UNITS.len()], RandomState>,
     /// For each unit, the number of windows by their number of hits.
-    counts: [HashMap<u64, u64, FixedState>; UNITS.len()],
+    counts: [HashMap<u64, u64, RandomState>; UNITS.len()],
 }
 
 /// The domain and the keys of a shape.
@@ -37,7 +41,7 @@ type ShapeKey = (Box<str>, Vec<Box<str>>);
 /// Collects recorded requests and suggests limits.
 #[derive(Default)]
 pub struct Suggestions {
-    shapes: HashMap<ShapeKey, Shape, FixedState>,
+    shapes: HashMap<ShapeKey, Shape, RandomState>,
 }
 
 /// A suggested limit, and the effect that it would have had.
@@ -96,9 +100,9 @@ impl Suggestions {
 
 impl Shape {
     fn add(&mut self, entries: &[Entry<'_>], hits: u64, second: u64) {
-        let mut hasher = FixedState::default().build_hasher();
-        entries.iter().for_each(|entry| std::hash::Hash::hash(entry.value, &mut hasher));
-        let windows = self.entities.entry(std::hash::Hasher::finish(&hasher)).or_default();
+        let mut hasher = HASHES.build_hasher();
+        entries.iter().for_each(|entry| entry.value.hash(&mut hasher));
+        let windows = self.entities.entry(hasher.finish()).or_default();
         self.hits += hits;
         for ((window, counts), unit) in windows.iter_mut().zip(&mut self.counts).zip(UNITS) {
             let number = second / unit.seconds();
@@ -138,7 +142,7 @@ impl Shape {
 }
 
 impl Window {
-    fn finish(&mut self, counts: &mut HashMap<u64, u64, FixedState>) {
+    fn finish(&mut self, counts: &mut HashMap<u64, u64, RandomState>) {
         if self.count > 0 {
             *counts.entry(self.count).or_default() += 1;
             self.peak = self.peak.max(self.count);
