@@ -33,6 +33,8 @@ const QUEUE_CAPACITY: usize = 8_192;
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time that the shutdown waits for the disk.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+/// Minimum length of the hash key. With a shorter one, the values could be found by trying all keys.
+const MIN_KEY_BYTES: usize = 16;
 
 /// Settings for recording requests.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -48,7 +50,8 @@ pub struct Settings {
     pub max_file_bytes: u64,
     /// Maximum size of all files in bytes. The oldest files are removed.
     pub max_total_bytes: u64,
-    /// A file with a secret key. If set, entry values are replaced by 64 bits of a hash with this key.
+    /// A file with a secret key of at least 16 bytes. If set, entry values are replaced by 64 bits of a hash with this
+    /// key.
     pub hash_key_file: Option<PathBuf>,
 }
 
@@ -90,13 +93,18 @@ impl Recorder {
     ///
     /// # Errors
     ///
-    /// Returns an error if the directory cannot be created, the key cannot be read, or the thread cannot be started.
+    /// Returns an error if the directory cannot be created, the key cannot be read or is too short, or the thread cannot
+    /// be started.
     pub fn start(settings: &Settings, workers: usize, now: Micros) -> io::Result<Option<Arc<Self>>> {
         let Some(directory) = settings.dir.clone() else {
             return Ok(None);
         };
         fs::create_dir_all(&directory)?;
         let hash_key = settings.hash_key_file.as_ref().map(fs::read).transpose()?;
+        if hash_key.as_ref().is_some_and(|key| key.len() < MIN_KEY_BYTES) {
+            let reason = format!("the key has less than {MIN_KEY_BYTES} bytes");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
+        }
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let writer = Writer::new(directory, settings.max_file_bytes, settings.max_total_bytes, now.get());
         thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver))?;
@@ -220,6 +228,21 @@ mod tests {
         recorder.finish();
         let file = fs::read_dir(folder.path()).unwrap().next().expect("a file").unwrap();
         assert!(file.metadata().unwrap().len() > 0);
+    }
+
+    #[test]
+    fn rejects_a_key_that_can_be_guessed() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("key");
+        let settings = Settings {
+            dir: Some(folder.path().join("traffic")),
+            hash_key_file: Some(key.clone()),
+            ..Settings::default()
+        };
+        for (text, is_valid) in [("", false), ("fifteen bytes..", false), ("sixteen bytes...", true)] {
+            fs::write(&key, text).unwrap();
+            assert_eq!(Recorder::start(&settings, 1, Micros::ZERO).is_ok(), is_valid, "{text:?}");
+        }
     }
 
     #[test]

@@ -97,7 +97,7 @@ async fn a_simulation_repeats_the_decisions_of_the_service() {
 async fn all_requests_of_sampled_entities_are_recorded_and_names_are_hashed() {
     let (in_force, traffic) = (rules(&[("api.yaml", RULES)]), tempfile::tempdir().unwrap());
     let key = traffic.path().join("key");
-    fs::write(&key, "a secret").unwrap();
+    fs::write(&key, "a secret of some bytes").unwrap();
     let builder = Server::builder().rules(in_force.path()).store("memory").set("record.dir", path(traffic.path()));
     let server = builder.set("record.share", "0.25").set("record.hash_key_file", path(&key)).start();
     let client = server.client().await;
