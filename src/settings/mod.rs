@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, Environment, File, FileFormat, Map, Source, Value, ValueKind};
+use config::{Config, ConfigError, Environment, File, FileFormat, Map, Source, Value, ValueKind};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -217,11 +217,17 @@ pub enum SettingsError {
         nearest: Option<String>,
     },
     /// A file or a value cannot be read.
-    #[error("cannot read the settings")]
-    Read(#[from] config::ConfigError),
+    #[error("cannot read the settings: {0}")]
+    Read(String),
     /// A value is out of range, or settings contradict each other.
     #[error("{0}")]
     Invalid(String),
+}
+
+impl From<ConfigError> for SettingsError {
+    fn from(error: ConfigError) -> Self {
+        Self::Read(describe(&error))
+    }
 }
 
 impl Settings {
@@ -337,6 +343,15 @@ impl Settings {
                 grafana_url.is_none_or(|url| url.starts_with("https://") || url.starts_with("http://")),
                 "console.grafana_url must begin with https:// or http://",
             ),
+            // They would not be sent, but be logged.
+            (
+                !has_credentials(&self.telemetry.otlp.endpoint),
+                "telemetry.otlp.endpoint must not contain credentials; set OTEL_EXPORTER_OTLP_HEADERS",
+            ),
+            (
+                !self.rules.xds.server.as_deref().is_some_and(has_credentials),
+                "rules.xds.server must not contain credentials; set rules.xds.headers",
+            ),
         ] {
             if !is_valid {
                 return Err(SettingsError::Invalid(message.to_owned()));
@@ -357,6 +372,32 @@ impl Settings {
         let masked = Self { store, redis, per_second, rules, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
+}
+
+/// Describes an error without the text of a value or of a line, which may be a secret.
+fn describe(error: &ConfigError) -> String {
+    let ConfigError::FileParse { uri, cause } = error else {
+        let text = error.to_string();
+        // `invalid type: string "…", expected …`
+        return match (text.find("string \""), text.rfind("\", expected ")) {
+            (Some(start), Some(end)) if start < end => {
+                format!("{}{}", &text[..start + "string".len()], &text[end + 1..])
+            }
+            _ => text,
+        };
+    };
+    let text = cause.to_string();
+    // The parser of TOML shows the line after a `|`.
+    let is_source =
+        |line: &&str| line.trim_start_matches(|first: char| first == ' ' || first.is_ascii_digit()).starts_with('|');
+    let lines: Vec<_> = text.lines().filter(|line| !is_source(line)).collect();
+    lines.join(": ") + &uri.as_ref().map(|uri| format!(" in {uri}")).unwrap_or_default()
+}
+
+/// Returns whether a URL contains a user or a password.
+fn has_credentials(url: &str) -> bool {
+    let authority = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?', '#']).next());
+    authority.is_some_and(|authority| authority.contains('@'))
 }
 
 /// Returns the dotted keys of the values that are not tables.
@@ -433,6 +474,8 @@ mod tests {
             "[decisions]\non_error = 'maybe'\n",
             "[decisions]\nnear_limit_ratio = 1.5\n",
             "[console]\ngrafana_url = 'javascript:alert(1)'\n",
+            "[telemetry.otlp]\nendpoint = 'https://user:hunter2@collector:4317/x'\n",
+            "[rules.xds]\nserver = 'http://token@control:18000'\n",
             "[cluster]\ninstances = 0\n",
             "[redis]\nkey_prefix = '{a}'\n",
             "[per_second]\nstore = 'redis://host'\n",
@@ -442,6 +485,20 @@ mod tests {
             "[grpc]\naddr = 'nowhere'\n",
         ] {
             assert!(load(toml, &[]).is_err(), "{toml}");
+        }
+    }
+
+    #[test]
+    fn errors_contain_the_location_but_no_value() {
+        let headers = [("SLUICEGATE__RULES__XDS__HEADERS", "authorization=hunter2")];
+        for (toml, environment, expected) in [
+            ("[redis.sentinel]\npassword = 'hunter2\n", &[][..], "at line 2, column"),
+            ("[redis.sentinel]\npassword = hunter2\n", &[], "at line 2, column"),
+            ("", &headers, "expected a sequence for key `rules.xds.headers`"),
+            ("redis.ring = 'hunter2'\n", &[], "for key `redis.ring`"),
+        ] {
+            let error = load(toml, environment).unwrap_err().to_string();
+            assert!(error.contains(expected) && !error.contains("hunter2") && !error.contains('\n'), "{error}");
         }
     }
 

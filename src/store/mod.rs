@@ -366,18 +366,25 @@ impl Store for AnyStore {
 /// Returns the address with its password replaced by `***`, for logs and `--print-settings`.
 #[must_use]
 pub fn redact(url: &str) -> String {
-    // The address of a Unix socket has its password in the query.
-    let parameter = |text: &str| if text.starts_with("pass=") { "pass=***".to_owned() } else { text.to_owned() };
-    let url = match url.split_once('?') {
-        Some((path, query)) => format!("{path}?{}", query.split('&').map(parameter).collect::<Vec<_>>().join("&")),
-        None => url.to_owned(),
+    let Some((scheme, rest)) = url.split_once(':') else {
+        return url.to_owned();
     };
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return url;
+    // The address of a Unix socket (`unix:/path`, `unix:///path`) contains the password as a parameter.
+    let is_socket = rest.strip_prefix("//").unwrap_or(rest).starts_with('/');
+    if let Some((path, query)) = rest.split_once('?').filter(|_| is_socket) {
+        let mask = |parameter: &str| match parameter.split_once('=') {
+            Some((name, _)) if !matches!(name, "db" | "user" | "protocol") => format!("{name}=***"),
+            _ => parameter.to_owned(),
+        };
+        let parameters: Vec<_> = query.split('&').map(mask).collect();
+        return format!("{scheme}:{path}?{}", parameters.join("&"));
+    }
+    let Some(rest) = rest.strip_prefix("//") else {
+        return url.to_owned();
     };
     // A password can contain an unescaped @ or /, so everything up to the last @ is treated as secret.
     let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
-        return url;
+        return url.to_owned();
     };
     let user = credentials.split(':').next().filter(|_| credentials.contains(':')).unwrap_or_default();
     format!("{scheme}://{user}:***{}", &rest[credentials.len()..])
@@ -409,7 +416,9 @@ mod tests {
             ("redis://:a/b@host/1", "redis://:***@host/1"),
             ("redis://:a?b@host", "redis://:***@host"),
             ("unix:/s?pass=secret", "unix:/s?pass=***"),
-            ("redis+unix:///s?db=1&pass=a@b&user=u", "redis+unix:///s?db=1&pass=***&user=u"),
+            ("redis+unix:///run/redis?db=1", "redis+unix:///run/redis?db=1"),
+            ("redis+unix:///run/redis?user=app&pass=s@cret&db=1", "redis+unix:///run/redis?user=app&pass=***&db=1"),
+            ("redis+unix:///run/redis?p%61ss=secret", "redis+unix:///run/redis?p%61ss=***"),
         ] {
             assert_eq!(redact(url), redacted);
         }

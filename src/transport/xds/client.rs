@@ -122,7 +122,11 @@ impl Client {
             let (name, value) = header.ok_or_else(|| XdsError::Pair {
                 setting: "headers",
                 // Only the name of the header, because its value may be a secret.
-                text: text.split('=').next().unwrap_or_default().to_owned(),
+                text: text
+                    .split(|end: char| end == '=' || end == ':' || end.is_whitespace())
+                    .next()
+                    .unwrap_or_default()
+                    .to_owned(),
                 expected: "HTTP headers as name=value",
             })?;
             headers.append(name, value);
