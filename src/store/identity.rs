@@ -80,6 +80,7 @@ mod tests {
 
     #[test]
     fn a_digest_is_the_same_in_all_processes_and_its_identity_is_not() {
+        assert_ne!(Secret::new().identity(b"{d|k=v}fw:1"), Secret::new().identity(b"{d|k=v}fw:1"));
         let digest = Digests::digest(b"{d|k=v}fw:1");
         assert_eq!(digest[..4], [0xbd, 0x60, 0xef, 0x47]);
         let (one, other) = (Digests::new(), Digests::new());

@@ -60,9 +60,25 @@ pub struct TokenError {
     reason: String,
 }
 
+/// SHA-256 of a token, so that the memory of the process does not contain the token.
+///
+/// It has no `PartialEq`: the only comparison takes constant time. As a digest, it reveals neither the length of a token
+/// nor the position of the first different byte.
+struct TokenDigest([u8; 32]);
+
+impl TokenDigest {
+    fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    /// Compares two digests in constant time.
+    fn is_equal(&self, other: &Self) -> bool {
+        self.0.ct_eq(&other.0).into()
+    }
+}
+
 pub(super) struct Token {
-    /// SHA-256 of the token, so that a core dump does not contain the token.
-    digest: [u8; 32],
+    digest: TokenDigest,
     caller: Caller,
 }
 
@@ -123,11 +139,11 @@ impl Authenticator {
 
     /// Returns the caller with this token. Compares all tokens, each in constant time.
     pub(super) fn by_token(&self, token: &str) -> Option<Caller> {
-        let digest: [u8; 32] = Sha256::digest(token.as_bytes()).into();
+        let digest = TokenDigest::of(token);
         let tokens = self.tokens.load();
         let mut found = None;
         for known in tokens.iter() {
-            if bool::from(known.digest.ct_eq(&digest)) {
+            if known.digest.is_equal(&digest) {
                 found = Some(&known.caller);
             }
         }
@@ -166,7 +182,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Token>, String> {
             return Err(format!("the token in line {} is shorter than {MIN_TOKEN_BYTES} bytes", number + 1));
         }
         let caller = Caller { name: (*name).to_owned(), role };
-        tokens.push(Token { digest: Sha256::digest(token.as_bytes()).into(), caller });
+        tokens.push(Token { digest: TokenDigest::of(token), caller });
     }
     Ok(tokens)
 }
