@@ -1,8 +1,8 @@
 //! The order of layers, checked against the `use` lines. docs/design/architecture.md has the same table.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::collections::BTreeMap;
 
-use super::support::repository;
+use super::support::rust_sources;
 
 /// The modules that each module of `src/` may use.
 const MAY_USE: &[(&str, &[&str])] = &[
@@ -50,19 +50,6 @@ const CONFINED: &[(&str, &str)] = &[
     ("clap", "cli"),
 ];
 
-/// Collects the name and the text of each Rust file in a folder.
-fn sources(folder: &Path, found: &mut Vec<(String, String)>) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let name = path.strip_prefix(repository("src")).unwrap().with_extension("");
-            found.push((name.to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap()));
-        }
-    }
-}
-
 /// Returns the modules that follow `crate::` in the text, also those in braces.
 fn used_modules(text: &str) -> Vec<String> {
     let first = |text: &str| {
@@ -96,11 +83,11 @@ fn used_modules(text: &str) -> Vec<String> {
 #[test]
 fn modules_use_only_lower_layers() {
     let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
-    let mut files = Vec::new();
-    sources(&repository("src"), &mut files);
+    let files = rust_sources("src");
     assert!(files.len() > 40, "{files:?}");
     let mut seen = std::collections::BTreeSet::new();
-    for (name, text) in &files {
+    for (path, text) in &files {
+        let name = path.trim_start_matches("src/").trim_end_matches(".rs");
         let module = name.split('/').next().unwrap();
         if module == "lib" {
             continue;

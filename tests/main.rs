@@ -33,5 +33,7 @@ mod overload;
 mod redis;
 /// Rule files, rules from a control plane, reloads, and candidate rules.
 mod rules;
+/// The threat model of SECURITY.md.
+mod security;
 /// The protocols over the wire: Envoy's gRPC, `sluicegate.v1`, HTTP, TLS, connections, and invalid input.
 mod wire;

@@ -62,6 +62,21 @@ pub(crate) fn repository(path: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
+/// Returns the path and the text of each Rust file in a folder of the repository. Paths begin with the folder.
+pub(crate) fn rust_sources(folder: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(repository(folder)).unwrap() {
+        let entry = entry.unwrap();
+        let name = format!("{folder}/{}", entry.file_name().into_string().unwrap());
+        if entry.path().is_dir() {
+            found.extend(rust_sources(&name));
+        } else if name.ends_with(".rs") {
+            found.push((name, std::fs::read_to_string(entry.path()).unwrap()));
+        }
+    }
+    found
+}
+
 /// Returns the path of a program that `tests/setup.sh` installed.
 pub(crate) fn tool(name: &str) -> PathBuf {
     let path = repository("target/test-tools/bin").join(name);

@@ -65,9 +65,12 @@ impl Operator {
 /// Returns the address of the admin API, which the service logs.
 pub(crate) fn admin_addr(server: &Server) -> String {
     let log = server.log();
+    if let Some(text) = log.lines().find_map(|line| line.split_once(": serving the admin API admin=")) {
+        return text.1.to_owned();
+    }
     let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
     let addr = lines
-        .filter(|line| line["message"] == "serving the admin API")
+        .filter(|line| line["message"] == "serving the admin API" || line["@message"] == "serving the admin API")
         .find_map(|line| line["admin"].as_str().map(str::to_owned));
     addr.expect("the service logs the address of its admin API")
 }

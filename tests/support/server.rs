@@ -175,8 +175,13 @@ impl Builder {
         self
     }
 
-    pub(crate) fn start(mut self) -> Server {
-        let mut child = self.command.stderr(Stdio::piped()).spawn().unwrap();
+    pub(crate) fn start(self) -> Server {
+        self.start_by(|command| command.spawn().unwrap())
+    }
+
+    /// Starts the service with a function that spawns its process.
+    pub(crate) fn start_by(mut self, spawn: impl FnOnce(&mut Command) -> Child) -> Server {
+        let mut child = spawn(self.command.stderr(Stdio::piped()));
         let log = Arc::new(Mutex::new(Vec::new()));
         let (lines, stderr) = (Arc::clone(&log), child.stderr.take().unwrap());
         std::thread::spawn(move || {
@@ -206,6 +211,10 @@ fn env_name(key: &str) -> String {
 }
 
 fn addresses(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    if let Some((_, fields)) = line.split_once(": serving grpc=") {
+        let (grpc, fields) = fields.split_once(" http=")?;
+        return Some((grpc.parse().ok()?, fields.split(' ').next()?.parse().ok()?));
+    }
     let line: serde_json::Value = serde_json::from_str(line).ok()?;
     let address = |name: &str| line.get(name)?.as_str()?.parse().ok();
     // A service on a Unix socket has no gRPC address.

@@ -170,3 +170,24 @@ fn the_number_of_viewers_is_bounded() {
     assert_eq!((code, answer["code"].as_str()), (429, Some("RESOURCE_EXHAUSTED")), "{answer}");
     assert_eq!(viewers[63].next()["rulesVersion"], "1");
 }
+
+/// The recorded requests are a pipe, so the first simulation runs until this test closes it.
+#[test]
+fn one_simulation_runs_at_a_time() {
+    let (folder, recorded) = (rules(&[("api.yaml", RULES)]), tempfile::tempdir().unwrap());
+    let pipe = recorded.path().join("traffic-0.gz");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let builder = Server::builder().rules(folder.path()).set("record.share", "0");
+    let server = builder.set("record.dir", recorded.path().to_str().unwrap()).start();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| call(&server, "Simulate", "{}", &[]));
+        // Opening the pipe waits until the simulation reads it.
+        let writer = std::fs::OpenOptions::new().write(true).open(&pipe).unwrap();
+        let (code, answer) = call(&server, "Simulate", "{}", &[]);
+        assert_eq!((code, answer["code"].as_str()), (429, Some("RESOURCE_EXHAUSTED")), "{answer}");
+        std::fs::remove_file(&pipe).unwrap();
+        drop(writer);
+        assert_eq!(first.join().unwrap().0, 200);
+    });
+    assert_eq!(call(&server, "Simulate", "{}", &[]).0, 200);
+}

@@ -1,0 +1,24 @@
+//! The threat model of SECURITY.md, one test for each bound that no other test covers.
+
+/// A TLS client that sends a hand-written `ClientHello`.
+mod client_hello;
+/// Hash tables: which callers can fill, and their random keys.
+mod hash_tables;
+/// Names and values with newlines and escape sequences in the log.
+mod log_injection;
+/// Every port and every method without credentials, with invalid ones, and with each role.
+mod ports;
+/// The process: core dumps and capabilities.
+mod process;
+/// Values that look like commands or keys of Redis.
+mod redis_injection;
+/// Secrets in logs, pages, error messages and printed settings.
+mod secrets;
+/// The profile of system calls in deploy/container.
+mod system_calls;
+/// The table of SECURITY.md.
+mod table;
+/// Versions, cipher suites and protocols of the TLS ports.
+mod tls;
+/// The comparison of tokens.
+mod tokens;
