@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{AppError, rules::Rules, store::StoreSetup, telemetry::Telemetry};
 use crate::{
-    engine::{Engine, Settings as DecisionSettings, Statistics, TopEntities},
+    engine::{Engine, Settings as DecisionSettings, Statistics, TopEntities, ValueHash},
     metrics::WorkerId,
     service::{Check, Clock, Recorder, check, reload::Reloader},
     settings::Settings,
@@ -42,6 +42,7 @@ impl EngineFactory {
         let clock = telemetry.clock.clone();
         let response = &settings.response;
         let decisions = DecisionSettings {
+            value_hash: value_hash(settings)?,
             instances: settings.cluster.divisor(),
             metadata: response.dynamic_metadata,
             policies: response.headers && response.header_style != HeaderStyle::Separate,
@@ -88,4 +89,10 @@ pub(super) async fn wait_until_up(store: &AnyStore) {
     if let AnyStore::Redis(redis) = store {
         redis.store().wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
     }
+}
+
+/// Returns the hash of values, if they are hashed.
+pub(super) fn value_hash(settings: &Settings) -> Result<Option<ValueHash>, AppError> {
+    let file = settings.decisions.hash_key_file.as_deref();
+    file.map(ValueHash::read).transpose().map_err(AppError::HashKey)
 }

@@ -42,6 +42,9 @@ pub enum AppError {
     /// Requests cannot be recorded.
     #[error("cannot record requests: record.dir or record.hash_key_file is not usable")]
     Record(#[source] io::Error),
+    /// The key of the hash of values cannot be read.
+    #[error("cannot hash values: decisions.hash_key_file is not usable")]
+    HashKey(#[source] io::Error),
     /// The process itself cannot be set up: signals, the runtime, or its sockets.
     #[error("cannot set up the process")]
     Process(#[source] io::Error),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::{AppError, rules::Rules, telemetry::Telemetry};
+use super::{AppError, engine::value_hash, rules::Rules, telemetry::Telemetry};
 use crate::{
     service::{
         Activity, Candidates, OverrideSync, Simulator,
@@ -42,6 +42,7 @@ impl Operations {
             rules.options,
             clock.clone(),
             Arc::clone(&reloader),
+            value_hash(settings)?,
         );
         overrides.start().await?;
         let directory = (settings.rules.candidate_dir.clone(), settings.rules.candidate_share);

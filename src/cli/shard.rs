@@ -45,7 +45,10 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings::load(args.config.as_deref(), None, flags)?;
     let options = Options { merge_domains: settings.rules.merge_domains, ..Options::default() };
     let (set, _) = rules::compile(&app::source(&settings).read()?, options).map_err(LoadError::Invalid)?;
-    let Some((name, per_second)) = engine::counter(&set, &args.domain, &parse_entries(&args.entries)?) else {
+    let hash = settings.decisions.hash_key_file.as_deref().map(engine::ValueHash::read).transpose();
+    let hash = hash.context("cannot read decisions.hash_key_file")?;
+    let Some((name, per_second)) = engine::counter(&set, &args.domain, &parse_entries(&args.entries)?, hash.as_ref())
+    else {
         println!("no limit applies, so nothing is counted (sluicegate check DIR --explain shows why)");
         return Ok(ExitCode::SUCCESS);
     };

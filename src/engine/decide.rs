@@ -131,6 +131,7 @@ impl Engine {
     fn counters(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> SmallVec<[Counter; 1]> {
         let feedback = request.feedback.iter().zip(matches);
         let mut samples = feedback.filter_map(|(feedback, matched)| matched.limited().map(|_| feedback.sample));
+        let hash = self.settings.value_hash.as_ref();
         let counter = |(descriptor, applied): (&Descriptor<'_>, &AppliedLimit<'_>)| {
             let algorithm = applied.limit.algorithm();
             let context = applied.context(descriptor, samples.next().flatten());
@@ -139,7 +140,7 @@ impl Engine {
                 applied.series.count_requested(self.worker, descriptor.hits.min(MAX_NUMBER));
             }
             Counter {
-                name: key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm),
+                name: key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash),
                 contextual_algorithm: context.map(|context| Box::new(algorithm.with_context(context))),
             }
         };

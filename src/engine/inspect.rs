@@ -153,7 +153,8 @@ impl Engine {
         let entries = &request.descriptors[0].entries;
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let algorithm = applied.limit.algorithm();
-        let name = key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm);
+        let hash = self.settings.value_hash.as_ref();
+        let name = key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash);
         CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 }

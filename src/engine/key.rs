@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 use sluicegate_common::{ESCAPED, ESCAPED_PATTERN, escape};
 use smallvec::SmallVec;
 
+use super::ValueHash;
 use crate::{
     algorithm::Algorithm,
     rules::{Entry, Node, Segment},
@@ -30,7 +31,7 @@ const DIGEST_BYTES: usize = 20;
 /// Returns the name of a counter.
 ///
 /// `scope` is a prefix that separates the counters of candidate rules; it is empty for the rules in force. `path` has
-/// at least one node per entry, or is empty for an override.
+/// at least one node per entry, or is empty for an override. With a `hash`, the name contains hashes of the values.
 pub(super) fn name(
     scope: &str,
     domain: &str,
@@ -38,6 +39,7 @@ pub(super) fn name(
     entries: &[Entry<'_>],
     path: &[&Node],
     algorithm: &Algorithm,
+    hash: Option<&ValueHash>,
 ) -> Vec<u8> {
     let mut name = Vec::with_capacity(128);
     name.push(b'{');
@@ -45,10 +47,10 @@ pub(super) fn name(
     escape(&mut name, domain, ESCAPED);
     let shard_entries = shard_entries(shard_by, entries);
     for (index, entry) in entries.iter().enumerate().filter(|_| shard_entries.is_empty()) {
-        write_entry(&mut name, *entry, path.get(index));
+        write_entry(&mut name, *entry, path.get(index), hash);
     }
     for index in &shard_entries {
-        write_entry(&mut name, entries[*index], path.get(*index));
+        write_entry(&mut name, entries[*index], path.get(*index), hash);
     }
     if name.len() > MAX_BYTES {
         shorten(&mut name, 0);
@@ -61,7 +63,7 @@ pub(super) fn name(
                 name.push(b'|');
                 escape(&mut name, entry.key, ESCAPED);
             } else {
-                write_entry(&mut name, *entry, path.get(index));
+                write_entry(&mut name, *entry, path.get(index), hash);
             }
         }
         if name.len() - start > MAX_BYTES {
@@ -82,17 +84,21 @@ fn shard_entries(shard_by: &[Box<str>], entries: &[Entry<'_>]) -> SmallVec<[usiz
     shard_by.iter().filter_map(|key| entries.iter().position(|entry| *entry.key == **key)).collect()
 }
 
-fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>) {
+fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>, hash: Option<&ValueHash>) {
     name.push(b'|');
     escape(name, entry.key, ESCAPED);
     name.push(b'=');
-    match node {
-        Some(Node { segment: Segment::Shared(pattern), .. }) => escape(name, pattern, ESCAPED_PATTERN),
-        Some(Node { ip_prefix: Some(prefix), .. }) => match prefix.network(entry.value) {
-            Some(network) => escape(name, &network, ESCAPED),
-            None => escape_non_address(name, entry.value),
+    match (node, hash) {
+        (Some(Node { segment: Segment::Shared(pattern), .. }), _) => escape(name, pattern, ESCAPED_PATTERN),
+        (Some(Node { ip_prefix: Some(prefix), .. }), _) => match (prefix.network(entry.value), hash) {
+            (Some(network), None) => escape(name, &network, ESCAPED),
+            (None, None) => escape_non_address(name, entry.value),
+            // A network does not have the hash of its text.
+            (Some(network), Some(hash)) => name.extend_from_slice(hash.of(&format!("network {network}")).as_bytes()),
+            (None, Some(hash)) => name.extend_from_slice(hash.of(entry.value).as_bytes()),
         },
-        Some(_) | None => escape(name, entry.value, ESCAPED),
+        (_, Some(hash)) => name.extend_from_slice(hash.of(entry.value).as_bytes()),
+        (_, None) => escape(name, entry.value, ESCAPED),
     }
 }
 
@@ -135,7 +141,7 @@ mod tests {
         let algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let shard_by: Vec<Box<str>> = shard_by.iter().map(|key| (*key).into()).collect();
-        String::from_utf8(super::name("", domain, &shard_by, &entries, &[], &algorithm)).unwrap()
+        String::from_utf8(super::name("", domain, &shard_by, &entries, &[], &algorithm, None)).unwrap()
     }
 
     fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -227,24 +233,35 @@ mod tests {
             - {key: any, rate_limit: {unit: second, requests_per_unit: 1}}\n";
         let file = SourceFile { name: "d.yaml".to_owned(), text: text.to_owned() };
         let (rules, _) = compile(&[file], Options::default()).unwrap();
-        let name = |key, value| crate::engine::counter(&rules, "d", &[Entry { key, value }]).map(|(name, _)| name);
         let network = |value: &str| IpPrefix { v4: 8, v6: 64 }.network(value);
-        let mut names = HashMap::new();
-        for key in ["net", "shared", "each", "any"] {
-            for value in VALUES {
-                let expected = match key {
-                    "net" => network(value).ok_or(value),
-                    "shared" => Ok("1*".to_owned()),
-                    _ => Err(value),
-                };
-                let Some(name) = name(key, value) else { continue };
-                let known = names.entry(name.clone()).or_insert((key, expected.clone()));
-                assert_eq!(*known, (key, expected), "{name}");
+        let names = |hash: Option<&ValueHash>| {
+            let mut names = HashMap::new();
+            for key in ["net", "shared", "each", "any"] {
+                for value in VALUES {
+                    let expected = match key {
+                        "net" => network(value).ok_or(value),
+                        "shared" => Ok("1*".to_owned()),
+                        _ => Err(value),
+                    };
+                    let counter = crate::engine::counter(&rules, "d", &[Entry { key, value }], hash);
+                    let Some((name, _)) = counter else { continue };
+                    let known = names.entry(name.clone()).or_insert((key, expected.clone()));
+                    assert_eq!(*known, (key, expected), "{name}");
+                }
             }
-        }
-        assert_eq!(names["{d|net=10.0.0.0/8}fw:1"].1, Ok("10.0.0.0/8".to_owned()));
-        assert_eq!(names["{d|net=10.0.0.0%2F8}fw:1"].1, Err("10.0.0.0/8"));
-        assert!(names.len() > 35, "{names:?}");
+            names
+        };
+        let plain = names(None);
+        assert_eq!(plain["{d|net=10.0.0.0/8}fw:1"].1, Ok("10.0.0.0/8".to_owned()));
+        assert_eq!(plain["{d|net=10.0.0.0%2F8}fw:1"].1, Err("10.0.0.0/8"));
+        assert!(plain.len() > 35, "{plain:?}");
+        let hashed = names(Some(&ValueHash::new(b"a secret of 16 b")));
+        assert_eq!(hashed.len(), plain.len());
+        let is_hidden = |name: &String| {
+            let value = name.split(['=', '}']).nth(1).unwrap_or_default();
+            value == "1*" || value.len() == 32 && value.bytes().all(|byte| byte.is_ascii_hexdigit())
+        };
+        assert!(hashed.keys().all(is_hidden), "{hashed:?}");
     }
 
     proptest! {

@@ -16,6 +16,7 @@ mod settings;
 mod snapshot;
 mod statistics;
 mod top_entities;
+mod value_hash;
 mod verdict;
 
 pub use crate::{
@@ -31,6 +32,7 @@ pub use settings::Settings;
 pub use snapshot::Snapshot;
 pub use statistics::{ClassTotals, HitTotals, RuleHits, RuleTotals, Statistics, StatisticsSettings};
 pub use top_entities::{RankBy, Ranking, TopEntities, TopEntity};
+pub use value_hash::{ValueHash, read_hash_key};
 pub use verdict::{Binding, Code, CurrentLimit, OverrideKind, Status, Verdict};
 
 use smallvec::SmallVec;
@@ -41,14 +43,19 @@ use crate::rules::{Entry, Limit, Lookup, Rule, RuleSet};
 ///
 /// Returns `None` if no rule limits the descriptor.
 #[must_use]
-pub fn counter(rules: &RuleSet, domain: &str, entries: &[Entry<'_>]) -> Option<(String, bool)> {
+pub fn counter(
+    rules: &RuleSet,
+    domain: &str,
+    entries: &[Entry<'_>],
+    hash: Option<&ValueHash>,
+) -> Option<(String, bool)> {
     let Lookup::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
         return None;
     };
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
     let limit = rule.limit.as_ref()?;
     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-    let name = key::name("", domain, shard_by, entries, &path, limit.algorithm());
+    let name = key::name("", domain, shard_by, entries, &path, limit.algorithm(), hash);
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 

@@ -1,10 +1,11 @@
 //! [`Settings`] that apply to all rules.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::ValueHash;
 use crate::rules::FailurePolicy;
 
 /// Settings that apply to all rules.
@@ -19,6 +20,12 @@ pub struct Settings {
     pub quota_mode: bool,
     /// Share of a limit above which hits are counted as near the limit.
     pub near_limit_ratio: f32,
+    /// File with a secret key of at least 16 bytes. If set, names of counters and the log contain 128 bits of a hash with
+    /// this key instead of the values of entries.
+    pub hash_key_file: Option<PathBuf>,
+    /// The hash of values, if they are hashed.
+    #[serde(skip)]
+    pub value_hash: Option<ValueHash>,
     /// Number of instances among which a limit is divided while each instance decides alone.
     #[serde(skip, default = "one")]
     pub instances: NonZeroU32,
@@ -42,6 +49,8 @@ impl Default for Settings {
             shadow_mode: false,
             quota_mode: false,
             near_limit_ratio: 0.8,
+            hash_key_file: None,
+            value_hash: None,
             metadata: false,
             policies: false,
         }

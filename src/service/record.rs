@@ -22,7 +22,7 @@ use sha2::{Digest, Sha256};
 use sluicegate_common::Identity;
 
 use crate::{
-    engine::{Micros, Request, Verdict},
+    engine::{Micros, Request, Verdict, read_hash_key},
     metrics::{Counter, WorkerId, observe_counter},
     traffic::{Writer, encode},
 };
@@ -33,8 +33,6 @@ const QUEUE_CAPACITY: usize = 8_192;
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 /// Maximum time that the shutdown waits for the disk.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
-/// Minimum length of the hash key. With a shorter one, the values could be found by trying all keys.
-const MIN_KEY_BYTES: usize = 16;
 
 /// Settings for recording requests.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -100,11 +98,7 @@ impl Recorder {
             return Ok(None);
         };
         fs::create_dir_all(&directory)?;
-        let hash_key = settings.hash_key_file.as_ref().map(fs::read).transpose()?;
-        if hash_key.as_ref().is_some_and(|key| key.len() < MIN_KEY_BYTES) {
-            let reason = format!("the key has less than {MIN_KEY_BYTES} bytes");
-            return Err(io::Error::new(io::ErrorKind::InvalidData, reason));
-        }
+        let hash_key = settings.hash_key_file.as_deref().map(read_hash_key).transpose()?;
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let writer = Writer::new(directory, settings.max_file_bytes, settings.max_total_bytes, now.get());
         thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver))?;

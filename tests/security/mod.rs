@@ -6,6 +6,8 @@ mod client_hello;
 mod hash_tables;
 /// Names and values with newlines and escape sequences in the log.
 mod log_injection;
+/// Hashes instead of the values of entries, in Redis and in the log.
+mod personal_data;
 /// Every port and every method without credentials, with invalid ones, and with each role.
 mod ports;
 /// The process: core dumps and capabilities.

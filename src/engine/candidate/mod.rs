@@ -271,7 +271,7 @@ impl Candidate {
             let rule = match rules.find(request.domain, entries.iter().copied()) {
                 Lookup::Rule(Rule { limit: Some(limit), id, .. }, path) => {
                     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-                    name = key::name("", request.domain, shard_by, entries, &path, limit.algorithm());
+                    name = key::name("", request.domain, shard_by, entries, &path, limit.algorithm(), None);
                     *id
                 }
                 // Both sets of rules allow the descriptor, so there is nothing to compare.

@@ -222,7 +222,7 @@ pub(super) mod tests {
         let source = Source::BuiltIn(Vec::new());
         let reloader = Reloader::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
         let store = OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(None))));
-        OverrideSync::new(store, Settings::default(), options, clock, reloader)
+        OverrideSync::new(store, Settings::default(), options, clock, reloader, None)
     }
 
     /// Sets the limit of a user; 0 to remove it.

@@ -30,6 +30,7 @@ pub use format::ChangeInfo;
 pub use merge::PeerOverrides;
 
 use std::{
+    borrow::Cow,
     collections::VecDeque,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -49,7 +50,7 @@ use crate::{
     allocator,
     debounce::Debounce,
     engine::{
-        Override, Overrides,
+        Override, Overrides, ValueHash,
         overrides::{Origin, OverrideError, Scope, Target},
     },
     metrics::{Counter, LogThrottle},
@@ -167,6 +168,8 @@ pub struct OverrideSync {
     options: Options,
     clock: Clock,
     reloader: Arc<Reloader>,
+    /// Replaces values of entities in the log, if they are hashed.
+    value_hash: Option<ValueHash>,
     state: AsyncMutex<SyncState>,
     status: Mutex<Status>,
     unreadable: Counter,
@@ -194,6 +197,7 @@ impl OverrideSync {
         options: Options,
         clock: Clock,
         reloader: Arc<Reloader>,
+        value_hash: Option<ValueHash>,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
@@ -201,6 +205,7 @@ impl OverrideSync {
             options,
             clock,
             reloader,
+            value_hash,
             state: AsyncMutex::default(),
             status: Mutex::default(),
             unreadable: Counter::new(1),
@@ -288,10 +293,18 @@ impl OverrideSync {
         self.publish(&state);
         for OverrideChange { target, before, after } in &change.changes {
             let (before, after) = (before.as_deref().unwrap_or("-"), after.as_deref().unwrap_or("-"));
-            let ChangeInfo { author, reason, .. } = &info;
-            tracing::info!(target: "sluicegate::audit", version = change.version, author, reason, target, before, after, "override changed");
+            let (target, ChangeInfo { author, reason, .. }) = (self.logged(target), &info);
+            tracing::info!(target: "sluicegate::audit", version = change.version, author, reason, override_target = %target, before, after, "override changed");
         }
         Ok(applied_change(change))
+    }
+
+    /// Returns a target as the log contains it.
+    fn logged<'t>(&self, target: &'t str) -> Cow<'t, str> {
+        match &self.value_hash {
+            None => target.into(),
+            Some(hash) => Target::parse(target).map_or("-".into(), |target| hash.mask(&target).to_string().into()),
+        }
     }
 
     /// Records an action in the audit log that changes no override, such as the reset of a counter.
@@ -334,7 +347,7 @@ impl OverrideSync {
             None => drop(state.overrides.clear_switch(scope, Origin::Instance)),
         }
         let ChangeInfo { author, reason, .. } = info;
-        tracing::info!(target: "sluicegate::audit", author, reason, target = %request.target, after = value, "override of this instance changed");
+        tracing::info!(target: "sluicegate::audit", author, reason, override_target = %self.logged(&request.target.to_string()), after = value, "override of this instance changed");
         self.publish(&state);
         Ok(())
     }

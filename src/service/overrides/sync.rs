@@ -166,7 +166,8 @@ impl OverrideSync {
         if let Err(error) = result {
             self.unreadable.add(WorkerId(0), 1);
             if self.log_unreadable.should_log() {
-                tracing::warn!(target, error, "ignoring an override in the store that cannot be read");
+                let target = self.logged(target);
+                tracing::warn!(override_target = %target, error, "ignoring an override in the store that cannot be read");
             }
         }
     }
