@@ -6,6 +6,7 @@ pub(crate) mod control_plane;
 pub(crate) mod envoy;
 pub(crate) mod http2_frames;
 mod known_fields;
+pub(crate) mod network;
 pub(crate) mod operator;
 pub(crate) mod proxy;
 pub(crate) mod raw_client;

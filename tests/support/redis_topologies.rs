@@ -1,7 +1,7 @@
 //! Groups of Redis servers: a cluster, a master with replicas and sentinels, a ring.
 
 use std::{
-    net::TcpListener,
+    net::{Ipv4Addr, TcpListener},
     process::{Child, Command, Stdio},
 };
 
@@ -10,6 +10,8 @@ use super::{RedisServer, repository, wait_for};
 /// A Redis Cluster. `nodes` contains the masters first, then their replicas, if there are any.
 pub(crate) struct RedisCluster {
     pub(crate) nodes: Vec<RedisServer>,
+    host: Ipv4Addr,
+    replicas: usize,
 }
 
 impl RedisCluster {
@@ -20,10 +22,17 @@ impl RedisCluster {
 
     /// Starts a cluster with `replicas` replicas for each master and with additional options for each server.
     pub(crate) fn with(masters: usize, replicas: usize, args: &[&str]) -> Self {
-        Self::create(masters, replicas, args, &[])
+        Self::create(Ipv4Addr::LOCALHOST, masters, replicas, args, &[])
     }
 
-    /// Starts a cluster of three masters that accept only TLS.
+    /// Starts a cluster of three masters with a replica each at this address of the machine.
+    #[allow(dead_code, reason = "only tests/endurance uses it")]
+    pub(crate) fn at(host: Ipv4Addr) -> Self {
+        let address = host.to_string();
+        let args = ["--bind", &address, "--cluster-announce-ip", &address, "--protected-mode", "no"];
+        Self::create(host, 3, 1, &args, &[])
+    }
+
     /// Starts masters with the user of docs/guides/redis.md, and returns the URL with the name and password of the user.
     pub(crate) fn with_documented_user(masters: usize) -> (Self, String) {
         let docs = std::fs::read_to_string(repository("docs/guides/redis.md")).unwrap();
@@ -34,33 +43,35 @@ impl RedisCluster {
         (cluster, url)
     }
 
+    /// Starts a cluster of three masters that accept only TLS.
     pub(crate) fn tls(certificate: &str, key: &str, ca: &str) -> Self {
         let files = ["--tls-cert-file", certificate, "--tls-key-file", key, "--tls-ca-cert-file", ca];
         let args = [&files[..], &["--tls", "--tls-cluster", "yes"]].concat();
-        Self::create(3, 0, &args, &["--tls", "--cert", certificate, "--key", key, "--cacert", ca])
+        Self::create(Ipv4Addr::LOCALHOST, 3, 0, &args, &["--tls", "--cert", certificate, "--key", key, "--cacert", ca])
     }
 
-    fn create(masters: usize, replicas: usize, args: &[&str], cli: &[&str]) -> Self {
+    fn create(host: Ipv4Addr, masters: usize, replicas: usize, args: &[&str], cli: &[&str]) -> Self {
         let nodes: Vec<_> = (0..masters * (1 + replicas)).map(|_| Self::start_node(args)).collect();
-        let addresses = nodes.iter().map(|node| format!("127.0.0.1:{}", node.port));
+        let addresses = nodes.iter().map(|node| format!("{host}:{}", node.port));
         let mut create = Command::new("redis-cli");
         create.args(["--cluster", "create"]).args(addresses);
         create.args(["--cluster-replicas", &replicas.to_string(), "--cluster-yes"]).args(cli);
         let output = create.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        let cluster = Self { nodes };
-        wait_for("all nodes to agree on the cluster", || {
-            let is_ready = |node: &RedisServer| {
-                let known = node.cli(&["cluster", "nodes"]);
-                let all_replicas_follow =
-                    known.lines().filter(|line| line.contains("slave")).count() == masters * replicas;
-                // A replica that has never been connected to its master is not a candidate in elections.
-                let linked = !node.cli(&["info", "replication"]).contains("master_link_status:down");
-                node.cli(&["cluster", "info"]).contains("cluster_state:ok") && all_replicas_follow && linked
-            };
-            cluster.nodes.iter().all(is_ready).then_some(())
-        });
+        let cluster = Self { nodes, host, replicas: masters * replicas };
+        wait_for("all nodes to agree on the cluster", || cluster.is_healthy().then_some(()));
         cluster
+    }
+
+    /// Returns whether all nodes know all slots and all replicas, and every replica is connected to its master.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.nodes.iter().all(|node| {
+            let known = node.cli(&["cluster", "nodes"]);
+            let all_replicas_follow = known.lines().filter(|line| line.contains("slave")).count() == self.replicas;
+            // A replica that has never been connected to its master is not a candidate in elections.
+            let linked = !node.cli(&["info", "replication"]).contains("master_link_status:down");
+            node.cli(&["cluster", "info"]).contains("cluster_state:ok") && all_replicas_follow && linked
+        })
     }
 
     /// Starts a server in cluster mode that belongs to no cluster yet.
@@ -74,7 +85,7 @@ impl RedisCluster {
     }
 
     pub(crate) fn url(&self) -> String {
-        let hosts: Vec<_> = self.nodes.iter().take(2).map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        let hosts: Vec<_> = self.nodes.iter().take(2).map(|node| format!("{}:{}", self.host, node.port)).collect();
         format!("redis+cluster://{}", hosts.join(","))
     }
 

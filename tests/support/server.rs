@@ -4,7 +4,7 @@ use std::{
     ffi::OsStr,
     io::{BufRead, BufReader},
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex},
 };
@@ -197,9 +197,14 @@ impl Builder {
     }
 }
 
+/// Returns the path of the service: the build of the tests' profile, or the file in `SLUICEGATE_BINARY`.
+pub(crate) fn binary() -> PathBuf {
+    std::env::var_os("SLUICEGATE_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluicegate").into()).into()
+}
+
 /// Returns a command that runs the service without the settings in this process's environment.
 pub(crate) fn command() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    let mut command = Command::new(binary());
     for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("SLUICEGATE__")) {
         command.env_remove(name);
     }
