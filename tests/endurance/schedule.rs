@@ -1,0 +1,124 @@
+//! [`Schedule`]: the faults of a run, drawn by its seed.
+
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
+
+/// Everything that can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Kind {
+    InstanceKilled,
+    InstanceFrozen,
+    RedisKilled,
+    RedisFrozen,
+    RedisRestartsEmpty,
+    RedisBusy,
+    ScriptsFlushed,
+    RedisUnreachable,
+    RedisAnswersLost,
+    PeersApart,
+    PeersApartInOneDirection,
+    DiskFull,
+    NoDescriptors,
+    ClockStep,
+    CertificatesBroken,
+    RulesBroken,
+    ControlPlaneGone,
+}
+
+pub(crate) const KINDS: [Kind; 17] = [
+    Kind::InstanceKilled,
+    Kind::RedisRestartsEmpty,
+    Kind::RulesBroken,
+    Kind::InstanceFrozen,
+    Kind::RedisKilled,
+    Kind::RedisFrozen,
+    Kind::RedisBusy,
+    Kind::ScriptsFlushed,
+    Kind::RedisUnreachable,
+    Kind::RedisAnswersLost,
+    Kind::PeersApart,
+    Kind::PeersApartInOneDirection,
+    Kind::DiskFull,
+    Kind::NoDescriptors,
+    Kind::ClockStep,
+    Kind::CertificatesBroken,
+    Kind::ControlPlaneGone,
+];
+
+impl Kind {
+    /// Returns the name in the report.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::InstanceKilled => "instance killed and restarted",
+            Self::InstanceFrozen => "instance frozen",
+            Self::RedisKilled => "Redis master killed",
+            Self::RedisFrozen => "Redis master frozen",
+            Self::RedisRestartsEmpty => "Redis master restarts empty",
+            Self::RedisBusy => "Redis runs another script",
+            Self::ScriptsFlushed => "scripts flushed",
+            Self::RedisUnreachable => "requests to Redis lost",
+            Self::RedisAnswersLost => "answers of Redis lost",
+            Self::PeersApart => "peers partitioned",
+            Self::PeersApartInOneDirection => "peers partitioned in one direction",
+            Self::DiskFull => "disk full",
+            Self::NoDescriptors => "no file descriptors",
+            Self::ClockStep => "clock steps",
+            Self::CertificatesBroken => "certificates broken",
+            Self::RulesBroken => "rule file half written",
+            Self::ControlPlaneGone => "control plane gone",
+        }
+    }
+}
+
+/// A fault with its duration and the pause after it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    pub(crate) kind: Kind,
+    /// Selects the affected process among those that are possible.
+    pub(crate) choice: usize,
+    pub(crate) lasts: Duration,
+    pub(crate) pause: Duration,
+}
+
+/// An endless sequence of faults. Every kind occurs once before any of them is repeated.
+pub(crate) struct Schedule {
+    random: StdRng,
+    next: Vec<Kind>,
+}
+
+impl Schedule {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self { random: StdRng::seed_from_u64(seed), next: Vec::new() }
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Fault;
+
+    fn next(&mut self) -> Option<Fault> {
+        if self.next.is_empty() {
+            self.next = KINDS.to_vec();
+            self.next.shuffle(&mut self.random);
+        }
+        let random = &mut self.random;
+        let seconds =
+            |range: std::ops::Range<f64>, random: &mut StdRng| Duration::from_secs_f64(random.random_range(range));
+        let kind = self.next.pop()?;
+        let lasts = seconds(5.0..10.0, random);
+        let pause = seconds(15.0..25.0, random);
+        Some(Fault { kind, choice: random.random_range(0..1_000), lasts, pause })
+    }
+}
+
+/// Returns the faults of the run within `cargo test`. Redis loses counters last, so that at least one whole window before
+/// has the exact bound.
+pub(crate) fn short() -> impl Iterator<Item = Fault> {
+    let kinds = [Kind::InstanceKilled, Kind::RulesBroken, Kind::RedisRestartsEmpty];
+    kinds.into_iter().map(|kind| Fault {
+        kind,
+        choice: 0,
+        lasts: Duration::from_secs(2),
+        pause: Duration::from_secs(6),
+    })
+}
