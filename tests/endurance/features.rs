@@ -49,7 +49,7 @@ const EVENTUAL: Sharing = Sharing::Eventual { staleness: 1_000 };
 const PEERS: Sharing = Sharing::Peers { staleness: 1_000 };
 
 /// Entities of the features that create counters all the time.
-const ALWAYS_NEW: u64 = u64::MAX;
+pub(crate) const ALWAYS_NEW: u64 = u64::MAX;
 
 /// Rules with a bound on the admissions in each window. That of a bucket is `burst + rate × window`.
 pub(crate) const FEATURES: [Feature; 21] = [

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
-/// Everything that can go wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     InstanceKilled,
@@ -26,48 +26,30 @@ pub(crate) enum Kind {
     ControlPlaneGone,
 }
 
-pub(crate) const KINDS: [Kind; 17] = [
-    Kind::InstanceKilled,
-    Kind::RedisRestartsEmpty,
-    Kind::RulesBroken,
-    Kind::InstanceFrozen,
-    Kind::RedisKilled,
-    Kind::RedisFrozen,
-    Kind::RedisBusy,
-    Kind::ScriptsFlushed,
-    Kind::RedisUnreachable,
-    Kind::RedisAnswersLost,
-    Kind::PeersApart,
-    Kind::PeersApartInOneDirection,
-    Kind::DiskFull,
-    Kind::NoDescriptors,
-    Kind::ClockStep,
-    Kind::CertificatesBroken,
-    Kind::ControlPlaneGone,
+/// All kinds, with their names in the report.
+pub(crate) const KINDS: [(Kind, &str); 17] = [
+    (Kind::InstanceKilled, "instance killed and restarted"),
+    (Kind::RedisRestartsEmpty, "Redis master restarts empty"),
+    (Kind::RulesBroken, "rule file half written"),
+    (Kind::InstanceFrozen, "instance frozen"),
+    (Kind::RedisKilled, "Redis master killed"),
+    (Kind::RedisFrozen, "Redis master frozen"),
+    (Kind::RedisBusy, "Redis runs another script"),
+    (Kind::ScriptsFlushed, "scripts flushed"),
+    (Kind::RedisUnreachable, "requests to Redis lost"),
+    (Kind::RedisAnswersLost, "answers of Redis lost"),
+    (Kind::PeersApart, "peers partitioned"),
+    (Kind::PeersApartInOneDirection, "peers partitioned in one direction"),
+    (Kind::DiskFull, "disk full"),
+    (Kind::NoDescriptors, "no file descriptors"),
+    (Kind::ClockStep, "clock steps"),
+    (Kind::CertificatesBroken, "certificates broken"),
+    (Kind::ControlPlaneGone, "control plane gone"),
 ];
 
 impl Kind {
-    /// Returns the name in the report.
     pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::InstanceKilled => "instance killed and restarted",
-            Self::InstanceFrozen => "instance frozen",
-            Self::RedisKilled => "Redis master killed",
-            Self::RedisFrozen => "Redis master frozen",
-            Self::RedisRestartsEmpty => "Redis master restarts empty",
-            Self::RedisBusy => "Redis runs another script",
-            Self::ScriptsFlushed => "scripts flushed",
-            Self::RedisUnreachable => "requests to Redis lost",
-            Self::RedisAnswersLost => "answers of Redis lost",
-            Self::PeersApart => "peers partitioned",
-            Self::PeersApartInOneDirection => "peers partitioned in one direction",
-            Self::DiskFull => "disk full",
-            Self::NoDescriptors => "no file descriptors",
-            Self::ClockStep => "clock steps",
-            Self::CertificatesBroken => "certificates broken",
-            Self::RulesBroken => "rule file half written",
-            Self::ControlPlaneGone => "control plane gone",
-        }
+        KINDS.iter().find(|(kind, _)| *kind == self).unwrap().1
     }
 }
 
@@ -75,7 +57,7 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     pub(crate) kind: Kind,
-    /// Selects the affected process among those that are possible.
+    /// Selects the affected process.
     pub(crate) choice: usize,
     pub(crate) lasts: Duration,
     pub(crate) pause: Duration,
@@ -98,7 +80,7 @@ impl Iterator for Schedule {
 
     fn next(&mut self) -> Option<Fault> {
         if self.next.is_empty() {
-            self.next = KINDS.to_vec();
+            self.next = KINDS.map(|(kind, _)| kind).to_vec();
             self.next.shuffle(&mut self.random);
         }
         let random = &mut self.random;

@@ -1,7 +1,7 @@
 //! Checks by Envoy's protocol and over `/json`.
 
 use crate::{
-    features::{DOMAIN, FEATURES, Feature, Sharing},
+    features::{ALWAYS_NEW, DOMAIN, FEATURES, Feature, Sharing},
     load::{Context, http},
     observer::{Failure, Via},
     support::{descriptor, raw_client::Request},
@@ -20,17 +20,12 @@ pub(super) fn start(context: &Context) {
     }
 }
 
-/// Returns the entity of a call.
-fn entity(feature: &Feature, number: u64) -> u64 {
-    number % feature.entities
-}
-
 async fn check(feature: &'static Feature, index: usize, number: u64, context: Context) {
     let instances = if matches!(feature.sharing, Sharing::Peers { .. }) { &context.peers } else { &context.redis };
     // Each entity calls all instances in turn.
-    let turn = number.checked_div(feature.entities).filter(|turn| *turn > 0).unwrap_or(number);
+    let turn = if feature.entities == ALWAYS_NEW { number } else { number / feature.entities };
     let instance = &instances[turn as usize % instances.len()];
-    let entity = entity(feature, number);
+    let entity = number % feature.entities;
     let name = format!("e{entity}");
     let entries = match feature.key {
         "shares" => vec![(feature.key, name.as_str()), ("tenant", CLASSES[number as usize % CLASSES.len()])],
@@ -48,7 +43,7 @@ async fn check(feature: &'static Feature, index: usize, number: u64, context: Co
 
 async fn json(feature: &'static Feature, index: usize, number: u64, context: Context) {
     let instance = &context.redis[number as usize % context.redis.len()];
-    let entity = entity(feature, number);
+    let entity = number % feature.entities;
     let body = format!(
         r#"{{"domain": "{DOMAIN}", "descriptors": [{{"entries": [{{"key": "json", "value": "e{entity}"}}]}}]}}"#
     );
