@@ -153,7 +153,9 @@ impl Fault {
                 let server = site.server(instance);
                 observer.silence(Via::NewConnection(instance));
                 let before = max_descriptors(server.pid());
-                set_max_descriptors(server.pid(), &server.open_file_descriptors().to_string());
+                // Connections that are about to be closed leave no room for others.
+                let number = server.open_file_descriptors().saturating_sub(8);
+                set_max_descriptors(server.pid(), &number.to_string());
                 sleep(self.lasts);
                 set_max_descriptors(server.pid(), &before);
             }

@@ -51,7 +51,8 @@ const PEERS: Sharing = Sharing::Peers { staleness: 1_000 };
 /// Entities of the features that create counters all the time.
 pub(crate) const ALWAYS_NEW: u64 = u64::MAX;
 
-/// Rules with a bound on the admissions in each window. That of a bucket is `burst + rate × window`.
+/// Rules with a bound on the admissions in each window. That of a bucket is `burst + rate × window`. Where instances may
+/// have to decide without each other's hits, callers request more than the limits of all instances together.
 pub(crate) const FEATURES: [Feature; 21] = [
     redis("fixed", 6, 240, r#"{"unit": "second", "unit_multiplier": 10, "requests_per_unit": 250}"#, 250),
     redis(
@@ -126,8 +127,8 @@ pub(crate) const FEATURES: [Feature; 21] = [
             "eventual",
             1,
             120,
-            r#"{"unit": "second", "unit_multiplier": 10, "requests_per_unit": 800, "consistency": "eventual"}"#,
-            800,
+            r#"{"unit": "second", "unit_multiplier": 10, "requests_per_unit": 300, "consistency": "eventual"}"#,
+            300,
         )
     },
     Feature {
@@ -136,13 +137,13 @@ pub(crate) const FEATURES: [Feature; 21] = [
             "eventual_bucket",
             1,
             60,
-            r#"{"algorithm": "token_bucket", "unit": "second", "requests_per_unit": 30, "burst": 60, "consistency": "eventual"}"#,
-            360,
+            r#"{"algorithm": "token_bucket", "unit": "second", "requests_per_unit": 10, "burst": 20, "consistency": "eventual"}"#,
+            120,
         )
     },
     Feature {
         sharing: PEERS,
-        ..redis("peer_window", 2, 120, r#"{"unit": "second", "unit_multiplier": 10, "requests_per_unit": 400}"#, 400)
+        ..redis("peer_window", 2, 120, r#"{"unit": "second", "unit_multiplier": 10, "requests_per_unit": 250}"#, 250)
     },
     Feature {
         sharing: PEERS,
@@ -150,8 +151,8 @@ pub(crate) const FEATURES: [Feature; 21] = [
             "peer_bucket",
             1,
             60,
-            r#"{"algorithm": "gcra", "unit": "second", "requests_per_unit": 30, "burst": 60}"#,
-            360,
+            r#"{"algorithm": "gcra", "unit": "second", "requests_per_unit": 20, "burst": 40}"#,
+            240,
         )
     },
     Feature {
@@ -160,8 +161,8 @@ pub(crate) const FEATURES: [Feature; 21] = [
             "peer_log",
             1,
             40,
-            r#"{"algorithm": "sliding_log", "unit": "second", "unit_multiplier": 10, "requests_per_unit": 300}"#,
-            300,
+            r#"{"algorithm": "sliding_log", "unit": "second", "unit_multiplier": 10, "requests_per_unit": 150}"#,
+            150,
         )
     },
 ];

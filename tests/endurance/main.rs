@@ -96,12 +96,12 @@ fn soak(is_timed: bool, length: Duration, faults: impl Iterator<Item = Fault>) -
         *pids.lock().unwrap() = site.pids();
         let until = observer.now();
         sleep(fault.pause);
-        let report = FaultReport::new(&fault, affected, from, until, &observer);
-        println!("second {}: {}, {}: {report:?}", observer.second(), fault.kind.name(), report.affected);
+        let report = FaultReport::new(&fault, from, until, &observer);
+        println!("second {}: {affected}: {report:?}", observer.second());
         if fault.kind.fails_calls() && report.errors == 0 {
             observer.report(&format!("{}: no call failed", fault.kind.name()));
         }
-        observer.recovered_after(fault.kind.name(), report.recovery, RECOVERY);
+        observer.recovered_after(fault.kind.name(), until, report.recovery, RECOVERY);
         reports.push(report);
     }
     sleep(CALM);

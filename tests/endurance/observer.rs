@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    pin::pin,
     sync::Mutex,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -14,6 +15,9 @@ use crate::{
 
 /// Time in which every call of an endurance run must have an answer.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
+/// The deadline is divided into this number of parts. If the machine does not run the observer for a while, at most one
+/// part passes.
+const PARTS: u32 = 30;
 /// Length in milliseconds of the periods in which errors are counted.
 pub(crate) const PERIOD: u64 = 100;
 /// `hold` of the slots in milliseconds.
@@ -110,6 +114,7 @@ struct State {
     in_flight: [u64; IN_FLIGHT.len()],
     highest_in_flight: [u64; IN_FLIGHT.len()],
     in_force: Vec<Duration>,
+    stalls: Vec<u64>,
     violations: Vec<String>,
 }
 
@@ -130,6 +135,9 @@ pub(crate) struct Record {
     pub(crate) highest: [Highest; FEATURES.len()],
     pub(crate) highest_in_flight: [u64; IN_FLIGHT.len()],
     pub(crate) in_force: Vec<Duration>,
+    pub(crate) disturbances: Vec<Disturbance>,
+    /// Lengths in milliseconds of the times in which the machine did not run the observer.
+    pub(crate) stalls: Vec<u64>,
     pub(crate) violations: Vec<String>,
 }
 
@@ -172,10 +180,14 @@ impl Observer {
         call: impl Future<Output = Result<T, E>>,
     ) -> Result<(T, Span), Failure> {
         let (sent, started) = (self.now(), Instant::now());
-        let result = match tokio::time::timeout(self.deadline(), call).await {
-            Ok(result) => result.map_err(Into::into),
-            Err(_) => Err(Failure::Unanswered),
-        };
+        let mut call = pin!(call);
+        let mut result = Err(Failure::Unanswered);
+        for _ in 0..PARTS {
+            if let Ok(answer) = tokio::time::timeout(self.deadline() / PARTS, &mut call).await {
+                result = answer.map_err(Into::into);
+                break;
+            }
+        }
         let span = Span { sent, received: self.now() };
         self.record(via, what, span, started.elapsed(), result.as_ref().err());
         result.map(|value| (value, span))
@@ -285,9 +297,20 @@ impl Observer {
         all.for_each(|silence| silence.until = Some(now));
     }
 
-    /// Reports failed calls that did not end within the stated time after a fault.
-    pub(crate) fn recovered_after(&self, fault: &str, time: Option<Duration>, stated: Duration) {
-        if self.is_timed && time.is_none_or(|time| time > stated) {
+    /// Records that the machine did not run the observer, and probably not the service, since `from`.
+    pub(crate) fn stalled(&self, from: u64) {
+        let until = self.now();
+        let mut state = self.state.lock().unwrap();
+        state.stalls.push(until - from);
+        for apart in [Apart::RedisInstances, Apart::Peers] {
+            state.disturbances.push(Disturbance { from, until: Some(until), loss: Loss::RecentHits, apart });
+        }
+    }
+
+    /// Reports failed calls that did not end within the stated time after the end of a fault, unless the machine stalled.
+    pub(crate) fn recovered_after(&self, fault: &str, end: u64, time: Option<Duration>, stated: Duration) {
+        let has_stalled = self.state.lock().unwrap().disturbances.iter().any(|disturbance| disturbance.from >= end);
+        if self.is_timed && !has_stalled && time.is_none_or(|time| time > stated) {
             self.report(&format!("{fault}: recovery after {time:?}"));
         }
     }
@@ -335,6 +358,8 @@ impl Observer {
             highest: state.highest,
             highest_in_flight: state.highest_in_flight,
             in_force: state.in_force,
+            disturbances: state.disturbances,
+            stalls: state.stalls,
             violations: state.violations,
         }
     }

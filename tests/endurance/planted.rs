@@ -48,9 +48,9 @@ fn each_sharing_has_its_own_bound() {
     let at = |key: &str, disturbances: &[Disturbance]| bound(&FEATURES[Feature::index(key)], BEGIN, disturbances);
     let fault = |from, until, loss, apart| [Disturbance { from, until: Some(until), loss, apart }];
     let apart = |apart| fault(BEGIN + 1, BEGIN + 2, Loss::None, apart);
-    assert_eq!(["fixed", "eventual", "peer_log"].map(|key| at(key, &[])), [250, 920, 340]);
-    assert_eq!(["fixed", "eventual", "peer_log"].map(|key| at(key, &apart(Apart::RedisInstances))), [250, 2_400, 340]);
-    assert_eq!(["fixed", "eventual", "peer_log"].map(|key| at(key, &apart(Apart::Peers))), [250, 920, 600]);
+    assert_eq!(["fixed", "eventual", "peer_log"].map(|key| at(key, &[])), [250, 420, 190]);
+    assert_eq!(["fixed", "eventual", "peer_log"].map(|key| at(key, &apart(Apart::RedisInstances))), [250, 900, 190]);
+    assert_eq!(["fixed", "eventual", "peer_log"].map(|key| at(key, &apart(Apart::Peers))), [250, 420, 300]);
     let failover = fault(BEGIN - 1, BEGIN + 1, Loss::RecentHits, Apart::RedisInstances);
     assert_eq!(at("fixed", &failover), 250 + 80);
     // A fault of another window does not count.
@@ -126,9 +126,12 @@ fn hour(per_hour: f64) -> Vec<Sample> {
 fn a_late_recovery_is_reported() {
     let observer = Observer::new(true);
     let stated = Duration::from_secs(10);
-    observer.recovered_after("a fault", Some(stated), stated);
-    observer.recovered_after("a fault", Some(stated * 2), stated);
-    observer.recovered_after("a fault", None, stated);
+    let end = observer.now();
+    observer.recovered_after("a fault", end, Some(stated), stated);
+    observer.recovered_after("a fault", end, Some(stated * 2), stated);
+    observer.recovered_after("a fault", end, None, stated);
+    observer.stalled(end);
+    observer.recovered_after("a fault", end, None, stated);
     assert_eq!(observer.finish().violations.len(), 2);
 }
 

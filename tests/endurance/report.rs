@@ -17,6 +17,8 @@ use crate::{
 const NEVER_RESTARTED: [usize; 2] = [0, 3];
 /// A shorter run does not judge growth, because the caches of a new process fill for some minutes.
 const MIN_JUDGED: Duration = Duration::from_secs(1_800);
+/// The share of the time in which the machine may not run the observer. A busier machine proves nothing.
+const MAX_STALLED: f64 = 0.01;
 /// The share of calls that may fail outside of faults and their recovery.
 const MAX_STRAY_ERRORS: f64 = 0.0001;
 
@@ -24,11 +26,6 @@ const MAX_STRAY_ERRORS: f64 = 0.0001;
 #[derive(Debug)]
 pub(crate) struct FaultReport {
     kind: Kind,
-    /// The affected process.
-    pub(crate) affected: String,
-    /// Begin and end in milliseconds since 1970.
-    from: u64,
-    until: u64,
     pub(crate) errors: u64,
     /// Time from the first error to the last one.
     outage: Duration,
@@ -37,7 +34,7 @@ pub(crate) struct FaultReport {
 }
 
 impl FaultReport {
-    pub(crate) fn new(fault: &Fault, affected: String, from: u64, until: u64, observer: &Observer) -> Self {
+    pub(crate) fn new(fault: &Fault, from: u64, until: u64, observer: &Observer) -> Self {
         let now = observer.now();
         let has_errors = |time: &u64| observer.errors_between(*time, *time + PERIOD) > 0;
         let failed: Vec<_> = (from..now).step_by(PERIOD as usize).filter(has_errors).collect();
@@ -47,9 +44,6 @@ impl FaultReport {
             .find(|time| observer.errors_between(*time, *time + QUIET) == 0);
         Self {
             kind: fault.kind,
-            affected,
-            from,
-            until,
             errors: observer.errors_between(from, now),
             outage: Duration::from_millis(outage),
             recovery: recovered.map(|time| Duration::from_millis(time - until)),
@@ -86,13 +80,20 @@ impl Run {
         let affected = |period: usize| {
             let time = epoch + period as u64 * PERIOD;
             let recovery = crate::RECOVERY.as_millis() as u64;
-            faults.iter().any(|fault| fault.from < time + PERIOD && time < fault.until + recovery)
+            record.disturbances.iter().any(|disturbance| {
+                let until = disturbance.until.unwrap_or(u64::MAX - recovery);
+                disturbance.from < time + PERIOD && time < until + recovery
+            })
         };
         let errors = record.errors.iter().enumerate();
         let stray_errors = errors.filter(|(period, _)| !affected(*period)).map(|(_, errors)| errors).sum();
         let calls: u64 = record.results.values().sum();
         if is_timed && stray_errors as f64 > MAX_STRAY_ERRORS * calls as f64 {
             violations.push(format!("{stray_errors} of {calls} calls failed without a fault"));
+        }
+        let stalled = Duration::from_millis(record.stalls.iter().sum());
+        if is_timed && stalled > length.mul_f64(MAX_STALLED) {
+            violations.push(format!("the machine did not run the observer for {stalled:?}"));
         }
         Self { length, faults, samples, record, trends, stray_errors, violations }
     }
@@ -117,10 +118,13 @@ impl Run {
              - {minutes:.0} minutes, seed {seed}, build of the profile `{profile}`, {cores} cores for all processes\n\
              - {calls} calls, {:.0} per second, {} faults\n\
              - calls that failed without a fault: {}\n\
+             - stalls of the machine: {}, {:.1} s in total\n\
              - violations: {}\n",
             calls as f64 / self.length.as_secs_f64(),
             self.faults.len(),
             self.stray_errors,
+            self.record.stalls.len(),
+            self.record.stalls.iter().sum::<u64>() as f64 / 1e3,
             self.violations.len(),
         );
         for violation in &self.violations {

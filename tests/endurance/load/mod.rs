@@ -21,6 +21,9 @@ use tokio::time::{MissedTickBehavior, interval};
 pub(crate) use self::http::http;
 use crate::{observer::Observer, samples::Sampler, site::Target, support::raw_client::Client};
 
+/// A pause of the load's own thread that is longer cannot be blamed on the service. Calls to Redis time out after it.
+const STALL: Duration = Duration::from_millis(250);
+
 /// Callers that run until the value is dropped.
 pub(crate) struct Load {
     stop: Arc<AtomicBool>,
@@ -57,6 +60,7 @@ impl Load {
                 stream::start(&context);
                 connections::start(&context);
                 operator::start(&context);
+                tokio::spawn(find_stalls(context));
                 tokio::spawn(sampler.run());
                 while !stopped.load(Relaxed) {
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -71,6 +75,19 @@ impl Drop for Load {
     fn drop(&mut self) {
         self.stop.store(true, Relaxed);
         let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Reports the times in which this thread does not run, because the machine is too busy or suspended.
+async fn find_stalls(context: Context) {
+    let mut last = context.observer.now();
+    loop {
+        tokio::time::sleep(STALL / 5).await;
+        let now = context.observer.now();
+        if now - last > STALL.as_millis() as u64 {
+            context.observer.stalled(last);
+        }
+        last = now;
     }
 }
 
