@@ -104,18 +104,10 @@ pub(crate) struct Highest {
 #[derive(Default)]
 struct State {
     ledger: Ledger,
-    disturbances: Vec<Disturbance>,
     silences: Vec<Silence>,
-    /// Errors by period since the start.
-    errors: Vec<u64>,
-    results: BTreeMap<String, u64>,
     interval: Interval,
-    highest: [Highest; FEATURES.len()],
     in_flight: [u64; IN_FLIGHT.len()],
-    highest_in_flight: [u64; IN_FLIGHT.len()],
-    in_force: Vec<Duration>,
-    stalls: Vec<u64>,
-    violations: Vec<String>,
+    record: Record,
 }
 
 /// Records all calls of a run.
@@ -129,8 +121,11 @@ pub(crate) struct Observer {
 }
 
 /// Everything that the observer recorded.
+#[derive(Default)]
 pub(crate) struct Record {
+    /// Calls by result.
     pub(crate) results: BTreeMap<String, u64>,
+    /// Failed calls by the period in which they began.
     pub(crate) errors: Vec<u64>,
     pub(crate) highest: [Highest; FEATURES.len()],
     pub(crate) highest_in_flight: [u64; IN_FLIGHT.len()],
@@ -202,7 +197,7 @@ impl Observer {
             Some(Failure::Connection) => "connection failed".to_owned(),
             Some(Failure::Unanswered) => "no answer".to_owned(),
         };
-        *state.results.entry(name).or_default() += 1;
+        *state.record.results.entry(name).or_default() += 1;
         if failure.is_none() {
             state.interval.answered += 1;
             state.interval.latencies.push(latency.as_micros().try_into().unwrap_or(u32::MAX));
@@ -210,9 +205,9 @@ impl Observer {
         }
         state.interval.errors += 1;
         let period = ((span.sent - self.epoch) / PERIOD) as usize;
-        let periods = state.errors.len().max(period + 1);
-        state.errors.resize(periods, 0);
-        state.errors[period] += 1;
+        let periods = state.record.errors.len().max(period + 1);
+        state.record.errors.resize(periods, 0);
+        state.record.errors[period] += 1;
         let is_silent = |silence: &Silence| {
             (silence.via == via || silence.via == Via::Connection(via.instance()))
                 && silence.from <= span.received
@@ -220,7 +215,7 @@ impl Observer {
         };
         if failure == Some(&Failure::Unanswered) && !state.silences.iter().any(is_silent) {
             let second = (span.sent - self.epoch) / 1_000;
-            state.violations.push(format!("second {second}: {what} of {via:?} was not answered"));
+            state.record.violations.push(format!("second {second}: {what} of {via:?} was not answered"));
         }
     }
 
@@ -234,11 +229,14 @@ impl Observer {
         let mut state = self.state.lock().unwrap();
         state.in_flight[slots] += 1;
         let used = state.in_flight[slots];
-        state.highest_in_flight[slots] = state.highest_in_flight[slots].max(used);
-        let allowed = slots_bound(IN_FLIGHT[slots].bound, self.now(), HOLD, &state.disturbances);
+        state.record.highest_in_flight[slots] = state.record.highest_in_flight[slots].max(used);
+        let allowed = slots_bound(IN_FLIGHT[slots].bound, self.now(), HOLD, &state.record.disturbances);
         if used > allowed {
             let (second, key) = (self.second(), IN_FLIGHT[slots].key);
-            state.violations.push(format!("second {second}: {used} slots of {key} are in use, {allowed} are allowed"));
+            state
+                .record
+                .violations
+                .push(format!("second {second}: {used} slots of {key} are in use, {allowed} are allowed"));
         }
     }
 
@@ -251,35 +249,35 @@ impl Observer {
     pub(crate) fn in_force_after(&self, time: Duration, stated: Duration) {
         let now = self.now();
         let mut state = self.state.lock().unwrap();
-        let is_disturbed = state
-            .disturbances
-            .iter()
-            .any(|disturbance| disturbance.until.is_none_or(|until| until + 10_000 > now - time.as_millis() as u64));
+        let is_disturbed =
+            state.record.disturbances.iter().any(|disturbance| {
+                disturbance.until.is_none_or(|until| until + 10_000 > now - time.as_millis() as u64)
+            });
         if is_disturbed {
             return;
         }
-        state.in_force.push(time);
+        state.record.in_force.push(time);
         if self.is_timed && time > stated {
             let second = self.second();
-            state.violations.push(format!("second {second}: an override was in force after {time:?}"));
+            state.record.violations.push(format!("second {second}: an override was in force after {time:?}"));
         }
     }
 
     /// Adds a violation that another module found.
     pub(crate) fn report(&self, violation: &str) {
         let text = format!("second {}: {violation}", self.second());
-        self.state.lock().unwrap().violations.push(text);
+        self.state.lock().unwrap().record.violations.push(text);
     }
 
     /// Begins a disturbance and returns its index.
     pub(crate) fn disturb(&self, loss: Loss, apart: Apart) -> usize {
         let mut state = self.state.lock().unwrap();
-        state.disturbances.push(Disturbance { from: self.now(), until: None, loss, apart });
-        state.disturbances.len() - 1
+        state.record.disturbances.push(Disturbance { from: self.now(), until: None, loss, apart });
+        state.record.disturbances.len() - 1
     }
 
     pub(crate) fn settle(&self, disturbance: usize) {
-        self.state.lock().unwrap().disturbances[disturbance].until = Some(self.now());
+        self.state.lock().unwrap().record.disturbances[disturbance].until = Some(self.now());
     }
 
     /// Declares that an instance cannot answer from now on, at all or on new connections.
@@ -301,15 +299,16 @@ impl Observer {
     pub(crate) fn stalled(&self, from: u64) {
         let until = self.now();
         let mut state = self.state.lock().unwrap();
-        state.stalls.push(until - from);
+        state.record.stalls.push(until - from);
         for apart in [Apart::RedisInstances, Apart::Peers] {
-            state.disturbances.push(Disturbance { from, until: Some(until), loss: Loss::RecentHits, apart });
+            state.record.disturbances.push(Disturbance { from, until: Some(until), loss: Loss::RecentHits, apart });
         }
     }
 
     /// Reports failed calls that did not end within the stated time after the end of a fault, unless the machine stalled.
     pub(crate) fn recovered_after(&self, fault: &str, end: u64, time: Option<Duration>, stated: Duration) {
-        let has_stalled = self.state.lock().unwrap().disturbances.iter().any(|disturbance| disturbance.from >= end);
+        let has_stalled =
+            self.state.lock().unwrap().record.disturbances.iter().any(|disturbance| disturbance.from >= end);
         if self.is_timed && !has_stalled && time.is_none_or(|time| time > stated) {
             self.report(&format!("{fault}: recovery after {time:?}"));
         }
@@ -324,8 +323,8 @@ impl Observer {
     fn check_windows(&self, before: u64) {
         let mut state = self.state.lock().unwrap();
         for window in state.ledger.close(before) {
-            let (bound, key) = (window.bound(&state.disturbances), FEATURES[window.feature].key);
-            let highest = &mut state.highest[window.feature];
+            let (bound, key) = (window.bound(&state.record.disturbances), FEATURES[window.feature].key);
+            let highest = &mut state.record.highest[window.feature];
             highest.windows += 1;
             highest.total += window.admitted;
             if highest.bound == 0 || window.admitted * highest.bound > highest.admitted * bound {
@@ -334,7 +333,7 @@ impl Observer {
             if window.admitted > bound {
                 let second = window.from.saturating_sub(self.epoch) / 1_000;
                 let (entity, admitted) = (window.entity, window.admitted);
-                state.violations.push(format!(
+                state.record.violations.push(format!(
                     "window from second {second}: {admitted} hits of {key} {entity} were admitted, {bound} are allowed"
                 ));
             }
@@ -345,22 +344,12 @@ impl Observer {
     pub(crate) fn errors_between(&self, from: u64, until: u64) -> u64 {
         let state = self.state.lock().unwrap();
         let period = |time: u64| (time.saturating_sub(self.epoch) / PERIOD) as usize;
-        state.errors.iter().take(period(until)).skip(period(from)).sum()
+        state.record.errors.iter().take(period(until)).skip(period(from)).sum()
     }
 
     /// Checks the remaining windows and returns everything.
     pub(crate) fn finish(&self) -> Record {
         self.check_windows(u64::MAX);
-        let state = std::mem::take(&mut *self.state.lock().unwrap());
-        Record {
-            results: state.results,
-            errors: state.errors,
-            highest: state.highest,
-            highest_in_flight: state.highest_in_flight,
-            in_force: state.in_force,
-            disturbances: state.disturbances,
-            stalls: state.stalls,
-            violations: state.violations,
-        }
+        std::mem::take(&mut self.state.lock().unwrap().record)
     }
 }

@@ -139,9 +139,9 @@ fn a_late_recovery_is_reported() {
 fn growing_memory_is_reported() {
     let growth_of = |per_hour| growth(&trends(&hour(per_hour))).collect::<Vec<_>>();
     assert!(growth_of(0.0).is_empty());
-    let growing = growth_of(10.0);
+    let growing = growth_of(20.0);
     assert!(
-        growing.len() == 1 && growing[0].starts_with("memory of redis-1, MB grows by 10.0 per hour"),
+        growing.len() == 1 && growing[0].starts_with("memory of redis-1, MB grows by 20.0 per hour"),
         "{growing:?}"
     );
 }

@@ -15,6 +15,8 @@ use crate::{
 
 /// Instances that are never restarted. Only their growth is judged.
 const NEVER_RESTARTED: [usize; 2] = [0, 3];
+/// Memory in MB that half an hour may add: an instance stores the last hour for the console, in at most 10 MB.
+const HISTORY: f64 = 5.0;
 /// A shorter run does not judge growth, because the caches of a new process fill for some minutes.
 const MIN_JUDGED: Duration = Duration::from_secs(1_800);
 /// The share of the time in which the machine may not run the observer. A busier machine proves nothing.
@@ -240,7 +242,7 @@ pub(crate) fn trends(samples: &[Sample]) -> Vec<(String, Trend)> {
     let mut all = Vec::new();
     for index in NEVER_RESTARTED {
         let name = INSTANCES[index];
-        all.push((format!("memory of {name}, MB"), series(&|sample| sample.processes[index].memory), 2.0));
+        all.push((format!("memory of {name}, MB"), series(&|sample| sample.processes[index].memory), HISTORY));
         all.push((format!("descriptors of {name}"), series(&|sample| sample.processes[index].descriptors), 3.0));
         all.push((format!("connections of {name}"), series(&|sample| sample.processes[index].connections), 3.0));
         all.push((format!("threads of {name}"), series(&|sample| sample.processes[index].threads), 2.0));
