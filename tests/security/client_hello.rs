@@ -1,5 +1,5 @@
-//! [`ClientHello`]: the first message of a TLS handshake (RFC 8446, RFC 5246), byte by byte, for what no TLS library would
-//! offer any more.
+//! [`ClientHello`]: the first message of a TLS handshake (RFC 8446, RFC 5246), byte by byte, for offers that TLS libraries
+//! no longer make.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +23,7 @@ const SERVER_HELLO: u8 = 2;
 const X25519: u16 = 0x001d;
 const P256: u16 = 0x0017;
 
-/// What a client offers.
+/// The offer of a client.
 pub(super) struct ClientHello<'a> {
     pub(super) version: u16,
     pub(super) suites: &'a [u16],
@@ -39,7 +39,7 @@ pub(super) enum Answer {
     Accepted(ServerHello),
 }
 
-/// What the server chose.
+/// The choice of the server.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ServerHello {
     pub(super) version: u16,

@@ -86,7 +86,7 @@ async fn callers_and_operators_cannot_forge_log_events() {
     }
 }
 
-/// Rule files and a control plane, whose errors consist of several lines.
+/// Errors about rule files and rules of a control plane consist of several lines.
 #[tokio::test]
 async fn rules_cannot_forge_log_events() {
     for format in FORMATS {

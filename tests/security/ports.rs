@@ -1,5 +1,5 @@
-//! Every port without credentials, with invalid ones, and with each role; for all methods of the admin API, of which a new
-//! one needs no change here.
+//! Every port without credentials, with invalid ones, and with each role. The methods of the admin API are read from its
+//! descriptor, so a new method needs no change here.
 
 use std::fs;
 
@@ -145,7 +145,7 @@ async fn every_admin_method_checks_the_caller_on_every_listener() {
     }
 }
 
-/// A listener has the services of its purpose only, whatever the caller's credentials.
+/// Each listener has its own services only, for all callers.
 #[tokio::test]
 async fn no_listener_serves_the_methods_of_another() {
     let folder = rules(&[("api.yaml", RULES)]);
@@ -167,7 +167,7 @@ async fn no_listener_serves_the_methods_of_another() {
         let status = ClusterServiceClient::new(channel.clone()).pull(request).await.unwrap_err();
         assert_eq!(status.code(), Code::Unimplemented, "calls of peers");
     }
-    // Without the admin API there is no method that changes anything.
+    // Without the admin API, all methods that change the service are rejected.
     let server = Server::start(folder.path(), "memory");
     for method in service().methods().filter(|method| !is_reading(method)) {
         assert_eq!(call_json(&server.url(""), &method, &[]), Code::PermissionDenied, "{}", method.name());

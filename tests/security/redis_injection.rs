@@ -105,7 +105,7 @@ async fn values_of_callers_are_never_commands_or_foreign_keys() {
     let client = server.client().await;
     let values = values();
     for value in &values {
-        // Each value has a counter of its own: the third request is denied, whatever the others were.
+        // Each value has a counter of its own, so the third request is denied.
         for (number, is_allowed) in [(1, true), (2, true), (3, false)] {
             let answer = client.check(request_for("api", &[("user", value)])).await.unwrap();
             assert_eq!(answer.allowed(), is_allowed, "request {number} of {value:?}");

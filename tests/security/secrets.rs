@@ -164,7 +164,7 @@ async fn no_output_of_a_working_service_contains_a_secret() {
     assert_eq!(admin(&server, "GetHealth", OPERATE).0, 200);
     assert_eq!(admin(&server, "GetHealth", WRONG).0, 401);
     assert!(server.get("/readyz").contains("redis, up"), "{}", server.get("/readyz"));
-    // Failures whose messages could contain what failed: a collector, a token file, and then the stores.
+    // Messages about these failures could contain secrets: of a collector, of a token file, and then of the stores.
     fixture.files.write("tokens", &format!("read {READ} eve\noperate {OPERATE}\n"));
     wait_for("the rejected token file", || server.log().contains("cannot use the changed token file").then_some(()));
     wait_for("the collector's error", || server.log().contains("cannot send metrics").then_some(()));
