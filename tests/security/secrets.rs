@@ -138,6 +138,9 @@ fn pages(server: &Server) -> Vec<(String, String)> {
     for method in methods.into_iter().chain(["GetSession", "ListRuleActivity", "PutOverrides", "Simulate"]) {
         for token in [READ, OPERATE, WRONG] {
             pages.push((method.to_owned(), admin(server, method, token).1));
+            let request = agent().post(server.url(&format!("/v1/{method}")));
+            let mut response = request.header("authorization", format!("Bearer {token}")).send("{}").unwrap();
+            pages.push((format!("{method} by HTTP"), response.body_mut().read_to_string().unwrap()));
         }
     }
     pages
