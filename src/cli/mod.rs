@@ -202,7 +202,9 @@ fn print_manual(command: Option<&str>) -> anyhow::Result<ExitCode> {
         Some(command) => all.find_subcommand(command).with_context(|| format!("unknown command {command:?}"))?.clone(),
         None => all,
     };
-    clap_mangen::Man::new(command).render(&mut io::stdout())?;
+    // An empty date needs the quotes, or readers of the page take the version for the date.
+    let page = clap_mangen::Man::new(command).date("\"\"").source(concat!("sluicegate ", env!("CARGO_PKG_VERSION")));
+    page.manual("User Commands").render(&mut io::stdout())?;
     Ok(ExitCode::SUCCESS)
 }
 
