@@ -9,6 +9,8 @@ An instruction belongs to the crate or module of its source line, also if the co
 the standard library and of small containers belong to their caller.
 
 A second table counts allocations by the function that makes them.
+
+`benches/profile.py --against PROGRAM` compares the CPU time of a decision with that of another build, in paired rounds.
 """
 
 import collections
@@ -17,6 +19,7 @@ import pathlib
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -118,7 +121,7 @@ class Workload:
     def __init__(self, name, store, method, body, decisions):
         self.name, self.store, self.method, self.body, self.decisions = name, store, method, body, decisions
 
-    def start(self, folder, prefix=()):
+    def start(self, folder, prefix=(), program=SERVICE):
         rules = pathlib.Path(folder, "rules")
         rules.mkdir(exist_ok=True)
         (rules / "bench.yaml").write_text(RULES)
@@ -126,7 +129,7 @@ class Workload:
         settings = {"WORKERS": "1", "REDIS__TIMEOUT": "10s", "DENY_CACHE__MAX_ENTRIES": "0"}
         environment = os.environ | {f"SLUICEGATE__{name}": value for name, value in settings.items()}
         addresses = ["--grpc-addr", f"127.0.0.1:{self.grpc}", "--http-addr", f"127.0.0.1:{http}"]
-        command = [*prefix, SERVICE, "--rules", rules, "--store", self.store, *addresses]
+        command = [*prefix, program, "--rules", rules, "--store", self.store, *addresses]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         wait_until_ready(http)
         return process
@@ -278,7 +281,33 @@ def print_table(workload, scale):
             print(f"| `{function}` | {count:.1f} |")
 
 
+def compare(workload, calls, other, rounds=15):
+    """Prints the CPU time of a decision of both programs, which take turns, and the quartiles of the ratios."""
+    with tempfile.TemporaryDirectory() as folder:
+        ports, processes, times = {}, {}, {SERVICE: [], other: []}
+        for program in times:
+            processes[program] = workload.start(folder, program=program)
+            ports[program] = workload.grpc
+        for _ in range(rounds + 1):
+            for program in times:
+                workload.grpc = ports[program]
+                before = sum(cpu_seconds(processes[program].pid))
+                workload.load(folder, calls)
+                spent = sum(cpu_seconds(processes[program].pid)) - before
+                times[program].append(1e9 * spent / (calls * workload.decisions))
+        for process in processes.values():
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+    # The first round warms up.
+    first, second = (each[1:] for each in times.values())
+    low, middle, high = statistics.quantiles([b / a for a, b in zip(first, second)], n=4)
+    print(f"{workload.name}: {statistics.median(first):.0f} ns and {statistics.median(second):.0f} ns,", end=" ")
+    print(f"{middle:.3f} × (quartiles {low:.3f} and {high:.3f}, {rounds} rounds)")
+
+
 def main():
+    arguments = sys.argv[1:]
+    other = pathlib.Path(arguments[1]) if arguments[:1] == ["--against"] else None
     with tempfile.TemporaryDirectory() as folder:
         socket_path = f"{folder}/redis.sock"
         redis = subprocess.Popen(
@@ -301,8 +330,8 @@ def main():
                     3_000,
                 ),
             }
-            for name in sys.argv[1:] or workloads:
-                print_table(*workloads[name])
+            for name in (arguments[2:] if other else arguments) or workloads:
+                compare(*workloads[name], other) if other else print_table(*workloads[name])
         finally:
             redis.terminate()
             redis.wait()
