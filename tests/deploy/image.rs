@@ -10,8 +10,8 @@ use std::{
 
 use crate::support::{Server, repository, request_for, rules};
 
-/// Copies the contents of the image that `deploy/container/Dockerfile` builds: the program, its second name, and the
-/// libraries that it is linked with.
+/// Copies the contents of the image that `deploy/container/Dockerfile` builds: the program and its second name. The
+/// program of the image is static; that of the tests needs the libraries that it is linked with.
 fn assemble(root: &Path) {
     let program = Path::new(env!("CARGO_BIN_EXE_sluicegate"));
     fs::create_dir_all(root.join("bin")).unwrap();
@@ -28,9 +28,19 @@ fn assemble(root: &Path) {
 #[tokio::test]
 async fn the_image_runs_as_any_user_on_a_read_only_root() {
     let text = fs::read_to_string(repository("deploy/container/Dockerfile")).unwrap();
-    for line in ["ln -s sluicegate /out/bin/ratelimit", "USER 65534:65534", r#"CMD ["/bin/sluicegate", "health"]"#] {
+    for line in [
+        "ln -s sluicegate /out/bin/ratelimit",
+        "USER 65534:65534",
+        r#"CMD ["/bin/sluicegate", "health"]"#,
+        "COPY target/dist-image/${TARGETARCH}/ /",
+    ] {
         assert!(text.contains(line), "{line}");
     }
+    let release = fs::read_to_string(repository("deploy/dist/build.sh")).unwrap();
+    assert!(
+        release.contains(r#"ln -s sluicegate "$root/bin/ratelimit""#),
+        "the image of a release has the second name"
+    );
     let root = tempfile::tempdir().unwrap();
     assemble(root.path());
     let folder =

@@ -8,3 +8,5 @@ mod envoy_gateway;
 mod envoyproxy_settings;
 /// The contents of the container image, run as an arbitrary user.
 mod image;
+/// The parts of a release: licences, SBOM, manual pages, Debian's unit.
+mod release;
