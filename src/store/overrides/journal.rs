@@ -65,6 +65,8 @@ pub struct Journal {
     file: Option<File>,
     /// Number of lines in the file.
     line_count: usize,
+    /// Number of lines by which the next rewrite is postponed, because the last one failed.
+    postponed: usize,
     recent: VecDeque<Change>,
     /// Number of changes that were ever in `recent`.
     position: u64,
@@ -76,7 +78,15 @@ impl Journal {
     /// Creates a journal for this path, or one that writes no files.
     #[must_use]
     pub fn new(path: Option<PathBuf>) -> Self {
-        Self { path, file: None, line_count: 0, recent: VecDeque::new(), position: 0, rule_sets: HashMap::new() }
+        Self {
+            path,
+            file: None,
+            line_count: 0,
+            postponed: 0,
+            recent: VecDeque::new(),
+            position: 0,
+            rule_sets: HashMap::new(),
+        }
     }
 
     /// Reads the file, opens it for further changes, and returns a cursor at the last change.
@@ -148,7 +158,7 @@ impl Journal {
     ) -> Result<(), JournalError> {
         if let Some(path) = self.path.clone() {
             let file_error = |source| JournalError::File { path: path.clone(), source };
-            if self.line_count > 2 * count + MAX_RECENT_CHANGES + REWRITE_SLACK {
+            if self.line_count > 2 * count + MAX_RECENT_CHANGES + REWRITE_SLACK + self.postponed {
                 self.rewrite(overrides()).map_err(file_error)?;
             }
             let file = match &mut self.file {
@@ -292,23 +302,42 @@ impl Journal {
         self.position += 1;
     }
 
-    fn rewrite(&mut self, (cursor, overrides): (Cursor, Vec<Versioned>)) -> io::Result<()> {
-        let Some(path) = &self.path else {
+    /// Replaces the file by a shorter one. If it cannot be written, for example because the disk is full, the longer file
+    /// stays in use.
+    fn rewrite(&mut self, contents: (Cursor, Vec<Versioned>)) -> io::Result<()> {
+        let Some(path) = self.path.clone() else {
             return Ok(());
         };
         let temporary = path.with_extension("new");
-        let mut file = BufWriter::new(File::create(&temporary)?);
+        let lines = match self.write_all(&temporary, contents) {
+            Ok(lines) => lines,
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "cannot shorten the override journal, which grows until that is possible");
+                self.postponed += REWRITE_SLACK;
+                // An incomplete file would keep the disk full.
+                let _ = fs::remove_file(&temporary);
+                return Ok(());
+            }
+        };
+        // If the new name may not survive a crash, the next change must not go to the old file.
+        self.file = None;
+        replace_file(&temporary, &path)?;
+        let file = OpenOptions::new().append(true).open(&path)?;
+        (self.file, self.line_count, self.postponed) = (Some(file), lines, 0);
+        Ok(())
+    }
+
+    /// Writes all overrides and the recent changes to another file, and returns the number of its lines.
+    fn write_all(&self, path: &Path, (cursor, overrides): (Cursor, Vec<Versioned>)) -> io::Result<usize> {
+        let mut file = BufWriter::new(File::create(path)?);
         let mut lines = 0;
         let logged = self.recent.iter().cloned().map(Line::LoggedChange);
         for line in overrides.into_iter().map(Line::Override).chain([Line::Cursor(cursor)]).chain(logged) {
             file.write_all(&encode(&line))?;
             lines += 1;
         }
-        let file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
-        file.sync_all()?;
-        replace_file(&temporary, path)?;
-        (self.file, self.line_count) = (Some(OpenOptions::new().append(true).open(path)?), lines);
-        Ok(())
+        file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+        Ok(lines)
     }
 }
 
@@ -374,6 +403,32 @@ mod tests {
         fs::write(&path, "something else\n").unwrap();
         let error = Journal::new(Some(path)).load(|_, _, _| {}).unwrap_err().to_string();
         assert!(error.starts_with("invalid entry in override journal") && error.ends_with(":1"), "{error}");
+    }
+
+    /// A folder in place of the temporary file stands for a full disk.
+    #[test]
+    fn a_file_that_cannot_be_rewritten_grows_until_it_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, obstacle) = (directory.path().join("overrides"), directory.path().join("overrides.new"));
+        let (mut journal, ..) = load(&path);
+        fs::create_dir(&obstacle).unwrap();
+        let mut write = |version: u64| {
+            let cursor = Cursor { version: version - 1, ..Cursor::default() };
+            let overrides = || (cursor, vec![("a".to_owned(), version - 1, (version - 1).to_string())]);
+            journal.write(&change(version, "a", Some(&version.to_string())), 1, overrides).unwrap();
+        };
+        let many = (MAX_RECENT_CHANGES + REWRITE_SLACK + 10) as u64;
+        (1..=many).for_each(&mut write);
+        let (_, cursor, overrides) = load(&path);
+        assert_eq!((cursor.version, overrides), (many, vec![("a".to_owned(), many, many.to_string())]));
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count() as u64, many);
+        fs::remove_dir(&obstacle).unwrap();
+        let more = many + REWRITE_SLACK as u64;
+        (many + 1..=more).for_each(&mut write);
+        let (journal, cursor, overrides) = load(&path);
+        assert_eq!((cursor.version, overrides), (more, vec![("a".to_owned(), more, more.to_string())]));
+        assert!(journal.line_count < MAX_RECENT_CHANGES + REWRITE_SLACK, "{} lines", journal.line_count);
+        assert!(!obstacle.exists());
     }
 
     #[test]
