@@ -41,8 +41,9 @@ impl EngineFactory {
         let recorders = telemetry.workers + 1;
         let clock = telemetry.clock.clone();
         let response = &settings.response;
+        let hash_key = settings.decisions.hash_key_file.as_deref();
         let decisions = DecisionSettings {
-            value_hash: value_hash(settings)?,
+            value_hash: hash_key.map(ValueHash::read).transpose().map_err(AppError::HashKey)?,
             instances: settings.cluster.divisor(),
             metadata: response.dynamic_metadata,
             policies: response.headers && response.header_style != HeaderStyle::Separate,
@@ -67,6 +68,11 @@ impl EngineFactory {
         })
     }
 
+    /// Returns the hash of values in names of counters and in the log, if they are hashed.
+    pub(super) fn value_hash(&self) -> Option<ValueHash> {
+        self.decisions.value_hash.clone()
+    }
+
     /// Creates one worker's engine. Its connection to the store belongs to the current runtime.
     pub(super) fn check(&self, worker: WorkerId) -> Check {
         let engine = Engine {
@@ -89,10 +95,4 @@ pub(super) async fn wait_until_up(store: &AnyStore) {
     if let AnyStore::Redis(redis) = store {
         redis.store().wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
     }
-}
-
-/// Returns the hash of values, if they are hashed.
-pub(super) fn value_hash(settings: &Settings) -> Result<Option<ValueHash>, AppError> {
-    let file = settings.decisions.hash_key_file.as_deref();
-    file.map(ValueHash::read).transpose().map_err(AppError::HashKey)
 }

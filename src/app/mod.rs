@@ -90,7 +90,7 @@ async fn serve(mut settings: Settings) -> Result<(), AppError> {
     Ok(())
 }
 
-/// What runs after the start, in the order in which it is stopped.
+/// The running components, in the order in which they are stopped.
 struct Service {
     servers: RunningServers,
     cluster: Option<Arc<Cluster>>,
@@ -113,7 +113,7 @@ impl Service {
         engines.store.start_tasks(&engines.local, &telemetry.clock, tasks);
         engine::wait_until_up(servers.store()).await;
         let (store, grpc_port) = (servers.store(), servers.grpc_port());
-        let operations = Operations::start(settings, &telemetry, rules, store, grpc_port).await?;
+        let operations = Operations::start(settings, &telemetry, rules, store, grpc_port, engines.value_hash()).await?;
 
         observe(&telemetry, rules, &engines, &servers, &operations);
         start_periodic(tasks, rules, &servers, &operations);

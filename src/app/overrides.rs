@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::{AppError, engine::value_hash, rules::Rules, telemetry::Telemetry};
+use super::{AppError, rules::Rules, telemetry::Telemetry};
 use crate::{
+    engine::ValueHash,
     service::{
         Activity, Candidates, OverrideSync, Simulator,
         activity::{self, Sources},
@@ -33,6 +34,7 @@ impl Operations {
         rules: &Rules,
         store: &AnyStore,
         grpc_port: Option<u16>,
+        value_hash: Option<ValueHash>,
     ) -> Result<Self, AppError> {
         let (clock, reloader) = (telemetry.clock.clone(), Arc::clone(&rules.reloader));
         let override_store = OverrideStore::for_counters(store, Journal::new(settings.overrides.file.clone()));
@@ -42,7 +44,7 @@ impl Operations {
             rules.options,
             clock.clone(),
             Arc::clone(&reloader),
-            value_hash(settings)?,
+            value_hash,
         );
         overrides.start().await?;
         let directory = (settings.rules.candidate_dir.clone(), settings.rules.candidate_share);

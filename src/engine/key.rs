@@ -88,17 +88,17 @@ fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>, hash:
     name.push(b'|');
     escape(name, entry.key, ESCAPED);
     name.push(b'=');
-    match (node, hash) {
-        (Some(Node { segment: Segment::Shared(pattern), .. }), _) => escape(name, pattern, ESCAPED_PATTERN),
-        (Some(Node { ip_prefix: Some(prefix), .. }), _) => match (prefix.network(entry.value), hash) {
-            (Some(network), None) => escape(name, &network, ESCAPED),
-            (None, None) => escape_non_address(name, entry.value),
-            // A network does not have the hash of its text.
-            (Some(network), Some(hash)) => name.extend_from_slice(hash.of(&format!("network {network}")).as_bytes()),
-            (None, Some(hash)) => name.extend_from_slice(hash.of(entry.value).as_bytes()),
-        },
-        (_, Some(hash)) => name.extend_from_slice(hash.of(entry.value).as_bytes()),
-        (_, None) => escape(name, entry.value, ESCAPED),
+    let network = match node {
+        Some(Node { segment: Segment::Shared(pattern), .. }) => return escape(name, pattern, ESCAPED_PATTERN),
+        Some(Node { ip_prefix: Some(prefix), .. }) => Some(prefix.network(entry.value)),
+        Some(_) | None => None,
+    };
+    match (network, hash) {
+        (None, None) => escape(name, entry.value, ESCAPED),
+        (Some(None), None) => escape_non_address(name, entry.value),
+        (Some(Some(network)), None) => escape(name, &network, ESCAPED),
+        (Some(Some(network)), Some(hash)) => name.extend_from_slice(hash.of_network(&network).as_bytes()),
+        (None | Some(None), Some(hash)) => name.extend_from_slice(hash.of(entry.value).as_bytes()),
     }
 }
 
@@ -257,6 +257,7 @@ mod tests {
         assert!(plain.len() > 35, "{plain:?}");
         let hashed = names(Some(&ValueHash::new(b"a secret of 16 b")));
         assert_eq!(hashed.len(), plain.len());
+        assert_ne!(ValueHash::new(b"x").of_network("10.0.0.0/8"), ValueHash::new(b"x").of("10.0.0.0/8"));
         let is_hidden = |name: &String| {
             let value = name.split(['=', '}']).nth(1).unwrap_or_default();
             value == "1*" || value.len() == 32 && value.bytes().all(|byte| byte.is_ascii_hexdigit())

@@ -54,8 +54,19 @@ impl ValueHash {
     /// Returns the hash of a value.
     #[must_use]
     pub fn of(&self, value: &str) -> String {
+        self.hash(&[], value)
+    }
+
+    /// Returns the hash of a network of addresses, which no value has.
+    pub(super) fn of_network(&self, network: &str) -> String {
+        // No text contains this byte.
+        self.hash(&[0xFF], network)
+    }
+
+    fn hash(&self, prefix: &[u8], text: &str) -> String {
         let mut hasher = self.0;
-        hasher.write(value.as_bytes());
+        hasher.write(prefix);
+        hasher.write(text.as_bytes());
         let mut text = String::with_capacity(32);
         // Writing to a string cannot fail.
         let _ = write!(text, "{:032x}", hasher.finish128().as_u128());

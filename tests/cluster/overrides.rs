@@ -1,6 +1,6 @@
 //! Overrides and candidate rules reach all members without Redis.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use crate::{
     cluster::members::Group,
@@ -78,6 +78,36 @@ async fn wait_for_limit(server: &Server, entry: (&str, &str), expected: u32) {
 
 async fn is_allowed(server: &Server, entry: (&str, &str)) -> bool {
     server.client().await.check(request_for("api", &[entry])).await.unwrap().allowed()
+}
+
+/// A member with a full disk still counts the hits of the others, and gets their overrides when there is room.
+#[tokio::test]
+async fn hits_are_exchanged_while_overrides_cannot_be_stored() {
+    let (group, folder) = (Group::new(2, RULES), tempfile::tempdir().unwrap());
+    let file = folder.path().join("overrides").display().to_string();
+    let full = group.builder(1).set("overrides.file", &file).max_file_blocks(2);
+    let all = vec![Operator::with(group.builder(0)), Operator::with(full)];
+    let members = Operators { group, all };
+    members.wait_until_connected();
+    let (one, full) = (&members.all[0], &members.all[1].server);
+    one.ctl(&["limit", "set", "api", "user=bob", "10/year", "--reason", &"x".repeat(900)]);
+    let message = "cannot store the overrides of a peer";
+    wait_for("the failure", || full.log().contains(message).then_some(()));
+    let entry = [("user", "alice")];
+    let request = |hits: u64| Request::new("api").descriptor(descriptor(&entry).hits(hits));
+    for taken in (100..=500).step_by(100) {
+        assert!(one.server.client().await.check(request(100)).await.unwrap().allowed());
+        wait_for_async("the hits to arrive", async || {
+            let remaining = full.client().await.check(request(0)).await.unwrap().remaining();
+            (remaining == Some(2_000 - taken)).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(full.log().matches(message).count(), 1, "{}", full.log());
+    assert!(!full.log().contains("peer unavailable"), "{}", full.log());
+    let unlimited = ["--pid", &full.pid().to_string(), "--fsize=unlimited:"];
+    assert!(Command::new("prlimit").args(unlimited).status().unwrap().success());
+    wait_for_limit(full, ("user", "bob"), 10).await;
 }
 
 #[tokio::test]

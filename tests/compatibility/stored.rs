@@ -1,3 +1,5 @@
+//! Stored data: names of counters, overrides in Redis and in a journal, and recordings.
+
 use std::{collections::BTreeSet, fs};
 
 use super::{assert_keeps, released};

@@ -1,3 +1,5 @@
+//! Interfaces: protocols, settings, rule files, the command line and metrics.
+
 use std::{collections::BTreeSet, process::Output};
 
 use prost_reflect::{DescriptorPool, MessageDescriptor};

@@ -1,7 +1,7 @@
 //! Endurance test: all features in one run, on a Redis Cluster and on peers, under faults that a seed selects.
 //!
-//! `make soak HOURS=1 SEED=1` runs it for an hour and writes docs/endurance; `cargo test` runs two faults in half a
-//! minute. [`Observer`] counts the results of calls and reports violations of the laws, [`Sampler`] measures the processes.
+//! `make soak HOURS=1 SEED=1` runs it for an hour and writes docs/endurance; `cargo test` runs three faults in half
+//! a minute. [`Observer`] counts the results of calls and reports violations of the laws, [`Sampler`] measures the processes.
 //! docs/design/endurance.md describes the laws and the faults.
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
 

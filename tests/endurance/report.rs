@@ -152,10 +152,14 @@ impl Run {
             let errors: u64 = faults.iter().map(|fault| fault.errors).sum();
             let mut recoveries: Vec<_> = faults.iter().map(|fault| fault.recovery.unwrap_or(Duration::MAX)).collect();
             recoveries.sort();
+            let text_of = |time: Duration| match time {
+                Duration::MAX => "never".to_owned(),
+                time => format!("{:.1}", time.as_secs_f64()),
+            };
             let (median, longest) =
-                (recoveries[recoveries.len() / 2].as_secs_f64(), recoveries[recoveries.len() - 1].as_secs_f64());
+                (text_of(recoveries[recoveries.len() / 2]), text_of(recoveries[recoveries.len() - 1]));
             let (name, times) = (kind.name(), faults.len());
-            let _ = writeln!(text, "| {name} | {times} | {errors} | {outage:.1} | {median:.1} | {longest:.1} |");
+            let _ = writeln!(text, "| {name} | {times} | {errors} | {outage:.1} | {median} | {longest} |");
         }
     }
 

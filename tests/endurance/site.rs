@@ -211,7 +211,8 @@ pub(crate) struct Disk(tempfile::TempDir);
 impl Disk {
     fn mount() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        mount(&["-t", "tmpfs", "-o", "size=8m", "none"], folder.path());
+        // Two journals, with 2,000 lines of 3.5 kB each before they are rewritten, leave room for the recording.
+        mount(&["-t", "tmpfs", "-o", "size=32m", "none"], folder.path());
         fs::create_dir(folder.path().join("record")).unwrap();
         Self(folder)
     }

@@ -152,7 +152,7 @@ impl Builder {
     /// Limits each file of this process to this number of blocks of 512 bytes. As on a full disk, data beyond the limit
     /// is not written.
     pub(crate) fn max_file_blocks(self, blocks: u32) -> Self {
-        self.wrapped_by(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -f {blocks}"))
+        self.wrapped_by(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -S -f {blocks}"))
     }
 
     /// Limits the number of open file descriptors.

@@ -113,9 +113,9 @@ impl Period {
             (&mut self.store_calls, other.store_calls),
             (&mut self.store_errors, other.store_errors),
         ] {
-            *sum += count;
+            *sum = sum.saturating_add(count);
         }
-        self.local.iter_mut().zip(other.local).for_each(|(sum, count)| *sum += count);
+        self.local.iter_mut().zip(other.local).for_each(|(sum, count)| *sum = sum.saturating_add(count));
         self.latency.iter_mut().zip(other.latency).for_each(|(max, micros)| *max = micros.max(*max));
         for ClassHits { class, hits } in &other.classes {
             add_class(&mut self.classes, class, *hits);
@@ -140,7 +140,7 @@ fn class_hits(before: &Totals, now: &Totals) -> Vec<ClassHits> {
 
 fn add_class(classes: &mut Vec<ClassHits>, class: &str, hits: [u64; 3]) {
     if let Some(known) = classes.iter_mut().find(|known| known.class == class) {
-        known.hits.iter_mut().zip(hits).for_each(|(sum, count)| *sum += count);
+        known.hits.iter_mut().zip(hits).for_each(|(sum, count)| *sum = sum.saturating_add(count));
     } else if classes.len() < MAX_CLASSES {
         classes.push(ClassHits { class: class.to_owned(), hits });
     }

@@ -5,7 +5,7 @@ use redis::{IntoConnectionInfo, Value};
 
 use super::{Settings, overrides, program, topology};
 use crate::{
-    algorithm::{Action, Algorithm, Micros, Operation},
+    algorithm::{Action, Algorithm, LimitSpec, Micros, Operation},
     store::redact,
 };
 
@@ -23,7 +23,7 @@ fn read_steps(reply: &Value) {
     let Some((now, mut steps)) = program::parse_reply(reply) else {
         return;
     };
-    let spec = crate::algorithm::LimitSpec { requests: 10, window: Micros::from_secs(60), ..Default::default() };
+    let spec = LimitSpec { requests: 10, window: Micros::from_secs(60), ..LimitSpec::default() };
     let algorithms: Vec<Algorithm> = Algorithm::KINDS.iter().filter_map(|kind| (kind.build)(&spec).ok()).collect();
     while let Some(taken) = steps.take(1) {
         for step in taken {

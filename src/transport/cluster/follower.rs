@@ -5,7 +5,7 @@ use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_client::ClusterServiceClient};
 use tokio::{
     sync::{Mutex, watch},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -19,7 +19,7 @@ use super::{
 use crate::{
     algorithm::Micros,
     service::{Clock, OverrideSync, overrides::PeerOverrides},
-    store::{overrides::OverrideStoreError, peers::Peers},
+    store::peers::Peers,
     transport::grpc::wait_for_shutdown,
 };
 
@@ -35,6 +35,8 @@ const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
 /// Maximum number of pages of overrides, of up to 100 overrides each.
 const MAX_OVERRIDES_PAGES: usize = 50_000;
+/// Pause before overrides that could not be stored are fetched again.
+const OVERRIDES_RETRY: Duration = Duration::from_secs(1);
 /// Pause before an address is called again if its instance is also at another one.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
 
@@ -63,6 +65,24 @@ pub(super) struct Follower {
     address: SocketAddr,
 }
 
+/// How far the overrides of the instance are merged.
+#[derive(Default)]
+struct MergedOverrides {
+    /// Position of the last overrides that were fetched.
+    fetched: u64,
+    /// Position of the last overrides that were stored, or `None` if there are none.
+    stored: Option<u64>,
+    /// Time at which overrides that could not be stored are fetched again.
+    retry_at: Option<Instant>,
+}
+
+impl MergedOverrides {
+    /// Returns whether overrides are to be fetched from an instance with this position.
+    fn is_due(&self, position: u64) -> bool {
+        self.fetched != position || self.retry_at.is_some_and(|at| at <= Instant::now())
+    }
+}
+
 /// End of the calls to an address.
 enum Ended {
     /// The address is this instance's own.
@@ -86,8 +106,6 @@ enum FollowError {
     File { path: PathBuf, source: std::io::Error },
     #[error("invalid message")]
     Message(#[from] MessageError),
-    #[error("cannot store the overrides of the peer")]
-    Overrides(#[from] OverrideStoreError),
 }
 
 type Client = ClusterServiceClient<Channel>;
@@ -142,12 +160,12 @@ impl Follower {
         let Context { peers, members, clock, .. } = &*self.context;
         let mut client = self.connect().await?;
         let mut leaving = self.context.leaving.subscribe();
-        let (mut origin, mut overrides_position) = (0, None);
+        let (mut origin, mut merged) = (0, MergedOverrides::default());
         loop {
             let response = tokio::select! {
-                response = self.pull(&mut client, origin, overrides_position, false) => response?,
+                response = self.pull(&mut client, origin, merged.fetched, false) => response?,
                 () = wait_for_shutdown(&mut leaving) => {
-                    let _ = timeout(LEAVE_TIMEOUT, self.pull(&mut client, origin, None, true)).await;
+                    let _ = timeout(LEAVE_TIMEOUT, self.pull(&mut client, origin, 0, true)).await;
                     return Ok(Ended::Leaving);
                 }
             };
@@ -160,7 +178,8 @@ impl Follower {
             if response.origin != origin {
                 // The first response contains no increments.
                 origin = response.origin;
-                overrides_position = self.merge_overrides(&mut client, None).await?;
+                merged = MergedOverrides::default();
+                self.merge_overrides(&mut client, &mut merged).await?;
                 self.wait_until_joined(&mut client, &response).await?;
                 continue;
             }
@@ -169,8 +188,8 @@ impl Follower {
             } else if response.until > response.after {
                 peers.apply(&message::decode(&response)?, clock.now());
             }
-            if overrides_position.is_some_and(|position| position != response.overrides_position) {
-                overrides_position = self.merge_overrides(&mut client, overrides_position).await?;
+            if merged.is_due(response.overrides_position) {
+                self.merge_overrides(&mut client, &mut merged).await?;
             }
             self.set_state(MemberState::Connected);
             *pause = RETRY.0;
@@ -202,7 +221,7 @@ impl Follower {
         &self,
         client: &mut Client,
         origin: u64,
-        overrides_position: Option<u64>,
+        overrides_position: u64,
         leaving: bool,
     ) -> Result<proto::PullResponse, FollowError> {
         let peers = &self.context.peers;
@@ -213,20 +232,24 @@ impl Follower {
             after: peers.position(origin),
             port: self.context.port.into(),
             leaving,
-            overrides_position: overrides_position.unwrap_or_default(),
+            overrides_position,
         };
         let response = timeout(CALL_TIMEOUT, client.pull(request)).await;
         Ok(response.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner())
     }
 
-    /// Merges the overrides of the instance after a position. Returns its new position; `None` if overrides are in Redis.
-    async fn merge_overrides(&self, client: &mut Client, after: Option<u64>) -> Result<Option<u64>, FollowError> {
+    /// Merges the overrides of the instance that are not stored yet.
+    ///
+    /// If they cannot be stored, for example because the disk is full, hits are still exchanged, and the next attempt is
+    /// made after a pause.
+    async fn merge_overrides(&self, client: &mut Client, merged: &mut MergedOverrides) -> Result<(), FollowError> {
         let overrides = &self.context.overrides;
         if overrides.position().is_none() {
-            return Ok(None);
+            // They are in Redis.
+            return Ok(());
         }
-        let pages =
-            timeout(CALL_TIMEOUT, client.overrides(proto::OverridesRequest { protocol: PROTOCOL, after })).await;
+        let request = proto::OverridesRequest { protocol: PROTOCOL, after: merged.stored };
+        let pages = timeout(CALL_TIMEOUT, client.overrides(request)).await;
         let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
         let (mut received, mut pages_received) = (PeerOverrides::default(), 0);
         while let Some(page) =
@@ -238,9 +261,22 @@ impl Follower {
             }
             message::decode_overrides(&mut received, page);
         }
-        let position = received.position;
-        overrides.merge(received).await?;
-        Ok(Some(position))
+        merged.fetched = received.position;
+        match overrides.merge(received).await {
+            Ok(()) => (merged.stored, merged.retry_at) = (Some(merged.fetched), None),
+            Err(error) => {
+                // An episode of failures is logged once.
+                if merged.retry_at.replace(Instant::now() + OVERRIDES_RETRY).is_none() {
+                    let reason = crate::errors::chain(&error);
+                    tracing::warn!(
+                        peer = %self.address,
+                        reason,
+                        "cannot store the overrides of a peer, and tries it again; its hits are counted"
+                    );
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Copies the counters of the instance, unless a copy of another one has brought a position in the meantime.
