@@ -257,7 +257,8 @@ impl Limiter for SlidingLog {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        Self::newest(state).map_or(now, Micros::new) + self.window
+        // A broken state must expire, too.
+        Self::newest(state).map_or(now, |newest| Micros::new(newest).min(now + MAX_AHEAD)) + self.window
     }
 }
 
