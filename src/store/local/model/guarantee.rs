@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::setup::{BEGIN, LIMIT, WINDOW};
+use super::setup::{BEGIN, WINDOW};
 
 /// The guarantee of a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub(super) enum Guarantee {
 
 impl Guarantee {
     /// Returns the number of hits to compare with the limit, from the time and number of allowed hits.
-    pub(super) fn max(self, passed: &[(u64, u64)]) -> u64 {
+    pub(super) fn max(self, passed: &[(u64, u64)], limit: u64) -> u64 {
         let window = WINDOW.get();
         match self {
             Self::Windows => {
@@ -34,7 +34,7 @@ impl Guarantee {
             Self::Envelope => {
                 let (mut level, mut previous, mut max) = (0_u64, BEGIN.get(), 0);
                 for (at, hits) in passed {
-                    level = level.saturating_sub((at - previous) * LIMIT / window) + hits;
+                    level = level.saturating_sub((at - previous) * limit / window) + hits;
                     (previous, max) = (*at, max.max(level));
                 }
                 max

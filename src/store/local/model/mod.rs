@@ -25,7 +25,7 @@ use self::{
     client::{Check, Client, Stage},
     guarantee::Guarantee,
     network::{Call, Network, REQUEST, Remote, lock},
-    setup::{Fault, LIMIT, Setup, WINDOW},
+    setup::{Fault, Setup, WINDOW},
 };
 use super::*;
 use crate::{
@@ -73,7 +73,7 @@ enum Event {
 #[derive(Clone, Copy, Debug)]
 enum Size {
     Small,
-    /// All hits that the first counter has at this time.
+    /// All hits that the counters have at this time.
     Rest,
 }
 
@@ -126,7 +126,7 @@ impl LeaseModel {
         let instances = runtime.block_on(async { (0..INSTANCES).map(|index| new_instance(index, &network)).collect() });
         let mut model = Self {
             setup,
-            algorithms: setup.algorithms.iter().map(|build| build()).collect(),
+            algorithms: setup.limits.iter().map(|limit| (setup.algorithm)(*limit)).collect(),
             instances,
             runtime,
             network,
@@ -243,12 +243,12 @@ impl LeaseModel {
 
     /// Returns an error if callers were allowed more than the guarantee.
     fn check_limits(&self) -> Result<(), String> {
-        for counter in 0..self.algorithms.len() {
+        for (counter, limit) in self.setup.limits.iter().copied().enumerate() {
             let passed = self.passed.range((counter, Micros::ZERO)..(counter + 1, Micros::ZERO));
             let passed: Vec<_> = passed.map(|((_, at), hits)| (at.get(), *hits)).collect();
-            let max = self.setup.guarantee.max(&passed);
-            if max > LIMIT {
-                return Err(format!("{max} hits were allowed instead of {LIMIT}"));
+            let max = self.setup.guarantee.max(&passed, limit);
+            if max > limit {
+                return Err(format!("{max} hits were allowed instead of {limit}"));
             }
         }
         Ok(())
@@ -373,7 +373,9 @@ impl Model for LeaseModel {
             Event::Request(instance, size) => {
                 let cost = match size {
                     Size::Small => SMALL,
-                    Size::Rest => self.peek(0).remaining.max(1),
+                    Size::Rest => {
+                        (0..self.algorithms.len()).map(|counter| self.peek(counter).remaining).min().unwrap().max(1)
+                    }
                 };
                 self.request(instance, cost, None);
             }
@@ -455,7 +457,7 @@ impl Model for LeaseModel {
         self.advance(WINDOW + WINDOW + WINDOW);
         for counter in 0..self.algorithms.len() {
             let remaining = self.peek(counter).remaining;
-            if remaining != LIMIT {
+            if remaining != self.setup.limits[counter] {
                 return Err(format!("only {remaining} hits are available in the end"));
             }
         }

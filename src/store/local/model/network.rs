@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::{
     KEYS,
-    setup::{Fault, token_bucket},
+    setup::{Fault, LIMIT, token_bucket},
 };
 use crate::{
     algorithm::{Action, Algorithm, Micros, Operation, State},
@@ -103,7 +103,7 @@ impl Network {
             let (mut algorithm, mut cost) = (hit.algorithm, hit.cost);
             let is_lease = call.request.is_none() && action == Action::Take;
             if fault == Fault::NoEscrow && algorithm.name().ends_with("on lease") {
-                algorithm = token_bucket();
+                algorithm = token_bucket(LIMIT);
             }
             if fault == Fault::DoubleGrant && is_lease {
                 cost /= 2;

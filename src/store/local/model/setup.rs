@@ -9,6 +9,7 @@ use crate::algorithm::{
     token_bucket::TokenBucket,
 };
 
+/// The usual limit.
 pub(super) const LIMIT: u64 = 400;
 pub(super) const WINDOW: Micros = Micros::from_secs(1);
 /// The beginning of a window.
@@ -18,8 +19,9 @@ pub(super) const BEGIN: Micros = Micros::from_secs(1_763_672_400);
 #[derive(Clone, Copy)]
 pub(super) struct Setup {
     pub(super) name: &'static str,
-    /// One or two counters. Requests with two counters are charged for all or none.
-    pub(super) algorithms: &'static [fn() -> Algorithm],
+    pub(super) algorithm: fn(u64) -> Algorithm,
+    /// The limits of one or two counters. Requests with two counters are charged for all or none.
+    pub(super) limits: &'static [u64],
     pub(super) guarantee: Guarantee,
     /// Number of clients. Each calls the instance of the same number.
     pub(super) clients: usize,
@@ -55,7 +57,8 @@ pub(super) enum Fault {
 
 pub(super) const FIXED_WINDOW: Setup = Setup {
     name: "leases, fixed window",
-    algorithms: &[fixed_window],
+    algorithm: fixed_window,
+    limits: &[LIMIT],
     guarantee: Guarantee::Windows,
     clients: 0,
     start: Micros::new(BEGIN.get() + 750_000),
@@ -68,17 +71,17 @@ pub(super) const FIXED_WINDOW: Setup = Setup {
 };
 pub(super) const SLIDING_WINDOW: Setup = Setup {
     name: "leases, sliding window",
-    algorithms: &[sliding_window],
+    algorithm: sliding_window,
     guarantee: Guarantee::AnyWindow,
     // The end of a part of the window, and the time at which hits of the beginning no longer count.
     ticks: &[250, 740, 260],
     ..FIXED_WINDOW
 };
 pub(super) const SLIDING_LOG: Setup =
-    Setup { name: "leases, sliding log", algorithms: &[sliding_log], ticks: &[50, 950, 100], ..SLIDING_WINDOW };
+    Setup { name: "leases, sliding log", algorithm: sliding_log, ticks: &[50, 950, 100], ..SLIDING_WINDOW };
 pub(super) const TOKEN_BUCKET: Setup = Setup {
     name: "leases, token bucket",
-    algorithms: &[token_bucket],
+    algorithm: token_bucket,
     guarantee: Guarantee::Envelope,
     // A lease ends after an eighth to a quarter of the window.
     ticks: &[120, 120, 260],
@@ -86,32 +89,44 @@ pub(super) const TOKEN_BUCKET: Setup = Setup {
 };
 pub(super) const GRANTS: Setup = Setup { name: "grants of one client", clients: 1, ..FIXED_WINDOW };
 pub(super) const GRANTS_OF_TWO: Setup = Setup { name: "grants of two clients", clients: 2, ..FIXED_WINDOW };
-pub(super) const CHARGE_ALL: Setup =
-    Setup { name: "leases, charge: all", algorithms: &[fixed_window, fixed_window], ..FIXED_WINDOW };
-pub(super) const ALL: [Setup; 7] =
-    [FIXED_WINDOW, SLIDING_WINDOW, SLIDING_LOG, TOKEN_BUCKET, GRANTS, GRANTS_OF_TWO, CHARGE_ALL];
+pub(super) const CHARGE_ALL: Setup = Setup { name: "leases, charge: all", limits: &[LIMIT, LIMIT], ..FIXED_WINDOW };
+pub(super) const TWO_LIMITS: Setup = Setup { name: "leases, two limits", limits: &[LIMIT, 250], ..FIXED_WINDOW };
+pub(super) const GRANTS_OF_TWO_LIMITS: Setup = Setup { name: "grants, two limits", clients: 1, ..TWO_LIMITS };
+pub(super) const ALL: [Setup; 9] = [
+    FIXED_WINDOW,
+    SLIDING_WINDOW,
+    SLIDING_LOG,
+    TOKEN_BUCKET,
+    GRANTS,
+    GRANTS_OF_TWO,
+    CHARGE_ALL,
+    TWO_LIMITS,
+    GRANTS_OF_TWO_LIMITS,
+];
 
-pub(super) const FAULTS: [Setup; 6] = [
+pub(super) const FAULTS: [Setup; 8] = [
     Setup { fault: Fault::DoubleGrant, hits_must_remain: false, ..FIXED_WINDOW },
     Setup { fault: Fault::WallClock, hits_must_remain: false, ..FIXED_WINDOW },
     Setup { fault: Fault::DoubleReturn, ..FIXED_WINDOW },
     Setup { fault: Fault::NoEscrow, ..TOKEN_BUCKET },
     Setup { fault: Fault::ChargedSeparately, ..CHARGE_ALL },
     Setup { fault: Fault::EndlessGrant, ..GRANTS },
+    Setup { fault: Fault::ChargedSeparately, ..TWO_LIMITS },
+    Setup { fault: Fault::DoubleReturn, ..GRANTS_OF_TWO_LIMITS },
 ];
 
-fn fixed_window() -> Algorithm {
-    FixedWindow::new(MaxHits::hard(LIMIT), WINDOW, false).unwrap().into()
+fn fixed_window(limit: u64) -> Algorithm {
+    FixedWindow::new(MaxHits::hard(limit), WINDOW, false).unwrap().into()
 }
 
-fn sliding_window() -> Algorithm {
-    SlidingWindow::new(MaxHits::hard(LIMIT), WINDOW, 4, WindowEdge::Strict, false).unwrap().into()
+fn sliding_window(limit: u64) -> Algorithm {
+    SlidingWindow::new(MaxHits::hard(limit), WINDOW, 4, WindowEdge::Strict, false).unwrap().into()
 }
 
-fn sliding_log() -> Algorithm {
-    SlidingLog::new(MaxHits::hard(LIMIT), WINDOW, Micros::ZERO, false).unwrap().into()
+fn sliding_log(limit: u64) -> Algorithm {
+    SlidingLog::new(MaxHits::hard(limit), WINDOW, Micros::ZERO, false).unwrap().into()
 }
 
-pub(super) fn token_bucket() -> Algorithm {
-    TokenBucket::new(LIMIT as u32, WINDOW, MaxHits::hard(LIMIT), false).unwrap().into()
+pub(super) fn token_bucket(limit: u64) -> Algorithm {
+    TokenBucket::new(limit as u32, WINDOW, MaxHits::hard(limit), false).unwrap().into()
 }
