@@ -22,6 +22,8 @@ mod merge;
 mod metrics;
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod redis_model;
 mod switch_file;
 mod sync;
 mod write;
@@ -186,6 +188,8 @@ struct SyncState {
     cursor: Cursor,
     /// The most recent changes, oldest first.
     recent: VecDeque<Change>,
+    /// The last change before `recent`.
+    before_recent: Cursor,
 }
 
 impl OverrideSync {

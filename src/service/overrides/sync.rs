@@ -1,7 +1,7 @@
 //! Synchronisation with the store: polls for updates, applies and publishes them, resends changes that the store does
 //! not have, and removes expired overrides.
 
-use std::{path::Path, time::Instant};
+use std::{iter, path::Path, time::Instant};
 
 use super::{
     ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES, OverrideSync, SyncState, all_versioned, format, lock, switch_file,
@@ -85,12 +85,13 @@ impl OverrideSync {
         };
         let log = redis.override_log(u64::MAX, MAX_RECENT_CHANGES).await?;
         let is_common =
-            |change: &Change| log.iter().any(|entry| entry.version == change.version && entry.id == change.id);
-        let (Some(last), Some(first)) = (state.recent.iter().rposition(is_common), log.first()) else {
+            |(version, id): &(u64, &String)| log.iter().any(|entry| entry.version == *version && entry.id == **id);
+        let recent = state.recent.iter().map(|change| (change.version, &change.id));
+        let mut known = iter::once((state.before_recent.version, &state.before_recent.id)).chain(recent);
+        let (Some((common, _)), Some(first)) = (known.rfind(is_common), log.first()) else {
             return Ok(true);
         };
-        let common = state.recent[last].version;
-        let missing: Vec<Change> = state.recent.iter().skip(last + 1).cloned().collect();
+        let missing: Vec<Change> = state.recent.iter().filter(|change| change.version > common).cloned().collect();
         let newer = || log.iter().filter(|entry| entry.version > common);
         let untouched = |change: &OverrideChange| {
             !newer().any(|entry| entry.changes.iter().any(|newer| newer.target == change.target))
@@ -107,7 +108,7 @@ impl OverrideSync {
             let writes: Vec<_> =
                 changes.map(|change| Write { target: change.target, text: change.after, expected: None }).collect();
             let max_entries = self.settings.audit_log_entries;
-            let outcome = redis.put_overrides((&id, &info), &writes, (&cursor, true), max_entries).await?;
+            let outcome = redis.put_overrides((&id, &info), &writes, &cursor, max_entries).await?;
             // If another instance has written meanwhile, that instance resends the remaining changes.
             let Some(WriteOutcome::Done(next, _)) = outcome else {
                 break;
@@ -138,6 +139,7 @@ impl OverrideSync {
         let cursor = redis.overrides(|versioned| self.insert_all(&mut overrides, versioned)).await?;
         state.recent.clear();
         (state.overrides, state.cursor) = (overrides, cursor.unwrap_or_default());
+        state.before_recent = state.cursor.clone();
         match redis.overrides_since(&state.cursor).await? {
             Update::Changes(changes) => {
                 for change in changes {
@@ -179,8 +181,10 @@ impl OverrideSync {
                 None => remove(&mut state.overrides, target),
             }
         }
-        if state.recent.len() >= MAX_RECENT_CHANGES {
-            state.recent.pop_front();
+        if state.recent.len() >= MAX_RECENT_CHANGES
+            && let Some(Change { version, id, .. }) = state.recent.pop_front()
+        {
+            state.before_recent = Cursor { version, id, ..state.cursor.clone() };
         }
         state.recent.push_back(change.clone());
     }

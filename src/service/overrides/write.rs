@@ -15,6 +15,9 @@ use crate::{
     },
 };
 
+/// Maximum number of attempts to write a change while other instances write.
+const MAX_ATTEMPTS: u32 = 10;
+
 impl OverrideSync {
     /// Checks everything about the requests that does not depend on the current overrides.
     pub(super) fn check(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<(), ChangeError> {
@@ -77,16 +80,9 @@ impl OverrideSync {
             }
             OverrideStore::Redis(redis) => self.write_redis(redis, state, (&id, &info_json), &writes).await?,
         };
-        if cursor.version == state.cursor.version + 1
-            && (state.cursor.epoch == cursor.epoch || state.cursor.version == 0)
-        {
-            self.apply(state, &change);
-            state.cursor = cursor;
-            self.note_sync(state, Ok(()));
-        } else {
-            let result = self.poll_store(state).await;
-            self.note_sync(state, result);
-        }
+        self.apply(state, &change);
+        state.cursor = cursor;
+        self.note_sync(state, Ok(()));
         Ok(change)
     }
 
@@ -114,17 +110,17 @@ impl OverrideSync {
         writes: &[Write],
     ) -> Result<(Cursor, Change), ChangeError> {
         let max_entries = self.settings.audit_log_entries;
-        let mut written = redis.put_overrides(id_and_info, writes, (&state.cursor, false), max_entries).await?;
-        if written.is_none() {
-            // The store is behind the cursor. `poll_store` resends the missing changes first.
-            self.poll_store(state).await?;
-            written = redis.put_overrides(id_and_info, writes, (&state.cursor, false), max_entries).await?;
+        for _ in 0..MAX_ATTEMPTS {
+            match redis.put_overrides(id_and_info, writes, &state.cursor, max_entries).await? {
+                Some(WriteOutcome::Done(cursor, change)) => return Ok((cursor, change)),
+                Some(WriteOutcome::Conflict { target, version }) => {
+                    return Err(ChangeError::Conflict { target, version });
+                }
+                // The store has changes that this instance lacks, or lacks changes that this instance has.
+                None => self.poll_store(state).await?,
+            }
         }
-        match written {
-            Some(WriteOutcome::Done(cursor, change)) => Ok((cursor, change)),
-            Some(WriteOutcome::Conflict { target, version }) => Err(ChangeError::Conflict { target, version }),
-            None => Err(StoreError::Rejected.into()),
-        }
+        Err(StoreError::Rejected.into())
     }
 
     /// Builds the next change for the journal, with the same checks and fields as `overrides.lua` for Redis.

@@ -15,6 +15,8 @@
 
 mod activity;
 mod batch;
+#[cfg(test)]
+pub(crate) mod controlled;
 mod failure;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;

@@ -39,19 +39,15 @@ end
 
 if operation == 'write' then
   -- Arguments: id and info of the change, maximum length of the log, epoch for an empty store, the caller's cursor
-  -- (epoch, version, id), '1' if the cursor must be at the last change; and per override: target, expected version or
-  -- '', '1' to set or '0' to delete, text.
+  -- (epoch, version, id); and per override: target, expected version or '', '1' to set or '0' to delete, text.
   local new_id, change_info, max_log_length, new_epoch = unpack(ARGV, 1, 4)
-  local cursor_epoch, cursor_version, cursor_id, exactly = unpack(ARGV, 5, 8)
-  cursor_version = tonumber(cursor_version)
-  if cursor_version > 0 then
-    -- A caller that has seen later changes than this store must restore them before it writes.
-    local is_behind = epoch ~= cursor_epoch or version < cursor_version
-    if is_behind or (version == cursor_version and id ~= cursor_id) then return {'moved'} end
-  end
-  if exactly == '1' and (version or 0) ~= cursor_version then return {'moved'} end
+  local cursor_epoch, cursor_version, cursor_id = ARGV[5], tonumber(ARGV[6]), ARGV[7]
+  -- A caller must know the last change before it writes. It must restore changes that this store lacks, and it can only
+  -- restore its own change after a failover if it has all changes before it.
+  if cursor_version ~= (version or 0) then return {'moved'} end
+  if epoch and (epoch ~= cursor_epoch or id ~= cursor_id) then return {'moved'} end
   local before = {}
-  for at = 9, #ARGV, 4 do
+  for at = 8, #ARGV, 4 do
     local text = epoch and redis.call('HGET', texts, ARGV[at])
     if ARGV[at + 1] ~= '' and tonumber(ARGV[at + 1]) ~= version_of(text) then
       return {'conflict', ARGV[at], version_of(text)}
@@ -64,7 +60,7 @@ if operation == 'write' then
   end
   version = version + 1
   local fields = {'id', new_id, 'head', change_info}
-  for at = 9, #ARGV, 4 do
+  for at = 8, #ARGV, 4 do
     local target, is_set, text = ARGV[at], ARGV[at + 2] == '1', ARGV[at + 3]
     if is_set then
       redis.call('HSET', texts, target, version .. '|' .. text)

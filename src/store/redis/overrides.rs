@@ -86,8 +86,8 @@ impl Redis {
 
     /// Writes a change atomically, with its id and the information for the audit log (`head`).
     ///
-    /// Returns `None`, without writing, if the store is behind the cursor or has another history, or if `exactly` is
-    /// set and the store has later changes. The log is trimmed to about `max_log_length` entries.
+    /// Returns `None`, without writing, if the cursor is not at the last change of the store. The log is trimmed to about
+    /// `max_log_length` entries.
     ///
     /// # Errors
     /// Fails if Redis does not answer or its reply is invalid.
@@ -95,14 +95,14 @@ impl Redis {
         &self,
         (id, head): (&str, &str),
         writes: &[Write],
-        (cursor, exactly): (&Cursor, bool),
+        cursor: &Cursor,
         max_log_length: usize,
     ) -> Result<Option<WriteOutcome>, StoreError> {
         let epoch = format!("{:016x}", rand::random::<u64>());
         let reply = self
             .override_script("write", "", |call| {
                 call.arg(id).arg(head).arg(max_log_length).arg(&epoch);
-                call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id).arg(if exactly { "1" } else { "0" });
+                call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id);
                 for Write { target, text, expected } in writes {
                     call.arg(target).arg(expected.map_or_else(String::new, |version| version.to_string()));
                     call.arg(if text.is_some() { "1" } else { "0" }).arg(text.as_deref().unwrap_or_default());
