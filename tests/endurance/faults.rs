@@ -265,7 +265,12 @@ fn evidence(kind: Kind, site: &Site, instance: usize) -> f64 {
     let server = site.server(instance);
     let lines = |text: &str| server.log().matches(text).count() as f64;
     match kind {
-        Kind::ScriptsFlushed => server.metric("sluicegate_redis_failures_total{kind=\"noscript\"}"),
+        // The first instance that needs a script loads it for all.
+        Kind::ScriptsFlushed => {
+            let failures =
+                |instance| site.server(instance).metric("sluicegate_redis_failures_total{kind=\"noscript\"}");
+            ON_REDIS.into_iter().map(failures).sum()
+        }
         Kind::PeersApart | Kind::PeersApartInOneDirection => server.metric("sluicegate_cluster_peers"),
         Kind::NoDescriptors => lines("cannot accept connections"),
         Kind::ClockStep => clock_difference(server),
