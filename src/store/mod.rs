@@ -366,8 +366,10 @@ impl Store for AnyStore {
 /// Returns the address with its password replaced by `***`, for logs and `--print-settings`.
 #[must_use]
 pub fn redact(url: &str) -> String {
+    // Parsers of URLs ignore tabs and line breaks.
+    let url = url.replace(['\t', '\n', '\r'], "");
     let Some((scheme, rest)) = url.split_once(':') else {
-        return url.to_owned();
+        return url;
     };
     // The address of a Unix socket (`unix:/path`, `unix:///path`) contains the password as a parameter.
     let is_socket = rest.strip_prefix("//").unwrap_or(rest).starts_with('/');
@@ -380,11 +382,11 @@ pub fn redact(url: &str) -> String {
         return format!("{scheme}:{path}?{}", parameters.join("&"));
     }
     let Some(rest) = rest.strip_prefix("//") else {
-        return url.to_owned();
+        return url;
     };
     // A password can contain an unescaped @ or /, so everything up to the last @ is treated as secret.
     let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
-        return url.to_owned();
+        return url;
     };
     let user = credentials.split(':').next().filter(|_| credentials.contains(':')).unwrap_or_default();
     format!("{scheme}://{user}:***{}", &rest[credentials.len()..])
@@ -415,6 +417,7 @@ mod tests {
             ("redis://secret@host", "redis://:***@host"),
             ("redis://:a/b@host/1", "redis://:***@host/1"),
             ("redis://:a?b@host", "redis://:***@host"),
+            ("redis:\t//:sec\nret@host", "redis://:***@host"),
             ("unix:/s?pass=secret", "unix:/s?pass=***"),
             ("redis+unix:///run/redis?db=1", "redis+unix:///run/redis?db=1"),
             ("redis+unix:///run/redis?user=app&pass=s@cret&db=1", "redis+unix:///run/redis?user=app&pass=***&db=1"),
