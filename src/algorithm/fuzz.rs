@@ -13,6 +13,8 @@ const START: u64 = 1_763_672_400_000_000;
 
 /// Size of the largest entry of a state: a slot.
 const MAX_BYTES_PER_HIT: usize = 14;
+/// Size of the count of a bucket.
+const MAX_BUCKET_BYTES: usize = 8;
 /// Maximum number of hits that a log or slots contain.
 const MAX_COUNTED: u64 = 1_000;
 
@@ -27,9 +29,12 @@ pub fn counter_state(input: &[u8]) {
 
 fn apply_all(input: &mut Unstructured<'_>) -> Result<()> {
     let kind = *input.choose(Algorithm::KINDS)?;
-    let Ok(algorithm) = (kind.build)(&limit(kind.keywords, input)?) else {
+    let spec = limit(kind.keywords, input)?;
+    let Ok(algorithm) = (kind.build)(&spec) else {
         return Ok(());
     };
+    // A sliding window also stores the buckets between two hits.
+    let buckets = spec.buckets.unwrap_or_default() as usize;
     let algorithm = if input.ratio(1, 4)? { algorithm.leasing().unwrap_or(algorithm) } else { algorithm };
     let length = input.int_in_range(0..=200)?;
     let mut state = State::from_bytes(input.bytes(length)?);
@@ -41,7 +46,7 @@ fn apply_all(input: &mut Unstructured<'_>) -> Result<()> {
         let decision = algorithm.apply(&mut state, operation);
         let added = MAX_BYTES_PER_HIT * operation.cost.min(MAX_COUNTED) as usize;
         assert!(
-            state.as_bytes().len() <= length + added + 64,
+            state.as_bytes().len() <= length + added + MAX_BUCKET_BYTES * buckets + 64,
             "{algorithm:?} {operation:?}: {length} bytes, {state:?}"
         );
         let count = decision.remaining.max(decision.used);
