@@ -560,7 +560,7 @@ fn no_acknowledged_change_is_lost_and_conditions_hold() {
     for (targets, depth) in [(1, [3, 5]), (2, [2, 4])] {
         let setup = Setup { targets, ..ONE_TARGET };
         let explored = explore(|| RedisModel::new(&environment, setup), depth[usize::from(is_large)]);
-        println!("{targets} overrides in Redis: {}", explored.unwrap_or_else(|violation| panic!("{violation}")));
+        println!("overrides in Redis, {targets}: {}", explored.unwrap_or_else(|violation| panic!("{violation}")));
     }
 }
 
