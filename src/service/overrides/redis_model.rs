@@ -1,11 +1,11 @@
 //! Model of overrides in Redis: two instances that poll a real Redis server, and operators who write through both. Calls
-//! to Redis are delayed and lost in every order of events. An instance is restarted, or Redis fails over to a replica that
-//! lacks the latest changes, or it is emptied.
+//! to Redis are delayed and dropped in every order of events. An instance is restarted, or Redis fails over to a replica
+//! that lacks the latest changes, or it is emptied.
 //!
 //! - **Invariant**: a conditional write is executed exactly if the override has the expected version in Redis. Without a
 //!   failover, it replaces the value that the operator has seen.
-//! - **Liveness**: in the end, both instances have what Redis has: of each override the last acknowledged value, or a
-//!   later one whose acknowledgement was lost.
+//! - **Liveness**: in the end, both instances have the overrides in Redis. Each has the last acknowledged value, or a later
+//!   one without an acknowledgement.
 
 use std::{collections::BTreeMap, rc::Rc};
 
@@ -17,7 +17,10 @@ use tokio::{
 use super::{merge::tests::member_of, *};
 use crate::{
     model_checker::{self, Model, explore, hash},
-    store::redis::controlled::{ControlledRedis, WaitingCall, words},
+    store::{
+        Redis,
+        redis::controlled::{ControlledRedis, WaitingCall, arguments, with_arguments},
+    },
 };
 
 const INSTANCES: usize = 2;
@@ -41,8 +44,8 @@ enum Fault {
 struct Setup {
     targets: usize,
     writes: u32,
-    /// Maximum number of calls that are lost, before or after they are executed.
-    losses: u32,
+    /// Maximum number of calls that fail, before or after they are executed.
+    failures: u32,
     /// Maximum number of restarts of instances, failovers and losses of everything in Redis.
     crashes: u32,
     fault: Fault,
@@ -73,7 +76,7 @@ enum Event {
     /// The answer to an executed call arrives.
     Answer(usize),
     /// The call of an instance fails. If it was not executed, it still waits in the network.
-    Lose(usize),
+    Fail(usize),
     /// Redis executes a call that its instance no longer waits for.
     ExecuteLate(usize),
     Restart(usize),
@@ -85,11 +88,11 @@ enum Event {
     Empty,
 }
 
-/// The server and the clients of all models of a search.
+/// The server and the clients. All models of a search share them.
 struct Environment {
     runtime: Runtime,
     redis: ControlledRedis,
-    clients: Vec<crate::store::Redis>,
+    clients: Vec<Redis>,
 }
 
 impl Environment {
@@ -104,7 +107,7 @@ impl Environment {
 /// A poll or a write in progress.
 struct Task {
     write: Option<Write>,
-    /// What determines the future of the task: the state of the instance at its begin, and all replies since then.
+    /// The state of the instance when the task began, and all replies since then. The task continues as they determine.
     history: Vec<u8>,
     result: JoinHandle<Result<(), ChangeError>>,
 }
@@ -133,28 +136,28 @@ struct RedisModel {
     instances: Vec<Instance>,
     /// Calls that no instance waits for.
     late: Vec<(Option<Write>, Vec<u8>)>,
-    replica: Vec<Vec<u8>>,
+    replica: [Vec<u8>; 3],
     /// The writes that were executed, in this order, with the number of the write and whether it was acknowledged.
     executed: Vec<(Write, bool)>,
     was_replaced: bool,
     writes: u32,
-    losses: u32,
+    failures: u32,
     crashes: u32,
 }
 
 impl RedisModel {
     fn new(environment: &Rc<Environment>, setup: Setup) -> Self {
-        environment.redis.set_contents(&[]);
+        environment.redis.set_contents(&Default::default());
         let mut model = Self {
             environment: Rc::clone(environment),
             setup,
             instances: environment.clients.iter().map(|client| Instance::new(client.clone())).collect(),
             late: Vec::new(),
-            replica: vec![Vec::new(); 3],
+            replica: Default::default(),
             executed: Vec::new(),
             was_replaced: false,
             writes: setup.writes,
-            losses: setup.losses,
+            failures: setup.failures,
             crashes: setup.crashes,
         };
         // The search begins when the instances and the replica have a change.
@@ -251,10 +254,10 @@ impl RedisModel {
     }
 
     /// Executes a command and checks the condition of its write.
-    fn execute(&mut self, write: Option<Write>, command: &[u8], words: &[Vec<u8>]) -> Result<Vec<u8>, String> {
+    fn execute(&mut self, write: Option<Write>, command: &[u8]) -> Result<Vec<u8>, String> {
         let redis = &self.environment.redis;
-        let write = write.filter(|write| words[0] == b"write" && is_write(words, write.number));
-        let before = write.map_or((0, 0), |write| stored_version(&redis.texts(), write.target));
+        let write = write.filter(|write| is_write(&arguments(command), write.number));
+        let before = write.map_or((0, 0), |write| stored_version(redis, write.target));
         let reply = redis.execute(command);
         let Some(write) = write else { return Ok(reply) };
         let is_done = reply.windows(4).any(|part| part == b"done");
@@ -279,16 +282,12 @@ impl RedisModel {
 
     fn execute_waiting(&mut self, instance: usize) -> Result<(), String> {
         let position = self.waiting(instance).unwrap();
-        let (mut command, words) = {
-            let call = &self.environment.redis.calls()[position];
-            (call.command().to_vec(), words(call.command()))
-        };
-        if self.setup.fault == Fault::UncheckedCursor && words[0] == b"write" {
-            let last_change = self.environment.redis.last_change();
-            command = self.environment.redis.calls()[position].with_words(5, last_change);
+        let mut command = self.environment.redis.calls()[position].command().to_vec();
+        if self.setup.fault == Fault::UncheckedCursor && arguments(&command)[0] == b"write" {
+            command = with_arguments(&command, 5, self.environment.redis.last_change());
         }
         let write = self.instances[instance].task.as_ref().and_then(|task| task.write);
-        self.instances[instance].reply = Some(self.execute(write, &command, &words)?);
+        self.instances[instance].reply = Some(self.execute(write, &command)?);
         Ok(())
     }
 
@@ -311,20 +310,20 @@ impl RedisModel {
     }
 
     /// Lets the call of an instance fail. If it was not executed, it can still be.
-    fn lose(&mut self, instance: usize) {
+    fn fail_call(&mut self, instance: usize) {
         let call = self.take_call(instance);
         if self.instances[instance].reply.take().is_none() {
             let write = self.instances[instance].task.as_ref().and_then(|task| task.write);
             self.late.push((write, call.command().to_vec()));
         }
-        self.instances[instance].note_reply(b"lost");
-        call.lose();
+        self.instances[instance].note_reply(b"failed");
+        call.fail();
     }
 
     fn restart(&mut self, instance: usize) {
         if let Some(task) = &self.instances[instance].task {
             task.result.abort();
-            self.lose(instance);
+            self.fail_call(instance);
         }
         if let Some(task) = self.instances[instance].task.take() {
             let _ = self.environment.runtime.block_on(task.result);
@@ -337,7 +336,7 @@ impl RedisModel {
         });
     }
 
-    fn replace_contents(&mut self, contents: &[Vec<u8>]) {
+    fn replace_contents(&mut self, contents: &[Vec<u8>; 3]) {
         self.crashes -= 1;
         self.was_replaced = true;
         self.environment.redis.set_contents(contents);
@@ -354,7 +353,7 @@ impl RedisModel {
                 Some(task) => {
                     text.extend_from_slice(&task.history);
                     let call = calls.iter().find(|call| call.client == *index).unwrap();
-                    text.extend(words(call.command()).concat());
+                    text.extend(arguments(call.command()).concat());
                     text.extend_from_slice(instance.reply.as_deref().unwrap_or(b"not executed"));
                 }
             }
@@ -366,7 +365,7 @@ impl RedisModel {
         self.late.iter().for_each(|(_, command)| text.extend_from_slice(command));
         let executed: Vec<_> =
             self.executed.iter().map(|(write, is_acknowledged)| (write.number, *is_acknowledged)).collect();
-        let rest = (executed, self.was_replaced, self.writes, self.losses, self.crashes);
+        let rest = (executed, self.was_replaced, self.writes, self.failures, self.crashes);
         text.extend(format!("{rest:?}").into_bytes());
         without_ids(&text)
     }
@@ -374,7 +373,7 @@ impl RedisModel {
     /// Checks that both instances have the overrides in Redis.
     fn check_equal(&self) -> Result<(), String> {
         let stored: Vec<Version> =
-            (0..self.setup.targets).map(|target| stored_version(&self.environment.redis.texts(), target)).collect();
+            (0..self.setup.targets).map(|target| stored_version(&self.environment.redis, target)).collect();
         for (index, instance) in self.instances.iter().enumerate() {
             let values: Vec<Version> = (0..self.setup.targets).map(|target| instance.version(target)).collect();
             if values != stored {
@@ -392,7 +391,7 @@ impl RedisModel {
             let number = |write: &Write| if write.is_set { write.number } else { 0 };
             let mut possible: Vec<u32> = writes[last.unwrap_or(0)..].iter().map(|(write, _)| number(write)).collect();
             possible.extend(last.is_none().then_some(0));
-            let (_, value) = stored_version(&self.environment.redis.texts(), target);
+            let (_, value) = stored_version(&self.environment.redis, target);
             if !possible.contains(&value) {
                 return Err(format!("override {target} has the value of write {value} instead of {possible:?}"));
             }
@@ -402,7 +401,7 @@ impl RedisModel {
 }
 
 impl Instance {
-    fn new(redis: crate::store::Redis) -> Self {
+    fn new(redis: Redis) -> Self {
         Self { sync: member_of(OverrideStore::Redis(redis)), task: None, reply: None }
     }
 
@@ -436,23 +435,22 @@ impl Drop for RedisModel {
             }
         }
         let calls = std::mem::take(&mut *self.environment.redis.calls());
-        calls.into_iter().for_each(WaitingCall::lose);
+        calls.into_iter().for_each(WaitingCall::fail);
     }
 }
 
-/// Returns whether a call writes the change with this number.
-fn is_write(words: &[Vec<u8>], number: u32) -> bool {
-    let info: ChangeInfo = serde_json::from_slice(&words[2]).unwrap();
-    info.reason == number.to_string()
+/// Returns whether a call with these arguments writes the change with this number.
+fn is_write(arguments: &[Vec<u8>], number: u32) -> bool {
+    let reason = |info: &[u8]| serde_json::from_slice::<ChangeInfo>(info).unwrap().reason;
+    arguments[0] == b"write" && reason(&arguments[2]) == number.to_string()
 }
 
-/// Returns the version of an override among the texts in Redis.
-fn stored_version(texts: &[(String, String)], target: usize) -> Version {
-    let text = texts.iter().find(|(other, _)| other == TARGETS[target]);
-    text.map_or((0, 0), |(target, text)| {
+/// Returns the version of an override in Redis.
+fn stored_version(redis: &ControlledRedis, target: usize) -> Version {
+    redis.text(TARGETS[target]).map_or((0, 0), |text| {
         let (version, text) = text.split_once('|').unwrap();
         let version = version.parse().unwrap();
-        (version, format::read(target, version, text).unwrap().reason.parse().unwrap())
+        (version, format::read(TARGETS[target], version, text).unwrap().reason.parse().unwrap())
     })
 }
 
@@ -484,7 +482,7 @@ impl Model for RedisModel {
                     None => events.extend([Event::Call(index), Event::Execute(index)]),
                     Some(_) => events.push(Event::Answer(index)),
                 }
-                events.extend((self.losses > 0).then_some(Event::Lose(index)));
+                events.extend((self.failures > 0).then_some(Event::Fail(index)));
             } else {
                 events.push(Event::Poll(index));
                 let kinds = [Kind::Set, Kind::Remove, Kind::SetIf(0), Kind::SetIf(1)];
@@ -511,14 +509,14 @@ impl Model for RedisModel {
             }
             Event::Execute(instance) => self.execute_waiting(instance)?,
             Event::Answer(instance) => self.answer(instance),
-            Event::Lose(instance) => {
-                self.losses -= 1;
-                self.lose(instance);
+            Event::Fail(instance) => {
+                self.failures -= 1;
+                self.fail_call(instance);
                 self.run();
             }
             Event::ExecuteLate(call) => {
                 let (write, command) = self.late.remove(call);
-                self.execute(write, &command, &words(&command))?;
+                self.execute(write, &command)?;
             }
             Event::Restart(instance) => {
                 self.crashes -= 1;
@@ -526,7 +524,7 @@ impl Model for RedisModel {
             }
             Event::Replicate => self.replica = self.environment.redis.contents(),
             Event::Failover => self.replace_contents(&self.replica.clone()),
-            Event::Empty => self.replace_contents(&[]),
+            Event::Empty => self.replace_contents(&Default::default()),
         }
         Ok(())
     }
@@ -551,16 +549,16 @@ impl Model for RedisModel {
     }
 }
 
-const ONE_TARGET: Setup = Setup { targets: 1, writes: 3, losses: 1, crashes: 1, fault: Fault::None };
+const ONE_TARGET: Setup = Setup { targets: 1, writes: 3, failures: 1, crashes: 1, fault: Fault::None };
 
 #[test]
 fn no_acknowledged_change_is_lost_and_conditions_hold() {
     let environment = Environment::start();
     let is_large = model_checker::is_large();
-    for (targets, depth) in [(1, [3, 5]), (2, [2, 4])] {
+    for (name, targets, depth) in [("one override in Redis", 1, [3, 5]), ("two overrides in Redis", 2, [2, 4])] {
         let setup = Setup { targets, ..ONE_TARGET };
         let explored = explore(|| RedisModel::new(&environment, setup), depth[usize::from(is_large)]);
-        println!("overrides in Redis, {targets}: {}", explored.unwrap_or_else(|violation| panic!("{violation}")));
+        println!("{name}: {}", explored.unwrap_or_else(|violation| panic!("{violation}")));
     }
 }
 
@@ -568,7 +566,7 @@ fn no_acknowledged_change_is_lost_and_conditions_hold() {
 fn planted_faults_are_found() {
     let environment = Environment::start();
     // A skipped change is only visible if the next one has another target.
-    let two_targets = Setup { targets: 2, losses: 0, crashes: 0, ..ONE_TARGET };
+    let two_targets = Setup { targets: 2, failures: 0, crashes: 0, ..ONE_TARGET };
     for (fault, setup) in [
         (Fault::IgnoredCondition, ONE_TARGET),
         (Fault::NoResend, ONE_TARGET),

@@ -264,3 +264,20 @@ pub(super) fn remove(overrides: &mut Overrides, target: &str) {
         overrides.remove(&target);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::merge::tests::member, *};
+
+    #[test]
+    fn the_change_before_the_recent_ones_is_known() {
+        let (member, mut state) = (member(), SyncState::default());
+        for version in 1..=MAX_RECENT_CHANGES as u64 + 2 {
+            let id = version.to_string();
+            member.apply(&mut state, &Change { version, id, ..Change::default() });
+        }
+        let Cursor { version, id, .. } = &state.before_recent;
+        assert_eq!((state.recent.len(), *version, &**id), (MAX_RECENT_CHANGES, 2, "2"));
+        assert_eq!(state.recent[0].version, 3);
+    }
+}

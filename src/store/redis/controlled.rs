@@ -1,7 +1,7 @@
-//! [`ControlledRedis`]: a real Redis server whose override calls wait until a model lets them happen.
+//! [`ControlledRedis`]: a real Redis server that executes calls about overrides only when a model decides so.
 //!
-//! Each client connects to a proxy on a Unix socket. The proxy passes on everything that belongs to the connection, and
-//! stops at calls with the keys of overrides: the model executes, answers or loses each of them.
+//! Each client connects to a proxy on a Unix socket. The proxy forwards all other calls, such as those that check the
+//! connection.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
 
 use std::{
@@ -17,6 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use redis::{Cmd, FromRedisValue, cmd, from_redis_value, parse_redis_value};
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::Notify, task::JoinHandle, time::timeout};
 
@@ -25,12 +26,14 @@ use crate::metrics::WorkerId;
 
 /// Time after which the server or a client counts as hung.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Number of words before the arguments of a script: `EVAL`, the script, the number of keys, and four keys.
+/// Number of arguments of `EVAL` with itself, the script, the number of keys, and four keys.
 const KEYS_END: usize = 7;
-/// The reply of a call that is lost.
-const LOST: &[u8] = b"-ERR lost\r\n";
+/// The reply to a call that fails.
+const FAILURE: &[u8] = b"-ERR dropped\r\n";
+/// The keys of overrides: texts, log and head.
+const KEYS: [&str; 3] = ["sluicegate:{directives}texts", "sluicegate:{directives}log", "sluicegate:{directives}head"];
 
-/// A Redis server that executes override calls on command.
+/// A Redis server and its proxies.
 pub(crate) struct ControlledRedis {
     server: Child,
     folder: TempDir,
@@ -54,13 +57,6 @@ pub(crate) struct WaitingCall {
 }
 
 impl WaitingCall {
-    /// Returns the command with other words at a position, counted after the script and the keys.
-    pub(crate) fn with_words(&self, position: usize, new: Vec<Vec<u8>>) -> Vec<u8> {
-        let mut words = leaves(&self.command);
-        words.splice(KEYS_END + position..KEYS_END + position + new.len(), new);
-        encode(&words.iter().map(Vec::as_slice).collect::<Vec<_>>())
-    }
-
     /// Returns the command as it is sent.
     pub(crate) fn command(&self) -> &[u8] {
         &self.command
@@ -73,15 +69,25 @@ impl WaitingCall {
     }
 
     /// Lets the call of the client fail.
-    pub(crate) fn lose(self) {
-        self.answer(LOST.to_vec());
+    pub(crate) fn fail(self) {
+        self.answer(FAILURE.to_vec());
     }
 }
 
-/// Returns the words of a command, of a script those after its keys.
-pub(crate) fn words(command: &[u8]) -> Vec<Vec<u8>> {
-    let words = leaves(command);
-    if words[0] == b"EVAL" { words[KEYS_END..].to_vec() } else { words }
+/// Returns the arguments of a command: of a script only those after its keys.
+pub(crate) fn arguments(command: &[u8]) -> Vec<Vec<u8>> {
+    let mut arguments: Vec<Vec<u8>> = decode(command);
+    if arguments[0] == b"EVAL" {
+        arguments.drain(..KEYS_END);
+    }
+    arguments
+}
+
+/// Returns the call of a script with other arguments at a position, which is counted after the keys.
+pub(crate) fn with_arguments(command: &[u8], position: usize, new: Vec<Vec<u8>>) -> Vec<u8> {
+    let mut arguments: Vec<Vec<u8>> = decode(command);
+    arguments.splice(KEYS_END + position..KEYS_END + position + new.len(), new);
+    Cmd::new().arg(arguments).get_packed_command()
 }
 
 impl ControlledRedis {
@@ -99,7 +105,7 @@ impl ControlledRedis {
         Self { server, folder, direct, queue: Arc::default() }
     }
 
-    /// Connects a client, whose tasks run in the runtime.
+    /// Connects a client. Its tasks run in the runtime.
     pub(crate) fn client(&self, client: usize, runtime: &Runtime) -> Redis {
         let socket = self.folder.path().join(client.to_string());
         let listener = UnixListener::bind(&socket).unwrap();
@@ -107,7 +113,7 @@ impl ControlledRedis {
         spawn(move || {
             for stream in listener.incoming() {
                 let (stream, queue, server) = (stream.unwrap(), Arc::clone(&queue), Connection::open(&server));
-                spawn(move || pass_on(client, stream, server, &queue));
+                spawn(move || forward(client, stream, server, &queue));
             }
         });
         // The model decides how long calls take.
@@ -154,36 +160,32 @@ impl ControlledRedis {
         self.direct.lock().unwrap().call(command).unwrap()
     }
 
-    /// Executes a command of words, and returns the leaves of its reply.
-    pub(crate) fn run(&self, words: &[&[u8]]) -> Vec<Vec<u8>> {
-        leaves(&self.execute(&encode(words)))
+    fn run<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        decode(&self.execute(&command.get_packed_command()))
     }
 
-    /// Returns the contents of the keys of overrides: texts, log and head. A key that does not exist is empty.
-    pub(crate) fn contents(&self) -> Vec<Vec<u8>> {
-        KEYS.map(|key| self.run(&[b"DUMP", key]).pop().unwrap_or_default()).to_vec()
+    /// Returns the contents of [`KEYS`]. A key that does not exist is empty.
+    pub(crate) fn contents(&self) -> [Vec<u8>; 3] {
+        KEYS.map(|key| self.run::<Option<Vec<u8>>>(cmd("DUMP").arg(key)).unwrap_or_default())
     }
 
     /// Replaces the contents.
-    pub(crate) fn set_contents(&self, contents: &[Vec<u8>]) {
-        self.run(&[b"FLUSHALL"]);
+    pub(crate) fn set_contents(&self, contents: &[Vec<u8>; 3]) {
+        self.run::<()>(&cmd("FLUSHALL"));
         for (key, dump) in KEYS.iter().zip(contents).filter(|(_, dump)| !dump.is_empty()) {
-            assert_eq!(self.run(&[b"RESTORE", key, b"0", dump]), [b"OK"]);
+            self.run::<()>(cmd("RESTORE").arg(key).arg(0).arg(dump));
         }
     }
 
-    /// Returns epoch, version and id of the last change. They are left out if there is none.
+    /// Returns epoch, version and id of the last change, or nothing if there is none.
     pub(crate) fn last_change(&self) -> Vec<Vec<u8>> {
-        self.run(&[b"HMGET", KEYS[2], b"epoch", b"version", b"id"])
+        let fields: Vec<Option<Vec<u8>>> = self.run(cmd("HMGET").arg(KEYS[2]).arg(&["epoch", "version", "id"]));
+        fields.into_iter().flatten().collect()
     }
 
-    /// Returns the overrides: each target and its version and text.
-    pub(crate) fn texts(&self) -> Vec<(String, String)> {
-        let texts = self.run(&[b"HGETALL", KEYS[0]]);
-        let text = |bytes: &Vec<u8>| String::from_utf8_lossy(bytes).into_owned();
-        let mut texts: Vec<_> = texts.chunks(2).map(|pair| (text(&pair[0]), text(&pair[1]))).collect();
-        texts.sort();
-        texts
+    /// Returns the version and the text of an override, or `None` if there is none.
+    pub(crate) fn text(&self, target: &str) -> Option<String> {
+        self.run(cmd("HGET").arg(KEYS[0]).arg(target))
     }
 }
 
@@ -194,11 +196,8 @@ impl Drop for ControlledRedis {
     }
 }
 
-const KEYS: [&[u8]; 3] =
-    [b"sluicegate:{directives}texts", b"sluicegate:{directives}log", b"sluicegate:{directives}head"];
-
-/// Passes the calls of a client on to the server. Calls with keys of overrides wait for the model.
-fn pass_on(client: usize, stream: UnixStream, mut server: Connection, queue: &Queue) {
+/// Forwards the calls of a client to the server. Calls with keys of overrides wait for the model.
+fn forward(client: usize, stream: UnixStream, mut server: Connection, queue: &Queue) {
     let (mut reader, mut writer) = (BufReader::new(stream.try_clone().unwrap()), stream);
     while let Ok(command) = read_value(&mut reader) {
         let reply = if command.windows(12).any(|part| part == b"{directives}") {
@@ -242,7 +241,7 @@ impl Connection {
     }
 }
 
-/// Reads one value of the Redis protocol, without decoding it.
+/// Reads the bytes of one value of the Redis protocol.
 fn read_value(reader: &mut BufReader<UnixStream>) -> io::Result<Vec<u8>> {
     let mut value = Vec::new();
     let mut missing = 1;
@@ -267,31 +266,7 @@ fn read_value(reader: &mut BufReader<UnixStream>) -> io::Result<Vec<u8>> {
     Ok(value)
 }
 
-/// Returns the strings and numbers in a value of the Redis protocol. A missing value is left out.
-fn leaves(mut value: &[u8]) -> Vec<Vec<u8>> {
-    let mut leaves = Vec::new();
-    while let Some(end) = value.iter().position(|byte| *byte == b'\n') {
-        let (kind, line) = (value[0], &value[1..end - 1]);
-        value = &value[end + 1..];
-        match kind {
-            b'$' | b'=' if line != b"-1" => {
-                let length: usize = String::from_utf8_lossy(line).parse().unwrap();
-                leaves.push(value[..length].to_vec());
-                value = &value[length + 2..];
-            }
-            b'+' | b':' | b'-' => leaves.push(line.to_vec()),
-            _ => {}
-        }
-    }
-    leaves
-}
-
-fn encode(words: &[&[u8]]) -> Vec<u8> {
-    let mut command = format!("*{}\r\n", words.len()).into_bytes();
-    for word in words {
-        command.extend_from_slice(format!("${}\r\n", word.len()).as_bytes());
-        command.extend_from_slice(word);
-        command.extend_from_slice(b"\r\n");
-    }
-    command
+/// Decodes a value of the Redis protocol.
+fn decode<T: FromRedisValue>(value: &[u8]) -> T {
+    from_redis_value(parse_redis_value(value).unwrap()).unwrap()
 }
