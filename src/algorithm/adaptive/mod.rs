@@ -211,7 +211,7 @@ impl Limiter for Adaptive {
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let (_, slots) = self.learned(state);
-        Concurrency::expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
+        self.slots.expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
     }
 }
 

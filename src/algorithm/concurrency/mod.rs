@@ -83,8 +83,8 @@ impl Concurrency {
     }
 
     /// Returns the end of the last slot in `bytes`.
-    pub(super) fn expires_at(bytes: &[u8], now: Micros) -> Micros {
-        Self::slots_of(bytes).last().map_or(now, |newest| Micros::new(Self::end(newest)))
+    pub(super) fn expires_at(&self, bytes: &[u8], now: Micros) -> Micros {
+        Self::slots_of(bytes).last().map_or(now, |newest| now + self.wait(newest, now))
     }
 
     /// Returns the slots in `bytes` that are held, the one that ends first at the front.
@@ -397,7 +397,7 @@ impl Limiter for Concurrency {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        Self::expires_at(state.as_bytes(), now)
+        self.expires_at(state.as_bytes(), now)
     }
 }
 
