@@ -33,7 +33,7 @@ descriptors:
 
 fn start(store: &str) -> Server {
     let folder = rules(&[("d.yaml", RULES)]);
-    let builder = Server::builder().rules(folder.path()).store(store).set("redis.timeout", "20s");
+    let builder = Server::builder().rules(folder.path()).store(store);
     builder.set("response.headers", "true").set("response.header_style", "ietf-draft-11").start()
 }
 

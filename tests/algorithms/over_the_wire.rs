@@ -25,7 +25,7 @@ impl BothStores {
     fn start_folder(folder: &std::path::Path, settings: &[(&str, &str)]) -> Self {
         let redis = RedisServer::start();
         let start = |store: &str| {
-            let builder = Server::builder().rules(folder).store(store).set("redis.timeout", "20s");
+            let builder = Server::builder().rules(folder).store(store);
             let builder = builder.set("response.headers", "true").set("response.dynamic_metadata", "true");
             settings.iter().fold(builder, |builder, (key, value)| builder.set(key, value)).start()
         };

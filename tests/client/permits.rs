@@ -38,7 +38,7 @@ descriptors:
 
 fn start(store: &str) -> Server {
     let folder = rules(&[("d.yaml", RULES)]);
-    Server::builder().rules(folder.path()).store(store).set("redis.timeout", "20s").start()
+    Server::builder().rules(folder.path()).store(store).start()
 }
 
 fn client(server: &Server) -> Client {

@@ -353,7 +353,7 @@ async fn a_switch_for_one_instance_works_without_the_store() {
     let switches = tempfile::tempdir().unwrap();
     let file = switches.path().join("switches");
     let start = |file: &Path| {
-        let builder = Server::builder().rules(folder.path()).store(&redis.url());
+        let builder = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20ms");
         let builder = builder.set("cluster.instances", "5").set("decisions.on_error", "deny");
         Operator::with(builder.set("overrides.switch_file", file.to_str().unwrap()))
     };

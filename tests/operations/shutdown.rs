@@ -52,7 +52,7 @@ async fn health_reports_not_serving_while_calls_are_still_answered() {
 #[tokio::test]
 async fn calls_in_flight_are_finished() {
     let redis = RedisServer::start();
-    let server = Server::builder().store(&redis.url()).set("redis.timeout", "20s").start();
+    let server = Server::builder().store(&redis.url()).start();
     let client = server.client().await;
     redis.freeze();
     let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });

@@ -34,7 +34,7 @@ descriptors:
 
 fn start(store: &str) -> Server {
     let folder = rules(&[("d.yaml", RULES)]);
-    let builder = Server::builder().rules(folder.path()).store(store).set("redis.timeout", "20s");
+    let builder = Server::builder().rules(folder.path()).store(store);
     builder.set("response.headers", "true").set("response.dynamic_metadata", "true").start()
 }
 

@@ -32,7 +32,7 @@ descriptors:
     let (cluster, (_nodes, ring)) = (RedisCluster::start(), ring(3));
     let folder = rules(&[("d.yaml", text)]);
     for url in [cluster.url(), ring] {
-        let start = || Server::builder().rules(folder.path()).store(&url).set("redis.timeout", "20s").start();
+        let start = || Server::builder().rules(folder.path()).store(&url).start();
         let servers = [start(), start()];
         let request = Request::new("d")
             .descriptor(descriptor(&[("user", "u")]))

@@ -27,6 +27,7 @@ fn start(store: &str) -> Server {
         .store(store)
         .set("decisions.on_error", "local")
         .set("cluster.instances", "4")
+        .set("redis.timeout", "20ms")
         .start()
 }
 

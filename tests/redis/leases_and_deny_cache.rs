@@ -27,7 +27,7 @@ const COUNTS_DENIALS: &str = "
 
 pub(crate) fn start(redis: &RedisServer, text: &str, settings: &[(&str, &str)]) -> Server {
     let folder = rules(&[("d.yaml", text)]);
-    let builder = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s");
+    let builder = Server::builder().rules(folder.path()).store(&redis.url());
     settings.iter().fold(builder, |builder, (name, value)| builder.set(name, value)).start()
 }
 

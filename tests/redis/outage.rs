@@ -18,7 +18,8 @@ descriptors:
 ";
 
 fn start(redis: &RedisServer) -> Server {
-    Server::start(rules(&[("d.yaml", RULES)]).path(), &redis.url())
+    let folder = rules(&[("d.yaml", RULES)]);
+    Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20ms").start()
 }
 
 async fn check(client: &Client, key: &str) -> Result<Answer, Error> {
@@ -101,7 +102,7 @@ async fn a_service_can_start_before_its_redis() {
 async fn a_flush_of_scripts_does_not_affect_decisions() {
     let redis = RedisServer::start();
     let folder = rules(&[("d.yaml", RULES)]);
-    let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).start();
     let client = server.client().await;
     for expected in [4, 3] {
         redis.cli(&["script", "flush"]);

@@ -404,7 +404,7 @@ async fn two_instances_share_a_limit_exactly() {
     let redis = RedisServer::start();
     let text = "domain: d\ndescriptors: [{key: hot, rate_limit: {unit: year, requests_per_unit: 1000}}]";
     let rules = rules(&[("d.yaml", text)]);
-    let start = || Server::builder().rules(rules.path()).store(&redis.url()).set("redis.timeout", "20s").start();
+    let start = || Server::builder().rules(rules.path()).store(&redis.url()).start();
     let servers = [start(), start()];
     let mut calls = tokio::task::JoinSet::new();
     for server in &servers {

@@ -38,6 +38,8 @@ impl Server {
         let http = SocketAddr::new(grpc.ip(), 0);
         command.args(["serve", "--grpc-addr", &grpc.to_string(), "--http-addr", &http.to_string()]);
         command.env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json").env("SLUICEGATE__SHUTDOWN__DELAY", "0s");
+        // A busy machine can need longer than the default of 20 ms for a call.
+        command.env("SLUICEGATE__REDIS__TIMEOUT", "60s");
         Builder { command }
     }
 

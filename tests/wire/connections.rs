@@ -15,7 +15,6 @@ async fn an_old_connection_closes_after_its_calls() {
     let redis = RedisServer::start();
     let server = Server::builder()
         .store(&redis.url())
-        .set("redis.timeout", "20s")
         .set("grpc.max_connection_age", "200ms")
         .set("telemetry.log.level", "info,sluicegate::transport=debug")
         .start();

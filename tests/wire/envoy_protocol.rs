@@ -54,7 +54,7 @@ impl Both {
         let redis = RedisServer::start();
         let rules = rules(&[("d.yaml", RULES)]);
         let start = |store: &str| {
-            let builder = Server::builder().rules(rules.path()).store(store).set("redis.timeout", "20s");
+            let builder = Server::builder().rules(rules.path()).store(store);
             settings.iter().fold(builder, |builder, (key, value)| builder.set(key, value)).start()
         };
         let servers = vec![("memory", start("memory")), ("redis", start(&redis.url()))];

@@ -62,7 +62,7 @@ async fn many_calls_at_once_are_all_answered() {
     const CALLS: u32 = 300;
     let redis = RedisServer::start();
     for store in ["memory", &redis.url()] {
-        let server = Server::builder().store(store).set("redis.timeout", "20s").start();
+        let server = Server::builder().store(store).start();
         let mut frames = Frames::connect(&server).await;
         let calls = (0..CALLS).map(|number| {
             let stream = 2 * number + 1;
@@ -100,7 +100,6 @@ async fn a_call_that_outlives_the_grace_of_an_old_connection_is_ended() {
     let redis = RedisServer::start();
     let server = Server::builder()
         .store(&redis.url())
-        .set("redis.timeout", "60s")
         .set("grpc.max_connection_age", "200ms")
         .set("grpc.max_connection_age_grace", "300ms")
         .start();
@@ -116,11 +115,7 @@ async fn a_call_that_outlives_the_grace_of_an_old_connection_is_ended() {
 #[tokio::test]
 async fn calls_above_the_maximum_are_refused_and_cancelled_calls_make_room() {
     let redis = RedisServer::start();
-    let server = Server::builder()
-        .store(&redis.url())
-        .set("redis.timeout", "60s")
-        .set("grpc.max_concurrent_streams", "2")
-        .start();
+    let server = Server::builder().store(&redis.url()).set("grpc.max_concurrent_streams", "2").start();
     redis.freeze();
     let mut frames = Frames::connect(&server).await;
     for stream in [1, 3] {
@@ -151,7 +146,7 @@ async fn calls_above_the_maximum_are_refused_and_cancelled_calls_make_room() {
 #[tokio::test]
 async fn cancelled_calls_do_not_leak_memory() {
     let redis = RedisServer::start();
-    let server = Server::builder().store(&redis.url()).set("redis.timeout", "60s").start();
+    let server = Server::builder().store(&redis.url()).start();
     redis.freeze();
     let mut frames = Frames::connect(&server).await;
     let mut first = 0;

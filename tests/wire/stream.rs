@@ -92,7 +92,7 @@ async fn on_both(case: impl AsyncFn(&str, &Server)) {
     let redis = RedisServer::start();
     let folder = rules(&[("d.yaml", RULES)]);
     for store in ["memory".to_owned(), redis.url()] {
-        let server = Server::builder().rules(folder.path()).store(&store).set("redis.timeout", "20s").start();
+        let server = Server::builder().rules(folder.path()).store(&store).start();
         case(&store, &server).await;
     }
 }
@@ -265,7 +265,7 @@ async fn the_number_of_checks_in_flight_is_limited() {
     const MAX_IN_FLIGHT: f64 = 4096.0;
     let redis = RedisServer::start();
     let folder = rules(&[("d.yaml", RULES)]);
-    let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "20s").start();
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).start();
     let started = || server.metric("ratelimit_service_rate_limit_total_hits{domain=\"d\",key1=\"few\"}");
     let mut caller = Caller::start(&server).await;
     caller.send([check(0, "few", "x")]).await;
