@@ -97,4 +97,15 @@ mod tests {
             assert_eq!(identity.finish(), SipHasher13::new().hash(&whole).as_u128(), "{size}");
         }
     }
+
+    /// The domain and the length of the key fill the buffer exactly.
+    #[test]
+    fn a_short_text_after_a_full_buffer_is_hashed_in_its_order() {
+        let domain = "d".repeat(BUFFER_BYTES - 16);
+        let mut identity = Identity::new(&domain);
+        identity.add("k", "");
+        let lengths = [domain.len() as u64, 1, 0].map(u64::to_le_bytes);
+        let whole = [&lengths[0][..], domain.as_bytes(), &lengths[1], b"k", &lengths[2]].concat();
+        assert_eq!(identity.finish(), SipHasher13::new().hash(&whole).as_u128());
+    }
 }

@@ -74,7 +74,7 @@ const fn mix(bits: u64) -> u64 {
     bits ^ (bits >> 31)
 }
 
-/// Converts the upper 53 bits to a number strictly between 0 and 1, and that to an exponentially distributed time.
+/// Converts the upper 53 bits to a number greater than 0 and at most 1, and that to an exponentially distributed time.
 fn draw_time(draw: u64, weight: f64) -> f64 {
     let uniform = ((draw >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     -uniform.ln() / weight
@@ -161,5 +161,12 @@ mod tests {
         for (one, other) in placements(&one).into_iter().zip(placements(&other)) {
             assert_eq!(["a", "b", "c"][one], ["c", "a", "b"][other]);
         }
+    }
+
+    #[test]
+    fn every_draw_has_a_time() {
+        let times = [0, 1, 1 << 63, u64::MAX].map(|draw| draw_time(draw, 1.0));
+        assert!(times.iter().all(|time| (0.0..40.0).contains(time)), "{times:?}");
+        assert!((draw_time(1 << 63, 2.0) - 2_f64.ln() / 2.0).abs() < 1e-9);
     }
 }

@@ -188,4 +188,29 @@ mod tests {
             assert!((0.0..=1.0).contains(&shedder.level()));
         }
     }
+
+    #[test]
+    fn the_speed_follows_the_distance_from_the_threshold() {
+        let mut shedder = Shedder::new(4, Settings { stabilization: Duration::ZERO, ..Settings::default() });
+        let mut change = |from, utilization| {
+            let before = shedder.level();
+            (run(&mut shedder, from, 60, utilization) - before) * 60.0
+        };
+        // The first tick has no time before it.
+        assert!((change(0, 0.9) - 29.5).abs() < 1e-6, "half of the distance to full utilization");
+        assert!((change(60, 1.0) - 60.0).abs() < 1e-6);
+        assert!((change(120, 0.35) + 7.5).abs() < 1e-6, "half of the distance to zero utilization");
+        assert!((change(180, 0.0) + 15.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_utilization_at_a_threshold_interrupts_a_change_of_direction() {
+        let mut shedder = Shedder::new(4, Settings::default());
+        run(&mut shedder, 0, 28, 0.8);
+        assert_eq!(run(&mut shedder, 28, 27, 1.0), 0.0);
+        let level = run(&mut shedder, 55, 30, 1.0);
+        assert!(level > 0.4, "{level}");
+        run(&mut shedder, 85, 28, 0.7);
+        assert_eq!(run(&mut shedder, 113, 27, 0.0), level);
+    }
 }

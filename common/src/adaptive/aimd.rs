@@ -38,4 +38,11 @@ mod tests {
         assert_eq!(after(30, bounds, Sample { latency: 5_000_001.0, ..success }), 27);
         assert_eq!(after(20, bounds, Sample { dropped: true, ..success }), 20);
     }
+
+    #[test]
+    fn a_request_that_takes_exactly_the_timeout_is_not_dropped() {
+        let bounds = Bounds { timeout: 1_000, ..Bounds::default() };
+        let sample = |latency| Sample { latency, in_flight: 20, dropped: false };
+        assert_eq!((after(20, bounds, sample(1_000.0)), after(20, bounds, sample(1_001.0))), (21, 18));
+    }
 }

@@ -73,4 +73,23 @@ mod tests {
         // The gradient is at least one half.
         assert_eq!(sample(100_000.0, 99), 89.216);
     }
+
+    #[test]
+    fn the_average_falls_faster_while_the_latency_is_below_half_of_it() {
+        let mut estimate = Estimate::new(Method::Gradient2, &Bounds::default());
+        let mut baseline = |latency| {
+            update(&mut estimate, Sample { latency, in_flight: 0, dropped: false });
+            (estimate.baseline * 10.0).round() / 10.0
+        };
+        assert_eq!((baseline(3_000.0), baseline(1_000.0)), (3_000.0, 2_000.0), "exactly half");
+        assert_eq!(baseline(400.0), 1_393.3, "95% of 1466.7");
+        assert_eq!(baseline(1_000.0), 1_295.0, "more than half");
+    }
+
+    #[test]
+    fn a_limit_of_which_half_is_in_use_is_evaluated() {
+        let mut estimate = Estimate { limit: 100.0, ..Estimate::new(Method::Gradient2, &Bounds::default()) };
+        update(&mut estimate, Sample { latency: 1_000.0, in_flight: 50, dropped: false });
+        assert!((estimate.limit - 100.8).abs() < 1e-9, "{}", estimate.limit);
+    }
 }

@@ -125,4 +125,24 @@ mod tests {
         assert_eq!(step(870.0, 8), (10, 1_150.0));
         assert_eq!(step(860.0, 8), (5, 1_150.0), "the upstream has become faster");
     }
+
+    #[test]
+    fn the_thresholds_are_multiples_of_the_step() {
+        assert_eq!(after(10.0, 10.0, 10.0, 5), 16.0, "half of the limit is in use");
+        // With a limit of 100, a step is 2.
+        assert_eq!(after(100.0, 10.0, 10.4, 99), 102.0, "a queue of 4");
+        assert_eq!(after(100.0, 10.0, 11.1, 99), 100.0, "a queue of 10");
+        assert_eq!(after(10.0, 10.0, 24.9, 9), 10.0, "a queue of 6 with a step of 1");
+    }
+
+    #[test]
+    fn a_latency_of_three_quarters_of_the_baseline_starts_no_measurement() {
+        let estimate = Estimate::new(Method::Vegas, &Bounds::default());
+        let mut estimate = Estimate { baseline: 1_000.0, probing_steps: 0, ..estimate };
+        let mut probing_steps = |latency| {
+            update(&mut estimate, Sample { latency, in_flight: 1, dropped: false }, 1);
+            estimate.probing_steps
+        };
+        assert_eq!((probing_steps(750.0), probing_steps(749.0)), (0, PROBING));
+    }
 }

@@ -75,4 +75,17 @@ mod tests {
         }
         assert!(window.add(sample(100.0, 1, false), 1_000_000).is_some());
     }
+
+    #[test]
+    fn one_dropped_request_of_twenty_is_tolerated() {
+        for (samples, dropped) in [(20, false), (19, true)] {
+            let mut window = Window::default();
+            let add = |number| {
+                let sample = Sample { latency: 100.0, in_flight: 1, dropped: number == 1 };
+                window.add(sample, if number == samples { Window::MIN_SPAN } else { 0 })
+            };
+            let combined = (1..=samples).find_map(add);
+            assert_eq!(combined.map(|sample| sample.dropped), Some(dropped), "{samples}");
+        }
+    }
 }
