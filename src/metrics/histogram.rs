@@ -310,4 +310,31 @@ mod tests {
         let Distribution { native, count, .. } = histogram.distribution();
         assert_eq!((native, count), (Some(NativeBuckets { zero: 2, buckets: vec![(33, 1)] }), 3));
     }
+
+    /// A native bucket that contains the bound of a classic one consists of two cells.
+    #[test]
+    fn cells_of_one_native_bucket_are_added_up() {
+        let histogram = Histogram::new("x", "", 1);
+        for micros in [990, 1_010, 1_020, 3_000] {
+            histogram.record(WorkerId(0), Duration::from_micros(micros));
+        }
+        let native = histogram.distribution().native.unwrap();
+        assert_eq!(native.buckets, [(-79, 3), (-67, 1)]);
+    }
+
+    #[test]
+    fn an_exemplar_is_in_the_bucket_of_its_duration_and_has_its_unit() {
+        let histogram = Histogram::new("x", "", 1);
+        let bucket = |took| {
+            histogram.record_exemplar(took, TraceId(7), Duration::ZERO);
+            let Distribution { buckets, .. } = histogram.distribution().scaled(1_000.0);
+            let of = |seconds: f64| {
+                let is_exemplar = |exemplar: &Exemplar| (exemplar.seconds - seconds * 1_000.0).abs() < 1e-9;
+                buckets.iter().find(|(_, _, exemplar)| exemplar.as_ref().is_some_and(is_exemplar))
+            };
+            of(took.as_secs_f64()).map(|(bound, _, _)| *bound)
+        };
+        let bounds = [1_500, 2_000, 2_001].map(|nanos| bucket(Duration::from_nanos(nanos)));
+        assert_eq!(bounds, [Some(0.002), Some(0.002), Some(0.005)]);
+    }
 }

@@ -44,4 +44,13 @@ mod tests {
         let logs = |seconds| throttle.should_log_at(Duration::from_secs(seconds));
         assert_eq!([0, 0, 5, 15, 25, 36, 37].map(logs), [true, false, false, false, false, true, false]);
     }
+
+    #[test]
+    fn the_clock_starts_with_the_throttle() {
+        let throttle = LogThrottle::default();
+        assert!(throttle.should_log());
+        // An event in the future, so that no time can pass until a message is due.
+        assert!(throttle.should_log_at(Duration::from_secs(86_400)));
+        assert!(!throttle.should_log());
+    }
 }

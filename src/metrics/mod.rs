@@ -91,3 +91,18 @@ pub fn observe_gauge(
     let gauge = meter.u64_observable_gauge(name).with_description(description);
     gauge.with_callback(move |observer| observer.observe(read(), &[])).build();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_worker_has_its_own_stripe() {
+        let counts = Striped::<AtomicU64>::new(3);
+        for worker in 0..7 {
+            counts.of(WorkerId(worker)).fetch_add(1 << worker, Relaxed);
+        }
+        let stripes: Vec<_> = counts.iter().map(|count| count.load(Relaxed)).collect();
+        assert_eq!(stripes, [0b100_1001, 0b1_0010, 0b10_0100]);
+    }
+}
