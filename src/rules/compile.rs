@@ -326,3 +326,92 @@ impl LimitedDescriptor<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compile_texts(texts: &[&str], options: Options) -> Result<RuleSet, Vec<String>> {
+        let named = (1..).zip(texts).map(|(number, text)| (format!("{number}.yaml"), (*text).to_owned()));
+        let files: Vec<_> = named.map(|(name, text)| SourceFile { name, text }).collect();
+        match compile(&files, options) {
+            Ok((set, _)) => Ok(set),
+            Err(diagnostics) => Err(diagnostics.iter().map(ToString::to_string).collect()),
+        }
+    }
+
+    #[test]
+    fn labels_are_dynamic_if_a_level_puts_values_into_the_statistics() {
+        let text = "
+domain: d
+descriptors:
+- {key: plain, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: detailed, detailed_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: fixed, value: v, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: pattern, value: v*, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}
+- key: any
+  value_to_metric: true
+  descriptors: [{key: child, rate_limit: {unit: day, requests_per_unit: 1}}]
+";
+        let set = compile_texts(&[text], Options::default()).unwrap();
+        let dynamic = set.rules().iter().filter(|rule| rule.dynamic_labels).map(Rule::path).collect::<Vec<_>>();
+        assert_eq!(dynamic, ["d.detailed", "d.pattern_v*", "d.any.child"]);
+        assert_eq!(set.rules().len(), 5);
+    }
+
+    #[test]
+    fn decisions_depend_on_the_context_if_the_limit_has_holders_or_classes() {
+        let text = "
+domain: d
+descriptors:
+- {key: plain, rate_limit: {unit: day, requests_per_unit: 1}}
+- {key: held, rate_limit: {algorithm: concurrency, limit: 1, holder: id}}
+- {key: shared, rate_limit: {capacity: 10/s, class: c, reserve: {a: 10%}}}
+";
+        let set = compile_texts(&[text], Options::default()).unwrap();
+        let needs_context: Vec<_> = set.rules().iter().map(|rule| rule.needs_context).collect();
+        assert_eq!(needs_context, [false, true, true]);
+    }
+
+    #[test]
+    fn a_rule_has_the_share_of_an_instance_unless_that_is_the_whole_limit() {
+        let text = "
+domain: d
+descriptors:
+- {key: a, rate_limit: {unit: day, requests_per_unit: 10}}
+- {key: b, rate_limit: {unit: day, requests_per_unit: 1}}
+";
+        let shares = |instances| {
+            let options = Options { instances: NonZeroU32::new(instances).unwrap(), ..Options::default() };
+            let set = compile_texts(&[text], options).unwrap();
+            let share = |rule: &Rule| rule.divided_limit.as_ref().map(|limit| limit.requests());
+            set.rules().iter().map(share).collect::<Vec<_>>()
+        };
+        assert_eq!(shares(3), [Some(4), None]);
+        assert_eq!(shares(1), [None, None]);
+    }
+
+    #[test]
+    fn the_files_of_a_domain_that_have_shard_by_must_agree() {
+        let options = Options { merge_domains: true, ..Options::default() };
+        let user = "domain: d\nshard_by: [user]\n";
+        let none = "domain: d\ncharge: all\n";
+        for texts in [[user, user], [user, none], [none, user]] {
+            let set = compile_texts(&texts, options).unwrap();
+            assert_eq!(set.settings_of("d").unwrap().shard_by.join(", "), "user", "{texts:?}");
+        }
+        assert_eq!(
+            compile_texts(&[user, "domain: d\nshard_by: [tenant]\n"], options).err().unwrap(),
+            ["2.yaml:2:1: shard_by of domain \"d\" is [user] in another file; all files of a domain must agree"]
+        );
+    }
+
+    #[test]
+    fn domains_are_counted_without_their_levels() {
+        let texts = ["domain: a\ndescriptors: [{key: x, descriptors: [{key: z}]}, {key: y}]\n", "domain: b\n"];
+        let set = compile_texts(&texts, Options::default()).unwrap();
+        assert_eq!((set.has_domains(), set.domains()), (true, 2));
+        let empty = compile_texts(&[], Options::default()).unwrap();
+        assert_eq!((empty.has_domains(), empty.domains()), (false, 0));
+    }
+}

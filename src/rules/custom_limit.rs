@@ -123,4 +123,25 @@ mod tests {
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
+
+    #[test]
+    fn a_null_limit_is_rejected_with_the_reason() {
+        for text in ["~", "null", "# a comment"] {
+            assert!(read(text).unwrap_err().contains("the limit is empty"), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_instance_has_a_share_of_a_limit_unless_it_is_the_whole_limit() {
+        let options = Options { instances: std::num::NonZeroU32::new(3).unwrap(), ..Options::default() };
+        for (text, expected) in [
+            ("90/minute", Some(30)),
+            ("1/minute", None),
+            ("{unit: minute, requests_per_unit: 90}", Some(30)),
+            ("{unit: minute, requests_per_unit: 1}", None),
+        ] {
+            let custom_limit = CustomLimit::read(text, options).unwrap();
+            assert_eq!(custom_limit.divided_limit.map(|limit| limit.requests()), expected, "{text}");
+        }
+    }
 }

@@ -126,3 +126,60 @@ impl fmt::Display for Rule {
         write!(f, " ({}:{}:{})", self.file, self.location.line, self.location.column)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{Options, SourceFile, compile};
+
+    #[test]
+    fn explains_each_step_of_a_lookup_and_its_result() {
+        let text = "
+domain: d
+charge: all
+descriptors:
+- key: a
+  descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]
+- key: free
+- {key: c, value: v, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 2, algorithm: gcra}}
+";
+        let file = SourceFile { name: "d.yaml".into(), text: text.into() };
+        let (set, _) = compile(&[file], Options::default()).unwrap();
+        let any_a = "a=1: no rule has this value; matches the rule for any a (line 5)";
+        let any_b = "b=2: no rule has this value; matches the rule for any b (line 6)";
+        let any_free = "free=1: no rule has this value; matches the rule for any free (line 7)";
+        let hint = "so nothing is limited (other branches are not tried)";
+        for (entries, expected) in [
+            (&[("a", "1"), ("b", "2")][..], &[any_a, any_b, "limit: 1 per day (d.yaml:6:17)"][..]),
+            (
+                &[("a", "1")],
+                &[
+                    any_a,
+                    "no limit: the rule of the last entry has no rate_limit; its child rules require more entries",
+                ],
+            ),
+            (&[("free", "1")], &[any_free, "no limit: the rule has no rate_limit, so it allows everything"]),
+            (
+                &[("free", "1"), ("b", "2")],
+                &[any_free, &format!("b=2: the rules have no level for this entry, {hint}")],
+            ),
+            (
+                &[("c", "v")],
+                &[
+                    "c=v: matches the rule with exactly this value (line 8)",
+                    "limit: 2 per 5 minutes, gcra (d.yaml:8:3)",
+                ],
+            ),
+            (
+                &[("c", "w")],
+                &[&format!("c=w: rules of this level have the key \"c\", but none matches this value, {hint}")],
+            ),
+            (&[("e", "1")], &[&format!("e=1: no rule of this level has the key \"e\", {hint}")]),
+        ] {
+            let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+            let lines = set.explain("d", &entries);
+            assert_eq!(lines[0], "domain \"d\": defined, charges all limits of a request or none");
+            assert_eq!(lines[1..], *expected);
+        }
+    }
+}

@@ -326,4 +326,31 @@ mod tests {
             assert_eq!((hits, window.get()), (expected.0, expected.1 * 1_000_000), "{spec:?}");
         }
     }
+
+    #[test]
+    fn a_limit_of_0_with_a_burst_denies_everything() {
+        let bucket = Algorithm::kind("token_bucket").unwrap();
+        let minute = Measure::Rate { unit: Unit::Minute, multiplier: 1 };
+        let spec = LimitSpec { burst: Some(20), ..LimitSpec::default() };
+        let limit = Limit::from_spec(0, minute, bucket, spec).unwrap();
+        assert_eq!((limit.policy(), limit.is_default()), ((0, Micros::from_secs(60)), true));
+    }
+
+    #[test]
+    fn count_denied_determines_how_denied_hits_are_reported_and_whether_denials_are_cached() {
+        let bucket = Algorithm::kind("token_bucket").unwrap();
+        let minute = Measure::Rate { unit: Unit::Minute, multiplier: 1 };
+        for (kind, count_denied, expected) in [
+            (Algorithm::DEFAULT, None, (true, false)),
+            (Algorithm::DEFAULT, Some(true), (true, false)),
+            (Algorithm::DEFAULT, Some(false), (false, false)),
+            (bucket, None, (false, false)),
+            (bucket, Some(true), (false, true)),
+            (bucket, Some(false), (false, false)),
+        ] {
+            let spec = LimitSpec { count_denied, ..LimitSpec::default() };
+            let limit = Limit::from_spec(10, minute, kind, spec).unwrap();
+            assert_eq!((limit.splits_denied(), limit.denial_counts()), expected, "{} {count_denied:?}", kind.name);
+        }
+    }
 }

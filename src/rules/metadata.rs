@@ -62,3 +62,40 @@ impl Metadata {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::yaml, *};
+
+    fn metadata(text: &str) -> Metadata {
+        Metadata::from_yaml(&yaml::parse(text).ok().flatten().unwrap())
+    }
+
+    #[test]
+    fn a_plain_scalar_is_a_boolean_or_a_number_if_json_has_it() {
+        let text = |text: &str| Metadata::Text(text.to_owned());
+        for (yaml, expected) in [
+            ("true", Metadata::Bool(true)),
+            ("TRUE", Metadata::Bool(true)),
+            ("false", Metadata::Bool(false)),
+            ("False", Metadata::Bool(false)),
+            ("7", Metadata::Number(7.0)),
+            ("-1.5e3", Metadata::Number(-1_500.0)),
+            ("~", Metadata::Null),
+            ("'7'", text("7")),
+            ("'true'", text("true")),
+            ("nan", text("nan")),
+            ("inf", text("inf")),
+            ("1e999", text("1e999")),
+        ] {
+            assert_eq!(metadata(yaml), expected, "{yaml}");
+        }
+    }
+
+    #[test]
+    fn merging_adds_missing_keys_and_keeps_present_values() {
+        let mut merged = metadata("{a: 1, list: [1], deep: {b: 2}}");
+        merged.merge(&metadata("{a: {x: 9}, list: [9], deep: {b: 9, d: 4}, c: 3}"));
+        assert_eq!(merged, metadata("{a: 1, list: [1], deep: {b: 2, d: 4}, c: 3}"));
+    }
+}

@@ -101,4 +101,15 @@ mod tests {
             prop_assert_eq!(wildcards.find(&value), expected);
         }
     }
+
+    #[test]
+    fn a_pattern_with_other_ends_takes_precedence_if_it_comes_first() {
+        let mut wildcards = Wildcards::default();
+        for (node, pattern) in (0..).zip(["b*", "*c", "a*"]) {
+            wildcards.insert(pattern, node);
+        }
+        assert_eq!(wildcards.find("ac"), Some(1));
+        assert_eq!(wildcards.find("ab"), Some(2));
+        assert_eq!(wildcards.find("bc"), Some(0));
+    }
 }

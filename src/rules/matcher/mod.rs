@@ -450,3 +450,46 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rules::{Options, SourceFile, compile};
+
+    fn rules(text: String) -> RuleSet {
+        compile(&[SourceFile { name: "d.yaml".into(), text }], Options::default()).unwrap().0
+    }
+
+    #[test]
+    fn an_elastic_limit_decreases_from_its_maximum_to_the_own_limit_between_idle_and_busy() {
+        let limit = "unit: day, requests_per_unit: 100, algorithm: token_bucket, burst: 10";
+        let elastic = "{resource: db, up_to: 300%, idle: 25%, busy: 75%}";
+        let set = rules(format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{{limit}, elastic: {elastic}}}}}]"));
+        let elastic = set.rules()[0].elastic.as_deref().unwrap();
+        for (utilization, expected) in [
+            (0.0, Some((300, 30))),
+            (0.25, Some((300, 30))),
+            (0.5, Some((200, 20))),
+            (0.6875, Some((124, 12))),
+            (0.75, None),
+            (1.0, None),
+        ] {
+            let requests_and_burst = elastic.at(utilization).map(|limit| (limit.requests(), limit.policy().0));
+            assert_eq!(requests_and_burst, expected, "{utilization}");
+        }
+    }
+
+    #[test]
+    fn a_value_never_matches_the_rule_of_another_value() {
+        let rule = |number: u32| {
+            format!("- {{key: k, value: v{number}, rate_limit: {{unit: day, requests_per_unit: {number}}}}}\n")
+        };
+        let set = rules(format!("domain: d\ndescriptors:\n{}", (1..=500).map(rule).collect::<String>()));
+        for number in 1..=1_000 {
+            let value = format!("v{number}");
+            let rule = set.rule_for("d", &[Entry { key: "k", value: &value }]);
+            let requests = rule.and_then(|rule| rule.limit.as_ref()).map(|limit| limit.requests());
+            assert_eq!(requests, (number <= 500).then_some(number), "{value}");
+        }
+    }
+}

@@ -260,3 +260,21 @@ fn accepts_merge_keys_and_rejects_keywords_of_another_algorithm() {
         assert_eq!(violations(&validator, &text).is_empty(), is_valid, "{text}");
     }
 }
+
+#[test]
+fn units_and_booleans_are_accepted_in_any_case_but_no_other_text() {
+    let validator = validator();
+    for (keyword, is_valid) in [
+        ("unit: minute", true),
+        ("unit: MINUTE", true),
+        ("unit: Minute", true),
+        ("unit: minutes", false),
+        ("unit: a minute", false),
+        ("unlimited: Yes", true),
+        ("unlimited: OFF", true),
+        ("unlimited: maybe", false),
+    ] {
+        let text = format!("{{domain: d, descriptors: [{{key: k, rate_limit: {{{keyword}}}}}]}}");
+        assert_eq!(violations(&validator, &text).is_empty(), is_valid, "{text}");
+    }
+}
