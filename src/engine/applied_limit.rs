@@ -331,3 +331,14 @@ pub(super) fn holder_id(name: &str) -> u64 {
     let mut identity = sluicegate_common::Identity::new(name);
     1 + identity.finish() as u64 % Concurrency::MAX_HOLDER
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The numbers are in the states of counters, which instances of several releases share.
+    #[test]
+    fn the_number_of_a_holder_never_changes() {
+        assert_eq!(["job-1", "job-2"].map(holder_id), [0xC28E_0A0C_7D81, 0xEE5E_2336_3205]);
+    }
+}

@@ -429,3 +429,42 @@ fn metadata(matches: &[Match<'_>], statuses: &[Status]) -> Option<Metadata> {
     all.for_each(|other| merged.merge(other));
     Some(merged)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::{
+        engine::tests::{NOW, descriptor, engine_with},
+        rules::Options,
+    };
+
+    #[test]
+    fn the_failure_policy_decides_after_the_store_failed() {
+        let text = "domain: api\ndescriptors:\n- {key: default, rate_limit: {unit: year, requests_per_unit: 4}}\n\
+                    - {key: open, rate_limit: {unit: year, requests_per_unit: 4, on_error: allow}}\n\
+                    - {key: closed, rate_limit: {unit: year, requests_per_unit: 4, on_error: deny}}\n\
+                    - {key: alone, rate_limit: {unit: year, requests_per_unit: 4, on_error: local}}\n";
+        let instances = NonZeroU32::new(2).unwrap();
+        let settings = Settings { instances, ..Settings::default() };
+        let engine = engine_with(text, Options { instances, ..Options::default() }, settings);
+        let snapshot = engine.rules.load_full();
+        let decide = |key| {
+            let descriptors = SmallVec::from_elem(descriptor(&[(key, "x")], 1), 1);
+            let request = Request { domain: "api", descriptors, feedback: Vec::new() };
+            let matches = engine.matches(&snapshot, &request, NOW);
+            let counters = engine.counters(&request, &matches, &[]);
+            let hits = engine.hits(&request, &matches, &counters);
+            let applied = matches[0].limited().unwrap();
+            let decision = engine.apply_failure_policy(&request.descriptors[0], applied, &hits[0], NOW);
+            decision.map(|decision| (decision.allowed, decision.remaining))
+        };
+        assert_eq!(["default", "open", "closed"].map(decide), [None, Some((true, 3)), Some((false, 0))]);
+        assert_eq!(decide("open"), Some((true, 3)), "nothing is counted");
+        // Each of two instances has half of the limit.
+        assert_eq!([(); 3].map(|()| decide("alone")), [Some((true, 1)), Some((true, 0)), Some((false, 0))]);
+        let counts = FailurePolicy::ALL.map(|policy| engine.statistics.on_error[policy as usize].get());
+        assert_eq!(counts, [1, 2, 1, 3]);
+    }
+}

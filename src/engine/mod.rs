@@ -105,3 +105,6 @@ pub enum DecideError {
     #[error("no rate limit configuration loaded")]
     NoRules,
 }
+
+#[cfg(test)]
+mod tests;

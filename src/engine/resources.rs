@@ -124,7 +124,10 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+    use crate::engine::tests::{NOW, engine};
 
     #[test]
     fn a_resource_that_no_rule_names_any_more_is_dropped() {
@@ -135,5 +138,31 @@ mod tests {
         let names: Vec<_> = resources.in_force().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, [Box::from("kept")]);
         assert!(Arc::ptr_eq(&kept, &resources.named("kept")));
+    }
+
+    #[test]
+    fn reports_are_summarised_by_resource() {
+        let engine = engine("domain: api\ndescriptors: [{key: user}]\n");
+        let report = |resource, reporter, utilization| {
+            let report = Report { resource, reporter, utilization, ttl: Micros::from_secs(60) };
+            engine.report(&report, NOW).now_or_never().unwrap()
+        };
+        let summary = |max, mean, reporters| Some(Utilization { max, mean, reporters });
+        assert_eq!(report("db", "a", 0.25), Ok(summary(0.25, 0.25, 1)));
+        assert_eq!(report("db", "b", 0.75), Ok(summary(0.75, 0.5, 2)));
+        assert_eq!(report("cache", "a", 1.5), Ok(summary(1.0, 1.0, 1)));
+        assert_eq!(report("db", "b", 0.5), Ok(summary(0.5, 0.375, 2)), "a report replaces that of the same reporter");
+        let all = engine.utilization(&["db", "cache", "idle"], NOW).now_or_never().unwrap();
+        assert_eq!(all, [Ok(summary(0.5, 0.375, 2)), Ok(summary(1.0, 1.0, 1)), Ok(None)]);
+    }
+
+    #[test]
+    fn a_resource_without_reports_counts_as_busy() {
+        let resource = Resources::default().named("db");
+        assert_eq!(resource.utilization(), 1.0);
+        resource.set(Some(0.25));
+        assert_eq!(resource.utilization(), 0.25);
+        resource.set(None);
+        assert_eq!(resource.utilization(), 1.0);
     }
 }

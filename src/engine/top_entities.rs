@@ -383,4 +383,17 @@ mod tests {
         let stripe = top.requested.of(WorkerId(0)).sketches.lock().unwrap();
         assert!(stripe.0.iter().all(|sketch| sketch.samples < 2 * MAX_SAMPLES && sketch.sampling_interval > 1));
     }
+
+    /// With an interval of 2, 0 to 2 hits are skipped, so that one in two hits is counted on average.
+    #[test]
+    fn less_than_twice_the_sampling_interval_is_skipped() {
+        let top = TopEntities::new(1);
+        let stripe = top.requested.of(WorkerId(0));
+        stripe.sketches.lock().unwrap().current(Micros::ZERO).sampling_interval = 2;
+        for _ in 0..MAX_SAMPLES - 1 {
+            stripe.skips.store(0, Relaxed);
+            record(&top, 0, "a", 1, true, 0);
+            assert!(stripe.skips.load(Relaxed) <= 2);
+        }
+    }
 }

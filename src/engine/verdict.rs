@@ -288,4 +288,20 @@ mod tests {
         // `u32::MAX` means unlimited or a number that does not fit, so it is not reported.
         assert_eq!(limit(vec![Status { remaining: u32::MAX, ..status(Ok, false, 1) }]), None);
     }
+
+    #[test]
+    fn a_request_is_shed_if_only_overload_denies_it() {
+        use Code::{Ok, OverLimit as Over};
+        let shed = || Status { shed: true, ..status(Over, false, 0) };
+        for (statuses, denied, is_shed) in [
+            (vec![status(Ok, false, 1)], false, false),
+            (vec![status(Ok, false, 1), shed()], true, true),
+            (vec![status(Over, false, 0)], true, false),
+            (vec![shed(), status(Over, false, 0)], true, false),
+        ] {
+            let overall = Verdict::overall(&statuses);
+            let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+            assert_eq!((verdict.is_denied(), verdict.is_shed()), (denied, is_shed), "{:?}", verdict.statuses);
+        }
+    }
 }

@@ -394,8 +394,13 @@ pub fn redact(url: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::algorithm::{MaxHits, leaky_bucket::LeakyBucket};
+    use crate::{
+        algorithm::{MaxHits, fixed_window::FixedWindow, leaky_bucket::LeakyBucket},
+        metrics::WorkerId,
+    };
 
     /// Under `Charge::All`, a take that is not charged because another hit was denied has the outcome of a peek.
     #[test]
@@ -425,5 +430,65 @@ mod tests {
         ] {
             assert_eq!(redact(url), redacted);
         }
+    }
+
+    #[test]
+    fn a_peek_replaces_only_a_take() {
+        let rule: Algorithm = FixedWindow::DENY_ALL.into();
+        let roll_back = Action::RollBack(Micros::from_secs(1));
+        for (action, peek) in [
+            (Action::Take, Action::Peek),
+            (Action::Peek, Action::Peek),
+            (Action::Refund, Action::Refund),
+            (roll_back, roll_back),
+        ] {
+            assert_eq!(Hit { action, ..Hit::take(b"k", &rule, 1) }.peek().action, peek);
+        }
+    }
+
+    #[test]
+    fn denials_of_binding_hits_and_errors_of_needed_hits_block_a_request() {
+        let rule: Algorithm = FixedWindow::DENY_ALL.into();
+        let decision = |allowed| Ok(HitDecision::from(Decision { allowed, ..Decision::default() }));
+        let answers = [decision(true), decision(false), Err(StoreError::Timeout)];
+        for (blocks_on_denial, blocks_on_error) in [(true, true), (true, false), (false, true), (false, false)] {
+            let hit = Hit { blocks_on_denial, blocks_on_error, ..Hit::take(b"k", &rule, 1) };
+            let is_denied = answers.map(|answer| hit.is_denied_by(&answer));
+            assert_eq!(is_denied, [false, blocks_on_denial, blocks_on_error]);
+        }
+    }
+
+    #[tokio::test]
+    async fn counters_in_memory_have_a_state_and_no_server() {
+        let store = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
+        let rule: Algorithm = FixedWindow::new(MaxHits::hard(5), Micros::from_secs(60), false).unwrap().into();
+        let (hit, now) = (Hit::take(b"{d|k=v}", &rule, 2), Micros::from_secs(60));
+        assert!(store.apply(&[hit], Charge::Each, now).await[0].unwrap().decision.allowed);
+        let (state, at) = store.read(&hit, now).await.unwrap();
+        assert_eq!((rule.explain(&state, hit.peek().operation(at), true).used, at), (2, now));
+        assert_eq!([store.delete(hit.key, false).await, store.delete(hit.key, false).await], [Ok(true), Ok(false)]);
+        assert_eq!((store.report(&hit, 1, 1, now), store.local_decisions()), (0, [0; 3]));
+        assert_eq!((store.topology(), store.key_prefix(), store.servers()), ("memory", "", Vec::new()));
+        assert_eq!((store.server_of(hit.key, false), store.hash_slot_of(hit.key, false)), (None, None));
+    }
+
+    /// The servers are unreachable.
+    #[tokio::test]
+    async fn counters_in_redis_have_a_server_or_a_hash_slot() {
+        let start = |url: &str| {
+            let (metrics, worker, settings) = (Metrics::new(1), WorkerId(0), redis::Settings::default());
+            let (deny_cache, leases, eventual) = Default::default();
+            let local = Arc::clone(metrics.local());
+            let shared = local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::Caller, local);
+            let setup = redis::Setup::new(url, &settings, redis::Time::Caller, metrics).unwrap();
+            AnyStore::Redis(Local::new(setup.connect(worker), shared, worker))
+        };
+        let location = |store: &AnyStore| (store.server_of(b"{foo}x", false), store.hash_slot_of(b"{foo}x", false));
+        let (server, cluster) = (start("redis://127.0.0.1:1"), start("redis+cluster://127.0.0.1:1"));
+        assert_eq!((server.topology(), server.key_prefix()), ("server", "sluicegate:"));
+        assert_eq!(server.servers(), [(Arc::from("127.0.0.1:1"), false)]);
+        assert_eq!(location(&server), (Some("127.0.0.1:1".into()), None));
+        assert_eq!(cluster.topology(), "cluster");
+        assert_eq!(location(&cluster), (None, Some(12_182)), "`CLUSTER KEYSLOT foo`");
     }
 }

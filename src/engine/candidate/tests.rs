@@ -2,7 +2,10 @@ use smallvec::smallvec;
 
 use super::*;
 use crate::{
-    engine::{Code, Status},
+    engine::{
+        self, Code, RankBy, Status,
+        tests::{NOW, decide, descriptor, overrides, refund},
+    },
     rules::{self, Options, SourceFile},
     store::{Local, Memory, Metrics, local, redis},
 };
@@ -130,4 +133,41 @@ fn the_last_three_hours_are_counted_by_minute() {
     let two = Outcomes { requested: 2, denied: 2, newly_denied: 2, newly_allowed: 0 };
     assert_eq!((minutes.len(), minutes[0]), (MAX_MINUTES, (Micros::from_secs(60 * 20), two)));
     assert_eq!(candidate.outcomes().next().unwrap().requested, 2 * (MAX_MINUTES as u64 + 20));
+}
+
+#[test]
+fn a_candidate_is_evaluated_with_counters_and_statistics_of_its_own() {
+    let text = "domain: api\ndescriptors:\n- {key: user, rate_limit: {unit: second, requests_per_unit: 4}}\n";
+    let (candidate, engine) = (candidate(1.0), engine::tests::engine(text));
+    let snapshot = engine.rules.load().with(Overrides::default(), Some(Arc::clone(&candidate)), NOW);
+    assert!(snapshot.candidate().is_some_and(|current| Arc::ptr_eq(current, &candidate)));
+    engine.rules.store(Arc::new(snapshot));
+    let remaining: Vec<_> =
+        (0..5).map(|_| decide(&engine, &[descriptor(&[("user", "x")], 1)]).statuses[0].remaining).collect();
+    assert_eq!(remaining, [3, 2, 1, 0, 0]);
+    let requested_limit = Some(Box::new(rules::Limit::new(7, rules::Unit::Second, 1).unwrap()));
+    decide(&engine, &[Descriptor { requested_limit, ..descriptor(&[("user", "own")], 1) }]);
+    // Of the five hits of x, the candidate allows only the first.
+    let outcomes = |requested, denied| Some(Outcomes { requested, denied, newly_denied: 3, newly_allowed: 0 });
+    assert_eq!(candidate.outcomes().next(), outcomes(6, 4));
+    let ranking = |top: &TopEntities, by| top.ranking(by, 9, NOW, |_, _| true).total;
+    assert_eq!(ranking(&candidate.newly_denied, RankBy::Denied), 3);
+    assert_eq!(candidate.first_newly_denied().len(), 1);
+    let hits = engine.statistics.hit_totals().requested;
+    assert_eq!((hits, ranking(engine.top.as_ref().unwrap(), RankBy::Requested)), (6, 6));
+    // Refunds and peeks have no outcome.
+    decide(&engine, &[refund(descriptor(&[("user", "y")], 1))]);
+    decide(&engine, &[descriptor(&[("user", "y")], 0)]);
+    assert_eq!(candidate.outcomes().next(), outcomes(6, 4));
+    candidate.set_overrides(&overrides(&[("limit|api|user=z", "9/second"), ("switch|everything", "deny")]));
+    decide(&engine, &[descriptor(&[("user", "z")], 4)]);
+    assert_eq!(candidate.outcomes().next(), outcomes(10, 4));
+}
+
+#[test]
+fn the_share_is_returned_as_it_was_set() {
+    for share in [0.0, 0.25, 1.0] {
+        assert_eq!(candidate(share).share(), share);
+    }
+    assert_eq!((candidate(-1.0).share(), candidate(2.0).share()), (0.0, 1.0));
 }

@@ -217,4 +217,11 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn hashes_are_spread_evenly_over_all_parts() {
+        for (hash, part) in [(0, 0), (1 << 120, 0), (1 << 126, 48), (1 << 127, 96), (u128::MAX, 191)] {
+            assert_eq!(EntityHash::from(hash).part, part, "{hash:x}");
+        }
+    }
 }

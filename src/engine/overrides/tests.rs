@@ -241,3 +241,51 @@ proptest! {
         prop_assert!(overrides.texts.is_empty() && overrides.limits_by_text.is_empty() && overrides.expirations.is_empty());
     }
 }
+
+#[test]
+fn a_plan_is_found_by_the_only_key_with_plans() {
+    let overrides = all(&[("plan|api|user=b", "pro")]);
+    let entries = [Entry { key: "org", value: "a" }, Entry { key: "user", value: "b" }];
+    assert_eq!(overrides.plan("api", &entries, Micros::ZERO).as_deref(), Some("pro"));
+}
+
+#[test]
+fn overrides_are_counted_by_kind_and_limits_by_their_keys() {
+    let mut overrides = all(&[
+        ("limit|api|user=a", "1/second"),
+        ("limit|api|user=b", "2/second"),
+        ("limit|api|path=c", "1/second"),
+        ("plan|api|user=a", "pro"),
+        ("plan|api|user=b", "pro"),
+        ("switch|everything", "off"),
+    ]);
+    overrides.set_switch(&entry("switch|domain|api", "off"), Origin::File);
+    assert_eq!(overrides.counts(), [3, 2, 1]);
+    let limits = |keys: &[&str]| overrides.limits_with_keys("api", keys);
+    assert_eq!((limits(&["user"]), limits(&["path"]), limits(&["user", "path"])), (2, 1, 0));
+}
+
+#[test]
+fn a_set_of_rules_needs_a_digest() {
+    let empty = entry("rules|in_force", "");
+    assert_eq!(Overrides::check(&empty, Options::default()), Err(OverrideError::Rules));
+    assert_eq!(Overrides::default().put(empty, Options::default()), Err(OverrideError::Rules));
+}
+
+#[test]
+fn the_switches_of_an_origin_are_replaced_together_and_survive_the_loss_of_the_store() {
+    let mut overrides = all(&[("switch|everything", "off"), ("limit|api|user=a", "1/second")]);
+    overrides.set_switches(&[entry("switch|domain|api", "off")], Origin::File);
+    overrides.set_switches(&[entry("switch|domain|web", "deny")], Origin::File);
+    let in_force = |overrides: &Overrides| {
+        let switches = overrides.switches_in_force(Micros::ZERO);
+        assert_eq!(overrides.modes(&RuleSet::default(), Micros::ZERO).in_force(), switches);
+        switches.into_iter().map(|(scope, mode, origin)| (Target::Switch(scope).to_string(), mode, origin)).collect()
+    };
+    let web = || ("switch|domain|web".to_owned(), Mode::Deny, Origin::File);
+    let mut switches: Vec<_> = in_force(&overrides);
+    switches.sort_by(|one, other| one.0.cmp(&other.0));
+    assert_eq!(switches, [web(), ("switch|everything".to_owned(), Mode::Off, Origin::Store)]);
+    let rest = overrides.without_stored();
+    assert_eq!((rest.counts(), in_force(&rest)), ([0; 3], vec![web()]));
+}

@@ -91,3 +91,73 @@ fn labels_are_sanitized_like_those_of_envoyproxy_ratelimit() {
     assert_eq!(labels(&["d", "ip_10.0.0.1", "a|b:c", "third"]), ["d", "ip_10_0_0_1", "a_b_c", "third"]);
     assert_eq!(labels(&["d", "host_a.example.com"]), ["d", "host_a.example.com"]);
 }
+
+#[test]
+fn each_count_and_each_outcome_has_its_own_name_and_description() {
+    let distinct = |texts: &[&str]| texts.iter().collect::<std::collections::BTreeSet<_>>().len();
+    assert_eq!(distinct(&Count::ALL.map(Count::name)), Count::ALL.len());
+    assert_eq!(distinct(&Count::ALL.map(Count::description)), Count::ALL.len());
+    assert_eq!(distinct(&Outcome::ALL.map(Outcome::name)), Outcome::ALL.len());
+    let labels = class_labels(&["gold", "d", "user"].map(str::to_owned));
+    let labels: Vec<_> = labels.iter().map(|label| format!("{}={}", label.key, label.value)).collect();
+    assert_eq!(labels, ["class=gold", "domain=d", "key1=user"]);
+}
+
+/// A series appears with its first hit, and its count of the deny cache with the first hit that is denied from there.
+#[test]
+fn unused_series_are_hidden() {
+    let statistics = statistics(10);
+    let series = series(&statistics, &["d", "user"]);
+    series.count_requested(WorkerId(0), 0);
+    assert_eq!((series.sum(Count::Total), statistics.collect(Count::Total).len()), (None, 0));
+    let deny = |from_deny_cache| {
+        let threshold = Threshold { limit: 2, near: 1, splits_denied: false, shadow: false, from_deny_cache };
+        series.count_decision(WorkerId(0), 3, &Decision { used: 3, ..Decision::default() }, threshold);
+    };
+    let counts =
+        || [Count::Within, Count::Over, Count::DenyCache].map(|count| statistics.collect(count).into_values().next());
+    deny(false);
+    assert_eq!(counts(), [Some(0), Some(3), None]);
+    deny(true);
+    assert_eq!(counts(), [Some(0), Some(6), Some(3)]);
+}
+
+#[test]
+fn a_value_is_a_label_only_if_the_rule_selects_it() {
+    let text = "domain: d\ndescriptors:\n\
+                - {key: user, value_to_metric: true, rate_limit: {unit: day, requests_per_unit: 1}}\n\
+                - {key: org, value_to_metric: true, descriptors: [{key: path, rate_limit: {unit: day, \
+                   requests_per_unit: 1}}]}\n";
+    let file = rules::SourceFile { name: "d.yaml".into(), text: text.into() };
+    let (rules, _) = rules::compile(&[file], rules::Options::default()).unwrap();
+    for (entries, expected) in
+        [(&[("user", "bob")][..], &["d", "user_bob"][..]), (&[("org", "a"), ("path", "/x")], &["d", "org_a", "path"])]
+    {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        let rules::Lookup::Rule(rule, path) = rules.find("d", entries.iter().copied()) else {
+            panic!("no rule for {entries:?}");
+        };
+        assert_eq!(labels("d", &entries, rule, &path), expected);
+    }
+}
+
+#[test]
+fn classes_of_rules_with_equal_labels_are_added_up() {
+    let statistics = statistics(10);
+    let limit = "rate_limit: {unit: day, requests_per_unit: 1, shed: true}";
+    let text = format!(
+        "domain: d\ndescriptors: [{{key: a, descriptors: [{{key: b, descriptors: [{{key: x, {limit}}}, {{key: y, \
+         {limit}}}]}}]}}]\n"
+    );
+    let file = rules::SourceFile { name: "d.yaml".into(), text };
+    let (mut rules, _) = rules::compile(&[file], rules::Options::default()).unwrap();
+    let registered = statistics.register_rules(rules.rules_mut());
+    for (rule, second) in registered.iter().zip([1_000, 1_005]) {
+        let shedding = rule.shedding.as_ref().unwrap();
+        shedding.record(WorkerId(0), 0, Outcome::Allowed, 5, Micros::from_secs(second));
+        shedding.record(WorkerId(1), 0, Outcome::Shed, 2, Micros::from_secs(second));
+    }
+    let classes: Vec<_> = statistics.by_class(Micros::from_secs(1_010)).into_iter().collect();
+    let labels = ["all", "d", "a", "b"].map(str::to_owned).to_vec();
+    assert_eq!(classes, [(labels, ([10, 0, 4], Some(Micros::from_secs(1_000))))]);
+}

@@ -185,7 +185,7 @@ impl DenyCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, gcra::Gcra};
+    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, gcra::Gcra, sliding_log::SlidingLog};
 
     const fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)
@@ -304,5 +304,22 @@ mod tests {
             assert!(cache.get(&hit, &lookup, at(millis - 1)).is_some());
             assert!(cache.get(&hit, &lookup, at(millis)).is_none(), "{consistency:?}");
         }
+    }
+
+    /// A set of the cache has memory for one log of many hits and a few smaller ones.
+    #[test]
+    fn states_that_exceed_the_memory_of_the_cache_evict_the_denial_that_expires_first() {
+        let (log, cache) = (sliding_log(60), cache(at(50)));
+        let hit = Hit::take(b"k", &log, 10);
+        let lookups = [1, 3, 5].map(|identity| cache.lookup(&hit, identity));
+        for (lookup, called_at) in lookups.into_iter().zip([10, 0, 20]) {
+            cache.learn(&hit, lookup, denial(&log, 60), at(called_at));
+        }
+        let is_cached = lookups.map(|lookup| cache.get(&hit, &lookup, at(20)).is_some());
+        assert_eq!(is_cached, [true, false, true], "each log has 420 bytes, and a set has 1,024");
+    }
+
+    fn sliding_log(limit: u64) -> Algorithm {
+        SlidingLog::new(MaxHits::hard(limit), Micros::from_secs(60), Micros::ZERO, false).unwrap().into()
     }
 }

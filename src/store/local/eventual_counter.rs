@@ -293,4 +293,15 @@ mod tests {
             (Some(10), false, true)
         );
     }
+
+    #[test]
+    fn the_last_of_two_answers_of_the_same_time_applies() {
+        let rule = window();
+        let (mut store, mut counter) = Store::with_counter(rule, 0);
+        for _ in 0..2 {
+            let outcome = store.count(&rule, Action::Take, 1, at(1));
+            counter.merge(&rule, &outcome, at(1), at(2));
+        }
+        assert_eq!(take(&mut counter, &rule, 0, at(2)), Some((true, 98)));
+    }
 }

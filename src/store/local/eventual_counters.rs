@@ -163,3 +163,111 @@ impl Entry {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{MaxHits, Micros, State, fixed_window::FixedWindow};
+
+    const fn at(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn hourly(limit: u64) -> Algorithm {
+        FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(3_600), false).unwrap().into()
+    }
+
+    fn eventual(limit: &Algorithm, cost: u64) -> Hit<'_> {
+        Hit { consistency: Consistency::Eventual, ..Hit::take(b"k", limit, cost) }
+    }
+
+    fn counters() -> EventualCounters {
+        EventualCounters::new(&Settings { sync: at(200), ..Settings::default() }).unwrap()
+    }
+
+    /// Returns the outcome of a hit of a new counter.
+    fn outcome(hit: &Hit<'_>) -> StepOutcome {
+        let (mut state, at) = (State::default(), Micros::from_secs(1));
+        let allowed = hit.algorithm.step(&mut state, hit.operation(at));
+        StepOutcome { allowed, action: hit.action, at, state }
+    }
+
+    fn merge(counters: &EventualCounters, identity: u128, hit: &Hit<'_>) {
+        counters.merge(identity, hit, &outcome(hit), at(0), at(0));
+    }
+
+    fn decide(counters: &EventualCounters, identity: u128, hit: &Hit<'_>, now: Duration) -> Option<(bool, u64)> {
+        counters.decide(identity, hit, now).map(|decision| (decision.allowed, decision.remaining))
+    }
+
+    #[test]
+    fn only_known_counters_of_the_same_rule_decide_takes_and_peeks() {
+        let (counters, limit, other) = (counters(), hourly(100), hourly(50));
+        let hit = eventual(&limit, 3);
+        assert_eq!(decide(&counters, 1, &hit, at(1)), None, "the counter is unknown");
+        merge(&counters, 1, &hit);
+        assert_eq!(decide(&counters, 1, &hit, at(1)), Some((true, 94)));
+        assert_eq!(decide(&counters, 1, &Hit { action: Action::Peek, ..hit }, at(1)), Some((true, 94)));
+        assert_eq!(decide(&counters, 1, &Hit { action: Action::Refund, ..hit }, at(1)), None);
+        assert_eq!(decide(&counters, 1, &Hit { consistency: Consistency::Exact, ..hit }, at(1)), None);
+        assert_eq!(decide(&counters, 1, &eventual(&other, 3), at(1)), None, "another limit");
+        merge(&counters, 1, &eventual(&other, 3));
+        assert_eq!(decide(&counters, 1, &hit, at(1)), None, "the limit was changed");
+        assert!(decide(&counters, 1, &eventual(&other, 1), at(1)).is_some());
+    }
+
+    #[test]
+    fn the_reports_of_an_interval_are_spread_over_it() {
+        let (counters, limit) = (counters(), hourly(100));
+        let hit = eventual(&limit, 3);
+        // The highest bits of the identity select the shard.
+        for identity in (0_u128..64).map(|shard| shard << 112) {
+            merge(&counters, identity, &hit);
+            assert_eq!(decide(&counters, identity, &hit, at(0)), Some((true, 94)));
+        }
+        let sweep = |millis| {
+            let calls = counters.sweep(at(millis));
+            assert!(calls.iter().all(|call| (call.action, call.hits) == (Action::Take, 3)));
+            calls.iter().map(|call| call.identity >> 112).collect::<Vec<_>>()
+        };
+        assert_eq!(sweep(50), (0..16).collect::<Vec<_>>());
+        assert_eq!(sweep(100), (16..32).collect::<Vec<_>>());
+        assert_eq!(sweep(200), (32..64).collect::<Vec<_>>());
+        assert!(sweep(400).is_empty(), "all reports are in progress");
+    }
+
+    #[test]
+    fn a_counter_is_read_while_it_is_used_and_removed_when_it_is_idle() {
+        let (counters, limit) = (counters(), hourly(100));
+        let hit = eventual(&limit, 3);
+        let peek = Hit { action: Action::Peek, ..hit };
+        let sweep = |millis| counters.sweep(at(millis));
+        let finish = |call: &StoreCall, answer, millis| counters.finish_report(call, answer, at(millis), at(millis));
+        merge(&counters, 1, &hit);
+        decide(&counters, 1, &hit, at(1));
+        let report = &sweep(200)[0];
+        assert_eq!(finish(report, Err(StoreError::Timeout), 200), 3, "the hits may not have been counted");
+        assert_eq!(decide(&counters, 1, &peek, at(201)), Some((true, 94)));
+        let read = &sweep(400)[0];
+        assert_eq!((read.action, read.hits), (Action::Peek, 0));
+        assert_eq!(finish(read, Ok(outcome(&hit)), 400), 0);
+        assert_eq!(decide(&counters, 1, &peek, at(401)), Some((true, 97)));
+        assert_eq!(finish(&sweep(600)[0], Ok(outcome(&hit)), 600), 0);
+        assert!(sweep(801).is_empty() && decide(&counters, 1, &peek, at(801)).is_some());
+        finish(&sweep(1_001)[0], Ok(outcome(&hit)), 1_001);
+        assert!(sweep(1_400).is_empty() && decide(&counters, 1, &peek, at(1_400)).is_none());
+    }
+
+    #[test]
+    fn a_shutdown_reports_pending_hits_and_removes_all_counters() {
+        let (counters, limit) = (counters(), hourly(100));
+        let hit = eventual(&limit, 3);
+        for identity in [1, 2] {
+            merge(&counters, identity, &hit);
+        }
+        decide(&counters, 2, &hit, at(1));
+        let calls: Vec<_> = counters.drain(at(2)).iter().map(|call| (call.identity, call.action, call.hits)).collect();
+        assert_eq!(calls, [(2, Action::Take, 3)]);
+        assert!([1, 2].into_iter().all(|identity| decide(&counters, identity, &hit, at(2)).is_none()));
+    }
+}

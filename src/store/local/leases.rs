@@ -337,7 +337,7 @@ impl LeasedCounter {
 mod tests {
     use super::*;
     use crate::{
-        algorithm::{MaxHits, Operation, State, fixed_window::FixedWindow},
+        algorithm::{MaxHits, Operation, State, fixed_window::FixedWindow, token_bucket::TokenBucket},
         store::Hit,
     };
 
@@ -382,5 +382,51 @@ mod tests {
         let hit = rollback.hit();
         assert_eq!((hit.action, hit.cost, hit.key, hit.per_second), (Action::RollBack(at), 10, b"k".as_slice(), true));
         assert!(complete(false).is_none());
+    }
+
+    fn leased(rule: &Algorithm, cost: u64) -> Hit<'_> {
+        Hit { consistency: Consistency::Leased, ..Hit::take(b"k", rule, cost) }
+    }
+
+    /// Returns the call that acquires a lease after a hit that no lease covers.
+    fn acquire(leases: &Leases, hit: &Hit<'_>, allowed: bool, now: Duration) -> Option<StoreCall> {
+        assert!(leases.take(&[*hit], &[1], now).payments[0].decision.is_none());
+        let decision = Decision { allowed, remaining: 1_000, ..Decision::default() };
+        leases.consider_lease(1, hit, &decision)
+    }
+
+    #[test]
+    fn only_allowed_takes_acquire_a_lease_and_only_if_it_is_needed() {
+        let leases = Leases::new(&Settings::default()).unwrap();
+        let rule: Algorithm = FixedWindow::new(MaxHits::hard(10_000), Micros::from_secs(60), true).unwrap().into();
+        let (hit, now) = (leased(&rule, 10), Duration::from_millis(1));
+        assert!(acquire(&leases, &hit, false, now).is_none());
+        assert!(acquire(&leases, &Hit { action: Action::Peek, ..hit }, true, now).is_none());
+        let call = acquire(&leases, &hit, true, now).unwrap();
+        assert_eq!(call.hits, 80);
+        let (mut state, at) = (State::default(), Micros::from_secs(1));
+        let allowed = call.algorithm.step(&mut state, Operation { action: Action::Take, cost: 80, now: at });
+        let outcome = StepOutcome { allowed, action: Action::Take, at, state };
+        assert!(leases.complete(&call, Some(&outcome), now).is_none());
+        let paid = leases.take(&[leased(&rule, 1)], &[1], now);
+        assert!(paid.payments[0].decision.is_some() && paid.calls.is_empty(), "more than half of the hits are held");
+    }
+
+    /// The interval is an eighth of the TTL, or a quarter of the lifetime of a short lease.
+    #[test]
+    fn a_lease_covers_the_demand_of_several_intervals() {
+        let window: Algorithm = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
+        let bucket: Algorithm =
+            TokenBucket::new(1_000, Micros::from_secs(1), MaxHits::hard(1_000), false).unwrap().into();
+        for (rule, hits, later) in [(window, 20, 125), (bucket, 40, 63)] {
+            let leases = Leases::new(&Settings { ttl: Duration::from_secs(1), ..Settings::default() }).unwrap();
+            let acquire =
+                |cost, millis| acquire(&leases, &leased(&rule, cost), true, Duration::from_millis(millis)).unwrap();
+            let failed = acquire(hits, 0);
+            assert_eq!(failed.hits, 4 * hits);
+            assert!(leases.complete(&failed, None, Duration::ZERO).is_none());
+            // The average of earlier intervals is 10 hits now, and this one has only one hit.
+            assert_eq!(acquire(1, later).hits, 4 * 10, "{rule:?}");
+        }
     }
 }

@@ -386,3 +386,6 @@ fn from_lease(LeaseDecision { decision, grant }: LeaseDecision) -> Result<HitDec
 fn from_deny_cache(decision: Decision) -> Result<HitDecision, StoreError> {
     Ok(HitDecision { decision, decider: Decider::DenyCache, grant: None })
 }
+
+#[cfg(test)]
+mod tests;

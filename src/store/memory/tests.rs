@@ -231,3 +231,42 @@ fn concurrent_callers_of_one_counter_share_its_limit_exactly() {
     });
     assert_eq!(allowed, 1_000);
 }
+
+#[test]
+fn a_denied_take_of_an_unknown_counter_creates_no_counter() {
+    let memory = Memory::new(&Settings::default());
+    let rule: Algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), false).unwrap().into();
+    let hit = Hit::take(b"unknown", &rule, 2);
+    assert!(!memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().decision.allowed);
+    assert_eq!(memory.usage().counters, 0);
+}
+
+#[test]
+fn the_state_of_a_counter_contains_its_hits() {
+    let memory = Memory::new(&Settings::default());
+    let log = SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap();
+    for rule in [algorithm(100, 60), log.into()] {
+        let (key, now) = (rule.name().as_bytes(), Micros::from_secs(60));
+        assert!(memory.state(key).is_empty());
+        memory.apply(&[Hit::take(key, &rule, 30)], Charge::Each, now);
+        let peek = Operation { action: Action::Peek, cost: 0, now };
+        assert_eq!(rule.explain(&memory.state(key), peek, true).used, 30);
+    }
+}
+
+#[test]
+fn a_long_state_that_becomes_shorter_makes_room() {
+    let log: Algorithm =
+        SlidingLog::new(MaxHits::hard(100), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
+    let take = |cost: u64, second: u64| Operation { action: Action::Take, cost, now: Micros::from_secs(second) };
+    // Room for one log of 700 bytes and a few counters.
+    let mut shard = Shard::new(700 / 36 + 8, false);
+    assert!(shard.apply(hash(99), &log, take(90, 0)).allowed && shard.apply(hash(99), &log, take(10, 50)).allowed);
+    // 90 hits have expired, and 11 are too many for a slot.
+    assert!(shard.apply(hash(99), &log, take(1, 61)).allowed);
+    for number in 0..20 {
+        shard.apply(hash(number), &algorithm(1, 1_000_000_000), take(1, 61));
+    }
+    assert!(shard.apply(hash(99), &log, take(1, 61)).allowed);
+    assert_eq!(shard.usage(), Usage { counters: 21, evicted: 0, expired: 0 });
+}

@@ -487,4 +487,93 @@ mod tests {
         journal.write(&change(1, "a", Some("one")), 0, nothing).unwrap();
         assert_eq!(journal.changes(u64::MAX, 9).len(), 1);
     }
+
+    #[test]
+    fn a_file_is_rewritten_when_it_has_more_lines_than_the_threshold() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut journal, ..) = load(&directory.path().join("overrides"));
+        let (count, mut rewrites) = (10, 0);
+        let threshold = 2 * count + MAX_RECENT_CHANGES + REWRITE_SLACK;
+        for (lines, expected) in [(threshold, 0), (threshold + 1, 1)] {
+            journal.line_count = lines;
+            let overrides = || {
+                rewrites += 1;
+                nothing()
+            };
+            journal.write(&change(1, "a", Some("one")), count, overrides).unwrap();
+            assert_eq!(rewrites, expected, "{lines} lines");
+        }
+    }
+
+    #[test]
+    fn overrides_of_another_instance_survive_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("overrides");
+        let (mut journal, ..) = load(&path);
+        let overrides = [("a".to_owned(), 7, "one".to_owned()), ("b".to_owned(), 9, "two".to_owned())];
+        journal.write_overrides(&overrides).unwrap();
+        assert_eq!(journal.line_count, 2);
+        let (journal, cursor, loaded) = load(&path);
+        assert_eq!((cursor.version, loaded.as_slice()), (9, overrides.as_slice()));
+        assert!(journal.recent_changes().is_empty(), "they are not in the audit log");
+    }
+
+    #[test]
+    fn changes_after_a_position_are_available_while_they_are_recent() {
+        let mut journal = Journal::new(None);
+        let last = MAX_RECENT_CHANGES as u64;
+        for version in 1..=last {
+            assert_eq!(journal.oldest_version(), 0, "no change has been removed");
+            journal.write(&change(version, "a", Some("one")), 1, nothing).unwrap();
+        }
+        let versions = |journal: &Journal, position| {
+            let changes = journal.changes_after(position)?;
+            Some(changes.iter().map(|change| change.version).collect::<Vec<_>>())
+        };
+        assert_eq!(versions(&journal, last - 2), Some(vec![last - 1, last]));
+        assert_eq!((versions(&journal, last), versions(&journal, last + 1)), (Some(Vec::new()), None));
+        journal.write(&change(last + 1, "a", Some("one")), 1, nothing).unwrap();
+        assert_eq!(journal.oldest_version(), 2);
+        assert_eq!((versions(&journal, 0), versions(&journal, 1)), (None, Some((2..=last + 1).collect())));
+    }
+
+    #[test]
+    fn a_target_is_removed_by_its_last_removal() {
+        let mut journal = Journal::new(None);
+        for change in [change(1, "a", None), change(2, "a", None), change(3, "a", Some("one")), change(4, "b", None)] {
+            journal.write(&change, 1, nothing).unwrap();
+        }
+        assert_eq!(["a", "b", "c"].map(|target| journal.removed_at(target)), [2, 4, 0]);
+    }
+
+    #[test]
+    fn a_rule_set_that_cannot_be_read_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir(directory.path().join("overrides.d1")).unwrap();
+        let journal = Journal::new(Some(directory.path().join("overrides")));
+        assert!(matches!(journal.get_rule_set("d1"), Err(JournalError::File { .. })));
+    }
+
+    #[test]
+    fn a_file_in_the_working_directory_can_be_replaced() {
+        let file = tempfile::NamedTempFile::new_in(".").unwrap();
+        let name = Path::new(file.path().file_name().unwrap());
+        replace_file(name, name).unwrap();
+    }
+
+    #[test]
+    fn only_an_incomplete_line_is_logged_at_the_start() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, log) = (directory.path().join("overrides"), directory.path().join("log"));
+        let logged = || {
+            let subscriber = tracing_subscriber::fmt().with_writer(File::create(&log).unwrap()).finish();
+            tracing::subscriber::with_default(subscriber, || drop(load(&path)));
+            fs::read_to_string(&log).unwrap()
+        };
+        load(&path).0.write(&change(1, "a", Some("one")), 0, nothing).unwrap();
+        assert_eq!(logged(), "");
+        OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{").unwrap();
+        assert!(logged().contains("removed an incomplete last line"));
+        assert_eq!(logged(), "");
+    }
 }

@@ -176,3 +176,21 @@ pub enum OverrideStoreError {
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{Memory, memory};
+
+    #[tokio::test]
+    async fn a_rule_set_is_stored_under_its_digest_until_it_is_deleted() {
+        let counters = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
+        let store = OverrideStore::for_counters(&counters, Journal::new(None));
+        assert!(!store.is_shared());
+        store.put_rule_set("d1", "rules").await.unwrap();
+        assert_eq!(store.get_rule_set("d1").await.unwrap().as_deref(), Some("rules"));
+        assert_eq!(store.get_rule_set("d2").await.unwrap(), None);
+        store.delete_rule_set("d1").await.unwrap();
+        assert_eq!(store.get_rule_set("d1").await.unwrap(), None);
+    }
+}

@@ -243,3 +243,27 @@ fn an_idle_lease_is_returned_once() {
     lease.begin_acquire(1_000);
     assert!(!lease.is_idle(at(WINDOW_END)), "a call is in progress");
 }
+
+#[test]
+fn a_decision_counts_the_time_since_the_acquisition() {
+    let rule = fixed();
+    let mut lease = lease_with(&rule, 10);
+    for (millis, seconds) in [(0, 10), (4_000, 6)] {
+        let (decision, _) = lease.decide(&Hit::take(b"k", &rule, 1), at(millis), INTERVAL).unwrap();
+        assert_eq!(decision.reset, Micros::from_secs(seconds));
+    }
+}
+
+#[test]
+fn exactly_half_of_the_target_is_acquired_again_and_twice_the_demand_is_kept() {
+    let rule = fixed();
+    let mut lease = lease_with(&rule, 99);
+    let mut to_acquire =
+        |cost| lease.decide(&Hit::take(b"k", &rule, cost), at(0), INTERVAL).map(|(_, to_acquire)| to_acquire);
+    assert_eq!((to_acquire(32), to_acquire(1)), (Some(0), Some(66)), "a target of 132, and 66 held");
+    for (held, excess) in [(2 * 200 + MIN_LEASE, None), (2 * 200 + MIN_LEASE + 1, Some(200 + MIN_LEASE + 1))] {
+        let mut lease = lease_with(&rule, held + 50);
+        take(&mut lease, &rule, 50, at(0));
+        assert_eq!(lease.return_excess(at(1), INTERVAL).map(|unused| unused.hits), excess);
+    }
+}

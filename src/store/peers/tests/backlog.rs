@@ -266,3 +266,90 @@ fn the_instance_that_was_silent_for_the_longest_time_is_forgotten_first() {
     a.peers.continue_from(99, &(0..2 * count).map(|number| (1_000 + number, 7)).collect::<Vec<_>>(), at(count));
     assert_eq!((0..2 * count).filter(|number| a.peers.position(1_000 + number) > 0).count(), 0);
 }
+
+#[test]
+fn the_backlog_shrinks_by_the_changes_that_are_sent() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 3_600));
+    assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+    for round in 0..3 {
+        for user in 0..MAX_BATCH_CHANGES {
+            a.decide(&user.to_string(), &limit, (Action::Take, 1), at(round * 10_000));
+        }
+        a.peers.publish(at(round * 10_000));
+    }
+    let now = at(100_000);
+    a.peers.publish(now);
+    for remaining in (0..3).rev() {
+        let batch = b.batch(&a, now);
+        assert_eq!(a.peers.subscribers(), (1, remaining * MAX_BATCH_CHANGES));
+        assert!(b.peers.apply(&batch, now));
+    }
+}
+
+#[test]
+fn merged_periods_have_one_change_for_each_counter() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(1_000, 3_600));
+    assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+    for period in 0..50 {
+        for user in 0..3 {
+            a.decide(&user.to_string(), &limit, (Action::Take, 1), at(period * 10_000));
+        }
+        a.peers.publish(at(period * 10_000));
+    }
+    a.peers.publish(at(560_000));
+    assert_eq!(a.peers.subscribers(), (1, 3 * 32));
+}
+
+/// Hits of a window are sent until its end.
+#[test]
+fn hits_are_sent_until_they_expire() {
+    for (now, changes) in [(at(119_999), 1), (at(120_000), 0)] {
+        let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 120));
+        assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+        a.take(&limit, 1, at(0));
+        a.peers.publish(at(0));
+        a.peers.publish(at(70_000));
+        assert_eq!(a.peers.subscribers(), (1, 1));
+        assert_eq!(b.batch(&a, now).increments[0].changes.len(), changes);
+    }
+}
+
+#[test]
+fn as_many_changes_are_recent_as_the_maximum() {
+    let (a, limit) = (Instance::new(1), fixed_window(1_000, 3_600));
+    let publish = |changes: usize| {
+        for user in 0..changes {
+            a.decide(&user.to_string(), &limit, (Action::Take, 1), at(0));
+        }
+        a.peers.publish(at(0));
+    };
+    let increments = MAX_RECENT_CHANGES / MAX_INCREMENT_CHANGES;
+    for _ in 0..increments {
+        publish(MAX_INCREMENT_CHANGES);
+    }
+    assert!(matches!(a.peers.pull(2, 0, at(0)), Pull::Batch(_)), "nothing was merged");
+    publish(1);
+    assert!(matches!(a.peers.pull(3, 0, at(0)), Pull::Copy));
+    assert!(matches!(a.peers.pull(4, 1, at(0)), Pull::Batch(_)));
+}
+
+#[test]
+fn a_backlog_can_have_as_many_changes_as_the_maximum() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(10, 3_600));
+    assert!(matches!(b.pull(&a, at(0)), Pull::Nothing));
+    let publish = |name: &str, changes: usize, millis| {
+        for user in 0..changes {
+            a.decide(&format!("{name}/{user}"), &limit, (Action::Take, 1), at(millis));
+        }
+        a.peers.publish(at(millis));
+    };
+    let parts = MAX_BACKLOG_CHANGES / 400;
+    for part in 0..parts {
+        publish(&part.to_string(), 400, part as u64 * 1_000);
+    }
+    a.peers.publish(at(200_000));
+    assert_eq!((a.peers.subscribers(), a.peers.metrics().dropped.get()), ((1, MAX_BACKLOG_CHANGES), 0));
+    publish("more", 300, 210_000);
+    a.peers.publish(at(300_000));
+    assert!(a.peers.subscribers().1 <= MAX_BACKLOG_CHANGES && a.peers.metrics().dropped.get() > 0);
+}

@@ -1,5 +1,8 @@
 //! Tests of batches: delivery exactly once, and what a receiver ignores.
 
+use opentelemetry::metrics::MeterProvider;
+use opentelemetry_sdk::metrics::SdkMeterProvider;
+
 use super::*;
 
 #[test]
@@ -111,4 +114,53 @@ fn a_malformed_batch_does_no_harm() {
     assert!(b.peers.apply(&Batch { until: u64::MAX, ..increment(Vec::new(), Vec::new()) }, at(0)));
     let origin = Instance::new(9);
     assert!(matches!(b.pull(&origin, at(0)), Pull::Copy));
+}
+
+#[test]
+fn an_increment_is_encoded_once() {
+    let increment = Increment::new(1, at(0), Vec::new(), Vec::new());
+    let encoded = increment.encoded(|increment| increment.sequence.to_string().into());
+    assert_eq!(encoded, "1");
+    assert_eq!(increment.encoded(|_| panic!("it is encoded already")), "1");
+}
+
+#[test]
+fn every_change_is_counted_in_its_metric() {
+    let registry = prometheus::Registry::new();
+    let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).without_counter_suffixes();
+    let provider = SdkMeterProvider::builder().with_reader(exporter.build().unwrap()).build();
+    let (metrics, instance) = (Metrics::new(), Instance::new(1));
+    metrics.observe(&provider.meter("test"));
+    let limit = fixed_window(10, 1);
+    let peers = Peers::with_epoch(Arc::clone(&instance.memory), Arc::clone(&metrics), 1);
+    for user in 0..7 {
+        instance.decide(&user.to_string(), &limit, (Action::Take, 1), at(0));
+    }
+    peers.publish(at(0));
+    let counter = Digests::digest(KEY.as_bytes());
+    let change = |counted_at| Change { counter, limit: 0, hits: 1, counted_at };
+    assert!(
+        peers.apply(&increment(vec![limit], vec![change(at(0)), change(at(0)), change(at(0) - CLOCK_SLACK)]), at(0))
+    );
+    let copy = CounterCopy { counter, state: instance.memory.state(KEY.as_bytes()), expires: u32::MAX };
+    let copies = (0..4).map(|number| CounterCopy { counter: [number; 11], ..copy.clone() });
+    peers.insert_copies(copies.collect(), at(0));
+    metrics.add_sent_bytes(100);
+    metrics.add_dropped(6);
+    let families = registry.gather();
+    let values = families.iter().filter_map(|family| {
+        let name = family.name().strip_prefix("sluicegate_cluster_")?.strip_suffix("_total")?;
+        Some((name, family.get_metric()[0].get_counter().get_value() as u64))
+    });
+    assert_eq!(
+        values.collect::<Vec<_>>(),
+        [
+            ("changes_applied", 3),
+            ("changes_dropped", 6),
+            ("changes_expired", 1),
+            ("changes_published", 7),
+            ("counters_copied", 4),
+            ("sent_bytes", 100)
+        ]
+    );
 }

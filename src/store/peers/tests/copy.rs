@@ -148,3 +148,12 @@ fn a_deleted_counter_is_not_copied() {
     b.copy(&a, at(10));
     assert_eq!((b.peers.metrics().copied.get(), b.used(&limit, at(10))), (0, 0));
 }
+
+#[test]
+fn a_copy_contains_no_position_of_an_instance_that_has_published_nothing() {
+    let b = Instance::new(2);
+    b.peers.continue_from(1, &[(1, 0), (7, 0), (8, 5)], at(0));
+    let mut positions = b.peers.copy_positions(at(0));
+    positions.sort_unstable();
+    assert_eq!(positions, [(2, 0), (8, 5)]);
+}

@@ -231,3 +231,20 @@ fn a_reset_counter_starts_again_everywhere() {
     c.follow(&a, at(late));
     assert_eq!(c.used_by(KEY, &limit, at(late)), 1);
 }
+
+/// A reset that is published without hits has a sequence number of its own.
+#[test]
+fn a_reset_reaches_a_peer_that_has_applied_all_hits() {
+    let (a, b, limit) = (Instance::new(1), Instance::new(2), fixed_window(100, 3_600));
+    a.take(&limit, 5, at(0));
+    a.peers.publish(at(0));
+    b.follow(&a, at(0));
+    let published = a.peers.published();
+    a.peers.publish(at(1));
+    assert!(!published.has_changed().unwrap(), "there is nothing new");
+    assert!(a.memory.delete(KEY.as_bytes()));
+    a.peers.publish(at(2));
+    assert!(published.has_changed().unwrap() && *published.borrow() == 2);
+    assert_eq!(b.follow(&a, at(2)), 1);
+    assert_eq!(b.used(&limit, at(2)), 0);
+}
