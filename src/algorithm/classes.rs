@@ -114,4 +114,10 @@ mod tests {
         let whole = (Classes::MAX_HITS, Classes::MAX_HITS);
         assert_eq!(Classes::new(&[whole, whole], Classes::MAX_HITS), Err(InvalidClasses::MinimumsExceedCapacity));
     }
+
+    #[test]
+    fn the_minimums_of_a_part_are_rounded_down_and_the_maximums_up() {
+        let part = Classes::new(&[(5, 10), (0, 1)], 10).unwrap().divided(3);
+        assert_eq!([0, 1].map(|class| (part.min(class), part.max(class))), [(1, 4), (0, 1)]);
+    }
 }

@@ -128,4 +128,13 @@ mod tests {
         assert!(points.is_sorted_by(|one, other| one.0 < other.0 && one.1 < other.1), "{points:?}");
         assert_eq!(points.last(), Some(&(Micros::from_secs(60), 60_000)));
     }
+
+    #[test]
+    fn a_forecast_uses_nearly_all_points_before_it_merges_steps() {
+        let bucket = TokenBucket::new(60_000, Micros::from_secs(60), MaxHits::hard(60_000), false);
+        let bucket: Algorithm = bucket.unwrap().into();
+        let mut state = State::default();
+        assert!(bucket.step(&mut state, Operation { action: Action::Take, cost: 60_000, now: NOW }));
+        assert_eq!(forecast(&bucket, &state, NOW).len(), MAX_POINTS - 1);
+    }
 }

@@ -352,3 +352,137 @@ proptest! {
         prop_assert_eq!(peek(&algorithm, &state, cost, expired), peek(&algorithm, &State::default(), cost, expired));
     }
 }
+
+/// Builds a limit of 100 hits a minute with each algorithm that supports the other parameters.
+fn limits_of_100(spec: LimitSpec) -> Vec<Algorithm> {
+    let spec = LimitSpec { requests: 100, window: Micros::from_secs(60), ..spec };
+    Algorithm::KINDS.iter().filter_map(|kind| (kind.build)(&spec).ok()).collect()
+}
+
+/// Parameters with one class, without which there are no shares.
+fn one_class() -> LimitSpec {
+    LimitSpec { classes: Classes::new(&[(0, 100)], 100).ok(), ..LimitSpec::default() }
+}
+
+const COUNTS_DENIED: [&str; 6] =
+    ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"];
+
+#[test]
+fn denied_hits_count_if_the_rule_says_so() {
+    let counting = |count_denied, warm_up| -> Vec<_> {
+        let limits = limits_of_100(LimitSpec { count_denied, warm_up, ..LimitSpec::default() });
+        limits.iter().filter(|limit| limit.counts_denied()).map(Algorithm::name).collect()
+    };
+    assert_eq!(counting(None, None), ["fixed_window"]);
+    assert_eq!(counting(Some(true), None), COUNTS_DENIED);
+    for warm_up in [None, Some(Micros::from_secs(60))] {
+        assert_eq!(counting(Some(false), warm_up), [""; 0]);
+    }
+    assert!(counting(Some(true), Some(Micros::from_secs(60))).contains(&"token_bucket with warm_up"));
+}
+
+#[test]
+fn a_denial_may_be_cached_if_it_does_not_count_and_ends_at_a_known_time() {
+    let not_cached = |count_denied, cost| -> Vec<_> {
+        let not_cached = |limit: &Algorithm| {
+            let (mut state, now) = (State::default(), Micros::new(START));
+            limit.step(&mut state, Operation { action: Action::Take, cost, now });
+            limit.denial_counts(&state, now)
+        };
+        let limits = limits_of_100(LimitSpec { count_denied: Some(count_denied), ..one_class() });
+        limits.iter().filter(|limit| not_cached(limit)).map(Algorithm::name).collect()
+    };
+    assert_eq!(not_cached(false, 100), ["concurrency", "shares", "adaptive"]);
+    assert_eq!(not_cached(true, 100), COUNTS_DENIED);
+    assert_eq!(not_cached(true, 101), COUNTS_DENIED[1..], "above the limit, the count of a fixed window has no effect");
+    let reports = reports::UtilizationReports::new(Micros::from_secs(60));
+    assert!(reports.denial_counts(&State::default(), Micros::new(START)));
+}
+
+#[test]
+fn the_key_contains_the_window_if_the_state_does_not() {
+    let scopes = limits_of_100(one_class()).into_iter().filter_map(|limit| Some((limit.name(), limit.scope()?)));
+    assert_eq!(scopes.collect::<Vec<_>>(), [("fixed_window", 60), ("shares", 60)]);
+}
+
+#[test]
+fn a_lease_takes_at_most_the_limit_and_its_denials_do_not_count() {
+    let mut names = Vec::new();
+    for limit in limits_of_100(LimitSpec { soft: Some(50), count_denied: Some(true), ..LimitSpec::default() }) {
+        if let Some(leasing) = limit.leasing() {
+            let mut state = State::default();
+            let take =
+                |cost| leasing.step(&mut state, Operation { action: Action::Take, cost, now: Micros::new(START) });
+            assert_eq!([101, 100, 1].map(take), [false, true, false], "{leasing:?}");
+            names.push(limit.name());
+        }
+    }
+    assert_eq!(names, COUNTS_DENIED);
+}
+
+#[test]
+fn a_counter_has_no_state_after_its_only_take_was_rolled_back() {
+    let has_state = |limit: &Algorithm| {
+        let (mut state, now) = (State::default(), Micros::new(START));
+        for action in [Action::Take, Action::RollBack(now)] {
+            assert!(limit.step(&mut state, Operation { action, cost: 20, now }), "{limit:?}");
+        }
+        !state.is_empty()
+    };
+    let limits = limits_of_100(one_class());
+    let names: Vec<_> = limits.iter().filter(|limit| has_state(limit)).map(Algorithm::name).collect();
+    assert_eq!(names, ["fixed_window"], "Redis decrements the integer of a fixed window");
+}
+
+#[test]
+fn every_window_and_bucket_can_be_built_from_its_parameters() {
+    let (warm_up, min_interval) = (Some(Micros::from_secs(60)), Some(Micros::from_secs(1)));
+    let limits = limits_of_100(LimitSpec { warm_up, min_interval, ..LimitSpec::default() });
+    let limits = limits.into_iter().chain(limits_of_100(LimitSpec::default()));
+    let mut names: Vec<_> = limits
+        .filter_map(|limit| {
+            let built = (Algorithm::KINDS[limit.index()].build)(&limit.spec()?);
+            assert_eq!(built, Ok(limit));
+            Some(limit.name())
+        })
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    let mut expected = [COUNTS_DENIED.as_slice(), &["token_bucket with warm_up"]].concat();
+    expected.sort_unstable();
+    assert_eq!(names, expected);
+}
+
+/// Builds a limit of these hits a minute with each algorithm that counts hits in numbers or entries.
+fn limits_of(hits: [u64; 4]) -> [Algorithm; 4] {
+    let (window, [fixed, sliding, log, slots]) = (Micros::from_secs(60), hits.map(MaxHits::hard));
+    [
+        fixed_window::FixedWindow::new(fixed, window, false).unwrap().into(),
+        sliding_window::SlidingWindow::new(sliding, window, 1, WindowEdge::Weighted, false).unwrap().into(),
+        sliding_log::SlidingLog::new(log, window, Micros::ZERO, false).unwrap().into(),
+        concurrency::Concurrency::new(slots, window).unwrap().into(),
+    ]
+}
+
+#[test]
+fn a_limit_of_zero_never_has_more_hits() {
+    for (before, zero) in limits_of([2; 4]).into_iter().zip(limits_of([0; 4])).skip(1) {
+        let mut state = State::default();
+        assert!(before.step(&mut state, Operation { action: Action::Take, cost: 2, now: Micros::new(START) }));
+        let decision = peek(&zero, &state, 1, START);
+        assert_eq!((decision.allowed, decision.used, decision.remaining), (false, 2, 0), "{zero:?}");
+        assert_eq!((decision.next, decision.retry_after), (Micros::ZERO, None), "{zero:?}");
+    }
+}
+
+#[test]
+fn a_cost_above_the_largest_limit_is_denied_and_stays_above_it_in_scripts() {
+    let (max_entries, max_slots) = (sliding_log::SlidingLog::MAX_ENTRIES, concurrency::Concurrency::MAX_SLOTS);
+    for limit in limits_of([MaxHits::MAX, MaxHits::MAX, max_entries, max_slots]) {
+        let take = Operation { action: Action::Take, cost: u64::MAX, now: Micros::new(START) };
+        assert!(!limit.step(&mut State::default(), take), "{limit:?}");
+        let (names, _) = Algorithm::SCRIPTS[limit.index()];
+        let argument = |name| limit.arguments(take)[names.iter().position(|other| *other == name).unwrap()];
+        assert!(argument("cost") > argument("ceiling"), "{limit:?}");
+    }
+}

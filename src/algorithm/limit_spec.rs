@@ -111,3 +111,41 @@ impl PartialEq for AlgorithmKind {
 }
 
 impl Eq for AlgorithmKind {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_hits_is_divided_and_rounded_up() {
+        let classes = Classes::new(&[(5, 10), (0, 1)], 10).unwrap();
+        let spec = LimitSpec {
+            requests: 10,
+            window: Micros::from_secs(60),
+            burst: Some(7),
+            queue: Some(5),
+            soft: Some(10),
+            classes: Some(classes),
+            floor: Some(3),
+            initial: Some(4),
+            ..LimitSpec::default()
+        };
+        let part = LimitSpec {
+            requests: 4,
+            burst: Some(3),
+            queue: Some(2),
+            classes: Some(classes.divided(3)),
+            floor: Some(1),
+            initial: Some(2),
+            ..spec
+        };
+        assert_eq!(spec.divided(3), part);
+        assert_eq!(spec.divided(1), spec);
+    }
+
+    #[test]
+    fn kinds_are_equal_if_their_names_are_equal() {
+        assert_eq!(Algorithm::kind("fixed_window"), Some(Algorithm::DEFAULT));
+        assert_ne!(Algorithm::kind("gcra"), Some(Algorithm::DEFAULT));
+    }
+}

@@ -148,4 +148,20 @@ mod tests {
         assert_eq!(Rate::new(0, Micros::from_secs(1)), None);
         assert_eq!(Rate::new(1, Micros::ZERO), None);
     }
+
+    #[test]
+    fn a_stored_fraction_that_a_rate_cannot_have_is_rounded_up() {
+        let rate = Rate::new(7, Micros::from_secs(1)).unwrap();
+        assert_eq!(rate.duration(10, 6), ExactDuration { micros: 10, fraction: 6 });
+        for fraction in [7, 8, u64::MAX] {
+            assert_eq!(rate.duration(10, fraction), ExactDuration { micros: 11, fraction: 0 });
+        }
+    }
+
+    #[test]
+    fn a_rate_is_reduced_to_lowest_terms() {
+        let rate = Rate::new(14, Micros::from_secs(2)).unwrap();
+        assert_eq!(Some(rate), Rate::new(7, Micros::from_secs(1)));
+        assert_eq!(rate.hits_per_interval(), (7, Micros::from_secs(1)));
+    }
 }

@@ -126,4 +126,18 @@ mod tests {
         state.clear();
         assert!(state.is_empty());
     }
+
+    #[test]
+    fn a_growing_state_rarely_reallocates_and_reserves_at_most_a_quarter() {
+        let mut state = State::default();
+        let mut reallocations = 0;
+        for number in 0..1_000 {
+            let capacity = state.0.capacity();
+            state.push::<7>(number);
+            reallocations += usize::from(state.0.capacity() != capacity);
+            let len = state.as_bytes().len();
+            assert!(state.0.capacity() <= State::INLINE.max(len + len / 4), "{} for {len}", state.0.capacity());
+        }
+        assert!(reallocations < 50, "{reallocations}");
+    }
 }

@@ -74,3 +74,45 @@ fn rejects_invalid_bounds() {
     assert!(!new(0, 1, 1, 1) && !new(3, 2, 5, 1) && !new(1, 6, 5, 1) && !new(1, 1, 1_001, 1));
     assert!(!new(1, 1, 1, 0) && !new(1, 1, 1, MAX_LATENCY + 1));
 }
+
+#[test]
+fn an_invalid_limit_is_rejected_with_the_keyword_at_fault() {
+    let valid = LimitSpec {
+        requests: 1_000,
+        window: Concurrency::MAX_HOLD,
+        floor: Some(20),
+        initial: Some(20),
+        timeout: Some(Micros::new(MAX_LATENCY)),
+        ..LimitSpec::default()
+    };
+    let fault = |spec: LimitSpec| Adaptive::build(&spec).err().map(|invalid| invalid.keyword);
+    assert_eq!(fault(valid), None);
+    assert_eq!(fault(LimitSpec { initial: Some(1_000), ..valid }), None);
+    for (spec, keyword) in [
+        (LimitSpec { soft: Some(1), ..valid }, "soft"),
+        (LimitSpec { count_denied: Some(true), ..valid }, "count_denied"),
+        (LimitSpec { requests: 1_001, ..valid }, "ceiling"),
+        (LimitSpec { timeout: Some(Micros::ZERO), ..valid }, "timeout"),
+        (LimitSpec { timeout: Some(Micros::new(MAX_LATENCY + 1)), ..valid }, "timeout"),
+        (LimitSpec { floor: Some(0), ..valid }, "floor"),
+        (LimitSpec { floor: Some(21), ..valid }, "floor"),
+        (LimitSpec { initial: Some(1_001), ..valid }, "floor"),
+        (LimitSpec { window: Micros::ZERO, ..valid }, "hold"),
+    ] {
+        assert_eq!(fault(spec), Some(keyword), "{spec:?}");
+    }
+}
+
+#[test]
+fn held_slots_are_listed_and_the_learned_state_is_kept_for_an_hour() {
+    let mut state = State::default();
+    apply(&mut state, 1, Action::Take, None, 0);
+    apply(&mut state, 2, Action::Take, None, 10_000);
+    let now = Micros::new(START + 30_000_000);
+    let slot = |millis: u64| {
+        let from = Micros::new(START + millis * 1_000);
+        CounterPart { from, until: from + Micros::from_secs(60), hits: 1 }
+    };
+    assert_eq!(limiter().parts(&state, now), [slot(0), slot(10_000)]);
+    assert_eq!(limiter().expires(&state, now), now + Micros::from_secs(3_600));
+}

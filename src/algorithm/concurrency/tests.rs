@@ -131,3 +131,96 @@ fn decide(limiter: Concurrency, state: &mut State, operation: Operation) -> Deci
     let allowed = limiter.step(state, operation);
     limiter.explain(state, operation, allowed)
 }
+
+#[test]
+fn an_invalid_limit_is_rejected_with_the_keyword_at_fault() {
+    let valid = LimitSpec { requests: 1_000, window: Concurrency::MAX_HOLD, ..LimitSpec::default() };
+    let fault = |spec: LimitSpec| Concurrency::build(&spec).err().map(|invalid| invalid.keyword);
+    assert_eq!(fault(valid), None);
+    for (spec, keyword) in [
+        (LimitSpec { count_denied: Some(true), ..valid }, "count_denied"),
+        (LimitSpec { requests: 1_001, ..valid }, "limit"),
+        (LimitSpec { soft: Some(1), ..valid }, "limit"),
+        (LimitSpec { window: Micros::ZERO, ..valid }, "hold"),
+    ] {
+        assert_eq!(fault(spec), Some(keyword), "{spec:?}");
+    }
+}
+
+#[test]
+fn a_holder_or_class_above_the_highest_counts_as_the_highest() {
+    let classes = Classes::new(&[(3, 10), (2, 4), (0, 6)], 10).unwrap();
+    let spec = LimitSpec { requests: 10, window: MINUTE, classes: Some(classes), ..LimitSpec::default() };
+    let limit = Concurrency::build(&spec).unwrap();
+    let highest = RequestContext { holder: u64::MAX, class: 200, sample: None };
+    let mut state = State::default();
+    for attempt in ["a take", "a renewal"] {
+        let take = Operation { action: Action::Take, cost: 1, now: Micros::new(START) };
+        let decision = limit.with_context(highest).apply(&mut state, take);
+        assert_eq!((decision.allowed, decision.limit, decision.used), (true, Some(6), 1), "{attempt}");
+    }
+}
+
+#[test]
+fn without_a_holder_a_class_releases_its_slots_that_end_first() {
+    let classes = Classes::new(&[(0, 10), (0, 10)], 10).unwrap();
+    let limiter = Concurrency { classes: Some(classes), ..limiter(10) };
+    let apply = |state: &mut State, class, action, cost, second: u64| {
+        let limiter = limiter.with_context(RequestContext { class, ..RequestContext::default() });
+        limiter.step(state, Operation { action, cost, now: Micros::new(START + second * 1_000_000) })
+    };
+    // Takes a slot for each class and second.
+    let held = |slots: &[(u8, u64)]| {
+        let mut state = State::default();
+        assert!(slots.iter().all(|(class, second)| apply(&mut state, *class, Action::Take, 1, *second)));
+        state
+    };
+    let slots = [(1, 0), (0, 1), (1, 2), (0, 3), (1, 4), (0, 5)];
+    let mut state = held(&slots);
+    apply(&mut state, 0, Action::Refund, 1, 6);
+    assert_eq!(state, held(&[(1, 0), (1, 2), (0, 3), (1, 4), (0, 5)]));
+    let mut state = held(&slots);
+    apply(&mut state, 0, Action::Refund, 2, 6);
+    assert_eq!(state, held(&[(1, 0), (1, 2), (1, 4), (0, 5)]));
+    apply(&mut state, 1, Action::Refund, 2, 6);
+    assert_eq!(state, held(&[(1, 4), (0, 5)]));
+}
+
+/// Of 10 slots, 3 are guaranteed to the first class and 2 to the second, so the third can have 5.
+#[test]
+fn a_class_waits_for_slots_that_are_not_guaranteed_to_others() {
+    let classes = Classes::new(&[(3, 10), (2, 4), (0, 6)], 10).unwrap();
+    let limiter = Concurrency { classes: Some(classes), ..limiter(10) };
+    let mut state = State::default();
+    let mut apply = |class, action, cost, second: u64| {
+        let limiter = limiter.with_context(RequestContext { class, ..RequestContext::default() });
+        let now = Micros::new(START + second * 1_000_000);
+        decide(limiter, &mut state, Operation { action, cost, now })
+    };
+    assert!(apply(0, Action::Take, 1, 0).allowed);
+    assert!(apply(2, Action::Take, 5, 10).allowed);
+    let denied = apply(2, Action::Peek, 5, 20);
+    assert_eq!((denied.allowed, denied.next), (false, Micros::from_secs(50)), "the slot that ends first is guaranteed");
+    assert_eq!(denied.retry_after, Some(Micros::from_secs(50)));
+    assert_eq!(apply(2, Action::Peek, 6, 20).retry_after, None);
+}
+
+#[test]
+fn slots_of_a_clock_that_was_ahead_end_one_hold_from_now() {
+    let mut state = State::default();
+    assert!(apply(limiter(2), &mut state, 1, Action::Take, 2, 86_400).allowed);
+    let denied = apply(limiter(2), &mut state, 2, Action::Take, 1, 0);
+    assert_eq!((denied.allowed, denied.used, denied.reset), (false, 2, MINUTE));
+    assert!(!apply(limiter(2), &mut state, 2, Action::Take, 1, 59).allowed);
+    assert!(apply(limiter(2), &mut state, 2, Action::Take, 1, 60).allowed);
+}
+
+#[test]
+fn a_slot_that_has_ended_is_not_in_flight() {
+    let mut state = State::default();
+    for second in [0, 30] {
+        assert!(apply(limiter(2), &mut state, 0, Action::Take, 1, second).allowed);
+    }
+    let in_flight = |second: u64| Concurrency::in_flight(&state, Micros::new(START + second * 1_000_000));
+    assert_eq!([59, 60, 89, 90].map(in_flight), [2, 1, 1, 0]);
+}

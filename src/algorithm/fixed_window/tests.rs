@@ -92,3 +92,21 @@ proptest! {
         prop_assert_eq!(peek.allowed, apply(limiter, &mut state, operation(Action::Take, cost, second)).allowed);
     }
 }
+
+#[test]
+fn hits_count_in_the_last_window_before_the_tags_restart() {
+    for number in [WINDOW_TAGS - 2, WINDOW_TAGS - 1, WINDOW_TAGS] {
+        let mut state = State::default();
+        let take = |second| apply(minute(1), &mut state, operation(Action::Take, 1, second)).allowed;
+        let decisions = [60 * number, 60 * number + 59, 60 * (number + 1)].map(take);
+        assert_eq!(decisions, [true, false, true], "window {number}");
+    }
+}
+
+#[test]
+fn a_window_of_microseconds_ends() {
+    let limiter = FixedWindow::new(MaxHits::hard(1), Micros::new(50), true).unwrap();
+    let mut state = State::default();
+    let take = |now| limiter.step(&mut state, Operation { action: Action::Take, cost: 1, now: Micros::new(now) });
+    assert_eq!([1_000_000, 1_000_049, 1_000_050].map(take), [true, false, true]);
+}

@@ -51,3 +51,15 @@ fn without_a_queue_no_hit_is_delayed() {
         .collect();
     assert_eq!(answers, [(true, false, 0), (true, false, 0), (true, true, 0), (false, false, 0)]);
 }
+
+#[test]
+fn a_soft_limit_delays_hits_only_with_a_queue() {
+    let spec = LimitSpec { requests: 2, window: Micros::from_secs(1), soft: Some(50), ..LimitSpec::default() };
+    let take = |spec: LimitSpec| {
+        let operation = Operation { action: Action::Take, cost: 3, now: Micros::from_secs(1_000) };
+        let decision = LeakyBucket::build(&spec).unwrap().apply(&mut State::default(), operation);
+        (decision.allowed, decision.soft, decision.delay.get())
+    };
+    assert_eq!(take(spec), (true, true, 0));
+    assert_eq!(take(LimitSpec { queue: Some(2), ..spec }), (true, false, 500_000));
+}

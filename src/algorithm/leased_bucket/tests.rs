@@ -165,3 +165,32 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_lease_ends_one_to_two_steps_of_the_grid_later() {
+    let (_, leasing) = bucket(1_000);
+    for (taken, end) in [(0, 250), (124, 250), (125, 375), (130, 375)] {
+        assert_eq!(leasing.lease_ends(at(taken)), at(end), "taken after {taken} ms");
+    }
+}
+
+#[test]
+fn leased_hits_stay_leased_while_the_clock_is_behind() {
+    let (direct, leasing) = bucket(1_000);
+    let mut state = State::default();
+    assert!(apply(&leasing, &mut state, Action::Take, 400, at(0)).allowed);
+    let behind = at(0) - crate::algorithm::CLOCK_SLACK;
+    let peek = apply(&direct, &mut state, Action::Peek, 1, behind);
+    assert_eq!(behind + peek.reset, at(250 + 400));
+}
+
+#[test]
+fn leased_hits_keep_their_proportion_of_a_changed_limit() {
+    let (_, leasing) = bucket(1_000);
+    let mut state = State::default();
+    assert!(apply(&leasing, &mut state, Action::Take, 400, at(0)).allowed);
+    let window = Micros::from_secs(1);
+    let twice = LimitSpec { requests: 1_000, window, burst: Some(2_000), ..LimitSpec::default() };
+    let twice = TokenBucket::build(&twice).unwrap();
+    assert_eq!(apply(&twice, &mut state, Action::Peek, 1, at(0)).remaining, 1_200);
+}

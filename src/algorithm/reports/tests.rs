@@ -45,3 +45,25 @@ fn the_number_of_reporters_is_bounded_and_future_reports_are_ignored() {
     let years_before = UtilizationReports::valid_reports(&state, Micros::new(START / 2)).count();
     assert_eq!(years_before, 0);
 }
+
+#[test]
+fn reporters_are_distinguished_by_48_bits() {
+    let mut state = State::default();
+    let report = |reporter| apply(&mut state, reporter, Action::Take, 100, 0).unwrap().reporters;
+    assert_eq!([1, 1 + (1 << 14), 1 + (1 << 47), u64::MAX, u64::MAX].map(report), [1, 2, 3, 4, 4]);
+}
+
+#[test]
+fn reports_are_stored_until_the_last_one_expires() {
+    let reports = UtilizationReports::new(Micros::from_secs(10));
+    let mut state = State::default();
+    let at = |second| Micros::new(START) + Micros::from_secs(second);
+    let operation = Operation { action: Action::Take, cost: 5_000, now: at(0) };
+    let allowed = reports.step(&mut state, operation);
+    let decision = reports.explain(&state, operation, allowed);
+    assert_eq!((decision.allowed, decision.reset), (true, Micros::from_secs(10)));
+    let later = reports.explain(&state, Operation { action: Action::Peek, now: at(4), ..operation }, true);
+    assert_eq!(later.reset, Micros::from_secs(6));
+    assert_eq!(reports.expires(&state, at(4)), at(10));
+    assert_eq!(reports.expires(&State::default(), at(4)), at(4));
+}

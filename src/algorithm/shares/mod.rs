@@ -76,12 +76,23 @@ impl Shares {
         (self.classes.min(class) * self.window, self.classes.max(class) * self.window)
     }
 
+    /// Returns whether [`Self::usage`] replaces the instant of a wrong clock or the former capacity.
+    fn is_corrected(&self, state: &State, now: Micros) -> bool {
+        let number = |index: usize| state.number::<NUMBER_BYTES>(NUMBER_BYTES * index);
+        state.as_bytes().len() == self.state_bytes()
+            && (number(0).is_some_and(|at| at > (now + CLOCK_SLACK).get()) || number(1) != Some(self.capacity))
+    }
+
+    fn state_bytes(&self) -> usize {
+        NUMBER_BYTES * (3 + 3 * self.classes.count())
+    }
+
     /// Returns the usage at an instant, if no other requests arrive until then.
     fn usage(&self, state: &State, now: Micros) -> Usage {
         let len = self.classes.count();
         let mut usage = Usage { at: now.get(), common: 0, each: [ClassUsage::default(); Classes::MAX_CLASSES] };
         // With other classes the state is treated as new.
-        if state.as_bytes().len() != NUMBER_BYTES * (3 + 3 * len) {
+        if state.as_bytes().len() != self.state_bytes() {
             return usage;
         }
         let number = |index: usize| state.number::<NUMBER_BYTES>(NUMBER_BYTES * index).unwrap_or_default();
@@ -262,6 +273,8 @@ impl Limiter for Shares {
                     class_usage.all.saturating_sub(units.saturating_sub(self.classes.max(self.class) * elapsed));
                 usage.common -= borrowed;
             }
+            // Otherwise a counter that is used up would stay so until the wrong clock's instant.
+            Action::Take if self.is_corrected(state, operation.now) => {}
             Action::Take | Action::Peek => return allowed,
         }
         self.write(&usage, state);

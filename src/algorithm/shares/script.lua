@@ -19,6 +19,7 @@ local elapsed = min(max(now - numbers[1], 0), window)
 if numbers[2] < capacity then
   elapsed = floor(elapsed * numbers[2] / capacity)
 end
+local corrected = numbers[1] > now + slack or numbers[2] ~= capacity
 numbers[1] = numbers[1] > now + slack and now or max(numbers[1], now)
 numbers[2] = capacity
 local inflow, promised = capacity * elapsed, 0
@@ -44,16 +45,16 @@ for i = 1, count do
     numbers[3 * i + 2] = numbers[3]
   end
 end
-local index, units = 3 * class + 4, cost * window
+local index, units, allowed = 3 * class + 4, cost * window, 1
 local class_max = shares[class + 1] % CLASS_MIN_FACTOR
 local class_min = (shares[class + 1] - class_max) / CLASS_MIN_FACTOR
 if action == TAKE or action == PEEK then
   local own = class_min * window - numbers[index]
   if units > min(own + common - numbers[3], class_max * window - numbers[index + 2]) then
-    return 0, value
+    allowed, units = 0, 0
   end
-  if action == PEEK then
-    return 1, value
+  if action == PEEK or (allowed == 0 and not corrected) then
+    return allowed, value
   end
   own = min(own, units)
   numbers[3] = numbers[3] + units - own
@@ -78,8 +79,8 @@ while first_used <= size and numbers[first_used] == 0 do
 end
 if first_used > size then
   call('DEL', key)
-  return 1, ''
+  return allowed, ''
 end
 value = pack(numbers_format, unpack(numbers))
 store(key, value, numbers[1] + window - now, jitter)
-return 1, value
+return allowed, value

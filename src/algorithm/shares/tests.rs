@@ -135,3 +135,53 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_refund_returns_borrowed_hits_before_guaranteed_ones() {
+    let limiter = shares(1_000, &[(100, 1_000), (400, 1_000)]);
+    let mut state = State::default();
+    let first = take(limiter, &mut state, 0, 300, 0);
+    assert_eq!((first.allowed, first.used, first.remaining), (true, 300, 300));
+    assert!(take(limiter, &mut state, 1, 700, 0).allowed, "400 of its own and 300 of the common hits");
+    let second = limiter.with_context(RequestContext { class: 1, ..RequestContext::default() });
+    second.step(&mut state, Operation { action: Action::Refund, cost: 400, now: Micros::new(START) });
+    // 300 common hits are available again, and 100 of the 400 of the second class.
+    assert_eq!([0, 1].map(|class| take(limiter, &mut state.clone(), class, 0, 0).remaining), [300, 400]);
+}
+
+#[test]
+fn a_class_above_the_highest_counts_as_the_highest() {
+    let limiter = shares(1_000, &[(100, 300), (400, 1_000), (0, 500)]);
+    assert_eq!(take(limiter, &mut State::default(), 200, 1, 0).limit, Some(500));
+}
+
+#[test]
+fn an_instant_up_to_a_minute_ahead_is_kept() {
+    let limiter = shares(100, &[(0, 100)]);
+    let mut state = State::default();
+    assert!(take(limiter, &mut state, 0, 100, 0).allowed);
+    let reset = |behind: u64| {
+        let operation = Operation { action: Action::Peek, cost: 0, now: Micros::new(START - behind) };
+        limiter.explain(&state, operation, true).reset.get()
+    };
+    assert_eq!([0, 60 * SECOND, 60 * SECOND + 1].map(reset), [SECOND, 61 * SECOND, SECOND]);
+    assert_eq!(limiter.expires(&state, Micros::new(START - 30 * SECOND)), Micros::new(START + SECOND));
+}
+
+#[test]
+fn a_denied_take_stores_the_corrected_clock_and_capacity() {
+    let (slow, fast) = (shares(10, &[(0, 10)]), shares(40, &[(0, 40)]));
+    let wait = |denied: Decision| {
+        assert!(!denied.allowed);
+        denied.retry_after.unwrap().get()
+    };
+    let (mut state, year) = (State::default(), 31_536_000 * SECOND);
+    assert!(take(slow, &mut state, 0, 10, year).allowed);
+    assert_eq!(wait(take(slow, &mut state, 0, 1, 0)), SECOND / 10);
+    assert!(take(slow, &mut state, 0, 1, SECOND / 10).allowed);
+
+    let mut state = State::default();
+    assert!(take(slow, &mut state, 0, 10, 0).allowed);
+    assert_eq!(wait(take(fast, &mut state, 0, 40, 0)), SECOND / 4);
+    assert!(take(fast, &mut state, 0, 40, SECOND / 4).allowed);
+}

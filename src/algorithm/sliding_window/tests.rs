@@ -82,3 +82,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_changed_window_drops_hits_that_had_expired() {
+    let hour = Micros::from_secs(3_600);
+    let hour = SlidingWindow::new(MaxHits::hard(100), hour, 1, WindowEdge::Weighted, false).unwrap();
+    let mut state = State::default();
+    apply(&minute(10, 1, WindowEdge::Weighted), &mut state, Action::Take, 10, START);
+    let remaining =
+        |second: u64| apply(&hour, &mut state.clone(), Action::Peek, 0, START + second * 1_000_000).remaining;
+    assert_eq!([119, 120].map(remaining), [90, 100]);
+}
+
+#[test]
+fn hits_expire_together_with_their_counter() {
+    let limiter = minute(10, 1, WindowEdge::Weighted);
+    let has_expired = |now| limiter.has_expired(Micros::new(START + 30_000_000), Micros::new(START + now));
+    assert_eq!([119_999_999, 120_000_000].map(has_expired), [false, true]);
+}

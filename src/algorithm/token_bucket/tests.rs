@@ -109,3 +109,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_denied_hit_is_allowed_after_its_wait_although_the_state_is_corrected() {
+    let bucket = |requests| TokenBucket::new(requests, Micros::from_secs(3_600), MaxHits::hard(10), false).unwrap();
+    let (slow, fast) = (bucket(10), bucket(100));
+    let start = 1_763_672_400_000_000;
+    let (mut changed, mut ahead) = (State::default(), State::default());
+    assert!(take(&slow, &mut changed, 10, start));
+    assert!(take(&fast, &mut ahead, 10, start + 31_536_000_000_000));
+    for (mut state, case) in [(changed, "a changed limit"), (ahead, "a clock that was ahead")] {
+        let decisions = [0, 35_999_999, 36_000_000].map(|later| take(&fast, &mut state, 1, start + later));
+        assert_eq!(decisions, [false, false, true], "{case}");
+    }
+}

@@ -72,3 +72,71 @@ fn rejects_invalid_parameters() {
     assert_eq!(WarmUp::new(1, second, 1, Micros::ZERO, false), None);
     assert_eq!(WarmUp::new(1, second, 1, hour + Micros::new(1), false), None);
 }
+
+#[test]
+fn an_invalid_limit_is_rejected_with_the_keyword_at_fault() {
+    let (window, warm_up) = (Micros::from_secs(1), WarmUp::MAX_WARM_UP);
+    let valid = LimitSpec { requests: 10, window, warm_up: Some(warm_up), ..LimitSpec::default() };
+    let fault = |spec: LimitSpec| WarmUp::build(&spec).err().map(|invalid| invalid.keyword);
+    assert_eq!(fault(valid), None);
+    for (spec, keyword) in [
+        (LimitSpec { warm_up: None, ..valid }, "warm_up"),
+        (LimitSpec { warm_up: Some(warm_up + Micros::new(1)), ..valid }, "warm_up"),
+        (LimitSpec { soft: Some(1), ..valid }, "soft"),
+        (LimitSpec { window: Micros::ZERO, ..valid }, "burst"),
+    ] {
+        assert_eq!(fault(spec), Some(keyword), "{spec:?}");
+    }
+}
+
+/// Applies an operation this many milliseconds after [`START`].
+fn apply(limiter: impl Into<Algorithm>, state: &mut State, action: Action, cost: u64, millis: u64) -> Decision {
+    limiter.into().apply(state, Operation { action, cost, now: Micros::new(START + millis * 1_000) })
+}
+
+/// Ten hits a second, and ten seconds from cold to warm.
+fn ten_per_second(count_denied: bool) -> WarmUp {
+    WarmUp::new(10, Micros::from_secs(1), 1, Micros::from_secs(10), count_denied).unwrap()
+}
+
+#[test]
+fn a_refund_makes_the_limiter_as_cold_as_before_the_take() {
+    let limiter = ten_per_second(false);
+    let expires = |state: &State, millis: u64| {
+        (limiter.expires(state, Micros::new(START + millis * 1_000)).get() - START) / 1_000
+    };
+    let mut state = State::default();
+    let first = apply(limiter, &mut state, Action::Take, 10, 0);
+    assert_eq!((first.allowed, first.used, first.remaining), (true, 10, 0));
+    // The debt is paid after 2.8 s, and the limiter is cold again a second later.
+    assert_eq!(expires(&state, 0), 3_800);
+    let mut refunded = state.clone();
+    apply(limiter, &mut refunded, Action::Refund, 10, 2_800);
+    assert!(refunded.is_empty(), "a cold limiter without debt is a new one");
+    // Another ten hits cost 2.4 s. Refunded without debt, they leave the limiter as cold as the first ten did.
+    assert!(apply(limiter, &mut state, Action::Take, 10, 2_800).allowed);
+    apply(limiter, &mut state, Action::Refund, 10, 5_200);
+    assert_eq!(expires(&state, 5_200), 6_200);
+}
+
+#[test]
+fn a_rolled_back_take_leaves_the_limiter_cold() {
+    let limiter = ten_per_second(false);
+    let mut state = State::default();
+    assert!(apply(limiter, &mut state, Action::Take, 10, 0).allowed);
+    apply(limiter, &mut state, Action::RollBack(Micros::new(START)), 10, 0);
+    // Of the cost of 2.8 s, the part that a warm limiter would have charged is returned.
+    assert_eq!(limiter.expires(&state, Micros::new(START)), Micros::new(START + 1_800_000));
+}
+
+#[test]
+fn a_denied_take_is_debt_if_denied_hits_count() {
+    let (counting, other) = (Algorithm::from(ten_per_second(true)), Algorithm::from(ten_per_second(false)));
+    for (limiter, reset) in [(counting, 1_100), (other.recording(), 1_100), (other, 0)] {
+        let mut state = State::default();
+        let denied = apply(limiter, &mut state, Action::Take, 11, 0);
+        assert_eq!((denied.allowed, denied.reset), (false, Micros::new(reset * 1_000)), "{limiter:?}");
+        apply(limiter, &mut state, Action::Refund, 11, 0);
+        assert!(state.is_empty(), "{limiter:?}: {state:?}");
+    }
+}
