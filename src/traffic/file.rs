@@ -90,7 +90,11 @@ impl Writer {
                 self.file.insert((File::create_new(path)?, 0))
             }
         };
-        file.write_all(&block)?;
+        if let Err(error) = file.write_all(&block) {
+            // A reader ignores an incomplete block only at the end of a file, so the next block begins another one.
+            self.file = None;
+            return Err(error);
+        }
         *written += block.len() as u64;
         self.remove_oldest_files()
     }
@@ -293,5 +297,101 @@ mod tests {
         fs::write(&path, "something else").unwrap();
         assert!(all(&path).is_err());
         assert!(all(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn messages_are_written_once_they_are_many_or_old() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(folder.path().to_owned(), 1, u64::MAX, 0);
+        let future = Instant::now() + Duration::from_secs(3_600);
+        // Adds to one buffered message, and returns the number of files.
+        let mut add = |since: Instant, message: &[u8]| {
+            (writer.buffer, writer.since) = (vec![1, b'a'], since);
+            writer.add(message).unwrap();
+            files(folder.path()).unwrap().len()
+        };
+        assert_eq!(add(future, &[b'b'; 100]), 0);
+        assert_eq!(add(future, &[b'b'; BLOCK_BYTES]), 1);
+        assert_eq!(add(Instant::now() - MAX_AGE, &[b'b'; 100]), 2);
+        assert_eq!(all(folder.path()).unwrap().len(), 4);
+    }
+
+    /// Writes blocks of equal size, and returns the sizes of all files in the directory.
+    fn write_blocks(blocks: usize, mut writer: Writer) -> Vec<u64> {
+        for _ in 0..blocks {
+            writer.add(b"message").unwrap();
+            writer.flush().unwrap();
+        }
+        files(&writer.directory).unwrap().iter().map(|path| fs::metadata(path).unwrap().len()).collect()
+    }
+
+    #[test]
+    fn a_file_is_continued_until_it_has_its_size() {
+        let sizes = |blocks, file_bytes| {
+            let folder = tempfile::tempdir().unwrap();
+            write_blocks(blocks, Writer::new(folder.path().to_owned(), file_bytes, u64::MAX, 0))
+        };
+        let block = sizes(1, 1)[0];
+        assert_eq!(sizes(2, block), [block, block]);
+        assert_eq!(sizes(3, block + 1), [2 * block, block]);
+    }
+
+    #[test]
+    fn only_as_many_files_are_removed_as_necessary() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = |max_bytes, started| Writer::new(folder.path().to_owned(), 1, max_bytes, started);
+        let sizes = write_blocks(5, writer(u64::MAX, 0));
+        assert_eq!(sizes.len(), 5);
+        assert_eq!(write_blocks(1, writer(3 * sizes[0], 5)), sizes[..3]);
+        let oldest = files(folder.path()).unwrap().remove(0);
+        assert!(oldest.ends_with("traffic-00000000000000000003.gz"), "{}", oldest.display());
+    }
+
+    #[test]
+    fn messages_of_any_length_are_read_and_the_progress_ends_at_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(folder.path().to_owned(), u64::MAX, u64::MAX, 0);
+        let lengths = [0, 1, 127, 128, 129, 16_383, 16_384, 2_097_152];
+        lengths.iter().for_each(|length| writer.add(&vec![b'a'; *length]).unwrap());
+        writer.flush().unwrap();
+        let (mut reader, mut message) = (Reader::new(&[folder.path().to_owned()]).unwrap(), Vec::new());
+        assert_eq!(reader.progress(), 0.0);
+        for length in lengths {
+            assert!(reader.next(&mut message).unwrap());
+            assert_eq!(message.len(), length);
+        }
+        assert!(!reader.next(&mut message).unwrap());
+        assert_eq!(reader.progress(), 1.0);
+    }
+
+    #[test]
+    fn a_length_has_up_to_five_bytes_and_is_at_most_the_maximum() {
+        let read_all = |mut bytes: &[u8]| {
+            let mut message = Vec::new();
+            read(&mut bytes, &mut message).map(|_| message).map_err(|error| error.kind())
+        };
+        assert_eq!(read_all(&[0x81, 0x80, 0x80, 0x80, 0x00, b'a']), Ok(vec![b'a']));
+        assert_eq!(read_all(&[0x81, 0x80, 0x80, 0x80, 0x80, 0x00, b'a']), Err(io::ErrorKind::Other));
+        // 16 MiB are allowed, so the message is incomplete. One byte more is too long.
+        assert_eq!(read_all(&[0x80, 0x80, 0x80, 0x08]), Err(io::ErrorKind::UnexpectedEof));
+        assert_eq!(read_all(&[0x81, 0x80, 0x80, 0x08]), Err(io::ErrorKind::Other));
+    }
+
+    #[test]
+    fn after_a_failed_write_the_next_block_is_in_a_new_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = Writer::new(folder.path().to_owned(), u64::MAX, u64::MAX, 0);
+        let mut write = |message: &[u8], is_writable: bool| {
+            if !is_writable {
+                writer.file = Some((File::open(files(folder.path()).unwrap().remove(0)).unwrap(), 0));
+            }
+            writer.add(message).unwrap();
+            writer.flush()
+        };
+        write(b"first", true).unwrap();
+        assert!(write(b"lost", false).is_err());
+        write(b"second", true).unwrap();
+        assert_eq!(files(folder.path()).unwrap().len(), 2);
+        assert_eq!(all(folder.path()).unwrap(), [b"first".to_vec(), b"second".to_vec()]);
     }
 }

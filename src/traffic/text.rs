@@ -236,4 +236,11 @@ mod tests {
             assert!(answer.starts_with("error") && answer.contains(expected), "{text}: {answer}");
         }
     }
+
+    #[test]
+    fn the_body_of_curl_is_not_taken_from_another_option() {
+        let curl = r#"curl --request=POST --url=localhost:8080/json --data='{"domain":"api","descriptors":
+            [{"entries":[{"key":"user","value":"bob"}]}]}'"#;
+        assert_eq!(text_of(curl, None), "api: user=bob");
+    }
 }
