@@ -264,3 +264,59 @@ fn name(entries: &[Entry<'_>]) -> Box<str> {
     let entries: Vec<_> = entries.iter().map(|Entry { key, value }| format!("{key}={value}")).collect();
     entries.join("|").into()
 }
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{
+        engine::Descriptor,
+        rules::{Options, SourceFile, compile},
+    };
+
+    #[test]
+    fn hits_are_counted_by_rule_and_entity_and_compared_with_the_recorded_decisions() {
+        let text = "domain: api\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 3}}]\n";
+        let (rules, _) =
+            compile(&[SourceFile { name: "api.yaml".into(), text: text.into() }], Options::default()).unwrap();
+        let mut replay = Replay::new(rules, None);
+        let recorded = |key, value, hits, allowed| {
+            let entries = smallvec![Entry { key, value }];
+            let descriptor = Descriptor { entries, hits, refund: false, requested_limit: None };
+            let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: Vec::new() };
+            let over = smallvec![allowed == Some(false)];
+            RecordedRequest { at: Micros::from_secs(1_000_000), request, allowed, over }
+        };
+        let mut refund = recorded("user", "eve", 1, Some(true));
+        refund.request.descriptors[0].refund = true;
+        let mut without_domain = recorded("user", "eve", 1, Some(true));
+        without_domain.request.domain = "";
+        let mut without_descriptors = recorded("user", "eve", 1, Some(true));
+        without_descriptors.request.descriptors.clear();
+        replay.process(&[
+            recorded("user", "bob", 2, Some(true)),
+            recorded("user", "bob", 2, Some(true)),
+            recorded("user", "bob", 2, Some(false)),
+            recorded("user", "carol", 1, Some(false)),
+            recorded("user", "dave", 5, None),
+            recorded("path", "/x", 5, Some(true)),
+            recorded("user", "eve", 0, Some(true)),
+            refund,
+            without_domain,
+            without_descriptors,
+        ]);
+        assert_eq!((replay.requests, replay.denied, replay.unknown, replay.skipped), (8, [3, 2], 1, 2));
+        assert_eq!(replay.series.sums, [[5, 3]]);
+        let [users, others] = replay.by_rule.as_slice() else { panic!("{} rules", replay.by_rule.len()) };
+        assert_eq!(users.hits, Hits { requested: 12, denied: 9, newly_denied: 7, newly_allowed: 1 });
+        assert_eq!((users.descriptors, users.entities.len(), users.entities_denied()), (5, 3, 2));
+        let most_denied = |max| {
+            let entities = users.most_denied(max).into_iter();
+            entities.map(|entity| (&*entity.name, entity.hits.requested, entity.hits.denied)).collect::<Vec<_>>()
+        };
+        assert_eq!(most_denied(10), [("user=dave", 5, 5), ("user=bob", 6, 4)]);
+        assert_eq!(most_denied(1), [("user=dave", 5, 5)]);
+        assert_eq!((others.descriptors, others.hits), (1, Hits { requested: 5, ..Hits::default() }));
+    }
+}

@@ -155,3 +155,114 @@ fn entity_chart(entities: &[(&str, Hits)]) -> String {
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        replay::Entity,
+        rules::{self, Options, SourceFile},
+    };
+
+    const BLUE: &str = "#3478BE";
+    const RED: &str = "#D2463C";
+
+    fn numbers<const N: usize>(texts: [&str; N]) -> [i32; N] {
+        texts.map(|text| text.parse().unwrap())
+    }
+
+    /// Returns x, y, width and height of the rectangles of a colour.
+    fn rectangles(chart: &str, color: &str) -> Vec<[i32; 4]> {
+        let rectangles = chart.lines().filter_map(|line| line.strip_prefix("<rect "));
+        let values = rectangles.map(|line| line.split('"').collect::<Vec<_>>());
+        let colored = values.filter(|values| values[11] == color);
+        colored.map(|values| numbers([values[1], values[3], values[5], values[7]])).collect()
+    }
+
+    /// Returns the corners of the first area of a colour.
+    fn area<'c>(chart: &'c str, color: &str) -> Option<&'c str> {
+        let (_, points) = chart.split_once(&format!("fill=\"{color}\" points=\""))?;
+        points.split(" \"").next()
+    }
+
+    /// Returns the texts of a chart, each with x and y.
+    fn texts(chart: &str) -> Vec<([i32; 2], &str)> {
+        let text = |element| {
+            let values: Vec<_> = str::split(element, '"').collect();
+            (numbers([values[1], values[3]]), element.lines().nth(1).unwrap())
+        };
+        chart.split("<text ").skip(1).map(text).collect()
+    }
+
+    fn series(step: u64, sums: Vec<[u64; 2]>) -> Series {
+        Series { start: Some(0), step, sums }
+    }
+
+    /// The plot is 815 pixels wide, from x = 74, and 181 pixels high, up to y = 213.
+    #[test]
+    fn areas_have_the_height_of_the_hits_per_second() {
+        let chart = time_chart("Hits", &series(2_000_000, vec![[1, 0], [0, 1], [1, 1], [0, 0]]));
+        // The steps begin after 0, 2, 4 and 6 of 8 seconds. Denied hits are on top of the allowed ones.
+        assert_eq!(area(&chart, RED), Some("74,127 277,127 481,41 685,213 685,213 74,213"));
+        assert_eq!(area(&chart, BLUE), Some("74,127 277,213 481,127 685,213 685,213 74,213"));
+        // The legend has a square of each colour.
+        assert_eq!(rectangles(&chart, RED), [[807, 47, 12, 10]]);
+        assert_eq!(rectangles(&chart, BLUE), [[807, 62, 12, 10]]);
+        let busy = time_chart("Hits", &series(2_000_000, vec![[3, 5], [0, 0]]));
+        let highest = |chart: &str| texts(chart).iter().rfind(|([x, _], _)| *x == 64).unwrap().1.to_owned();
+        assert_eq!((highest(&chart), highest(&busy)), ("1.0".into(), "4.0".into()));
+    }
+
+    #[test]
+    fn times_of_more_than_two_hours_are_in_hours() {
+        let axis = |steps: usize| {
+            let chart = time_chart("Hits", &series(16_000_000, vec![[1, 0]; steps]));
+            let unit = ["seconds", "hours"].into_iter().find(|unit| chart.contains(&format!("{unit} since the first")));
+            let last = texts(&chart).iter().rfind(|([_, y], _)| *y == 224).unwrap().1.to_owned();
+            (unit.unwrap(), last)
+        };
+        assert_eq!(axis(450), ("seconds", "7000.0".into()));
+        assert_eq!(axis(451), ("hours", "2.0".into()));
+    }
+
+    /// The plot is 640 pixels wide, from x = 250, and has a row of 26 pixels for each entity.
+    #[test]
+    fn bars_have_the_length_of_the_hits() {
+        let hits = |requested, denied| Hits { requested, denied, ..Hits::default() };
+        let chart = entity_chart(&[("user=bob", hits(100, 25)), ("user=eve", hits(50, 50))]);
+        assert!(chart.starts_with("<svg width=\"900\" height=\"108\""), "{chart}");
+        assert_eq!(rectangles(&chart, BLUE), [[250, 14, 469, 18], [250, 40, 0, 18]]);
+        assert_eq!(rectangles(&chart, RED), [[719, 14, 157, 18], [250, 40, 313, 18]]);
+        let texts = texts(&chart);
+        assert!(texts.contains(&([242, 23], "user=bob")) && texts.contains(&([242, 49], "user=eve")), "{texts:?}");
+    }
+
+    #[test]
+    fn the_page_lists_the_rules_with_most_changed_decisions_first() {
+        let rule = |key: &str| format!("- {{key: {key}, rate_limit: {{unit: hour, requests_per_unit: 5}}}}\n");
+        let text = format!("domain: api\ndescriptors:\n{}", ["a", "b", "c", "unused"].map(rule).concat());
+        let (rules, _) = rules::compile(&[SourceFile { name: "api.yaml".into(), text }], Options::default()).unwrap();
+        let mut replay = Replay::new(rules, None);
+        (replay.requests, replay.denied) = (20, [10, 7]);
+        for (key, newly_denied, newly_allowed) in [("a", 3, 0), ("b", 1, 1), ("c", 2, 2)] {
+            let label = format!("api.{key}");
+            let id = replay.rules().rules().rules().iter().position(|rule| rule.labels.join(".") == label).unwrap();
+            let rule_hits = &mut replay.by_rule[id];
+            rule_hits.descriptors = 1;
+            rule_hits.hits = Hits { requested: 9, denied: 4, newly_denied, newly_allowed };
+            if key == "c" {
+                let name = "user=<bob>".into();
+                rule_hits.entities.insert(1, Entity { name, hits: rule_hits.hits });
+            }
+        }
+        let html = page(&replay, "old & new");
+        assert!(html.starts_with("<!doctype html>") && html.contains("<h1>old &amp; new</h1>"), "{html}");
+        assert!(html.contains("20 requests: 10 denied by these rules, 7 by the baseline"), "{html}");
+        let headings: Vec<_> = html.split("<h2>").skip(1).filter_map(|text| text.split("</h2>").next()).collect();
+        assert_eq!(headings, ["By rule", "api.c: 5 per hour", "api.a: 5 per hour", "api.b: 5 per hour"]);
+        assert!(html.contains("<tr><td>api.c: 5 per hour<td>9<td>4<td>2<td>2<td>1<td>1<tr><td>api.a"), "{html}");
+        assert!(html.contains("<tr><td>user=&lt;bob&gt;<td>9<td>4<td>2</table>"), "{html}");
+        // One chart of all requests, one of each rule, and one of the entities.
+        assert_eq!(html.matches("<svg").count(), 5, "{html}");
+    }
+}

@@ -58,4 +58,14 @@ mod tests {
         assert_eq!(series.sums.iter().fold([0; 2], sum), [9_001, 1_000]);
         assert_eq!(series.sums[1], [2 * 14, 2 * 2]);
     }
+
+    #[test]
+    fn a_hit_for_which_steps_are_merged_is_counted_in_its_own_step() {
+        let mut series = Series::default();
+        series.add(Micros::from_secs(1_000), 1, false);
+        series.add(Micros::from_secs(1_601), 5, true);
+        let mut expected = vec![[0, 0]; 301];
+        (expected[0], expected[300]) = ([1, 0], [0, 5]);
+        assert_eq!((series.step, series.sums), (2_000_000, expected));
+    }
 }

@@ -198,4 +198,38 @@ mod tests {
             assert_eq!(rounded(limit), expected);
         }
     }
+
+    fn recorded<'a>(entries: &[(&'a str, &'a str)], hits: u64, refund: bool, second: u64) -> RecordedRequest<'a> {
+        let entries = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
+        let descriptor = Descriptor { entries, hits, refund, requested_limit: None };
+        let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: Vec::new() };
+        RecordedRequest { at: Micros::from_secs(second), request, allowed: None, over: smallvec![] }
+    }
+
+    #[test]
+    fn only_hits_above_the_limit_count_as_denied_in_each_window() {
+        let mut suggestions = Suggestions::default();
+        let mut add = |user: &str, hits, second| suggestions.add(&recorded(&[("user", user)], hits, false, second));
+        for user in 0..200 {
+            add(&user.to_string(), 10, 60);
+        }
+        for (user, hits, second) in [("at the limit", 12, 60), ("above", 20, 60), ("above", 20, 120)] {
+            add(user, hits, second);
+        }
+        let all = suggestions.suggest();
+        let minute = all.iter().find(|suggestion| suggestion.unit == Unit::Minute).unwrap();
+        assert_eq!((minute.limit, minute.entities, minute.entities_denied), (12, 202, 1));
+        assert!((minute.denied_share - 16.0 / 2_052.0).abs() < 1e-9, "{minute:?}");
+    }
+
+    #[test]
+    fn refunds_and_descriptors_without_hits_or_entries_are_ignored() {
+        let bob = [("user", "bob")];
+        for (entries, hits, refund) in [(&bob[..], 5, true), (&bob, 0, false), (&[], 5, false)] {
+            let mut suggestions = Suggestions::default();
+            suggestions.add(&recorded(entries, hits, refund, 60));
+            let all = suggestions.suggest();
+            assert!(all.is_empty(), "{all:?}");
+        }
+    }
 }

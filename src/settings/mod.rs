@@ -513,4 +513,54 @@ mod tests {
         assert!(printed.contains("redis+cluster://:***@a,b"), "{printed}");
         assert_eq!(load(&printed, &[]).unwrap().redis.timeout, settings.redis.timeout);
     }
+
+    #[test]
+    fn rejects_values_beyond_the_limits_and_accepts_the_limits() {
+        for (name, invalid, valid) in [
+            ("redis.timeout", "'0s'", "'1us'"),
+            ("redis.connect_timeout", "'0s'", "'1us'"),
+            ("rules.dir", "'a'\nrules.xds.server = 'http://a'", "'a'"),
+            ("rules.xds.server", "'http://a'\nrules.dir = 'a'", "'http://a'"),
+            ("rules.xds.retry_min", "'0s'", "'1us'"),
+            ("rules.xds.retry_min", "'2s'\nrules.xds.retry_max = '1s'", "'2s'\nrules.xds.retry_max = '2s'"),
+            ("rules.xds.connect_timeout", "'0s'", "'1us'"),
+            ("rules.xds.max_message_bytes", "0", "1"),
+            ("grpc.max_connection_age", "'0s'", "'1us'"),
+            ("grpc.keepalive_interval", "'0s'", "'1us'"),
+            ("grpc.max_connections", "0", "1"),
+            ("http.max_connections", "0", "1"),
+            ("admin.max_connections", "0", "1"),
+            ("http.metrics_path", "'metrics'", "'/metrics'"),
+            ("http.metrics_path", "'/{a}'", "'/a'"),
+            ("telemetry.statsd.interval", "'0s'", "'1us'"),
+            ("cluster.sync", "'9ms'", "'10ms'"),
+            ("cluster.sync", "'10001ms'", "'10s'"),
+            ("memory.max_counters", "0", "1"),
+            ("console.grafana_url", "'ftp://a'", "'http://a'"),
+            ("console.grafana_url", "'a'", "'https://a'"),
+        ] {
+            let error = load(&format!("{name} = {invalid}\n"), &[]).unwrap_err().to_string();
+            assert!(error.contains(name), "{name} = {invalid}: {error}");
+            let loaded = load(&format!("{name} = {valid}\n"), &[]);
+            assert!(loaded.is_ok(), "{name} = {valid}: {loaded:?}");
+        }
+    }
+
+    #[test]
+    fn printed_settings_contain_no_secret_of_the_store_or_the_control_plane() {
+        let toml = "store = 'redis://:hunter2@host'\n[rules.xds]\nheaders = ['authorization=hunter2']\n";
+        let printed = load(toml, &[]).unwrap().masked();
+        assert!(!printed.contains("hunter2"), "{printed}");
+        assert!(printed.contains("redis://:***@host") && printed.contains("authorization=***"), "{printed}");
+    }
+
+    #[test]
+    fn only_the_value_is_removed_from_an_error() {
+        for (text, expected) in [
+            ("invalid type: string \"hunter2\", expected u64", "invalid type: string, expected u64"),
+            ("unknown variant `a\", expected string \"b`", "unknown variant `a\", expected string \"b`"),
+        ] {
+            assert_eq!(describe(&ConfigError::Message(text.to_owned())), expected);
+        }
+    }
 }

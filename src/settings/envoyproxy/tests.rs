@@ -243,3 +243,40 @@ fn durations_have_the_forms_of_go() {
     }
     assert_eq!(values::age("0"), values::age("876000h"));
 }
+
+#[test]
+fn the_settings_and_a_warning_about_ignored_variables_take_effect() {
+    use crate::settings::{Flags, Settings};
+
+    let load = |variables: &[(&str, &str)]| {
+        let flags = Flags { envoyproxy: Some(read(variables).unwrap()), ..Flags::default() };
+        Settings::load(None, Some(HashMap::new()), flags).unwrap()
+    };
+    let redis = ("REDIS_URL", "redis://redis:6379");
+    assert_eq!((load(&[redis]).store.as_str(), load(&[redis]).warnings), ("redis://redis:6379", vec![]));
+    let warnings = load(&[redis, ("MEMCACHE_SRV", "x"), ("REDIS_POOL_SIZE", "20")]).warnings;
+    let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
+    assert!(warning.starts_with("variables without effect: "), "{warning}");
+    assert!(warning.contains("MEMCACHE_SRV (counters are") && warning.contains("REDIS_POOL_SIZE (each"), "{warning}");
+}
+
+#[test]
+fn values_are_converted_to_the_units_and_names_of_the_settings() {
+    for (variable, value, name, expected) in [
+        ("LOG_LEVEL", "PANIC", "telemetry.log.level", "error"),
+        ("LOG_LEVEL", "fatal", "telemetry.log.level", "error"),
+        ("LOG_LEVEL", "Error", "telemetry.log.level", "error"),
+        ("LOG_LEVEL", "warning", "telemetry.log.level", "warn"),
+        ("LOG_LEVEL", "INFO", "telemetry.log.level", "info"),
+        ("LOG_LEVEL", "debug", "telemetry.log.level", "debug"),
+        ("LOG_LEVEL", "trace", "telemetry.log.level", "trace"),
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "1100", "deny_cache.max_entries", "4"),
+        ("STATS_FLUSH_INTERVAL", "7000000ns", "telemetry.statsd.interval", "7ms"),
+        ("STATS_FLUSH_INTERVAL", "7000us", "telemetry.statsd.interval", "7ms"),
+        ("STATS_FLUSH_INTERVAL", "7000µs", "telemetry.statsd.interval", "7ms"),
+    ] {
+        assert_eq!(setting(&[(variable, value)], name).as_deref(), Some(expected), "{variable}={value}");
+    }
+    let xds = [("CONFIG_TYPE", "GRPC_XDS_SOTW"), ("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", "0")];
+    assert_eq!(setting(&xds, "rules.xds.max_message_bytes"), None);
+}
