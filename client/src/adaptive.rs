@@ -201,4 +201,22 @@ mod tests {
             [90, 90, 100, 101]
         );
     }
+
+    #[test]
+    fn a_slot_reports_its_latency_and_the_number_in_flight() {
+        let limit = AdaptiveLimit::new(Method::Aimd, Bounds { initial: 100, ..Bounds::default() });
+        let (mut first, mut second) = (limit.try_acquire().unwrap(), limit.try_acquire().unwrap());
+        first.record_latency();
+        assert!(first.latency.is_some());
+        second.latency = Some(Duration::from_millis(2));
+        second.record_latency();
+        drop(second);
+        let window = limit.shared.learned.lock().unwrap().1;
+        assert_eq!((window.sum, window.count, window.in_flight), (2_000.0, 1, 2));
+    }
+
+    #[test]
+    fn the_wall_clock_counts_microseconds_since_1970() {
+        assert!(wall_clock_us() > 1_700_000_000_000_000);
+    }
 }

@@ -332,12 +332,30 @@ fn port_of(uri: &transport::Uri) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use super::port_of;
+    use super::*;
 
     #[test]
     fn the_default_port_depends_on_the_scheme() {
         for (uri, port) in [("http://a", 80), ("https://a", 443), ("https://a:8081", 8081)] {
-            assert_eq!(port_of(&uri.parse::<super::transport::Uri>().unwrap()), port, "{uri}");
+            assert_eq!(port_of(&uri.parse::<transport::Uri>().unwrap()), port, "{uri}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_deny_cache_without_entries_is_disabled() {
+        let client = |entries| Client::builder("http://127.0.0.1:1").deny_cache(entries).connect_lazy().unwrap();
+        assert!(client(0).inner.deny_cache.is_none() && client(1).inner.deny_cache.is_some());
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_that_is_no_longer_found_is_removed() {
+        // Both addresses resolve to the same endpoint.
+        let builder = Client::builder("http://127.0.0.1:1").endpoint("http://127.0.0.1:1");
+        let client = builder.resolve_every(Duration::from_secs(1)).connect_lazy().unwrap();
+        assert_eq!(client.endpoints().len(), 2);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(client.endpoints().len(), 1);
     }
 }

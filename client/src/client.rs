@@ -347,11 +347,33 @@ impl std::fmt::Debug for Check<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::descriptor;
 
     #[test]
     fn the_timer_is_set_a_tenth_of_the_timeout_early_and_at_most_a_millisecond() {
         for (timeout, expected) in [(0, 0), (100, 10), (5_000, 500), (10_000, 1_000), (60_000_000, 1_000)] {
             assert_eq!(timer_margin(Duration::from_micros(timeout)), Duration::from_micros(expected));
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_check_without_a_response_ends_within_its_timeout() {
+        // The listener never accepts the connection.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let timeout = Duration::from_millis(100);
+        let client = Client::builder(address).timeout(timeout).connect_lazy().unwrap();
+        let start = Instant::now();
+        let verdict = client.check([descriptor! { "user" => "alice" }]).await;
+        assert_eq!(verdict.failure(), Some(&Failure::Timeout(timeout)));
+        assert!(start.elapsed() <= timeout, "{:?}", start.elapsed());
+    }
+
+    #[tokio::test]
+    async fn debug_output_contains_the_domain_the_endpoints_and_the_descriptors() {
+        let client = Client::builder("http://127.0.0.1:1").domain("api").connect_lazy().unwrap();
+        assert_eq!(format!("{client:?}"), r#"Client { domain: "api", endpoints: ["127.0.0.1:1"] }"#);
+        let check = format!("{:?}", client.check([descriptor! { "user" => "alice" }]));
+        assert!(check.starts_with(r#"Check { domain: "api", descriptors: ["#) && check.contains("alice"), "{check}");
     }
 }

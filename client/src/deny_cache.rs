@@ -278,4 +278,13 @@ mod tests {
         cache.insert(&alice, &denied(&[Some(1_000)]), meanwhile, at(0));
         assert_eq!(get(&cache, &alice, at(1)), None);
     }
+
+    #[test]
+    fn the_reset_of_a_cached_denial_decreases_too() {
+        let (cache, alice) = (DenyCache::new(100), request(&[user("alice")], 1));
+        let mut verdict = denied(&[Some(1_000)]);
+        verdict.statuses[0].reset = Some(at(5_000));
+        insert(&cache, &alice, &verdict, at(50));
+        assert_eq!(get(&cache, &alice, at(300)).unwrap().statuses()[0].reset, Some(at(4_750)));
+    }
 }

@@ -199,4 +199,13 @@ mod tests {
         drop(guards);
         assert_eq!(count.load(Relaxed), 0);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_time_of_a_call_is_relative_to_the_start_of_the_client() {
+        let start = Instant::now();
+        let times =
+            CallTimes { client_started_at: start, started: Duration::ZERO, deadline: start, timeout: Duration::ZERO };
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(times.now(), Duration::from_secs(3));
+    }
 }

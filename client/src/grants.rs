@@ -442,4 +442,99 @@ mod tests {
         let stored = grants.take_all(at(1)).len();
         assert!((MAX_DESCRIPTORS / 2..=MAX_DESCRIPTORS).contains(&stored), "{stored}");
     }
+
+    /// Returns requests for one more descriptor than a shard has room for.
+    fn requests_of_one_shard() -> Vec<CheckRequest<'static>> {
+        let request = |number: u64| {
+            let descriptors = std::iter::once(descriptor! { "user" => number.to_string() }).collect();
+            CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, feedback: Vec::new() }
+        };
+        let is_in_first_shard =
+            |request: &CheckRequest<'static>| request.identities().all(|identity| identity as usize % SHARDS == 0);
+        (0..).map(request).filter(is_in_first_shard).take(MAX_DESCRIPTORS / SHARDS + 1).collect()
+    }
+
+    #[test]
+    fn a_full_table_removes_expired_grants() {
+        let (grants, requests) = (Grants::new(true), requests_of_one_shard());
+        let (new, old) = requests.split_last().unwrap();
+        for (index, request) in old.iter().enumerate() {
+            let ttl = if index % 2 == 0 { 1_000 } else { 10_000 };
+            grants.store(request, &granted(&[Some((5, ttl))]), at(0));
+        }
+        let remaining = |now| {
+            grants.store(new, &granted(&[Some((5, 10_000))]), at(now));
+            spend(&grants, new, at(now))
+        };
+        assert_eq!((remaining(999), remaining(1_000)), (None, Some(4)));
+        assert_eq!(grants.count.load(Relaxed), old.len() / 2 + 1);
+    }
+
+    #[test]
+    fn a_full_table_keeps_descriptors_that_were_used_in_the_previous_interval() {
+        let (grants, requests) = (Grants::new(true), requests_of_one_shard());
+        let (new, old) = requests.split_last().unwrap();
+        for request in old {
+            assert_eq!(spend(&grants, request, at(100)), None);
+        }
+        let count = |now| {
+            assert_eq!(spend(&grants, new, at(now)), None);
+            grants.count.load(Relaxed)
+        };
+        assert_eq!((count(299), count(300)), (old.len(), 1));
+    }
+
+    #[test]
+    fn other_descriptors_do_not_remove_a_grant_whose_usage_was_not_reported() {
+        let (grants, requests) = (Grants::new(true), requests_of_one_shard());
+        grants.store(&requests[0], &granted(&[Some((5, 100))]), at(0));
+        assert_eq!(spend(&grants, &requests[1], at(1_000)), None);
+        let finished_grant = Some(("7".into(), 0));
+        assert_eq!(grants.feedback(&requests[0], at(1_000)), [Feedback { finished_grant, ..Feedback::default() }]);
+    }
+
+    #[test]
+    fn a_grant_is_requested_for_eight_hits_per_interval() {
+        let demand = |hits| {
+            let (grants, alice) = (Grants::new(true), request(&["a"], hits));
+            assert_eq!(spend(&grants, &alice, at(0)), None);
+            grants.feedback(&alice, at(0)).first().map(|feedback| feedback.demand)
+        };
+        assert_eq!((demand(7), demand(8)), (None, Some(8)));
+    }
+
+    #[test]
+    fn a_grant_is_finished_if_it_is_too_small_or_expired() {
+        let (grants, both) = (Grants::new(true), request(&["a", "b"], 3));
+        grants.store(&request(&["a"], 1), &granted(&[Some((3, 1_000))]), at(0));
+        assert_eq!(spend(&grants, &both, at(1)), None, "the second descriptor has no grant");
+        assert_eq!(grants.feedback(&both, at(1)), [], "the grant has exactly enough hits");
+        let (grants, alice) = (Grants::new(true), request(&["a"], 8));
+        for _ in 0..2 {
+            grants.store(&alice, &granted(&[Some((10, 1_000))]), at(0));
+        }
+        assert_eq!(spend(&grants, &alice, at(1_000)), None, "both grants have expired");
+        let finished_grant = Some(("7".into(), 0));
+        assert_eq!(grants.feedback(&alice, at(1_000)), [Feedback { demand: 8, finished_grant, sample: None }]);
+    }
+
+    #[test]
+    fn a_status_from_a_grant_is_allowed_and_has_no_retry_after() {
+        let (grants, alice) = (Grants::default(), request(&["a"], 1));
+        let mut verdict = granted(&[Some((5, 1_000))]);
+        verdict.statuses[0].allowed = false;
+        verdict.statuses[0].retry_after = Some(at(7));
+        grants.store(&alice, &verdict, at(0));
+        let verdict = grants.spend(&alice, &alice.identities().collect(), at(1)).unwrap();
+        assert_eq!(verdict.statuses(), [Status { allowed: true, remaining: 4, ..Status::default() }]);
+    }
+
+    #[test]
+    fn neither_used_nor_expired_hits_are_refunded() {
+        let grants = Grants::default();
+        grants.store(&request(&["a", "b"], 1), &granted(&[Some((5, 1_000)), Some((7, 10))]), at(0));
+        assert_eq!(spend(&grants, &request(&["a"], 5), at(1)), Some(0));
+        assert!(grants.take_all(at(10)).is_empty());
+        assert!(!grants.reports_usage() && Grants::new(true).reports_usage());
+    }
 }

@@ -314,3 +314,88 @@ impl Drop for Permit {
         self.finish();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::{OnError, Status, descriptor};
+
+    fn slot(client: &Client) -> Slot {
+        Slot {
+            client: client.clone(),
+            domain: None,
+            descriptors: vec![descriptor! { "user" => "alice" }],
+            runtime: Handle::current(),
+            is_taken: false,
+        }
+    }
+
+    fn permit(lost: bool, release: Option<oneshot::Sender<Sample>>, renewal: Option<JoinHandle<()>>) -> Permit {
+        Permit {
+            verdict: Verdict::empty(true, DecidedBy::Server),
+            acquired_at: Instant::now(),
+            latency: None,
+            outcome: Outcome::Success,
+            lost: Arc::new(AtomicBool::new(lost)),
+            release,
+            renewal,
+        }
+    }
+
+    #[test]
+    fn a_slot_is_held_for_the_shortest_known_reset() {
+        let hold = |resets: &[Option<u64>]| {
+            let status = |reset: &Option<u64>| Status { reset: reset.map(Duration::from_secs), ..Status::default() };
+            let statuses = resets.iter().map(status).collect();
+            hold_duration(&Verdict { statuses, ..Verdict::empty(true, DecidedBy::Server) })
+        };
+        assert_eq!(hold(&[Some(5), None, Some(0), Some(3)]), Some(Duration::from_secs(3)));
+        assert_eq!((hold(&[]), hold(&[None, Some(0)])), (None, None));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_response_a_renewal_is_repeated_sooner_and_the_slot_is_not_lost() {
+        let client = Client::builder("http://127.0.0.1:1").on_error(OnError::Deny).connect_lazy().unwrap();
+        let (_release, released) = oneshot::channel();
+        let lost = Arc::new(AtomicBool::new(false));
+        tokio::spawn(slot(&client).renew_until_released(Some(Duration::from_secs(12)), released, Arc::clone(&lost)));
+        sleep(Duration::from_secs(10)).await;
+        // The renewals after 4, 5, 6, 7 and 8 seconds have opened the circuit breaker.
+        let breaker_was_open = client.inner.endpoints().all()[0].breaker.record_success();
+        assert!(breaker_was_open && !lost.load(Relaxed));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_release_waits_until_all_attempts_have_failed() {
+        // The listener never accepts the connection, so each attempt ends a millisecond before its timeout.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let client = Client::builder(address).timeout(Duration::from_millis(300)).connect_lazy().unwrap();
+        let (release, released) = oneshot::channel();
+        let renewal = tokio::spawn(slot(&client).renew_until_released(None, released, Arc::default()));
+        let start = Instant::now();
+        permit(false, Some(release), Some(renewal)).release().await;
+        let expected = 6 * 299 + 50 + 100 + 200 + 400 + 800;
+        let took = start.elapsed().as_millis();
+        assert!((expected..expected + 50).contains(&took), "{took} ms");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_latency_of_a_permit_extends_until_it_is_recorded() {
+        let (release, mut released) = oneshot::channel();
+        let mut permit = permit(false, Some(release), None);
+        advance(Duration::from_secs(2)).await;
+        permit.record_latency();
+        advance(Duration::from_secs(3)).await;
+        drop(permit);
+        let expected = Sample { latency: Duration::from_secs(2), outcome: Outcome::Success };
+        assert_eq!(released.try_recv().unwrap(), expected);
+    }
+
+    #[test]
+    fn a_permit_reports_the_loss_of_its_slot() {
+        assert!(permit(true, None, None).is_lost() && !permit(false, None, None).is_lost());
+    }
+}

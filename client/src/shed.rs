@@ -282,6 +282,12 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_proto::sluicegate::v1::{
+        self,
+        resource_service_server::{ResourceService, ResourceServiceServer},
+    };
+    use tokio_stream::wrappers::TcpListenerStream;
+
     use super::*;
 
     /// Returns the percentage of keys that are admitted.
@@ -316,5 +322,46 @@ mod tests {
     fn without_a_runtime_nothing_is_shed() {
         let shedder = LoadShedder::with_classes(Signal::WorkerUtilization(0), ["a"], Settings::default());
         assert!((0..100).all(|key| shedder.admit(7, key).is_some()));
+    }
+
+    #[tokio::test]
+    async fn the_utilization_is_the_scheduling_delay_relative_to_the_target() {
+        let shedder = LoadShedder::new(Signal::SchedulingDelay(Duration::from_millis(20)));
+        let mut state = Shedder::new(4, Settings::default());
+        shedder.shared.tick(&mut state, 0.0, Duration::from_millis(30)).await;
+        assert!((shedder.utilization() - 0.8 * 1.5).abs() < 1e-9, "{}", shedder.utilization());
+    }
+
+    /// A service that has no reports about any resource.
+    struct NoReports;
+
+    #[tonic::async_trait]
+    impl ResourceService for NoReports {
+        async fn report(
+            &self,
+            _: tonic::Request<v1::ReportRequest>,
+        ) -> Result<tonic::Response<v1::Utilization>, tonic::Status> {
+            Err(tonic::Status::unimplemented("report"))
+        }
+
+        async fn get(
+            &self,
+            _: tonic::Request<v1::GetRequest>,
+        ) -> Result<tonic::Response<v1::Utilization>, tonic::Status> {
+            Ok(tonic::Response::new(v1::Utilization::default()))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_utilization_without_reports_is_between_the_thresholds() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let server = tonic::transport::Server::builder().add_service(ResourceServiceServer::new(NoReports));
+        tokio::spawn(server.serve_with_incoming(TcpListenerStream::new(listener)));
+        let client = Client::builder(address).timeout(Duration::from_secs(20)).connect_lazy().unwrap();
+        assert_eq!(client.utilization("hosts").await.unwrap().reporters, 0);
+        let shedder = LoadShedder::new(Signal::ReportedUtilization(client, "hosts".into()));
+        shedder.shared.tick(&mut Shedder::new(4, Settings::default()), 0.0, Duration::ZERO).await;
+        assert_eq!(shedder.utilization(), 0.75);
     }
 }

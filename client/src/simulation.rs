@@ -70,3 +70,19 @@ fn request<'a>(keys: &[&'a str], hits: u32) -> CheckRequest<'a> {
     let descriptors = keys.iter().map(|key| Descriptor::new().entry(*key, "x")).collect();
     CheckRequest { domain: "d".into(), descriptors, hits, traceparent: None, feedback: Vec::new() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grants_are_requested_spent_and_returned() {
+        let (grants, now) = (GrantCache::default(), Duration::ZERO);
+        assert!(!grants.spend(&["a"], 9, now));
+        assert_eq!(grants.feedback(&["a"], 9, now), [(9, None)]);
+        grants.store(&["a"], &[(9, None)], &[Some((5, Duration::from_secs(1), 7))], now);
+        assert!(grants.spend(&["a"], 2, now));
+        assert_eq!(grants.feedback(&["a"], 2, now), [(8, None)], "11 hits less the available 3");
+        assert_eq!(grants.return_all(now), [("a".to_owned(), 7, 2)]);
+    }
+}

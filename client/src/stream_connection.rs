@@ -454,4 +454,47 @@ mod tests {
         }
         assert_eq!((pending.waiting.len(), pending.first_id), (1, 999));
     }
+
+    fn connection() -> StreamConnection {
+        let channel = Channel::from_static("http://127.0.0.1:1").connect_lazy();
+        StreamConnection::start(channel, tonic::metadata::MetadataMap::new())
+    }
+
+    fn request() -> CheckRequest<'static> {
+        let descriptors = std::iter::once(crate::descriptor! { "user" => "alice" }).collect();
+        CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, feedback: Vec::new() }
+    }
+
+    #[tokio::test]
+    async fn checks_share_a_frame_until_it_is_full() {
+        let (connection, request) = (connection(), request());
+        let queue_check = || {
+            let mut check = Box::pin(connection.check(&request));
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(check.as_mut().poll(&mut context).is_pending());
+            connection.shared.queue().frames.iter().map(|frame| frame.waiting.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(queue_check(), [1]);
+        connection.shared.queue().frames[0].bytes.resize(FRAME_BYTES - 1, 0);
+        assert_eq!(queue_check(), [2]);
+        assert_eq!(queue_check(), [2, 1]);
+        assert!(connection.shared.take().is_none(), "all checks have been cancelled");
+        assert_eq!(connection.shared.queue().waiting, 0);
+    }
+
+    #[tokio::test]
+    async fn a_check_that_exceeds_the_queue_is_not_sent() {
+        let connection = connection();
+        connection.shared.queue().waiting = MAX_QUEUED;
+        let result = connection.check(&request()).await;
+        assert!(matches!(result, Err(StreamError::NotExecuted(Failure::Overloaded))), "{result:?}");
+    }
+
+    #[tokio::test]
+    async fn a_failure_to_connect_does_not_show_that_streams_are_unsupported() {
+        let connection = connection();
+        let result = connection.check(&request()).await;
+        assert!(matches!(result, Err(StreamError::NotExecuted(Failure::Connection(_)))), "{result:?}");
+        assert!(!connection.is_unsupported());
+    }
 }

@@ -96,4 +96,11 @@ mod tests {
         assert_eq!(defaults(&rules), ["post", "get", "get"]);
         assert_eq!(defaults(&rules.default_classes("r", "w")), ["w", "r", "r"]);
     }
+
+    #[test]
+    fn the_head_of_a_request_determines_its_class() {
+        let rules = ClassRules::new().rule("critical", Some(Method::POST), "/payments");
+        let (head, ()) = http::Request::post("/payments/7?x=1").body(()).unwrap().into_parts();
+        assert_eq!(rules.classify(&head), "critical");
+    }
 }

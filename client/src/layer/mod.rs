@@ -293,3 +293,69 @@ impl Reservation {
         let _ = self.client.check(settled).await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        convert::Infallible,
+        future::{Pending, pending},
+        task::Waker,
+    };
+
+    use super::*;
+    use crate::{
+        adaptive::{AdaptiveLimit, Bounds, Method},
+        shed::{LoadShedder, Signal},
+    };
+
+    /// A service that is never ready.
+    #[derive(Clone)]
+    struct Busy;
+
+    impl Service<Request<()>> for Busy {
+        type Response = Response<axum::body::Body>;
+        type Error = Infallible;
+        type Future = Pending<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Pending
+        }
+
+        fn call(&mut self, _: Request<()>) -> Self::Future {
+            pending()
+        }
+    }
+
+    fn is_ready<S: Service<Request<()>>>(mut service: S) -> bool {
+        service.poll_ready(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[tokio::test]
+    async fn a_layer_is_not_ready_before_its_inner_service() {
+        let client = Client::builder("http://127.0.0.1:1").connect_lazy().unwrap();
+        let limit = AdaptiveLimit::new(Method::Vegas, Bounds::default());
+        let shedder = LoadShedder::new(Signal::WorkerUtilization(1));
+        let ready = [
+            is_ready(RateLimitLayer::new(client.clone(), |_: &Parts| Vec::new()).layer(Busy)),
+            is_ready(PermitLayer::new(client, |_: &Parts| Vec::new()).layer(Busy)),
+            is_ready(AdaptiveLayer::new(limit).layer(Busy)),
+            is_ready(ShedLayer::new(shedder, ClassRules::new()).layer(Busy)),
+        ];
+        assert_eq!(ready, [false; 4]);
+    }
+
+    #[test]
+    fn the_status_of_a_response_determines_the_outcome() {
+        for (status, expected) in [
+            (200_u16, Outcome::Success),
+            (404, Outcome::Success),
+            (429, Outcome::Dropped),
+            (500, Outcome::Failed),
+            (503, Outcome::Dropped),
+            (504, Outcome::TimedOut),
+        ] {
+            assert_eq!(outcome(&Response::builder().status(status).body(())), expected, "{status}");
+        }
+        assert_eq!(outcome::<(), ()>(&Err(())), Outcome::Failed);
+    }
+}

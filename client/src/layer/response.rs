@@ -268,7 +268,10 @@ fn seconds(time: Duration) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{sync::Arc, task::Waker};
+
     use super::*;
+    use crate::Status;
 
     #[test]
     fn a_grpc_timeout_is_parsed() {
@@ -293,5 +296,34 @@ mod tests {
     #[test]
     fn special_characters_in_names_are_escaped_or_replaced() {
         assert_eq!(quoted("a\"b\\c\r\nd"), r#""a\"b\\c??d""#);
+    }
+
+    #[test]
+    fn a_guard_is_dropped_with_the_last_frame() {
+        let text: LimitedBody<axum::body::Body> = LimitedBody(BodyKind::Text("denied".into()));
+        let guard = Arc::new(());
+        let mut body = LimitedBody::with_guard(text, Arc::clone(&guard));
+        assert_eq!((body.is_end_stream(), body.size_hint().exact(), Arc::strong_count(&guard)), (false, Some(6), 2));
+        let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
+        assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        assert_eq!((body.is_end_stream(), body.size_hint().exact(), Arc::strong_count(&guard)), (true, Some(0), 1));
+    }
+
+    #[test]
+    fn the_cause_of_a_denial_determines_the_status() {
+        let status = |by, shed| {
+            let statuses = [Status { shed, ..Status::default() }].into_iter().collect();
+            let verdict = Verdict { statuses, ..Verdict::empty(false, by) };
+            denied_response::<axum::body::Body>(&verdict, false).status().as_u16()
+        };
+        assert_eq!((status(DecidedBy::Server, false), status(DecidedBy::Server, true)), (429, 503));
+        assert_eq!(status(DecidedBy::Fallback, false), 503);
+    }
+
+    #[test]
+    fn seconds_are_rounded_up() {
+        for (nanos, expected) in [(0, 0), (1, 1), (1_000_000_000, 1), (1_000_000_001, 2), (59_500_000_000, 60)] {
+            assert_eq!(seconds(Duration::from_nanos(nanos)), expected);
+        }
     }
 }

@@ -120,3 +120,18 @@ where
         Box::pin(async move { Ok(response.await?.map(|body| LimitedBody::with_guard(body, in_flight))) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shed::Signal;
+
+    #[test]
+    fn requests_with_the_same_value_of_the_header_have_the_same_key() {
+        let shedder = LoadShedder::new(Signal::WorkerUtilization(1));
+        let layer = ShedLayer::new(shedder, ClassRules::new()).key_by("x-user");
+        let key = |user: &str| layer.shared.key(&Request::builder().header("x-user", user).body(()).unwrap());
+        assert_eq!(key("alice"), key("alice"));
+        assert_ne!(key("alice"), key("bob"));
+    }
+}

@@ -80,3 +80,27 @@ fn remaining_lifetime(quota: &Quota) -> Option<Duration> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).ok()?;
     until.checked_sub(now)?.checked_sub(MAX_CLOCK_SKEW)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_code_of_a_status_determines_the_meaning_of_its_duration() {
+        let status = |code: rate_limit_response::Code| DescriptorStatus {
+            code: code.into(),
+            duration_until_reset: Some(prost_types::Duration { seconds: 5, nanos: 0 }),
+            ..DescriptorStatus::default()
+        };
+        let (allowed, denied) = (rate_limit_response::Code::Ok, rate_limit_response::Code::OverLimit);
+        let statuses = vec![status(allowed), status(denied)];
+        let message = RateLimitResponse { overall_code: denied.into(), statuses, ..RateLimitResponse::default() };
+        let verdict = Verdict::from_envoy(message, None, false);
+        let five = Some(Duration::from_secs(5));
+        let expected = [
+            Status { allowed: true, reset: five, whole_seconds: true, ..Status::default() },
+            Status { allowed: false, retry_after: five, whole_seconds: true, ..Status::default() },
+        ];
+        assert_eq!((verdict.allowed(), verdict.statuses()), (false, &expected[..]));
+    }
+}

@@ -288,4 +288,14 @@ mod tests {
         assert_eq!((verdict(true, &[]).delay(), verdict(true, &[]).soft()), (Duration::ZERO, false));
         assert!(verdict(true, &[Status::default(), Status { soft: true, ..Status::default() }]).soft());
     }
+
+    #[test]
+    fn a_verdict_is_shed_if_overload_causes_all_denials() {
+        let denied = |shed| Status { shed, ..Status::default() };
+        assert!(verdict(false, &[denied(true), Status { allowed: true, ..denied(false) }]).shed());
+        assert!(!verdict(false, &[denied(true), denied(false)]).shed());
+        assert!(!verdict(false, &[denied(false)]).shed());
+        assert!(!verdict(false, &[]).shed(), "the cause is unknown");
+        assert!(!verdict(true, &[denied(true)]).shed(), "denied by a rule in shadow mode");
+    }
 }
