@@ -133,3 +133,21 @@ impl Visit for JsonLine {
         self.add(field, value);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_format_logstash_contains_fields_of_all_types() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let layer = fmt::layer().event_format(Logstash).with_writer(file.reopen().unwrap());
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::debug!(text = "a", signed = -1_i64, float = 0.5, flag = true, "done");
+        });
+        let line: Value = serde_json::from_str(&std::fs::read_to_string(file.path()).unwrap()).unwrap();
+        let fields = ["@message", "text", "signed", "float", "flag"].map(|name| line[name].clone());
+        let expected = [Value::from("done"), Value::from("a"), Value::from(-1), Value::from(0.5), Value::from(true)];
+        assert_eq!(fields, expected, "{line}");
+    }
+}

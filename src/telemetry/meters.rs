@@ -89,3 +89,16 @@ impl Meters {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_exported_after_the_export_was_stopped() {
+        let meters = Meters::start(&OtlpSettings::default(), Vec::new()).unwrap();
+        assert!(meters.provider.force_flush().is_ok());
+        meters.stop();
+        assert!(meters.provider.force_flush().is_err());
+    }
+}

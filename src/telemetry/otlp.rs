@@ -205,4 +205,14 @@ mod tests {
         let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
         assert_eq!(headers, [("api-key", "a b"), ("x", "y")]);
     }
+
+    #[test]
+    fn a_histogram_has_its_description_and_the_names_of_its_labels() {
+        let histogram = Histogram::new("x_seconds", "what it is", 1).with_labels(&[("method", "Check")]);
+        let metric = metric(&histogram, UNIX_EPOCH);
+        assert_eq!((metric.name.as_str(), metric.description.as_str()), ("x_seconds", "what it is"));
+        let Some(Data::Histogram(data)) = &metric.data else { panic!("{metric:?}") };
+        let keys: Vec<_> = data.data_points[0].attributes.iter().map(|attribute| attribute.key.as_str()).collect();
+        assert_eq!(keys, ["method"]);
+    }
 }

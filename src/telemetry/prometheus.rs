@@ -89,3 +89,28 @@ impl MetricsPage {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::metrics::WorkerId;
+
+    #[test]
+    fn only_the_response_time_can_be_in_milliseconds() {
+        let sums = |milliseconds| {
+            let histograms = ["ratelimit_service_x_seconds", "sluicegate_x_seconds"].map(|name| {
+                let histogram = Histogram::new(name, "", 1);
+                histogram.record(WorkerId(0), Duration::from_micros(1_500));
+                Arc::new(histogram)
+            });
+            let settings = PrometheusSettings { milliseconds, ..PrometheusSettings::default() };
+            let page = MetricsPage::new(Registry::new(), histograms.to_vec(), &settings, Totals::new).unwrap();
+            let text = String::from_utf8(page.write(Exposition::Text)).unwrap();
+            text.lines().filter(|line| line.contains("_sum ")).map(str::to_owned).collect::<Vec<_>>()
+        };
+        assert_eq!(sums(false), ["ratelimit_service_x_seconds_sum 0.0015", "sluicegate_x_seconds_sum 0.0015"]);
+        assert_eq!(sums(true), ["ratelimit_service_x_seconds_sum 1.5", "sluicegate_x_seconds_sum 0.0015"]);
+    }
+}

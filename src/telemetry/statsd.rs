@@ -234,6 +234,8 @@ impl Statsd {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
     use super::*;
 
     fn statsd(settings: StatsdSettings) -> Statsd {
@@ -287,5 +289,54 @@ mod tests {
             ..Default::default()
         };
         assert!(Statsd::new(&invalid).is_err());
+    }
+
+    /// Runs for two transmissions: the first reading of the totals stops the sender, so the second is the last.
+    async fn send_twice(statsd: Statsd) {
+        let (stop, stopping) = watch::channel(false);
+        let total = AtomicU64::new(5);
+        let read = move || {
+            stop.send_replace(true);
+            totals(&[("a", total.fetch_add(2, Relaxed))])
+        };
+        statsd.run(read, Arc::new(Histogram::new("x", "", 1)), stopping).await;
+    }
+
+    #[tokio::test]
+    async fn a_transmission_contains_the_increase_since_the_last_successful_one() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let mut statsd = statsd(StatsdSettings { protocol: StatsdProtocol::Udp, ..Default::default() });
+        statsd.addr = socket.local_addr().unwrap().to_string();
+        send_twice(statsd).await;
+        let mut datagram = [0; 100];
+        for expected in ["a:5|c\n", "a:2|c\n"] {
+            let length = socket.recv(&mut datagram).await.unwrap();
+            assert_eq!(&datagram[..length], expected.as_bytes());
+        }
+    }
+
+    #[tokio::test]
+    async fn repeated_failures_are_logged_once() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let subscriber = tracing_subscriber::fmt().with_writer(file.reopen().unwrap()).finish();
+        let _logging = tracing::subscriber::set_default(subscriber);
+        let mut statsd = statsd(StatsdSettings::default());
+        statsd.addr = "127.0.0.1:1".into();
+        send_twice(statsd).await;
+        let log = std::fs::read_to_string(file.path()).unwrap();
+        assert_eq!(log.matches("cannot send metrics to statsd").count(), 1, "{log}");
+    }
+
+    #[tokio::test]
+    async fn a_datagram_contains_as_many_lines_as_fit() {
+        let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        let mut statsd = statsd(StatsdSettings { protocol: StatsdProtocol::Udp, ..Default::default() });
+        statsd.addr = socket.local_addr().unwrap().to_string();
+        let half = "x".repeat(MAX_DATAGRAM_BYTES / 2);
+        statsd.send(&[half.clone(), half, "y".to_owned()]).await.unwrap();
+        let mut datagram = [0; 2 * MAX_DATAGRAM_BYTES];
+        for expected in [MAX_DATAGRAM_BYTES, 1] {
+            assert_eq!(socket.recv(&mut datagram).await.unwrap(), expected);
+        }
     }
 }

@@ -141,3 +141,35 @@ impl Extractor for Traceparent<'_> {
         vec!["traceparent"]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_measurement_of_a_span_can_be_restarted() {
+        let provider = SdkTracerProvider::builder().build();
+        let tracer = provider.tracer("x");
+        let traces = Traces(Some((provider, tracer)));
+        let mut span = traces.start_from("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").unwrap();
+        let hour = Duration::from_secs(3_600);
+        span.0.1 = span.0.1.checked_sub(hour).unwrap();
+        assert!(span.timing().0 >= hour);
+        span.start_timing();
+        assert!(span.timing().0 < hour);
+    }
+
+    #[test]
+    fn an_export_over_http_takes_at_most_ten_seconds_by_default() {
+        assert_eq!(http_timeout(), Duration::from_secs(10));
+    }
+
+    #[test]
+    fn no_span_starts_after_the_export_was_stopped() {
+        let provider = SdkTracerProvider::builder().build();
+        let tracer = provider.tracer("x");
+        let traces = Traces(Some((provider, tracer)));
+        traces.stop();
+        assert!(traces.start_from("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").is_none());
+    }
+}

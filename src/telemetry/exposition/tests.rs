@@ -110,3 +110,11 @@ fn accept_selects_the_format() {
         assert_eq!(Exposition::accepted(accept), expected, "{accept}");
     }
 }
+
+#[test]
+fn of_two_formats_with_the_same_quality_the_first_is_selected() {
+    let open = "application/openmetrics-text";
+    assert_eq!(Exposition::accepted(&format!("{open},text/plain")), Exposition::OpenMetrics);
+    assert_eq!(Exposition::accepted(&format!("text/plain,{open}")), Exposition::Text);
+    assert_eq!(Exposition::accepted(&format!("{open};q=0")), Exposition::Text, "0 means not acceptable");
+}

@@ -129,3 +129,21 @@ fn rejects_invalid_files() {
     }
     assert!(Mapping::read(Path::new("/nowhere/at/all.yaml")).unwrap().is_none());
 }
+
+#[test]
+fn counters_are_multiplied_by_their_scale() {
+    let mapping = Mapping::parse("mappings: [{match: a, name: x, scale: 4}]").unwrap();
+    let families = mapping.families(&totals(&[("a", 3)]), response_time(1));
+    let counter = families.iter().find(|family| family.name == "x").unwrap();
+    assert_eq!(counter.samples[0].value, Value::Number(12.0));
+}
+
+#[test]
+fn a_reference_extends_over_letters_digits_underscores_and_dollars() {
+    assert_eq!(fill("$1_x-$1$2-${1}_x-$0", "name", &["a", "b"]), "--a_x-name");
+}
+
+#[test]
+fn a_file_that_exists_but_cannot_be_read_is_an_error() {
+    assert!(Mapping::read(&std::env::temp_dir()).is_err());
+}
