@@ -227,3 +227,115 @@ impl Admin {
 fn pairs(entries: &[(String, String)]) -> Vec<Entry<'_>> {
     entries.iter().map(|(key, value)| Entry { key, value }).collect()
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    };
+
+    use futures_util::FutureExt;
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::{
+        engine::{Descriptor, Request, Statistics, StatisticsSettings, TopEntities},
+        metrics::WorkerId,
+        rules::{Options, SourceFile},
+        service::{activity, check, overrides, source::Source},
+        store::{
+            self, AnyStore, Local, Memory, local, memory,
+            overrides::{Journal, OverrideStore},
+            redis,
+        },
+    };
+
+    const RULES: &str = "domain: api
+descriptors:
+- { key: user, rate_limit: { unit: hour, requests_per_unit: 10 } }
+- { key: path, rate_limit: { unit: hour, requests_per_unit: 4 } }
+";
+
+    /// Returns the actions of an instance named `here:1` with counters in memory and a clock that is set by hand.
+    pub(in crate::service) fn admin(rules: &str) -> Admin {
+        let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 9, near_limit_ratio: 0.8 });
+        let source = Source::BuiltIn(vec![SourceFile { name: "a.yaml".into(), text: rules.into() }]);
+        let options = Options::default();
+        let reloader =
+            Reloader::start(source, options, clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
+        let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 10_000 }));
+        let engine = Engine {
+            worker: WorkerId(0),
+            scope: "",
+            store: AnyStore::Memory(memory()),
+            local: memory(),
+            rules: Arc::clone(reloader.rules()),
+            statistics: Arc::clone(&statistics),
+            top: Some(TopEntities::new(1)),
+            settings: Arc::default(),
+        };
+        let journal = OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(None))));
+        let settings = overrides::Settings::default();
+        let overrides = OverrideSync::new(journal, settings, options, clock.clone(), Arc::clone(&reloader), None);
+        let (reloaded, synced) = (Arc::clone(&reloader), Arc::clone(&overrides));
+        let candidates = Candidates::new(synced, reloaded, Arc::default(), clock.clone(), 1, (None, 0.0));
+        let sources = activity::Sources {
+            check_metrics: check::Metrics::new(1),
+            store_metrics: store::Metrics::new(1),
+            statistics,
+            store: engine.store.clone(),
+            overrides: Arc::clone(&overrides),
+            reloader: Arc::clone(&reloader),
+            clock: clock.clone(),
+        };
+        let activity = Activity::new(sources, "here:1");
+        let simulator = Simulator::new(Arc::clone(&reloader), Arc::clone(&overrides), clock.clone(), options, None);
+        Admin { engine, overrides, reloader, candidates, activity, simulator, clock }
+    }
+
+    /// Advances the clock.
+    pub(in crate::service) fn advance(admin: &Admin, seconds: u64) {
+        let Clock::Manual(micros) = &admin.clock else { panic!("the clock is set by hand") };
+        micros.fetch_add(seconds * 1_000_000, Relaxed);
+    }
+
+    fn ask(admin: &Admin, key: &str, value: &str) {
+        let entries = smallvec![Entry { key, value }];
+        let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
+        let request = Request { domain: "api", descriptors, feedback: Vec::new() };
+        admin.engine.decide(&request, admin.clock.now()).now_or_never().unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_usage_of_a_rule_does_not_depend_on_entities_of_other_rules() {
+        let admin = admin(RULES);
+        for user in 0..=MAX_READ_ENTITIES {
+            (0..2).for_each(|_| ask(&admin, "user", &user.to_string()));
+        }
+        ask(&admin, "path", "/a");
+        let snapshot = admin.reloader.rules().load_full();
+        let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
+        let entries = vec![("path".to_owned(), "/a".to_owned())];
+        let expected = EntityUsage { domain: "api".into(), entries, used: 1, limit: 4 };
+        assert_eq!(admin.usage(rule).await, (vec![expected], 0));
+    }
+
+    #[tokio::test]
+    async fn entities_that_cannot_be_read_are_counted() {
+        let admin = admin(RULES);
+        ["/a", "/b"].into_iter().for_each(|path| ask(&admin, "path", path));
+        let (metrics, worker) = (store::Metrics::new(1), WorkerId(0));
+        let settings = redis::Settings::default();
+        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics));
+        let (deny_cache, leases, eventual) = Default::default();
+        let shared =
+            local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
+        let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
+        let admin = Admin { engine: Engine { store, ..admin.engine.clone() }, ..admin };
+        let snapshot = admin.reloader.rules().load_full();
+        let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
+        assert_eq!(admin.usage(rule).await, (Vec::new(), 2));
+    }
+}

@@ -390,3 +390,103 @@ fn parse_rule_set(text: &str) -> Option<Vec<SourceFile>> {
     let pairs: Vec<(String, String)> = serde_json::from_str(text).ok()?;
     Some(pairs.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::{Admin, admin::tests::admin};
+
+    fn text(key: &str) -> String {
+        format!("domain: api\ndescriptors:\n- {{ key: {key}, rate_limit: {{ unit: hour, requests_per_unit: 1 }} }}\n")
+    }
+
+    fn files(key: &str) -> Vec<SourceFile> {
+        vec![SourceFile { name: "a.yaml".into(), text: text(key) }]
+    }
+
+    fn info() -> ChangeInfo {
+        ChangeInfo { author: "alice".into(), ..ChangeInfo::default() }
+    }
+
+    /// Returns the path of the first rule in force, and of the first candidate rule.
+    fn rules(admin: &Admin) -> (String, Option<String>) {
+        let snapshot = admin.reloader.rules().load_full();
+        let candidate = snapshot.candidate().map(|candidate| candidate.rules().rules().rules()[0].path());
+        (snapshot.rules().rules()[0].path(), candidate)
+    }
+
+    #[tokio::test]
+    async fn an_uploaded_candidate_is_evaluated_until_it_is_promoted_or_dropped() {
+        let admin = admin(&text("first"));
+        let candidates = &admin.candidates;
+        let rejected = candidates.upload(files("other"), 0.0, info()).await;
+        assert!(matches!(rejected, Err(CandidateError::Share)));
+        candidates.upload(files("other"), 1.0, info()).await.unwrap();
+        assert_eq!(rules(&admin), ("api.first".into(), Some("api.other".into())));
+        candidates.drop_candidate(info()).await.unwrap();
+        assert_eq!(rules(&admin), ("api.first".into(), None));
+        candidates.upload(files("other"), 1.0, info()).await.unwrap();
+        candidates.promote(info()).await.unwrap();
+        assert_eq!(rules(&admin), ("api.other".into(), None));
+        candidates.rollback(info()).await.unwrap();
+        assert_eq!(rules(&admin), ("api.first".into(), None));
+    }
+
+    #[tokio::test]
+    async fn rule_sets_that_the_store_lost_are_restored_while_they_are_named() {
+        let admin = admin(&text("first"));
+        let candidates = &admin.candidates;
+        let store = candidates.overrides.store();
+        candidates.upload(files("promoted"), 1.0, info()).await.unwrap();
+        candidates.promote(info()).await.unwrap();
+        candidates.upload(files("candidate"), 1.0, info()).await.unwrap();
+        let [promoted, candidate] = ["promoted", "candidate"].map(|key| serialize_rule_set(&files(key)).unwrap().0);
+        for digest in [&promoted, &candidate] {
+            store.delete_rule_set(digest).await.unwrap();
+        }
+        candidates.restore_rule_sets().await;
+        for digest in [&promoted, &candidate] {
+            assert!(store.get_rule_set(digest).await.unwrap().is_some(), "{digest}");
+        }
+        candidates.drop_candidate(info()).await.unwrap();
+        store.delete_rule_set(&promoted).await.unwrap();
+        candidates.restore_rule_sets().await;
+        assert!(store.get_rule_set(&promoted).await.unwrap().is_some());
+        assert!(store.get_rule_set(&candidate).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_poll_without_changes_keeps_the_snapshot() {
+        let admin = admin(&text("first"));
+        let before = admin.reloader.rules().load_full();
+        admin.candidates.poll(false).await;
+        assert!(Arc::ptr_eq(&before, &admin.reloader.rules().load_full()));
+    }
+
+    #[tokio::test]
+    async fn a_directory_is_evaluated_from_the_start_only_if_it_changes() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("a.yaml"), text("other")).unwrap();
+        let Admin { overrides, reloader, clock, .. } = admin(&text("first"));
+        let directory = (Some(folder.path().to_owned()), 0.5);
+        let candidates = Candidates::new(overrides, Arc::clone(&reloader), Arc::default(), clock, 1, directory);
+        let poll = async |directory_changed| {
+            candidates.poll(directory_changed).await;
+            reloader.rules().load().candidate().cloned().expect("candidate rules")
+        };
+        let first = poll(false).await;
+        assert!(Arc::ptr_eq(&first, &poll(false).await));
+        assert!(!Arc::ptr_eq(&first, &poll(true).await));
+    }
+
+    #[test]
+    fn a_rule_set_of_exactly_the_maximum_size_is_accepted() {
+        let serialize = |bytes: usize| {
+            // The text is `[["a","xxx…"]]`.
+            let file = SourceFile { name: "a".into(), text: "x".repeat(bytes - r#"[["a",""]]"#.len()) };
+            serialize_rule_set(&[file])
+        };
+        assert_eq!(serialize(MAX_RULE_SET_BYTES).unwrap().1.len(), MAX_RULE_SET_BYTES);
+        assert!(matches!(serialize(MAX_RULE_SET_BYTES + 1), Err(CandidateError::Size)));
+    }
+}

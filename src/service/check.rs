@@ -139,3 +139,18 @@ impl Check {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::WorkerId;
+
+    #[test]
+    fn invalid_and_undecided_requests_are_errors() {
+        let metrics = Metrics::new(1);
+        assert_eq!(metrics.errors(), 0);
+        metrics.invalid.add(WorkerId(0), 2);
+        metrics.undecided.add(WorkerId(0), 3);
+        assert_eq!(metrics.errors(), 5);
+    }
+}

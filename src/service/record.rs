@@ -259,4 +259,22 @@ mod tests {
         assert_ne!(bob, entity(&[("org", "a"), ("user", "eve")]));
         assert_ne!(bob, entity(&[("org", "b"), ("user", "bob")]));
     }
+
+    #[test]
+    fn requests_that_cannot_be_written_are_logged_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, no_directory) = (folder.path().join("log"), folder.path().join("file"));
+        fs::write(&no_directory, "").unwrap();
+        let writer = Writer::new(no_directory, 1 << 20, 1 << 20, 0);
+        let (sender, receiver) = sync_channel(3);
+        for _ in 0..3 {
+            // A message of this size is written immediately.
+            assert!(sender.send(Message::Request(vec![0; 1 << 20])).is_ok());
+        }
+        drop(sender);
+        let subscriber = tracing_subscriber::fmt().with_writer(fs::File::create(&log).unwrap()).finish();
+        tracing::subscriber::with_default(subscriber, || write(writer, &receiver));
+        let log = fs::read_to_string(&log).unwrap();
+        assert_eq!(log.matches("cannot write recorded requests").count(), 1, "{log}");
+    }
 }

@@ -261,3 +261,68 @@ fn replay_log(replay: &mut Replay, log: &str, mapping: &Mapping) -> (u64, bool) 
     batches.replay_all();
     (invalid_lines, is_incomplete)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::admin::tests::admin;
+
+    const RULES: &str =
+        "domain: api\ndescriptors:\n- { key: user, rate_limit: { unit: hour, requests_per_unit: 1 } }\n";
+
+    fn replay() -> Replay {
+        let file = SourceFile { name: "a.yaml".into(), text: RULES.into() };
+        Replay::new(rules::compile(&[file], Options::default()).unwrap().0, None)
+    }
+
+    #[tokio::test]
+    async fn an_error_lists_what_is_wrong_in_the_rules() {
+        let text = "domain: api\ndescriptors: [{key: k, rate_limit: {unit: eon}}]\n".to_owned();
+        let files = Some(vec![SourceFile { name: "a.yaml".into(), text }]);
+        let simulation = Simulation { files, changes: Vec::new(), traffic: Traffic::Recorded };
+        let error = admin(RULES).simulator.run(simulation).await.err().unwrap().to_string();
+        assert!(error.contains("a.yaml:2:") && error.contains("eon"), "{error}");
+    }
+
+    #[test]
+    fn an_instance_with_a_directory_records_requests() {
+        let admin = admin(RULES);
+        let with = |recorded| {
+            let (reloader, overrides) = (Arc::clone(&admin.reloader), Arc::clone(&admin.overrides));
+            Simulator::new(reloader, overrides, admin.clock.clone(), Options::default(), recorded).records_requests()
+        };
+        assert_eq!((with(None), with(Some("traffic".into()))), (false, true));
+    }
+
+    #[test]
+    fn further_requests_are_accepted_until_the_maximum() {
+        let accepted = |requests: u64| {
+            let mut replay = replay();
+            replay.requests = requests;
+            let mut batches = Batches::new(&mut replay);
+            (0..BATCH_REQUESTS).filter(|_| batches.end_request()).count()
+        };
+        assert_eq!((accepted(MAX_REQUESTS - 1), accepted(MAX_REQUESTS)), (BATCH_REQUESTS, BATCH_REQUESTS - 1));
+    }
+
+    #[test]
+    fn requests_that_cannot_be_decoded_are_skipped() {
+        let mut replay = replay();
+        let mut batches = Batches::new(&mut replay);
+        for _ in 0..2 {
+            batches.bytes.push(0xff);
+            assert!(batches.end_request());
+        }
+        batches.replay_all();
+        assert_eq!((replay.skipped, replay.requests), (2, 0));
+    }
+
+    #[test]
+    fn invalid_lines_of_an_access_log_are_counted() {
+        let mapping = Mapping::read("domain: api\ntime: at\ndescriptors:\n- [{ key: user, field: user }]\n").unwrap();
+        let log = "not json\n\n  \n{\"at\": 1700000000, \"user\": \"bob\"}\nneither\n";
+        let mut replay = replay();
+        let (invalid_lines, is_incomplete) = replay_log(&mut replay, log, &mapping);
+        assert_eq!((invalid_lines, is_incomplete, replay.requests), (2, false, 1));
+    }
+}

@@ -422,4 +422,22 @@ mod tests {
         assert_eq!((all.len(), all[0]), (MAX_EVENTS, 2));
         assert_eq!(log.after(MAX_EVENTS as u64).map(|event| event.text.clone()).collect::<Vec<_>>(), ["200"]);
     }
+
+    #[test]
+    fn up_to_three_overrides_of_a_change_are_listed() {
+        let removed = |user: &str| -> (Target, Option<Override>, Option<Override>) {
+            (Target::Limit { domain: "api".into(), entries: vec![("user".into(), user.into())] }, None, None)
+        };
+        let changes = Vec::from(["a", "b", "c"].map(removed));
+        let event = of_change(&AppliedChange { version: 1, info: ChangeInfo::default(), changes });
+        let expected = "limit of api user=a removed; limit of api user=b removed; limit of api user=c removed";
+        assert_eq!(event.text, expected);
+    }
+
+    #[test]
+    fn an_action_has_a_public_text() {
+        let info = ChangeInfo { reason: "reset api|user=bob".into(), ..ChangeInfo::default() };
+        let event = of_change(&AppliedChange { version: 1, info, changes: Vec::new() });
+        assert_eq!(event.public_text, "an operator reset a counter or refunded hits");
+    }
 }

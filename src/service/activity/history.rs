@@ -295,4 +295,29 @@ mod tests {
         (0..50).for_each(|number| sum.add(&period(0, [0, 0], vec![class(&number.to_string(), 1)])));
         assert_eq!(sum.classes.len(), MAX_CLASSES);
     }
+
+    #[test]
+    fn hits_of_different_classes_of_a_rule_are_not_mixed() {
+        let class = |name: &str, allowed| ClassTotals {
+            rule: vec!["api".into()],
+            class: name.into(),
+            allowed,
+            denied: 0,
+            shed: 0,
+            shed_since: None,
+        };
+        let totals = |classes| Totals { classes, ..Totals::default() };
+        let (before, now) = (vec![class("gold", 100), class("free", 10)], vec![class("gold", 103), class("free", 14)]);
+        let hits = |class: &str, allowed| ClassHits { class: class.into(), hits: [allowed, 0, 0] };
+        assert_eq!(class_hits(&totals(before), &totals(now)), [hits("gold", 3), hits("free", 4)]);
+    }
+
+    #[test]
+    fn a_period_that_starts_exactly_at_its_time_has_its_full_length() {
+        let mut history = History::default();
+        [100, 102, 104].into_iter().for_each(|second| history.record(totals(second, second)));
+        assert_eq!(list(&history), []);
+        history.record(totals(105, 107));
+        assert_eq!(list(&history), [(100, 5, 7)]);
+    }
 }

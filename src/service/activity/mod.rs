@@ -368,3 +368,92 @@ impl Drop for Viewer {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::{
+        engine::overrides::Scope,
+        metrics::WorkerId,
+        service::{
+            admin::tests::{admin, advance},
+            overrides::ChangeInfo,
+        },
+    };
+
+    const RULES: &str =
+        "domain: api\ndescriptors:\n- { key: user, rate_limit: { unit: hour, requests_per_unit: 1 } }\n";
+
+    #[tokio::test]
+    async fn a_viewer_receives_events_counts_and_finished_periods() {
+        let admin = admin(RULES);
+        let activity = &admin.activity;
+        // With counters in memory, there are no other instances.
+        let mut viewer = activity.watch(true).unwrap();
+        assert_eq!((viewer.all_instances, activity.viewers_of_all.load(Relaxed)), (false, 0));
+        assert_eq!((activity.instance().name.as_str(), viewer.instance_name()), ("here:1", "here:1"));
+        let first = viewer.next().now_or_never().expect("the first update is available immediately");
+        let kinds: Vec<_> = first.events.iter().map(|event| event.kind).collect();
+        assert_eq!(kinds, [EventKind::Start, EventKind::Rules]);
+        assert_eq!((first.rules_version, first.current.requests), (1, 0));
+        assert!(viewer.next().now_or_never().is_none());
+        let metrics = &activity.sources.check_metrics;
+        (0..3).for_each(|_| metrics.latency().record(WorkerId(0), Duration::from_millis(1)));
+        advance(&admin, 1);
+        assert!(!activity.poll(false) && activity.poll(true));
+        activity.ticks.send_replace(());
+        let update = viewer.next().now_or_never().expect("an update");
+        assert_eq!((update.periods.len(), update.events.len(), update.current.requests), (0, 0, 3));
+        advance(&admin, 4);
+        assert!(!activity.poll(false));
+        let info = ChangeInfo { author: "alice".into(), ..ChangeInfo::default() };
+        admin.overrides.switch_this_instance(&Scope::Everything, Some("off"), None, info).await.unwrap();
+        assert!(activity.poll(false));
+        activity.ticks.send_replace(());
+        let update = viewer.next().now_or_never().expect("an update");
+        assert_eq!((update.periods.len(), update.periods[0].requests, update.rules_version), (1, 3, 2));
+        assert_eq!((update.events.len(), update.events[0].kind), (1, EventKind::Switch));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn viewers_are_updated_every_second() {
+        let admin = admin(RULES);
+        let ticks = admin.activity.ticks.subscribe();
+        tokio::spawn(Arc::clone(&admin.activity).follow());
+        sleep(Duration::from_secs(3)).await;
+        assert!(!ticks.has_changed().unwrap(), "an update without viewers");
+        let mut viewer = admin.activity.watch(false).unwrap();
+        viewer.next().await;
+        let mut times = Vec::new();
+        for _ in 0..3 {
+            timeout(Duration::from_secs(5), viewer.next()).await.expect("an update");
+            times.push(Instant::now());
+        }
+        let difference = (times[2] - times[0]).abs_diff(Duration::from_secs(2));
+        assert!(difference < Duration::from_millis(100), "{times:?}");
+    }
+
+    #[test]
+    fn a_viewer_that_leaves_makes_room_for_another() {
+        let admin = admin(RULES);
+        let mut viewers: Vec<_> = (0..MAX_VIEWERS).map(|_| admin.activity.watch(false).unwrap()).collect();
+        assert!(admin.activity.watch(false).is_err());
+        drop(viewers.pop());
+        assert!(admin.activity.watch(false).is_ok());
+    }
+
+    #[test]
+    fn only_summed_periods_that_changed_are_sent_again() {
+        let mut viewer = admin(RULES).activity.watch(false).unwrap();
+        let mut sent = |requests: [u64; 2]| {
+            let period = |(start, requests): (u64, u64)| (start, Period { start, requests, ..Period::default() });
+            let steps = [(30, requests[0]), (60, requests[1])].map(period).into();
+            let changed = viewer.changed(steps);
+            changed.iter().map(|period| period.start).collect::<Vec<_>>()
+        };
+        assert_eq!((sent([1, 2]), sent([1, 2]), sent([1, 3])), (vec![30, 60], vec![], vec![60]));
+    }
+}

@@ -309,7 +309,7 @@ mod tests {
     use super::*;
     use crate::service::activity::RuleOrder;
     use crate::{
-        engine::{Descriptor, Engine, Request, Resources, Statistics, StatisticsSettings},
+        engine::{Candidate, Descriptor, Engine, Overrides, Request, Resources, Statistics, StatisticsSettings},
         metrics::WorkerId,
         rules::{Entry, Options, SourceFile, compile},
         store::{AnyStore, Memory, memory},
@@ -504,5 +504,99 @@ descriptors:
         assert!(setup.table.tree.is_some() && !setup.table.samples.is_empty());
         setup.tick(131);
         assert!(setup.table.tree.is_none() && setup.table.view.is_none() && setup.table.samples.is_empty());
+    }
+
+    #[test]
+    fn a_minute_ends_once() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        setup.ask(&[("user", "bob")], 2, 6_001);
+        [6_020, 6_040, 6_060].into_iter().for_each(|second| setup.tick(second));
+        assert_eq!(setup.list(&by_file(), 6_061).rows[1].minutes[MAX_MINUTES - 1], [2, 0]);
+    }
+
+    #[test]
+    fn the_oldest_of_sixty_minutes_is_kept() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        setup.ask(&[("user", "bob")], 2, 6_001);
+        (1..=MAX_MINUTES as u64).for_each(|minute| setup.tick(6_000 + 60 * minute));
+        let list = setup.list(&by_file(), 6_000 + 60 * MAX_MINUTES as u64);
+        assert_eq!(list.rows[1].minutes.first(), Some(&[2, 0]));
+    }
+
+    #[test]
+    fn a_level_has_the_sum_of_the_hits_below() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        setup.ask(&[("user", "bob")], 6, 6_001);
+        setup.ask(&[("path", "/a"), ("method", "GET")], 9, 6_001);
+        setup.ask(&[("quiet", "x")], 50, 6_001);
+        let sum = setup.list(&by_file(), 6_002).rows[0].hits;
+        assert_eq!((sum.requested_rate, sum.denied_rate, sum.shadow_rate), (32.5, 4.0, 24.5));
+        assert_eq!((sum.requested, sum.denied, sum.recently_denied), (65, 8, 8));
+    }
+
+    #[test]
+    fn recently_denied_hits_include_the_current_minute() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        setup.ask(&[("user", "bob")], 6, 6_001);
+        setup.tick(6_060);
+        setup.ask(&[("user", "bob")], 7, 6_061);
+        let hits = setup.list(&by_file(), 6_062).rows[1].hits;
+        assert_eq!((hits.recently_denied, hits.denied), (3, 3));
+    }
+
+    #[test]
+    fn rates_cover_up_to_thirty_seconds() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        setup.ask(&[("user", "bob")], 20, 6_005);
+        setup.list(&by_file(), 6_010);
+        setup.ask(&[("user", "bob")], 30, 6_012);
+        let rate = setup.list(&by_file(), 6_030).rows[1].hits.requested_rate;
+        assert!((rate - 1.5).abs() < 1e-9, "{rate}");
+    }
+
+    #[test]
+    fn rows_are_reused_for_a_second_by_the_same_query() {
+        let mut setup = Setup::new(RULES);
+        setup.tick(6_000);
+        let requested = |setup: &mut Setup, second| setup.list(&by_file(), second).rows[0].hits.requested;
+        assert_eq!(requested(&mut setup, 6_001), 0);
+        setup.ask(&[("quiet", "x")], 3, 6_001);
+        assert_eq!((requested(&mut setup, 6_001), requested(&mut setup, 6_002)), (0, 3));
+        let by_denied = setup.list(&RuleQuery { order: RuleOrder::Denied, ..RuleQuery::default() }, 6_002);
+        assert_eq!(paths(&by_denied)[..2], ["api", "api.quiet"]);
+        let of_user = setup.list(&RuleQuery { path: "api.user".into(), ..RuleQuery::default() }, 6_002);
+        assert_eq!(paths(&of_user), ["api.user"]);
+    }
+
+    #[test]
+    fn rows_are_not_reused_for_other_rules() {
+        let mut setup = Setup::new(RULES);
+        setup.list(&by_file(), 6_000);
+        let text = "domain: api\ndescriptors:\n- { key: other, rate_limit: { unit: hour, requests_per_unit: 1 } }\n";
+        let file = SourceFile { name: "b.yaml".into(), text: text.into() };
+        let (rules, _) = compile(&[file], Options::default()).unwrap();
+        let snapshot = Snapshot::new(rules, &setup.engine.statistics, &Resources::default());
+        setup.engine.rules.store(Arc::new(snapshot));
+        assert_eq!(paths(&setup.list(&by_file(), 6_000)), ["api", "api.other"]);
+    }
+
+    #[test]
+    fn rows_have_the_outcomes_of_candidate_rules() {
+        let mut setup = Setup::new(RULES);
+        assert!(setup.list(&by_file(), 6_000).rows.iter().all(|row| row.candidate.is_none()));
+        let text = RULES.replace("requests_per_unit: 5", "requests_per_unit: 2");
+        let (rules, _) = compile(&[SourceFile { name: "b.yaml".into(), text }], Options::default()).unwrap();
+        let candidate = Candidate::new(rules, 1.0, Micros::ZERO, 1, &Resources::default());
+        let snapshot = setup.snapshot().with(Overrides::default(), Some(candidate), Micros::ZERO);
+        setup.engine.rules.store(Arc::new(snapshot));
+        setup.ask(&[("user", "bob")], 6, 6_001);
+        let list = setup.list(&by_file(), 6_002);
+        let expected = Outcomes { requested: 6, denied: 4, newly_denied: 3, newly_allowed: 0 };
+        assert_eq!((list.rows[1].candidate, list.rows[2].candidate), (Some(expected), Some(Outcomes::default())));
     }
 }

@@ -454,4 +454,41 @@ pub(super) mod tests {
             }
         }
     }
+
+    #[tokio::test]
+    async fn every_change_moves_the_position_and_is_announced() {
+        let one = member();
+        let mut positions = one.positions();
+        assert_eq!(one.position(), Some(0));
+        for (limit, position) in [(7, 1), (8, 2)] {
+            set(&one, "bob", limit).await;
+            assert!(positions.has_changed().unwrap());
+            assert_eq!((one.position(), *positions.borrow_and_update()), (Some(position), position));
+        }
+        one.publish(&*one.state.lock().await);
+        assert!(!positions.has_changed().unwrap());
+    }
+
+    #[tokio::test]
+    async fn changes_that_cannot_be_written_to_the_journal_are_not_merged() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = Journal::new(Some(folder.path().join("missing/overrides")));
+        let (one, other) = (member(), member_of(OverrideStore::Journal(Arc::new(Mutex::new(journal)))));
+        set(&one, "bob", 1).await;
+        let error = other.merge(one.changes_for_peer(None).await).await.unwrap_err();
+        assert!(matches!(error, OverrideStoreError::Journal(_)), "{error:?}");
+        assert_eq!(limits(&other).await, []);
+    }
+
+    #[tokio::test]
+    async fn an_action_as_old_as_the_oldest_logged_change_enters_the_audit_log() {
+        let one = member();
+        for limit in 1..=1_000 {
+            set(&one, "eve", limit).await;
+        }
+        let info = r#"{"author":"alice","reason":"reset"}"#.to_owned();
+        let changes = vec![Change { version: 1, id: "reset".to_owned(), info, changes: Vec::new() }];
+        one.merge(PeerOverrides { changes, ..PeerOverrides::default() }).await.unwrap();
+        assert_eq!(reasons(&one).await[0], "reset");
+    }
 }

@@ -267,7 +267,22 @@ pub(super) fn remove(overrides: &mut Overrides, target: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::merge::tests::member, *};
+    use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
+
+    use super::{
+        super::merge::tests::{member, member_of},
+        *,
+    };
+    use crate::{
+        algorithm::Micros,
+        engine::overrides::Scope,
+        service::Clock,
+        store::{Metrics, overrides::Journal, redis},
+    };
+
+    fn info() -> ChangeInfo {
+        ChangeInfo { author: "alice".into(), ..ChangeInfo::default() }
+    }
 
     #[test]
     fn the_change_before_the_recent_ones_is_known() {
@@ -279,5 +294,72 @@ mod tests {
         let Cursor { version, id, .. } = &state.before_recent;
         assert_eq!((state.recent.len(), *version, &**id), (MAX_RECENT_CHANGES, 2, "2"));
         assert_eq!(state.recent[0].version, 3);
+    }
+
+    #[tokio::test]
+    async fn overrides_are_loaded_again_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("overrides");
+        let start = async || {
+            let journal = Journal::new(Some(path.clone()));
+            let member = member_of(OverrideStore::Journal(Arc::new(Mutex::new(journal))));
+            member.start().await.unwrap();
+            member
+        };
+        let target = Target::Switch(Scope::Everything);
+        let request = ChangeRequest { target, value: Some("off".into()), until: None, expected: None };
+        start().await.change(&[request], info()).await.unwrap();
+        let restarted = start().await;
+        assert_eq!(restarted.status().version, 1);
+        assert_eq!(restarted.reloader.rules().load().modes().in_force().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn only_changes_after_a_version_are_returned() {
+        let settings = redis::Settings::default();
+        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Metrics::new(1));
+        let in_redis = member_of(OverrideStore::Redis(setup.unwrap().connect(WorkerId(0))));
+        let in_journal = member();
+        for version in 1..=3 {
+            in_journal.record_action(info()).await.unwrap();
+            let change = Change { version, id: version.to_string(), ..Change::default() };
+            in_redis.apply(&mut *in_redis.state.lock().await, &change);
+        }
+        for member in [in_journal, in_redis] {
+            let versions = |after| {
+                let changes = member.changes_after(after).unwrap();
+                changes.iter().map(|change| change.version).collect::<Vec<_>>()
+            };
+            assert_eq!((versions(0), versions(1), versions(3)), (vec![1, 2, 3], vec![2, 3], vec![]));
+        }
+    }
+
+    #[tokio::test]
+    async fn only_expired_overrides_are_removed() {
+        let (member, mut state) = (member(), SyncState::default());
+        for (user, until) in [("bob", r#","u":1000000"#), ("eve", "")] {
+            let text = format!(r#"{{"w":"1/year","a":"alice","t":1{until}}}"#);
+            member.insert(&mut state.overrides, &format!("limit|api|user={user}"), 1, &text);
+        }
+        state.cursor.version = 1;
+        assert_eq!(state.overrides.iter().count(), 2);
+        member.remove_expired(&mut state).await;
+        let left: Vec<String> = state.overrides.iter().map(|entry| entry.target.to_string()).collect();
+        assert_eq!((left, state.cursor.version), (vec!["limit|api|user=eve".to_owned()], 2));
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_is_published_when_a_switch_expires() {
+        let member = member();
+        let Clock::Manual(micros) = &member.clock else { panic!("the clock is set by hand") };
+        let until = Micros::new(micros.load(Relaxed) + 1_000_000);
+        member.switch_this_instance(&Scope::Everything, Some("off"), Some(until), info()).await.unwrap();
+        let snapshot = member.reloader.rules().load_full();
+        assert_eq!(snapshot.modes().in_force().len(), 1);
+        member.remove_expired(&mut *member.state.lock().await).await;
+        assert!(Arc::ptr_eq(&snapshot, &member.reloader.rules().load_full()));
+        micros.fetch_add(2_000_000, Relaxed);
+        member.remove_expired(&mut *member.state.lock().await).await;
+        assert!(member.reloader.rules().load().modes().in_force().is_empty());
     }
 }

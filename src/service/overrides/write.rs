@@ -143,3 +143,20 @@ impl OverrideSync {
         Ok(change)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{super::merge::tests::member, *};
+    use crate::engine::overrides::Scope;
+
+    #[test]
+    fn a_value_has_at_most_the_maximum_length() {
+        let check = |bytes: usize| {
+            let (target, value) = (Target::Switch(Scope::Everything), Some("x".repeat(bytes)));
+            let request = ChangeRequest { target, value, until: None, expected: None };
+            member().check(&[request], &ChangeInfo { author: "alice".into(), ..ChangeInfo::default() })
+        };
+        assert!(matches!(check(MAX_VALUE_BYTES), Err(ChangeError::Invalid { .. })));
+        assert!(matches!(check(MAX_VALUE_BYTES + 1), Err(ChangeError::Info)));
+    }
+}
