@@ -82,7 +82,10 @@ impl<S: AsyncWrite> AsyncWrite for IdleTimeout<S> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, BufWriter, duplex},
+        time::timeout,
+    };
 
     use super::*;
 
@@ -116,5 +119,16 @@ mod tests {
         let (stream, _peer) = duplex(4);
         let error = IdleTimeout::new(stream, TIMEOUT).write_all(&[0; 64]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn buffered_bytes_are_flushed_and_the_end_is_sent() {
+        let (stream, mut peer) = duplex(64);
+        let mut stream = IdleTimeout::new(BufWriter::new(stream), TIMEOUT);
+        stream.write_u8(7).await.unwrap();
+        stream.flush().await.unwrap();
+        assert_eq!(timeout(TIMEOUT, peer.read_u8()).await.unwrap().unwrap(), 7);
+        stream.shutdown().await.unwrap();
+        assert_eq!(timeout(TIMEOUT, peer.read(&mut [0; 1])).await.unwrap().unwrap(), 0);
     }
 }

@@ -160,3 +160,36 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
 fn file_error(path: &Path, error: &impl ToString) -> TlsError {
     TlsError::File { path: path.to_owned(), reason: error.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, KeyPair};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn certificates_are_read_again_when_their_files_have_changed_and_only_then() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let folder = tempfile::tempdir().unwrap();
+        let (cert_file, key_file) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let write = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            let key = KeyPair::generate().unwrap();
+            let certificate = CertificateParams::new(names).unwrap().self_signed(&key).unwrap();
+            fs::write(&cert_file, certificate.pem()).unwrap();
+            fs::write(&key_file, key.serialize_pem()).unwrap();
+        };
+        write(&["localhost"]);
+        let (cert_file, key_file) = (Some(cert_file.clone()), Some(key_file.clone()));
+        let settings = TlsSettings { cert_file, key_file, ..TlsSettings::default() };
+        let tls = Tls::new(&settings, &[b"h2"]).unwrap().unwrap();
+        let following = tokio::spawn(Arc::clone(&tls).follow());
+        let first = tls.config.load_full();
+        tokio::time::sleep(POLL_INTERVAL * 10).await;
+        assert!(Arc::ptr_eq(&first, &tls.config.load_full()));
+        write(&["localhost", "sluicegate.example.com"]);
+        tokio::time::sleep(POLL_INTERVAL * 10).await;
+        assert!(!Arc::ptr_eq(&first, &tls.config.load_full()));
+        following.abort();
+    }
+}

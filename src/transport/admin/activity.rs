@@ -151,3 +151,31 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
         ..Default::default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_update_has_its_instances_and_the_lengths_of_its_periods() {
+        let instance = Instance { name: "a:8081".into(), version: "1.2.3".into(), since: 7_000_000 };
+        let current = Period { start: 5_000_000, length: 5_000_000, ..Period::default() };
+        let update = Update { current, instances: vec![instance], ..Update::default() };
+        let written = write_update(update, Role::Read, "a:8081");
+        let period = written.current.unwrap();
+        assert_eq!((period.start.unwrap().seconds, period.length_ms), (5, 5_000));
+        let since = Some(time(Micros::from_secs(7)));
+        let expected = api::Instance { name: "a:8081".into(), version: "1.2.3".into(), since };
+        assert_eq!(written.instances, [expected]);
+    }
+
+    #[test]
+    fn the_text_to_find_has_a_maximum_length() {
+        let find = |bytes: usize| {
+            let request = api::ListRuleActivityRequest { find: "x".repeat(bytes), ..Default::default() };
+            read_query(request).map(|query| query.find.len()).map_err(|status| status.code())
+        };
+        assert_eq!(find(MAX_FIND_BYTES), Ok(MAX_FIND_BYTES));
+        assert_eq!(find(MAX_FIND_BYTES + 1), Err(tonic::Code::InvalidArgument));
+    }
+}

@@ -228,4 +228,27 @@ mod tests {
             assert!(error.contains(expected) && !error.contains("0123456789"), "{error}");
         }
     }
+
+    #[test]
+    fn tokens_are_accepted_only_with_a_token_file() {
+        assert!(authenticator("read 0123456789abcdef eve").unwrap().accepts_tokens());
+        assert!(!Authenticator::new(&Settings::default()).unwrap().accepts_tokens());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_token_file_is_read_again_when_it_has_changed_and_only_then() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), "read 0123456789abcdef eve\n").unwrap();
+        let settings = Settings { token_file: Some(file.path().to_owned()), ..Settings::default() };
+        let authenticator = Authenticator::new(&settings).unwrap();
+        let following = tokio::spawn(Arc::clone(&authenticator).follow());
+        let tokens = authenticator.tokens.load_full();
+        tokio::time::sleep(POLL_INTERVAL * 10).await;
+        assert!(Arc::ptr_eq(&tokens, &authenticator.tokens.load_full()));
+        fs::write(file.path(), "operate fedcba9876543210 alice\n").unwrap();
+        tokio::time::sleep(POLL_INTERVAL * 10).await;
+        assert!(authenticator.by_token("fedcba9876543210").is_some());
+        assert!(authenticator.by_token("0123456789abcdef").is_none());
+        following.abort();
+    }
 }

@@ -192,3 +192,30 @@ pub(super) fn reject(error: &AdminError) -> Status {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expiry_is_read_to_the_microsecond() {
+        let read = |seconds, nanos| read_time(&Timestamp { seconds, nanos }).map_err(|status| status.code());
+        assert_eq!(read(1, 5_999), Ok(Micros::new(1_000_005)));
+        assert_eq!(read(0, 999_999_999), Ok(Micros::new(999_999)));
+        for (seconds, nanos) in [(-1, 0), (1, -1), (1, 1_000_000_000)] {
+            assert_eq!(read(seconds, nanos), Err(tonic::Code::InvalidArgument));
+        }
+    }
+
+    #[test]
+    fn an_override_has_the_time_at_which_it_was_set_if_it_is_known() {
+        let set_at = |at| {
+            let target = Target::Switch(Scope::Everything);
+            let (value, author, reason) = ("off".into(), "alice".into(), "".into());
+            let entry = engine::Override { target, value, until: None, author, reason, at, version: 1 };
+            write_override(&entry, Origin::Store).at
+        };
+        assert_eq!(set_at(Micros::ZERO), None);
+        assert_eq!(set_at(Micros::new(1_500_000)), Some(Timestamp { seconds: 1, nanos: 500_000_000 }));
+    }
+}

@@ -197,4 +197,22 @@ mod tests {
         assert_eq!(code_name(Code::InvalidArgument), "INVALID_ARGUMENT");
         assert_eq!(code_name(Code::Aborted), "ABORTED");
     }
+
+    #[test]
+    fn an_error_has_the_http_status_of_its_code() {
+        for (code, expected) in [
+            (Code::InvalidArgument, 400),
+            (Code::FailedPrecondition, 400),
+            (Code::Unauthenticated, 401),
+            (Code::PermissionDenied, 403),
+            (Code::NotFound, 404),
+            (Code::Aborted, 409),
+            (Code::ResourceExhausted, 429),
+            (Code::Internal, 500),
+            (Code::Unimplemented, 501),
+            (Code::Unavailable, 503),
+        ] {
+            assert_eq!(http_code(&Status::new(code, "")).as_u16(), expected, "{code:?}");
+        }
+    }
 }

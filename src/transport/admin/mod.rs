@@ -277,3 +277,34 @@ fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
         .cloned()
         .ok_or_else(|| tonic::Status::unauthenticated("the request has no authenticated caller"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn callers_need_a_token_file_or_a_client_ca_and_a_name() {
+        for (client_ca, operate, read, is_rejected) in [
+            (true, true, true, false),
+            (true, true, false, false),
+            (true, false, true, false),
+            (true, false, false, true),
+            (false, true, false, true),
+            (false, false, true, true),
+            (false, false, false, true),
+        ] {
+            let names = |is_set: bool| if is_set { vec!["ops.example.com".to_owned()] } else { Vec::new() };
+            let client_ca_file = client_ca.then(|| "ca.pem".into());
+            let settings = Settings {
+                addr: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+                tls: TlsSettings { client_ca_file, ..TlsSettings::default() },
+                operate: names(operate),
+                read: names(read),
+                ..Settings::default()
+            };
+            // The settings that are not rejected lack the certificate of the server.
+            let error = Server::bind(&settings).await.err().unwrap();
+            assert_eq!(matches!(error, AdminServerError::NoAuthentication), is_rejected, "{settings:?}: {error}");
+        }
+    }
+}

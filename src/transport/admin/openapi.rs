@@ -128,3 +128,23 @@ pub(super) fn comment(file: &prost_reflect::FileDescriptor, path: &[i32]) -> Str
     let comment = location.and_then(|location| location.leading_comments.as_deref()).unwrap_or_default();
     comment.split_whitespace().collect::<Vec<_>>().join(" ")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schema_has_comments_references_and_the_names_of_values() {
+        let description = write(SERVICE.as_ref().unwrap());
+        let body = &description["paths"]["/v1/PutOverrides"]["post"]["requestBody"];
+        let schema = &body["content"]["application/json"]["schema"];
+        assert_eq!(schema["$ref"], "#/components/schemas/PutOverridesRequest");
+        let properties = &description["components"]["schemas"]["Override"]["properties"];
+        assert_eq!(properties["author"]["description"], "The operator who set the override.");
+        let origins = properties["origin"]["enum"].as_array().unwrap();
+        assert_eq!(origins.len(), 3, "{origins:?}");
+        for name in ["ORIGIN_STORE", "ORIGIN_FILE", "ORIGIN_INSTANCE"] {
+            assert!(origins.contains(&json!(name)), "{origins:?}");
+        }
+    }
+}

@@ -92,3 +92,33 @@ pub(super) fn reject(error: &SimulationError) -> Status {
         SimulationError::Stopped => Status::unavailable(message),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        replay::Replay,
+        rules::{Options, SourceFile, compile},
+    };
+
+    #[test]
+    fn rules_with_the_most_changed_decisions_come_first() {
+        let line = |key: &str| format!("- {{ key: {key}, rate_limit: {{ unit: hour, requests_per_unit: 1 }} }}\n");
+        let text = format!("domain: d\ndescriptors:\n{}{}{}", line("a"), line("b"), line("c"));
+        let (rules, _) = compile(&[SourceFile { name: "d.yaml".into(), text }], Options::default()).unwrap();
+        let mut replay = Replay::new(rules, None);
+        let hits = |denied, newly_denied, newly_allowed| Hits { requested: 10, denied, newly_denied, newly_allowed };
+        for (id, hits) in [hits(9, 0, 0), hits(2, 1, 2), hits(4, 4, 0)].into_iter().enumerate() {
+            replay.by_rule[id].hits = hits;
+        }
+        replay.skipped = 5;
+        replay.series = Series { start: Some(3_000_000), step: 2_000_000, sums: vec![[5, 1], [7, 0]] };
+        let response = write_outcome(&Outcome { replay, invalid_lines: 2, is_incomplete: false });
+        let names: Vec<_> = response.rules.iter().map(|simulated| &simulated.rule.as_ref().unwrap().name).collect();
+        assert_eq!(names, ["c", "b", "a"]);
+        assert_eq!(response.skipped, 7);
+        let start = Some(time(Micros::from_secs(3)));
+        let series = api::SimulatedSeries { start, step_ms: 2_000, allowed: vec![5, 7], denied: vec![1, 0] };
+        assert_eq!(response.series, Some(series));
+    }
+}

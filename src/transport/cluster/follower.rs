@@ -350,3 +350,18 @@ impl Follower {
         Ok(Client::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn overrides_are_fetched_at_a_new_position_or_after_the_pause() {
+        let mut merged = MergedOverrides { fetched: 7, ..MergedOverrides::default() };
+        assert!(merged.is_due(8) && !merged.is_due(7));
+        merged.retry_at = Some(Instant::now() + OVERRIDES_RETRY);
+        assert!(merged.is_due(8) && !merged.is_due(7));
+        tokio::time::advance(OVERRIDES_RETRY).await;
+        assert!(merged.is_due(7));
+    }
+}

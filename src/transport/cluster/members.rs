@@ -189,6 +189,8 @@ impl Member {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
 
     fn address(number: u32) -> SocketAddr {
@@ -255,5 +257,26 @@ mod tests {
         members.claim(address(1), 8);
         members.set_state(address(1), MemberState::Connected);
         assert_eq!(members.count(MemberState::Connected), 1);
+    }
+
+    #[test]
+    fn a_waiter_is_woken_when_a_state_has_changed() {
+        let members = Members::new();
+        members.discover(address(1));
+        let wakes = |state| {
+            let changed = members.changed();
+            members.set_state(address(1), state);
+            changed.now_or_never().is_some()
+        };
+        assert!(wakes(MemberState::Contacted) && wakes(MemberState::Connected));
+        assert!(!wakes(MemberState::Connected));
+    }
+
+    #[test]
+    fn an_address_has_the_host_of_the_settings() {
+        let members = Members::new();
+        members.discover(address(2));
+        members.set_resolved(&BTreeMap::from([(address(1), "peers".to_owned())]));
+        assert_eq!((members.host(address(1)), members.host(address(2))), (Some("peers".to_owned()), None));
     }
 }

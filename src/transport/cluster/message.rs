@@ -285,4 +285,44 @@ mod tests {
         let sent = Increment::new(4, NOW, Vec::new(), Vec::new()).with_resets(vec![[9; DIGEST_BYTES]; 2 * MAX_RESETS]);
         assert_eq!(decode_modified(&sent, |_| {}).unwrap().resets.len(), MAX_RESETS);
     }
+
+    #[test]
+    fn a_limit_keeps_all_its_parameters() {
+        let spec = LimitSpec { requests: 10, window: Micros::from_secs(60), ..LimitSpec::default() };
+        let (edge, count_denied) = (Some(WindowEdge::Strict), Some(true));
+        for (name, spec) in [
+            ("sliding_window", LimitSpec { buckets: Some(6), edge, count_denied, soft: Some(20), ..spec }),
+            ("sliding_log", LimitSpec { min_interval: Some(Micros::from_secs(1)), count_denied, ..spec }),
+            ("leaky_bucket", LimitSpec { burst: Some(3), queue: Some(4), ..spec }),
+            ("token_bucket", LimitSpec { burst: Some(4), warm_up: Some(Micros::from_secs(30)), ..spec }),
+        ] {
+            let kind = Algorithm::kind(name).unwrap();
+            let limit = (kind.build)(&spec).unwrap();
+            let sent = encode_limit(&limit);
+            let given = (sent.buckets, sent.strict_edge, sent.queue, sent.min_interval_us, sent.warm_up_us);
+            let micros = |time: Option<Micros>| time.map(Micros::get);
+            let strict = spec.edge.map(|_| true);
+            assert_eq!(given, (spec.buckets, strict, spec.queue, micros(spec.min_interval), micros(spec.warm_up)));
+            assert_eq!(decode_limit(&sent), Some(limit), "{name}");
+        }
+    }
+
+    #[test]
+    fn overrides_are_decoded_as_they_were_encoded() {
+        let change = OverrideChange { target: "limit|d|k=v".into(), before: None, after: Some("5/day".into()) };
+        let change = OverridesChange { version: 3, id: "x".into(), info: "alice".into(), changes: vec![change] };
+        let stored = (0..250).map(|user| (format!("limit|d|user={user}"), user, "7/day".to_owned()));
+        let sent = PeerOverrides {
+            position: 9,
+            changes: vec![change; 150],
+            overrides: stored.collect(),
+            rule_sets: vec![("digest".into(), "rules".into()), ("other".into(), "more".into())],
+        };
+        let mut received = PeerOverrides::default();
+        for page in encode_overrides(sent.clone()) {
+            assert!(page.changes.len() <= OVERRIDES_PER_PAGE && page.overrides.len() <= OVERRIDES_PER_PAGE);
+            decode_overrides(&mut received, page);
+        }
+        assert_eq!(received, sent);
+    }
 }

@@ -116,3 +116,16 @@ fn address_schema(_: &mut SchemaGenerator) -> Schema {
         "examples": ["sluicegate-peers:8083", "10.0.0.1:8083,10.0.0.2:8083"]
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schema_of_peers_describes_a_text_or_a_list_of_texts() {
+        let schema = serde_json::to_value(schemars::schema_for!(Settings)).unwrap();
+        let peers = &schema["properties"]["peers"];
+        assert_eq!(peers["type"], serde_json::json!(["string", "array"]));
+        assert_eq!(peers["items"]["type"], "string");
+    }
+}

@@ -123,4 +123,14 @@ mod tests {
         assert_eq!(with(&format!("\"other\", W/{}", etag.to_str().unwrap())), StatusCode::NOT_MODIFIED);
         assert_eq!(with("\"other\""), StatusCode::OK);
     }
+
+    #[test]
+    fn a_file_is_compressed_if_the_browser_accepts_it() {
+        let encoding = |accepted: &str| {
+            let headers = HeaderMap::from_iter([(ACCEPT_ENCODING, accepted.parse().unwrap())]);
+            respond(START_PAGE, &headers).headers().get(CONTENT_ENCODING).cloned()
+        };
+        assert_eq!(encoding("br, gzip").unwrap(), "gzip");
+        assert_eq!(encoding("br"), None);
+    }
 }

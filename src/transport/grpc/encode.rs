@@ -278,4 +278,15 @@ mod tests {
         assert!((60..=61).contains(&(end.seconds - since_epoch)), "{end} {since_epoch}");
         assert!((0..1_000_000_000).contains(&end.nanos));
     }
+
+    #[test]
+    fn only_a_denied_descriptor_is_reported_as_shed() {
+        let is_shed = |code, shed| {
+            let value = exact_status(&Status { code, shed, ..Status::NO_LIMIT });
+            let Some(Kind::StructValue(status)) = value.kind else { panic!("{value:?}") };
+            status.fields.contains_key("shed")
+        };
+        assert!(is_shed(engine::Code::OverLimit, true));
+        assert!(!is_shed(engine::Code::OverLimit, false) && !is_shed(engine::Code::Ok, true));
+    }
 }

@@ -48,3 +48,45 @@ impl KeepAlive {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(20);
+
+    /// Polls once. Returns whether a reply is awaited, and the time of the timer.
+    async fn poll(keep_alive: &mut KeepAlive, last_call: Instant) -> (bool, Instant) {
+        let poll = poll_fn(|context| Poll::Ready(keep_alive.poll(context, last_call))).await;
+        assert!(poll.is_pending());
+        (keep_alive.waits_for_reply, keep_alive.timer.deadline())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_ping_follows_an_interval_without_calls_and_replies() {
+        let (caller, service) = tokio::io::duplex(4_096);
+        let caller = tokio::spawn(async move {
+            let (_calls, connection) = h2::client::handshake(caller).await.unwrap();
+            let _ = connection.await;
+        });
+        let mut connection = h2::server::handshake(service).await.unwrap();
+        let pings = connection.ping_pong().unwrap();
+        let serving = tokio::spawn(async move { while connection.accept().await.is_some() {} });
+        let mut keep_alive = KeepAlive::new(pings, INTERVAL, TIMEOUT);
+        let last_call = Instant::now() + INTERVAL / 2;
+        advance(INTERVAL).await;
+        assert_eq!(poll(&mut keep_alive, last_call).await, (false, last_call + INTERVAL));
+        advance(INTERVAL).await;
+        assert_eq!(poll(&mut keep_alive, last_call).await, (true, Instant::now() + TIMEOUT));
+        // The caller replies.
+        sleep(TIMEOUT / 2).await;
+        assert_eq!(poll(&mut keep_alive, last_call).await, (false, Instant::now() + INTERVAL));
+        serving.abort();
+        caller.abort();
+    }
+}

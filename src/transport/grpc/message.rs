@@ -133,3 +133,14 @@ pub(super) fn write_status(headers: &mut HeaderMap, error: &RequestError) {
         headers.insert(GRPC_MESSAGE, message);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_of_the_maximum_size_is_accepted() {
+        assert!(check_size(5, 5).is_ok());
+        assert_eq!(check_size(6, 5).unwrap_err().code, Code::ResourceExhausted);
+    }
+}

@@ -206,6 +206,8 @@ fn json_number(number: f64) -> Json {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_proto::ratelimit::config::ratelimit::v3::RateLimitReplace;
+
     use super::*;
     use crate::rules::{Entry, Options, compile};
 
@@ -351,5 +353,30 @@ mod tests {
         assert!(errors[MAX_DIAGNOSTICS - 1].ends_with("; and 30 more"), "{errors:#?}");
         let nameless = RateLimitConfig { name: String::new(), domain: String::new(), ..config(Vec::new()) };
         assert_eq!(self::errors(nameless), [": the file has no domain, or the domain is empty"]);
+    }
+
+    #[test]
+    fn a_limit_without_a_unit_adds_no_rate_to_extension_keywords() {
+        let in_flight = RateLimitDescriptor {
+            rate_limit: Some(RateLimitPolicy { name: "slots".into(), ..RateLimitPolicy::default() }),
+            metadata: metadata(
+                &serde_json::json!({"sluicegate": {"rate_limit": {"algorithm": "concurrency", "limit": 3}}}),
+            ),
+            ..level("in_flight", "", Vec::new())
+        };
+        let text = file(&config(vec![in_flight])).text;
+        assert!(text.contains(r#""rate_limit": {"name": "slots", "#), "{text}");
+        assert!(!text.contains("requests_per_unit") && !text.contains("unlimited"), "{text}");
+    }
+
+    #[test]
+    fn replaced_limits_are_written_with_their_names() {
+        let replaces = vec![RateLimitReplace { name: "shared".into() }];
+        let own = RateLimitPolicy { name: "own".into(), replaces, ..policy(RateLimitUnit::Hour, 2).unwrap() };
+        let replacing = RateLimitDescriptor { rate_limit: Some(own), ..level("a", "", Vec::new()) };
+        let plain = RateLimitDescriptor { rate_limit: policy(RateLimitUnit::Hour, 5), ..level("b", "", Vec::new()) };
+        let text = file(&config(vec![replacing, plain])).text;
+        assert!(text.contains(r#""replaces": [{"name":"shared"}]"#), "{text}");
+        assert_eq!(text.matches("replaces").count(), 1, "{text}");
     }
 }
