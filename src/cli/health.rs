@@ -39,3 +39,20 @@ fn status(addr: SocketAddr) -> anyhow::Result<String> {
     let (_, code) = line.trim_end().split_once(' ').context("the response is not HTTP")?;
     Ok(code.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_unspecified_address_is_replaced() {
+        for (addr, expected) in [
+            ("0.0.0.0:1", "127.0.0.1:1"),
+            ("10.0.0.1:1", "10.0.0.1:1"),
+            ("[::]:1", "[::1]:1"),
+            ("[2001:db8::1]:1", "[2001:db8::1]:1"),
+        ] {
+            assert_eq!(loopback_if_unspecified(addr.parse().unwrap()).to_string(), expected);
+        }
+    }
+}

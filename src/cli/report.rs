@@ -62,3 +62,21 @@ fn uri(path: &str) -> String {
         percent_encoding::NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_').remove(b'~');
     percent_encoding::utf8_percent_encode(path, &UNESCAPED).to_string()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_diagnostic_about_a_whole_file_has_no_line() {
+        let diagnostic = |location| Diagnostic {
+            file: "a.yaml".to_owned(),
+            location,
+            severity: Severity::Error,
+            message: "message".to_owned(),
+        };
+        let list = json(&[diagnostic(Location::default()), diagnostic(Location { line: 1, column: 2 })]);
+        assert_eq!((&list[0]["line"], &list[0]["column"]), (&Value::Null, &Value::Null));
+        assert_eq!((&list[1]["line"], &list[1]["column"]), (&json!(1), &json!(2)));
+    }
+}

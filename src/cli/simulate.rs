@@ -321,3 +321,31 @@ fn print_suggestions(suggestions: Suggestions, as_json: bool) {
         );
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_logs_are_read_in_batches_with_the_share_that_was_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let lines = "{\"at\": 1700000000, \"user\": \"a\"}\n".repeat(BATCH_REQUESTS);
+        let files = [("a.log", lines.as_str()), ("b.log", lines.as_str()), ("c.log", "\n\nnot json\n")];
+        let paths = files.map(|(name, text)| {
+            let path = folder.path().join(name);
+            fs::write(&path, text).unwrap();
+            path
+        });
+        let mapping = Mapping::read("domain: api\ntime: at\ndescriptors:\n- [{ key: user, field: user }]\n").unwrap();
+        let (sender, receiver) = sync_channel(MAX_QUEUED_BATCHES);
+        let reader_thread = thread::spawn(move || read_access_logs(&paths, &mapping, &sender));
+        let batch = |batch: Batch| (batch.ends.len(), format!("{:.3}", batch.progress), batch.invalid_lines);
+        let batches: Vec<_> = receiver.iter().map(batch).collect();
+        reader_thread.join().unwrap().unwrap();
+        let progress = |text: &str| text.to_owned();
+        assert_eq!(
+            batches,
+            [(BATCH_REQUESTS, progress("0.500"), 0), (BATCH_REQUESTS, progress("1.000"), 0), (0, progress("0.000"), 1)]
+        );
+    }
+}

@@ -92,4 +92,12 @@ mod tests {
             assert_eq!(names.digest_of(low), digest);
         }
     }
+
+    #[test]
+    fn digests_have_many_shards() {
+        let digests = Digests::new();
+        let shard = |number: u8| digests.identity(Digests::digest(&[number])) >> 112;
+        let shards: std::collections::BTreeSet<_> = (0..100).map(shard).collect();
+        assert!(shards.len() > 50, "{shards:?}");
+    }
 }

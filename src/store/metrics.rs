@@ -73,3 +73,17 @@ impl Metrics {
             .build();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_all_kinds_are_counted() {
+        let metrics = Metrics::new(1);
+        for error in StoreError::ALL {
+            metrics.count_error(WorkerId(0), error);
+        }
+        assert_eq!(metrics.errors(), StoreError::ALL.len() as u64);
+    }
+}

@@ -306,3 +306,28 @@ fn response_or_error<T>(addr: &str, response: Result<Response<T>, Status>) -> an
         CallError { code: status.code(), message: format!("{addr}: {message} ({:?})", status.code()) }.into()
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn only_calls_that_were_unavailable_are_retried() {
+        let error = |code| response_or_error::<()>("http://a", Err(Status::new(code, "message"))).unwrap_err();
+        assert!(is_retryable(&error(Code::Unavailable)));
+        assert!(!is_retryable(&error(Code::InvalidArgument)));
+        assert!(!is_retryable(&anyhow::anyhow!("not a call")));
+    }
+
+    #[test]
+    fn an_error_contains_each_cause_once() {
+        for message in ["cannot connect", "cannot connect: refused"] {
+            let mut status = Status::unavailable(message);
+            status.set_source(Arc::new(std::io::Error::other("refused")));
+            let error = response_or_error::<()>("http://a", Err(status)).unwrap_err();
+            assert_eq!(error.to_string(), "http://a: cannot connect: refused (Unavailable)");
+        }
+    }
+}

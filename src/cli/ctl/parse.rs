@@ -131,3 +131,20 @@ pub(super) fn target_name(target: Option<&api::Target>) -> String {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_argument_is_the_limit() {
+        let split = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+            split_limit(&arguments).ok().map(|(entries, limit)| (entries.len(), limit.to_owned()))
+        };
+        for limit in ["5/minute", "{unit: minute, name: a=b}"] {
+            assert_eq!(split(&["user=bob", limit]), Some((1, limit.to_owned())));
+        }
+        assert_eq!((split(&["user=bob"]), split(&[])), (None, None), "the limit is missing");
+    }
+}

@@ -241,3 +241,28 @@ impl Batch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::{
+        Metrics,
+        redis::{Settings, Time},
+    };
+
+    /// The task that sends calls ends, and so does the connection.
+    #[tokio::test(start_paused = true)]
+    async fn a_closed_batcher_leaves_its_server() {
+        let metrics = Metrics::new(1);
+        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), Time::Server, &metrics).unwrap();
+        let server = shared.topology.view().borrow().servers[0].clone();
+        let batcher = Batcher::start(server, Arc::clone(&shared), WorkerId(0), &Arc::default());
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!((Arc::strong_count(&batcher), metrics.redis().servers().len()), (2, 1));
+        batcher.close();
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert_eq!((Arc::strong_count(&batcher), metrics.redis().servers().len()), (1, 0));
+    }
+}

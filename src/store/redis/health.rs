@@ -196,4 +196,26 @@ mod tests {
         health.remove_worker(&name, true);
         assert!(up().is_empty());
     }
+
+    #[test]
+    fn a_recovery_is_logged_when_all_workers_are_connected_again() {
+        let log = tempfile::NamedTempFile::new().unwrap();
+        let recoveries = || std::fs::read_to_string(log.path()).unwrap().matches("available again").count();
+        let subscriber = tracing_subscriber::fmt().with_writer(log.reopen().unwrap()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let (health, name) = (Health::new(2), Arc::<str>::from("a"));
+            for _ in 0..2 {
+                health.add_worker(&name);
+                health.mark_up(&name);
+            }
+            assert_eq!(recoveries(), 0, "there was no outage");
+            for _ in 0..2 {
+                health.mark_down(&name, &RedisError::from((redis::ErrorKind::Io, "broken")));
+            }
+            health.mark_up(&name);
+            assert_eq!(recoveries(), 0, "one worker of two is connected");
+            health.mark_up(&name);
+            assert_eq!(recoveries(), 1);
+        });
+    }
 }

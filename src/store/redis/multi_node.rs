@@ -379,3 +379,24 @@ fn to_group_results(hits: &[Hit<'_>], steps: SmallVec<[Step; 1]>, at: Micros) ->
     };
     hits.iter().zip(steps).map(|(hit, step)| to_result(step, at, action(hit))).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::{State, fixed_window::FixedWindow};
+
+    #[test]
+    fn takes_of_a_denied_group_become_peeks() {
+        let algorithm: Algorithm = FixedWindow::DENY_ALL.into();
+        let actions = |blocks_on_denial: bool, outcome: Outcome| {
+            let take = Hit { blocks_on_denial, ..Hit::take(b"k", &algorithm, 1) };
+            let hits = [take, Hit { action: Action::Refund, ..take }];
+            let steps = [outcome, Outcome::Allowed].map(|outcome| Step { outcome, state: State::default() });
+            let results = to_group_results(&hits, steps.into_iter().collect(), Micros::ZERO);
+            results.into_iter().map(|result| result.unwrap().action).collect::<Vec<_>>()
+        };
+        assert_eq!(actions(true, Outcome::Allowed), [Action::Take, Action::Refund]);
+        assert_eq!(actions(true, Outcome::Denied), [Action::Peek, Action::Refund]);
+        assert_eq!(actions(false, Outcome::Denied), [Action::Take, Action::Refund]);
+    }
+}

@@ -346,4 +346,20 @@ mod tests {
         assert_eq!(text.matches(" script == ").count(), distinct.len());
         assert_eq!(numbers.iter().collect::<std::collections::BTreeSet<_>>().len(), distinct.len());
     }
+
+    #[test]
+    fn a_call_contains_each_key_once_and_records_of_the_stated_length() {
+        let program = Program::new(&Settings::default(), Time::Server);
+        let algorithm: Algorithm = crate::algorithm::fixed_window::FixedWindow::DENY_ALL.into();
+        for action in [Action::Take, Action::Peek, Action::Refund, Action::RollBack(Micros::new(7))] {
+            let (mut call, hit) = (Call::default(), Hit { action, ..Hit::take(b"the-key", &algorithm, 1) });
+            program.add(&mut call, &[hit], Charge::Each, Micros::new(9));
+            assert_eq!(usize::from(call.records[2]), call.records.len(), "{action:?}");
+            for keys in [Keys::Declared, Keys::AsArguments] {
+                let command = program.command(&call, keys).get_packed_command();
+                let key = b"sluicegate:the-key";
+                assert_eq!(command.windows(key.len()).filter(|part| *part == key).count(), 1, "{keys:?}");
+            }
+        }
+    }
 }

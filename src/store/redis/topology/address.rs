@@ -314,4 +314,23 @@ mod tests {
             assert!(error.contains(expected), "{url}: {error}");
         }
     }
+
+    #[test]
+    fn each_certificate_file_is_read() {
+        let path = |name: &str| Some(PathBuf::from("/nowhere").join(name));
+        for (tls, expected) in [
+            (TlsSettings { ca_file: path("ca"), ..TlsSettings::default() }, Some("/nowhere/ca")),
+            (
+                TlsSettings { cert_file: path("cert"), key_file: path("key"), ..TlsSettings::default() },
+                Some("/nowhere/cert"),
+            ),
+            (TlsSettings::default(), None),
+        ] {
+            let unreadable = match parse("redis://a", &Settings { tls, ..Settings::default() }) {
+                Err(SetupError::Certificate { path, .. }) => Some(path),
+                Ok(_) | Err(_) => None,
+            };
+            assert_eq!(unreadable.as_deref(), expected);
+        }
+    }
 }

@@ -133,7 +133,7 @@ impl Topology {
         self.view.subscribe()
     }
 
-    /// Returns whether the servers form a cluster, so that keys have slots.
+    /// Returns the name of the kind of topology, for the log.
     pub(super) fn name(&self) -> &'static str {
         match (&self.source, &self.view.borrow().placement) {
             (Source::Cluster { .. }, _) => "cluster",
@@ -143,6 +143,7 @@ impl Topology {
         }
     }
 
+    /// Returns whether the servers form a cluster, so that keys have slots.
     pub(super) fn is_cluster(&self) -> bool {
         matches!(self.source, Source::Cluster { .. })
     }
