@@ -449,8 +449,9 @@ mod tests {
             let descriptors = std::iter::once(descriptor! { "user" => number.to_string() }).collect();
             CheckRequest { domain: "d".into(), descriptors, hits: 1, traceparent: None, feedback: Vec::new() }
         };
-        let is_in_first_shard =
-            |request: &CheckRequest<'static>| request.identities().all(|identity| identity as usize % SHARDS == 0);
+        let is_in_first_shard = |request: &CheckRequest<'static>| {
+            request.identities().all(|identity| (identity as usize).is_multiple_of(SHARDS))
+        };
         (0..).map(request).filter(is_in_first_shard).take(MAX_DESCRIPTORS / SHARDS + 1).collect()
     }
 

@@ -29,7 +29,7 @@ descriptors:
 - key: user
   rate_limit: {algorithm: concurrency, limit: 2, hold: 1h, holder: holder}
 - key: brief
-  rate_limit: {algorithm: concurrency, limit: 1, hold: 900ms, holder: request_id}
+  rate_limit: {algorithm: concurrency, limit: 1, hold: 3s, holder: request_id}
 - key: many
   rate_limit: {algorithm: concurrency, limit: 20, hold: 1h, holder: holder}
 - key: learns
@@ -102,14 +102,16 @@ async fn a_permit_is_released_however_its_holder_ends() {
 
 #[tokio::test]
 async fn a_permit_keeps_its_slot_beyond_the_hold() {
+    /// That of the rule. A busy machine may renew the permit late.
+    const HOLD: Duration = Duration::from_secs(3);
     let server = start("memory");
     let client = client(&server);
     let acquire = || client.acquire([descriptor! { "brief" => "x" }]).holder_key("request_id");
     let permit = acquire().await.unwrap();
     let start = Instant::now();
-    wait_for_async("three times the hold", async || {
+    wait_for_async("twice the hold", async || {
         assert!(acquire().await.is_err() && !permit.is_lost());
-        (start.elapsed() > Duration::from_secs(3)).then_some(())
+        (start.elapsed() > 2 * HOLD).then_some(())
     })
     .await;
     drop(permit);

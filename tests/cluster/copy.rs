@@ -125,6 +125,11 @@ async fn a_member_that_misses_increments_copies_the_counters_once() {
     let member = follow(address).await;
     origin.wait_until_copied();
     member.wait_for_remaining("window", 997).await;
+    wait_for("the number of copied counters in the log", || {
+        let log = member.server.log();
+        let line = log.lines().find(|line| line.contains("counters copied from a peer"))?;
+        (line.contains("counters=1") || line.contains("\"counters\":1")).then_some(())
+    });
 }
 
 /// States contain times, which another clock would take for the past or the future.

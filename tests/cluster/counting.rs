@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use crate::{
     cluster::members::{Members, hits_of},
     support::{
-        descriptor,
+        Server, descriptor,
         raw_client::{Request, Unit},
-        wait_for_async,
+        rules, wait_for_async,
     },
 };
 
@@ -131,9 +131,13 @@ async fn soft_and_requested_limits_count_everywhere() {
 #[tokio::test]
 async fn limits_of_requests_in_flight_hold_per_member() {
     let members = Members::start(2, ALGORITHMS).await;
+    let warns = |server: &Server| server.log().contains("its counters are not exchanged with peers");
     for member in &members.all {
         assert_eq!(member.exhaust("in_flight").await, 2);
+        assert!(warns(&member.server), "{}", member.server.log());
     }
+    let folder = rules(&[("d.yaml", ALGORITHMS)]);
+    assert!(!warns(&Server::start(folder.path(), "memory")), "an instance without peers");
     let published = |member: usize| members.all[member].server.metric("sluicegate_cluster_changes_published_total");
     assert_eq!((published(0), published(1)), (0.0, 0.0));
     // The next change of another limit is the first.

@@ -197,6 +197,7 @@ async fn a_member_that_stops_waits_for_a_peer_that_pulls_late() {
     wait_for("the shutdown", || server.log().contains("shutting down").then_some(()));
     let last = late.pull(request).await.unwrap().into_inner();
     assert_eq!((last.until, last.increments.len()), (1, 1));
+    assert!(last.now_us > 0, "the ages of hits are relative to the clock of the member");
     // The confirmation has no answer if the member stops at once.
     let _ = late.pull(PullRequest { after: 1, ..request }).await;
     wait_for("the member to stop", || server.log().contains("shutdown complete").then_some(()));
@@ -310,4 +311,17 @@ async fn a_member_serves_if_its_peers_do_not_answer() {
     let builder = group.builder(0).set("cluster.peers", &format!("{},unknown.invalid:1", free_address()));
     let member = Member::start(builder).await;
     assert_eq!(member.exhaust("small").await, 5);
+}
+
+#[tokio::test]
+async fn an_unavailable_peer_is_logged_once() {
+    let closing = TcpListener::bind("127.0.0.1:0").unwrap();
+    let group = Group::new(1, RULES);
+    let builder = group.builder(0).set("cluster.peers", &closing.local_addr().unwrap().to_string());
+    // An attempt needs one or two connections, and begins after the failure of the previous one was logged.
+    let attempts = std::thread::spawn(move || closing.incoming().take(8).for_each(drop));
+    let member = Member::start(builder).await;
+    attempts.join().unwrap();
+    let log = member.server.log();
+    assert_eq!(log.matches("peer unavailable").count(), 1, "{log}");
 }

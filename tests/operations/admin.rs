@@ -316,3 +316,95 @@ async fn watch_refreshes_its_output() {
     child.wait().unwrap();
     assert!(seen.is_some());
 }
+
+#[test]
+fn overrides_are_listed_in_pages() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let text: String = (0..4).map(|user| format!("limit|api|user=u{user},5/minute\n")).collect();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), text).unwrap();
+    assert_eq!(operator.ctl(&["import", file.path().to_str().unwrap()]), "4 overrides set\n");
+    let page = |size: u32, token: &str| {
+        let request = serde_json::json!({ "pageSize": size, "pageToken": token });
+        let (_, list) = operator.call(READ, "ListOverrides", &request.to_string());
+        let listed = list["overrides"].as_array().into_iter().flatten();
+        let users: Vec<&str> =
+            listed.map(|entry| entry["target"]["limit"]["entries"][0]["value"].as_str().unwrap()).collect();
+        (users.join(" "), list["nextPageToken"].as_str().unwrap_or_default().to_owned())
+    };
+    let (users, token) = page(2, "");
+    assert_eq!(users, "u0 u1");
+    assert_eq!(page(2, &token), ("u2 u3".to_owned(), String::new()));
+    let (users, token) = page(3, "");
+    assert_eq!(users, "u0 u1 u2");
+    assert_eq!(page(3, &token), ("u3".to_owned(), String::new()));
+    let ready = operator.server.get("/readyz");
+    assert!(ready.contains("\noverrides: version "), "{ready}");
+}
+
+#[test]
+fn a_session_describes_the_caller_and_the_instance() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let (_, session) = operator.call(READ, "GetSession", "{}");
+    assert_eq!((session["role"].as_str(), session["caller"].as_str()), (Some("read"), Some("eve")), "{session}");
+    assert_eq!(session["acceptsTokens"], true, "{session}");
+    let port = format!(":{}", operator.server.grpc.port());
+    assert!(session["instance"].as_str().unwrap().ends_with(&port), "{session}");
+    // The answer to a change of this instance contains the targets.
+    let target = serde_json::json!({ "switch": { "everything": true } });
+    let changes = serde_json::json!([{ "target": target, "value": "shadow" }]);
+    let request = serde_json::json!({ "changes": changes, "thisInstance": true });
+    let (code, answer) = operator.call(OPERATE, "PutOverrides", &request.to_string());
+    assert_eq!((code, &answer["changes"][0]["target"]), (200, &target), "{answer}");
+}
+
+#[test]
+fn lists_of_rules_have_totals_and_the_last_error() {
+    let invalid = "domain: api\ndescriptors: [{key: user, rate_limit: {unit: eon}}]\n";
+    let (in_force, candidate) = (folder(), rules(&[("api.yaml", invalid)]));
+    let builder = Server::builder().rules(in_force.path()).store("memory");
+    let operator = Operator::with(builder.set("rules.candidate_dir", candidate.path().to_str().unwrap()));
+    let list = || operator.call(READ, "ListRuleActivity", "{}").1;
+    let first = list();
+    for total in ["totalRows", "totalRules", "allRules"] {
+        assert!(first[total].as_u64() >= Some(3), "{total}: {first}");
+    }
+    assert!(first["loadedAt"].as_str().is_some_and(|at| at.starts_with("20")), "{first}");
+    let is_reported = |answer: &serde_json::Value, field: &str| {
+        answer[field].as_str().is_some_and(|error| error.contains("eon")).then_some(())
+    };
+    wait_for("the error of the candidate", || is_reported(&operator.call(READ, "GetCandidate", "{}").1, "error"));
+    fs::write(candidate.path().join("api.yaml"), RULES).unwrap();
+    wait_for("the candidate to be evaluated", || (list()["hasCandidate"] == true).then_some(()));
+    fs::write(in_force.path().join("api.yaml"), invalid).unwrap();
+    wait_for("the error of the rules", || is_reported(&list(), "lastError"));
+}
+
+#[tokio::test]
+async fn the_report_of_a_candidate_begins_with_the_most_changed_rule() {
+    let text = |limit: u32| {
+        let line = |key: &str, limit| {
+            format!("- {{ key: {key}, rate_limit: {{ unit: year, requests_per_unit: {limit} }} }}\n")
+        };
+        format!("domain: api\ndescriptors:\n{}{}", line("same", 1), line("changed", limit))
+    };
+    let (in_force, candidate) = (rules(&[("api.yaml", &text(1))]), rules(&[("api.yaml", &text(100))]));
+    let builder = Server::builder().rules(in_force.path()).store("memory");
+    let builder = builder.set("rules.candidate_dir", candidate.path().to_str().unwrap());
+    let operator = Operator::with(builder.set("rules.candidate_share", "1"));
+    let report = || operator.call(READ, "GetCandidate", "{}").1;
+    wait_for("the candidate to be evaluated", || (report()["active"] == true).then_some(()));
+    let client = operator.server.client().await;
+    for key in ["same", "changed", "changed", "changed"] {
+        client.check(request_for("api", &[(key, "x")])).await.unwrap();
+    }
+    let report = wait_for("all hits to be counted", || {
+        let report = report();
+        let listed = report["rules"].as_array()?;
+        let is_counted = listed.iter().any(|rule| rule["outcomes"]["newlyAllowed"] == "2");
+        (listed.len() == 2 && is_counted).then(|| report.clone())
+    });
+    assert_eq!(report["rules"][0]["rule"]["name"], "changed", "{report}");
+}

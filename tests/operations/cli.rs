@@ -1,8 +1,15 @@
 //! The command line: its output and its errors.
 
-use std::process::{Command, Output};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Output, Stdio},
+};
 
-use crate::support::{Server, repository, request_for, rules, server::command};
+use crate::support::{
+    Operator, Server, descriptor, operator::OPERATE, raw_client::Request, repository, request_for, rules,
+    server::command, wait_for,
+};
 
 fn run(command: &mut Command) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = command.output().unwrap();
@@ -193,7 +200,7 @@ const UNSET: [&str; 23] = [
 /// docs/reference/settings.md contains every setting with its default, and no others.
 #[test]
 fn the_table_of_settings_is_complete() {
-    let table = std::fs::read_to_string(repository("docs/reference/settings.md")).unwrap();
+    let table = fs::read_to_string(repository("docs/reference/settings.md")).unwrap();
     let mut documented: Vec<_> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
     let (_, printed, _) = run(command().arg("--print-settings"));
     let mut section = String::new();
@@ -244,4 +251,185 @@ fn shell_completions_are_printed() {
         let (code, text, _) = run(command().args(["completions", shell]));
         assert!(code == Some(0) && text.contains("candidate") && text.contains("simulate"), "{shell}: {text}");
     }
+}
+
+/// Two files that define one domain.
+const ONE_DOMAIN: [(&str, &str); 2] = [
+    ("a.yaml", "domain: d\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 9}}]\n"),
+    ("b.yaml", "domain: d\ndescriptors: [{key: short, rate_limit: {unit: second, requests_per_unit: 9}}]\n"),
+];
+
+#[test]
+fn check_accepts_a_domain_in_several_files_if_they_are_merged() {
+    let folder = rules(&ONE_DOMAIN);
+    let (code, text, _) = run(command().arg("check").arg(folder.path()));
+    assert!(code == Some(1) && text.contains("is already defined in"), "{text}");
+    let (code, text, _) = run(command().args(["check", "--merge-domains"]).arg(folder.path()));
+    assert!(code == Some(0) && text.contains("2 files, 1 domains, 2 limits: no errors"), "{text}");
+}
+
+#[test]
+fn shard_uses_the_store_and_the_domains_of_the_settings() {
+    let folder = rules(&ONE_DOMAIN);
+    let settings = tempfile::tempdir().unwrap();
+    let config = settings.path().join("settings.toml");
+    let text = "store = \"redis://main:1\"\n[per_second]\nstore = \"redis://short:2\"\n[rules]\nmerge_domains = true\n";
+    fs::write(&config, text).unwrap();
+    for (entry, node) in [("user=a", "node  main:1"), ("short=a", "node  short:2")] {
+        let mut command = command();
+        command.args(["shard", "d", entry, "--config"]).arg(&config).arg("--rules").arg(folder.path());
+        let (code, text, error) = run(&mut command);
+        assert!(code == Some(0) && text.lines().any(|line| line == node), "{text}{error}");
+    }
+}
+
+#[test]
+fn shard_prints_the_shares_before_and_after_a_change_of_the_ring() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let shard = |nodes: &str| {
+        let mut command = command();
+        command.args(["shard", "d", "user=a", "--store", "redis+ring://a", "--nodes", nodes, "--rules"]);
+        run(command.arg(folder.path()))
+    };
+    let (code, text, error) = shard("b");
+    assert_eq!(code, Some(0), "{error}");
+    let change = "after moves from a:6379 to b\n100.0% of all shards move\n  a:6379: 100.0% before, 0.0% after\n  \
+                  b: 0.0% before, 100.0% after\n";
+    assert!(text.ends_with(change), "{text}");
+    let (code, text, _) = shard("a:6379");
+    let same = "after stays on a:6379\n0.0% of all shards move\n  a:6379: 100.0% before, 100.0% after\n";
+    assert!(code == Some(0) && text.ends_with(same), "{text}");
+    let (code, _, error) = shard("b*0");
+    assert!(code == Some(1) && error.contains("is not NAME or NAME*WEIGHT"), "{error}");
+}
+
+#[test]
+fn ctl_prints_changes_lists_and_health() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let operator = Operator::start(folder.path(), "memory");
+    let output = operator.ctl(&["limit", "set", "d", "user=a", "10/year"]);
+    assert_eq!(output, "limit|d|user=a: 10/year\nversion 1, in force on all instances within 1 s\n");
+    operator.ctl(&["limit", "set", "d2", "user=a", "10/year"]);
+    let list = operator.ctl(&["limit", "list", "d"]);
+    assert!(list.contains("limit|d|user=a") && !list.contains("limit|d2|"), "{list}");
+
+    assert_eq!(operator.ctl(&["switch", "list"]), format!("{}: no switch is set\n", operator.addr));
+    operator.ctl(&["switch", "shadow", "domain", "d"]);
+    let json = |args: &[&str]| serde_json::from_str::<serde_json::Value>(&operator.ctl(args)).unwrap();
+    assert_eq!(json(&["switch", "list", "--json"])["value"], "shadow");
+    assert_eq!(json(&["health", "--json"])["overridesVersion"], "3");
+    wait_for("an uptime of whole seconds", || {
+        let health = operator.ctl(&["health"]);
+        assert!(!health.contains("not synchronised"), "{health}");
+        let uptime: u64 = health.split_once(", up for ")?.1.split_once("s, ")?.0.parse().ok()?;
+        (uptime >= 2).then_some(())
+    });
+}
+
+#[test]
+fn the_reason_of_an_import_is_in_the_audit_log() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let operator = Operator::start(folder.path(), "memory");
+    let file = folder.path().join("overrides.csv");
+    fs::write(&file, "limit|d|user=a,5/minute\n").unwrap();
+    operator.ctl(&["import", file.to_str().unwrap(), "--reason", "ticket 4711"]);
+    let audit = operator.ctl(&["audit"]);
+    assert!(audit.contains("alice: ticket 4711"), "{audit}");
+}
+
+#[test]
+fn a_switch_that_not_all_instances_accept_is_an_error() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let operator = Operator::start(folder.path(), "memory");
+    let both = format!("http://127.0.0.1:1,{}", operator.addr);
+    let ctl = ["ctl", "--addr", &both, "--token", OPERATE];
+    let (code, text, error) = run(command().args(ctl).args(["switch", "off", "everything", "--here"]));
+    assert!(code == Some(1) && error.contains("1 of 2 instances have not accepted the change"), "{error}");
+    assert_eq!(text, format!("{}: in force on this instance until it restarts\n", operator.addr));
+}
+
+/// Starts `sluicegate ctl`, and returns the lines that it prints.
+fn start_ctl(operator: &Operator, args: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut command = command();
+    command.args(["ctl", "--addr", &operator.addr, "--token", OPERATE]).args(args);
+    let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    (child, lines)
+}
+
+#[test]
+fn audit_follows_new_changes_and_prints_each_once() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let operator = Operator::start(folder.path(), "memory");
+    operator.ctl(&["limit", "set", "d", "user=a", "1/year"]);
+    let (mut child, lines) = start_ctl(&operator, &["audit", "--follow"]);
+    let mut changes = lines.filter(|line| line.starts_with("  "));
+    let first = changes.next();
+    operator.ctl(&["limit", "set", "d", "user=b", "2/year"]);
+    let second = changes.next();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert_eq!(first.as_deref(), Some("  limit|d|user=a: 1/year"));
+    assert_eq!(second.as_deref(), Some("  limit|d|user=b: 2/year"));
+}
+
+#[test]
+fn watch_does_not_clear_a_file() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let operator = Operator::start(folder.path(), "memory");
+    let (mut child, mut lines) = start_ctl(&operator, &["watch"]);
+    let first = lines.next();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(first.is_some_and(|line| line.starts_with(&operator.addr)));
+}
+
+/// Runs `sluicegate ctl top` for several instances.
+fn top(addrs: &[&str], args: &[&str]) -> String {
+    let mut command = command();
+    command.args(["ctl", "--addr", &addrs.join(","), "--token", OPERATE, "top", "--requested"]).args(args);
+    let (code, text, error) = run(&mut command);
+    assert_eq!(code, Some(0), "{error}");
+    text
+}
+
+#[tokio::test]
+async fn top_prints_the_earliest_time_of_all_instances() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let [early, late] = [(), ()].map(|()| Operator::start(folder.path(), "memory"));
+    for operator in [&early, &late] {
+        operator.server.client().await.check(request_for("d", &[("user", "a")])).await.unwrap();
+    }
+    let since = |addrs: &[&str]| {
+        let ranking: serde_json::Value = serde_json::from_str(&top(addrs, &["--json"])).unwrap();
+        ranking["entities"][0]["since"].as_str().unwrap().to_owned()
+    };
+    let expected = since(&[&early.addr]);
+    assert_ne!(expected, since(&[&late.addr]));
+    assert_eq!(since(&[&early.addr, &late.addr]), expected);
+    assert_eq!(since(&[&late.addr, &early.addr]), expected);
+}
+
+/// More entities than an instance counts separately have inexact counts.
+#[tokio::test]
+async fn top_adds_up_the_errors_of_all_instances() {
+    let folder = rules(&ONE_DOMAIN[..1]);
+    let builder = Server::builder().rules(folder.path()).store("memory");
+    let operator = Operator::with(builder.set("workers", "1"));
+    let client = operator.server.client().await;
+    for request in 0..12 {
+        let names: Vec<String> = (0..100).map(|number| format!("{request}-{number}")).collect();
+        let entities = names.iter().map(|name| descriptor(&[("user", name.as_str())]));
+        client.check(entities.fold(Request::new("d"), Request::descriptor)).await.unwrap();
+    }
+    let hits = |addrs: &[&str]| {
+        let text = top(addrs, &["-n", "1"]);
+        let row = text.lines().nth(2).unwrap_or_default();
+        let words: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(words[1], "to", "{text}");
+        (words[0].parse::<u64>().unwrap(), words[2].parse::<u64>().unwrap())
+    };
+    let (min, max) = hits(&[&operator.addr]);
+    assert!(0 < min && min < max, "{min} to {max}");
+    assert_eq!(hits(&[&operator.addr, &operator.addr]), (2 * min, 2 * max));
 }

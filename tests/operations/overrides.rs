@@ -625,3 +625,17 @@ async fn acknowledged_changes_survive_a_failover() {
     let lines = exported.lines().count() as u32;
     assert!([2 * acknowledged, 2 * acknowledged + 2].contains(&lines), "{acknowledged}: {exported}");
 }
+
+/// An empty store has not lost overrides that no instance has had.
+#[tokio::test]
+async fn an_empty_store_is_no_failure() {
+    let (folder, redis) = (folder(), RedisServer::start());
+    let (one, other) = (Operator::start(folder.path(), &redis.url()), Operator::start(folder.path(), &redis.url()));
+    other.ctl(&["limit", "set", "api", "user=bob", "10/year"]);
+    wait_for_async("the limit at the other instance", async || {
+        (limit(&one.server, &[("user", "bob")]).await?.0 == 10).then_some(())
+    })
+    .await;
+    let log = one.server.log();
+    assert!(!log.contains("override sync failed"), "{log}");
+}

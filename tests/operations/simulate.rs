@@ -176,3 +176,71 @@ fn invalid_arguments_are_errors() {
         assert!(!output.status.success() && error.contains(expected), "{args:?}: {error}");
     }
 }
+
+#[test]
+fn rules_are_listed_by_the_number_of_changed_decisions() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, mapping) = (folder.path().join("access.log"), folder.path().join("mapping.yaml"));
+    // The number of hits of each key in the first and in the second of two minutes of one hour.
+    let hits = [("denied", 5, 0), ("some", 3, 1), ("most", 4, 2)];
+    let mut text = String::new();
+    for (minute, second) in [(0, 1_700_000_000), (1, 1_700_000_060)] {
+        for (key, first, later) in hits {
+            for _ in 0..if minute == 0 { first } else { later } {
+                text += &format!("{{\"at\": {second}, \"{key}\": \"x\"}}\n");
+            }
+        }
+    }
+    fs::write(&log, text).unwrap();
+    let keys = hits.map(|(key, ..)| format!("- [{{ key: {key}, field: {key} }}]\n")).concat();
+    fs::write(&mapping, format!("domain: api\ntime: at\ndescriptors:\n{keys}")).unwrap();
+    let files = |limits: [(&str, &str, u32); 3]| {
+        let file = |(key, unit, limit): (&str, &str, u32)| {
+            format!(
+                "domain: api\ndescriptors: [{{key: {key}, rate_limit: {{unit: {unit}, requests_per_unit: {limit}}}}}]\n"
+            )
+        };
+        let [one, two, three] = limits.map(file);
+        rules(&[("one.yaml", &one), ("two.yaml", &two), ("three.yaml", &three)])
+    };
+    let new = files([("denied", "minute", 2), ("some", "minute", 2), ("most", "minute", 2)]);
+    let old = files([("denied", "hour", 5), ("some", "hour", 3), ("most", "hour", 4)]);
+    let rules = ["--merge-domains", "--rules", path(new.path()), "--against", path(old.path())];
+    let args = [&rules[..], &["--traffic", path(&log), "--mapping", path(&mapping)]].concat();
+    let result = json(&args);
+    let changed: Vec<_> = result["rules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|rule| {
+            let count = |name: &str| rule["hits"][name].as_u64().unwrap();
+            (rule["rule"].as_str().unwrap(), count("newly_denied"), count("newly_allowed"))
+        })
+        .collect();
+    assert_eq!(
+        changed,
+        [("api.most: 2 per minute", 2, 2), ("api.denied: 2 per minute", 3, 0), ("api.some: 2 per minute", 1, 1)]
+    );
+
+    let output = simulate(&args);
+    let (text, messages) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert!(!text.contains("unknown") && !messages.contains("skipped"), "{text}{messages}");
+    let text = self::output(&[
+        "--rules",
+        path(new.path()),
+        "--merge-domains",
+        "--traffic",
+        path(&log),
+        "--mapping",
+        path(&mapping),
+    ]);
+    assert!(text.contains("the earlier decision of 15 requests is unknown; they count as allowed"), "{text}");
+
+    // A terminal shows the progress.
+    let words = [&["simulate"], &args[..]].concat().join(" ");
+    let program = crate::support::server::binary();
+    let line = format!("{} {words}", program.display());
+    let output = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    assert!(shown.contains(&format!("\r[{}] 100%", "#".repeat(40))), "{shown}");
+}

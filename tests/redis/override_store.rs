@@ -4,10 +4,13 @@ use std::time::Duration;
 
 use sluicegate::store::{
     Redis,
-    overrides::{Cursor, Update, Versioned, Write, WriteOutcome},
+    overrides::{Change, Cursor, Update, Versioned, Write, WriteOutcome},
 };
 
-use crate::{redis::stores::connect, support::RedisServer};
+use crate::{
+    redis::stores::connect,
+    support::{RedisCluster, RedisServer, ring},
+};
 
 const TEXTS: &str = "sluicegate:{directives}texts";
 const LOG: &str = "sluicegate:{directives}log";
@@ -140,4 +143,77 @@ async fn lost_overrides_are_restored_completely_or_not_at_all() {
     assert_eq!((update_since(redis, &next).await, redis.overrides_cursor().await.unwrap()), ("empty".into(), None));
     let restarted = put(redis, "four", "d", &Cursor::default()).await;
     assert_eq!(stored(redis).await, (Some(restarted), vec![versioned("d", 1, "four")]));
+}
+
+#[tokio::test]
+async fn the_log_has_pages_with_the_texts_before_and_after_each_change() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(1)).await;
+    let redis = redis.store();
+    let known = put(redis, "one", "a", &Cursor::default()).await;
+    let known = put(redis, "two", "b", &known).await;
+    put(redis, "three", "a", &known).await;
+    let log = redis.override_log(u64::MAX, 10).await.unwrap();
+    let ids = |changes: &[Change]| changes.iter().map(|change| change.id.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&log), ["three", "two", "one"]);
+    assert_eq!(ids(&redis.override_log(3, 10).await.unwrap()), ["two", "one"]);
+    assert_eq!(ids(&redis.override_log(3, 1).await.unwrap()), ["two"]);
+    let texts = |change: &Change| (change.changes[0].before.clone(), change.changes[0].after.clone());
+    assert_eq!(texts(&log[0]), (Some("one".to_owned()), Some("three".to_owned())));
+    assert_eq!(texts(&log[2]), (None, Some("one".to_owned())));
+}
+
+#[tokio::test]
+async fn a_rule_set_is_stored_until_it_is_deleted() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(1)).await;
+    let redis = redis.store();
+    redis.put_rule_set("d1", "rules").await.unwrap();
+    assert_eq!(redis.get_rule_set("d1").await.unwrap().as_deref(), Some("rules"));
+    redis.delete_rule_set("d1").await.unwrap();
+    assert_eq!(redis.get_rule_set("d1").await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn instances_exchange_reports_while_one_of_them_reads() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(1)).await;
+    let redis = redis.store();
+    let idle = redis.exchange_activity("one", None, false, &[]).await.unwrap();
+    assert!(!idle.is_read && idle.reports.is_empty());
+    let first = redis.exchange_activity("reader", None, true, &[]).await.unwrap();
+    assert!(first.is_read && first.reports.is_empty());
+    let own = redis.exchange_activity("one", Some(b"report"), false, &[]).await.unwrap();
+    assert!(own.is_read && own.reports.is_empty());
+    let read = redis.exchange_activity("reader", None, true, &[]).await.unwrap();
+    assert_eq!(read.reports, [("one".to_owned(), b"report".to_vec())]);
+    let read = redis.exchange_activity("reader", None, true, &["one".to_owned()]).await.unwrap();
+    assert!(read.reports.is_empty());
+}
+
+/// So that nodes can be added behind it.
+#[tokio::test]
+async fn the_first_node_of_a_ring_has_the_overrides() {
+    let (nodes, _) = ring(3);
+    for (first, node) in nodes.iter().enumerate() {
+        let hosts: Vec<_> =
+            nodes.iter().cycle().skip(first).take(3).map(|host| format!("127.0.0.1:{}", host.port)).collect();
+        let redis = connect(&format!("redis+ring://{}", hosts.join(",")), Duration::from_secs(1)).await;
+        put(redis.store(), "one", "a", &Cursor::default()).await;
+        assert_eq!(node.cli(&["exists", TEXTS]), "1");
+        node.cli(&["flushall"]);
+    }
+}
+
+/// No call about overrides is redirected.
+#[tokio::test]
+async fn the_owner_of_their_slot_has_the_overrides_of_a_cluster() {
+    let cluster = RedisCluster::start();
+    let redis = connect(&cluster.url(), Duration::from_secs(1)).await;
+    put(redis.store(), "one", "a", &Cursor::default()).await;
+    let owner = cluster.owner(TEXTS);
+    for (index, node) in cluster.nodes.iter().enumerate() {
+        let stats = node.cli(&["info", "commandstats"]);
+        assert_eq!(stats.contains("cmdstat_eval:"), index == owner, "{stats}");
+    }
 }

@@ -504,4 +504,35 @@ async fn limits_per_second_can_have_a_separate_store() {
         operator.ctl(&["inspect", "d", "second=s"]).contains("used 1,").then_some(())
     })
     .await;
+    let metrics = operator.server.get("/metrics");
+    let calls = metrics.lines().find(|line| line.starts_with("sluicegate_store_seconds_count"));
+    assert!(calls.is_some_and(|calls| !calls.ends_with(" 0")), "{calls:?}");
+}
+
+/// A request with limits in several slots is one call to each node.
+#[tokio::test]
+async fn limits_of_several_users_are_decided_in_one_call_per_node() {
+    let cluster = RedisCluster::start();
+    let server = start(&cluster.url());
+    let client = server.client().await;
+    let request =
+        || users().iter().fold(Request::new("d"), |request, user| request.descriptor(descriptor(&[("user", user)])));
+    assert!(client.check(request()).await.unwrap().allowed());
+    cluster.nodes.iter().for_each(|node| drop(node.cli(&["config", "resetstat"])));
+    assert!(client.check(request()).await.unwrap().allowed());
+    let stats = |node: &RedisServer| node.cli(&["info", "commandstats"]);
+    let calls: Vec<_> = cluster.nodes.iter().map(stats).filter(|stats| stats.contains("cmdstat_evalsha")).collect();
+    assert!(!calls.is_empty() && calls.iter().all(|stats| stats.contains("cmdstat_evalsha:calls=1,")), "{calls:?}");
+}
+
+/// The log explains why calls fail if the address of one node is used without `+cluster`.
+#[tokio::test]
+async fn a_node_of_a_cluster_cannot_be_used_as_a_single_server() {
+    let cluster = RedisCluster::start();
+    let server = start(&cluster.nodes[0].url());
+    let client = server.client().await;
+    for user in users() {
+        let _ = client.check(request_for("d", &[("user", &user)])).await;
+    }
+    wait_for("the message", || server.log().contains("\"kind\":\"moved\"").then_some(()));
 }

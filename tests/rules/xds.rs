@@ -304,6 +304,7 @@ async fn the_delta_protocol_applies_changes() {
     plane.set("3", &[config("a", 1), invalid("b")]);
     let rejected = plane.wait_for_request("the third to be rejected", |request| request["error"] != "").await;
     assert!(rejected["error"].as_str().unwrap().starts_with("b, k: unit \"UNKNOWN\""), "{rejected}");
+    assert!(rejected["type"] == TYPE && rejected["nonce"] != "", "{rejected}");
     assert_eq!((limit(&server, "a").await, limit(&server, "b").await), (Some(1), Some(2)));
     plane.set("4", &[config("a", 4), config("b", 2)]);
     wait_for_limit(&server, "a", Some(4)).await;

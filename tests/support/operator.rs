@@ -34,13 +34,13 @@ impl Operator {
         Self { server, addr, tokens }
     }
 
-    /// Runs `sluicegate ctl` and returns its output, or its error output if it fails.
     /// Replaces the token file, and waits until [`OPERATE`] is no longer valid.
     pub(crate) fn replace_tokens(&self, text: &str) {
         std::fs::write(self.tokens.path(), text).unwrap();
         wait_for("the token to become invalid", || (self.call(OPERATE, "GetHealth", "{}").0 == 401).then_some(()));
     }
 
+    /// Runs `sluicegate ctl` and returns its output, or its error output if it fails.
     pub(crate) fn try_ctl(&self, args: &[&str]) -> Result<String, String> {
         let all = [&["ctl", "--addr", &self.addr, "--token", OPERATE], args].concat();
         let output = command().args(all).output().unwrap();

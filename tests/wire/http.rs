@@ -126,6 +126,9 @@ async fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     ] {
         assert_eq!(server.metric(series), expected, "{series} in\n{}", server.get("/metrics"));
     }
+    let stats = server.get("/stats");
+    assert!(stats.lines().any(|line| line.starts_with("sluicegate_memory_counters: 10")), "{stats}");
+    assert!(!stats.contains("# "), "{stats}");
 }
 
 /// OpenTelemetry would merge all series above 2,000 into one; the rule statistics avoid that.

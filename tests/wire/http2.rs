@@ -14,6 +14,7 @@ use crate::support::{
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 const HEALTH: &str = "/grpc.health.v1.Health/Check";
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
 /// A message with its prefix: the descriptor `user=x` in the domain `example`.
 const MESSAGE: &[u8] = b"\0\0\0\0\x16\x0a\x07example\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
 /// An empty message with its prefix.
@@ -248,6 +249,10 @@ async fn floods_of_frames_with_replies_do_not_use_memory() {
 #[tokio::test]
 async fn a_response_that_is_read_in_part_is_dropped() {
     let server = Server::builder().set("grpc.send_timeout", "300ms").start();
+    // A response that has nothing to send does not wait for its caller.
+    let mut idle = Frames::connect(&server).await;
+    idle.send_call(1, WATCH, EMPTY).await;
+    idle.next_with(|frame| frame.kind == DATA).await;
     let mut frames = Frames::connect(&server).await;
     // SETTINGS_INITIAL_WINDOW_SIZE is 3 bytes.
     assert!(frames.send(&frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 3])).await);
@@ -324,4 +329,22 @@ async fn callers_with_http_1_receive_an_error_that_names_the_reason() {
         (server.metric("sluicegate_grpc_connections") == 0.0).then_some(())
     })
     .await;
+}
+
+/// Only errors for which the service closes a connection are counted.
+#[tokio::test]
+async fn a_caller_that_closes_its_connection_with_an_error_violates_nothing() {
+    const INTERNAL_ERROR: u32 = 2;
+    let server = Server::builder().start();
+    let mut frames = Frames::connect(&server).await;
+    frames.send_call(1, METHOD, MESSAGE).await;
+    wait_for_end(&mut frames, 1).await;
+    let (mut reader, mut writer) = frames.split();
+    let payload = [[0; 4], INTERNAL_ERROR.to_be_bytes()].concat();
+    writer.write_all(&frame(GOAWAY, 0, 0, &payload)).await.unwrap();
+    writer.shutdown().await.unwrap();
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(DEADLINE, reader.read_to_end(&mut rest)).await.expect("the connection to be closed");
+    wait_for("the end of the connection", || (server.metric("sluicegate_grpc_connections") == 0.0).then_some(()));
+    assert_eq!(server.metric("sluicegate_grpc_protocol_errors_total"), 0.0);
 }

@@ -145,6 +145,17 @@ async fn a_status_contains_fields_that_envoys_status_lacks() {
 }
 
 #[tokio::test]
+async fn a_verdict_has_headers_if_they_are_enabled() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).store("memory").set("response.headers", "true").start();
+    let mut caller = Caller::start(&server).await;
+    caller.send([check(1, "few", "a")]).await;
+    let answers = caller.answers(1).await;
+    let headers = &verdict(&answers[0]).response_headers_to_add;
+    assert!(headers.iter().any(|header| header.name == "RateLimit-Remaining" && header.value == "2"), "{headers:?}");
+}
+
+#[tokio::test]
 async fn an_error_of_one_check_does_not_affect_the_others() {
     on_both(async |store, server| {
         let mut caller = Caller::start(server).await;

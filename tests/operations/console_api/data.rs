@@ -87,7 +87,7 @@ fn rules_entities_and_counters_show_denials() {
 #[test]
 fn instances_that_share_redis_are_summed() {
     let folder = rules(&[("api.yaml", RULES)]);
-    let (_cluster, url) = RedisCluster::with_documented_user(3);
+    let (cluster, url) = RedisCluster::with_documented_user(3);
     let servers = [0, 1].map(|_| Server::start(folder.path(), &url));
     let updates = Updates::watch(&servers[0], r#"{"allInstances": true}"#, &[]);
     updates.find(|update| update["instances"].as_array().is_some_and(|instances| instances.len() == 2));
@@ -99,9 +99,17 @@ fn instances_that_share_redis_are_summed() {
     // The other instance still sees only its own requests.
     let own = Updates::watch(&servers[1], "{}", &[]).find(|update| number(&update["current"]["requests"]) > 0);
     assert_eq!((number(&own["current"]["requests"]), own["instances"].as_array().unwrap().len()), (4, 1), "{own}");
+    // Both instances are in every update for as long as they run.
+    for _ in 0..6 {
+        let update = updates.next();
+        assert_eq!(update["instances"].as_array().unwrap().len(), 2, "{update}");
+    }
     let [first, second] = servers;
     drop(second);
     updates.find(|update| update["instances"].as_array().is_some_and(|instances| instances.len() == 1));
+    let key = "sluicegate:{directives}activity";
+    let node = &cluster.nodes[cluster.owner(key)];
+    wait_for("the report to be deleted", || (node.cli(&["HLEN", key]) == "1").then_some(()));
     drop(first);
 }
 
