@@ -53,7 +53,7 @@ soak: release ## Run all features under faults for HOURS=1 with SEED=1, and writ
 	SLUICEGATE_BINARY=$(CURDIR)/target/release/sluicegate HOURS=$(HOURS) SEED=$(SEED) \
 	  cargo test --test endurance -- --nocapture no_law_is_violated_under_faults
 
-mutants: ## Run mutation tests (needs cargo-mutants; takes hours).
+mutants: ## Run all mutation tests (needs cargo-mutants; takes days).
 	tests/setup.sh
 	cargo mutants --config mutants.toml
 
