@@ -202,6 +202,8 @@ mod tests {
         let log = tempfile::NamedTempFile::new().unwrap();
         let recoveries = || std::fs::read_to_string(log.path()).unwrap().matches("available again").count();
         let subscriber = tracing_subscriber::fmt().with_writer(log.reopen().unwrap()).finish();
+        // Without a global subscriber, an event is disabled if the thread of another test is the first to reach it.
+        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
         tracing::subscriber::with_default(subscriber, || {
             let (health, name) = (Health::new(2), Arc::<str>::from("a"));
             for _ in 0..2 {
