@@ -57,7 +57,7 @@
 //!
 //! Small private modules are available to all layers: `allocator` (returning freed memory), `debounce` (stable changes of polled
 //! values), `duration` (durations in settings), `errors` (formatting of errors) and, for tests, `model_checker` (search of all
-//! states of a protocol).
+//! states of a protocol) and `test_log` (log messages of a test).
 
 pub mod cli;
 
@@ -90,3 +90,5 @@ mod errors;
 pub mod fuzz;
 #[cfg(test)]
 mod model_checker;
+#[cfg(test)]
+mod test_log;

@@ -21,6 +21,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("algorithm", &[]),
     ("model_checker", &[]),
+    ("test_log", &[]),
     (
         "fuzz",
         &["algorithm", "app", "engine", "rules", "service", "settings", "store", "telemetry", "traffic", "transport"],
@@ -32,7 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 5] = ["allocator", "debounce", "duration", "errors", "model_checker"];
+const COMMON: [&str; 6] = ["allocator", "debounce", "duration", "errors", "model_checker", "test_log"];
 
 /// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[

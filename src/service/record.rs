@@ -209,7 +209,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::{engine::Descriptor, rules::Entry};
+    use crate::{engine::Descriptor, rules::Entry, test_log::TestLog};
 
     #[test]
     fn finish_waits_until_all_requests_are_written() {
@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn requests_that_cannot_be_written_are_logged_once() {
         let folder = tempfile::tempdir().unwrap();
-        let (log, no_directory) = (folder.path().join("log"), folder.path().join("file"));
+        let no_directory = folder.path().join("file");
         fs::write(&no_directory, "").unwrap();
         let writer = Writer::new(no_directory, 1 << 20, 1 << 20, 0);
         let (sender, receiver) = sync_channel(3);
@@ -272,9 +272,9 @@ mod tests {
             assert!(sender.send(Message::Request(vec![0; 1 << 20])).is_ok());
         }
         drop(sender);
-        let subscriber = tracing_subscriber::fmt().with_writer(fs::File::create(&log).unwrap()).finish();
-        tracing::subscriber::with_default(subscriber, || write(writer, &receiver));
-        let log = fs::read_to_string(&log).unwrap();
+        let log = TestLog::start();
+        write(writer, &receiver);
+        let log = log.text();
         assert_eq!(log.matches("cannot write recorded requests").count(), 1, "{log}");
     }
 }

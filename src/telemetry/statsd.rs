@@ -237,6 +237,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     use super::*;
+    use crate::test_log::TestLog;
 
     fn statsd(settings: StatsdSettings) -> Statsd {
         Statsd::new(&StatsdSettings { addr: Some("x:1".into()), ..settings }).unwrap().unwrap()
@@ -317,13 +318,11 @@ mod tests {
 
     #[tokio::test]
     async fn repeated_failures_are_logged_once() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        let subscriber = tracing_subscriber::fmt().with_writer(file.reopen().unwrap()).finish();
-        let _logging = tracing::subscriber::set_default(subscriber);
+        let log = TestLog::start();
         let mut statsd = statsd(StatsdSettings::default());
         statsd.addr = "127.0.0.1:1".into();
         send_twice(statsd).await;
-        let log = std::fs::read_to_string(file.path()).unwrap();
+        let log = log.text();
         assert_eq!(log.matches("cannot send metrics to statsd").count(), 1, "{log}");
     }
 

@@ -4,10 +4,12 @@ use std::{
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Output, Stdio},
+    sync::mpsc,
+    thread,
 };
 
 use crate::support::{
-    Operator, Server, descriptor, operator::OPERATE, raw_client::Request, repository, request_for, rules,
+    DEADLINE, Operator, Server, descriptor, operator::OPERATE, raw_client::Request, repository, request_for, rules,
     server::command, wait_for,
 };
 
@@ -348,13 +350,15 @@ fn a_switch_that_not_all_instances_accept_is_an_error() {
     assert_eq!(text, format!("{}: in force on this instance until it restarts\n", operator.addr));
 }
 
-/// Starts `sluicegate ctl`, and returns the lines that it prints.
+/// Starts `sluicegate ctl`, and returns the lines that it prints until none follows within the deadline.
 fn start_ctl(operator: &Operator, args: &[&str]) -> (Child, impl Iterator<Item = String> + use<>) {
     let mut command = command();
     command.args(["ctl", "--addr", &operator.addr, "--token", OPERATE]).args(args);
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-    (child, lines)
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || lines.for_each(|line| drop(sender.send(line))));
+    (child, std::iter::from_fn(move || receiver.recv_timeout(DEADLINE).ok()))
 }
 
 #[test]

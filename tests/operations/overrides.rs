@@ -476,10 +476,10 @@ async fn overrides_that_the_store_lost_are_restored() {
         (limit(&one.server, &[("user", "c")]).await?.0 == 2).then_some(())
     })
     .await;
-    // All keys are lost.
+    // All keys are removed.
     redis.cli(&["FLUSHALL"]);
     wait_for("all overrides in the store", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
-    // One field is lost, as by an eviction.
+    // One field is removed, as by an eviction.
     redis.cli(&["HDEL", &keys[0], "limit|api|user=b"]);
     wait_for("the lost override in the store", || (redis.cli(&["HLEN", &keys[0]]) == "2").then_some(()));
     assert_eq!(redis.cli(&["TTL", &keys[0]]), "-1");

@@ -359,6 +359,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+    use crate::test_log::TestLog;
 
     fn change(version: u64, target: &str, after: Option<&str>) -> Change {
         let changed = OverrideChange { target: target.into(), before: None, after: after.map(str::to_owned) };
@@ -564,11 +565,11 @@ mod tests {
     #[test]
     fn only_an_incomplete_line_is_logged_at_the_start() {
         let directory = tempfile::tempdir().unwrap();
-        let (path, log) = (directory.path().join("overrides"), directory.path().join("log"));
+        let path = directory.path().join("overrides");
         let logged = || {
-            let subscriber = tracing_subscriber::fmt().with_writer(File::create(&log).unwrap()).finish();
-            tracing::subscriber::with_default(subscriber, || drop(load(&path)));
-            fs::read_to_string(&log).unwrap()
+            let log = TestLog::start();
+            drop(load(&path));
+            log.text()
         };
         load(&path).0.write(&change(1, "a", Some("one")), 0, nothing).unwrap();
         assert_eq!(logged(), "");

@@ -170,6 +170,7 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_log::TestLog;
 
     #[test]
     fn a_server_is_up_when_every_worker_that_uses_it_is_connected() {
@@ -199,25 +200,20 @@ mod tests {
 
     #[test]
     fn a_recovery_is_logged_when_all_workers_are_connected_again() {
-        let log = tempfile::NamedTempFile::new().unwrap();
-        let recoveries = || std::fs::read_to_string(log.path()).unwrap().matches("available again").count();
-        let subscriber = tracing_subscriber::fmt().with_writer(log.reopen().unwrap()).finish();
-        // Without a global subscriber, an event is disabled if the thread of another test is the first to reach it.
-        let _ = tracing::subscriber::set_global_default(tracing_subscriber::registry());
-        tracing::subscriber::with_default(subscriber, || {
-            let (health, name) = (Health::new(2), Arc::<str>::from("a"));
-            for _ in 0..2 {
-                health.add_worker(&name);
-                health.mark_up(&name);
-            }
-            assert_eq!(recoveries(), 0, "there was no outage");
-            for _ in 0..2 {
-                health.mark_down(&name, &RedisError::from((redis::ErrorKind::Io, "broken")));
-            }
+        let log = TestLog::start();
+        let recoveries = || log.text().matches("available again").count();
+        let (health, name) = (Health::new(2), Arc::<str>::from("a"));
+        for _ in 0..2 {
+            health.add_worker(&name);
             health.mark_up(&name);
-            assert_eq!(recoveries(), 0, "one worker of two is connected");
-            health.mark_up(&name);
-            assert_eq!(recoveries(), 1);
-        });
+        }
+        assert_eq!(recoveries(), 0, "there was no outage");
+        for _ in 0..2 {
+            health.mark_down(&name, &RedisError::from((redis::ErrorKind::Io, "broken")));
+        }
+        health.mark_up(&name);
+        assert_eq!(recoveries(), 0, "one worker of two is connected");
+        health.mark_up(&name);
+        assert_eq!(recoveries(), 1);
     }
 }

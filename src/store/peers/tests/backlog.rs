@@ -255,7 +255,7 @@ fn the_instance_that_was_silent_for_the_longest_time_is_forgotten_first() {
         let _ = a.peers.pull(100 + number, 1, at(number));
         a.peers.apply(&Batch { origin: 100 + number, ..batch.clone() }, at(number));
     }
-    // The first one is heard of again, so the second one is the oldest.
+    // The first instance reports again, so the second one is the oldest.
     let _ = a.peers.pull(100, 1, at(count));
     a.peers.apply(&Batch { origin: 100, ..batch.clone() }, at(count));
     let _ = a.peers.pull(99, 1, at(count));
