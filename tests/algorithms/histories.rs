@@ -11,8 +11,8 @@ use proptest::{
 };
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX_NUMBER, Micros, RequestContext, Sample,
-        State, reports::UtilizationReports, sliding_window::WindowEdge,
+        Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX_NUMBER, Micros, Operation, RequestContext,
+        Sample, State, reports::UtilizationReports, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
 };
@@ -257,6 +257,59 @@ async fn adaptive_limits_learn_the_same_in_memory_and_in_redis() {
     }
     for outcome in running.join_all().await {
         outcome.unwrap_or_else(|difference| panic!("{}", &difference[..difference.len().min(3_000)]));
+    }
+}
+
+/// Writes a state of a token bucket as another program could: leased parts of any size.
+fn broken_leases(now: u64, sizes: &[u64], fractions: u32) -> Vec<u8> {
+    let number = |number: u64, length: usize| number.to_le_bytes()[..length].to_vec();
+    let level = [number(now + 1_000_000, 7), number(fractions.into(), 4), number(60_000_000, 4), number(0, 1)].concat();
+    let part = |(index, size): (usize, &u64)| {
+        [number(now + 250_000 * (1 + index as u64), 7), number(*size, 7), number(fractions.into(), 4)].concat()
+    };
+    [level, sizes.iter().enumerate().flat_map(part).collect()].concat()
+}
+
+#[tokio::test]
+async fn memory_and_redis_reduce_leases_that_are_larger_than_a_bucket() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), std::time::Duration::from_secs(3_600)).await;
+    let write = "return redis.call('SET', KEYS[1], (ARGV[1]:gsub('..', function(byte) \
+                 return string.char(tonumber(byte, 16)) end)))";
+    let read = "return ((redis.call('GET', KEYS[1]) or ''):gsub('.', function(byte) \
+                return string.format('%02x', byte:byte()) end))";
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    for requests in [7, 60, 600] {
+        let spec = LimitSpec { requests, window: Micros::from_secs(60), ..LimitSpec::default() };
+        let bucket = Algorithm::kind("token_bucket").unwrap().build;
+        let direct = bucket(&spec).unwrap();
+        let sizes: [&[u64]; 4] =
+            [&[59_000_000], &[30_000_000, 31_000_000, 1], &[20_000_000; 4], &[MAX_NUMBER, 5, MAX_NUMBER, MAX_NUMBER]];
+        for (sizes, fractions) in sizes.into_iter().flat_map(|sizes| [(sizes, 0), (sizes, 1), (sizes, u32::MAX)]) {
+            let bytes = broken_leases(START, sizes, fractions);
+            for (algorithm, later) in [(direct, 0), (direct.leasing().unwrap(), 0), (direct, 700_000)] {
+                let store = AnyStore::Redis(redis.clone());
+                let step = |action| Step {
+                    elapsed: 0,
+                    changed: false,
+                    hits: vec![(action, 1, RequestContext { holder: 0, class: 0, sample: None })],
+                };
+                decide(&store, "broken", &direct, &step(Action::Take), START).await;
+                let key = server.cli(&["keys", "*"]);
+                assert_eq!(server.cli(&["eval", write, "1", &key, &hex(&bytes)]), "OK");
+                let mut state = State::from_bytes(&bytes);
+                for action in [Action::Peek, Action::Take, Action::Refund, Action::Peek] {
+                    let now = START + later;
+                    let decision = algorithm.apply(&mut state, Operation { action, cost: 1, now: Micros::new(now) });
+                    let in_redis = decide(&store, "broken", &algorithm, &step(action), now).await;
+                    let case = format!("{action:?}, {requests}, {sizes:?}, {fractions}");
+                    assert_eq!(in_redis, [format!("{decision:?}")], "{case}");
+                    assert_eq!(server.cli(&["eval", read, "1", &key]), hex(state.as_bytes()), "{case}");
+                    assert!(algorithm.expires(&state, Micros::new(now)) <= Micros::new(now + 122_000_000));
+                }
+                server.cli(&["flushall"]);
+            }
+        }
     }
 }
 

@@ -58,11 +58,20 @@ impl LeasedParts {
     }
 
     /// Scales the parts in proportion to a change of the limit.
-    pub(super) fn scale(&mut self, from: DrainTime, to: DrainTime, full: ExactDuration) {
+    pub(super) fn scale(&mut self, from: DrainTime, to: DrainTime) {
         for entry in &mut self.0 {
             let micros = from.scale(Micros::new(entry.span.micros), to).get();
-            entry.span = ExactDuration { micros: micros.min(full.micros), fraction: 0 };
+            entry.span = ExactDuration { micros, fraction: 0 };
         }
+    }
+
+    /// Reduces the last parts until the sum of all is at most `full`, and returns the sum. Only broken states and, by
+    /// rounding, scaled ones contain more.
+    pub(super) fn limit_sum(&mut self, full: ExactDuration, rate: Rate) -> ExactDuration {
+        self.0.iter_mut().fold(ExactDuration::default(), |sum, entry| {
+            entry.span = entry.span.min(rate.subtract(full, sum));
+            rate.add(sum, entry.span)
+        })
     }
 
     /// Adds a lease. Returns `false` if there are already [`MAX_PARTS`] parts with other ends.
@@ -93,11 +102,6 @@ impl LeasedParts {
         let mut entries = self.0.clone();
         entries.sort_unstable_by_key(|entry| entry.ends);
         entries
-    }
-
-    /// Returns the sum of the parts.
-    pub(super) fn sum(&self, rate: Rate) -> ExactDuration {
-        self.0.iter().fold(ExactDuration::default(), |sum, entry| rate.add(sum, entry.span))
     }
 
     /// Appends the parts to the state of the bucket.

@@ -216,10 +216,10 @@ impl Bucket {
             let at = level.leased.pour_ended(at, now, self.rate, full);
             (stored.micros, stored.fraction) = (at.micros, at.fraction);
             if !is_same {
-                level.leased.scale(stored.drain_time, self.drain_time, self.full_drain);
+                level.leased.scale(stored.drain_time, self.drain_time);
                 level.changed = true;
             }
-            level.leased_total = level.leased.sum(self.rate);
+            level.leased_total = level.leased.limit_sum(self.full_drain, self.rate);
         }
         let drain = DrainState::of(stored, now, self.rate, self.full_drain, self.drain_time);
         BucketState { drained_at: drain.drained_at, changed: level.changed || drain.changed, ..level }

@@ -45,7 +45,15 @@ if value then
         end
       else
         if not same then
-          span = min(ceil(span * scale_to / scale_from), full)
+          span = ceil(span * scale_to / scale_from)
+        end
+        -- The parts of a broken value can be larger than a full bucket.
+        local free, free_part = full - leased_total, full_part - leased_total_part
+        if free_part < 0 then
+          free, free_part = free - 1, free_part + parts
+        end
+        if span > free or span == free and span_part > free_part then
+          span, span_part = free, free_part
         end
         local entry = {ends, span, span_part}
         entries[#entries + 1], entries[ends] = entry, entries[ends] or entry
