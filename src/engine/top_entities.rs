@@ -3,7 +3,9 @@
 //! The algorithm is Space-Saving (Metwally, Agrawal, El Abbadi: *Efficient computation of frequent and top-k elements
 //! in data streams*, 2005). A new descriptor replaces the entry with the fewest hits and inherits its count, which is
 //! then the maximum error of the new entry. Of `n` hits, a descriptor with more than `n / 500` always has one of the
-//! [`MAX_ENTRIES`] entries, and no count has a larger error than `n / 500`.
+//! [`MAX_ENTRIES`] entries, and no count has a larger error than `n / 500`. Sums over several sketches keep this promise,
+//! as in Agarwal et al.: *Mergeable summaries*, 2012: an entity without an entry in a full sketch may have as many hits
+//! there as the entry with the fewest.
 //!
 //! Each worker has a sketch of its own per minute and never waits to update it: a hit is not counted while the sketch
 //! is being read. A worker with many hits samples them. Up to [`MAX_SAMPLES`] per second it counts every hit; beyond
@@ -118,28 +120,33 @@ impl TopEntities {
         filter: impl Fn(&Target, &str) -> bool,
     ) -> Ranking {
         let stripes = if by == RankBy::Denied { &self.denied } else { &self.requested };
-        let (mut total, mut sums, mut start) = (0_u64, HashMap::<Arc<str>, SketchEntry>::new(), now);
+        let (mut total, mut sums, mut start) = (0_u64, HashMap::<Arc<str>, (SketchEntry, u64)>::new(), now);
+        let mut all_max_missed = 0_u64;
         for stripe in stripes.iter() {
             let sketches = stripe.sketches.lock().unwrap_or_else(PoisonError::into_inner);
             for sketch in sketches.0.iter().filter(|sketch| sketch.is_recent(now)) {
                 total = total.saturating_add(sketch.total);
                 start = start.min(sketch.start);
+                let max_missed = sketch.max_missed();
+                all_max_missed = all_max_missed.saturating_add(max_missed);
                 for entry in &sketch.entries {
-                    let sum = sums.entry(Arc::clone(&entry.key)).or_insert_with(|| SketchEntry {
-                        hits: 0,
-                        max_error: 0,
-                        ..entry.clone()
-                    });
+                    let (sum, listed) = sums
+                        .entry(Arc::clone(&entry.key))
+                        .or_insert_with(|| (SketchEntry { hits: 0, max_error: 0, ..entry.clone() }, 0));
                     sum.hits = sum.hits.saturating_add(entry.hits);
                     sum.max_error = sum.max_error.saturating_add(entry.max_error);
                     sum.since = sum.since.min(entry.since);
+                    *listed = listed.saturating_add(max_missed);
                 }
             }
         }
         let mut top: Vec<TopEntity> = sums
             .into_iter()
-            .filter_map(|(key, SketchEntry { rule, hits, max_error, since, .. })| {
+            .filter_map(|(key, (SketchEntry { rule, hits, max_error, since, .. }, listed))| {
                 let target = Target::parse(&key).ok().filter(|target| filter(target, &rule))?;
+                // The sketches that do not list the entity may have missed as many of its hits.
+                let missed = all_max_missed.saturating_sub(listed);
+                let (hits, max_error) = (hits.saturating_add(missed), max_error.saturating_add(missed));
                 Some(TopEntity { target, rule, hits, max_error, since })
             })
             .collect();
@@ -237,6 +244,12 @@ impl Sketch {
             self.sampling_interval = sampling_interval.saturating_mul(2).min(1 << 20);
         }
         sampling_interval
+    }
+
+    /// Returns the maximum number of hits of an entity that has no entry.
+    fn max_missed(&self) -> u64 {
+        let fewest = self.entries.iter().map(|entry| entry.hits).min().unwrap_or_default();
+        if self.entries.len() < MAX_ENTRIES { 0 } else { fewest }
     }
 
     fn add(&mut self, key: String, rule: Option<&Arc<str>>, hits: u64, now: Micros) {
@@ -344,6 +357,22 @@ mod tests {
         assert_eq!(first, ("limit|api|user=newcomer".to_owned(), 7, 3, 60));
         let all = top.ranking(RankBy::Requested, MAX_ENTRIES, Micros::from_secs(60), |_, _| true);
         assert_eq!((all.top.len(), all.total), (MAX_ENTRIES, 5 * MAX_ENTRIES as u64 - 2 + 4));
+    }
+
+    #[test]
+    fn an_entity_that_one_minute_does_not_list_may_have_hits_in_it() {
+        let top = TopEntities::new(2);
+        record(&top, 0, "a", 3, true, 60);
+        record(&top, 0, "a", 1, true, 120);
+        // These replace the entry of the second minute. The other worker lists few entities, so it has missed none.
+        (0..MAX_ENTRIES).for_each(|number| record(&top, 0, &format!("crowd-{number}"), 2, true, 121));
+        record(&top, 1, "b", 1, true, 122);
+        let all = top.ranking(RankBy::Requested, usize::MAX, Micros::from_secs(122), |_, _| true);
+        let counts = |user: &str| {
+            let is_user = |entity: &&TopEntity| entity.target.to_string().ends_with(&format!("={user}"));
+            all.top.iter().find(is_user).map(|entity| (entity.hits, entity.max_error))
+        };
+        assert_eq!(["a", "b", "crowd-0"].map(counts), [Some((5, 2)), Some((3, 2)), Some((2, 0))]);
     }
 
     #[test]
