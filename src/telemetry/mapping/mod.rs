@@ -9,7 +9,7 @@ pub mod fuzz;
 
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
-use config::{Config, File, FileFormat};
+use config::{File, FileFormat, Source};
 use regex::Regex;
 use serde::Deserialize;
 
@@ -144,9 +144,10 @@ impl Mapping {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let file = Config::builder().add_source(File::from_str(text, FileFormat::Yaml)).build();
-        let file = file.and_then(Config::try_deserialize).map_err(|error| error.to_string());
-        let MappingFile { defaults, mappings } = file?;
+        // Not a `Config`, which takes a key such as `a[9]` for the tenth element of a list, of any length.
+        let table = File::from_str(text, FileFormat::Yaml).collect();
+        let file = table.and_then(|table| MappingFile::deserialize(config::Value::new(None, table)));
+        let MappingFile { defaults, mappings } = file.map_err(|error| error.to_string())?;
         let (mut globs, mut patterns) = (Vec::new(), Vec::new());
         for entry in mappings {
             for name in entry.labels.keys() {

@@ -116,6 +116,7 @@ fn rejects_invalid_files() {
     for text in [
         "mappings: 7",
         "mapings: []",
+        "mappings[0]: {match: a.b, name: x}",
         "mappings: [{match: a.b}]",
         "mappings: [{match: a.b, name: ''}]",
         "mappings: [{match: a.b*, name: x}]",
