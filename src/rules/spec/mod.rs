@@ -424,8 +424,9 @@ impl Reader<'_, '_> {
 /// Returns the end of a message that states the actual value: `, not …`.
 fn actual(node: &Yaml) -> String {
     match &node.kind {
-        Kind::Scalar { text, plain: true } => format!(", not {text}"),
-        Kind::Scalar { text, plain: false } => format!(", not the text {text:?}"),
+        // A scalar without quotes can have several lines.
+        Kind::Scalar { text, plain: true } if !text.contains(char::is_control) => format!(", not {text}"),
+        Kind::Scalar { text, .. } => format!(", not the text {text:?}"),
         Kind::Null | Kind::List(_) | Kind::Map(_) => format!(", not {}", node.describe()),
     }
 }
