@@ -1,6 +1,6 @@
-//! Rust types, tonic clients and servers of Envoy's rate limit protocol v3, `sluicegate.v1`, `sluicegate.admin.v1` and
-//! `sluicegate.cluster.v1`, and
-//! the parts of Envoy's discovery protocol (xDS) by which control planes send rules.
+//! Rust types, tonic clients and servers of Envoy's rate limit protocol v3 and rate limit quota protocol v3,
+//! `sluicegate.v1`, `sluicegate.admin.v1` and `sluicegate.cluster.v1`, and the parts of Envoy's discovery protocol (xDS) by
+//! which control planes send rules.
 //!
 //! The modules mirror the protobuf packages. The code in `gen/` is generated from `proto/*.proto` and committed, so that
 //! dependent crates need no generator. `tests/fresh.rs` checks that it is up to date.
@@ -32,6 +32,11 @@ mod generated {
             pub mod discovery {
                 pub mod v3 {
                     include!("gen/envoy.service.discovery.v3.rs");
+                }
+            }
+            pub mod rate_limit_quota {
+                pub mod v3 {
+                    include!("gen/envoy.service.rate_limit_quota.v3.rs");
                 }
             }
             pub mod ratelimit {

@@ -4,8 +4,9 @@
 use std::{fs, path::Path};
 
 /// The compiled files. Their imports are compiled as well.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "envoy/service/discovery/v3/ads.proto",
+    "envoy/service/rate_limit_quota/v3/rlqs.proto",
     "envoy/service/ratelimit/v3/rls.proto",
     "ratelimit/config/ratelimit/v3/rls_conf.proto",
     "sluicegate/admin/v1/admin.proto",
@@ -23,7 +24,8 @@ fn generated_code_is_fresh() {
     let generated = tempfile::tempdir().unwrap();
     let set = protox::compile(FILES, [root.join("proto")]).unwrap();
     fs::write(generated.path().join(DESCRIPTOR_SET), prost_encode(&set)).unwrap();
-    tonic_prost_build::configure().bytes(".sluicegate.cluster.v1").out_dir(generated.path()).compile_fds(set).unwrap();
+    let configuration = tonic_prost_build::configure().bytes(".sluicegate.cluster.v1");
+    configuration.btree_map(".envoy.service.rate_limit_quota.v3").out_dir(generated.path()).compile_fds(set).unwrap();
 
     let committed = root.join("src/gen");
     for entry in fs::read_dir(generated.path()).unwrap() {
