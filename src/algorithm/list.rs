@@ -2,9 +2,9 @@
 
 use super::{
     AlgorithmKind, Arguments, CounterPart, Decision, LimitSpec, Limiter, Micros, Operation, RequestContext, State,
-    adaptive::Adaptive, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
-    leased_bucket::LeasedBucket, reports::UtilizationReports, shares::Shares, sliding_log::SlidingLog,
-    sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    adaptive::Adaptive, assignments::Assignments, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra,
+    leaky_bucket::LeakyBucket, leased_bucket::LeasedBucket, reports::UtilizationReports, shares::Shares,
+    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -158,6 +158,7 @@ algorithms![
     Shares,
     UtilizationReports,
     Adaptive,
+    Assignments,
 ];
 
 impl Algorithm {

@@ -10,6 +10,7 @@
 //! [`Decision`] from the state after a step. It exists only once, in Rust, for every store.
 
 pub mod adaptive;
+pub mod assignments;
 mod bucket;
 mod classes;
 pub mod concurrency;

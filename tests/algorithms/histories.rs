@@ -12,7 +12,7 @@ use proptest::{
 use sluicegate::{
     algorithm::{
         Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX_NUMBER, Micros, Operation, RequestContext,
-        Sample, State, reports::UtilizationReports, sliding_window::WindowEdge,
+        Sample, State, assignments::Assignments, reports::UtilizationReports, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
 };
@@ -98,6 +98,9 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
         return select(vec![1_u64, 10, 3_600])
             .prop_map(|ttl| UtilizationReports::new(Micros::from_secs(ttl)).into())
             .boxed();
+    }
+    if kind.name == Assignments::NAME {
+        return select(vec![1_u64, 10, 300]).prop_map(|ttl| Assignments::new(Micros::from_secs(ttl)).into()).boxed();
     }
     let requests =
         prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(600), 1 => Just(1_000_003), 1 => Just(u32::MAX)];

@@ -4,7 +4,8 @@
 use std::{collections::BTreeSet, fmt::Write, fs};
 
 use sluicegate::algorithm::{
-    Action, Algorithm, Micros, Operation, RequestContext, Sample, State, reports::UtilizationReports,
+    Action, Algorithm, Micros, Operation, RequestContext, Sample, State, assignments::Assignments,
+    reports::UtilizationReports,
 };
 
 use super::golden_vectors::limit;
@@ -62,10 +63,12 @@ fn the_bytes_of_states_are_those_of_the_previous_version() {
             describe(&algorithm, &mut text);
         }
     }
-    let reports: Algorithm = UtilizationReports::new(Micros::from_secs(90)).into();
-    names.insert(reports.name());
-    writeln!(text, "{}", reports.name()).unwrap();
-    describe(&reports, &mut text);
+    let ttl = Micros::from_secs(90);
+    for algorithm in [Algorithm::from(UtilizationReports::new(ttl)), Assignments::new(ttl).into()] {
+        names.insert(algorithm.name());
+        writeln!(text, "{}", algorithm.name()).unwrap();
+        describe(&algorithm, &mut text);
+    }
     assert_eq!(names, Algorithm::KINDS.iter().map(|kind| kind.name).collect(), "every algorithm has bytes");
     let path = repository("tests/golden/states.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

@@ -1,0 +1,208 @@
+//! [`Assignments`]: the share of a limit that each caller of Envoy's quota protocol may use, until a stated time.
+//!
+//! This is not a limit. Assignments are stored like counters, so that every store keeps them and all instances divide the
+//! same limit. Shares and demands are millionths of the limit, so a change of the limit changes no state.
+//!
+//! Shares are max-min fair: a caller gets its demand, or as much as every other caller with an unmet demand (Bertsekas and
+//! Gallager: *Data Networks*, section 6.5.2). After a share is reduced, the caller may use the former share until the
+//! former assignment ends, because it may not have received the message. That part is not assigned to others before. So
+//! at no time do all callers together have more than the limit.
+//!
+//! The state has 29 bytes for each caller: the end of its assignment (7), the caller (6), its demand and share (3 each),
+//! and the end and size of a former, larger share (7 and 3).
+
+use smallvec::smallvec;
+
+use super::{
+    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
+    RequestContext, State,
+};
+
+/// An assignment to one caller, which replaces the caller's former assignment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignments {
+    ttl: Micros,
+    caller: u64,
+}
+
+/// A share of a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// The share in millionths of the limit.
+    pub millionths: u64,
+    /// Number of callers that have an assignment.
+    pub callers: u32,
+}
+
+const END_BYTES: usize = 7;
+const CALLER_BYTES: usize = 6;
+const SHARE_BYTES: usize = 3;
+const ENTRY_BYTES: usize = 2 * END_BYTES + CALLER_BYTES + 3 * SHARE_BYTES;
+
+/// The assignment of one caller.
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    end: u64,
+    caller: u64,
+    demand: u64,
+    share: u64,
+    former_end: u64,
+    former_share: u64,
+}
+
+impl Entry {
+    fn read(state: &State, index: usize) -> Option<Self> {
+        let mut offset = ENTRY_BYTES * index;
+        let mut skip = |bytes| {
+            offset += bytes;
+            offset - bytes
+        };
+        Some(Self {
+            end: state.number::<END_BYTES>(skip(END_BYTES))?,
+            caller: state.number::<CALLER_BYTES>(skip(CALLER_BYTES))?,
+            demand: state.number::<SHARE_BYTES>(skip(SHARE_BYTES))?,
+            share: state.number::<SHARE_BYTES>(skip(SHARE_BYTES))?,
+            former_end: state.number::<END_BYTES>(skip(END_BYTES))?,
+            former_share: state.number::<SHARE_BYTES>(skip(SHARE_BYTES))?,
+        })
+    }
+
+    fn write(&self, state: &mut State) {
+        state.push::<END_BYTES>(self.end);
+        state.push::<CALLER_BYTES>(self.caller);
+        state.push::<SHARE_BYTES>(self.demand);
+        state.push::<SHARE_BYTES>(self.share);
+        state.push::<END_BYTES>(self.former_end);
+        state.push::<SHARE_BYTES>(self.former_share);
+    }
+
+    /// Returns the share that the caller may use at most.
+    fn reserved(&self, now: Micros) -> u64 {
+        if self.former_end > now.get() { self.share.max(self.former_share) } else { self.share }
+    }
+}
+
+impl Assignments {
+    /// The whole limit in millionths.
+    pub const WHOLE: u64 = 1_000_000;
+    /// Maximum lifetime of an assignment: five minutes.
+    pub const MAX_TTL: Micros = Micros::from_secs(300);
+    /// Maximum number of callers of one limit; further callers are denied.
+    pub const MAX_CALLERS: usize = 1_000;
+
+    /// Creates an assignment without a caller. A lifetime above [`Self::MAX_TTL`] is shortened.
+    #[must_use]
+    pub fn new(ttl: Micros) -> Self {
+        Self { ttl: ttl.min(Self::MAX_TTL), caller: 0 }
+    }
+
+    /// Returns the caller's share from a decision of this algorithm.
+    #[must_use]
+    pub fn read(decision: &Decision) -> Share {
+        Share { millionths: decision.used, callers: decision.limit.unwrap_or_default() }
+    }
+
+    /// Returns the assignments that have not ended.
+    fn valid(state: &State, now: Micros) -> impl Iterator<Item = Entry> {
+        let max_end = (now + Self::MAX_TTL + CLOCK_SLACK).get();
+        let entries = (0..state.as_bytes().len() / ENTRY_BYTES).filter_map(|index| Entry::read(state, index));
+        entries.filter(move |entry| entry.end > now.get() && entry.end <= max_end)
+    }
+
+    /// Returns the share of each caller with an unmet demand.
+    fn fair_share(demands: &mut [u64]) -> u64 {
+        demands.sort_unstable();
+        let mut rest = Self::WHOLE;
+        for (index, demand) in demands.iter().enumerate() {
+            let level = rest / (demands.len() - index) as u64;
+            if *demand > level {
+                return level;
+            }
+            rest -= demand;
+        }
+        Self::WHOLE
+    }
+
+    /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others.
+    ///
+    /// Each change of a token bucket costs a burst, so a share that is nearly right stays as it is.
+    fn share(demand: u64, fair: u64, current: u64, free: u64) -> u64 {
+        let target = demand.min(fair);
+        let tolerance = if demand > fair { target / 32 } else { target / 8 };
+        if current <= free && target.abs_diff(current) <= tolerance { current } else { target.min(free) }
+    }
+}
+
+impl Limiter for Assignments {
+    const NAME: &'static str = "assignments of a limit";
+    const KEYWORDS: &'static [&'static str] = &[];
+    const TAG: &'static str = "as";
+    const SCRIPT: &'static str = include_str!("script.lua");
+    const ARGUMENTS: &'static [&'static str] = &["demand", "ttl", "max_end_ahead", "max_callers", "caller", "whole"];
+
+    fn build(_spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        Err(InvalidLimit { keyword: "algorithm", reason: "assignments are not a limit" })
+    }
+
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let max_end_ahead = (Self::MAX_TTL + CLOCK_SLACK).get();
+        let demand = operation.cost.min(Self::WHOLE);
+        smallvec![demand, self.ttl.get(), max_end_ahead, Self::MAX_CALLERS as u64, self.caller, Self::WHOLE]
+    }
+
+    /// Sets the caller, which is the holder of the context.
+    fn with_context(self, context: RequestContext) -> Self {
+        Self { caller: context.holder & ((1 << (8 * CALLER_BYTES)) - 1), ..self }
+    }
+
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        if operation.action == Action::Peek {
+            return true;
+        }
+        let now = operation.now;
+        let (own, others): (Vec<_>, Vec<_>) = Self::valid(state, now).partition(|entry| entry.caller == self.caller);
+        let (own, takes) = (own.first().copied(), operation.action == Action::Take);
+        if own.is_none() && (!takes || others.len() >= Self::MAX_CALLERS) {
+            return !takes;
+        }
+        let demand = if takes { operation.cost.min(Self::WHOLE) } else { 0 };
+        let mut demands: Vec<u64> = others.iter().map(|entry| entry.demand).chain([demand]).collect();
+        let fair = Self::fair_share(&mut demands);
+        let assigned = others.iter().map(|entry| entry.reserved(now)).sum();
+        let former = own.unwrap_or_default();
+        let share = Self::share(demand, fair, former.share, Self::WHOLE.saturating_sub(assigned));
+        let mut entry = Entry { end: (now + self.ttl).get(), caller: self.caller, demand, share, ..former };
+        if share < former.share {
+            let reserved = former.reserved(now);
+            entry.former_end =
+                if former.former_end > now.get() { former.former_end.max(former.end) } else { former.end };
+            entry.former_share = reserved;
+        }
+        state.clear();
+        others.iter().chain([&entry]).for_each(|entry| entry.write(state));
+        true
+    }
+
+    /// Encodes the caller's share in a decision, for [`Assignments::read`].
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let (mut callers, mut share, mut last) = (0, 0, 0);
+        for entry in Self::valid(state, operation.now) {
+            (callers, last) = (callers + 1, entry.end.max(last));
+            share = if entry.caller == self.caller { entry.share } else { share };
+        }
+        let reset = Micros::new(last) - operation.now;
+        Decision { allowed, used: share, limit: Some(callers), reset, ..Decision::default() }
+    }
+
+    /// Returns `true`, because other assignments may end at any moment.
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
+        true
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        Micros::new(Self::valid(state, now).map(|entry| entry.end).max().unwrap_or(now.get()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+//! Properties of assignments.
+
+use std::collections::HashMap;
+
+use proptest::{collection::vec, prelude::*};
+
+use super::*;
+
+const START: u64 = 1_763_672_400_000_000;
+const TTL: u64 = 10;
+
+fn at(second: u64) -> Micros {
+    Micros::new(START) + Micros::from_secs(second)
+}
+
+fn apply(state: &mut State, caller: u64, action: Action, demand: u64, second: u64) -> Option<u64> {
+    let context = RequestContext { holder: caller, ..RequestContext::default() };
+    let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(context);
+    let operation = Operation { action, cost: demand, now: at(second) };
+    let allowed = assignments.step(state, operation);
+    let decision = assignments.explain(state, operation, allowed);
+    allowed.then(|| Assignments::read(&decision).millionths)
+}
+
+/// Renews the assignments of all callers every five seconds, and returns the shares at the end.
+fn settle(demands: &[u64], seconds: u64) -> Vec<u64> {
+    let mut state = State::default();
+    let mut renew = |second| {
+        let callers = (1..).zip(demands);
+        callers.map(|(caller, demand)| apply(&mut state, caller, Action::Take, *demand, second).unwrap()).collect()
+    };
+    (0..seconds / 5).fold(Vec::new(), |_, step| renew(5 * step))
+}
+
+#[test]
+fn each_caller_gets_its_demand_or_as_much_as_the_others() {
+    assert_eq!(settle(&[100_000, 200_000], 5), [100_000, 200_000]);
+    assert_eq!(settle(&[1_000_000], 5), [1_000_000]);
+    // The first caller had everything, until the others arrived.
+    assert_eq!(settle(&[1_000_000, 1_000_000, 100_000], 5), [1_000_000, 0, 0]);
+    assert_eq!(settle(&[1_000_000, 1_000_000, 100_000], 30), [450_000, 450_000, 100_000]);
+    assert_eq!(settle(&[1_000_000; 4], 40), [250_000; 4]);
+    assert_eq!(settle(&[5_000_000], 5), [1_000_000], "a higher demand counts as the whole limit");
+}
+
+#[test]
+fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
+    let mut state = State::default();
+    let mut take = |caller, demand, second| apply(&mut state, caller, Action::Take, demand, second);
+    assert_eq!(take(1, 800_000, 0), Some(800_000));
+    assert_eq!(take(2, 600_000, 1), Some(200_000));
+    assert_eq!(take(1, 300_000, 4), Some(300_000));
+    // The first caller may not have received this, and its former assignment ends at 10.
+    assert_eq!(take(2, 600_000, 9), Some(200_000));
+    assert_eq!(take(2, 600_000, 10), Some(600_000));
+    assert_eq!(take(3, 500_000, 11), Some(100_000));
+}
+
+#[test]
+fn the_share_of_a_caller_that_is_gone_is_free_after_its_end() {
+    let mut state = State::default();
+    assert_eq!(apply(&mut state, 1, Action::Refund, 0, 0), Some(0), "it has no share yet");
+    assert!(state.is_empty());
+    assert_eq!(apply(&mut state, 1, Action::Take, 900_000, 0), Some(900_000));
+    assert_eq!(apply(&mut state, 1, Action::Refund, 0, 3), Some(0));
+    assert_eq!(apply(&mut state, 2, Action::Take, 900_000, 4), Some(100_000), "the caller may still use its share");
+    assert_eq!(apply(&mut state, 2, Action::Take, 900_000, 10), Some(900_000));
+    assert_eq!(apply(&mut state, 3, Action::Peek, 0, 20), Some(0));
+    let assignments = Assignments::new(Micros::from_secs(TTL));
+    assert_eq!(assignments.expires(&state, at(11)), at(20));
+    assert_eq!(assignments.expires(&State::default(), at(11)), at(11));
+    assert!(assignments.denial_counts(&state, at(11)));
+}
+
+#[test]
+fn small_changes_leave_a_share_as_it_is() {
+    for (share, target, demand, free) in [
+        (100_000, 112_000, 112_000, 1_000_000),
+        (90_000, 100_000, 100_000, 1_000_000),
+        (100_000, 103_000, 1_000_000, 1_000_000),
+    ] {
+        let fair = if demand > target { target } else { 1_000_000 };
+        assert_eq!(Assignments::share(demand, fair, share, free), share);
+    }
+    assert_eq!(Assignments::share(115_000, 1_000_000, 100_000, 1_000_000), 115_000);
+    assert_eq!(Assignments::share(1_000_000, 104_000, 100_000, 1_000_000), 104_000);
+    assert_eq!(Assignments::share(100_000, 1_000_000, 100_000, 99_000), 99_000, "the rest is assigned to others");
+}
+
+#[test]
+fn the_number_of_callers_is_bounded_and_assignments_of_wrong_clocks_are_ignored() {
+    let mut state = State::default();
+    for caller in 1..=Assignments::MAX_CALLERS as u64 {
+        assert!(apply(&mut state, caller, Action::Take, 1, 0).is_some());
+    }
+    assert_eq!(apply(&mut state, 5_000, Action::Take, 1, 0), None);
+    assert!(apply(&mut state, 7, Action::Take, 1, 0).is_some(), "this caller has an assignment already");
+    assert_eq!(state.as_bytes().len(), ENTRY_BYTES * Assignments::MAX_CALLERS);
+    assert_eq!(Assignments::valid(&state, Micros::new(START / 2)).count(), 0);
+    assert!(Assignments::build(&LimitSpec::default()).is_err());
+}
+
+proptest! {
+    /// Simulates callers that may use a share until the end of its assignment, even after it was reduced.
+    #[test]
+    fn callers_never_have_more_than_the_limit_together(
+        steps in vec((1_u64..6, 0_u64..1_200_000, 0_u64..4, 0_u64..10), 1..200),
+    ) {
+        let (mut state, mut second) = (State::default(), 0);
+        let mut usable: HashMap<u64, Vec<(u64, u64)>> = HashMap::new();
+        for (caller, demand, elapsed, kind) in steps {
+            second += elapsed;
+            let action = if kind == 0 { Action::Refund } else { Action::Take };
+            let share = apply(&mut state, caller, action, demand, second).unwrap();
+            usable.entry(caller).or_default().push((second + TTL, share));
+            let most = |shares: &Vec<(u64, u64)>| shares.iter().filter(|(end, _)| *end > second).map(|(_, share)| *share).max();
+            let sum: u64 = usable.values().filter_map(most).sum();
+            prop_assert!(sum <= Assignments::WHOLE, "{sum} at {second}");
+        }
+    }
+}
