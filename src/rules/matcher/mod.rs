@@ -349,6 +349,41 @@ impl RuleSet {
         self.rules.get(*id as usize)
     }
 
+    /// Returns the orders of the entries in which a rule applies to them, at most two: the first ones by the order of
+    /// `entries`. Empty if no rule applies in any order.
+    ///
+    /// Only orders that follow the tree of rules are tried, so the effort is bounded by the number of rules.
+    #[must_use]
+    pub fn orders<'e>(&self, domain: &str, entries: &[Entry<'e>]) -> SmallVec<[SmallVec<[Entry<'e>; 3]>; 2]> {
+        let mut orders = SmallVec::new();
+        if let Some(root) = self.domain_root(domain) {
+            self.collect_orders(root, &mut entries.into(), 0, &mut orders);
+        }
+        orders
+    }
+
+    /// Continues the order that begins with the first `depth` entries.
+    fn collect_orders<'e>(
+        &self,
+        node: u32,
+        entries: &mut SmallVec<[Entry<'e>; 3]>,
+        depth: usize,
+        orders: &mut SmallVec<[SmallVec<[Entry<'e>; 3]>; 2]>,
+    ) {
+        if depth == entries.len() {
+            orders.extend(self.rule_of(self.node(node)).map(|_| entries.clone()));
+        }
+        for next in depth..entries.len() {
+            let child = self.child_of(node, entries[next]).filter(|_| orders.len() < 2);
+            if let Some(child) = child {
+                // The entries after the next one keep their order.
+                entries[depth..=next].rotate_right(1);
+                self.collect_orders(child, entries, depth + 1, orders);
+                entries[depth..=next].rotate_left(1);
+            }
+        }
+    }
+
     pub(in crate::rules) fn domain_root(&self, domain: &str) -> Option<u32> {
         self.group(NO_PARENT, domain)?.1.any
     }
@@ -477,6 +512,27 @@ mod tests {
             let requests_and_burst = elastic.at(utilization).map(|limit| (limit.requests(), limit.policy().0));
             assert_eq!(requests_and_burst, expected, "{utilization}");
         }
+    }
+
+    #[test]
+    fn entries_without_an_order_are_ordered_like_the_rules() {
+        let limit = "rate_limit: {unit: day, requests_per_unit: 1}";
+        let set = rules(format!(
+            "domain: d\ndescriptors:\n- {{key: b, descriptors: [{{key: a, {limit}}}, {{key: c, descriptors: [{{key: a, {limit}}}]}}]}}\n\
+             - {{key: c, value: x, descriptors: [{{key: b, descriptors: [{{key: a, {limit}}}]}}]}}\n"
+        ));
+        let orders = |text: &str| {
+            let entries: Vec<_> = text.split(' ').map(|entry| entry.split_once('=').unwrap()).collect();
+            let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+            let keys = |order: &SmallVec<[Entry<'_>; 3]>| order.iter().map(|entry| entry.key).collect::<String>();
+            set.orders("d", &entries).iter().map(keys).collect::<Vec<_>>()
+        };
+        assert_eq!(orders("a=1 b=2"), ["ba"]);
+        assert_eq!(orders("a=1 b=2 c=3"), ["bca"]);
+        assert_eq!(orders("a=1 b=2 c=x"), ["bca", "cba"], "both orders have a rule");
+        assert_eq!(orders("b=2"), [""; 0], "the level has no limit");
+        assert_eq!(orders("a=1 d=2"), [""; 0]);
+        assert_eq!(set.orders("other", &[Entry { key: "a", value: "1" }]).len(), 0);
     }
 
     #[test]
