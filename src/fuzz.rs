@@ -15,7 +15,7 @@ pub use crate::{
     transport::{
         admin::fuzz::token_file,
         cluster::fuzz::peer_message,
-        grpc::fuzz::{check_frame, check_request, http2},
+        grpc::fuzz::{check_frame, check_request, http2, quota_reports},
         xds::fuzz::xds_resource,
     },
 };
@@ -64,6 +64,7 @@ mod tests {
         override_journal,
         override_target,
         peer_message,
+        quota_reports,
         recorded_traffic,
         redis_address,
         redis_reply,

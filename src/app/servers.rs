@@ -19,14 +19,14 @@ use super::{
 };
 use crate::{
     metrics::WorkerId,
-    service::{Admin, Check, Clock, ResourceReports, reload::Reloader},
+    service::{Admin, Check, Clock, Quotas, ResourceReports, reload::Reloader},
     settings::Settings,
     store::{self, AnyStore},
     telemetry::MetricsPage,
     transport::{
         admin,
         console::Console,
-        grpc::{self, HEALTH_NAMES, Handler, ResourceService},
+        grpc::{self, HEALTH_NAMES, Handler, QuotaService, ResourceService},
         http,
     },
 };
@@ -40,6 +40,7 @@ pub(super) struct Servers {
     check: Check,
     workers: usize,
     reports: ResourceReports,
+    quotas: Quotas,
     page: Arc<MetricsPage>,
     health: HealthReporter,
     stop: watch::Sender<bool>,
@@ -63,8 +64,13 @@ impl Servers {
             clock: telemetry.clock.clone(),
             resources: rules.resources(),
         };
-        let (health, tonic_services) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
         let (stop, stopping) = watch::channel(false);
+        let quotas = Quotas::new(check.engine.clone(), telemetry.clock.clone(), settings.quotas.clone());
+        let (health, tonic_services) = grpc::build_tonic_services(
+            ResourceService::new(reports.clone()),
+            QuotaService::new(quotas.clone(), settings.grpc.limits, stopping.clone()),
+        )
+        .await;
         for worker in 0..telemetry.workers {
             let (engines, traces, tonic_services) = (engines.clone(), telemetry.traces.clone(), tonic_services.clone());
             let (limits, response) = (settings.grpc.limits, settings.response.clone());
@@ -74,7 +80,18 @@ impl Servers {
                 Handler::new(check, limits, response, traces, tonic_services)
             })?;
         }
-        Ok(Self { grpc, http, admin, check, workers: telemetry.workers, reports, page: Arc::new(page), health, stop })
+        Ok(Self {
+            grpc,
+            http,
+            admin,
+            check,
+            workers: telemetry.workers,
+            reports,
+            quotas,
+            page: Arc::new(page),
+            health,
+            stop,
+        })
     }
 
     /// Returns the control runtime's access to the store.
@@ -97,10 +114,11 @@ impl Servers {
         &self.reports
     }
 
-    /// Registers the metrics of connections and resources.
+    /// Registers the metrics of connections, resources and quotas.
     pub(super) fn observe(&self, meter: &Meter) {
         self.grpc.observe(meter);
         self.reports.observe(meter);
+        self.quotas.observe(meter);
     }
 
     /// Accepts connections.

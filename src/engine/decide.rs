@@ -234,7 +234,7 @@ impl Engine {
         indices.into_iter().map(answer).collect()
     }
 
-    fn on_error(&self, applied: &AppliedLimit<'_>) -> FailurePolicy {
+    pub(super) fn on_error(&self, applied: &AppliedLimit<'_>) -> FailurePolicy {
         let policy = applied.custom_limit.and_then(|custom_limit| custom_limit.on_error);
         policy.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
     }

@@ -11,6 +11,7 @@ pub mod fuzz;
 mod inspect;
 mod key;
 pub mod overrides;
+mod quotas;
 mod resources;
 mod settings;
 mod snapshot;
@@ -27,6 +28,7 @@ pub use candidate::{Candidate, NewlyDenied, Outcomes};
 pub use decide::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use overrides::{Override, Overrides};
+pub use quotas::{Assignment, BucketReport, Quota, TokenBucket};
 pub use resources::{Report, ReportError, Resource, Resources};
 pub use settings::Settings;
 pub use snapshot::Snapshot;
@@ -107,4 +109,4 @@ pub enum DecideError {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,7 +17,7 @@ use crate::{
     store::{AnyStore, Memory},
 };
 
-pub(super) const NOW: Micros = Micros::from_secs(1_763_672_400);
+pub(crate) const NOW: Micros = Micros::from_secs(1_763_672_400);
 
 const RULES: &str = "
 domain: api
@@ -53,11 +53,11 @@ pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> E
     }
 }
 
-pub(super) fn engine(text: &str) -> Engine {
+pub(crate) fn engine(text: &str) -> Engine {
     engine_with(text, Options::default(), Settings::default())
 }
 
-pub(super) fn overrides(entries: &[(&str, &str)]) -> Overrides {
+pub(crate) fn overrides(entries: &[(&str, &str)]) -> Overrides {
     let mut overrides = Overrides::default();
     for (target, value) in entries {
         let entry = Override {

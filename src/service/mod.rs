@@ -8,6 +8,7 @@
 //! - [`admin`] performs the operators' actions on counters and overrides.
 //! - [`activity`] records what was decided in the last hour.
 //! - [`resources`] collects the reported utilization of resources.
+//! - [`quotas`] hands out quotas to callers that limit requests by themselves.
 //! - [`record`] writes a sample of the requests to files.
 //! - [`simulation`] replays these files with changed rules.
 
@@ -18,6 +19,7 @@ pub mod check;
 mod clock;
 mod compile_thread;
 pub mod overrides;
+pub mod quotas;
 pub mod record;
 pub mod reload;
 pub mod resources;
@@ -31,6 +33,7 @@ pub use check::{Check, CheckError};
 pub use clock::Clock;
 pub use compile_thread::run_on_compile_thread;
 pub use overrides::OverrideSync;
+pub use quotas::Quotas;
 pub use record::Recorder;
 pub use resources::ResourceReports;
 pub use simulation::Simulator;

@@ -81,6 +81,8 @@ pub struct Settings {
     pub eventual: store::local::EventualSettings,
     /// Overrides, which operators set while the service runs.
     pub overrides: service::overrides::Settings,
+    /// Envoy's quota protocol (RLQS).
+    pub quotas: service::quotas::Settings,
     /// Recording of a sample of the requests in files.
     pub record: service::record::Settings,
     /// Logs, metrics and traces.
@@ -113,6 +115,7 @@ impl Default for Settings {
             lease: store::local::LeaseSettings::default(),
             eventual: store::local::EventualSettings::default(),
             overrides: service::overrides::Settings::default(),
+            quotas: service::quotas::Settings::default(),
             record: service::record::Settings::default(),
             telemetry: telemetry::Settings::default(),
             shutdown: ShutdownSettings::default(),
@@ -334,6 +337,7 @@ impl Settings {
                 "cluster.peers needs cluster.tls.cert_file, cluster.tls.key_file and cluster.tls.ca_file, or \
                  cluster.allow_plaintext = true without them",
             ),
+            (self.quotas.is_valid(), "quotas.ttl must be a whole number of seconds between 1s and 290s"),
             (
                 self.cluster.sync >= Duration::from_millis(10) && self.cluster.sync <= Duration::from_secs(10),
                 "cluster.sync must be between 10ms and 10s",
@@ -535,6 +539,9 @@ mod tests {
             ("telemetry.statsd.interval", "'0s'", "'1us'"),
             ("cluster.sync", "'9ms'", "'10ms'"),
             ("cluster.sync", "'10001ms'", "'10s'"),
+            ("quotas.ttl", "'1500ms'", "'1s'"),
+            ("quotas.ttl", "'0s'", "'290s'"),
+            ("quotas.ttl", "'291s'", "'2s'"),
             ("memory.max_counters", "0", "1"),
             ("console.grafana_url", "'ftp://a'", "'http://a'"),
             ("console.grafana_url", "'a'", "'https://a'"),

@@ -30,6 +30,19 @@ impl Envoy {
     }
 
     pub(crate) fn start_with(file: &str, service: SocketAddr, upstream: SocketAddr, failure_mode_deny: bool) -> Self {
+        let failure_mode_deny = format!("failure_mode_deny: {failure_mode_deny}");
+        // The tests do not check Envoy's timeout, and a machine that runs all tests at once is slow.
+        let changes = [("timeout: 0.1s", "timeout: 5s"), ("failure_mode_deny: false", &failure_mode_deny)];
+        Self::start_changed(file, service, upstream, &changes)
+    }
+
+    /// Starts Envoy with a file in which texts are replaced by others.
+    pub(crate) fn start_changed(
+        file: &str,
+        service: SocketAddr,
+        upstream: SocketAddr,
+        changes: &[(&str, &str)],
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (config, admin) = (folder.path().join("envoy.yaml"), folder.path().join("admin"));
         let text = std::fs::read_to_string(repository(file)).unwrap();
@@ -39,11 +52,9 @@ impl Envoy {
             ("port_value: 10000", "port_value: 0".to_owned()),
             ("port_value: 9000", format!("port_value: {}", upstream.port())),
             ("port_value: 8081", format!("port_value: {}", service.port())),
-            // The tests do not check Envoy's timeout, and a machine that runs all tests at once is slow.
-            ("timeout: 0.1s", "timeout: 5s".to_owned()),
-            ("failure_mode_deny: false", format!("failure_mode_deny: {failure_mode_deny}")),
         ]
         .into_iter()
+        .chain(changes.iter().map(|(from, to)| (*from, (*to).to_owned())))
         .fold(text, |text, (from, to)| {
             assert!(text.contains(from), "{from} is not in {file}");
             text.replace(from, &to)

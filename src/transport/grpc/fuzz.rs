@@ -9,7 +9,10 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use sluicegate_proto::{envoy::service::ratelimit::v3::RateLimitResponse, sluicegate::v1};
+use sluicegate_proto::{
+    envoy::service::{rate_limit_quota::v3::RateLimitQuotaUsageReports, ratelimit::v3::RateLimitResponse},
+    sluicegate::v1,
+};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
     runtime::{self, Runtime},
@@ -18,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    Handler, Limits, ResourceService, ResponseSettings, Settings, build_tonic_services,
+    Handler, Limits, QuotaService, ResourceService, ResponseSettings, Settings, build_tonic_services,
     caller_errors::CallerErrors,
     checker::Checker,
     connection::serve_http2,
@@ -28,10 +31,15 @@ use super::{
     stream,
 };
 use crate::{
-    engine::{Engine, Statistics, StatisticsSettings, TopEntities},
+    engine::{Engine, Quota, Statistics, StatisticsSettings, TopEntities},
     metrics::WorkerId,
     rules::{Options, SourceFile},
-    service::{Check, Clock, ResourceReports, check, reload::Reloader, source::Source},
+    service::{
+        Check, Clock, Quotas, ResourceReports, check,
+        quotas::{self, BucketAction},
+        reload::Reloader,
+        source::Source,
+    },
     store::{AnyStore, Memory, memory},
     telemetry::Traces,
 };
@@ -52,6 +60,9 @@ struct Service {
     runtime: Runtime,
     checker: Arc<Checker>,
     handler: Arc<Handler>,
+    quotas: Quotas,
+    /// Dropped with the service, so that streams do not end before.
+    _stop: watch::Sender<bool>,
 }
 
 impl Service {
@@ -83,11 +94,16 @@ impl Service {
         let response = ResponseSettings { headers: true, dynamic_metadata: true, ..ResponseSettings::default() };
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.unwrap_or_else(|error| panic!("{error}"));
-        let services = async { build_tonic_services(ResourceService::new(reports)).await };
+        let (stop, stopping) = watch::channel(false);
+        let quotas = Quotas::new(check.engine.clone(), check.clock.clone(), quotas::Settings::default());
+        let services = async {
+            let quotas = QuotaService::new(quotas.clone(), Limits::default(), stopping);
+            build_tonic_services(ResourceService::new(reports), quotas).await
+        };
         let (_, tonic_services) = runtime.block_on(services);
         let checker = Arc::new(Checker::new(check.clone(), Limits::default(), response.clone(), Traces::default()));
         let handler = Handler::new(check, Limits::default(), response, Traces::default(), tonic_services);
-        Self { runtime, checker, handler }
+        Self { runtime, checker, handler, quotas, _stop: stop }
     }
 }
 
@@ -118,6 +134,29 @@ pub fn check_frame(input: &[u8]) {
         expected.sort_unstable();
         answered.sort_unstable();
         assert_eq!(answered, expected);
+    });
+}
+
+/// Reports the usage of buckets on a new stream. Each report has at most one answer, and the token buckets in them are
+/// valid for Envoy.
+pub fn quota_reports(input: &[u8]) {
+    let Ok(message) = RateLimitQuotaUsageReports::decode(input) else {
+        return;
+    };
+    let reports = message.bucket_quota_usages.len();
+    let Ok((domain, usages)) = super::quotas::read(message, Limits::default()) else {
+        return;
+    };
+    Service::with(|service| {
+        let mut session = service.quotas.session();
+        let actions = service.runtime.block_on(session.report(&domain, usages)).unwrap_or_default();
+        assert!(actions.len() <= reports);
+        for action in actions {
+            if let BucketAction::Assign(_, Quota::TokenBucket(bucket), ttl) = action {
+                assert!(bucket.max_tokens > 0 && bucket.tokens > 0 && bucket.interval_secs > 0, "{bucket:?}");
+                assert!(ttl.as_secs() > 0);
+            }
+        }
     });
 }
 

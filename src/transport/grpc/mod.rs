@@ -3,7 +3,7 @@
 //!
 //! Connections are served on the crate `h2` (`http2`). `ShouldRateLimit` (`service`) and the frames of `sluicegate.v1`
 //! (`stream`) are implemented without tonic's router and codec, which makes a call a fifth cheaper. All other services
-//! (health, reflection, resources) use tonic.
+//! (health, reflection, resources, quotas) use tonic.
 
 mod caller_errors;
 mod checker;
@@ -20,6 +20,7 @@ mod keep_alive;
 mod limits;
 mod listener;
 mod message;
+mod quotas;
 mod request_body;
 mod resources;
 mod response;
@@ -33,6 +34,7 @@ pub(super) use connection::wait_for_shutdown;
 pub(crate) use decode::decode;
 pub(crate) use encode::encode;
 pub use limits::Limits;
+pub use quotas::QuotaService;
 pub use resources::ResourceService;
 pub use server::{Server, ServerError};
 pub(crate) use service::HEALTH_NAMES;

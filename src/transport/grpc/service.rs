@@ -12,7 +12,10 @@ use futures_util::{FutureExt, TryFutureExt};
 use http::{Request, header::CONTENT_TYPE};
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
-    envoy::service::ratelimit::v3::rate_limit_service_server,
+    envoy::service::{
+        rate_limit_quota::v3::rate_limit_quota_service_server::{self, RateLimitQuotaServiceServer},
+        ratelimit::v3::rate_limit_service_server,
+    },
     sluicegate::v1::{
         decision_service_server,
         resource_service_server::{self, ResourceServiceServer},
@@ -28,7 +31,7 @@ use tonic_reflection::server::Builder;
 use tower_service::Service;
 
 use super::{
-    Limits, RequestError, ResourceService, ResponseSettings,
+    Limits, QuotaService, RequestError, ResourceService, ResponseSettings,
     checker::Checker,
     feedback, message,
     request_body::RequestBody,
@@ -173,9 +176,9 @@ fn into_response(result: Result<Response, RequestError>) -> Response {
     result.unwrap_or_else(Response::Error)
 }
 
-/// Builds the services that use tonic: health (for the server and for the service by its names), reflection and
-/// resources. All workers share them.
-pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter, Routes) {
+/// Builds the services that use tonic: health (for the server and for the service by its names), reflection,
+/// resources and quotas. All workers share them.
+pub async fn build_tonic_services(resources: ResourceService, quotas: QuotaService) -> (HealthReporter, Routes) {
     let reporter = HealthReporter::new();
     for name in HEALTH_NAMES {
         reporter.set_service_status(name, tonic_health::ServingStatus::Serving).await;
@@ -189,8 +192,9 @@ pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter
     // The descriptor sets also contain the services of the admin port and of control planes, which this port does not
     // serve.
     let reflection = || REFLECTED_SERVICES.into_iter().fold(reflection(), Builder::with_service_name);
-    let mut routes =
-        Routes::new(health_server::HealthServer::new(health)).add_service(ResourceServiceServer::new(resources));
+    let mut routes = Routes::new(health_server::HealthServer::new(health))
+        .add_service(ResourceServiceServer::new(resources))
+        .add_service(RateLimitQuotaServiceServer::new(quotas));
     // Building cannot fail, because the descriptor sets are embedded in the program. A test calls both versions.
     if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
         routes = routes.add_service(v1).add_service(v1alpha);
@@ -199,8 +203,9 @@ pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter
 }
 
 /// The services that reflection lists on this port.
-const REFLECTED_SERVICES: [&str; 6] = [
+const REFLECTED_SERVICES: [&str; 7] = [
     rate_limit_service_server::SERVICE_NAME,
+    rate_limit_quota_service_server::SERVICE_NAME,
     decision_service_server::SERVICE_NAME,
     resource_service_server::SERVICE_NAME,
     health_server::SERVICE_NAME,

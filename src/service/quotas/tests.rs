@@ -1,0 +1,258 @@
+//! Tests of sessions, with counters in memory and a clock that the tests set.
+
+use futures_util::FutureExt;
+
+use super::*;
+use crate::{
+    algorithm::Operation,
+    engine::{Resources, Statistics, StatisticsSettings, tests},
+    rules::{self, Options, SourceFile},
+};
+
+const RULES: &str = "
+domain: api
+descriptors:
+- {key: user, rate_limit: {unit: second, requests_per_unit: 100}}
+- {key: hourly, rate_limit: {unit: hour, requests_per_unit: 360}}
+- {key: bucket, rate_limit: {unit: minute, requests_per_unit: 60, algorithm: token_bucket, burst: 20}}
+- {key: free, rate_limit: {unlimited: true}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: second, requests_per_unit: 1}}
+- {key: none, rate_limit: {unit: day, requests_per_unit: 0}}
+- {key: slots, rate_limit: {algorithm: concurrency, limit: 3, hold: 1s, on_error: allow}}
+- {key: queue, rate_limit: {unit: second, requests_per_unit: 9, algorithm: leaky_bucket, queue: 3, on_error: deny}}
+- {key: unknown, rate_limit: {algorithm: concurrency, limit: 3, hold: 1s}}
+- key: tenant
+  descriptors: [{key: path, rate_limit: {unit: second, requests_per_unit: 10}}]
+";
+
+struct Service {
+    quotas: Quotas,
+    now: Arc<AtomicU64>,
+}
+
+impl Service {
+    fn start(settings: Settings) -> Self {
+        let now = Arc::new(AtomicU64::new(tests::NOW.get()));
+        let clock = Clock::Manual(Arc::clone(&now));
+        Self { quotas: Quotas::new(tests::engine(RULES), clock, settings), now }
+    }
+
+    fn pass(&self, seconds: u64) {
+        self.now.fetch_add(seconds * 1_000_000, Relaxed);
+    }
+}
+
+fn bucket(text: &str) -> BucketId {
+    let entries = text.split(' ').map(|entry| entry.split_once('=').unwrap());
+    entries.map(|(key, value)| (key.into(), value.into())).collect()
+}
+
+fn usage(text: &str, allowed: u64, denied: u64) -> Usage {
+    Usage { bucket: bucket(text), allowed, denied, elapsed: Micros::ZERO }
+}
+
+fn report(session: &mut QuotaSession, usages: &[Usage]) -> Result<Vec<BucketAction>, QuotaError> {
+    session.report("api", usages.to_vec()).now_or_never().unwrap()
+}
+
+/// Reports one bucket, and returns its quota.
+fn quota(session: &mut QuotaSession, text: &str, allowed: u64, denied: u64) -> Option<Quota> {
+    match report(session, &[usage(text, allowed, denied)]).unwrap().pop() {
+        Some(BucketAction::Assign(_, quota, _)) => Some(quota),
+        _ => None,
+    }
+}
+
+/// Returns the tokens per second of a quota.
+fn rate(quota: Option<Quota>) -> f64 {
+    match quota {
+        Some(Quota::TokenBucket(bucket)) => f64::from(bucket.tokens) / bucket.interval_secs as f64,
+        Some(Quota::DenyAll) => 0.0,
+        Some(Quota::AllowAll) | None => f64::INFINITY,
+    }
+}
+
+#[test]
+fn each_kind_of_rule_becomes_a_quota() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session();
+    let mut first = |text| quota(&mut session, text, 1, 0);
+    let bucket =
+        |max_tokens, tokens, interval_secs| Some(Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs }));
+    // An eighth, until the demand is known.
+    assert_eq!(first("user=a"), bucket(1, 125, 10));
+    assert_eq!(first("hourly=a"), bucket(45, 125, 10_000));
+    assert_eq!(first("bucket=a"), bucket(2, 125, 1_000));
+    assert_eq!(first("path=p tenant=t"), bucket(1, 125, 100), "the rules know the order of the entries");
+    assert_eq!(first("free=a"), Some(Quota::AllowAll));
+    assert_eq!(first("shadow=a"), Some(Quota::AllowAll));
+    assert_eq!(first("other=a"), Some(Quota::AllowAll), "no rule limits this bucket");
+    assert_eq!(first("none=a"), Some(Quota::DenyAll));
+    assert_eq!(first("slots=a"), Some(Quota::AllowAll));
+    assert_eq!(first("queue=a"), Some(Quota::DenyAll));
+    assert_eq!(first("unknown=a"), None, "the caller decides");
+}
+
+#[test]
+fn shares_follow_the_demand_of_all_callers() {
+    let service = Service::start(Settings::default());
+    let mut sessions = [service.quotas.session(), service.quotas.session(), service.quotas.session()];
+    // The first two callers send more than the limit each, and the third one sends little.
+    let mut rates = [0.0; 3];
+    for _ in 0..12 {
+        service.pass(5);
+        for (index, session) in sessions.iter_mut().enumerate() {
+            let requests = if index == 2 { 50 } else { 5_000 };
+            let allowed = requests.min((rates[index] * 5.0) as u64);
+            rates[index] = rate(quota(session, "user=a", allowed, requests - allowed));
+        }
+        assert!(rates.iter().sum::<f64>() <= 100.0, "{rates:?}");
+    }
+    assert_eq!(rates[2], 12.5, "the demand with its headroom");
+    assert!((rates[0] - rates[1]).abs() < 3.0 && rates.iter().sum::<f64>() >= 97.0, "{rates:?}");
+    // A caller that is gone leaves its share to the others.
+    drop(std::mem::replace(&mut sessions[0], service.quotas.session()));
+    for _ in 0..6 {
+        service.pass(5);
+        rates[1] = rate(quota(&mut sessions[1], "user=a", 200, 4_800));
+        rates[2] = rate(quota(&mut sessions[2], "user=a", 50, 0));
+    }
+    assert_eq!(rates[1..], [87.5, 12.5]);
+}
+
+/// The share of its former stream is still reserved, so nothing is free.
+#[test]
+fn a_caller_that_reconnects_keeps_its_quota_until_it_can_get_a_new_one() {
+    let service = Service::start(Settings::default());
+    let mut sessions = [service.quotas.session(), service.quotas.session()];
+    for _ in 0..8 {
+        service.pass(5);
+        for session in &mut sessions {
+            quota(session, "user=a", 250, 1_000);
+        }
+    }
+    let mut session = service.quotas.session();
+    drop(std::mem::replace(&mut sessions[1], service.quotas.session()));
+    let resumed = Usage { elapsed: Micros::from_secs(5), ..usage("user=a", 250, 1_000) };
+    assert_eq!(report(&mut session, &[resumed]), Ok(Vec::new()));
+    assert_eq!(quota(&mut sessions[1], "user=a", 1, 0), Some(Quota::DenyAll), "a new caller had no quota before");
+    for _ in 0..17 {
+        assert_eq!(session.tick().now_or_never().unwrap(), []);
+        service.pass(1);
+    }
+    let actions = session.tick().now_or_never().unwrap();
+    let [BucketAction::Assign(_, quota, _)] = actions[..] else { panic!("{actions:?}") };
+    assert!(rate(Some(quota)) > 40.0, "{quota:?}");
+}
+
+#[test]
+fn a_used_up_counter_ends_the_quota_until_it_has_hits_again() {
+    let service = Service::start(Settings { idle_timeout: Duration::from_secs(7_200), ..Settings::default() });
+    let mut session = service.quotas.session();
+    assert!(rate(quota(&mut session, "hourly=a", 1, 0)) > 0.0);
+    service.pass(5);
+    assert_eq!(quota(&mut session, "hourly=a", 359, 0), Some(Quota::DenyAll));
+    service.pass(3_594);
+    assert_eq!(session.tick().now_or_never().unwrap(), []);
+    service.pass(1);
+    let actions = session.tick().now_or_never().unwrap();
+    assert!(matches!(actions[..], [BucketAction::Assign(_, Quota::TokenBucket(_), _)]), "{actions:?}");
+}
+
+#[test]
+fn reports_are_counted_by_the_limits_counter() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session();
+    for (allowed, denied) in [(1, 0), (30, 7), (0, 0)] {
+        service.pass(5);
+        quota(&mut session, "hourly=a", allowed, denied);
+    }
+    let engine = &service.quotas.engine;
+    let snapshot = engine.rules.load();
+    let totals: Vec<_> = snapshot.rule_totals().map(|totals| totals.get().unwrap_or_default()).collect();
+    assert_eq!((totals[1].requested, totals[1].denied), (38, 7));
+    let algorithm = snapshot.rules().rules()[1].limit.as_ref().unwrap().algorithm();
+    let crate::store::AnyStore::Memory(memory) = &engine.store else { unreachable!() };
+    let operation = Operation { action: crate::algorithm::Action::Peek, cost: 0, now: service.quotas.clock.now() };
+    assert_eq!(algorithm.explain(&memory.state(b"{api|hourly=a}fw:3600"), operation, true).used, 31);
+}
+
+#[test]
+fn changed_rules_change_quotas_at_the_next_tick() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session();
+    session.tick().now_or_never().unwrap();
+    assert!(rate(quota(&mut session, "user=a", 1, 0)) > 0.0);
+    assert_eq!(session.tick().now_or_never().unwrap(), []);
+    let file = SourceFile { name: "api.yaml".into(), text: "domain: api\ndescriptors: [{key: user}]".into() };
+    let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
+    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 1, near_limit_ratio: 0.8 });
+    let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+    service.quotas.engine.rules.store(Arc::new(snapshot));
+    let ttl = Settings::default().ttl;
+    let unlimited = BucketAction::Assign(bucket("user=a"), Quota::AllowAll, ttl);
+    assert_eq!(session.tick().now_or_never().unwrap(), [unlimited]);
+}
+
+#[test]
+fn buckets_without_requests_are_abandoned() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session();
+    report(&mut session, &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).unwrap();
+    service.pass(200);
+    report(&mut session, &[usage("user=a", 0, 0), usage("user=b", 0, 1)]).unwrap();
+    service.pass(101);
+    assert_eq!(session.tick().now_or_never().unwrap(), [BucketAction::Abandon(bucket("user=a"))]);
+    let counts = || (service.quotas.metrics.streams.load(Relaxed), service.quotas.metrics.buckets.load(Relaxed));
+    assert_eq!(counts(), (1, 1));
+    drop(session);
+    assert_eq!(counts(), (0, 0));
+}
+
+#[test]
+fn invalid_messages_end_a_stream() {
+    let service = Service::start(Settings { max_buckets: 2, ..Settings::default() });
+    let mut session = service.quotas.session();
+    let mut send = |domain, usages: &[Usage]| session.report(domain, usages.to_vec()).now_or_never().unwrap();
+    assert_eq!(send("", &[]), Err(QuotaError::NoDomain));
+    assert_eq!(send("api", &[]), Ok(Vec::new()));
+    assert_eq!(send("other", &[]), Err(QuotaError::OtherDomain));
+    let nameless = Usage { bucket: Box::default(), ..usage("user=a", 1, 0) };
+    assert_eq!(send("", &[nameless]), Err(QuotaError::NoEntries));
+    assert_eq!(send("", &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).map(|actions| actions.len()), Ok(2));
+    assert_eq!(send("api", &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
+    assert_eq!(send("api", &[usage("user=c", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
+}
+
+#[test]
+fn a_token_bucket_changes_only_if_its_rate_does() {
+    let token_bucket =
+        |(max_tokens, tokens, interval_secs)| Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs });
+    for (former, next, expected) in [
+        ((10, 500, 1), (9, 500, 1), (10, 500, 1)),
+        ((10, 500, 1), (4, 500, 1), (4, 500, 1)),
+        ((10, 500, 1), (21, 500, 1), (21, 500, 1)),
+        ((10, 500, 1), (10, 600, 1), (10, 600, 1)),
+        ((10, 500, 1), (10, 500, 2), (10, 499, 2)),
+        ((10, 1, 1), (10, 1, 2), (10, 1, 2)),
+    ] {
+        let bucket = Bucket { quota: Some(token_bucket(former)), ..Bucket::new(Micros::ZERO, Micros::ZERO) };
+        assert_eq!(bucket.next_quota(token_bucket(next)), token_bucket(expected));
+        assert_eq!(bucket.next_quota(Quota::DenyAll), Quota::DenyAll);
+        assert_eq!(Bucket::new(Micros::ZERO, Micros::ZERO).next_quota(token_bucket(next)), token_bucket(next));
+    }
+}
+
+#[test]
+fn a_demand_rises_at_once_and_falls_slowly() {
+    let mut bucket = Bucket::new(Micros::ZERO, Micros::ZERO);
+    let mut rate_after = |requests, seconds| {
+        bucket.record(requests, Micros::from_secs(seconds));
+        bucket.rate
+    };
+    assert_eq!(rate_after(1, 0), None);
+    assert_eq!(rate_after(50, 5), Some(10.0));
+    assert_eq!(rate_after(100, 5), Some(10.0), "the time since the last report is too short");
+    assert_eq!(rate_after(200, 10), Some(40.0));
+    assert_eq!(rate_after(0, 15), Some(20.0));
+}

@@ -1,0 +1,195 @@
+//! `envoy.service.rate_limit_quota.v3.RateLimitQuotaService`, on tonic because a stream has only a few messages per
+//! second.
+
+use std::{pin::Pin, time::Duration};
+
+use futures_util::{FutureExt, Stream, stream};
+use prost_types::Duration as ProtoDuration;
+use sluicegate_proto::envoy::{
+    service::rate_limit_quota::v3::{
+        BucketId as ProtoBucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+        rate_limit_quota_response::{
+            BucketAction as ProtoAction,
+            bucket_action::{AbandonAction, BucketAction as Kind, QuotaAssignmentAction},
+        },
+        rate_limit_quota_service_server::RateLimitQuotaService,
+        rate_limit_quota_usage_reports::BucketQuotaUsage,
+    },
+    r#type::v3::{
+        RateLimitStrategy, TokenBucket as ProtoTokenBucket,
+        rate_limit_strategy::{BlanketRule, Strategy},
+    },
+};
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, watch},
+    time::{MissedTickBehavior, interval},
+};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{Limits, wait_for_shutdown};
+use crate::{
+    engine::{Micros, Quota, TokenBucket},
+    service::quotas::{BucketAction, BucketId, QuotaError, QuotaSession, Quotas, TICK, Usage},
+};
+
+/// Maximum number of buckets in one response.
+const MAX_ACTIONS: usize = 1_000;
+/// Maximum time since the last report, in seconds.
+const MAX_ELAPSED_SECS: i64 = 300;
+/// Number of responses that wait for a slow caller. Its reports are read only as fast as it reads responses.
+const QUEUED_RESPONSES: usize = 4;
+
+type Outcome = Result<RateLimitQuotaResponse, Status>;
+
+/// Implements the service. Sessions run on the runtime to which the store connection of `quotas` belongs.
+pub struct QuotaService {
+    quotas: Quotas,
+    limits: Limits,
+    runtime: Handle,
+    stopping: watch::Receiver<bool>,
+}
+
+impl QuotaService {
+    /// Creates the service, whose streams end when `stopping` is true. Must be called on the runtime to which the store
+    /// connection of `quotas` belongs.
+    ///
+    /// # Panics
+    ///
+    /// Panics if it is called outside of a Tokio runtime.
+    #[must_use]
+    pub fn new(quotas: Quotas, limits: Limits, stopping: watch::Receiver<bool>) -> Self {
+        Self { quotas, limits, runtime: Handle::current(), stopping }
+    }
+}
+
+#[tonic::async_trait]
+impl RateLimitQuotaService for QuotaService {
+    type StreamRateLimitQuotasStream = Pin<Box<dyn Stream<Item = Outcome> + Send>>;
+
+    async fn stream_rate_limit_quotas(
+        &self,
+        request: Request<Streaming<RateLimitQuotaUsageReports>>,
+    ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
+        let (sender, receiver) = mpsc::channel(QUEUED_RESPONSES);
+        let (session, limits, stopping) = (self.quotas.session(), self.limits, self.stopping.clone());
+        self.runtime.spawn(run(session, request.into_inner(), sender, limits, stopping));
+        let responses = stream::unfold(receiver, |mut receiver| async move {
+            let outcome = receiver.recv().await?;
+            Some((outcome, receiver))
+        });
+        Ok(Response::new(Box::pin(responses)))
+    }
+}
+
+/// Serves a stream until the caller or the service ends it.
+async fn run(
+    mut session: QuotaSession,
+    mut reports: Streaming<RateLimitQuotaUsageReports>,
+    sender: mpsc::Sender<Outcome>,
+    limits: Limits,
+    mut stopping: watch::Receiver<bool>,
+) {
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        let actions = tokio::select! {
+            message = reports.message() => match message {
+                Ok(Some(message)) => match read(message, limits) {
+                    Ok((domain, usages)) => {
+                        // Boxed, as the compiler otherwise reaches its limit of nested types.
+                        session.report(&domain, usages).boxed().await.map_err(|error| status(&error))
+                    }
+                    Err(error) => Err(error),
+                },
+                Ok(None) | Err(_) => return,
+            },
+            _ = tick.tick() => Ok(session.tick().boxed().await),
+            () = wait_for_shutdown(&mut stopping) => return,
+            () = sender.closed() => return,
+        };
+        match actions {
+            Ok(actions) => {
+                for part in actions.chunks(MAX_ACTIONS) {
+                    let response = RateLimitQuotaResponse { bucket_action: part.iter().map(write).collect() };
+                    if sender.send(Ok(response)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+            Err(error) => {
+                let _ = sender.send(Err(error)).await;
+                return;
+            }
+        }
+    }
+}
+
+/// Reads the domain and the reports of a message.
+pub(super) fn read(message: RateLimitQuotaUsageReports, limits: Limits) -> Result<(String, Vec<Usage>), Status> {
+    let max = limits.max_text_bytes;
+    let check = |text: &str| match text.len() <= max {
+        true => Ok(()),
+        false => Err(Status::invalid_argument(format!("the domain, a key or a value has more than {max} bytes"))),
+    };
+    check(&message.domain)?;
+    let usage = |usage: BucketQuotaUsage| {
+        let entries = usage.bucket_id.unwrap_or_default().bucket;
+        if entries.len() > limits.max_entries {
+            let message = format!("a bucket_id has more than {} entries", limits.max_entries);
+            return Err(Status::invalid_argument(message));
+        }
+        entries.iter().flat_map(|(key, value)| [key, value]).try_for_each(|text| check(text))?;
+        let bucket = entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
+        // Longer times than a lifetime only occur in hostile reports.
+        let elapsed = usage.time_elapsed.map_or(0, |elapsed| elapsed.seconds.clamp(0, MAX_ELAPSED_SECS) as u64);
+        let (allowed, denied) = (usage.num_requests_allowed, usage.num_requests_denied);
+        Ok(Usage { bucket, allowed, denied, elapsed: Micros::from_secs(elapsed) })
+    };
+    let usages = message.bucket_quota_usages.into_iter().map(usage).collect::<Result<_, _>>()?;
+    Ok((message.domain, usages))
+}
+
+fn status(error: &QuotaError) -> Status {
+    let message = crate::errors::chain(error);
+    match error {
+        QuotaError::NoDomain | QuotaError::OtherDomain | QuotaError::NoEntries => Status::invalid_argument(message),
+        QuotaError::TooManyBuckets(_) => Status::resource_exhausted(message),
+    }
+}
+
+fn write(action: &BucketAction) -> ProtoAction {
+    let (id, kind) = match action {
+        BucketAction::Assign(id, quota, ttl) => {
+            let assignment = QuotaAssignmentAction {
+                assignment_time_to_live: Some(duration(*ttl)),
+                rate_limit_strategy: Some(RateLimitStrategy { strategy: Some(strategy(*quota)) }),
+            };
+            (id, Kind::QuotaAssignmentAction(assignment))
+        }
+        BucketAction::Abandon(id) => (id, Kind::AbandonAction(AbandonAction {})),
+    };
+    ProtoAction { bucket_id: Some(write_id(id)), bucket_action: Some(kind) }
+}
+
+fn write_id(id: &BucketId) -> ProtoBucketId {
+    ProtoBucketId { bucket: id.iter().map(|(key, value)| (key.to_string(), value.to_string())).collect() }
+}
+
+fn strategy(quota: Quota) -> Strategy {
+    match quota {
+        Quota::AllowAll => Strategy::BlanketRule(BlanketRule::AllowAll.into()),
+        Quota::DenyAll => Strategy::BlanketRule(BlanketRule::DenyAll.into()),
+        Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs }) => {
+            Strategy::TokenBucket(ProtoTokenBucket {
+                max_tokens,
+                tokens_per_fill: Some(tokens),
+                fill_interval: Some(duration(Duration::from_secs(interval_secs))),
+            })
+        }
+    }
+}
+
+fn duration(duration: Duration) -> ProtoDuration {
+    ProtoDuration { seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), nanos: 0 }
+}

@@ -1,0 +1,182 @@
+//! Envoy's quota protocol: callers that limit requests by themselves, with quotas from the service.
+
+use std::time::{Duration, Instant};
+
+use sluicegate_proto::envoy::{
+    service::rate_limit_quota::v3::{
+        BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+        rate_limit_quota_response::bucket_action::BucketAction,
+        rate_limit_quota_service_client::RateLimitQuotaServiceClient, rate_limit_quota_usage_reports::BucketQuotaUsage,
+    },
+    r#type::v3::{
+        TokenBucket,
+        rate_limit_strategy::{BlanketRule, Strategy},
+    },
+};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
+
+use super::envoy::upstream;
+use crate::support::{DEADLINE, RedisServer, Server, envoy::Envoy, repository, request_for, rules, wait_for};
+
+const RULES: &str = "
+domain: d
+descriptors:
+- {key: user, rate_limit: {unit: second, requests_per_unit: 100, algorithm: token_bucket}}
+- {key: hourly, rate_limit: {unit: hour, requests_per_unit: 50}}
+";
+
+/// One stream of the protocol.
+struct Caller {
+    reports: mpsc::Sender<RateLimitQuotaUsageReports>,
+    responses: Streaming<RateLimitQuotaResponse>,
+}
+
+impl Caller {
+    async fn connect(server: &Server) -> Self {
+        let mut client = RateLimitQuotaServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
+        let (reports, receiver) = mpsc::channel(8);
+        let responses = client.stream_rate_limit_quotas(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        Self { reports, responses }
+    }
+
+    async fn send(&self, domain: &str, usages: &[(&str, &str, u64, u64)]) {
+        let usage = |(key, value, allowed, denied): &(&str, &str, u64, u64)| BucketQuotaUsage {
+            bucket_id: Some(BucketId { bucket: [((*key).into(), (*value).into())].into() }),
+            time_elapsed: None,
+            num_requests_allowed: *allowed,
+            num_requests_denied: *denied,
+        };
+        let bucket_quota_usages = usages.iter().map(usage).collect();
+        self.reports.send(RateLimitQuotaUsageReports { domain: domain.into(), bucket_quota_usages }).await.unwrap();
+    }
+
+    /// Receives the next response, and returns the strategy of its only bucket.
+    async fn receive(&mut self) -> Result<Strategy, Status> {
+        let response = tokio::time::timeout(DEADLINE, self.responses.message()).await.unwrap()?.unwrap();
+        let [action] = &response.bucket_action[..] else { panic!("{response:?} has several actions") };
+        let Some(BucketAction::QuotaAssignmentAction(assignment)) = &action.bucket_action else {
+            panic!("{action:?} is no assignment")
+        };
+        assert_eq!(assignment.assignment_time_to_live.unwrap().seconds, 15);
+        Ok(assignment.rate_limit_strategy.unwrap().strategy.unwrap())
+    }
+
+    async fn report(&mut self, key: &str, value: &str, allowed: u64, denied: u64) -> Strategy {
+        self.send("d", &[(key, value, allowed, denied)]).await;
+        self.receive().await.unwrap()
+    }
+}
+
+fn rate(strategy: &Strategy) -> f64 {
+    match strategy {
+        Strategy::TokenBucket(TokenBucket { tokens_per_fill, fill_interval, .. }) => {
+            f64::from(tokens_per_fill.unwrap()) / fill_interval.unwrap().seconds as f64
+        }
+        Strategy::BlanketRule(_) => 0.0,
+    }
+}
+
+/// Callers of two instances divide one limit, which is in Redis. All shares together are at most the limit.
+#[tokio::test]
+async fn callers_of_several_instances_share_a_limit() {
+    let (redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
+    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+    let mut callers = Vec::new();
+    for index in 0..10 {
+        callers.push(Caller::connect(&servers[index % 2]).await);
+    }
+    let mut rates = Vec::new();
+    for caller in &mut callers {
+        rates.push(rate(&caller.report("user", "a", 1, 0).await));
+    }
+    // Each caller gets an eighth, until nothing is left.
+    assert_eq!(rates[..8], [12.5; 8]);
+    assert_eq!(rates[8..], [0.0; 2]);
+}
+
+#[tokio::test]
+async fn callers_of_both_protocols_use_one_counter() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let mut caller = Caller::connect(&server).await;
+    assert!(rate(&caller.report("hourly", "a", 1, 0).await) > 0.0);
+    caller.report("hourly", "a", 29, 3).await;
+    let client = server.client().await;
+    let request = request_for("d", &[("hourly", "a")]);
+    assert_eq!(client.check(request.clone()).await.unwrap().remaining(), Some(19));
+    assert_eq!(client.check(request.hits(19)).await.unwrap().remaining(), Some(0));
+    let strategy = caller.report("hourly", "a", 0, 0).await;
+    assert_eq!(strategy, Strategy::BlanketRule(BlanketRule::DenyAll.into()));
+    let series =
+        |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"hourly\"}}"));
+    assert_eq!(["total_hits", "within_limit", "over_limit"].map(series), [53.0, 50.0, 3.0]);
+    assert_eq!(server.metric("sluicegate_quota_streams"), 1.0);
+    assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
+}
+
+#[tokio::test]
+async fn a_stream_with_invalid_reports_ends_with_a_status() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).set("quotas.max_buckets", "2").start();
+    let long = "x".repeat(1_025);
+    for (domain, usages, code, text) in [
+        ("", vec![("user", "a", 1, 0)], Code::InvalidArgument, "domain"),
+        ("d", vec![("user", &*long, 1, 0)], Code::InvalidArgument, "1024 bytes"),
+        (&*long, vec![], Code::InvalidArgument, "1024 bytes"),
+        (
+            "d",
+            vec![("user", "a", 1, 0), ("user", "b", 1, 0), ("user", "c", 1, 0)],
+            Code::ResourceExhausted,
+            "quotas.max_buckets",
+        ),
+    ] {
+        let mut caller = Caller::connect(&server).await;
+        caller.send(domain, &usages).await;
+        let status = caller.receive().await.unwrap_err();
+        assert_eq!(status.code(), code, "{status:?}");
+        assert!(status.message().contains(text), "{status:?}");
+    }
+    wait_for("the streams to end", || (server.metric("sluicegate_quota_streams") == 0.0).then_some(()));
+}
+
+/// Streams end when the service stops, so that callers connect to another instance.
+#[tokio::test]
+async fn streams_end_at_shutdown() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let mut caller = Caller::connect(&server).await;
+    caller.report("user", "a", 1, 0).await;
+    server.signal("TERM");
+    let end = tokio::time::timeout(DEADLINE, caller.responses.message()).await.unwrap();
+    assert!(!matches!(end, Ok(Some(_))), "{end:?}");
+    assert!(server.wait().await.success());
+}
+
+/// Envoy admits what its quota allows, without a call, and each request is counted once.
+#[test]
+fn envoy_limits_requests_by_itself() {
+    let server = Server::builder().rules(&repository("deploy/envoy/rules")).set("quotas.ttl", "10s").start();
+    let changes = [("reporting_interval: 5s", "reporting_interval: 1s")];
+    let envoy = Envoy::start_changed("deploy/envoy/rlqs.yaml", server.grpc, upstream().0, &changes);
+    let send = || envoy.get("/", &[("x-user", "alice")]).0;
+    let mut sent = 0;
+    wait_for("the first quota", || {
+        sent += 1;
+        (send() == 429).then_some(())
+    });
+    // The first quota is an eighth of the limit: it allows 25 requests in this time.
+    let (began, mut allowed) = (Instant::now(), 0_u32);
+    while allowed < 60 && began.elapsed() < Duration::from_secs(20) {
+        sent += 1;
+        allowed += u32::from(send() == 200);
+    }
+    assert_eq!(allowed, 60, "the quota follows the demand");
+    // The rate, and the burst of each quota.
+    let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
+    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
+    assert_eq!(envoy.get("/", &[]).0, 200, "a request without a user has no bucket");
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
+    wait_for("all requests to be reported", || (server.metric(total) == f64::from(sent)).then_some(()));
+}
