@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 use sluicegate_proto::envoy::{
     service::rate_limit_quota::v3::{
         BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
-        rate_limit_quota_response::bucket_action::BucketAction,
-        rate_limit_quota_service_client::RateLimitQuotaServiceClient, rate_limit_quota_usage_reports::BucketQuotaUsage,
+        rate_limit_quota_response::{self, bucket_action::BucketAction},
+        rate_limit_quota_service_client::RateLimitQuotaServiceClient,
+        rate_limit_quota_usage_reports::BucketQuotaUsage,
     },
     r#type::v3::{
         TokenBucket,
@@ -18,7 +19,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
 use super::envoy::upstream;
-use crate::support::{DEADLINE, RedisServer, Server, envoy::Envoy, repository, request_for, rules, wait_for};
+use crate::support::{
+    DEADLINE, RedisServer, Server, envoy::Envoy, repository, request_for, rules, wait_for, wait_for_async,
+};
 
 const RULES: &str = "
 domain: d
@@ -52,20 +55,22 @@ impl Caller {
         self.reports.send(RateLimitQuotaUsageReports { domain: domain.into(), bucket_quota_usages }).await.unwrap();
     }
 
-    /// Receives the next response, and returns the strategy of its only bucket.
-    async fn receive(&mut self) -> Result<Strategy, Status> {
+    /// Receives the next response, and returns the strategy of each bucket in it.
+    async fn receive(&mut self) -> Result<Vec<Strategy>, Status> {
         let response = tokio::time::timeout(DEADLINE, self.responses.message()).await.unwrap()?.unwrap();
-        let [action] = &response.bucket_action[..] else { panic!("{response:?} has several actions") };
-        let Some(BucketAction::QuotaAssignmentAction(assignment)) = &action.bucket_action else {
-            panic!("{action:?} is no assignment")
+        let strategy = |action: rate_limit_quota_response::BucketAction| {
+            let Some(BucketAction::QuotaAssignmentAction(assignment)) = action.bucket_action else {
+                panic!("{action:?} is no assignment")
+            };
+            assert_eq!(assignment.assignment_time_to_live.unwrap().seconds, 15);
+            assignment.rate_limit_strategy.unwrap().strategy.unwrap()
         };
-        assert_eq!(assignment.assignment_time_to_live.unwrap().seconds, 15);
-        Ok(assignment.rate_limit_strategy.unwrap().strategy.unwrap())
+        Ok(response.bucket_action.into_iter().map(strategy).collect())
     }
 
     async fn report(&mut self, key: &str, value: &str, allowed: u64, denied: u64) -> Strategy {
         self.send("d", &[(key, value, allowed, denied)]).await;
-        self.receive().await.unwrap()
+        self.receive().await.unwrap().pop().unwrap()
     }
 }
 
@@ -179,4 +184,52 @@ fn envoy_limits_requests_by_itself() {
     assert_eq!(envoy.get("/", &[]).0, 200, "a request without a user has no bucket");
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
     wait_for("all requests to be reported", || (server.metric(total) == f64::from(sent)).then_some(()));
+}
+
+/// While Redis is unavailable, callers keep their quotas. A new bucket gets none, as the failure policy is `error`.
+#[tokio::test]
+async fn quotas_are_renewed_while_redis_is_unavailable() {
+    let (mut redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
+    let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "2s").start();
+    let mut caller = Caller::connect(&server).await;
+    let before = caller.report("user", "a", 1, 0).await;
+    assert_eq!(rate(&before), 12.5);
+    redis.kill();
+    caller.send("d", &[("user", "new", 1, 0)]).await;
+    assert_eq!(caller.report("user", "a", 1, 0).await, before);
+    redis.restart();
+    wait_for_async("a quota for the new bucket", async || {
+        caller.send("d", &[("user", "a", 1, 0), ("user", "new", 1, 0)]).await;
+        (caller.receive().await.unwrap().len() == 2).then_some(())
+    })
+    .await;
+}
+
+/// Envoy enforces its quota while the service restarts, and every request is counted by the new process or the old one.
+#[test]
+fn envoy_limits_requests_while_the_service_restarts() {
+    let (redis, folder) = (RedisServer::start(), repository("deploy/envoy/rules"));
+    let server = Server::start(&folder, &redis.url());
+    let at = server.grpc;
+    let envoy = Envoy::start_changed("deploy/envoy/rlqs.yaml", at, upstream().0, &[]);
+    let send = || envoy.get("/", &[("x-user", "alice")]).0 == 200;
+    wait_for("the first quota", || (!send()).then_some(()));
+    drop(server);
+    // The first quota is 1.25 requests per second with a burst of one, and it lasts for 15 seconds.
+    let (began, mut allowed) = (Instant::now(), 0_u32);
+    while began.elapsed() < Duration::from_secs(3) {
+        allowed += u32::from(send());
+    }
+    let law = 1.25 * began.elapsed().as_secs_f64() + 1.0;
+    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
+    let server = Server::builder_at(at).rules(&folder).store(&redis.url()).start();
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
+    wait_for("a report to the new process", || (server.metric(total) > 0.0).then_some(()));
+    let (began, mut allowed) = (Instant::now(), 0_u32);
+    while allowed < 60 && began.elapsed() < Duration::from_secs(30) {
+        allowed += u32::from(send());
+    }
+    assert_eq!(allowed, 60, "the quota follows the demand again");
+    let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
+    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
 }

@@ -247,7 +247,7 @@ impl QuotaSession {
         self.renew(usages).await
     }
 
-    /// Returns actions that are due without a report. Must be called every [`TICK`].
+    /// Returns actions that are due without a report. Must be called once a second.
     pub async fn tick(&mut self) -> Vec<BucketAction> {
         let (now, idle_timeout) = (self.quotas.clock.now(), self.quotas.settings.idle_timeout.as_micros() as u64);
         let rules = self.quotas.engine.rules.load_full();
