@@ -67,8 +67,8 @@ pub mod rate_limit_quota_response {
 /// The name of a bucket: keys with their values, without an order.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct BucketId {
-    #[prost(map = "string, string", tag = "1")]
-    pub bucket: ::std::collections::HashMap<
+    #[prost(btree_map = "string, string", tag = "1")]
+    pub bucket: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,

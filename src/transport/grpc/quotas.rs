@@ -193,3 +193,49 @@ fn strategy(quota: Quota) -> Strategy {
 fn duration(duration: Duration) -> ProtoDuration {
     ProtoDuration { seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX), nanos: 0 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(entries: &[(&str, &str)], seconds: i64) -> RateLimitQuotaUsageReports {
+        let bucket = entries.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
+        let usage = BucketQuotaUsage {
+            bucket_id: Some(ProtoBucketId { bucket }),
+            time_elapsed: Some(ProtoDuration { seconds, nanos: 0 }),
+            num_requests_allowed: 3,
+            num_requests_denied: 4,
+        };
+        RateLimitQuotaUsageReports { domain: "d".into(), bucket_quota_usages: vec![usage] }
+    }
+
+    /// Equal buckets are recognised by their names, so the entries need an order.
+    #[test]
+    fn the_entries_of_a_bucket_are_ordered_by_their_keys() {
+        let keys: Vec<String> = (0..20).map(|number| format!("k{number:02}")).collect();
+        let entries: Vec<_> = keys.iter().rev().map(|key| (&**key, "v")).collect();
+        let (domain, usages) = read(report(&entries, 5), Limits::default()).unwrap();
+        let [Usage { bucket, allowed: 3, denied: 4, elapsed }] = &usages[..] else { panic!("{usages:?}") };
+        assert_eq!((&*domain, *elapsed), ("d", Micros::from_secs(5)));
+        assert!(bucket.is_sorted() && bucket.len() == 20, "{bucket:?}");
+        assert_eq!(
+            write_id(bucket).bucket,
+            report(&entries, 5).bucket_quota_usages[0].bucket_id.as_ref().unwrap().bucket
+        );
+    }
+
+    #[test]
+    fn the_size_of_a_bucket_and_its_time_are_bounded() {
+        let keys: Vec<String> = (0..33).map(|number| format!("k{number}")).collect();
+        let entries: Vec<_> = keys.iter().map(|key| (&**key, "v")).collect();
+        let status = |entries: &[(&str, &str)]| read(report(entries, 0), Limits::default()).unwrap_err();
+        assert_eq!(status(&entries).message(), "a bucket_id has more than 32 entries");
+        assert!(read(report(&entries[..32], 0), Limits::default()).is_ok());
+        let long = "x".repeat(1_025);
+        for entries in [[(&*long, "v")], [("k", &*long)]] {
+            assert_eq!(status(&entries).message(), "the domain, a key or a value has more than 1024 bytes");
+        }
+        let elapsed = |seconds| read(report(&[("k", "v")], seconds), Limits::default()).unwrap().1[0].elapsed;
+        assert_eq!([-1, 0, 300, i64::MAX].map(elapsed), [0, 0, 300, 300].map(Micros::from_secs));
+    }
+}
