@@ -83,12 +83,11 @@ pub struct Assignment {
 
 /// Share that a caller gets before its demand is known: an eighth of the limit.
 const FIRST_DEMAND: u64 = Assignments::WHOLE / 8;
-/// Smallest demand, so that a caller with few requests has more than it needs.
-const MIN_DEMAND: u64 = Assignments::WHOLE / 64;
-/// Factor by which a quota exceeds the demand, so that a few more requests are not denied.
-const HEADROOM: f64 = 1.25;
 /// Number of tokens of a whole limit per interval. Shares are multiples of one token.
 const TOKENS_PER_INTERVAL: u64 = 1_000;
+/// Smallest capacity of a token bucket, if the burst permits it. A bucket of one token is full while the next request
+/// arrives, and loses tokens.
+const MIN_TOKENS: u64 = 2;
 /// Number of quota lifetimes that a window must have, so that its counter decides about quotas.
 const MIN_LIFETIMES: u64 = 2;
 /// Maximum time in which a message with a quota reaches its caller, where its lifetime begins.
@@ -118,7 +117,8 @@ impl DivisibleLimit {
         let spec = applied.limit.algorithm().spec().filter(|spec| spec.queue.is_none())?;
         let (requests, window) = (u64::from(applied.limit.requests()), applied.limit.measure().window());
         let is_slow = window.get() >= MIN_LIFETIMES * ttl.get();
-        let default_burst = if is_slow { requests } else { requests.div_ceil(SHORT_WINDOW_BURST) };
+        let short_burst = requests.div_ceil(SHORT_WINDOW_BURST).max(MIN_TOKENS).min(requests);
+        let default_burst = if is_slow { requests } else { short_burst };
         Some(Self { requests, window, burst: spec.burst.map_or(default_burst, u64::from), is_slow })
     }
 
@@ -128,7 +128,7 @@ impl DivisibleLimit {
             return FIRST_DEMAND;
         };
         let rate = self.requests as f64 / self.window.get().max(1) as f64 * 1e6;
-        ((per_second * HEADROOM / rate * Assignments::WHOLE as f64) as u64).clamp(MIN_DEMAND, Assignments::WHOLE)
+        ((per_second / rate * Assignments::WHOLE as f64) as u64).min(Assignments::WHOLE)
     }
 
     /// Returns the token bucket of a share. A new bucket starts full, so its capacity is at most `free`.
@@ -137,7 +137,7 @@ impl DivisibleLimit {
         let window_secs = (self.window.get() / 1_000_000).max(1);
         let interval_secs = (TOKENS_PER_INTERVAL * window_secs).div_ceil(self.requests.max(1));
         let per_interval = u128::from(self.requests) * u128::from(interval_secs) / u128::from(window_secs);
-        let max_tokens = part(self.burst.into()).min(free).max(1);
+        let max_tokens = part(self.burst.into()).max(MIN_TOKENS.min(self.burst)).min(free).max(1);
         let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
         TokenBucket { max_tokens: narrow(max_tokens), tokens: narrow(part(per_interval)).max(1), interval_secs }
     }

@@ -96,9 +96,9 @@ async fn callers_of_several_instances_share_a_limit() {
     for caller in &mut callers {
         rates.push(rate(&caller.report("user", "a", 1, 0).await));
     }
-    // Each caller gets an eighth, until nothing is left.
-    assert_eq!(rates[..8], [12.5; 8]);
-    assert_eq!(rates[8..], [0.0; 2]);
+    // Each caller demands an eighth, until nothing is left.
+    assert!(rates[..6].iter().all(|rate| *rate >= 12.5), "{rates:?}");
+    assert!((95.0..=100.0).contains(&rates.iter().sum()), "{rates:?}");
 }
 
 #[tokio::test]
@@ -171,7 +171,7 @@ fn envoy_limits_requests_by_itself() {
         sent += 1;
         (send() == 429).then_some(())
     });
-    // The first quota is an eighth of the limit: it allows 25 requests in this time.
+    // The first quota is an eighth of the limit and a quarter of that: it allows 33 requests in this time.
     let (began, mut allowed) = (Instant::now(), 0_u32);
     while allowed < 60 && began.elapsed() < Duration::from_secs(20) {
         sent += 1;
@@ -193,7 +193,7 @@ async fn quotas_are_renewed_while_redis_is_unavailable() {
     let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "2s").start();
     let mut caller = Caller::connect(&server).await;
     let before = caller.report("user", "a", 1, 0).await;
-    assert_eq!(rate(&before), 12.5);
+    assert_eq!(rate(&before), 15.6);
     redis.kill();
     caller.send("d", &[("user", "new", 1, 0)]).await;
     assert_eq!(caller.report("user", "a", 1, 0).await, before);
@@ -215,12 +215,12 @@ fn envoy_limits_requests_while_the_service_restarts() {
     let send = || envoy.get("/", &[("x-user", "alice")]).0 == 200;
     wait_for("the first quota", || (!send()).then_some(()));
     drop(server);
-    // The first quota is 1.25 requests per second with a burst of one, and it lasts for 15 seconds.
+    // The first quota is 1.56 requests per second with a burst of two, and it lasts for 15 seconds.
     let (began, mut allowed) = (Instant::now(), 0_u32);
     while began.elapsed() < Duration::from_secs(3) {
         allowed += u32::from(send());
     }
-    let law = 1.25 * began.elapsed().as_secs_f64() + 1.0;
+    let law = 1.56 * began.elapsed().as_secs_f64() + 2.0;
     assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
     let server = Server::builder_at(at).rules(&folder).store(&redis.url()).start();
     let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";

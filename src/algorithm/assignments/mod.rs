@@ -90,6 +90,11 @@ impl Assignments {
     /// Maximum number of callers of one limit; further callers are denied.
     pub const MAX_CALLERS: usize = 1_000;
 
+    /// A caller gets up to a quarter more than its demand, if that is not demanded by others.
+    const HEADROOM_DIVISOR: u64 = 4;
+    /// All callers without requests together have at most the 64th part of the limit.
+    const IDLE_DIVISOR: u64 = 64;
+
     /// Creates an assignment without a caller. A lifetime above [`Self::MAX_TTL`] is shortened.
     #[must_use]
     pub fn new(ttl: Micros) -> Self {
@@ -123,12 +128,14 @@ impl Assignments {
         Self::WHOLE
     }
 
-    /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others.
+    /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others. `spare` is what no
+    /// caller demands, for each of them.
     ///
     /// Each change of a token bucket costs a burst, so a share that is nearly right stays as it is.
-    fn share(demand: u64, fair: u64, current: u64, free: u64) -> u64 {
-        let target = demand.min(fair);
-        let tolerance = if demand > fair { target / 32 } else { target / 8 };
+    fn share(demand: u64, fair: u64, spare: u64, current: u64, free: u64) -> u64 {
+        let met = demand.min(fair);
+        let target = met + spare.min(met / Self::HEADROOM_DIVISOR);
+        let tolerance = if demand > fair || target > current { target / 32 } else { target / 8 };
         if current <= free && target.abs_diff(current) <= tolerance { current } else { target.min(free) }
     }
 }
@@ -138,7 +145,8 @@ impl Limiter for Assignments {
     const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "as";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["demand", "ttl", "max_end_ahead", "max_callers", "caller", "whole"];
+    const ARGUMENTS: &'static [&'static str] =
+        &["demand", "ttl", "max_end_ahead", "max_callers", "caller", "whole", "headroom_divisor", "idle_divisor"];
 
     fn build(_spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         Err(InvalidLimit { keyword: "algorithm", reason: "assignments are not a limit" })
@@ -146,8 +154,16 @@ impl Limiter for Assignments {
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let max_end_ahead = (Self::MAX_TTL + CLOCK_SLACK).get();
-        let demand = operation.cost.min(Self::WHOLE);
-        smallvec![demand, self.ttl.get(), max_end_ahead, Self::MAX_CALLERS as u64, self.caller, Self::WHOLE]
+        smallvec![
+            operation.cost.min(Self::WHOLE),
+            self.ttl.get(),
+            max_end_ahead,
+            Self::MAX_CALLERS as u64,
+            self.caller,
+            Self::WHOLE,
+            Self::HEADROOM_DIVISOR,
+            Self::IDLE_DIVISOR
+        ]
     }
 
     /// Sets the caller, which is the holder of the context.
@@ -165,12 +181,16 @@ impl Limiter for Assignments {
         if own.is_none() && (!takes || others.len() >= Self::MAX_CALLERS) {
             return !takes;
         }
-        let demand = if takes { operation.cost.min(Self::WHOLE) } else { 0 };
+        let callers = others.len() as u64 + 1;
+        let idle = Self::WHOLE / (Self::IDLE_DIVISOR * callers);
+        let demand = if takes { operation.cost.clamp(idle, Self::WHOLE) } else { 0 };
         let mut demands: Vec<u64> = others.iter().map(|entry| entry.demand).chain([demand]).collect();
         let fair = Self::fair_share(&mut demands);
+        let met: u64 = demands.iter().map(|demand| fair.min(*demand)).sum();
+        let spare = Self::WHOLE.saturating_sub(met) / callers;
         let assigned = others.iter().map(|entry| entry.reserved(now)).sum();
         let former = own.unwrap_or_default();
-        let share = Self::share(demand, fair, former.share, Self::WHOLE.saturating_sub(assigned));
+        let share = Self::share(demand, fair, spare, former.share, Self::WHOLE.saturating_sub(assigned));
         let mut entry = Entry { end: (now + self.ttl).get(), caller: self.caller, demand, share, ..former };
         if share < former.share {
             let reserved = former.reserved(now);

@@ -21,7 +21,8 @@ end
 if not own_end and (action ~= TAKE or #others >= max_callers) then
   return action == TAKE and 0 or 1, value
 end
-demand = action == TAKE and demand or 0
+local callers = #others + 1
+demand = action == TAKE and max(demand, floor(whole / (idle_divisor * callers))) or 0
 demands[#demands + 1] = demand
 table.sort(demands)
 local fair, rest = whole, whole
@@ -34,8 +35,14 @@ for index, wants in ipairs(demands) do
   rest = rest - wants
 end
 own_end, own_share, former_end, former_share = own_end or 0, own_share or 0, former_end or 0, former_share or 0
-local free, target = max(whole - assigned, 0), min(demand, fair)
-local tolerance = floor(target / (demand > fair and 32 or 8))
+local met = 0
+for _, wants in ipairs(demands) do
+  met = met + min(wants, fair)
+end
+local free, spare = max(whole - assigned, 0), floor(max(whole - met, 0) / callers)
+local target = min(demand, fair)
+target = target + min(spare, floor(target / headroom_divisor))
+local tolerance = floor(target / ((demand > fair or target > own_share) and 32 or 8))
 local share = min(target, free)
 if own_share <= free and math.abs(target - own_share) <= tolerance then
   share = own_share

@@ -34,26 +34,36 @@ fn settle(demands: &[u64], seconds: u64) -> Vec<u64> {
 
 #[test]
 fn each_caller_gets_its_demand_or_as_much_as_the_others() {
-    assert_eq!(settle(&[100_000, 200_000], 5), [100_000, 200_000]);
+    assert_eq!(settle(&[100_000, 200_000], 5), [125_000, 250_000], "a quarter more than the demand");
     assert_eq!(settle(&[1_000_000], 5), [1_000_000]);
     // The first caller had everything, until the others arrived.
     assert_eq!(settle(&[1_000_000, 1_000_000, 100_000], 5), [1_000_000, 0, 0]);
     assert_eq!(settle(&[1_000_000, 1_000_000, 100_000], 30), [450_000, 450_000, 100_000]);
     assert_eq!(settle(&[1_000_000; 4], 40), [250_000; 4]);
     assert_eq!(settle(&[5_000_000], 5), [1_000_000], "a higher demand counts as the whole limit");
+    assert_eq!(settle(&[480_000, 480_000], 40), [500_000; 2], "what nobody demands is divided");
+}
+
+#[test]
+fn callers_without_requests_leave_the_limit_to_others() {
+    let mut demands = [0; 100];
+    demands[0] = 1_000_000;
+    let shares = settle(&demands, 60);
+    assert!(shares[0] >= 980_000, "{shares:?}");
+    assert!(shares[1..].iter().all(|share| *share > 0), "{shares:?}");
 }
 
 #[test]
 fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
     let mut state = State::default();
     let mut take = |caller, demand, second| apply(&mut state, caller, Action::Take, demand, second);
-    assert_eq!(take(1, 800_000, 0), Some(800_000));
-    assert_eq!(take(2, 600_000, 1), Some(200_000));
+    assert_eq!(take(1, 1_000_000, 0), Some(1_000_000));
+    assert_eq!(take(2, 700_000, 1), Some(0));
     assert_eq!(take(1, 300_000, 4), Some(300_000));
     // The first caller may not have received this, and its former assignment ends at 10.
-    assert_eq!(take(2, 600_000, 9), Some(200_000));
-    assert_eq!(take(2, 600_000, 10), Some(600_000));
-    assert_eq!(take(3, 500_000, 11), Some(100_000));
+    assert_eq!(take(2, 700_000, 9), Some(0));
+    assert_eq!(take(2, 700_000, 10), Some(700_000));
+    assert_eq!(take(3, 500_000, 11), Some(0));
 }
 
 #[test]
@@ -61,10 +71,10 @@ fn the_share_of_a_caller_that_is_gone_is_free_after_its_end() {
     let mut state = State::default();
     assert_eq!(apply(&mut state, 1, Action::Refund, 0, 0), Some(0), "it has no share yet");
     assert!(state.is_empty());
-    assert_eq!(apply(&mut state, 1, Action::Take, 900_000, 0), Some(900_000));
+    assert_eq!(apply(&mut state, 1, Action::Take, 600_000, 0), Some(750_000));
     assert_eq!(apply(&mut state, 1, Action::Refund, 0, 3), Some(0));
-    assert_eq!(apply(&mut state, 2, Action::Take, 900_000, 4), Some(100_000), "the caller may still use its share");
-    assert_eq!(apply(&mut state, 2, Action::Take, 900_000, 10), Some(900_000));
+    assert_eq!(apply(&mut state, 2, Action::Take, 600_000, 4), Some(250_000), "the caller may still use its share");
+    assert_eq!(apply(&mut state, 2, Action::Take, 600_000, 10), Some(750_000));
     assert_eq!(apply(&mut state, 3, Action::Peek, 0, 20), Some(0));
     let assignments = Assignments::new(Micros::from_secs(TTL));
     assert_eq!(assignments.expires(&state, at(11)), at(20));
@@ -74,17 +84,23 @@ fn the_share_of_a_caller_that_is_gone_is_free_after_its_end() {
 
 #[test]
 fn small_changes_leave_a_share_as_it_is() {
-    for (share, target, demand, free) in [
-        (100_000, 112_000, 112_000, 1_000_000),
-        (90_000, 100_000, 100_000, 1_000_000),
-        (100_000, 103_000, 1_000_000, 1_000_000),
+    for (demand, fair, spare, current, free, share) in [
+        // A caller with an unmet demand follows the fair share.
+        (1_000_000, 103_000, 0, 100_000, 1_000_000, 100_000),
+        (1_000_000, 104_000, 0, 100_000, 1_000_000, 104_000),
+        (1_000_000, 97_000, 0, 100_000, 1_000_000, 100_000),
+        (1_000_000, 96_000, 0, 100_000, 1_000_000, 96_000),
+        // Another one keeps a share that is slightly too large.
+        (80_000, 1_000_000, 20_000, 112_000, 1_000_000, 112_000),
+        (80_000, 1_000_000, 20_000, 113_000, 1_000_000, 100_000),
+        (80_000, 1_000_000, 20_000, 97_000, 1_000_000, 97_000),
+        (80_000, 1_000_000, 20_000, 96_000, 1_000_000, 100_000),
+        (80_000, 1_000_000, 5_000, 0, 1_000_000, 85_000),
+        // The rest is assigned to others.
+        (80_000, 1_000_000, 20_000, 100_000, 99_000, 99_000),
     ] {
-        let fair = if demand > target { target } else { 1_000_000 };
-        assert_eq!(Assignments::share(demand, fair, share, free), share);
+        assert_eq!(Assignments::share(demand, fair, spare, current, free), share, "{demand} {fair} {current} {free}");
     }
-    assert_eq!(Assignments::share(115_000, 1_000_000, 100_000, 1_000_000), 115_000);
-    assert_eq!(Assignments::share(1_000_000, 104_000, 100_000, 1_000_000), 104_000);
-    assert_eq!(Assignments::share(100_000, 1_000_000, 100_000, 99_000), 99_000, "the rest is assigned to others");
 }
 
 #[test]

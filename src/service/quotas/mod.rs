@@ -320,6 +320,14 @@ impl QuotaSession {
                 }
                 let quota = bucket.next_quota(assignment.quota);
                 bucket.quota = Some(quota);
+                tracing::debug!(
+                    caller = self.caller,
+                    bucket = ?usage.bucket,
+                    rate = bucket.rate,
+                    share = assignment.share,
+                    ?quota,
+                    "assigning a quota"
+                );
                 bucket.review_at = assignment.denied_for.map(|wait| now + wait.max(Micros::from_secs(1)));
                 actions.push(BucketAction::Assign(usage.bucket, quota, ttl));
             }
