@@ -320,9 +320,9 @@ impl QuotaSession {
                 }
                 let quota = bucket.next_quota(assignment.quota);
                 bucket.quota = Some(quota);
+                // Without the bucket, whose values can be personal data.
                 tracing::debug!(
                     caller = self.caller,
-                    bucket = ?usage.bucket,
                     rate = bucket.rate,
                     share = assignment.share,
                     ?quota,
