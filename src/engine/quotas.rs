@@ -17,10 +17,7 @@ use super::{
     statistics::Threshold,
 };
 use crate::{
-    algorithm::{
-        Action, Algorithm, Decision, MAX_NUMBER, RequestContext,
-        assignments::{Assignments, Share},
-    },
+    algorithm::{Action, Algorithm, Decision, MAX_NUMBER, RequestContext, assignments::Assignments},
     rules::{Entry, FailurePolicy, Rule},
     store::{Charge, Hit, HitDecision, Store},
 };
@@ -34,9 +31,9 @@ pub struct BucketReport<'a> {
     pub entries: SmallVec<[Entry<'a>; 3]>,
     /// Number of the caller, of 48 bits.
     pub caller: u64,
-    /// Requests that the caller has admitted and denied since its last report.
+    /// Requests that the caller has admitted since its last report.
     pub allowed: u64,
-    /// See `allowed`.
+    /// Requests that the caller has denied since its last report.
     pub denied: u64,
     /// Requests per second that the caller expects; `None` before it is known.
     pub demand: Option<f64>,
@@ -57,7 +54,7 @@ pub enum Quota {
     TokenBucket(TokenBucket),
 }
 
-/// A token bucket, which each request takes one token from.
+/// A token bucket. Each request takes one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBucket {
     /// Capacity of the bucket.
@@ -75,13 +72,11 @@ pub struct Assignment {
     pub quota: Quota,
     /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
     pub share: Option<u64>,
-    /// Hits per window of the limit.
-    pub limit: Option<u32>,
     /// Time after which the quota should be replaced, if it denies all requests because the limit is used up.
     pub denied_for: Option<Micros>,
 }
 
-/// Share that a caller gets before its demand is known: an eighth of the limit.
+/// Demand of a caller until it is known: an eighth of the limit.
 const FIRST_DEMAND: u64 = Assignments::WHOLE / 8;
 /// Number of tokens of a whole limit per interval. Shares are multiples of one token.
 const TOKENS_PER_INTERVAL: u64 = 1_000;
@@ -97,7 +92,7 @@ const SHORT_WINDOW_BURST: u64 = 10;
 
 impl Assignment {
     fn blanket(quota: Quota) -> Self {
-        Self { quota, share: None, limit: None, denied_for: None }
+        Self { quota, share: None, denied_for: None }
     }
 }
 
@@ -156,28 +151,33 @@ impl Engine {
 
     /// Counts the reported requests, and returns the caller's next quota.
     ///
+    /// Returns `None` before rules are loaded, and for a limit that cannot be divided if its failure policy is `error`.
+    ///
     /// # Errors
     ///
-    /// Returns the quota by the failure policy if the limit cannot be divided or the store fails. It is `None` if the
-    /// policy is `error`, and before rules are loaded.
-    pub async fn assign(&self, report: &BucketReport<'_>, now: Micros) -> Result<Assignment, Option<Assignment>> {
+    /// If the store fails, returns the quota by the failure policy, or `None` if the policy is `error`.
+    pub async fn assign(
+        &self,
+        report: &BucketReport<'_>,
+        now: Micros,
+    ) -> Result<Option<Assignment>, Option<Assignment>> {
         let snapshot = &*self.rules.load();
         if snapshot.compiled.awaiting_rules {
-            return Err(None);
+            return Ok(None);
         }
         let descriptor = Descriptor { entries: report.entries.clone(), hits: 1, refund: false, requested_limit: None };
         let applied = match self.find_match(snapshot, report.domain, &descriptor, now) {
-            Match::None | Match::Off | Match::Unlimited(..) => return Ok(Assignment::blanket(Quota::AllowAll)),
+            Match::None | Match::Off | Match::Unlimited(..) => return Ok(Some(Assignment::blanket(Quota::AllowAll))),
             Match::Denied(applied) => {
                 self.count_reported(report, &applied, &Decision::default());
                 let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
-                return Ok(Assignment::blanket(quota));
+                return Ok(Some(Assignment::blanket(quota)));
             }
             Match::Limited(applied) => applied,
         };
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
             self.count_reported(report, &applied, &Decision::default());
-            return Err(self.blanket_rule(&applied));
+            return Ok(self.blanket_rule(&applied));
         };
         let domain = snapshot.rules().settings_of(report.domain);
         let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
@@ -207,24 +207,19 @@ impl Engine {
         };
         self.count_reported(report, &applied, counter);
         if applied.is_shadow() || self.settings.shadow_mode {
-            return Ok(Assignment::blanket(Quota::AllowAll));
+            return Ok(Some(Assignment::blanket(Quota::AllowAll)));
         }
-        let Share { millionths, .. } = Assignments::read(&share.decision);
-        let assignment = Assignment {
-            quota: Quota::DenyAll,
-            share: Some(millionths),
-            limit: Some(applied.limit.requests()),
-            denied_for: None,
-        };
+        let share = Assignments::read(&share.decision);
+        let assignment = Assignment { quota: Quota::DenyAll, share: Some(share), denied_for: None };
         let is_used_up = limit.is_slow && counter.remaining == 0;
         if limit.requests == 0 || is_used_up {
-            return Ok(Assignment { denied_for: Some(counter.next), ..assignment });
+            return Ok(Some(Assignment { denied_for: Some(counter.next), ..assignment }));
         }
-        if millionths == 0 {
-            return Ok(Assignment { denied_for: Some(Micros::ZERO), ..assignment });
+        if share == 0 {
+            return Ok(Some(Assignment { denied_for: Some(Micros::ZERO), ..assignment }));
         }
         let free = if limit.is_slow { counter.remaining } else { u64::MAX };
-        Ok(Assignment { quota: Quota::TokenBucket(limit.token_bucket(millionths, free)), ..assignment })
+        Ok(Some(Assignment { quota: Quota::TokenBucket(limit.token_bucket(share, free)), ..assignment }))
     }
 
     /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.

@@ -18,20 +18,11 @@ use super::{
     RequestContext, State,
 };
 
-/// An assignment to one caller, which replaces the caller's former assignment.
+/// The lifetime of an assignment and its caller. A take replaces the caller's former assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignments {
     ttl: Micros,
     caller: u64,
-}
-
-/// A share of a limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Share {
-    /// The share in millionths of the limit.
-    pub millionths: u64,
-    /// Number of callers that have an assignment.
-    pub callers: u32,
 }
 
 const END_BYTES: usize = 7;
@@ -101,10 +92,10 @@ impl Assignments {
         Self { ttl: ttl.min(Self::MAX_TTL), caller: 0 }
     }
 
-    /// Returns the caller's share from a decision of this algorithm.
+    /// Returns the caller's share, in millionths of the limit, from a decision of this algorithm.
     #[must_use]
-    pub fn read(decision: &Decision) -> Share {
-        Share { millionths: decision.used, callers: decision.limit.unwrap_or_default() }
+    pub fn read(decision: &Decision) -> u64 {
+        decision.used
     }
 
     /// Returns the assignments that have not ended.
@@ -128,8 +119,8 @@ impl Assignments {
         Self::WHOLE
     }
 
-    /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others. `spare` is what no
-    /// caller demands, for each of them.
+    /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others. `spare` is each
+    /// caller's part of the limit that nobody demands.
     ///
     /// Each change of a token bucket costs a burst, so a share that is nearly right stays as it is.
     fn share(demand: u64, fair: u64, spare: u64, current: u64, free: u64) -> u64 {
@@ -203,7 +194,7 @@ impl Limiter for Assignments {
         true
     }
 
-    /// Encodes the caller's share in a decision, for [`Assignments::read`].
+    /// Encodes the caller's share in a decision, for [`Assignments::read`]. `limit` is the number of callers.
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let (mut callers, mut share, mut last) = (0, 0, 0);
         for entry in Self::valid(state, operation.now) {

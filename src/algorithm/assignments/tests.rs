@@ -19,7 +19,7 @@ fn apply(state: &mut State, caller: u64, action: Action, demand: u64, second: u6
     let operation = Operation { action, cost: demand, now: at(second) };
     let allowed = assignments.step(state, operation);
     let decision = assignments.explain(state, operation, allowed);
-    allowed.then(|| Assignments::read(&decision).millionths)
+    allowed.then(|| Assignments::read(&decision))
 }
 
 /// Renews the assignments of all callers every five seconds, and returns the shares at the end.

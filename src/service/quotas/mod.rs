@@ -47,13 +47,13 @@ pub struct Settings {
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub idle_timeout: Duration,
-    /// Maximum number of buckets of one stream, of about 300 bytes each.
+    /// Maximum number of buckets on all streams, of about 300 bytes each with short names.
     pub max_buckets: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { ttl: Duration::from_secs(15), idle_timeout: Duration::from_secs(300), max_buckets: 10_000 }
+        Self { ttl: Duration::from_secs(15), idle_timeout: Duration::from_secs(300), max_buckets: 100_000 }
     }
 }
 
@@ -104,8 +104,8 @@ pub enum QuotaError {
     /// A bucket has no entries.
     #[error("a bucket_id must have at least one entry")]
     NoEntries,
-    /// The stream has too many buckets.
-    #[error("the stream has more than {0} buckets (quotas.max_buckets)")]
+    /// All streams together have too many buckets.
+    #[error("all streams together would have more than {0} buckets (quotas.max_buckets)")]
     TooManyBuckets(usize),
 }
 
@@ -142,7 +142,7 @@ impl Quotas {
         observe_gauge(meter, "sluicegate_quota_buckets", description, move || buckets.buckets.load(Relaxed));
     }
 
-    /// Starts a session of a caller that is unknown.
+    /// Starts the session of a new stream.
     #[must_use]
     pub fn session(&self) -> QuotaSession {
         self.metrics.streams.fetch_add(1, Relaxed);
@@ -210,8 +210,8 @@ impl Bucket {
         let (Some(Quota::TokenBucket(former)), Quota::TokenBucket(next)) = (self.quota, quota) else {
             return quota;
         };
-        let is_similar =
-            former.max_tokens <= 2 * next.max_tokens && next.max_tokens <= former.max_tokens.saturating_mul(2);
+        let is_similar = former.max_tokens <= next.max_tokens.saturating_mul(2)
+            && next.max_tokens <= former.max_tokens.saturating_mul(2);
         match (former.tokens, former.interval_secs) == (next.tokens, next.interval_secs) {
             true if is_similar => Quota::TokenBucket(former),
             // Envoy takes buckets that differ only in the interval for the same.
@@ -241,10 +241,17 @@ impl QuotaSession {
         }
         let max_buckets = self.quotas.settings.max_buckets;
         let new = usages.iter().filter(|usage| !self.buckets.contains_key(&usage.bucket)).count();
-        if self.buckets.len() + new > max_buckets {
+        if self.quotas.metrics.buckets.load(Relaxed) + new as u64 > max_buckets as u64 {
             return Err(QuotaError::TooManyBuckets(max_buckets));
         }
-        self.renew(usages).await
+        let now = self.quotas.clock.now();
+        for usage in &usages {
+            if !self.buckets.contains_key(&usage.bucket) {
+                self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed));
+                self.quotas.metrics.buckets.fetch_add(1, Relaxed);
+            }
+        }
+        Ok(self.assign(usages, now, true).await)
     }
 
     /// Returns actions that are due without a report. Must be called once a second.
@@ -268,17 +275,7 @@ impl QuotaSession {
         actions
     }
 
-    async fn renew(&mut self, usages: Vec<Usage>) -> Result<Vec<BucketAction>, QuotaError> {
-        let now = self.quotas.clock.now();
-        for usage in &usages {
-            if !self.buckets.contains_key(&usage.bucket) {
-                self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed));
-                self.quotas.metrics.buckets.fetch_add(1, Relaxed);
-            }
-        }
-        Ok(self.assign(usages, now, true).await)
-    }
-
+    /// Returns the next quota of each bucket, in batches whose calls share a round trip to the store.
     async fn assign(&mut self, usages: Vec<Usage>, now: Micros, are_reports: bool) -> Vec<BucketAction> {
         let (ttl, mut actions) = (self.quotas.settings.ttl, Vec::with_capacity(usages.len()));
         let mut usages = usages.into_iter().peekable();
@@ -311,8 +308,8 @@ impl QuotaSession {
                         actions.push(BucketAction::Assign(usage.bucket, former, ttl));
                         continue;
                     }
-                    (Err(None), _) => continue,
-                    (Ok(assignment) | Err(Some(assignment)), _) => assignment,
+                    (Ok(None) | Err(None), _) => continue,
+                    (Ok(Some(assignment)) | Err(Some(assignment)), _) => assignment,
                 };
                 if bucket.keeps_former(&assignment) {
                     bucket.review_at = Some(now + Micros::from_secs(1));
@@ -345,6 +342,7 @@ impl QuotaSession {
         (bucket.rate, elapsed)
     }
 
+    /// Returns the entries in the order of the rules.
     fn order<'e>(&self, entries: &[Entry<'e>]) -> smallvec::SmallVec<[Entry<'e>; 3]> {
         let (order, is_ambiguous) = self.quotas.engine.order(&self.domain, entries);
         if is_ambiguous && self.quotas.metrics.log_ambiguous.should_log() {

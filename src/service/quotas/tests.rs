@@ -184,14 +184,29 @@ fn changed_rules_change_quotas_at_the_next_tick() {
     session.tick().now_or_never().unwrap();
     assert!(rate(quota(&mut session, "user=a", 1, 0)) > 0.0);
     assert_eq!(session.tick().now_or_never().unwrap(), []);
-    let file = SourceFile { name: "api.yaml".into(), text: "domain: api\ndescriptors: [{key: user}]".into() };
-    let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
-    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 1, near_limit_ratio: 0.8 });
-    let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
-    service.quotas.engine.rules.store(Arc::new(snapshot));
     let ttl = Settings::default().ttl;
-    let unlimited = BucketAction::Assign(bucket("user=a"), Quota::AllowAll, ttl);
-    assert_eq!(session.tick().now_or_never().unwrap(), [unlimited]);
+    let slots = "rate_limit: {algorithm: concurrency, limit: 3, hold: 1s";
+    for (user, quotas) in [
+        ("{key: user}".to_owned(), vec![Quota::AllowAll]),
+        (RULES.lines().nth(3).unwrap()[2..].to_owned(), vec![]),
+        // These limits cannot be divided, so the former quota must not be renewed.
+        (format!("{{key: user, {slots}, on_error: deny}}}}"), vec![Quota::DenyAll]),
+        (format!("{{key: user, {slots}}}}}"), vec![]),
+    ] {
+        let text = format!("domain: api\ndescriptors: [{user}]");
+        let file = SourceFile { name: "api.yaml".into(), text };
+        let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 1, near_limit_ratio: 0.8 });
+        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        service.quotas.engine.rules.store(Arc::new(snapshot));
+        let actions = session.tick().now_or_never().unwrap();
+        if user.contains("second") {
+            assert!(matches!(actions[..], [BucketAction::Assign(_, Quota::TokenBucket(_), _)]), "{actions:?}");
+            continue;
+        }
+        let expected = quotas.into_iter().map(|quota| BucketAction::Assign(bucket("user=a"), quota, ttl));
+        assert_eq!(actions, expected.collect::<Vec<_>>(), "{user}");
+    }
 }
 
 #[test]
@@ -222,6 +237,10 @@ fn invalid_messages_end_a_stream() {
     assert_eq!(send("", &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).map(|actions| actions.len()), Ok(2));
     assert_eq!(send("api", &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
     assert_eq!(send("api", &[usage("user=c", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
+    let mut other = service.quotas.session();
+    assert_eq!(report(&mut other, &[usage("user=a", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
+    drop(session);
+    assert_eq!(report(&mut other, &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
 }
 
 #[test]
@@ -235,6 +254,7 @@ fn a_token_bucket_changes_only_if_its_rate_does() {
         ((10, 500, 1), (10, 600, 1), (10, 600, 1)),
         ((10, 500, 1), (10, 500, 2), (10, 499, 2)),
         ((10, 1, 1), (10, 1, 2), (10, 1, 2)),
+        ((u32::MAX, 5, 1), (u32::MAX, 5, 1), (u32::MAX, 5, 1)),
     ] {
         let bucket = Bucket { quota: Some(token_bucket(former)), ..Bucket::new(Micros::ZERO, Micros::ZERO) };
         assert_eq!(bucket.next_quota(token_bucket(next)), token_bucket(expected));

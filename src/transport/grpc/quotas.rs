@@ -35,7 +35,7 @@ use crate::{
 
 /// Maximum number of buckets in one response.
 const MAX_ACTIONS: usize = 1_000;
-/// Maximum time since the last report, in seconds.
+/// Maximum time since the last report, in seconds. Longer times, of callers that were disconnected, are shortened.
 const MAX_ELAPSED_SECS: i64 = 300;
 /// Number of responses that wait for a slow caller. Its reports are read only as fast as it reads responses.
 const QUEUED_RESPONSES: usize = 4;
@@ -128,20 +128,20 @@ async fn run(
 /// Reads the domain and the reports of a message.
 pub(super) fn read(message: RateLimitQuotaUsageReports, limits: Limits) -> Result<(String, Vec<Usage>), Status> {
     let max = limits.max_text_bytes;
-    let check = |text: &str| match text.len() <= max {
-        true => Ok(()),
-        false => Err(Status::invalid_argument(format!("the domain, a key or a value has more than {max} bytes"))),
-    };
-    check(&message.domain)?;
+    if message.domain.len() > max {
+        return Err(Status::invalid_argument(format!("the domain has more than {max} bytes")));
+    }
     let usage = |usage: BucketQuotaUsage| {
         let entries = usage.bucket_id.unwrap_or_default().bucket;
         if entries.len() > limits.max_entries {
             let message = format!("a bucket_id has more than {} entries", limits.max_entries);
             return Err(Status::invalid_argument(message));
         }
-        entries.iter().flat_map(|(key, value)| [key, value]).try_for_each(|text| check(text))?;
+        // All texts together, because a stream stores them.
+        if entries.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>() > max {
+            return Err(Status::invalid_argument(format!("a bucket_id has more than {max} bytes")));
+        }
         let bucket = entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect();
-        // Longer times than a lifetime only occur in hostile reports.
         let elapsed = usage.time_elapsed.map_or(0, |elapsed| elapsed.seconds.clamp(0, MAX_ELAPSED_SECS) as u64);
         let (allowed, denied) = (usage.num_requests_allowed, usage.num_requests_denied);
         Ok(Usage { bucket, allowed, denied, elapsed: Micros::from_secs(elapsed) })
@@ -232,9 +232,12 @@ mod tests {
         assert_eq!(status(&entries).message(), "a bucket_id has more than 32 entries");
         assert!(read(report(&entries[..32], 0), Limits::default()).is_ok());
         let long = "x".repeat(1_025);
-        for entries in [[(&*long, "v")], [("k", &*long)]] {
-            assert_eq!(status(&entries).message(), "the domain, a key or a value has more than 1024 bytes");
+        for entries in [[("a", "v"), ("k", &long[2..])], [("a", "v"), (&long[2..], "v")]] {
+            assert_eq!(status(&entries).message(), "a bucket_id has more than 1024 bytes");
         }
+        assert!(read(report(&[("k", &long[2..])], 0), Limits::default()).is_ok());
+        let message = RateLimitQuotaUsageReports { domain: long, ..RateLimitQuotaUsageReports::default() };
+        assert_eq!(read(message, Limits::default()).unwrap_err().message(), "the domain has more than 1024 bytes");
         let elapsed = |seconds| read(report(&[("k", "v")], seconds), Limits::default()).unwrap().1[0].elapsed;
         assert_eq!([-1, 0, 300, i64::MAX].map(elapsed), [0, 0, 300, 300].map(Micros::from_secs));
     }
