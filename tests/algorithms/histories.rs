@@ -263,6 +263,31 @@ async fn adaptive_limits_learn_the_same_in_memory_and_in_redis() {
     }
 }
 
+/// The demands of all callers are of the same order as the limit, so that shares depend on each other. The lifetime of
+/// assignments changes at times.
+#[tokio::test]
+async fn memory_and_redis_divide_a_limit_into_the_same_shares() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), std::time::Duration::from_secs(3_600)).await;
+    let hit = (prop_oneof![9 => Just(Action::Take), 1 => Just(Action::Refund)], 0..600_000_u64, 1..6_u64);
+    let elapsed = select(vec![0_i64, 1_000_000, 2_500_000, 5_000_000]);
+    let step =
+        (hit, elapsed, proptest::bool::weighted(0.1)).prop_map(|((action, demand, holder), elapsed, changed)| {
+            let context = RequestContext { holder, ..RequestContext::default() };
+            Step { elapsed, changed, hits: vec![(action, demand, context)] }
+        });
+    let limits = [10, 4].map(|ttl| Algorithm::from(Assignments::new(Micros::from_secs(ttl))));
+    let histories = proptest::collection::vec(step, 60).prop_map(move |steps| History { start: START, limits, steps });
+    let (mut runner, mut running) = (TestRunner::new(Config::default()), JoinSet::new());
+    for number in 0..200 {
+        let history = histories.new_tree(&mut runner).unwrap().current();
+        running.spawn(compare(redis.clone(), format!("shares{number}"), history));
+    }
+    for outcome in running.join_all().await {
+        outcome.unwrap_or_else(|difference| panic!("{}", &difference[..difference.len().min(3_000)]));
+    }
+}
+
 /// Writes a state of a token bucket as another program could: leased parts of any size.
 fn broken_leases(now: u64, sizes: &[u64], fractions: u32) -> Vec<u8> {
     let number = |number: u64, length: usize| number.to_le_bytes()[..length].to_vec();
