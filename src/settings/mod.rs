@@ -282,7 +282,7 @@ impl Settings {
         let redis = [&self.redis, &self.per_second.redis];
         for (is_valid, message) in [
             (
-                self.store == "memory" || self.store.contains("://"),
+                self.store == "memory" || is_address(&self.store),
                 "store must be memory or an address such as redis://host:6379",
             ),
             (
@@ -297,7 +297,7 @@ impl Settings {
             ),
             (headers.into_iter().all(|name| is_header(name)), "response.*_header must be valid names of HTTP headers"),
             (
-                self.per_second.store.as_ref().is_none_or(|store| store.contains("://") && self.store != "memory"),
+                self.per_second.store.as_ref().is_none_or(|store| is_address(store) && self.store != "memory"),
                 "per_second.store must be an address such as redis://host:6379, and store must be one as well",
             ),
             (
@@ -376,6 +376,12 @@ impl Settings {
         let masked = Self { store, redis, per_second, rules, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
+}
+
+/// Returns whether a text begins with a scheme, such as `redis+unix://`.
+fn is_address(text: &str) -> bool {
+    let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '+';
+    text.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_letter))
 }
 
 /// Describes an error without the text of a value or of a line, which may be a secret.
