@@ -168,6 +168,7 @@ impl Engine {
                     per_second: applied.limit.is_per_second(),
                     consistency: applied.consistency(),
                     demand: 0,
+                    is_ahead: false,
                 }
             })
             .collect()

@@ -45,6 +45,8 @@ pub struct Hit<'a> {
     pub consistency: Consistency,
     /// Hits that the caller could admit without a check.
     pub demand: u64,
+    /// Whether a take counts as if it arrived [`Hit::AHEAD`] later, so that it can be the first one of a window.
+    pub is_ahead: bool,
 }
 
 /// Whether a request's hits are charged if one of them is denied.
@@ -58,6 +60,9 @@ pub enum Charge {
 }
 
 impl<'a> Hit<'a> {
+    /// Time by which a hit can count in advance.
+    pub const AHEAD: Micros = Micros::new(50_000);
+
     /// Creates a binding and needed take of `cost` hits, with exact consistency and without demand.
     #[must_use]
     pub const fn take(key: &'a [u8], algorithm: &'a Algorithm, cost: u64) -> Self {
@@ -71,6 +76,7 @@ impl<'a> Hit<'a> {
             per_second: false,
             consistency: Consistency::Exact,
             demand: 0,
+            is_ahead: false,
         }
     }
 
@@ -91,6 +97,7 @@ impl<'a> Hit<'a> {
     }
 
     fn operation(&self, now: Micros) -> Operation {
+        let now = if self.is_ahead && self.action == Action::Take { now + Self::AHEAD } else { now };
         Operation { action: self.action, cost: self.cost, now }
     }
 }

@@ -166,7 +166,8 @@ async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step,
             Action::RollBack(age) => Action::RollBack(Micros::new(now) - *age),
             action => *action,
         };
-        Hit { action, ..Hit::take(key.as_bytes(), algorithm, *cost) }
+        // Takes of one cost count ahead.
+        Hit { action, is_ahead: *cost == 3, ..Hit::take(key.as_bytes(), algorithm, *cost) }
     };
     let hits: Vec<_> = step.hits.iter().zip(&algorithms).map(hit).collect();
     let decisions = unwrap_decisions(store.apply(&hits, Charge::Each, Micros::new(now)).await);

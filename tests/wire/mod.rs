@@ -6,6 +6,8 @@ mod connections;
 pub(crate) mod envoy;
 /// Envoy's rate limit protocol, on both stores.
 mod envoy_protocol;
+/// A real Envoy with its quota filter.
+mod envoy_quotas;
 /// A generated client that shares no code with this project.
 mod foreign_client;
 /// Grants: hits that clients may admit without a call.

@@ -1,7 +1,5 @@
 //! Envoy's quota protocol: callers that limit requests by themselves, with quotas from the service.
 
-use std::time::{Duration, Instant};
-
 use sluicegate_proto::envoy::{
     service::rate_limit_quota::v3::{
         BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
@@ -16,12 +14,9 @@ use sluicegate_proto::envoy::{
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
-use super::envoy::upstream;
-use crate::support::{
-    DEADLINE, RedisServer, Server, envoy::Envoy, repository, request_for, rules, wait_for, wait_for_async,
-};
+use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, wait_for, wait_for_async};
 
 const RULES: &str = "
 domain: d
@@ -38,9 +33,15 @@ struct Caller {
 
 impl Caller {
     async fn connect(server: &Server) -> Self {
+        Self::connect_as(server, "").await
+    }
+
+    async fn connect_as(server: &Server, name: &str) -> Self {
         let mut client = RateLimitQuotaServiceClient::connect(format!("http://{}", server.grpc)).await.unwrap();
         let (reports, receiver) = mpsc::channel(8);
-        let responses = client.stream_rate_limit_quotas(ReceiverStream::new(receiver)).await.unwrap().into_inner();
+        let mut request = Request::new(ReceiverStream::new(receiver));
+        request.metadata_mut().insert("sluicegate-caller", name.parse().unwrap());
+        let responses = client.stream_rate_limit_quotas(request).await.unwrap().into_inner();
         Self { reports, responses }
     }
 
@@ -101,24 +102,47 @@ async fn callers_of_several_instances_share_a_limit() {
     assert!((95.0..=100.0).contains(&rates.iter().sum()), "{rates:?}");
 }
 
+/// The requests that a quota allows are counted before the caller admits them.
 #[tokio::test]
 async fn callers_of_both_protocols_use_one_counter() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::start(folder.path(), "memory");
     let mut caller = Caller::connect(&server).await;
-    assert!(rate(&caller.report("hourly", "a", 1, 0).await) > 0.0);
-    caller.report("hourly", "a", 29, 3).await;
+    let Strategy::TokenBucket(quota) = caller.report("hourly", "a", 1, 0).await else { panic!("no token bucket") };
     let client = server.client().await;
     let request = request_for("d", &[("hourly", "a")]);
-    assert_eq!(client.check(request.clone()).await.unwrap().remaining(), Some(19));
-    assert_eq!(client.check(request.hits(19)).await.unwrap().remaining(), Some(0));
-    let strategy = caller.report("hourly", "a", 0, 0).await;
+    let mut checked = 0;
+    while client.check(request.clone()).await.unwrap().allowed() {
+        checked += 1;
+    }
+    assert_eq!(1 + quota.max_tokens + checked, 50);
+    let strategy = caller.report("hourly", "a", quota.max_tokens.into(), 3).await;
     assert_eq!(strategy, Strategy::BlanketRule(BlanketRule::DenyAll.into()));
     let series =
         |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"hourly\"}}"));
-    assert_eq!(["total_hits", "within_limit", "over_limit"].map(series), [53.0, 50.0, 3.0]);
+    assert_eq!(["total_hits", "within_limit", "over_limit"].map(series), [54.0, 50.0, 4.0]);
     assert_eq!(server.metric("sluicegate_quota_streams"), 1.0);
     assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
+}
+
+/// With a name, a caller keeps its share when it connects to another instance. A second caller with the same name is
+/// another caller.
+#[tokio::test]
+async fn a_caller_with_a_name_keeps_its_share() {
+    let (redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
+    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+    let mut first = Caller::connect_as(&servers[0], "envoy-1").await;
+    let before = rate(&first.report("user", "a", 1, 0).await);
+    drop(first);
+    let mut first = Caller::connect_as(&servers[1], "envoy-1").await;
+    assert_eq!(rate(&first.report("user", "a", 1, 0).await), before);
+    let mut rates = vec![before];
+    for _ in 0..6 {
+        let mut other = Caller::connect_as(&servers[1], "envoy-1").await;
+        rates.push(rate(&other.report("user", "a", 1, 0).await));
+    }
+    assert_eq!(rates.iter().sum::<f64>().round(), 100.0, "all shares together are the limit: {rates:?}");
+    assert!(servers[1].log().contains("two open streams have the same name in sluicegate-caller"));
 }
 
 #[tokio::test]
@@ -159,32 +183,6 @@ async fn streams_end_at_shutdown() {
     assert!(server.wait().await.success());
 }
 
-/// Envoy admits what its quota allows, without a call, and each request is counted once.
-#[test]
-fn envoy_limits_requests_by_itself() {
-    let server = Server::start(&repository("deploy/envoy/rules"), "memory");
-    let envoy = Envoy::start_changed("deploy/envoy/rlqs.yaml", server.grpc, upstream().0, &[]);
-    let send = || envoy.get("/", &[("x-user", "alice")]).0;
-    let mut sent = 0;
-    wait_for("the first quota", || {
-        sent += 1;
-        (send() == 429).then_some(())
-    });
-    // The first quota is an eighth of the limit and a quarter of that: it allows 33 requests in this time.
-    let (began, mut allowed) = (Instant::now(), 0_u32);
-    while allowed < 60 && began.elapsed() < Duration::from_secs(20) {
-        sent += 1;
-        allowed += u32::from(send() == 200);
-    }
-    assert_eq!(allowed, 60, "the quota follows the demand");
-    // The rate, and the burst of each quota.
-    let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
-    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
-    assert_eq!(envoy.get("/", &[]).0, 200, "a request without a user has no bucket");
-    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
-    wait_for("all requests to be reported", || (server.metric(total) == f64::from(sent)).then_some(()));
-}
-
 /// While Redis is unavailable, callers keep their quotas. A new bucket gets none, as the failure policy is `error`.
 #[tokio::test]
 async fn quotas_are_renewed_while_redis_is_unavailable() {
@@ -192,7 +190,7 @@ async fn quotas_are_renewed_while_redis_is_unavailable() {
     let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "2s").start();
     let mut caller = Caller::connect(&server).await;
     let before = caller.report("user", "a", 1, 0).await;
-    assert_eq!(rate(&before), 15.6);
+    assert_eq!(rate(&before), 15.625);
     redis.kill();
     caller.send("d", &[("user", "new", 1, 0)]).await;
     assert_eq!(caller.report("user", "a", 1, 0).await, before);
@@ -202,33 +200,4 @@ async fn quotas_are_renewed_while_redis_is_unavailable() {
         (caller.receive().await.unwrap().len() == 2).then_some(())
     })
     .await;
-}
-
-/// Envoy enforces its quota while the service restarts, and then reports to the new process.
-#[test]
-fn envoy_limits_requests_while_the_service_restarts() {
-    let (redis, folder) = (RedisServer::start(), repository("deploy/envoy/rules"));
-    let server = Server::start(&folder, &redis.url());
-    let at = server.grpc;
-    let envoy = Envoy::start_changed("deploy/envoy/rlqs.yaml", at, upstream().0, &[]);
-    let send = || envoy.get("/", &[("x-user", "alice")]).0 == 200;
-    wait_for("the first quota", || (!send()).then_some(()));
-    drop(server);
-    // The first quota is 1.56 requests per second with a burst of two, and it lasts for 15 seconds.
-    let (began, mut allowed) = (Instant::now(), 0_u32);
-    while began.elapsed() < Duration::from_secs(3) {
-        allowed += u32::from(send());
-    }
-    let law = 1.56 * began.elapsed().as_secs_f64() + 2.0;
-    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
-    let server = Server::builder_at(at).rules(&folder).store(&redis.url()).start();
-    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
-    wait_for("a report to the new process", || (server.metric(total) > 0.0).then_some(()));
-    let (began, mut allowed) = (Instant::now(), 0_u32);
-    while allowed < 60 && began.elapsed() < Duration::from_secs(30) {
-        allowed += u32::from(send());
-    }
-    assert_eq!(allowed, 60, "the quota follows the demand again");
-    let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
-    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
 }

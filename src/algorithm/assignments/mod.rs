@@ -122,11 +122,11 @@ impl Assignments {
     /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others. `spare` is each
     /// caller's part of the limit that nobody demands.
     ///
-    /// Each change of a token bucket costs a burst, so a share that is nearly right stays as it is.
+    /// A share that is nearly right stays as it is, as other callers can use a reduced share only later.
     fn share(demand: u64, fair: u64, spare: u64, current: u64, free: u64) -> u64 {
         let met = demand.min(fair);
         let target = met + spare.min(met / Self::HEADROOM_DIVISOR);
-        let tolerance = if demand > fair || target > current { target / 32 } else { target / 8 };
+        let tolerance = if demand > fair || target > current { target / 128 } else { target / 8 };
         if current <= free && target.abs_diff(current) <= tolerance { current } else { target.min(free) }
     }
 }

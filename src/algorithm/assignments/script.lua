@@ -42,7 +42,7 @@ end
 local free, spare = max(whole - assigned, 0), floor(max(whole - met, 0) / callers)
 local target = min(demand, fair)
 target = target + min(spare, floor(target / headroom_divisor))
-local tolerance = floor(target / ((demand > fair or target > own_share) and 32 or 8))
+local tolerance = floor(target / ((demand > fair or target > own_share) and 128 or 8))
 local share = min(target, free)
 if own_share <= free and math.abs(target - own_share) <= tolerance then
   share = own_share

@@ -2,24 +2,31 @@
 //! requests, and divides the limit among its callers.
 //!
 //! A quota is a part of the limit as a token bucket: a share of the rate, and the same share of the burst. The shares of
-//! all callers are at most the whole limit ([`Assignments`]), so all callers together are admitted at most
-//! `burst + rate × t` in any time `t`, and once more the burst of each token bucket that changes.
+//! all callers are at most the whole limit ([`Assignments`]).
 //!
-//! Reported requests are counted by the limit's own counter, which callers of the other protocols use too. A quota
-//! ends when that counter is used up, unless the limit's window is so short that the report is late anyway.
+//! The limit's own counter, which callers of the other protocols use too, counts the requests before the caller can
+//! admit them ([`Prepayment`]). A report contains the number of admitted ones, and the rest remains for the time until the
+//! next report. So callers of both protocols together are within the limit, although a report arrives late.
+
+mod divisible_limit;
+
+pub use divisible_limit::{Prepaid, TokenBucket};
+
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use smallvec::SmallVec;
 
+use self::divisible_limit::{DivisibleLimit, Prepayment, seconds, to_signed};
 use super::{
-    Descriptor, Engine, Micros,
-    applied_limit::{AppliedLimit, Match},
+    Descriptor, Engine, Micros, Snapshot,
+    applied_limit::{AppliedLimit, Match, holder_id},
     key,
     statistics::Threshold,
 };
 use crate::{
     algorithm::{Action, Algorithm, Decision, MAX_NUMBER, RequestContext, assignments::Assignments},
     rules::{Entry, FailurePolicy, Rule},
-    store::{Charge, Hit, HitDecision, Store},
+    store::{Charge, Hit, HitDecision, Store, StoreError},
 };
 
 /// A report about a bucket, and the lifetime of the next quota.
@@ -37,8 +44,10 @@ pub struct BucketReport<'a> {
     pub denied: u64,
     /// Requests per second that the caller expects; `None` before it is known.
     pub demand: Option<f64>,
-    /// Time since the last report.
+    /// Time since the last report; 0 if this is not a report.
     pub elapsed: Micros,
+    /// The caller's quota since its last report.
+    pub held: HeldQuota,
     /// Lifetime of the quota.
     pub ttl: Micros,
 }
@@ -54,88 +63,139 @@ pub enum Quota {
     TokenBucket(TokenBucket),
 }
 
-/// A token bucket. Each request takes one token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenBucket {
-    /// Capacity of the bucket.
-    pub max_tokens: u32,
-    /// Number of tokens that are added in each interval.
-    pub tokens: u32,
-    /// Length of the interval in seconds.
-    pub interval_secs: u64,
+/// A quota with the hits that are counted for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeldQuota {
+    /// The quota; `None` before the first one.
+    pub quota: Option<Quota>,
+    /// Largest possible number of tokens in its bucket at the last report.
+    pub tokens: f64,
+    /// The hits that are counted in advance.
+    pub prepaid: Prepaid,
+    /// Time of the caller's last report.
+    pub reported_at: Micros,
+    /// Time at which the quota ends, at the latest.
+    pub ends_at: Micros,
 }
 
-/// A quota with the reason for its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+impl HeldQuota {
+    fn token_bucket(&self) -> Option<TokenBucket> {
+        match self.quota {
+            Some(Quota::TokenBucket(bucket)) => Some(bucket),
+            Some(Quota::AllowAll | Quota::DenyAll) | None => None,
+        }
+    }
+
+    /// Returns the number of requests that the caller may have admitted since its last report, at `until`.
+    fn max_admitted(&self, bucket: &TokenBucket, until: Micros) -> u64 {
+        bucket.max_admitted(self.tokens, until - self.reported_at)
+    }
+
+    /// Returns whether [`Engine::prepay`] has to count hits.
+    #[must_use]
+    pub fn is_payment_due(&self, now: Micros) -> bool {
+        let Some(bucket) = self.token_bucket().filter(|_| self.prepaid.has_counter() && now < self.ends_at) else {
+            return false;
+        };
+        match self.prepaid.window_end {
+            Micros::ZERO => self.prepaid.missing(self.max_admitted(&bucket, now + SECOND)) > 0,
+            _ => self.prepaid.is_window_over(now),
+        }
+    }
+}
+
+/// The result of a report.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Assignment {
-    /// The quota.
+    /// The next quota.
     pub quota: Quota,
+    /// Largest possible number of tokens in its bucket now.
+    pub tokens: f64,
+    /// The hits that are counted in advance.
+    pub prepaid: Prepaid,
     /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
     pub share: Option<u64>,
-    /// Time after which the quota should be replaced, if it denies all requests because the limit is used up.
-    pub denied_for: Option<Micros>,
+    /// Time after which the quota should be computed again without a report, if it depends on more than reports.
+    pub review_in: Option<Micros>,
 }
 
-/// Demand of a caller until it is known: an eighth of the limit.
-const FIRST_DEMAND: u64 = Assignments::WHOLE / 8;
-/// Number of tokens of a whole limit per interval. Shares are multiples of one token.
-const TOKENS_PER_INTERVAL: u64 = 1_000;
-/// Smallest capacity of a token bucket, if the burst permits it. A bucket of one token is full while the next request
-/// arrives, and loses tokens.
-const MIN_TOKENS: u64 = 2;
-/// Number of quota lifetimes that a window must have, so that its counter decides about quotas.
-const MIN_LIFETIMES: u64 = 2;
 /// Maximum time in which a message with a quota reaches its caller, where its lifetime begins.
-const DELIVERY_TIME: Micros = Micros::from_secs(2);
-/// Divisor of the burst of a limit with a shorter window.
-const SHORT_WINDOW_BURST: u64 = 10;
+pub const DELIVERY_TIME: Micros = Micros::from_secs(2);
+/// Time between two payments for a quota.
+const SECOND: Micros = Micros::from_secs(1);
 
 impl Assignment {
     fn blanket(quota: Quota) -> Self {
-        Self { quota, share: None, denied_for: None }
+        Self { quota, tokens: 0.0, prepaid: Prepaid::default(), share: None, review_in: None }
+    }
+
+    fn bucket(bucket: TokenBucket, tokens: f64) -> Self {
+        Self { tokens, ..Self::blanket(Quota::TokenBucket(bucket)) }
     }
 }
 
-/// The numbers of a limit that can be divided.
-#[derive(Clone, Copy, Debug)]
-struct DivisibleLimit {
-    requests: u64,
-    window: Micros,
-    burst: u64,
-    /// Whether the counter decides about quotas.
-    is_slow: bool,
+/// A limit that is divided, and its counter.
+struct SharedCounter<'s> {
+    applied: AppliedLimit<'s>,
+    limit: DivisibleLimit,
+    key: Vec<u8>,
+    /// Key of the callers' shares.
+    shares_key: Vec<u8>,
+    shares: Algorithm,
 }
 
-impl DivisibleLimit {
-    /// Returns `None` if the limit is not a rate, or if it delays requests.
-    fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
-        let spec = applied.limit.algorithm().spec().filter(|spec| spec.queue.is_none())?;
-        let (requests, window) = (u64::from(applied.limit.requests()), applied.limit.measure().window());
-        let is_slow = window.get() >= MIN_LIFETIMES * ttl.get();
-        let short_burst = requests.div_ceil(SHORT_WINDOW_BURST).max(MIN_TOKENS).min(requests);
-        let default_burst = if is_slow { requests } else { short_burst };
-        Some(Self { requests, window, burst: spec.burst.map_or(default_burst, u64::from), is_slow })
+impl<'a> BucketReport<'a> {
+    fn descriptor(&self) -> Descriptor<'a> {
+        Descriptor { entries: self.entries.clone(), hits: 1, refund: false, requested_limit: None }
     }
+}
 
-    /// Returns the demand in millionths of the limit.
-    fn demand(&self, per_second: Option<f64>) -> u64 {
-        let Some(per_second) = per_second else {
-            return FIRST_DEMAND;
+impl SharedCounter<'_> {
+    /// Removes the reported requests from the hits that were counted in advance, and returns the number of others that
+    /// must be counted now.
+    fn spend(&self, held: &mut HeldQuota, report: &BucketReport<'_>, now: Micros) -> u64 {
+        let last_report = held.reported_at;
+        let prepaid = &mut held.prepaid;
+        if prepaid.counter != self.number() {
+            *prepaid = Prepaid::default();
+        }
+        if report.elapsed > Micros::ZERO {
+            held.reported_at = now;
+            if let Some(bucket) = report.held.token_bucket() {
+                let added = bucket.rate() * seconds(now - last_report);
+                held.tokens = (held.tokens + added - report.allowed as f64).clamp(0.0, bucket.max_tokens.into());
+            }
+        }
+        if self.limit.prepayment != Prepayment::Lifetime || prepaid.window_end == Micros::ZERO {
+            prepaid.spend(report.allowed);
+            return if self.limit.prepayment == Prepayment::FreeSecond { 0 } else { prepaid.take_debt() };
+        }
+        let has_ended = now >= prepaid.window_end;
+        let window_start = if has_ended { prepaid.window_end } else { prepaid.window_end - self.limit.window };
+        if has_ended {
+            prepaid.hits = 0;
+        }
+        // The requests of the former window were counted there.
+        let most = match report.held.token_bucket() {
+            Some(bucket) if last_report < window_start => bucket.max_admitted(f64::MAX, now - window_start),
+            _ => u64::MAX,
         };
-        let rate = self.requests as f64 / self.window.get().max(1) as f64 * 1e6;
-        ((per_second / rate * Assignments::WHOLE as f64) as u64).min(Assignments::WHOLE)
+        prepaid.spend(report.allowed.min(most));
+        prepaid.take_debt()
     }
 
-    /// Returns the token bucket of a share. A new bucket starts full, so its capacity is at most `free`.
-    fn token_bucket(&self, share: u64, free: u64) -> TokenBucket {
-        let part = |whole: u128| (whole * u128::from(share) / u128::from(Assignments::WHOLE)) as u64;
-        let window_secs = (self.window.get() / 1_000_000).max(1);
-        let interval_secs = (TOKENS_PER_INTERVAL * window_secs).div_ceil(self.requests.max(1));
-        let per_interval = u128::from(self.requests) * u128::from(interval_secs) / u128::from(window_secs);
-        let max_tokens = part(self.burst.into()).max(MIN_TOKENS.min(self.burst)).min(free).max(1);
-        let narrow = |number: u64| u32::try_from(number).unwrap_or(u32::MAX);
-        TokenBucket { max_tokens: narrow(max_tokens), tokens: narrow(part(per_interval)).max(1), interval_secs }
+    /// Returns the number by which hits that were counted by another counter are recognised.
+    fn number(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.key.hash(&mut hasher);
+        hasher.finish() | 1
     }
+}
+
+/// Returns the number of a caller with this name, which is the same on all instances.
+#[must_use]
+pub fn caller_number(name: &str) -> u64 {
+    holder_id(name)
 }
 
 impl Engine {
@@ -165,61 +225,260 @@ impl Engine {
         if snapshot.compiled.awaiting_rules {
             return Ok(None);
         }
-        let descriptor = Descriptor { entries: report.entries.clone(), hits: 1, refund: false, requested_limit: None };
-        let applied = match self.find_match(snapshot, report.domain, &descriptor, now) {
+        let descriptor = report.descriptor();
+        let counter = match self.find_match(snapshot, report.domain, &descriptor, now) {
             Match::None | Match::Off | Match::Unlimited(..) => return Ok(Some(Assignment::blanket(Quota::AllowAll))),
             Match::Denied(applied) => {
                 self.count_reported(report, &applied, &Decision::default());
                 let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
                 return Ok(Some(Assignment::blanket(quota)));
             }
-            Match::Limited(applied) => applied,
+            Match::Limited(applied) => self.shared_counter(snapshot, report, applied),
         };
+        let counter = match counter {
+            Ok(counter) => counter,
+            Err(applied) => {
+                self.count_reported(report, &applied, &Decision::default());
+                return Ok(self.blanket_rule(&applied));
+            }
+        };
+        let SharedCounter { applied, limit, .. } = &counter;
+        let mut held = report.held;
+        let unpaid = counter.spend(&mut held, report, now);
+        // The bucket of a quota that has ended is not replaced, so the next one begins full.
+        held.quota = held.quota.filter(|_| now < held.ends_at);
+        // The last part of a long report is all that still counts in a short window.
+        let elapsed = report.elapsed.max(limit.window).get();
+        let counted = (u128::from(unpaid) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
+        let recording = applied.limit.algorithm().recording();
+        let action = if counted > 0 { Action::Take } else { Action::Peek };
+        let per_second = applied.limit.is_per_second();
+        let shares = Hit::take(&counter.shares_key, &counter.shares, limit.demand(report.demand));
+        let record = Hit { action, ..Hit::take(&counter.key, &recording, counted.min(MAX_NUMBER)) };
+        let hits = [shares, record].map(|hit| Hit { per_second, ..hit });
+        let answers = self.store.apply(&hits, Charge::Each, now).await;
+        let (Some(Ok(share)), Some(Ok(HitDecision { decision, .. }))) = (answers.first(), answers.get(1)) else {
+            self.count_reported(report, applied, &Decision::default());
+            return Err(self.blanket_rule(applied));
+        };
+        self.count_reported(report, applied, decision);
+        if applied.is_shadow() || self.settings.shadow_mode {
+            return Ok(Some(Assignment::blanket(Quota::AllowAll)));
+        }
+        let share = Assignments::read(&share.decision);
+        let assignment = match limit.prepayment {
+            _ if limit.requests == 0 => {
+                Assignment { review_in: Some(decision.next), ..Assignment::blanket(Quota::DenyAll) }
+            }
+            Prepayment::Lifetime => self.assign_counted(&counter, report, held, share, decision, now).await,
+            Prepayment::Window | Prepayment::Second | Prepayment::FreeSecond => {
+                self.assign_part(&counter, report, held, share, decision, now).await
+            }
+        };
+        let is_elastic = applied.rule.is_some_and(|rule| rule.elastic.is_some());
+        let review_in = assignment.review_in.or(is_elastic.then_some(SECOND));
+        Ok(Some(Assignment { share: Some(share), review_in, ..assignment }))
+    }
+
+    /// Returns the next quota of a limit with [`Prepayment::Lifetime`].
+    async fn assign_counted(
+        &self,
+        counter: &SharedCounter<'_>,
+        report: &BucketReport<'_>,
+        held: HeldQuota,
+        share: u64,
+        decision: &Decision,
+        now: Micros,
+    ) -> Assignment {
+        let lifetime = decision.reset.min(report.ttl + DELIVERY_TIME);
+        let former = held.token_bucket();
+        let size = |free| counter.limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
+        let mut prepaid = Prepaid { counter: counter.number(), window_end: now + decision.reset, ..held.prepaid };
+        let paid = prepaid.hits.unsigned_abs();
+        let mut next = size(decision.remaining + paid);
+        let tokens_of = |bucket: TokenBucket| bucket.tokens_after(former, held.tokens);
+        let mut needed = next.map_or(0, |bucket| bucket.max_admitted(tokens_of(bucket), lifetime));
+        if !self.count_missing(counter, &mut prepaid, needed, false, now).await {
+            next = size(paid);
+            needed = paid;
+        }
+        let returned = prepaid.unneeded(needed, next != former, now, now + report.ttl + DELIVERY_TIME);
+        if returned > 0 && self.pay(counter, Action::Refund, returned, false, now).await.is_ok() {
+            prepaid.spend(returned);
+        }
+        let denied = || if share == 0 || decision.remaining > 0 { SECOND } else { decision.next };
+        match next {
+            Some(bucket) => Assignment { prepaid, ..Assignment::bucket(bucket, tokens_of(bucket)) },
+            None => Assignment { prepaid, review_in: Some(denied()), ..Assignment::blanket(Quota::DenyAll) },
+        }
+    }
+
+    /// Returns the next quota of another limit: a part of its rate and of its burst.
+    async fn assign_part(
+        &self,
+        counter: &SharedCounter<'_>,
+        report: &BucketReport<'_>,
+        held: HeldQuota,
+        share: u64,
+        decision: &Decision,
+        now: Micros,
+    ) -> Assignment {
+        let (limit, former) = (&counter.limit, held.token_bucket());
+        let mut prepaid = Prepaid { counter: counter.number(), window_end: Micros::ZERO, ..held.prepaid };
+        let denied = |prepaid, review_in| Assignment {
+            prepaid,
+            review_in: Some(review_in),
+            ..Assignment::blanket(Quota::DenyAll)
+        };
+        if share == 0 {
+            return denied(prepaid, SECOND);
+        }
+        let bucket = limit.token_bucket(share, former, decision.remaining);
+        let mut until = now + SECOND;
+        if limit.prepayment == Prepayment::Window {
+            until = now + decision.reset;
+            prepaid.window_end = until;
+        }
+        // Until now, a caller without a bucket has admitted nothing.
+        let since = if former.is_some() { held.reported_at } else { now };
+        let tokens = bucket.tokens_after(former, held.tokens);
+        let needed = bucket.max_admitted(tokens, until - since);
+        // Unused tokens of former windows and seconds cannot be used any more.
+        if report.elapsed > Micros::ZERO {
+            prepaid.hits = prepaid.hits.min(to_signed(needed));
+        }
+        let is_counted = self.count_missing(counter, &mut prepaid, needed, false, now).await;
+        let is_used_up = if former.is_some() { prepaid.is_used_up(&bucket, needed) } else { !is_counted };
+        if limit.prepayment == Prepayment::FreeSecond && is_used_up {
+            return denied(prepaid, decision.next);
+        }
+        Assignment { prepaid, ..Assignment::bucket(bucket, tokens) }
+    }
+
+    /// Counts the hits that a caller can use until the next payment. Must be called when [`HeldQuota::is_payment_due`].
+    ///
+    /// Returns the counted hits, and whether the quota must be computed again because the limit is used up.
+    pub async fn prepay(&self, report: &BucketReport<'_>, now: Micros) -> (Prepaid, bool) {
+        let (snapshot, descriptor) = (&*self.rules.load(), report.descriptor());
+        let (mut prepaid, held) = (report.held.prepaid, &report.held);
+        let Match::Limited(applied) = self.find_match(snapshot, report.domain, &descriptor, now) else {
+            return (prepaid, true);
+        };
+        let Ok(counter) = self.shared_counter(snapshot, report, applied) else {
+            return (prepaid, true);
+        };
+        let Some(bucket) = held.token_bucket().filter(|_| prepaid.counter == counter.number()) else {
+            return (prepaid, true);
+        };
+        let window_start = prepaid.window_end;
+        let window_end = window_start + counter.limit.window;
+        let (needed, next) = match counter.limit.prepayment {
+            Prepayment::Second | Prepayment::FreeSecond => (held.max_admitted(&bucket, now + SECOND), Micros::ZERO),
+            Prepayment::Window => (held.max_admitted(&bucket, window_end), window_end),
+            Prepayment::Lifetime => {
+                prepaid.hits = 0;
+                (bucket.max_admitted(f64::MAX, held.ends_at.min(window_end) - window_start), window_end)
+            }
+        };
+        prepaid.window_end = next;
+        let is_counted = self.count_missing(&counter, &mut prepaid, needed, true, now).await;
+        let is_used_up = match counter.limit.prepayment {
+            Prepayment::Window | Prepayment::Second => false,
+            Prepayment::FreeSecond => prepaid.is_used_up(&bucket, needed),
+            Prepayment::Lifetime => !is_counted,
+        };
+        (prepaid, is_used_up)
+    }
+
+    /// Counts hits so that `needed` are counted, as far as the limit's [`Prepayment`] permits it. Returns whether all are
+    /// counted.
+    async fn count_missing(
+        &self,
+        counter: &SharedCounter<'_>,
+        prepaid: &mut Prepaid,
+        needed: u64,
+        is_ahead: bool,
+        now: Micros,
+    ) -> bool {
+        let missing = prepaid.missing(needed);
+        // Without an answer, the next payment includes these hits.
+        if missing > 0
+            && let Ok(decision) = self.pay(counter, Action::Take, missing, is_ahead, now).await
+        {
+            let is_recorded = matches!(counter.limit.prepayment, Prepayment::Window | Prepayment::Second);
+            if decision.allowed || is_recorded {
+                prepaid.add(missing);
+            } else if counter.limit.prepayment == Prepayment::FreeSecond && decision.remaining > 0 {
+                let part = decision.remaining.min(missing);
+                let paid = self.pay(counter, Action::Take, part, is_ahead, now).await;
+                prepaid.add(if paid.is_ok_and(|paid| paid.allowed) { part } else { 0 });
+            }
+        }
+        prepaid.missing(needed) == 0
+    }
+
+    /// Returns the hits that a caller has not used to the counter, when its quota has ended.
+    pub async fn return_unused(&self, report: &BucketReport<'_>, now: Micros) {
+        let (snapshot, descriptor, prepaid) = (&*self.rules.load(), report.descriptor(), report.held.prepaid);
+        if !prepaid.is_returnable(now) {
+            return;
+        }
+        let Match::Limited(applied) = self.find_match(snapshot, report.domain, &descriptor, now) else {
+            return;
+        };
+        if let Ok(counter) = self.shared_counter(snapshot, report, applied)
+            && prepaid.counter == counter.number()
+        {
+            // Without an answer, the hits count until the window ends.
+            let _ = self.pay(&counter, Action::Refund, prepaid.hits.unsigned_abs(), false, now).await;
+        }
+    }
+
+    /// Counts or returns hits.
+    async fn pay(
+        &self,
+        counter: &SharedCounter<'_>,
+        action: Action,
+        hits: u64,
+        is_ahead: bool,
+        now: Micros,
+    ) -> Result<Decision, StoreError> {
+        let algorithm = counter.applied.limit.algorithm();
+        let algorithm = match counter.limit.prepayment {
+            Prepayment::FreeSecond if !algorithm.counts_denied() => *algorithm,
+            // Denied hits are not counted.
+            Prepayment::Lifetime | Prepayment::FreeSecond => {
+                algorithm.leasing().unwrap_or_else(|| algorithm.recording())
+            }
+            Prepayment::Window | Prepayment::Second => algorithm.recording(),
+        };
+        let per_second = counter.applied.limit.is_per_second();
+        let hit = Hit { action, is_ahead, per_second, ..Hit::take(&counter.key, &algorithm, hits.min(MAX_NUMBER)) };
+        let answer = self.store.apply(&[hit], Charge::Each, now).await.pop();
+        answer.unwrap_or(Err(StoreError::Rejected)).map(|answer| answer.decision)
+    }
+
+    /// Returns the counter of a limit, or the limit if it cannot be divided.
+    fn shared_counter<'s>(
+        &self,
+        snapshot: &Snapshot,
+        report: &BucketReport<'_>,
+        applied: AppliedLimit<'s>,
+    ) -> Result<SharedCounter<'s>, AppliedLimit<'s>> {
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
-            self.count_reported(report, &applied, &Decision::default());
-            return Ok(self.blanket_rule(&applied));
+            return Err(applied);
         };
         let domain = snapshot.rules().settings_of(report.domain);
         let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
-        let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
+        let entries = &report.entries[..report.entries.len() - Rule::modifier_count(&applied.path)];
         let name = |algorithm: &Algorithm| {
             let hash = self.settings.value_hash.as_ref();
             key::name(self.scope, report.domain, shard_by, entries, &applied.path, algorithm, hash)
         };
         let context = RequestContext { holder: report.caller, ..RequestContext::default() };
         let shares = Algorithm::from(Assignments::new(report.ttl + DELIVERY_TIME)).with_context(context);
-        let (counter_key, shares_key) = (name(applied.limit.algorithm()), name(&shares));
-        // The last part of a long report is all that still counts in a short window.
-        let elapsed = report.elapsed.max(limit.window).get();
-        let counted = (u128::from(report.allowed) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
-        let recording = applied.limit.algorithm().recording();
-        let action = if counted > 0 { Action::Take } else { Action::Peek };
-        let per_second = applied.limit.is_per_second();
-        let calls = [
-            Hit { per_second, ..Hit::take(&shares_key, &shares, limit.demand(report.demand)) },
-            Hit { action, per_second, ..Hit::take(&counter_key, &recording, counted.min(MAX_NUMBER)) },
-        ];
-        let answers = self.store.apply(&calls, Charge::Each, now).await;
-        let (Some(Ok(share)), Some(Ok(HitDecision { decision: counter, .. }))) = (answers.first(), answers.get(1))
-        else {
-            self.count_reported(report, &applied, &Decision::default());
-            return Err(self.blanket_rule(&applied));
-        };
-        self.count_reported(report, &applied, counter);
-        if applied.is_shadow() || self.settings.shadow_mode {
-            return Ok(Some(Assignment::blanket(Quota::AllowAll)));
-        }
-        let share = Assignments::read(&share.decision);
-        let assignment = Assignment { quota: Quota::DenyAll, share: Some(share), denied_for: None };
-        let is_used_up = limit.is_slow && counter.remaining == 0;
-        if limit.requests == 0 || is_used_up {
-            return Ok(Some(Assignment { denied_for: Some(counter.next), ..assignment }));
-        }
-        if share == 0 {
-            return Ok(Some(Assignment { denied_for: Some(Micros::ZERO), ..assignment }));
-        }
-        let free = if limit.is_slow { counter.remaining } else { u64::MAX };
-        Ok(Some(Assignment { quota: Quota::TokenBucket(limit.token_bucket(share, free)), ..assignment }))
+        let (key, shares_key) = (name(applied.limit.algorithm()), name(&shares));
+        Ok(SharedCounter { applied, limit, key, shares_key, shares })
     }
 
     /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.

@@ -2,13 +2,13 @@
 //! receives a quota for each.
 //!
 //! Each report is answered with a quota, so a quota lasts for several intervals between reports. Between reports the
-//! session looks once a second for quotas that a change of rules or overrides affects, for limits that have hits again,
-//! and for buckets without requests, which the caller is to forget.
+//! session counts hits in advance, once a second. It also looks for quotas that a change of rules or overrides affects,
+//! for limits that have hits again, and for buckets without requests, which the caller is to forget.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -22,13 +22,15 @@ use serde::{Deserialize, Serialize};
 use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
-    engine::{Assignment, BucketReport, Engine, Micros, Quota, Snapshot, TokenBucket},
+    engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
     metrics::{LogThrottle, observe_gauge},
     rules::Entry,
 };
 
 /// Time between two calls of [`QuotaSession::tick`].
-pub(crate) const TICK: Duration = Duration::from_secs(1);
+const TICK: Micros = Micros::from_secs(1);
+/// Time before the beginning of a window at which its hits are counted.
+const BEFORE_WINDOW: Micros = Micros::new(25_000);
 /// Maximum number of quotas that are computed at the same time.
 const BATCH: usize = 256;
 /// Shortest time between two reports from which a rate is computed.
@@ -124,6 +126,15 @@ struct Metrics {
     streams: AtomicU64,
     buckets: AtomicU64,
     log_ambiguous: LogThrottle,
+    log_ambiguous_name: LogThrottle,
+    /// The numbers of the names of callers with an open stream.
+    names: Mutex<HashSet<u64>>,
+}
+
+impl Metrics {
+    fn lock_names(&self) -> MutexGuard<'_, HashSet<u64>> {
+        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Quotas {
@@ -143,15 +154,31 @@ impl Quotas {
     }
 
     /// Starts the session of a new stream.
+    ///
+    /// A caller with a name keeps its shares when it connects again, also to another instance. Of several open streams
+    /// with one name, only the first one counts as this caller.
     #[must_use]
-    pub fn session(&self) -> QuotaSession {
+    pub fn session(&self, name: Option<&str>) -> QuotaSession {
         self.metrics.streams.fetch_add(1, Relaxed);
+        let named = name.filter(|name| !name.is_empty()).map(caller_number);
+        let is_first = named.is_some_and(|number| self.metrics.lock_names().insert(number));
+        if named.is_some() && !is_first && self.metrics.log_ambiguous_name.should_log() {
+            tracing::warn!(
+                caller = name,
+                "two open streams have the same name in sluicegate-caller; ignoring the second one"
+            );
+        }
+        let name = named.filter(|_| is_first);
         QuotaSession {
             quotas: self.clone(),
             domain: "".into(),
-            caller: rand::random::<u64>() | 1,
+            caller: name.unwrap_or_else(|| rand::random::<u64>() | 1),
+            name,
             buckets: HashMap::new(),
             rules: None,
+            next_tick: Micros::ZERO,
+            window_phase: Micros::ZERO,
+            is_open: true,
         }
     }
 }
@@ -162,18 +189,38 @@ pub struct QuotaSession {
     /// The domain of the first message; empty before it.
     domain: Box<str>,
     caller: u64,
+    /// The number of the caller's name, as long as the stream is open.
+    name: Option<u64>,
     buckets: HashMap<BucketId, Bucket>,
     /// The rules and overrides by which the last quotas were computed.
     rules: Option<Arc<Snapshot>>,
+    next_tick: Micros,
+    /// The time within a second at which fixed windows begin, by this instance's clock.
+    window_phase: Micros,
+    is_open: bool,
+}
+
+/// The numbers of a report, with the demand that follows from it and the time since the last report.
+struct Reported {
+    allowed: u64,
+    denied: u64,
+    demand: Option<f64>,
+    elapsed: Micros,
+}
+
+/// Stands for a report where there is none.
+const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elapsed: Micros::ZERO };
+
+fn entries(id: &BucketId) -> Vec<Entry<'_>> {
+    id.iter().map(|(key, value)| Entry { key, value }).collect()
 }
 
 /// A bucket that the caller reports.
 struct Bucket {
-    reported_at: Micros,
+    held: HeldQuota,
     used_at: Micros,
-    /// Requests per second, smoothed; `None` before the second report.
-    rate: Option<f64>,
-    quota: Option<Quota>,
+    /// Requests per second in the last report, and in the one before; `None` before the second report.
+    rates: Option<[f64; 2]>,
     /// Whether the caller has had the bucket, and probably still a quota, before this stream.
     is_resumed: bool,
     /// When the quota is to be computed again without a report.
@@ -184,42 +231,29 @@ impl Bucket {
     /// Creates a bucket that was last reported on another stream if `elapsed` is above 0.
     fn new(now: Micros, elapsed: Micros) -> Self {
         let is_resumed = elapsed > Micros::ZERO;
-        Self { reported_at: now - elapsed, used_at: now, rate: None, quota: None, is_resumed, review_at: None }
+        let held = HeldQuota { reported_at: now - elapsed, ..HeldQuota::default() };
+        Self { held, used_at: now, rates: None, is_resumed, review_at: None }
     }
 
     /// Returns whether the caller may keep the quota of an earlier stream: nothing is free as long as that is reserved.
     fn keeps_former(&self, assignment: &Assignment) -> bool {
-        self.is_resumed && self.quota.is_none() && assignment.share == Some(0)
+        self.is_resumed && self.held.quota.is_none() && assignment.share == Some(0)
+    }
+
+    /// Returns the requests per second that are expected: the larger number of the last two reports.
+    fn demand(&self) -> Option<f64> {
+        self.rates.map(|[last, former]| last.max(former))
     }
 
     /// Records a report, and returns the time since the last one.
     fn record(&mut self, requests: u64, now: Micros) -> Micros {
-        let elapsed = now - self.reported_at;
-        self.reported_at = now;
+        let elapsed = now - self.held.reported_at;
         self.used_at = if requests > 0 { now } else { self.used_at };
         if elapsed >= MIN_ELAPSED {
             let rate = requests as f64 / elapsed.get() as f64 * 1e6;
-            // The rate rises immediately, and falls by half with each report.
-            self.rate = Some(self.rate.map_or(rate, |former| rate.max((former + rate) / 2.0)));
+            self.rates = Some([rate, self.rates.map_or(0.0, |[last, _]| last)]);
         }
         elapsed
-    }
-
-    /// Returns the next quota: the former one if only its capacity would change. A changed bucket starts full.
-    fn next_quota(&self, quota: Quota) -> Quota {
-        let (Some(Quota::TokenBucket(former)), Quota::TokenBucket(next)) = (self.quota, quota) else {
-            return quota;
-        };
-        let is_similar = former.max_tokens <= next.max_tokens.saturating_mul(2)
-            && next.max_tokens <= former.max_tokens.saturating_mul(2);
-        match (former.tokens, former.interval_secs) == (next.tokens, next.interval_secs) {
-            true if is_similar => Quota::TokenBucket(former),
-            // Envoy takes buckets that differ only in the interval for the same.
-            false if (former.max_tokens, former.tokens) == (next.max_tokens, next.tokens) => {
-                Quota::TokenBucket(TokenBucket { tokens: next.tokens.saturating_sub(1).max(1), ..next })
-            }
-            _ => quota,
-        }
     }
 }
 
@@ -254,57 +288,149 @@ impl QuotaSession {
         Ok(self.assign(usages, now, true).await)
     }
 
-    /// Returns actions that are due without a report. Must be called once a second.
+    /// Returns the time until the next call of [`Self::tick`].
+    #[must_use]
+    pub fn until_tick(&self) -> Duration {
+        Duration::from_micros((self.next_tick - self.quotas.clock.now()).get())
+    }
+
+    /// Counts hits in advance, and returns actions that are due without a report. Must be called once a second, slightly
+    /// before fixed windows begin, after [`Self::until_tick`].
     pub async fn tick(&mut self) -> Vec<BucketAction> {
         let (now, idle_timeout) = (self.quotas.clock.now(), self.quotas.settings.idle_timeout.as_micros() as u64);
+        let since = (now + BEFORE_WINDOW + TICK - self.window_phase) % TICK;
+        // A tick that is slightly early must not be repeated.
+        let rest = TICK - since;
+        self.next_tick = now + if rest.get() < TICK.get() / 2 { rest + TICK } else { rest };
         let rules = self.quotas.engine.rules.load_full();
         let is_changed = self.rules.as_ref().is_some_and(|former| !Arc::ptr_eq(former, &rules));
         self.rules = Some(rules);
-        let (mut actions, mut due) = (Vec::new(), Vec::new());
+        let (mut actions, mut due, mut unpaid) = (Vec::new(), Vec::new(), Vec::new());
+        let mut idle = Vec::new();
         self.buckets.retain(|id, bucket| {
             let is_idle = (now - bucket.used_at).get() > idle_timeout;
             if is_idle {
                 actions.push(BucketAction::Abandon(id.clone()));
                 self.quotas.metrics.buckets.fetch_sub(1, Relaxed);
-            } else if is_changed || bucket.review_at.is_some_and(|at| at <= now) {
-                due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
+                if bucket.held.prepaid.is_returnable(now) {
+                    idle.push((id.clone(), bucket.held));
+                }
+                return false;
             }
-            !is_idle
+            if is_changed || bucket.review_at.is_some_and(|at| at <= now) {
+                due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
+            } else if bucket.held.is_payment_due(now) {
+                unpaid.push(id.clone());
+            }
+            true
         });
+        self.return_hits(idle, now).await;
+        due.extend(self.prepay(unpaid, now).await);
         actions.extend(self.assign(due, now, false).await);
         actions
+    }
+
+    /// Ends the session, and returns the time after which [`Self::return_unused`] must be called, if any hits of the
+    /// caller may be unused.
+    pub fn close(&mut self) -> Option<Duration> {
+        if self.is_open {
+            self.is_open = false;
+            self.quotas.metrics.streams.fetch_sub(1, Relaxed);
+            if let Some(name) = self.name.take() {
+                self.quotas.metrics.lock_names().remove(&name);
+            }
+        }
+        let now = self.quotas.clock.now();
+        let before = self.buckets.len();
+        self.buckets.retain(|_, bucket| bucket.held.prepaid.is_returnable(now));
+        self.quotas.metrics.buckets.fetch_sub((before - self.buckets.len()) as u64, Relaxed);
+        let last = self.buckets.values().map(|bucket| bucket.held.ends_at).max()?;
+        Some(Duration::from_micros((last - now).get()))
+    }
+
+    /// Returns the hits that the caller has not used to their counters. The caller's quotas must have ended.
+    pub async fn return_unused(&mut self) {
+        let now = self.quotas.clock.now();
+        let unused = self.buckets.iter().map(|(id, bucket)| (id.clone(), bucket.held)).collect();
+        self.return_hits(unused, now).await;
+    }
+
+    async fn return_hits(&self, unused: Vec<(BucketId, HeldQuota)>, now: Micros) {
+        for batch in unused.chunks(BATCH) {
+            join_all(batch.iter().map(async |(id, held)| {
+                let entries = entries(id);
+                self.quotas.engine.return_unused(&self.bucket_report(&entries, &NO_REPORT, *held), now).await;
+            }))
+            .await;
+        }
+    }
+
+    /// Counts hits in advance, and returns the buckets with a limit that is used up.
+    async fn prepay(&mut self, ids: Vec<BucketId>, now: Micros) -> Vec<Usage> {
+        let mut used_up = Vec::new();
+        for batch in ids.chunks(BATCH) {
+            let session = &*self;
+            let payments = join_all(batch.iter().map(async |id| {
+                let (held, entries) = (session.buckets.get(id)?.held, entries(id));
+                Some(session.quotas.engine.prepay(&session.bucket_report(&entries, &NO_REPORT, held), now).await)
+            }))
+            .await;
+            for (id, payment) in batch.iter().zip(payments) {
+                let (Some(bucket), Some((prepaid, is_used_up))) = (self.buckets.get_mut(id), payment) else {
+                    continue;
+                };
+                bucket.held.prepaid = prepaid;
+                if is_used_up {
+                    used_up.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
+                }
+            }
+        }
+        used_up
+    }
+
+    /// Returns a report to the engine.
+    fn bucket_report<'a>(&'a self, entries: &[Entry<'a>], report: &Reported, held: HeldQuota) -> BucketReport<'a> {
+        BucketReport {
+            domain: &self.domain,
+            entries: self.order(entries),
+            caller: self.caller,
+            allowed: report.allowed,
+            denied: report.denied,
+            demand: report.demand,
+            elapsed: report.elapsed,
+            held,
+            ttl: Micros::new(self.quotas.settings.ttl.as_micros() as u64),
+        }
     }
 
     /// Returns the next quota of each bucket, in batches whose calls share a round trip to the store.
     async fn assign(&mut self, usages: Vec<Usage>, now: Micros, are_reports: bool) -> Vec<BucketAction> {
         let (ttl, mut actions) = (self.quotas.settings.ttl, Vec::with_capacity(usages.len()));
+        let lifetime = Micros::new(ttl.as_micros() as u64) + DELIVERY_TIME;
         let mut usages = usages.into_iter().peekable();
         while usages.peek().is_some() {
             let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
-            let elapsed: Vec<_> = batch.iter().map(|usage| self.record(usage, now, are_reports)).collect();
-            let (session, micros) = (&*self, Micros::new(ttl.as_micros() as u64));
-            let assigned = join_all(batch.iter().zip(elapsed).map(|(usage, (demand, elapsed))| async move {
-                let entries: Vec<_> = usage.bucket.iter().map(|(key, value)| Entry { key, value }).collect();
-                let report = BucketReport {
-                    domain: &session.domain,
-                    entries: session.order(&entries),
-                    caller: session.caller,
-                    allowed: usage.allowed,
-                    denied: usage.denied,
-                    demand,
-                    elapsed,
-                    ttl: micros,
-                };
-                session.quotas.engine.assign(&report, now).await
+            let reported: Vec<_> = batch.iter().map(|usage| self.record(usage, now, are_reports)).collect();
+            let session = &*self;
+            let assigned = join_all(batch.iter().zip(&reported).map(async |(usage, (reported, held))| {
+                let entries = entries(&usage.bucket);
+                session.quotas.engine.assign(&session.bucket_report(&entries, reported, *held), now).await
             }))
             .await;
             for (usage, assigned) in batch.into_iter().zip(assigned) {
                 let Some(bucket) = self.buckets.get_mut(&usage.bucket) else {
                     continue;
                 };
-                let assignment = match (assigned, bucket.quota) {
+                if are_reports {
+                    bucket.held.reported_at = now;
+                }
+                if assigned.is_err() {
+                    bucket.held.prepaid.spend(usage.allowed);
+                }
+                let assignment = match (assigned, bucket.held.quota) {
                     // While the counters are unavailable, all shares stay as they are.
                     (Err(_), Some(former @ Quota::TokenBucket(_))) => {
+                        bucket.held.ends_at = now + lifetime;
                         actions.push(BucketAction::Assign(usage.bucket, former, ttl));
                         continue;
                     }
@@ -312,34 +438,34 @@ impl QuotaSession {
                     (Ok(Some(assignment)) | Err(Some(assignment)), _) => assignment,
                 };
                 if bucket.keeps_former(&assignment) {
-                    bucket.review_at = Some(now + Micros::from_secs(1));
+                    bucket.review_at = Some(now + TICK);
                     continue;
                 }
-                let quota = bucket.next_quota(assignment.quota);
-                bucket.quota = Some(quota);
+                let Assignment { quota, tokens, prepaid, share, review_in } = assignment;
                 // Without the bucket, whose values can be personal data.
-                tracing::debug!(
-                    caller = self.caller,
-                    rate = bucket.rate,
-                    share = assignment.share,
-                    ?quota,
-                    "assigning a quota"
-                );
-                bucket.review_at = assignment.denied_for.map(|wait| now + wait.max(Micros::from_secs(1)));
-                actions.push(BucketAction::Assign(usage.bucket, quota, ttl));
+                tracing::debug!(caller = self.caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
+                self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
+                bucket.review_at = review_in.map(|wait| now + wait.max(TICK));
+                let is_new = are_reports || bucket.held.quota != Some(quota);
+                bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
+                if is_new {
+                    bucket.held.ends_at = now + lifetime;
+                    actions.push(BucketAction::Assign(usage.bucket, quota, ttl));
+                }
             }
         }
         actions
     }
 
-    /// Records a report of a bucket, and returns its demand and the time since the last report.
-    fn record(&mut self, usage: &Usage, now: Micros, is_report: bool) -> (Option<f64>, Micros) {
+    /// Records a report of a bucket, and returns it with the caller's quota until now.
+    fn record(&mut self, usage: &Usage, now: Micros, is_report: bool) -> (Reported, HeldQuota) {
         let Some(bucket) = self.buckets.get_mut(&usage.bucket) else {
-            return (None, Micros::ZERO);
+            return (NO_REPORT, HeldQuota::default());
         };
         let elapsed =
             if is_report { bucket.record(usage.allowed.saturating_add(usage.denied), now) } else { Micros::ZERO };
-        (bucket.rate, elapsed)
+        let reported = Reported { allowed: usage.allowed, denied: usage.denied, demand: bucket.demand(), elapsed };
+        (reported, bucket.held)
     }
 
     /// Returns the entries in the order of the rules.
@@ -359,10 +485,12 @@ impl QuotaSession {
 
 impl Drop for QuotaSession {
     fn drop(&mut self) {
-        self.quotas.metrics.streams.fetch_sub(1, Relaxed);
+        self.close();
         self.quotas.metrics.buckets.fetch_sub(self.buckets.len() as u64, Relaxed);
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

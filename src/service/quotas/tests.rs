@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use super::*;
 use crate::{
     algorithm::Operation,
-    engine::{Resources, Statistics, StatisticsSettings, tests},
+    engine::{Resources, Statistics, StatisticsSettings, TokenBucket, tests},
     rules::{self, Options, SourceFile},
 };
 
@@ -75,15 +75,15 @@ fn rate(quota: Option<Quota>) -> f64 {
 #[test]
 fn each_kind_of_rule_becomes_a_quota() {
     let service = Service::start(Settings::default());
-    let mut session = service.quotas.session();
+    let mut session = service.quotas.session(None);
     let mut first = |text| quota(&mut session, text, 1, 0);
     let bucket =
         |max_tokens, tokens, interval_secs| Some(Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs }));
     // An eighth and a quarter of it, until the demand is known.
-    assert_eq!(first("user=a"), bucket(2, 156, 10));
-    assert_eq!(first("hourly=a"), bucket(56, 156, 10_000));
-    assert_eq!(first("bucket=a"), bucket(3, 156, 1_000));
-    assert_eq!(first("path=p tenant=t"), bucket(2, 156, 100), "the rules know the order of the entries");
+    assert_eq!(first("user=a"), bucket(15, 1_000, 64));
+    assert_eq!(first("hourly=a"), bucket(14, 1_000, 64_000));
+    assert_eq!(first("bucket=a"), bucket(3, 1_000, 6_400));
+    assert_eq!(first("path=p tenant=t"), bucket(2, 1_000, 640), "the rules know the order of the entries");
     assert_eq!(first("free=a"), Some(Quota::AllowAll));
     assert_eq!(first("shadow=a"), Some(Quota::AllowAll));
     assert_eq!(first("other=a"), Some(Quota::AllowAll), "no rule limits this bucket");
@@ -96,7 +96,7 @@ fn each_kind_of_rule_becomes_a_quota() {
 #[test]
 fn shares_follow_the_demand_of_all_callers() {
     let service = Service::start(Settings::default());
-    let mut sessions = [service.quotas.session(), service.quotas.session(), service.quotas.session()];
+    let mut sessions = [service.quotas.session(None), service.quotas.session(None), service.quotas.session(None)];
     // The first two callers send more than the limit each, and the third one sends little.
     let mut rates = [0.0; 3];
     for _ in 0..12 {
@@ -111,7 +111,7 @@ fn shares_follow_the_demand_of_all_callers() {
     assert_eq!(rates[2], 10.0, "the demand");
     assert!((rates[0] - rates[1]).abs() < 3.0 && rates.iter().sum::<f64>() >= 97.0, "{rates:?}");
     // A caller that is gone leaves its share to the others.
-    drop(std::mem::replace(&mut sessions[0], service.quotas.session()));
+    drop(std::mem::replace(&mut sessions[0], service.quotas.session(None)));
     for _ in 0..6 {
         service.pass(5);
         rates[1] = rate(quota(&mut sessions[1], "user=a", 200, 4_800));
@@ -124,15 +124,15 @@ fn shares_follow_the_demand_of_all_callers() {
 #[test]
 fn a_caller_that_reconnects_keeps_its_quota_until_it_can_get_a_new_one() {
     let service = Service::start(Settings::default());
-    let mut sessions = [service.quotas.session(), service.quotas.session()];
+    let mut sessions = [service.quotas.session(None), service.quotas.session(None)];
     for _ in 0..8 {
         service.pass(5);
         for session in &mut sessions {
             quota(session, "user=a", 250, 1_000);
         }
     }
-    let mut session = service.quotas.session();
-    drop(std::mem::replace(&mut sessions[1], service.quotas.session()));
+    let mut session = service.quotas.session(None);
+    drop(std::mem::replace(&mut sessions[1], service.quotas.session(None)));
     let resumed = Usage { elapsed: Micros::from_secs(5), ..usage("user=a", 250, 1_000) };
     assert_eq!(report(&mut session, &[resumed]), Ok(Vec::new()));
     assert_eq!(quota(&mut sessions[1], "user=a", 1, 0), Some(Quota::DenyAll), "a new caller had no quota before");
@@ -148,7 +148,7 @@ fn a_caller_that_reconnects_keeps_its_quota_until_it_can_get_a_new_one() {
 #[test]
 fn a_used_up_counter_ends_the_quota_until_it_has_hits_again() {
     let service = Service::start(Settings { idle_timeout: Duration::from_secs(7_200), ..Settings::default() });
-    let mut session = service.quotas.session();
+    let mut session = service.quotas.session(None);
     assert!(rate(quota(&mut session, "hourly=a", 1, 0)) > 0.0);
     service.pass(5);
     assert_eq!(quota(&mut session, "hourly=a", 359, 0), Some(Quota::DenyAll));
@@ -159,10 +159,11 @@ fn a_used_up_counter_ends_the_quota_until_it_has_hits_again() {
     assert!(matches!(actions[..], [BucketAction::Assign(_, Quota::TokenBucket(_), _)]), "{actions:?}");
 }
 
+/// The hits that the caller may still use are counted as well, until its quota has ended.
 #[test]
 fn reports_are_counted_by_the_limits_counter() {
     let service = Service::start(Settings::default());
-    let mut session = service.quotas.session();
+    let mut session = service.quotas.session(None);
     for (allowed, denied) in [(1, 0), (30, 7), (0, 0)] {
         service.pass(5);
         quota(&mut session, "hourly=a", allowed, denied);
@@ -173,14 +174,22 @@ fn reports_are_counted_by_the_limits_counter() {
     assert_eq!((totals[1].requested, totals[1].denied), (38, 7));
     let algorithm = snapshot.rules().rules()[1].limit.as_ref().unwrap().algorithm();
     let crate::store::AnyStore::Memory(memory) = &engine.store else { unreachable!() };
-    let operation = Operation { action: crate::algorithm::Action::Peek, cost: 0, now: service.quotas.clock.now() };
-    assert_eq!(algorithm.explain(&memory.state(b"{api|hourly=a}fw:3600"), operation, true).used, 31);
+    let used = || {
+        let operation = Operation { action: crate::algorithm::Action::Peek, cost: 0, now: service.quotas.clock.now() };
+        algorithm.explain(&memory.state(b"{api|hourly=a}fw:3600"), operation, true).used
+    };
+    assert!(used() > 100, "{}", used());
+    let wait = session.close().unwrap();
+    assert_eq!(wait, Duration::from_secs(17));
+    service.pass(17);
+    session.return_unused().now_or_never().unwrap();
+    assert_eq!(used(), 31);
 }
 
 #[test]
 fn changed_rules_change_quotas_at_the_next_tick() {
     let service = Service::start(Settings::default());
-    let mut session = service.quotas.session();
+    let mut session = service.quotas.session(None);
     session.tick().now_or_never().unwrap();
     assert!(rate(quota(&mut session, "user=a", 1, 0)) > 0.0);
     assert_eq!(session.tick().now_or_never().unwrap(), []);
@@ -212,7 +221,7 @@ fn changed_rules_change_quotas_at_the_next_tick() {
 #[test]
 fn buckets_without_requests_are_abandoned() {
     let service = Service::start(Settings::default());
-    let mut session = service.quotas.session();
+    let mut session = service.quotas.session(None);
     report(&mut session, &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).unwrap();
     service.pass(200);
     report(&mut session, &[usage("user=a", 0, 0), usage("user=b", 0, 1)]).unwrap();
@@ -227,7 +236,7 @@ fn buckets_without_requests_are_abandoned() {
 #[test]
 fn invalid_messages_end_a_stream() {
     let service = Service::start(Settings { max_buckets: 2, ..Settings::default() });
-    let mut session = service.quotas.session();
+    let mut session = service.quotas.session(None);
     let mut send = |domain, usages: &[Usage]| session.report(domain, usages.to_vec()).now_or_never().unwrap();
     assert_eq!(send("", &[]), Err(QuotaError::NoDomain));
     assert_eq!(send("api", &[]), Ok(Vec::new()));
@@ -237,51 +246,33 @@ fn invalid_messages_end_a_stream() {
     assert_eq!(send("", &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).map(|actions| actions.len()), Ok(2));
     assert_eq!(send("api", &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
     assert_eq!(send("api", &[usage("user=c", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
-    let mut other = service.quotas.session();
+    let mut other = service.quotas.session(None);
     assert_eq!(report(&mut other, &[usage("user=a", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
     drop(session);
     assert_eq!(report(&mut other, &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
 }
 
 #[test]
-fn a_token_bucket_changes_only_if_its_rate_does() {
-    let token_bucket =
-        |(max_tokens, tokens, interval_secs)| Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs });
-    for (former, next, expected) in [
-        ((10, 500, 1), (9, 500, 1), (10, 500, 1)),
-        ((10, 500, 1), (4, 500, 1), (4, 500, 1)),
-        ((10, 500, 1), (21, 500, 1), (21, 500, 1)),
-        ((10, 500, 1), (10, 600, 1), (10, 600, 1)),
-        ((10, 500, 1), (10, 500, 2), (10, 499, 2)),
-        ((10, 1, 1), (10, 1, 2), (10, 1, 2)),
-        ((u32::MAX, 5, 1), (u32::MAX, 5, 1), (u32::MAX, 5, 1)),
-    ] {
-        let bucket = Bucket { quota: Some(token_bucket(former)), ..Bucket::new(Micros::ZERO, Micros::ZERO) };
-        assert_eq!(bucket.next_quota(token_bucket(next)), token_bucket(expected));
-        assert_eq!(bucket.next_quota(Quota::DenyAll), Quota::DenyAll);
-        assert_eq!(Bucket::new(Micros::ZERO, Micros::ZERO).next_quota(token_bucket(next)), token_bucket(next));
-    }
-}
-
-#[test]
-fn a_demand_rises_at_once_and_falls_slowly() {
+fn a_demand_is_the_larger_one_of_two_reports() {
     let mut bucket = Bucket::new(Micros::ZERO, Micros::ZERO);
-    let mut rate_after = |requests, seconds| {
+    let mut demand_after = |requests, seconds| {
         bucket.record(requests, Micros::from_secs(seconds));
-        bucket.rate
+        bucket.held.reported_at = Micros::from_secs(seconds);
+        bucket.demand()
     };
-    assert_eq!(rate_after(1, 0), None);
-    assert_eq!(rate_after(50, 5), Some(10.0));
-    assert_eq!(rate_after(100, 5), Some(10.0), "the time since the last report is too short");
-    assert_eq!(rate_after(200, 10), Some(40.0));
-    assert_eq!(rate_after(0, 15), Some(20.0));
+    assert_eq!(demand_after(1, 0), None);
+    assert_eq!(demand_after(50, 5), Some(10.0));
+    assert_eq!(demand_after(100, 5), Some(10.0), "the time since the last report is too short");
+    assert_eq!(demand_after(200, 10), Some(40.0));
+    assert_eq!(demand_after(5, 15), Some(40.0));
+    assert_eq!(demand_after(0, 20), Some(1.0));
 }
 
 #[test]
 fn five_callers_use_the_whole_limit() {
     let service = Service::start(Settings::default());
     let demands = [80.0, 80.0, 80.0, 10.0, 6.0];
-    let mut callers = demands.map(|demand| (service.quotas.session(), demand, 0.0));
+    let mut callers = demands.map(|demand| (service.quotas.session(None), demand, 0.0));
     for (session, _, now) in &mut callers {
         *now = rate(quota(session, "user=a", 1, 0));
     }

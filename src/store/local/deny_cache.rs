@@ -149,8 +149,9 @@ impl DenyCache {
             let age = (now - denial.called_at).as_micros();
             let at = denial.decided_at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
             let state = &mut denial.state;
-            let passes = hit.algorithm.step(state, Operation { action: Action::Peek, cost: hit.cost, now: at });
-            (!passes).then(|| hit.algorithm.explain(state, hit.operation(at), false))
+            let operation = hit.operation(at);
+            let passes = hit.algorithm.step(state, Operation { action: Action::Peek, ..operation });
+            (!passes).then(|| hit.algorithm.explain(state, operation, false))
         })
     }
 

@@ -77,14 +77,18 @@ local function decide()
     end
     if group_remaining > 0 then
       action = action % BINDING
-      if group_denied and action == TAKE then
-        action = PEEK
-      end
+    end
+    if action == TAKE_AHEAD then
+      action, now = TAKE, now + AHEAD
+    end
+    if group_denied and group_remaining > 0 and action == TAKE then
+      action = PEEK
     end
     if action == ROLL_BACK then
       taken = unpack_numbers('<d', records, at + length - 8)
     end
     local allowed, state = step(script, keys[key_offset + i], action, at)
+    now = reply[1]
     reply[i + 2] = state
     if allowed == 0 then
       set_outcome(i, 'n')
@@ -102,6 +106,7 @@ while decided < hits do
       return redis.error_reply(message)
     end
     decided, at, group_remaining = decided + 1, at + byte(records, at + 2), max(group_remaining - 1, 0)
+    now = reply[1]
     reply[decided + 2] = 0
     set_outcome(decided, letter)
   end

@@ -319,6 +319,7 @@ struct OwnedHit {
     needed: bool,
     per_second: bool,
     consistency: Consistency,
+    is_ahead: bool,
 }
 
 impl OwnedHit {
@@ -333,12 +334,23 @@ impl OwnedHit {
             per_second,
             consistency,
             demand: _,
+            is_ahead,
         } = *hit;
-        Self { key: key.to_vec(), algorithm: *algorithm, action, cost, binding, needed, per_second, consistency }
+        Self {
+            key: key.to_vec(),
+            algorithm: *algorithm,
+            action,
+            cost,
+            binding,
+            needed,
+            per_second,
+            consistency,
+            is_ahead,
+        }
     }
 
     fn hit(&self) -> Hit<'_> {
-        let Self { key, algorithm, action, cost, binding, needed, per_second, consistency } = self;
+        let Self { key, algorithm, action, cost, binding, needed, per_second, consistency, is_ahead } = self;
         Hit {
             key,
             algorithm,
@@ -349,6 +361,7 @@ impl OwnedHit {
             per_second: *per_second,
             consistency: *consistency,
             demand: 0,
+            is_ahead: *is_ahead,
         }
     }
 }

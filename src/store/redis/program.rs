@@ -45,6 +45,8 @@ const HEADER: usize = 5;
 const LEADER: u8 = 128;
 /// Flag in the action: a binding hit of a group that is charged together.
 const BINDING: u8 = 128;
+/// Action of a take that counts [`Hit::AHEAD`] later.
+const TAKE_AHEAD: u8 = 4;
 /// Maximum jitter for any setting: an unused key outlives its use by at most one day.
 const MAX_JITTER_MILLIS: u64 = 86_400_000;
 
@@ -192,6 +194,7 @@ impl Program {
     fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<'_>, group_size: usize, binding: bool, now: Micros) {
         let jitter = rand::random_range(0..self.jitter_millis);
         let action = match hit.action {
+            Action::Take if hit.is_ahead => TAKE_AHEAD,
             Action::Take => 0,
             Action::Peek => 1,
             Action::Refund => 2,
@@ -268,8 +271,10 @@ impl ReplySteps<'_> {
 ///
 /// The source has one function with a branch per script, so that a call creates one closure, not one per script.
 fn join_scripts(bound_jitter: bool) -> (String, Vec<u8>) {
+    let ahead = Hit::AHEAD.get();
     let mut text = format!(
         "local BOUND_JITTER = {bound_jitter}\n{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
+         local TAKE_AHEAD, AHEAD = {TAKE_AHEAD}, {ahead}\n\
          local now, records = tonumber(ARGV[1]), ARGV[2]\n\
          local taken\n\
          local function step(script, key, action, at)\n"

@@ -148,7 +148,7 @@ pub fn quota_reports(input: &[u8]) {
         return;
     };
     Service::with(|service| {
-        let mut session = service.quotas.session();
+        let mut session = service.quotas.session(None);
         let actions = service.runtime.block_on(session.report(&domain, usages)).unwrap_or_default();
         assert!(actions.len() <= reports);
         for action in actions {

@@ -23,14 +23,14 @@ use sluicegate_proto::envoy::{
 use tokio::{
     runtime::Handle,
     sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval},
+    time::sleep,
 };
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{Limits, wait_for_shutdown};
 use crate::{
     engine::{Micros, Quota, TokenBucket},
-    service::quotas::{BucketAction, BucketId, QuotaError, QuotaSession, Quotas, TICK, Usage},
+    service::quotas::{BucketAction, BucketId, QuotaError, QuotaSession, Quotas, Usage},
 };
 
 /// Maximum number of buckets in one response.
@@ -39,6 +39,9 @@ const MAX_ACTIONS: usize = 1_000;
 const MAX_ELAPSED_SECS: i64 = 300;
 /// Number of responses that wait for a slow caller. Its reports are read only as fast as it reads responses.
 const QUEUED_RESPONSES: usize = 4;
+
+/// Header with the name of the caller, which stays the same when it connects again.
+const CALLER_HEADER: &str = "sluicegate-caller";
 
 type Outcome = Result<RateLimitQuotaResponse, Status>;
 
@@ -72,7 +75,8 @@ impl RateLimitQuotaService for QuotaService {
         request: Request<Streaming<RateLimitQuotaUsageReports>>,
     ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
         let (sender, receiver) = mpsc::channel(QUEUED_RESPONSES);
-        let (session, limits, stopping) = (self.quotas.session(), self.limits, self.stopping.clone());
+        let name = request.metadata().get(CALLER_HEADER).and_then(|name| name.to_str().ok());
+        let (session, limits, stopping) = (self.quotas.session(name), self.limits, self.stopping.clone());
         self.runtime.spawn(run(session, request.into_inner(), sender, limits, stopping));
         let responses = stream::unfold(receiver, |mut receiver| async move {
             let outcome = receiver.recv().await?;
@@ -82,16 +86,30 @@ impl RateLimitQuotaService for QuotaService {
     }
 }
 
-/// Serves a stream until the caller or the service ends it.
+/// Serves a stream until the caller or the service ends it, and then waits for the end of its quotas.
 async fn run(
     mut session: QuotaSession,
-    mut reports: Streaming<RateLimitQuotaUsageReports>,
+    reports: Streaming<RateLimitQuotaUsageReports>,
     sender: mpsc::Sender<Outcome>,
     limits: Limits,
     mut stopping: watch::Receiver<bool>,
 ) {
-    let mut tick = interval(TICK);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    serve(&mut session, reports, sender, limits, &mut stopping).await;
+    if let Some(wait) = session.close() {
+        tokio::select! {
+            () = sleep(wait) => session.return_unused().boxed().await,
+            () = wait_for_shutdown(&mut stopping) => {}
+        }
+    }
+}
+
+async fn serve(
+    session: &mut QuotaSession,
+    mut reports: Streaming<RateLimitQuotaUsageReports>,
+    sender: mpsc::Sender<Outcome>,
+    limits: Limits,
+    stopping: &mut watch::Receiver<bool>,
+) {
     loop {
         let actions = tokio::select! {
             message = reports.message() => match message {
@@ -104,8 +122,8 @@ async fn run(
                 },
                 Ok(None) | Err(_) => return,
             },
-            _ = tick.tick() => Ok(session.tick().boxed().await),
-            () = wait_for_shutdown(&mut stopping) => return,
+            () = sleep(session.until_tick()) => Ok(session.tick().boxed().await),
+            () = wait_for_shutdown(stopping) => return,
             () = sender.closed() => return,
         };
         match actions {

@@ -1,0 +1,290 @@
+//! A real Envoy with its quota filter, against the laws of `docs/guides/envoy-quotas.md`, and its behaviour on which
+//! these are based.
+
+use std::{
+    fs,
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use sluicegate_proto::envoy::{
+    service::rate_limit_quota::v3::{
+        BucketId, RateLimitQuotaResponse, RateLimitQuotaUsageReports,
+        rate_limit_quota_response::{
+            BucketAction,
+            bucket_action::{BucketAction as Action, QuotaAssignmentAction},
+        },
+        rate_limit_quota_service_server::{RateLimitQuotaService, RateLimitQuotaServiceServer},
+    },
+    r#type::v3::{
+        RateLimitStrategy, TokenBucket,
+        rate_limit_strategy::{BlanketRule, Strategy},
+    },
+};
+use tokio::{
+    net::TcpListener,
+    sync::mpsc::{UnboundedSender, unbounded_channel},
+};
+use tokio_stream::{
+    Stream,
+    wrappers::{TcpListenerStream, UnboundedReceiverStream},
+};
+use tonic::{Request, Response, Status, Streaming, transport};
+
+use super::envoy::upstream;
+use crate::support::{RedisServer, Server, envoy::Envoy, repository, request_for, rules, wait_for};
+
+const FILE: &str = "deploy/envoy/rlqs.yaml";
+
+fn send(envoy: &Envoy) -> bool {
+    send_as(envoy, "alice")
+}
+
+fn send_as(envoy: &Envoy, user: &str) -> bool {
+    envoy.get("/", &[("x-user", user)]).0 == 200
+}
+
+/// Sends requests without a pause, and returns how many were admitted and the time in seconds.
+fn flood(envoy: &Envoy, time: Duration) -> (u32, f64) {
+    let (began, mut admitted) = (Instant::now(), 0);
+    while began.elapsed() < time {
+        admitted += u32::from(send(envoy));
+    }
+    (admitted, began.elapsed().as_secs_f64())
+}
+
+/// Floods Envoy until it admits this number of requests per second, in a time of two seconds.
+fn flood_until(what: &str, envoy: &Envoy, expected: std::ops::Range<f64>) {
+    wait_for(what, || {
+        let (admitted, seconds) = flood(envoy, Duration::from_secs(2));
+        expected.contains(&(f64::from(admitted) / seconds)).then_some(())
+    });
+}
+
+/// Envoy admits what its quota allows, without a call, and each request is counted once.
+#[test]
+fn envoy_limits_requests_by_itself() {
+    let server = Server::start(&repository("deploy/envoy/rules"), "memory");
+    let envoy = Envoy::start_changed(FILE, server.grpc, upstream().0, &[]);
+    let send = || envoy.get("/", &[("x-user", "alice")]).0;
+    let mut sent = 0;
+    wait_for("the first quota", || {
+        sent += 1;
+        (send() == 429).then_some(())
+    });
+    // The first quota is an eighth of the limit and a quarter of that: it allows 33 requests in this time.
+    let (began, mut allowed) = (Instant::now(), 0_u32);
+    while allowed < 60 && began.elapsed() < Duration::from_secs(20) {
+        sent += 1;
+        allowed += u32::from(send() == 200);
+    }
+    assert_eq!(allowed, 60, "the quota follows the demand");
+    // The rate, and the burst of each quota.
+    let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
+    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
+    assert_eq!(envoy.get("/", &[]).0, 200, "a request without a user has no bucket");
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
+    wait_for("all requests to be reported", || (server.metric(total) == f64::from(sent)).then_some(()));
+}
+
+/// Envoy enforces its quota while the service restarts, and then reports to the new process.
+#[test]
+fn envoy_limits_requests_while_the_service_restarts() {
+    let (redis, folder) = (RedisServer::start(), repository("deploy/envoy/rules"));
+    let server = Server::start(&folder, &redis.url());
+    let at = server.grpc;
+    let envoy = Envoy::start_changed(FILE, at, upstream().0, &[]);
+    let send = || envoy.get("/", &[("x-user", "alice")]).0 == 200;
+    wait_for("the first quota", || (!send()).then_some(()));
+    drop(server);
+    // The first quota is 1.56 requests per second with a burst of two, and it lasts for 15 seconds.
+    let (began, mut allowed) = (Instant::now(), 0_u32);
+    while began.elapsed() < Duration::from_secs(3) {
+        allowed += u32::from(send());
+    }
+    let law = 1.56 * began.elapsed().as_secs_f64() + 2.0;
+    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
+    let server = Server::builder_at(at).rules(&folder).store(&redis.url()).start();
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
+    wait_for("a report to the new process", || (server.metric(total) > 0.0).then_some(()));
+    let (began, mut allowed) = (Instant::now(), 0_u32);
+    while allowed < 60 && began.elapsed() < Duration::from_secs(30) {
+        allowed += u32::from(send());
+    }
+    assert_eq!(allowed, 60, "the quota follows the demand again");
+    let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
+    assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
+}
+
+/// Envoy has a part of the limit, and what it may admit is counted for other callers before. They send as many requests
+/// as they can.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_and_other_callers_together_keep_the_limit() {
+    for algorithm in ["fixed_window", "token_bucket", "sliding_window"] {
+        let limit = format!("unit: second, requests_per_unit: 40, algorithm: {algorithm}");
+        let text = format!("domain: envoy\ndescriptors: [{{key: quota_user, rate_limit: {{{limit}}}}}]");
+        let (redis, folder) = (RedisServer::start(), rules(&[("envoy.yaml", &text)]));
+        let [of_envoy, of_others] = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+        let envoy = Envoy::start_changed(FILE, of_envoy.grpc, upstream().0, &[]);
+        let flood_envoy = move |time| tokio::task::spawn_blocking(move || (flood(&envoy, time).0, envoy));
+        // Before the second report, the share is small.
+        let (_, envoy) = flood_envoy(Duration::from_secs(11)).await.unwrap();
+        let flood_envoy = move |time| tokio::task::spawn_blocking(move || (flood(&envoy, time).0, envoy));
+        let (client, request) = (of_others.client().await, request_for("envoy", &[("quota_user", "alice")]));
+        let (began, mut checked) = (Instant::now(), 0);
+        let flooding = flood_envoy(Duration::from_secs(6));
+        while !flooding.is_finished() {
+            checked += u32::from(client.check(request.clone()).await.unwrap().allowed());
+        }
+        let (admitted, _envoy) = flooding.await.unwrap();
+        // The bursts of the limit and of the quota, and the hits of a second, which are counted in advance.
+        let law = 40.0 * (began.elapsed().as_secs_f64() + 3.0);
+        let sum = f64::from(admitted + checked);
+        assert!(sum <= law && admitted >= 150, "{algorithm}: {admitted} and {checked} instead of {law}");
+    }
+}
+
+#[test]
+fn a_changed_limit_reaches_envoy_within_seconds() {
+    let text = |limit| {
+        format!(
+            "domain: envoy\ndescriptors: [{{key: quota_user, rate_limit: {{unit: second, requests_per_unit: {limit}}}}}]"
+        )
+    };
+    let folder = rules(&[("envoy.yaml", &text(10))]);
+    let server = Server::start(folder.path(), "memory");
+    let envoy = Envoy::start_changed(FILE, server.grpc, upstream().0, &[]);
+    flood_until("the first limit", &envoy, 8.0..12.0);
+    for (limit, expected) in [(60, 50.0..66.0), (5, 4.0..6.5), (0, 0.0..0.1), (20, 17.0..23.0)] {
+        fs::write(folder.path().join("envoy.yaml"), text(limit)).unwrap();
+        let changed = Instant::now();
+        flood_until(&format!("a limit of {limit}"), &envoy, expected);
+        assert!(changed.elapsed() < Duration::from_secs(10), "{:?}", changed.elapsed());
+    }
+}
+
+/// Ends a thread also if the test fails.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
+}
+
+/// The share of an Envoy that is killed goes to the other one when its quota has ended.
+#[test]
+fn a_killed_envoy_leaves_its_share_to_others() {
+    let text = "domain: envoy\ndescriptors: [{key: quota_user, rate_limit: {unit: second, requests_per_unit: 40}}]";
+    let folder = rules(&[("envoy.yaml", text)]);
+    let server = Server::builder().rules(folder.path()).set("quotas.ttl", "10s").start();
+    let upstream = upstream().0;
+    let [first, second] = [0, 1].map(|_| Envoy::start_changed(FILE, server.grpc, upstream, &[]));
+    let (stop, admitted_by_first) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                admitted_by_first.fetch_add(u32::from(send(&first)), Relaxed);
+            }
+        });
+        let _stop = StopOnDrop(&stop);
+        flood_until("half of the limit", &second, 17.0..23.0);
+        admitted_by_first.store(0, Relaxed);
+        let (admitted, seconds) = flood(&second, Duration::from_secs(4));
+        let both = f64::from(admitted + admitted_by_first.load(Relaxed)) / seconds;
+        assert!((34.0..44.0).contains(&both), "{both}");
+    });
+    drop(first);
+    let killed = Instant::now();
+    flood_until("the whole limit", &second, 36.0..44.0);
+    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
+}
+
+type Answer = Result<RateLimitQuotaResponse, Status>;
+
+/// A quota service that sends what a test tells it.
+#[derive(Clone, Default)]
+struct FakeService(Arc<Mutex<Option<UnboundedSender<Answer>>>>);
+
+#[tonic::async_trait]
+impl RateLimitQuotaService for FakeService {
+    type StreamRateLimitQuotasStream = Pin<Box<dyn Stream<Item = Answer> + Send>>;
+
+    async fn stream_rate_limit_quotas(
+        &self,
+        request: Request<Streaming<RateLimitQuotaUsageReports>>,
+    ) -> Result<Response<Self::StreamRateLimitQuotasStream>, Status> {
+        let (sender, receiver) = unbounded_channel();
+        let mut reports = request.into_inner();
+        tokio::spawn(async move { while let Ok(Some(_)) = reports.message().await {} });
+        *self.0.lock().unwrap() = Some(sender);
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(receiver))))
+    }
+}
+
+impl FakeService {
+    /// Serves on a free port.
+    fn start(&self) -> std::net::SocketAddr {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let (address, service) = (listener.local_addr().unwrap(), RateLimitQuotaServiceServer::new(self.clone()));
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let incoming = TcpListenerStream::new(TcpListener::from_std(listener).unwrap());
+                transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+            });
+        });
+        address
+    }
+
+    fn assign(&self, user: &str, strategy: Strategy) {
+        let assignment = QuotaAssignmentAction {
+            assignment_time_to_live: Some(prost_types::Duration { seconds: 300, nanos: 0 }),
+            rate_limit_strategy: Some(RateLimitStrategy { strategy: Some(strategy) }),
+        };
+        let action = BucketAction {
+            bucket_id: Some(BucketId { bucket: [("quota_user".into(), user.into())].into() }),
+            bucket_action: Some(Action::QuotaAssignmentAction(assignment)),
+        };
+        let sender = wait_for("a stream", || self.0.lock().unwrap().clone());
+        sender.send(Ok(RateLimitQuotaResponse { bucket_action: vec![action] })).unwrap();
+    }
+}
+
+/// The service knows from this how many requests an Envoy can admit after its quota has changed.
+#[test]
+fn envoy_keeps_the_part_of_the_tokens_when_a_bucket_is_replaced() {
+    let service = FakeService::default();
+    let envoy = Envoy::start_changed(FILE, service.start(), upstream().0, &[]);
+    assert!(send(&envoy), "no_assignment_behavior");
+    let deny = Strategy::BlanketRule(BlanketRule::DenyAll.into());
+    // Tokens are added once in 1,000 seconds, so that only those of the beginning count.
+    let bucket = |max_tokens, tokens| {
+        let fill_interval = Some(prost_types::Duration { seconds: 1_000, nanos: 0 });
+        Strategy::TokenBucket(TokenBucket { max_tokens, tokens_per_fill: Some(tokens), fill_interval })
+    };
+    let admitted = |most: usize| (0..most).filter(|_| send(&envoy)).count();
+    assert!(send_as(&envoy, "bob"));
+    let mut bob_is_denied = false;
+    for (what, strategies, sent, expected) in [
+        ("a bucket after a denial is full", vec![deny, bucket(40, 1)], 10, 10),
+        ("an equal bucket changes nothing", vec![bucket(40, 1)], 10, 10),
+        ("a larger bucket keeps the half of its tokens", vec![bucket(80, 1)], 100, 40),
+        ("an empty bucket stays empty", vec![bucket(100, 2)], 100, 0),
+        ("a bucket after a denial is full again", vec![deny, bucket(60, 1)], 0, 0),
+        ("a smaller bucket is full as well", vec![bucket(6, 1)], 100, 6),
+    ] {
+        strategies.into_iter().for_each(|strategy| service.assign("alice", strategy));
+        // Envoy reads the assignments in their order.
+        bob_is_denied = !bob_is_denied;
+        let rule = if bob_is_denied { BlanketRule::DenyAll } else { BlanketRule::AllowAll };
+        service.assign("bob", Strategy::BlanketRule(rule.into()));
+        wait_for("the last assignment", || (send_as(&envoy, "bob") != bob_is_denied).then_some(()));
+        assert_eq!(admitted(sent), expected, "{what}");
+    }
+}
