@@ -18,6 +18,7 @@ mod outage;
 mod overrides;
 mod peers;
 mod process;
+mod quotas;
 #[path = "../../tests/support/raw_client.rs"]
 #[allow(dead_code, reason = "the tests use the other items")]
 mod raw_client;
@@ -67,6 +68,7 @@ fn main() {
         "layers" => layers::run(),
         "overrides" => overrides::run(),
         "peers" => peers::run(),
+        "quotas" => quotas::run(),
         "simulate" => simulate::run(),
         "threads" => threads::run(),
         "connections" => connections::run(),
@@ -86,11 +88,12 @@ fn main() {
             threads::run();
             connections::run();
             peers::run();
+            quotas::run();
             client::run();
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, simulate, threads, connections, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }

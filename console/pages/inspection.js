@@ -1,6 +1,6 @@
 // What applies to one descriptor: the decision, the rule, the steps of the match, and the counter.
 import { html, useState } from "../base.js";
-import { duration, integer, number } from "../format.js";
+import { duration, integer, number, percent } from "../format.js";
 import { Alert, Loading, LongText, RuleLink, Text, Time, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
 import { CounterPicture } from "./counter_picture.js";
@@ -30,6 +30,7 @@ function CounterFacts({ counter }) {
     <${Fact} name="Used"><span data-test="used">${number(used)}</span> ${used === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Remaining"><span data-test="remaining">${number(remaining)}</span> ${remaining === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Full limit available">${integer(counter.resetUs) ? `in ${duration(integer(counter.resetUs))}` : "now"}</${Fact}>
+    ${counter.quotas && html`<${Fact} name="Quotas"><span data-test="quotas">${percent(counter.quotas.share ?? 0)} of the limit, for ${number(counter.quotas.callers)} ${counter.quotas.callers === 1 ? "Envoy" : "Envoys"} that limit requests without a call</span></${Fact}>`}
     ${counter.algorithm && html`<${Fact} name="Algorithm">${spaced(counter.algorithm)}</${Fact}>`}
     <${Fact} name="Server">${counter.node ? html`<${Text} value=${counter.node} />` : "this process's memory"}</${Fact}>
     ${counter.hashSlot !== undefined && html`<${Fact} name="Hash slot">${counter.hashSlot}</${Fact}>`}

@@ -103,6 +103,11 @@ impl SeriesRef<'_> {
         self.each(|series| series.count_requested(worker, hits));
     }
 
+    /// Counts hits that a caller with a quota has admitted or denied, in addition to the other counts.
+    pub(super) fn count_quota(&self, worker: WorkerId, hits: u64) {
+        self.each(|series| series.count_quota(worker, hits));
+    }
+
     /// Counts decided hits.
     pub(super) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
         self.each(|series| series.count_decision(worker, hits, decision, threshold));

@@ -193,7 +193,7 @@ impl Engine {
         denies
     }
 
-    fn record_top(
+    pub(super) fn record_top(
         &self,
         domain: &str,
         descriptor: &Descriptor<'_>,

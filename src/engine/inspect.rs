@@ -9,7 +9,9 @@ use super::{
     overrides::Origin,
 };
 use crate::{
-    algorithm::{Action, Algorithm, CounterPart, Decision, Micros, Operation, State, forecast},
+    algorithm::{
+        Action, Algorithm, CounterPart, Decision, Micros, Operation, State, assignments::Assignments, forecast,
+    },
     rules::{Entry, Limit, Rule},
     store::{Hit, StoreError},
 };
@@ -40,6 +42,8 @@ pub struct CounterState {
     pub counter: CounterLocation,
     /// The decision that one hit would receive.
     pub decision: Decision,
+    /// Number of callers with a quota, and the millionths of the limit that they can use; `None` if there are none.
+    pub quotas: Option<(u32, u64)>,
     /// Time of the state, by the store's clock.
     pub at: Micros,
     algorithm: Algorithm,
@@ -107,7 +111,11 @@ impl Engine {
         let peek = Operation { action: Action::Peek, cost: 1, now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || applied.is_shadow();
-        let counter_state = CounterState { limit: *applied.limit, counter, decision, at, algorithm, state };
+        let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
+        let key = self.name_of(&request, applied, &snapshot, &shares);
+        let (shares_state, _) = self.store.read(&Hit { algorithm: &shares, key: &key, ..hit }, now).await?;
+        let quotas = Assignments::assigned(&shares_state, at);
+        let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
         Ok(Inspection { counter: Some(counter_state), allowed, ..inspection })
     }
 
@@ -149,13 +157,22 @@ impl Engine {
         applied: &AppliedLimit<'_>,
         snapshot: &super::Snapshot,
     ) -> CounterLocation {
+        let name = self.name_of(request, applied, snapshot, applied.limit.algorithm());
+        CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
+    }
+
+    fn name_of(
+        &self,
+        request: &Request<'_>,
+        applied: &AppliedLimit<'_>,
+        snapshot: &super::Snapshot,
+        algorithm: &Algorithm,
+    ) -> Vec<u8> {
         let shard_by = snapshot.rules().settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
         let entries = &request.descriptors[0].entries;
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
-        let algorithm = applied.limit.algorithm();
         let hash = self.settings.value_hash.as_ref();
-        let name = key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash);
-        CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
+        key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash)
     }
 }
 

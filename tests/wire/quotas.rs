@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 
-use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, wait_for, wait_for_async};
+use crate::support::{DEADLINE, Operator, RedisServer, Server, request_for, rules, wait_for, wait_for_async};
 
 const RULES: &str = "
 domain: d
@@ -106,8 +106,9 @@ async fn callers_of_several_instances_share_a_limit() {
 #[tokio::test]
 async fn callers_of_both_protocols_use_one_counter() {
     let folder = rules(&[("d.yaml", RULES)]);
-    let server = Server::start(folder.path(), "memory");
-    let mut caller = Caller::connect(&server).await;
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let mut caller = Caller::connect(server).await;
     let Strategy::TokenBucket(quota) = caller.report("hourly", "a", 1, 0).await else { panic!("no token bucket") };
     let client = server.client().await;
     let request = request_for("d", &[("hourly", "a")]);
@@ -116,11 +117,16 @@ async fn callers_of_both_protocols_use_one_counter() {
         checked += 1;
     }
     assert_eq!(1 + quota.max_tokens + checked, 50);
+    let inspected = operator.ctl(&["inspect", "d", "hourly=a"]);
+    assert!(
+        inspected.contains("quotas of 1 Envoys that limit requests by themselves: 15.6% of the limit"),
+        "{inspected}"
+    );
     let strategy = caller.report("hourly", "a", quota.max_tokens.into(), 3).await;
     assert_eq!(strategy, Strategy::BlanketRule(BlanketRule::DenyAll.into()));
     let series =
         |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"hourly\"}}"));
-    assert_eq!(["total_hits", "within_limit", "over_limit"].map(series), [54.0, 50.0, 4.0]);
+    assert_eq!(["total_hits", "within_limit", "over_limit", "quota_hits"].map(series), [54.0, 50.0, 4.0, 6.0]);
     assert_eq!(server.metric("sluicegate_quota_streams"), 1.0);
     assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
 }

@@ -285,6 +285,19 @@ pub struct Counter {
     /// The remaining hits from now until the full limit is available again, if no other requests arrive.
     #[prost(message, repeated, tag = "12")]
     pub forecast: ::prost::alloc::vec::Vec<Forecast>,
+    /// The parts of the limit that Envoys use without a call for each request. Absent if there are none.
+    #[prost(message, optional, tag = "13")]
+    pub quotas: ::core::option::Option<Quotas>,
+}
+/// The quotas of Envoys that limit requests by themselves. Their requests are counted in advance.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct Quotas {
+    /// Number of Envoys with a quota.
+    #[prost(uint32, tag = "1")]
+    pub callers: u32,
+    /// The part of the limit's rate that they can use together, from 0 to 1.
+    #[prost(double, tag = "2")]
+    pub share: f64,
 }
 /// Hits of a counter that count for the same time: a window, a part of a sliding window, an entry of a log, or a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -98,6 +98,17 @@ impl Assignments {
         decision.used
     }
 
+    /// Returns the number of callers in a state, and the millionths of the limit that they can use. Returns `None` if there
+    /// are none.
+    #[must_use]
+    pub fn assigned(state: &State, now: Micros) -> Option<(u32, u64)> {
+        let (mut callers, mut assigned) = (0, 0);
+        for entry in Self::valid(state, now) {
+            (callers, assigned) = (callers + 1, assigned + entry.reserved(now));
+        }
+        (callers > 0).then_some((callers, assigned))
+    }
+
     /// Returns the assignments that have not ended.
     fn valid(state: &State, now: Micros) -> impl Iterator<Item = Entry> {
         let max_end = (now + Self::MAX_TTL + CLOCK_SLACK).get();

@@ -100,6 +100,10 @@ impl Output {
         if let Some(wait) = counter.retry_after_us {
             println!("  retry after {}", format_duration(wait));
         }
+        if let Some(quotas) = &counter.quotas {
+            let (callers, share) = (quotas.callers, format_percent(quotas.share));
+            println!("  quotas of {callers} Envoys that limit requests by themselves: {share} of the limit");
+        }
     }
 
     pub(super) fn reset(self, response: &api::ResetCounterResponse) -> anyhow::Result<()> {

@@ -139,9 +139,6 @@ struct SharedCounter<'s> {
     applied: AppliedLimit<'s>,
     limit: DivisibleLimit,
     key: Vec<u8>,
-    /// Key of the callers' shares.
-    shares_key: Vec<u8>,
-    shares: Algorithm,
 }
 
 impl<'a> BucketReport<'a> {
@@ -204,6 +201,9 @@ impl Engine {
     /// If no rule applies in any order, the entries stay as they are.
     #[must_use]
     pub fn order<'e>(&self, domain: &str, entries: &[Entry<'e>]) -> (SmallVec<[Entry<'e>; 3]>, bool) {
+        if entries.len() == 1 {
+            return (entries.into(), false);
+        }
         let mut orders = self.rules.load().rules().orders(domain, entries);
         let is_ambiguous = orders.len() > 1;
         (orders.drain(..).next().unwrap_or_else(|| entries.into()), is_ambiguous)
@@ -229,7 +229,7 @@ impl Engine {
         let counter = match self.find_match(snapshot, report.domain, &descriptor, now) {
             Match::None | Match::Off | Match::Unlimited(..) => return Ok(Some(Assignment::blanket(Quota::AllowAll))),
             Match::Denied(applied) => {
-                self.count_reported(report, &applied, &Decision::default());
+                self.count_reported(report, &applied, &Decision::default(), now);
                 let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
                 return Ok(Some(Assignment::blanket(quota)));
             }
@@ -238,7 +238,7 @@ impl Engine {
         let counter = match counter {
             Ok(counter) => counter,
             Err(applied) => {
-                self.count_reported(report, &applied, &Decision::default());
+                self.count_reported(report, &applied, &Decision::default(), now);
                 return Ok(self.blanket_rule(&applied));
             }
         };
@@ -253,15 +253,21 @@ impl Engine {
         let recording = applied.limit.algorithm().recording();
         let action = if counted > 0 { Action::Take } else { Action::Peek };
         let per_second = applied.limit.is_per_second();
-        let shares = Hit::take(&counter.shares_key, &counter.shares, limit.demand(report.demand));
+        let context = RequestContext { holder: report.caller, ..RequestContext::default() };
+        let shares = Algorithm::from(Assignments::new(report.ttl + DELIVERY_TIME)).with_context(context);
+        let shares_key = self.counter_name(snapshot, report, applied, &shares);
+        let shares = Hit::take(&shares_key, &shares, limit.demand(report.demand));
         let record = Hit { action, ..Hit::take(&counter.key, &recording, counted.min(MAX_NUMBER)) };
         let hits = [shares, record].map(|hit| Hit { per_second, ..hit });
         let answers = self.store.apply(&hits, Charge::Each, now).await;
         let (Some(Ok(share)), Some(Ok(HitDecision { decision, .. }))) = (answers.first(), answers.get(1)) else {
-            self.count_reported(report, applied, &Decision::default());
+            self.count_reported(report, applied, &Decision::default(), now);
             return Err(self.blanket_rule(applied));
         };
-        self.count_reported(report, applied, decision);
+        // Hits that were counted in advance are not used yet.
+        let unused = held.prepaid.hits.max(0).unsigned_abs();
+        let used = decision.used.saturating_sub(unused);
+        self.count_reported(report, applied, &Decision { used, ..*decision }, now);
         if applied.is_shadow() || self.settings.shadow_mode {
             return Ok(Some(Assignment::blanket(Quota::AllowAll)));
         }
@@ -468,17 +474,22 @@ impl Engine {
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
             return Err(applied);
         };
+        let key = self.counter_name(snapshot, report, &applied, applied.limit.algorithm());
+        Ok(SharedCounter { applied, limit, key })
+    }
+
+    fn counter_name(
+        &self,
+        snapshot: &Snapshot,
+        report: &BucketReport<'_>,
+        applied: &AppliedLimit<'_>,
+        algorithm: &Algorithm,
+    ) -> Vec<u8> {
         let domain = snapshot.rules().settings_of(report.domain);
         let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
         let entries = &report.entries[..report.entries.len() - Rule::modifier_count(&applied.path)];
-        let name = |algorithm: &Algorithm| {
-            let hash = self.settings.value_hash.as_ref();
-            key::name(self.scope, report.domain, shard_by, entries, &applied.path, algorithm, hash)
-        };
-        let context = RequestContext { holder: report.caller, ..RequestContext::default() };
-        let shares = Algorithm::from(Assignments::new(report.ttl + DELIVERY_TIME)).with_context(context);
-        let (key, shares_key) = (name(applied.limit.algorithm()), name(&shares));
-        Ok(SharedCounter { applied, limit, key, shares_key, shares })
+        let hash = self.settings.value_hash.as_ref();
+        key::name(self.scope, report.domain, shard_by, entries, &applied.path, algorithm, hash)
     }
 
     /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
@@ -493,7 +504,7 @@ impl Engine {
     }
 
     /// Counts the decisions of a caller.
-    fn count_reported(&self, report: &BucketReport<'_>, applied: &AppliedLimit<'_>, counter: &Decision) {
+    fn count_reported(&self, report: &BucketReport<'_>, applied: &AppliedLimit<'_>, counter: &Decision, now: Micros) {
         let (limit, _) = applied.limit.policy();
         let near = self.statistics.near_threshold(limit);
         let shadow = applied.is_shadow();
@@ -502,6 +513,8 @@ impl Engine {
             if hits > 0 {
                 let threshold = Threshold { limit, near, splits_denied: false, shadow, from_deny_cache: false };
                 applied.series.count_requested(self.worker, hits);
+                applied.series.count_quota(self.worker, hits);
+                self.record_top(report.domain, &Descriptor { hits, ..report.descriptor() }, applied, allowed, now);
                 applied.series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, threshold);
             }
         }

@@ -185,10 +185,10 @@ impl Statistics {
     fn collect(&self, count: Count) -> BTreeMap<Vec<Arc<str>>, u64> {
         let mut sums = BTreeMap::new();
         for series in self.all_series() {
-            // envoyproxy/ratelimit creates this counter with its first value, and a script of its tests counts the
-            // lines of the export.
-            let hidden = |value: &u64| count == Count::DenyCache && *value == 0;
-            if let Some(value) = series.sum(count).filter(|value| !hidden(value)) {
+            // envoyproxy/ratelimit creates the counter of the deny cache with its first value, and a script of its tests
+            // counts the lines of the export.
+            let is_hidden = |value: &u64| count.is_hidden_at_zero() && *value == 0;
+            if let Some(value) = series.sum(count).filter(|value| !is_hidden(value)) {
                 let labels = series.labels().iter().take(3).cloned().collect();
                 *sums.entry(labels).or_default() += value;
             }
@@ -200,7 +200,8 @@ impl Statistics {
     pub fn add_totals(&self, totals: &mut Totals) {
         for series in self.all_series() {
             for count in Count::ALL {
-                if let Some(value) = series.sum(count) {
+                let is_shown = |value: &u64| count != Count::Quota || *value > 0;
+                if let Some(value) = series.sum(count).filter(is_shown) {
                     let name = format!("ratelimit.service.rate_limit.{}.{}", series.labels().join("."), count.name());
                     *totals.entry(name).or_default() += value;
                 }

@@ -21,11 +21,17 @@ pub(super) enum Count {
     Shadow,
     Soft,
     DenyCache,
+    Quota,
 }
 
 impl Count {
-    pub(super) const ALL: [Self; 7] =
-        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache];
+    pub(super) const ALL: [Self; 8] =
+        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache, Self::Quota];
+
+    /// Returns whether a series without such hits is not exported.
+    pub(super) fn is_hidden_at_zero(self) -> bool {
+        matches!(self, Self::DenyCache | Self::Quota)
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -36,6 +42,7 @@ impl Count {
             Self::Shadow => "shadow_mode",
             Self::Soft => "soft_limit",
             Self::DenyCache => "over_limit_with_local_cache",
+            Self::Quota => "quota_hits",
         }
     }
 
@@ -48,6 +55,7 @@ impl Count {
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
             Self::Soft => "Hits above a rule's limit that were allowed because it is soft",
             Self::DenyCache => "Hits over a rule's limit that were denied from the deny cache",
+            Self::Quota => "Hits of a rule's limit that Envoys with a quota admitted or denied by themselves",
         }
     }
 }
@@ -103,6 +111,11 @@ impl Series {
     /// Counts requested hits, whether they are allowed or not.
     pub(in crate::engine) fn count_requested(&self, worker: WorkerId, hits: u64) {
         self.add(worker, Count::Total, hits);
+    }
+
+    /// Counts hits that callers with a quota have admitted or denied, in addition to the other counts.
+    pub(in crate::engine) fn count_quota(&self, worker: WorkerId, hits: u64) {
+        self.add(worker, Count::Quota, hits);
     }
 
     /// Counts decided hits.

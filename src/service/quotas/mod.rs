@@ -220,7 +220,7 @@ struct Bucket {
     held: HeldQuota,
     used_at: Micros,
     /// Requests per second in the last report, and in the one before; `None` before the second report.
-    rates: Option<[f64; 2]>,
+    rates: Option<[f32; 2]>,
     /// Whether the caller has had the bucket, and probably still a quota, before this stream.
     is_resumed: bool,
     /// When the quota is to be computed again without a report.
@@ -242,7 +242,7 @@ impl Bucket {
 
     /// Returns the requests per second that are expected: the larger number of the last two reports.
     fn demand(&self) -> Option<f64> {
-        self.rates.map(|[last, former]| last.max(former))
+        self.rates.map(|[last, former]| last.max(former).into())
     }
 
     /// Records a report, and returns the time since the last one.
@@ -250,7 +250,7 @@ impl Bucket {
         let elapsed = now - self.held.reported_at;
         self.used_at = if requests > 0 { now } else { self.used_at };
         if elapsed >= MIN_ELAPSED {
-            let rate = requests as f64 / elapsed.get() as f64 * 1e6;
+            let rate = (requests as f64 / elapsed.get() as f64 * 1e6) as f32;
             self.rates = Some([rate, self.rates.map_or(0.0, |[last, _]| last)]);
         }
         elapsed
@@ -302,11 +302,11 @@ impl QuotaSession {
         // A tick that is slightly early must not be repeated.
         let rest = TICK - since;
         self.next_tick = now + if rest.get() < TICK.get() / 2 { rest + TICK } else { rest };
+        self.prepay(now).await;
         let rules = self.quotas.engine.rules.load_full();
         let is_changed = self.rules.as_ref().is_some_and(|former| !Arc::ptr_eq(former, &rules));
         self.rules = Some(rules);
-        let (mut actions, mut due, mut unpaid) = (Vec::new(), Vec::new(), Vec::new());
-        let mut idle = Vec::new();
+        let (mut actions, mut due, mut idle) = (Vec::new(), Vec::new(), Vec::new());
         self.buckets.retain(|id, bucket| {
             let is_idle = (now - bucket.used_at).get() > idle_timeout;
             if is_idle {
@@ -319,13 +319,10 @@ impl QuotaSession {
             }
             if is_changed || bucket.review_at.is_some_and(|at| at <= now) {
                 due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
-            } else if bucket.held.is_payment_due(now) {
-                unpaid.push(id.clone());
             }
             true
         });
         self.return_hits(idle, now).await;
-        due.extend(self.prepay(unpaid, now).await);
         actions.extend(self.assign(due, now, false).await);
         actions
     }
@@ -365,27 +362,25 @@ impl QuotaSession {
         }
     }
 
-    /// Counts hits in advance, and returns the buckets with a limit that is used up.
-    async fn prepay(&mut self, ids: Vec<BucketId>, now: Micros) -> Vec<Usage> {
-        let mut used_up = Vec::new();
-        for batch in ids.chunks(BATCH) {
-            let session = &*self;
-            let payments = join_all(batch.iter().map(async |id| {
-                let (held, entries) = (session.buckets.get(id)?.held, entries(id));
-                Some(session.quotas.engine.prepay(&session.bucket_report(&entries, &NO_REPORT, held), now).await)
-            }))
-            .await;
-            for (id, payment) in batch.iter().zip(payments) {
-                let (Some(bucket), Some((prepaid, is_used_up))) = (self.buckets.get_mut(id), payment) else {
-                    continue;
-                };
-                bucket.held.prepaid = prepaid;
-                if is_used_up {
-                    used_up.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
-                }
+    /// Counts hits in advance. Quotas of limits that are used up must be reviewed.
+    async fn prepay(&mut self, now: Micros) {
+        let (session, mut payments) = (&*self, Vec::new());
+        let due: Vec<_> = self.buckets.iter().filter(|(_, bucket)| bucket.held.is_payment_due(now)).collect();
+        for batch in due.chunks(BATCH) {
+            let batch = batch.iter().map(async |(id, bucket)| {
+                let entries = entries(id);
+                let report = session.bucket_report(&entries, &NO_REPORT, bucket.held);
+                session.quotas.engine.prepay(&report, now).await
+            });
+            payments.extend(join_all(batch).await);
+        }
+        let due = self.buckets.values_mut().filter(|bucket| bucket.held.is_payment_due(now));
+        for (bucket, (prepaid, is_used_up)) in due.zip(payments) {
+            bucket.held.prepaid = prepaid;
+            if is_used_up {
+                bucket.review_at = Some(now);
             }
         }
-        used_up
     }
 
     /// Returns a report to the engine.

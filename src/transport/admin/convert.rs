@@ -133,6 +133,7 @@ pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> a
         at: Some(time(*at)),
         parts: state.parts().into_iter().map(part).collect(),
         forecast: state.forecast().into_iter().map(forecast).collect(),
+        quotas: state.quotas.map(|(callers, millionths)| api::Quotas { callers, share: millionths as f64 / 1e6 }),
     }
 }
 
