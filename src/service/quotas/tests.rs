@@ -4,15 +4,17 @@ use futures_util::FutureExt;
 
 use super::*;
 use crate::{
-    algorithm::Operation,
+    algorithm::{Action, Operation},
     engine::{Resources, Statistics, StatisticsSettings, TokenBucket, tests},
     rules::{self, Options, SourceFile},
+    store::AnyStore,
 };
 
 const RULES: &str = "
 domain: api
 descriptors:
 - {key: user, rate_limit: {unit: second, requests_per_unit: 100}}
+- {key: minutely, rate_limit: {unit: minute, requests_per_unit: 600}}
 - {key: hourly, rate_limit: {unit: hour, requests_per_unit: 360}}
 - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 60, algorithm: token_bucket, burst: 20}}
 - {key: free, rate_limit: {unlimited: true}}
@@ -39,6 +41,16 @@ impl Service {
 
     fn pass(&self, seconds: u64) {
         self.now.fetch_add(seconds * 1_000_000, Relaxed);
+    }
+
+    /// Returns the hits that the counter of a rule contains.
+    fn used(&self, rule: usize, key: &str) -> u64 {
+        let engine = &self.quotas.engine;
+        let AnyStore::Memory(memory) = &engine.store else { unreachable!() };
+        let operation = Operation { action: Action::Peek, cost: 0, now: self.quotas.clock.now() };
+        let snapshot = engine.rules.load();
+        let algorithm = snapshot.rules().rules()[rule].limit.as_ref().unwrap().algorithm();
+        algorithm.explain(&memory.state(key.as_bytes()), operation, true).used
     }
 }
 
@@ -171,19 +183,34 @@ fn reports_are_counted_by_the_limits_counter() {
     let engine = &service.quotas.engine;
     let snapshot = engine.rules.load();
     let totals: Vec<_> = snapshot.rule_totals().map(|totals| totals.get().unwrap_or_default()).collect();
-    assert_eq!((totals[1].requested, totals[1].denied), (38, 7));
-    let algorithm = snapshot.rules().rules()[1].limit.as_ref().unwrap().algorithm();
-    let crate::store::AnyStore::Memory(memory) = &engine.store else { unreachable!() };
-    let used = || {
-        let operation = Operation { action: crate::algorithm::Action::Peek, cost: 0, now: service.quotas.clock.now() };
-        algorithm.explain(&memory.state(b"{api|hourly=a}fw:3600"), operation, true).used
-    };
+    assert_eq!((totals[2].requested, totals[2].denied), (38, 7));
+    let used = || service.used(2, "{api|hourly=a}fw:3600");
     assert!(used() > 100, "{}", used());
     let wait = session.close().unwrap();
     assert_eq!(wait, Duration::from_secs(17));
     service.pass(17);
     session.return_unused().now_or_never().unwrap();
     assert_eq!(used(), 31);
+}
+
+/// Other callers could use all hits of a window before the caller reports.
+#[test]
+fn a_window_begins_with_the_hits_of_its_quotas() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session(None);
+    session.tick().now_or_never().unwrap();
+    service.pass(57);
+    report(&mut session, &[usage("user=a", 1, 0), usage("minutely=a", 1, 0)]).unwrap();
+    service.now.fetch_add(975_000, Relaxed);
+    for _ in 57..60 {
+        assert_eq!(session.tick().now_or_never().unwrap(), []);
+        assert_eq!(session.until_tick(), Duration::from_secs(1));
+        service.pass(1);
+    }
+    // The tokens of the bucket and those that are added in 14 seconds, until the quota ends.
+    assert_eq!(service.used(1, "{api|minutely=a}fw:60"), (23.0 + 14.0 * 1.5625) as u64);
+    service.now.fetch_sub(1_000_000, Relaxed);
+    assert_eq!(service.used(0, "{api|user=a}fw:1"), 16, "those that are added in a second");
 }
 
 #[test]
