@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::{
-    DecideError, Descriptor, Engine, Override, OverrideKind, Request,
+    DecideError, Descriptor, Engine, Override, OverrideKind, Request, Snapshot,
     applied_limit::{AppliedLimit, Match},
     key,
     overrides::Origin,
@@ -112,7 +112,7 @@ impl Engine {
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || applied.is_shadow();
         let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
-        let key = self.name_of(&request, applied, &snapshot, &shares);
+        let key = self.counter_name(&snapshot, domain, entries, applied, &shares);
         let (shares_state, _) = self.store.read(&Hit { algorithm: &shares, key: &key, ..hit }, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
         let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
@@ -151,28 +151,30 @@ impl Engine {
         Box::pin(self.decide(&request, now)).await.map(drop)
     }
 
-    fn counter_of(
-        &self,
-        request: &Request<'_>,
-        applied: &AppliedLimit<'_>,
-        snapshot: &super::Snapshot,
-    ) -> CounterLocation {
-        let name = self.name_of(request, applied, snapshot, applied.limit.algorithm());
+    fn counter_of(&self, request: &Request<'_>, applied: &AppliedLimit<'_>, snapshot: &Snapshot) -> CounterLocation {
+        let name = self.counter_name(
+            snapshot,
+            request.domain,
+            &request.descriptors[0].entries,
+            applied,
+            applied.limit.algorithm(),
+        );
         CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 
-    fn name_of(
+    /// Returns the name of the counter with this algorithm of the limit that applies to `entries`.
+    pub(super) fn counter_name(
         &self,
-        request: &Request<'_>,
+        snapshot: &Snapshot,
+        domain: &str,
+        entries: &[Entry<'_>],
         applied: &AppliedLimit<'_>,
-        snapshot: &super::Snapshot,
         algorithm: &Algorithm,
     ) -> Vec<u8> {
-        let shard_by = snapshot.rules().settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
-        let entries = &request.descriptors[0].entries;
+        let shard_by = snapshot.rules().settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash)
+        key::name(self.scope, domain, shard_by, entries, &applied.path, algorithm, hash)
     }
 }
 

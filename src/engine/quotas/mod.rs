@@ -20,12 +20,11 @@ use self::divisible_limit::{DivisibleLimit, Prepayment, seconds, to_signed};
 use super::{
     Descriptor, Engine, Micros, Snapshot,
     applied_limit::{AppliedLimit, Match, holder_id},
-    key,
     statistics::Threshold,
 };
 use crate::{
     algorithm::{Action, Algorithm, Decision, MAX_NUMBER, RequestContext, assignments::Assignments},
-    rules::{Entry, FailurePolicy, Rule},
+    rules::{Entry, FailurePolicy},
     store::{Charge, Hit, HitDecision, Store, StoreError},
 };
 
@@ -255,7 +254,7 @@ impl Engine {
         let per_second = applied.limit.is_per_second();
         let context = RequestContext { holder: report.caller, ..RequestContext::default() };
         let shares = Algorithm::from(Assignments::new(report.ttl + DELIVERY_TIME)).with_context(context);
-        let shares_key = self.counter_name(snapshot, report, applied, &shares);
+        let shares_key = self.counter_name(snapshot, report.domain, &report.entries, applied, &shares);
         let shares = Hit::take(&shares_key, &shares, limit.demand(report.demand));
         let record = Hit { action, ..Hit::take(&counter.key, &recording, counted.min(MAX_NUMBER)) };
         let hits = [shares, record].map(|hit| Hit { per_second, ..hit });
@@ -474,22 +473,8 @@ impl Engine {
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
             return Err(applied);
         };
-        let key = self.counter_name(snapshot, report, &applied, applied.limit.algorithm());
+        let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, applied.limit.algorithm());
         Ok(SharedCounter { applied, limit, key })
-    }
-
-    fn counter_name(
-        &self,
-        snapshot: &Snapshot,
-        report: &BucketReport<'_>,
-        applied: &AppliedLimit<'_>,
-        algorithm: &Algorithm,
-    ) -> Vec<u8> {
-        let domain = snapshot.rules().settings_of(report.domain);
-        let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
-        let entries = &report.entries[..report.entries.len() - Rule::modifier_count(&applied.path)];
-        let hash = self.settings.value_hash.as_ref();
-        key::name(self.scope, report.domain, shard_by, entries, &applied.path, algorithm, hash)
     }
 
     /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
