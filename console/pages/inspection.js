@@ -30,7 +30,7 @@ function CounterFacts({ counter }) {
     <${Fact} name="Used"><span data-test="used">${number(used)}</span> ${used === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Remaining"><span data-test="remaining">${number(remaining)}</span> ${remaining === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Full limit available">${integer(counter.resetUs) ? `in ${duration(integer(counter.resetUs))}` : "now"}</${Fact}>
-    ${counter.quotas && html`<${Fact} name="Quotas"><span data-test="quotas">${percent(counter.quotas.share ?? 0)} of the limit, for ${number(counter.quotas.callers)} ${counter.quotas.callers === 1 ? "Envoy" : "Envoys"} that limit requests without a call</span></${Fact}>`}
+    ${counter.quotas && html`<${Fact} name="Quotas"><span data-test="quotas">${percent(counter.quotas.share ?? 0)} of the limit, for Envoys that limit requests by themselves (${number(counter.quotas.callers)})</span></${Fact}>`}
     ${counter.algorithm && html`<${Fact} name="Algorithm">${spaced(counter.algorithm)}</${Fact}>`}
     <${Fact} name="Server">${counter.node ? html`<${Text} value=${counter.node} />` : "this process's memory"}</${Fact}>
     ${counter.hashSlot !== undefined && html`<${Fact} name="Hash slot">${counter.hashSlot}</${Fact}>`}

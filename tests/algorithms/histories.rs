@@ -264,8 +264,8 @@ async fn adaptive_limits_learn_the_same_in_memory_and_in_redis() {
     }
 }
 
-/// The demands of all callers are of the same order as the limit, so that shares depend on each other. The lifetime of
-/// assignments changes at times.
+/// Demands are of the same order as the limit, so that shares depend on each other. The lifetime of assignments changes
+/// at times.
 #[tokio::test]
 async fn memory_and_redis_divide_a_limit_into_the_same_shares() {
     let server = RedisServer::start();

@@ -495,8 +495,13 @@ async fn limits_per_second_can_have_a_separate_store() {
     let request = request_for("d", &[("user", "u")]).descriptor(descriptor(&[("second", "s")]));
     assert!(client.check(request).await.unwrap().allowed());
     assert_eq!(main.cli(&["keys", "*"]), "sluicegate:{d|user=u}|user|fw:31536000");
-    let keys: Vec<_> =
-        short.nodes.iter().map(|node| node.cli(&["keys", "*"])).filter(|keys| !keys.is_empty()).collect();
+    // The key expires after its second.
+    let keys = wait_for_async("the key of the limit per second", async || {
+        client.check(request_for("d", &[("second", "s")])).await.unwrap();
+        let keys = short.nodes.iter().map(|node| node.cli(&["keys", "*"]));
+        Some(keys.filter(|keys| !keys.is_empty()).collect::<Vec<_>>()).filter(|keys| !keys.is_empty())
+    })
+    .await;
     assert_eq!(keys, ["sluicegate:{d|second=s}fw:1"]);
     // `ctl inspect` reads the counter from its own store, within its second.
     wait_for_async("the counter to be inspected", async || {

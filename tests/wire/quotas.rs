@@ -119,7 +119,7 @@ async fn callers_of_both_protocols_use_one_counter() {
     assert_eq!(1 + quota.max_tokens + checked, 50);
     let inspected = operator.ctl(&["inspect", "d", "hourly=a"]);
     assert!(
-        inspected.contains("quotas of 1 Envoys that limit requests by themselves: 15.6% of the limit"),
+        inspected.contains("quotas: 15.6% of the limit, for Envoys that limit requests by themselves (1)"),
         "{inspected}"
     );
     let strategy = caller.report("hourly", "a", quota.max_tokens.into(), 3).await;
@@ -131,24 +131,27 @@ async fn callers_of_both_protocols_use_one_counter() {
     assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
 }
 
-/// With a name, a caller keeps its share when it connects to another instance. A second caller with the same name is
-/// another caller.
+/// With a name, a caller keeps its share when it connects to another instance, or again before the service knows that
+/// the former connection is broken.
 #[tokio::test]
 async fn a_caller_with_a_name_keeps_its_share() {
     let (redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
-    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
-    let mut first = Caller::connect_as(&servers[0], "envoy-1").await;
-    let before = rate(&first.report("user", "a", 1, 0).await);
-    drop(first);
-    let mut first = Caller::connect_as(&servers[1], "envoy-1").await;
-    assert_eq!(rate(&first.report("user", "a", 1, 0).await), before);
-    let mut rates = vec![before];
-    for _ in 0..6 {
-        let mut other = Caller::connect_as(&servers[1], "envoy-1").await;
-        rates.push(rate(&other.report("user", "a", 1, 0).await));
-    }
-    assert_eq!(rates.iter().sum::<f64>().round(), 100.0, "all shares together are the limit: {rates:?}");
-    assert!(servers[1].log().contains("two open streams have the same name in sluicegate-caller"));
+    let operator = Operator::start(folder.path(), &redis.url());
+    let other = Server::start(folder.path(), &redis.url());
+    let callers = |number: u32| {
+        let inspected = operator.ctl(&["inspect", "d", "user=a"]);
+        assert!(inspected.contains(&format!("by themselves ({number})")), "{inspected}");
+    };
+    let mut first = Caller::connect_as(&other, "envoy-1").await;
+    let before = first.report("user", "a", 1, 0).await;
+    let mut second = Caller::connect_as(&operator.server, "envoy-1").await;
+    assert_eq!(second.report("user", "a", 1, 0).await, before);
+    let mut third = Caller::connect_as(&operator.server, "envoy-1").await;
+    assert_eq!(third.report("user", "a", 1, 0).await, before);
+    callers(1);
+    assert!(operator.server.log().contains("two open streams have the same name in sluicegate-caller"));
+    second.report("user", "a", 1, 0).await;
+    callers(2);
 }
 
 #[tokio::test]

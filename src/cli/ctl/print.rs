@@ -102,7 +102,7 @@ impl Output {
         }
         if let Some(quotas) = &counter.quotas {
             let (callers, share) = (quotas.callers, format_percent(quotas.share));
-            println!("  quotas of {callers} Envoys that limit requests by themselves: {share} of the limit");
+            println!("  quotas: {share} of the limit, for Envoys that limit requests by themselves ({callers})");
         }
     }
 

@@ -164,7 +164,12 @@ impl SharedCounter<'_> {
         }
         if self.limit.prepayment != Prepayment::Lifetime || prepaid.window_end == Micros::ZERO {
             prepaid.spend(report.allowed);
-            return if self.limit.prepayment == Prepayment::FreeSecond { 0 } else { prepaid.take_debt() };
+            if self.limit.prepayment == Prepayment::FreeSecond {
+                // The window forgets older hits.
+                prepaid.hits = prepaid.hits.max(-to_signed(self.limit.requests));
+                return 0;
+            }
+            return prepaid.take_debt();
         }
         let has_ended = now >= prepaid.window_end;
         let window_start = if has_ended { prepaid.window_end } else { prepaid.window_end - self.limit.window };

@@ -6,7 +6,7 @@
 //! for limits that have hits again, and for buckets without requests, which the caller is to forget.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -49,7 +49,8 @@ pub struct Settings {
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub idle_timeout: Duration,
-    /// Maximum number of buckets on all streams, of about 300 bytes each with short names.
+    /// Maximum number of buckets on all streams, of about 700 bytes each with short names and counters in
+    /// memory.
     pub max_buckets: usize,
 }
 
@@ -60,6 +61,11 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Returns the time after which a quota has ended at the caller in any case.
+    fn lifetime(&self) -> Micros {
+        Micros::new(self.ttl.as_micros() as u64) + DELIVERY_TIME
+    }
+
     /// Returns whether the lifetime is in whole seconds and has a valid length.
     #[must_use]
     pub fn is_valid(&self) -> bool {
@@ -117,22 +123,22 @@ pub struct Quotas {
     engine: Engine,
     clock: Clock,
     settings: Arc<Settings>,
-    metrics: Arc<Metrics>,
+    shared: Arc<Shared>,
 }
 
-/// Numbers of all streams.
+/// The state that streams share.
 #[derive(Default)]
-struct Metrics {
+struct Shared {
     streams: AtomicU64,
     buckets: AtomicU64,
     log_ambiguous: LogThrottle,
     log_ambiguous_name: LogThrottle,
-    /// The numbers of the names of callers with an open stream.
-    names: Mutex<HashSet<u64>>,
+    /// The last stream of each named caller. Both have numbers.
+    names: Mutex<HashMap<u64, u64>>,
 }
 
-impl Metrics {
-    fn lock_names(&self) -> MutexGuard<'_, HashSet<u64>> {
+impl Shared {
+    fn lock_names(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
         self.names.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,12 +147,12 @@ impl Quotas {
     /// Creates the component. `engine` counts the reports.
     #[must_use]
     pub fn new(engine: Engine, clock: Clock, settings: Settings) -> Self {
-        Self { engine, clock, settings: Arc::new(settings), metrics: Arc::default() }
+        Self { engine, clock, settings: Arc::new(settings), shared: Arc::default() }
     }
 
     /// Registers the numbers of streams and buckets with `meter`.
     pub fn observe(&self, meter: &Meter) {
-        let (streams, buckets) = (Arc::clone(&self.metrics), Arc::clone(&self.metrics));
+        let (streams, buckets) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let description = "Number of open streams of Envoy's quota protocol (RLQS)";
         observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.streams.load(Relaxed));
         let description = "Number of buckets that callers of Envoy's quota protocol (RLQS) report, on all streams";
@@ -155,25 +161,25 @@ impl Quotas {
 
     /// Starts the session of a new stream.
     ///
-    /// A caller with a name keeps its shares when it connects again, also to another instance. Of several open streams
-    /// with one name, only the first one counts as this caller.
+    /// A caller with a name keeps its shares when it connects again, also to another instance. If several open streams
+    /// have one name, the last one has these shares: the others may be broken connections.
     #[must_use]
     pub fn session(&self, name: Option<&str>) -> QuotaSession {
-        self.metrics.streams.fetch_add(1, Relaxed);
+        self.shared.streams.fetch_add(1, Relaxed);
+        let stream = rand::random();
         let named = name.filter(|name| !name.is_empty()).map(caller_number);
-        let is_first = named.is_some_and(|number| self.metrics.lock_names().insert(number));
-        if named.is_some() && !is_first && self.metrics.log_ambiguous_name.should_log() {
+        let former = named.and_then(|number| self.shared.lock_names().insert(number, stream));
+        if former.is_some() && self.shared.log_ambiguous_name.should_log() {
             tracing::warn!(
                 caller = name,
-                "two open streams have the same name in sluicegate-caller; ignoring the second one"
+                "two open streams have the same name in sluicegate-caller; the last one keeps the shares"
             );
         }
-        let name = named.filter(|_| is_first);
         QuotaSession {
             quotas: self.clone(),
             domain: "".into(),
-            caller: name.unwrap_or_else(|| rand::random::<u64>() | 1),
-            name,
+            stream,
+            name: named,
             buckets: HashMap::new(),
             rules: None,
             next_tick: Micros::ZERO,
@@ -188,8 +194,9 @@ pub struct QuotaSession {
     quotas: Quotas,
     /// The domain of the first message; empty before it.
     domain: Box<str>,
-    caller: u64,
-    /// The number of the caller's name, as long as the stream is open.
+    /// A random number.
+    stream: u64,
+    /// The number of the caller's name.
     name: Option<u64>,
     buckets: HashMap<BucketId, Bucket>,
     /// The rules and overrides by which the last quotas were computed.
@@ -275,14 +282,14 @@ impl QuotaSession {
         }
         let max_buckets = self.quotas.settings.max_buckets;
         let new = usages.iter().filter(|usage| !self.buckets.contains_key(&usage.bucket)).count();
-        if self.quotas.metrics.buckets.load(Relaxed) + new as u64 > max_buckets as u64 {
+        if self.quotas.shared.buckets.load(Relaxed) + new as u64 > max_buckets as u64 {
             return Err(QuotaError::TooManyBuckets(max_buckets));
         }
         let now = self.quotas.clock.now();
         for usage in &usages {
             if !self.buckets.contains_key(&usage.bucket) {
                 self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed));
-                self.quotas.metrics.buckets.fetch_add(1, Relaxed);
+                self.quotas.shared.buckets.fetch_add(1, Relaxed);
             }
         }
         Ok(self.assign(usages, now, true).await)
@@ -299,9 +306,8 @@ impl QuotaSession {
     pub async fn tick(&mut self) -> Vec<BucketAction> {
         let (now, idle_timeout) = (self.quotas.clock.now(), self.quotas.settings.idle_timeout.as_micros() as u64);
         let since = (now + BEFORE_WINDOW + TICK - self.window_phase) % TICK;
-        // A tick that is slightly early must not be repeated.
-        let rest = TICK - since;
-        self.next_tick = now + if rest.get() < TICK.get() / 2 { rest + TICK } else { rest };
+        self.next_tick = now + (TICK - since);
+        let lifetime = self.quotas.settings.lifetime();
         self.prepay(now).await;
         let rules = self.quotas.engine.rules.load_full();
         let is_changed = self.rules.as_ref().is_some_and(|former| !Arc::ptr_eq(former, &rules));
@@ -311,13 +317,16 @@ impl QuotaSession {
             let is_idle = (now - bucket.used_at).get() > idle_timeout;
             if is_idle {
                 actions.push(BucketAction::Abandon(id.clone()));
-                self.quotas.metrics.buckets.fetch_sub(1, Relaxed);
+                self.quotas.shared.buckets.fetch_sub(1, Relaxed);
                 if bucket.held.prepaid.is_returnable(now) {
                     idle.push((id.clone(), bucket.held));
                 }
                 return false;
             }
-            if is_changed || bucket.review_at.is_some_and(|at| at <= now) {
+            // Without reports, the caller may be gone, and others need its share.
+            let has_share = bucket.held.quota.is_some();
+            let is_alive = !has_share || now < bucket.held.reported_at + lifetime;
+            if is_changed || is_alive && bucket.review_at.is_some_and(|at| at <= now) {
                 due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
             }
             true
@@ -332,15 +341,15 @@ impl QuotaSession {
     pub fn close(&mut self) -> Option<Duration> {
         if self.is_open {
             self.is_open = false;
-            self.quotas.metrics.streams.fetch_sub(1, Relaxed);
-            if let Some(name) = self.name.take() {
-                self.quotas.metrics.lock_names().remove(&name);
+            self.quotas.shared.streams.fetch_sub(1, Relaxed);
+            if let Some(name) = self.name.filter(|name| self.owns(*name)) {
+                self.quotas.shared.lock_names().remove(&name);
             }
         }
         let now = self.quotas.clock.now();
         let before = self.buckets.len();
         self.buckets.retain(|_, bucket| bucket.held.prepaid.is_returnable(now));
-        self.quotas.metrics.buckets.fetch_sub((before - self.buckets.len()) as u64, Relaxed);
+        self.quotas.shared.buckets.fetch_sub((before - self.buckets.len()) as u64, Relaxed);
         let last = self.buckets.values().map(|bucket| bucket.held.ends_at).max()?;
         Some(Duration::from_micros((last - now).get()))
     }
@@ -383,12 +392,21 @@ impl QuotaSession {
         }
     }
 
+    /// Returns the caller's number: that of its name, unless a later stream has the same one.
+    fn caller(&self) -> u64 {
+        self.name.filter(|name| self.owns(*name)).unwrap_or(self.stream | 1)
+    }
+
+    fn owns(&self, name: u64) -> bool {
+        self.quotas.shared.lock_names().get(&name) == Some(&self.stream)
+    }
+
     /// Returns a report to the engine.
     fn bucket_report<'a>(&'a self, entries: &[Entry<'a>], report: &Reported, held: HeldQuota) -> BucketReport<'a> {
         BucketReport {
             domain: &self.domain,
             entries: self.order(entries),
-            caller: self.caller,
+            caller: self.caller(),
             allowed: report.allowed,
             denied: report.denied,
             demand: report.demand,
@@ -400,8 +418,9 @@ impl QuotaSession {
 
     /// Returns the next quota of each bucket, in batches whose calls share a round trip to the store.
     async fn assign(&mut self, usages: Vec<Usage>, now: Micros, are_reports: bool) -> Vec<BucketAction> {
-        let (ttl, mut actions) = (self.quotas.settings.ttl, Vec::with_capacity(usages.len()));
-        let lifetime = Micros::new(ttl.as_micros() as u64) + DELIVERY_TIME;
+        let (ttl, caller) = (self.quotas.settings.ttl, self.caller());
+        let mut actions = Vec::with_capacity(usages.len());
+        let lifetime = self.quotas.settings.lifetime();
         let mut usages = usages.into_iter().peekable();
         while usages.peek().is_some() {
             let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
@@ -438,7 +457,7 @@ impl QuotaSession {
                 }
                 let Assignment { quota, tokens, prepaid, share, review_in } = assignment;
                 // Without the bucket, whose values can be personal data.
-                tracing::debug!(caller = self.caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
+                tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
                 self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
                 bucket.review_at = review_in.map(|wait| now + wait.max(TICK));
                 let is_new = are_reports || bucket.held.quota != Some(quota);
@@ -466,7 +485,7 @@ impl QuotaSession {
     /// Returns the entries in the order of the rules.
     fn order<'e>(&self, entries: &[Entry<'e>]) -> smallvec::SmallVec<[Entry<'e>; 3]> {
         let (order, is_ambiguous) = self.quotas.engine.order(&self.domain, entries);
-        if is_ambiguous && self.quotas.metrics.log_ambiguous.should_log() {
+        if is_ambiguous && self.quotas.shared.log_ambiguous.should_log() {
             let keys: Vec<_> = order.iter().map(|entry| entry.key).collect();
             tracing::warn!(
                 domain = &*self.domain,
@@ -481,7 +500,7 @@ impl QuotaSession {
 impl Drop for QuotaSession {
     fn drop(&mut self) {
         self.close();
-        self.quotas.metrics.buckets.fetch_sub(self.buckets.len() as u64, Relaxed);
+        self.quotas.shared.buckets.fetch_sub(self.buckets.len() as u64, Relaxed);
     }
 }
 

@@ -494,6 +494,14 @@ fn callers_of_both_protocols_together_keep_the_limit() {
                     (simulation.most_in_any(60) as f64, (60.0 + late) * limit + 2.0 * number)
                 }
             };
+            if !rule.contains("algorithm") && !is_minute {
+                let law = 2.0 * (limit + number) + 0.05 * checks * limit;
+                let most = simulation.most_per_window(1) as f64;
+                assert!(
+                    most <= law,
+                    "{rule}, {envoys} Envoys, {checks}, {faults}: {most} in a second instead of {law}"
+                );
+            }
             assert!(most <= law, "{rule}, {envoys} Envoys, {checks}, {faults}: {most} instead of {law}");
             assert!(simulation.admitted.len() as f64 >= 0.7 * 240.0 * limit, "{rule}: {}", simulation.admitted.len());
         }

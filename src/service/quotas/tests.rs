@@ -14,6 +14,8 @@ const RULES: &str = "
 domain: api
 descriptors:
 - {key: user, rate_limit: {unit: second, requests_per_unit: 100}}
+- {key: log, rate_limit: {unit: minute, requests_per_unit: 600, algorithm: sliding_log}}
+- {key: elastic, rate_limit: {unit: second, requests_per_unit: 100, elastic: {resource: db, up_to: 150%, idle: 30%, busy: 80%}}}
 - {key: minutely, rate_limit: {unit: minute, requests_per_unit: 600}}
 - {key: hourly, rate_limit: {unit: hour, requests_per_unit: 360}}
 - {key: bucket, rate_limit: {unit: minute, requests_per_unit: 60, algorithm: token_bucket, burst: 20}}
@@ -164,11 +166,45 @@ fn a_used_up_counter_ends_the_quota_until_it_has_hits_again() {
     assert!(rate(quota(&mut session, "hourly=a", 1, 0)) > 0.0);
     service.pass(5);
     assert_eq!(quota(&mut session, "hourly=a", 359, 0), Some(Quota::DenyAll));
-    service.pass(3_594);
+    service.pass(3_590);
+    assert_eq!(quota(&mut session, "hourly=a", 0, 1), Some(Quota::DenyAll));
+    service.pass(4);
     assert_eq!(session.tick().now_or_never().unwrap(), []);
     service.pass(1);
     let actions = session.tick().now_or_never().unwrap();
     assert!(matches!(actions[..], [BucketAction::Assign(_, Quota::TokenBucket(_), _)]), "{actions:?}");
+}
+
+/// Quotas of elastic limits are computed each second, but not for a stream that stays open without reports.
+#[test]
+fn a_caller_that_reports_no_longer_leaves_its_share_to_others() {
+    let service = Service::start(Settings::default());
+    let [mut first, mut second] = [service.quotas.session(None), service.quotas.session(None)];
+    quota(&mut first, "elastic=a", 1, 0);
+    service.pass(5);
+    assert_eq!(rate(quota(&mut first, "elastic=a", 1, 5_000)), 100.0);
+    for _ in 0..40 {
+        service.pass(1);
+        first.tick().now_or_never().unwrap();
+    }
+    quota(&mut second, "elastic=a", 1, 0);
+    service.pass(5);
+    assert_eq!(rate(quota(&mut second, "elastic=a", 1, 5_000)), 100.0);
+}
+
+/// A window forgets older hits.
+#[test]
+fn a_debt_is_at_most_the_hits_of_a_window() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session(None);
+    for requests in std::iter::once(u64::MAX).chain([0; 26]) {
+        quota(&mut session, "log=a", requests, 0);
+        for _ in 0..5 {
+            service.pass(1);
+            session.tick().now_or_never().unwrap();
+        }
+    }
+    assert!(rate(quota(&mut session, "log=a", 0, 1)) > 0.0);
 }
 
 /// The hits that the caller may still use are counted as well, until its quota has ended.
@@ -183,8 +219,8 @@ fn reports_are_counted_by_the_limits_counter() {
     let engine = &service.quotas.engine;
     let snapshot = engine.rules.load();
     let totals: Vec<_> = snapshot.rule_totals().map(|totals| totals.get().unwrap_or_default()).collect();
-    assert_eq!((totals[2].requested, totals[2].denied), (38, 7));
-    let used = || service.used(2, "{api|hourly=a}fw:3600");
+    assert_eq!((totals[4].requested, totals[4].denied), (38, 7));
+    let used = || service.used(4, "{api|hourly=a}fw:3600");
     assert!(used() > 100, "{}", used());
     let wait = session.close().unwrap();
     assert_eq!(wait, Duration::from_secs(17));
@@ -208,7 +244,7 @@ fn a_window_begins_with_the_hits_of_its_quotas() {
         service.pass(1);
     }
     // The tokens of the bucket and those that are added in 14 seconds, until the quota ends.
-    assert_eq!(service.used(1, "{api|minutely=a}fw:60"), (23.0 + 14.0 * 1.5625) as u64);
+    assert_eq!(service.used(3, "{api|minutely=a}fw:60"), (23.0 + 14.0 * 1.5625) as u64);
     service.now.fetch_sub(1_000_000, Relaxed);
     assert_eq!(service.used(0, "{api|user=a}fw:1"), 16, "those that are added in a second");
 }
@@ -254,7 +290,7 @@ fn buckets_without_requests_are_abandoned() {
     report(&mut session, &[usage("user=a", 0, 0), usage("user=b", 0, 1)]).unwrap();
     service.pass(101);
     assert_eq!(session.tick().now_or_never().unwrap(), [BucketAction::Abandon(bucket("user=a"))]);
-    let counts = || (service.quotas.metrics.streams.load(Relaxed), service.quotas.metrics.buckets.load(Relaxed));
+    let counts = || (service.quotas.shared.streams.load(Relaxed), service.quotas.shared.buckets.load(Relaxed));
     assert_eq!(counts(), (1, 1));
     drop(session);
     assert_eq!(counts(), (0, 0));
