@@ -3,7 +3,10 @@
 use std::process::Command;
 
 use super::{folder, open, send, sign_in};
-use crate::support::{Browser, Operator, RedisServer, Server, operator::OPERATE, ring, wait_for};
+use crate::{
+    support::{Browser, Operator, RedisServer, Server, operator::OPERATE, ring, wait_for},
+    wire::quotas::Caller,
+};
 
 /// Sends 33 requests, so that 25 are denied, and waits until all are recorded.
 fn send_traffic(server: &Server) {
@@ -57,6 +60,19 @@ fn every_page_shows_the_traffic_with_counters_on_a_ring() {
     browser.wait_while(&is_down, || _ = send(server, 1, "user", "bob"));
     browser.wait_for_text("[data-test=events] li", &["Server down", &name]);
     browser.wait_for_text("[data-test=servers] tr", &[&redis[1 - owner].port.to_string(), "up"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_counter_shows_the_quotas_of_its_limit() {
+    let (operator, _folders) = start("memory");
+    let mut caller = Caller::connect(&operator.server).await;
+    caller.report("shop", "path", "/cart", 1, 0).await;
+    let browser = Browser::start();
+    open(&browser, &operator.server, "descriptor?d=shop%20path%3D%2Fcart");
+    browser.wait_for_text("[data-test=quotas]", &["15.6% of the limit, for Envoys", "(1)"]);
+    open(&browser, &operator.server, "descriptor?d=shop%20path%3D%2Fother");
+    browser.wait_for_text("[data-test=remaining]", &["1,000,000"]);
+    assert_eq!(browser.count("[data-test=quotas]"), 0);
 }
 
 fn check_all_pages(browser: &Browser, server: &Server, counter_server: &str) {

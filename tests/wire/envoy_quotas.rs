@@ -36,9 +36,21 @@ use tokio_stream::{
 use tonic::{Request, Response, Status, Streaming, transport};
 
 use super::envoy::upstream;
-use crate::support::{RedisServer, Server, envoy::Envoy, repository, request_for, rules, wait_for};
+use crate::support::{
+    RedisServer, Server, envoy::Envoy, raw_client::Client, repository, request_for, rules, wait_for, wait_for_async,
+};
 
 const FILE: &str = "deploy/envoy/rlqs.yaml";
+
+fn text_of(requests_per_second: u32, algorithm: &str) -> String {
+    let limit = format!("unit: second, requests_per_unit: {requests_per_second}, algorithm: {algorithm}");
+    format!("domain: envoy\ndescriptors: [{{key: quota_user, rate_limit: {{{limit}}}}}]")
+}
+
+/// Rules with one limit for each user.
+fn limit_of(requests_per_second: u32, algorithm: &str) -> tempfile::TempDir {
+    rules(&[("envoy.yaml", &text_of(requests_per_second, algorithm))])
+}
 
 fn send(envoy: &Envoy) -> bool {
     send_as(envoy, "alice")
@@ -121,47 +133,110 @@ fn envoy_limits_requests_while_the_service_restarts() {
     assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
 }
 
+/// The requests that were admitted by an Envoy and by an instance of the service in the same time.
+struct Admitted {
+    by_envoy: u32,
+    by_service: u32,
+    seconds: f64,
+}
+
+impl Admitted {
+    /// Checks the law of a limit per second: its burst, the burst of the quota, and the hits of a second, which are
+    /// counted in advance.
+    fn assert_law(&self, limit: f64, what: &str) {
+        let Self { by_envoy, by_service, seconds } = self;
+        let law = limit * (seconds + 3.0);
+        assert!(f64::from(by_envoy + by_service) <= law, "{what}: {by_envoy} and {by_service} instead of {law}");
+    }
+}
+
+/// Floods Envoy and an instance of the service, in which failed calls count as denied.
+async fn flood_both(envoy: &Arc<Envoy>, client: &Client, time: Duration) -> Admitted {
+    let (began, request, envoy) = (Instant::now(), request_for("envoy", &[("quota_user", "alice")]), Arc::clone(envoy));
+    let flooding = tokio::task::spawn_blocking(move || flood(&envoy, time).0);
+    let mut by_service = 0;
+    while !flooding.is_finished() {
+        by_service += u32::from(client.check(request.clone()).await.is_ok_and(|response| response.allowed()));
+    }
+    Admitted { by_envoy: flooding.await.unwrap(), by_service, seconds: began.elapsed().as_secs_f64() }
+}
+
 /// Envoy has a part of the limit, and its requests are counted for other callers before it can admit them. All of them
 /// send without a pause.
 #[tokio::test(flavor = "multi_thread")]
 async fn envoy_and_other_callers_together_keep_the_limit() {
     for algorithm in ["fixed_window", "token_bucket", "sliding_window"] {
-        let limit = format!("unit: second, requests_per_unit: 40, algorithm: {algorithm}");
-        let text = format!("domain: envoy\ndescriptors: [{{key: quota_user, rate_limit: {{{limit}}}}}]");
-        let (redis, folder) = (RedisServer::start(), rules(&[("envoy.yaml", &text)]));
+        let (redis, folder) = (RedisServer::start(), limit_of(40, algorithm));
         let [of_envoy, of_others] = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
-        let envoy = Envoy::start_changed(FILE, of_envoy.grpc, upstream().0, &[]);
-        let flood_envoy = move |time| tokio::task::spawn_blocking(move || (flood(&envoy, time).0, envoy));
+        let envoy = Arc::new(Envoy::start_changed(FILE, of_envoy.grpc, upstream().0, &[]));
         // Before the second report, the share is small.
-        let (_, envoy) = flood_envoy(Duration::from_secs(11)).await.unwrap();
-        let flood_envoy = move |time| tokio::task::spawn_blocking(move || (flood(&envoy, time).0, envoy));
-        let (client, request) = (of_others.client().await, request_for("envoy", &[("quota_user", "alice")]));
-        let (began, mut checked) = (Instant::now(), 0);
-        let flooding = flood_envoy(Duration::from_secs(6));
-        while !flooding.is_finished() {
-            checked += u32::from(client.check(request.clone()).await.unwrap().allowed());
-        }
-        let (admitted, _envoy) = flooding.await.unwrap();
-        // The bursts of the limit and of the quota, and the hits of a second, which are counted in advance.
-        let law = 40.0 * (began.elapsed().as_secs_f64() + 3.0);
-        let sum = f64::from(admitted + checked);
-        assert!(sum <= law && admitted >= 150, "{algorithm}: {admitted} and {checked} instead of {law}");
+        tokio::task::block_in_place(|| flood(&envoy, Duration::from_secs(11)));
+        let admitted = flood_both(&envoy, &of_others.client().await, Duration::from_secs(6)).await;
+        admitted.assert_law(40.0, algorithm);
+        assert!(admitted.by_envoy >= 150, "{algorithm}: {}", admitted.by_envoy);
     }
+}
+
+/// Envoy enforces its quota while its instance is gone, and has its share again at another instance, as it has a name.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_keeps_its_share_when_its_instance_is_killed() {
+    let (redis, folder) = (RedisServer::start(), limit_of(20, "token_bucket"));
+    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+    let endpoint = |server: &Server| {
+        let port = server.grpc.port();
+        format!("- endpoint: {{ address: {{ socket_address: {{ address: 127.0.0.1, port_value: {port} }} }} }}")
+    };
+    let [one, both] = [endpoint(&servers[0]), format!("{}\n        {}", endpoint(&servers[0]), endpoint(&servers[1]))];
+    let changes = [(&*one, &*both), ("# initial_metadata", "initial_metadata")];
+    let envoy = Arc::new(Envoy::start_changed(FILE, servers[0].grpc, upstream().0, &changes));
+    tokio::task::block_in_place(|| flood_until("the whole limit", &envoy, 17.0..30.0));
+    let has_stream = |server: &Server| server.metric("sluicegate_quota_streams") == 1.0;
+    let [first, second] = servers;
+    let (killed, other) = if has_stream(&first) { (first, second) } else { (second, first) };
+    assert!(has_stream(&killed) && !has_stream(&other));
+    drop(killed);
+    let (began, mut admitted) = (Instant::now(), 0);
+    tokio::task::block_in_place(|| {
+        wait_for("a stream to the other instance", || {
+            admitted += flood(&envoy, Duration::from_secs(1)).0;
+            has_stream(&other).then_some(())
+        });
+    });
+    let alone = Admitted { by_envoy: admitted, by_service: 0, seconds: began.elapsed().as_secs_f64() };
+    alone.assert_law(20.0, "without an instance");
+    let admitted = flood_both(&envoy, &other.client().await, Duration::from_secs(6)).await;
+    admitted.assert_law(20.0, "with the other instance");
+    assert!(admitted.by_envoy >= 75, "{}", admitted.by_envoy);
+}
+
+/// Envoy enforces its quota while Redis is gone, and all callers keep the limit when it is there again.
+#[tokio::test(flavor = "multi_thread")]
+async fn envoy_keeps_its_quota_while_redis_is_unavailable() {
+    let (mut redis, folder) = (RedisServer::start(), limit_of(20, "token_bucket"));
+    let server = Server::start(folder.path(), &redis.url());
+    let envoy = Arc::new(Envoy::start_changed(FILE, server.grpc, upstream().0, &[]));
+    tokio::task::block_in_place(|| flood_until("the whole limit", &envoy, 17.0..30.0));
+    let client = server.client().await;
+    redis.kill();
+    // Longer than the lifetime of a quota.
+    let without = flood_both(&envoy, &client, Duration::from_secs(20)).await;
+    without.assert_law(20.0, "without Redis");
+    assert!(without.by_envoy >= 300, "{}", without.by_envoy);
+    redis.restart();
+    wait_for_async("an answer", async || client.check(request_for("envoy", &[("quota_user", "bob")])).await.ok()).await;
+    // Redis has lost the counter, which begins with a burst again.
+    let with = flood_both(&envoy, &client, Duration::from_secs(6)).await;
+    with.assert_law(20.0, "with Redis");
 }
 
 #[test]
 fn a_changed_limit_reaches_envoy_within_seconds() {
-    let text = |limit| {
-        format!(
-            "domain: envoy\ndescriptors: [{{key: quota_user, rate_limit: {{unit: second, requests_per_unit: {limit}}}}}]"
-        )
-    };
-    let folder = rules(&[("envoy.yaml", &text(10))]);
+    let folder = limit_of(10, "fixed_window");
     let server = Server::start(folder.path(), "memory");
     let envoy = Envoy::start_changed(FILE, server.grpc, upstream().0, &[]);
     flood_until("the first limit", &envoy, 8.0..15.0);
     for (limit, expected) in [(30, 24.0..45.0), (4, 3.0..6.0), (0, 0.0..0.1), (16, 13.0..24.0)] {
-        fs::write(folder.path().join("envoy.yaml"), text(limit)).unwrap();
+        fs::write(folder.path().join("envoy.yaml"), text_of(limit, "fixed_window")).unwrap();
         flood_until(&format!("a limit of {limit}"), &envoy, expected);
     }
 }
@@ -178,8 +253,7 @@ impl Drop for StopOnDrop<'_> {
 /// The share of an Envoy that is killed goes to the other one when its quota has ended.
 #[test]
 fn a_killed_envoy_leaves_its_share_to_others() {
-    let text = "domain: envoy\ndescriptors: [{key: quota_user, rate_limit: {unit: second, requests_per_unit: 20}}]";
-    let folder = rules(&[("envoy.yaml", text)]);
+    let folder = limit_of(20, "fixed_window");
     let server = Server::builder().rules(folder.path()).set("quotas.ttl", "10s").start();
     let upstream = upstream().0;
     let [first, second] = [0, 1].map(|_| Envoy::start_changed(FILE, server.grpc, upstream, &[]));

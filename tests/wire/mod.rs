@@ -19,7 +19,7 @@ mod http2;
 /// Malformed and oversized input of every kind.
 mod invalid_input;
 /// Envoy's quota protocol.
-mod quotas;
+pub(crate) mod quotas;
 /// Replays of responses recorded from envoyproxy/ratelimit, on all stores.
 mod recorded;
 /// Batched checks: `sluicegate.v1`.

@@ -26,13 +26,13 @@ descriptors:
 ";
 
 /// One stream of the protocol.
-struct Caller {
+pub(crate) struct Caller {
     reports: mpsc::Sender<RateLimitQuotaUsageReports>,
     responses: Streaming<RateLimitQuotaResponse>,
 }
 
 impl Caller {
-    async fn connect(server: &Server) -> Self {
+    pub(crate) async fn connect(server: &Server) -> Self {
         Self::connect_as(server, "").await
     }
 
@@ -69,8 +69,8 @@ impl Caller {
         Ok(response.bucket_action.into_iter().map(strategy).collect())
     }
 
-    async fn report(&mut self, key: &str, value: &str, allowed: u64, denied: u64) -> Strategy {
-        self.send("d", &[(key, value, allowed, denied)]).await;
+    pub(crate) async fn report(&mut self, domain: &str, key: &str, value: &str, allowed: u64, denied: u64) -> Strategy {
+        self.send(domain, &[(key, value, allowed, denied)]).await;
         self.receive().await.unwrap().pop().unwrap()
     }
 }
@@ -95,7 +95,7 @@ async fn callers_of_several_instances_share_a_limit() {
     }
     let mut rates = Vec::new();
     for caller in &mut callers {
-        rates.push(rate(&caller.report("user", "a", 1, 0).await));
+        rates.push(rate(&caller.report("d", "user", "a", 1, 0).await));
     }
     // Each caller demands an eighth, until nothing is left.
     assert!(rates[..6].iter().all(|rate| *rate >= 12.5), "{rates:?}");
@@ -109,7 +109,7 @@ async fn callers_of_both_protocols_use_one_counter() {
     let operator = Operator::start(folder.path(), "memory");
     let server = &operator.server;
     let mut caller = Caller::connect(server).await;
-    let Strategy::TokenBucket(quota) = caller.report("hourly", "a", 1, 0).await else { panic!("no token bucket") };
+    let Strategy::TokenBucket(quota) = caller.report("d", "hourly", "a", 1, 0).await else { panic!("no token bucket") };
     let client = server.client().await;
     let request = request_for("d", &[("hourly", "a")]);
     let mut checked = 0;
@@ -122,7 +122,7 @@ async fn callers_of_both_protocols_use_one_counter() {
         inspected.contains("quotas: 15.6% of the limit, for Envoys that limit requests by themselves (1)"),
         "{inspected}"
     );
-    let strategy = caller.report("hourly", "a", quota.max_tokens.into(), 3).await;
+    let strategy = caller.report("d", "hourly", "a", quota.max_tokens.into(), 3).await;
     assert_eq!(strategy, Strategy::BlanketRule(BlanketRule::DenyAll.into()));
     let series =
         |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"hourly\"}}"));
@@ -143,14 +143,14 @@ async fn a_caller_with_a_name_keeps_its_share() {
         assert!(inspected.contains(&format!("by themselves ({number})")), "{inspected}");
     };
     let mut first = Caller::connect_as(&other, "envoy-1").await;
-    let before = first.report("user", "a", 1, 0).await;
+    let before = first.report("d", "user", "a", 1, 0).await;
     let mut second = Caller::connect_as(&operator.server, "envoy-1").await;
-    assert_eq!(second.report("user", "a", 1, 0).await, before);
+    assert_eq!(second.report("d", "user", "a", 1, 0).await, before);
     let mut third = Caller::connect_as(&operator.server, "envoy-1").await;
-    assert_eq!(third.report("user", "a", 1, 0).await, before);
+    assert_eq!(third.report("d", "user", "a", 1, 0).await, before);
     callers(1);
     assert!(operator.server.log().contains("two open streams have the same name in sluicegate-caller"));
-    second.report("user", "a", 1, 0).await;
+    second.report("d", "user", "a", 1, 0).await;
     callers(2);
 }
 
@@ -185,7 +185,7 @@ async fn streams_end_at_shutdown() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::start(folder.path(), "memory");
     let mut caller = Caller::connect(&server).await;
-    caller.report("user", "a", 1, 0).await;
+    caller.report("d", "user", "a", 1, 0).await;
     server.signal("TERM");
     let end = tokio::time::timeout(DEADLINE, caller.responses.message()).await.unwrap();
     assert!(!matches!(end, Ok(Some(_))), "{end:?}");
@@ -198,11 +198,11 @@ async fn quotas_are_renewed_while_redis_is_unavailable() {
     let (mut redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
     let server = Server::builder().rules(folder.path()).store(&redis.url()).set("redis.timeout", "2s").start();
     let mut caller = Caller::connect(&server).await;
-    let before = caller.report("user", "a", 1, 0).await;
+    let before = caller.report("d", "user", "a", 1, 0).await;
     assert_eq!(rate(&before), 15.625);
     redis.kill();
     caller.send("d", &[("user", "new", 1, 0)]).await;
-    assert_eq!(caller.report("user", "a", 1, 0).await, before);
+    assert_eq!(caller.report("d", "user", "a", 1, 0).await, before);
     redis.restart();
     wait_for_async("a quota for the new bucket", async || {
         caller.send("d", &[("user", "a", 1, 0), ("user", "new", 1, 0)]).await;

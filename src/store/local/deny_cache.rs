@@ -12,6 +12,7 @@
 //! - A refund by this instance invalidates the counter's entry immediately. A refund by another instance takes effect
 //!   after `max_age`.
 //! - Callers must refund only hits that were allowed: a hit that was denied from the cache has never been counted.
+//! - Hits that count ahead of their time neither use nor fill the cache.
 //! - The age of an entry starts when the store call was sent, before the store's clock was read. An entry therefore
 //!   expires slightly early, never late.
 
@@ -138,7 +139,7 @@ impl DenyCache {
 
     /// Returns the denial of one hit, if the cache has a valid entry that denies it.
     pub(super) fn get(&self, hit: &Hit<'_>, lookup: &Lookup, now: Duration) -> Option<Decision> {
-        if hit.action.releases() {
+        if hit.action.releases() || hit.is_ahead {
             return None;
         }
         self.denials.lookup(lookup.identity, |denial| {
@@ -161,7 +162,7 @@ impl DenyCache {
         if hit.action.releases() {
             // A denial that was cached while this call was under way is invalid as well.
             self.invalidate(lookup.identity);
-        } else if outcome.allowed || hit.algorithm.denial_counts(&outcome.state, outcome.at) {
+        } else if outcome.allowed || hit.is_ahead || hit.algorithm.denial_counts(&outcome.state, outcome.at) {
             // The counter has changed since the cached denial.
             self.denials.remove(lookup.identity);
         } else {
@@ -286,6 +287,18 @@ mod tests {
         learn(&cache, &Hit::take(b"k", &gcra, 10), denial(&gcra, 4));
         assert_eq!(cached(&cache, &[Hit::take(b"k", &gcra, 10)], at(1)), [None]);
         assert_eq!(cached(&cache, &[hit], at(1)), [None], "the earlier entry is removed");
+    }
+
+    #[test]
+    fn a_hit_that_counts_ahead_neither_uses_nor_fills_the_cache() {
+        let (rule, cache) = (minute(10, false), cache(at(50)));
+        let hit = Hit::take(b"k", &rule, 10);
+        let ahead = Hit { is_ahead: true, ..hit };
+        learn(&cache, &hit, denial(&rule, 4));
+        assert_eq!(cached(&cache, &[ahead], at(0)), [None]);
+        assert_eq!(cached(&cache, &[hit], at(0)), [Some(6)]);
+        learn(&cache, &ahead, denial(&rule, 4));
+        assert_eq!(cached(&cache, &[hit], at(0)), [None]);
     }
 
     #[test]
