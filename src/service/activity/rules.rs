@@ -112,12 +112,12 @@ impl RuleTable {
     }
 
     fn end_minute(&mut self, snapshot: &Snapshot, now: Micros) {
-        let sample = Sample::take(snapshot, now);
-        // The first sample contains earlier hits, which belong to no minute.
         let Some(previous) = self.minute.take() else {
-            self.minute = Some(sample);
+            // All hits since the start of the process belong to the first minute.
+            self.minute = Some(Sample { at: now, hits: HashMap::new() });
             return;
         };
+        let sample = Sample::take(snapshot, now);
         let zero = RuleHits::default();
         for (id, (totals, hits)) in &sample.hits {
             let before = previous.hits.get(id).map_or(&zero, |(_, hits)| hits);
@@ -468,13 +468,13 @@ descriptors:
     }
 
     #[test]
-    fn hits_before_the_start_of_the_record_belong_to_no_minute() {
+    fn hits_before_the_first_tick_belong_to_the_first_minute() {
         let mut setup = Setup::new(RULES);
         setup.ask(&[("user", "bob")], 7, 1);
         setup.tick(60);
         setup.ask(&[("user", "bob")], 2, 61);
         setup.tick(120);
-        assert_eq!(setup.list(&by_file(), 121).rows[1].minutes[MAX_MINUTES - 1], [2, 0]);
+        assert_eq!(setup.list(&by_file(), 121).rows[1].minutes[MAX_MINUTES - 1], [9, 2]);
     }
 
     #[test]
