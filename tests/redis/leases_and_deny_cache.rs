@@ -288,8 +288,13 @@ async fn unspent_hits_of_leases_are_returned() {
     let redis = RedisServer::start();
     for shut_down in [true, false] {
         let server = start(&redis, LEASED, &[]);
-        let passed = spend(&server.client().await, "window", 60).await;
-        assert!(server.metric("sluicegate_lease_decisions_total") > 0.0 && stored_count(&redis) > passed);
+        let (client, mut passed) = (server.client().await, 0);
+        wait_for_async("a lease with unspent hits", async || {
+            passed += spend(&client, "window", 60).await;
+            let is_leased = server.metric("sluicegate_lease_decisions_total") > 0.0;
+            (is_leased && stored_count(&redis) > passed).then_some(())
+        })
+        .await;
         if shut_down {
             server.signal("TERM");
             server.wait().await;

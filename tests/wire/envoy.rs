@@ -23,7 +23,8 @@ use crate::support::{
     tool, wait_for,
 };
 
-/// The number of requests in the upstream, and its maximum so far.
+/// The number of requests in the upstream, and its maximum so far. Requests whose callers do not wait for the response
+/// (`x-disconnects`) are not counted: the upstream learns late that they have ended.
 #[derive(Default)]
 pub(crate) struct InFlight {
     current: AtomicUsize,
@@ -50,7 +51,7 @@ impl Drop for InFlightRequest {
 /// Starts an upstream that answers every request with status 200, and returns its address and its requests in flight.
 ///
 /// Headers of the request control the response: `x-tokens` is copied to the response, `x-work` is a delay in
-/// milliseconds, and `x-break` breaks the response off.
+/// milliseconds, `x-break` breaks the response off, and with `x-disconnects` the request is not counted.
 pub(crate) fn upstream() -> (SocketAddr, Arc<InFlight>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -60,7 +61,7 @@ pub(crate) fn upstream() -> (SocketAddr, Arc<InFlight>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let answer = async move |headers: HeaderMap| {
-                let request = InFlightRequest::new(in_upstream);
+                let request = (!headers.contains_key("x-disconnects")).then(|| InFlightRequest::new(in_upstream));
                 let tokens = headers.get("x-tokens").cloned().unwrap_or_else(|| "0".parse().unwrap());
                 let work = headers.get("x-work").map_or(0, |work| work.to_str().unwrap().parse().unwrap());
                 tokio::time::sleep(Duration::from_millis(work)).await;
@@ -167,7 +168,7 @@ fn hits_are_taken_after_the_response() {
 /// Sends a request and closes the connection after `after`, without reading the response.
 fn send_and_disconnect(envoy: &Envoy, headers: &str, after: Duration) {
     let mut connection = TcpStream::connect(envoy.address()).unwrap();
-    write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\n{headers}\r\n").unwrap();
+    write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\nx-disconnects: 1\r\n{headers}\r\n").unwrap();
     std::thread::sleep(after);
 }
 
