@@ -1,4 +1,5 @@
-//! CPU time and memory of 10,000 buckets of Envoy's quota protocol, on 100 streams with a report each five seconds.
+//! CPU time and memory of 10,000 buckets of Envoy's quota protocol, on 100 streams with a report each five seconds. The
+//! baseline is the same service with the same streams before their first report.
 
 use std::time::Duration;
 
@@ -22,11 +23,13 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// Time until the quotas of all callers have settled.
 const WARM_UP: Duration = Duration::from_secs(40);
 const MEASURED: Duration = Duration::from_secs(30);
+/// Time for which the baseline is measured.
+const BASELINE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run() {
     println!("\nQuotas: {STREAMS} streams with {BUCKETS} buckets each, a report each {INTERVAL:?}\n");
     println!(
-        "| limit | users | CPU, % of a core | calls per second | CPU µs per report of a bucket | bytes per bucket |"
+        "| limit | users | CPU without reports, % of a core | CPU in addition, % of a core | CPU µs per report of a bucket | bytes per bucket |"
     );
     println!("| --- | --- | ---: | ---: | ---: | ---: |");
     for (limit, has_own_users) in [
@@ -37,21 +40,26 @@ pub(crate) fn run() {
     ] {
         let service = Process::service_with("memory", limit);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let (cpu, memory) = runtime.block_on(measure(&service, has_own_users));
+        let (baseline, cpu, memory) = runtime.block_on(measure(&service, has_own_users));
         let reports = (STREAMS * BUCKETS) as f64 / INTERVAL.as_secs_f64();
         println!(
-            "| {limit} | {} | {:.2} | {:.0} | {:.1} | {:.0} |",
+            "| {limit} | {} | {:.2} | {:.2} | {:.1} | {:.0} |",
             if has_own_users { "of one stream each" } else { "of all streams" },
-            cpu / MEASURED.as_secs_f64() * 100.0,
-            STREAMS as f64 / INTERVAL.as_secs_f64(),
-            cpu / MEASURED.as_secs_f64() / reports * 1e6,
+            baseline * 100.0,
+            (cpu - baseline) * 100.0,
+            (cpu - baseline) / reports * 1e6,
             memory / (STREAMS * BUCKETS) as f64,
         );
     }
 }
 
-/// Returns the CPU seconds in the measured time, and the bytes of memory that the streams add.
-async fn measure(service: &Process, has_own_users: bool) -> (f64, f64) {
+/// Returns the CPU seconds per second without and with reports, and the bytes of memory that the reports add.
+async fn measure(service: &Process, has_own_users: bool) -> (f64, f64, f64) {
+    let cpu = async |time: Duration| {
+        let before = service.cpu_micros();
+        sleep(time).await;
+        (service.cpu_micros() - before) / 1e6 / time.as_secs_f64()
+    };
     let mut streams = Vec::new();
     for index in 0..STREAMS {
         let mut client = RateLimitQuotaServiceClient::connect(format!("http://{}", service.address)).await.unwrap();
@@ -61,6 +69,7 @@ async fn measure(service: &Process, has_own_users: bool) -> (f64, f64) {
         tokio::spawn(discard(responses));
     }
     sleep(Duration::from_secs(2)).await;
+    let baseline = cpu(BASELINE).await;
     let before = service.resident();
     for (index, (sender, first)) in streams.into_iter().enumerate() {
         tokio::spawn(async move {
@@ -83,9 +92,8 @@ async fn measure(service: &Process, has_own_users: bool) -> (f64, f64) {
         });
     }
     sleep(WARM_UP).await;
-    let (memory, cpu) = (service.resident(), service.cpu_micros());
-    sleep(MEASURED).await;
-    ((service.cpu_micros() - cpu) / 1e6, memory - before)
+    let memory = service.resident() - before;
+    (baseline, cpu(MEASURED).await, memory)
 }
 
 async fn discard(mut responses: Streaming<RateLimitQuotaResponse>) {

@@ -8,8 +8,9 @@
 //! former assignment ends, because it may not have received the message. That part is not assigned to others before. So
 //! at no time do all callers together have more than the limit.
 //!
-//! The state has 29 bytes for each caller: the end of its assignment (7), the caller (6), its demand and share (3 each),
-//! and the end and size of a former, larger share (7 and 3).
+//! The state has an entry of 19 bytes for each caller: the end of its assignment (7), the caller (6), its demand and share
+//! (3 each). While a former share is larger, the caller has a second entry with the difference, and [`FORMER_MARK`]
+//! instead of the demand.
 
 use smallvec::smallvec;
 
@@ -28,34 +29,34 @@ pub struct Assignments {
 const END_BYTES: usize = 7;
 const CALLER_BYTES: usize = 6;
 const SHARE_BYTES: usize = 3;
-const ENTRY_BYTES: usize = 2 * END_BYTES + CALLER_BYTES + 3 * SHARE_BYTES;
+const ENTRY_BYTES: usize = END_BYTES + CALLER_BYTES + 2 * SHARE_BYTES;
+/// Stands for the demand in the entry of a former share.
+const FORMER_MARK: u64 = (1 << (8 * SHARE_BYTES)) - 1;
 
-/// The assignment of one caller.
+/// The assignment of one caller, or the part of its former share by which that was larger.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     end: u64,
     caller: u64,
     demand: u64,
     share: u64,
-    former_end: u64,
-    former_share: u64,
 }
 
 impl Entry {
-    fn read(state: &State, index: usize) -> Option<Self> {
-        let mut offset = ENTRY_BYTES * index;
-        let mut skip = |bytes| {
-            offset += bytes;
-            offset - bytes
+    fn read(bytes: &[u8; ENTRY_BYTES]) -> Self {
+        let mut offset = 0;
+        let mut number = |length| {
+            let mut number = [0; 8];
+            number[..length].copy_from_slice(&bytes[offset..offset + length]);
+            offset += length;
+            u64::from_le_bytes(number)
         };
-        Some(Self {
-            end: state.number::<END_BYTES>(skip(END_BYTES))?,
-            caller: state.number::<CALLER_BYTES>(skip(CALLER_BYTES))?,
-            demand: state.number::<SHARE_BYTES>(skip(SHARE_BYTES))?,
-            share: state.number::<SHARE_BYTES>(skip(SHARE_BYTES))?,
-            former_end: state.number::<END_BYTES>(skip(END_BYTES))?,
-            former_share: state.number::<SHARE_BYTES>(skip(SHARE_BYTES))?,
-        })
+        Self {
+            end: number(END_BYTES),
+            caller: number(CALLER_BYTES),
+            demand: number(SHARE_BYTES),
+            share: number(SHARE_BYTES),
+        }
     }
 
     fn write(&self, state: &mut State) {
@@ -63,13 +64,10 @@ impl Entry {
         state.push::<CALLER_BYTES>(self.caller);
         state.push::<SHARE_BYTES>(self.demand);
         state.push::<SHARE_BYTES>(self.share);
-        state.push::<END_BYTES>(self.former_end);
-        state.push::<SHARE_BYTES>(self.former_share);
     }
 
-    /// Returns the share that the caller may use at most.
-    fn reserved(&self, now: Micros) -> u64 {
-        if self.former_end > now.get() { self.share.max(self.former_share) } else { self.share }
+    fn is_former(&self) -> bool {
+        self.demand == FORMER_MARK
     }
 }
 
@@ -104,16 +102,16 @@ impl Assignments {
     pub fn assigned(state: &State, now: Micros) -> Option<(u32, u64)> {
         let (mut callers, mut assigned) = (0, 0);
         for entry in Self::valid(state, now) {
-            (callers, assigned) = (callers + 1, assigned + entry.reserved(now));
+            (callers, assigned) = (callers + u32::from(!entry.is_former()), assigned + entry.share);
         }
         (callers > 0).then_some((callers, assigned))
     }
 
-    /// Returns the assignments that have not ended.
+    /// Returns the entries that have not ended.
     fn valid(state: &State, now: Micros) -> impl Iterator<Item = Entry> {
         let max_end = (now + Self::MAX_TTL + CLOCK_SLACK).get();
-        let entries = (0..state.as_bytes().len() / ENTRY_BYTES).filter_map(|index| Entry::read(state, index));
-        entries.filter(move |entry| entry.end > now.get() && entry.end <= max_end)
+        let (entries, _) = state.as_bytes().as_chunks();
+        entries.iter().map(Entry::read).filter(move |entry| entry.end > now.get() && entry.end <= max_end)
     }
 
     /// Returns the share of each caller with an unmet demand.
@@ -147,8 +145,17 @@ impl Limiter for Assignments {
     const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "as";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] =
-        &["demand", "ttl", "max_end_ahead", "max_callers", "caller", "whole", "headroom_divisor", "idle_divisor"];
+    const ARGUMENTS: &'static [&'static str] = &[
+        "demand",
+        "ttl",
+        "max_end_ahead",
+        "max_callers",
+        "caller",
+        "whole",
+        "headroom_divisor",
+        "idle_divisor",
+        "former_mark",
+    ];
 
     fn build(_spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         Err(InvalidLimit { keyword: "algorithm", reason: "assignments are not a limit" })
@@ -164,7 +171,8 @@ impl Limiter for Assignments {
             self.caller,
             Self::WHOLE,
             Self::HEADROOM_DIVISOR,
-            Self::IDLE_DIVISOR
+            Self::IDLE_DIVISOR,
+            FORMER_MARK
         ]
     }
 
@@ -179,29 +187,31 @@ impl Limiter for Assignments {
         }
         let now = operation.now;
         let (own, others): (Vec<_>, Vec<_>) = Self::valid(state, now).partition(|entry| entry.caller == self.caller);
-        let (own, takes) = (own.first().copied(), operation.action == Action::Take);
-        if own.is_none() && (!takes || others.len() >= Self::MAX_CALLERS) {
+        let (former, current): (Vec<_>, Vec<_>) = own.into_iter().partition(Entry::is_former);
+        let other_callers = others.iter().filter(|entry| !entry.is_former());
+        let (callers, takes) = (other_callers.clone().count() as u64 + 1, operation.action == Action::Take);
+        if current.is_empty() && (!takes || callers > Self::MAX_CALLERS as u64) {
             return !takes;
         }
-        let callers = others.len() as u64 + 1;
         let idle = Self::WHOLE / (Self::IDLE_DIVISOR * callers);
         let demand = if takes { operation.cost.clamp(idle, Self::WHOLE) } else { 0 };
-        let mut demands: Vec<u64> = others.iter().map(|entry| entry.demand).chain([demand]).collect();
+        let mut demands: Vec<u64> = other_callers.map(|entry| entry.demand).chain([demand]).collect();
         let fair = Self::fair_share(&mut demands);
         let met: u64 = demands.iter().map(|demand| fair.min(*demand)).sum();
         let spare = Self::WHOLE.saturating_sub(met) / callers;
-        let assigned = others.iter().map(|entry| entry.reserved(now)).sum();
-        let former = own.unwrap_or_default();
-        let share = Self::share(demand, fair, spare, former.share, Self::WHOLE.saturating_sub(assigned));
-        let mut entry = Entry { end: (now + self.ttl).get(), caller: self.caller, demand, share, ..former };
-        if share < former.share {
-            let reserved = former.reserved(now);
-            entry.former_end =
-                if former.former_end > now.get() { former.former_end.max(former.end) } else { former.end };
-            entry.former_share = reserved;
-        }
+        let assigned = others.iter().map(|entry| entry.share).sum();
+        let (current, former) = [current, former].map(|entries| entries.first().copied().unwrap_or_default()).into();
+        let share = Self::share(demand, fair, spare, current.share, Self::WHOLE.saturating_sub(assigned));
+        let next = Entry { end: (now + self.ttl).get(), caller: self.caller, demand, share };
+        let former = Entry {
+            end: if share < current.share { former.end.max(current.end) } else { former.end },
+            demand: FORMER_MARK,
+            share: (current.share + former.share).saturating_sub(share),
+            ..next
+        };
         state.clear();
-        others.iter().chain([&entry]).for_each(|entry| entry.write(state));
+        let own = [next, former].into_iter().filter(|entry| !entry.is_former() || entry.share > 0);
+        others.into_iter().chain(own).for_each(|entry| entry.write(state));
         true
     }
 
@@ -209,8 +219,11 @@ impl Limiter for Assignments {
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let (mut callers, mut share, mut last) = (0, 0, 0);
         for entry in Self::valid(state, operation.now) {
-            (callers, last) = (callers + 1, entry.end.max(last));
-            share = if entry.caller == self.caller { entry.share } else { share };
+            last = entry.end.max(last);
+            if !entry.is_former() {
+                callers += 1;
+                share = if entry.caller == self.caller { entry.share } else { share };
+            }
         }
         let reset = Micros::new(last) - operation.now;
         Decision { allowed, used: share, limit: Some(callers), reset, ..Decision::default() }

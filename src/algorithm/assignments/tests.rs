@@ -66,6 +66,23 @@ fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
     assert_eq!(take(3, 500_000, 11), Some(0));
 }
 
+/// In memory, a state of up to [`State::INLINE`] bytes needs no memory of its own.
+#[test]
+fn a_former_share_has_an_entry_only_while_it_is_larger() {
+    let mut state = State::default();
+    let mut entries = |demand, second| {
+        apply(&mut state, 1, Action::Take, demand, second).unwrap();
+        assert_eq!(Assignments::assigned(&state, at(second)).map(|(callers, _)| callers), Some(1));
+        state.as_bytes().len() / ENTRY_BYTES
+    };
+    const { assert!(ENTRY_BYTES <= State::INLINE) }
+    assert_eq!(
+        [(800_000, 0), (400_000, 1), (300_000, 5), (900_000, 6), (300_000, 7)].map(|(d, s)| entries(d, s)),
+        [1, 2, 2, 1, 2]
+    );
+    assert_eq!([(300_000, 11), (300_000, 15), (300_000, 17)].map(|(d, s)| entries(d, s)), [2, 2, 1]);
+}
+
 #[test]
 fn the_share_of_a_caller_that_is_gone_is_free_after_its_end() {
     let mut state = State::default();
@@ -111,7 +128,7 @@ fn the_number_of_callers_is_bounded_and_assignments_of_wrong_clocks_are_ignored(
     }
     assert_eq!(apply(&mut state, 5_000, Action::Take, 1, 0), None);
     assert!(apply(&mut state, 7, Action::Take, 1, 0).is_some(), "this caller has an assignment already");
-    assert_eq!(state.as_bytes().len(), ENTRY_BYTES * Assignments::MAX_CALLERS);
+    assert_eq!(Assignments::assigned(&state, at(0)).unwrap().0, Assignments::MAX_CALLERS as u32);
     assert_eq!(Assignments::valid(&state, Micros::new(START / 2)).count(), 0);
     assert!(Assignments::build(&LimitSpec::default()).is_err());
 }

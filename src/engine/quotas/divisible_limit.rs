@@ -15,7 +15,7 @@ pub struct TokenBucket {
     /// Number of tokens that are added in each interval.
     pub tokens: u32,
     /// Length of the interval in seconds.
-    pub interval_secs: u64,
+    pub interval_secs: u32,
 }
 
 impl TokenBucket {
@@ -24,7 +24,7 @@ impl TokenBucket {
         let interval_secs = (TOKENS_PER_INTERVAL / rate.max(MIN_RATE)).ceil().max(1.0);
         let tokens = (rate * interval_secs) as u32;
         let max_tokens = u32::try_from(max_tokens).unwrap_or(u32::MAX).max(1);
-        Self { max_tokens, tokens: tokens.max(1), interval_secs: interval_secs as u64 }
+        Self { max_tokens, tokens: tokens.max(1), interval_secs: interval_secs as u32 }
     }
 
     /// Returns the same bucket with a token less if Envoy would take it for `former`: it ignores a different interval.
@@ -40,7 +40,7 @@ impl TokenBucket {
     /// Returns the tokens per second.
     #[must_use]
     pub fn rate(&self) -> f64 {
-        f64::from(self.tokens) / self.interval_secs as f64
+        f64::from(self.tokens) / f64::from(self.interval_secs)
     }
 
     /// Returns the largest number of requests that the bucket admits in this time if it contains `tokens` before.

@@ -138,6 +138,8 @@ struct SharedCounter<'s> {
     applied: AppliedLimit<'s>,
     limit: DivisibleLimit,
     key: Vec<u8>,
+    /// Hash of the key, by which hits that were counted by another counter are recognised.
+    number: u64,
 }
 
 impl<'a> BucketReport<'a> {
@@ -152,7 +154,7 @@ impl SharedCounter<'_> {
     fn spend(&self, held: &mut HeldQuota, report: &BucketReport<'_>, now: Micros) -> u64 {
         let last_report = held.reported_at;
         let prepaid = &mut held.prepaid;
-        if prepaid.counter != self.number() {
+        if prepaid.counter != self.number {
             *prepaid = Prepaid::default();
         }
         if report.elapsed > Micros::ZERO {
@@ -184,13 +186,6 @@ impl SharedCounter<'_> {
         prepaid.spend(report.allowed.min(most));
         prepaid.take_debt()
     }
-
-    /// Returns the number by which hits that were counted by another counter are recognised.
-    fn number(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.key.hash(&mut hasher);
-        hasher.finish() | 1
-    }
 }
 
 /// Returns the number of a caller with this name, which is the same on all instances.
@@ -204,13 +199,13 @@ impl Engine {
     ///
     /// If no rule applies in any order, the entries stay as they are.
     #[must_use]
-    pub fn order<'e>(&self, domain: &str, entries: &[Entry<'e>]) -> (SmallVec<[Entry<'e>; 3]>, bool) {
+    pub fn order<'e>(&self, domain: &str, entries: SmallVec<[Entry<'e>; 3]>) -> (SmallVec<[Entry<'e>; 3]>, bool) {
         if entries.len() == 1 {
-            return (entries.into(), false);
+            return (entries, false);
         }
-        let mut orders = self.rules.load().rules().orders(domain, entries);
+        let mut orders = self.rules.load().rules().orders(domain, &entries);
         let is_ambiguous = orders.len() > 1;
-        (orders.drain(..).next().unwrap_or_else(|| entries.into()), is_ambiguous)
+        (orders.drain(..).next().unwrap_or(entries), is_ambiguous)
     }
 
     /// Counts the reported requests, and returns the caller's next quota.
@@ -303,7 +298,7 @@ impl Engine {
         let lifetime = decision.reset.min(report.ttl + DELIVERY_TIME);
         let former = held.token_bucket();
         let size = |free| counter.limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
-        let mut prepaid = Prepaid { counter: counter.number(), window_end: now + decision.reset, ..held.prepaid };
+        let mut prepaid = Prepaid { counter: counter.number, window_end: now + decision.reset, ..held.prepaid };
         let paid = prepaid.hits.unsigned_abs();
         let mut next = size(decision.remaining + paid);
         let tokens_of = |bucket: TokenBucket| bucket.tokens_after(former, held.tokens);
@@ -334,7 +329,7 @@ impl Engine {
         now: Micros,
     ) -> Assignment {
         let (limit, former) = (&counter.limit, held.token_bucket());
-        let mut prepaid = Prepaid { counter: counter.number(), window_end: Micros::ZERO, ..held.prepaid };
+        let mut prepaid = Prepaid { counter: counter.number, window_end: Micros::ZERO, ..held.prepaid };
         let denied = |prepaid, review_in| Assignment {
             prepaid,
             review_in: Some(review_in),
@@ -377,7 +372,7 @@ impl Engine {
         let Ok(counter) = self.shared_counter(snapshot, report, applied) else {
             return (prepaid, true);
         };
-        let Some(bucket) = held.token_bucket().filter(|_| prepaid.counter == counter.number()) else {
+        let Some(bucket) = held.token_bucket().filter(|_| prepaid.counter == counter.number) else {
             return (prepaid, true);
         };
         let window_start = prepaid.window_end;
@@ -437,7 +432,7 @@ impl Engine {
             return;
         };
         if let Ok(counter) = self.shared_counter(snapshot, report, applied)
-            && prepaid.counter == counter.number()
+            && prepaid.counter == counter.number
         {
             // Without an answer, the hits count until the window ends.
             let _ = self.pay(&counter, Action::Refund, prepaid.hits.unsigned_abs(), false, now).await;
@@ -479,7 +474,9 @@ impl Engine {
             return Err(applied);
         };
         let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, applied.limit.algorithm());
-        Ok(SharedCounter { applied, limit, key })
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        Ok(SharedCounter { applied, limit, key, number: hasher.finish() | 1 })
     }
 
     /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.

@@ -5,8 +5,13 @@
 //! session counts hits in advance, once a second. It also looks for quotas that a change of rules or overrides affects,
 //! for limits that have hits again, and for buckets without requests, which the caller is to forget.
 
+mod bucket_id;
+
+pub use bucket_id::BucketId;
+
 use std::{
     collections::HashMap,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -14,10 +19,14 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::join_all;
+use futures_util::{
+    future::{MaybeDone, join_all, maybe_done},
+    poll,
+};
 use opentelemetry::metrics::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 
 use super::Clock;
 use crate::{
@@ -35,6 +44,9 @@ const BEFORE_WINDOW: Micros = Micros::new(25_000);
 const BATCH: usize = 256;
 /// Shortest time between two reports from which a rate is computed.
 const MIN_ELAPSED: Micros = Micros::new(500_000);
+
+/// A time that does not come.
+const NEVER: Micros = Micros::new(u64::MAX);
 
 /// Settings of Envoy's quota protocol.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -73,9 +85,6 @@ impl Settings {
         self.ttl == secs && (1..=Assignments::MAX_TTL.floor_secs() - 10).contains(&self.ttl.as_secs())
     }
 }
-
-/// The name of a bucket: keys with their values, in ascending order of the keys.
-pub type BucketId = Box<[(Box<str>, Box<str>)]>;
 
 /// A caller's report about one bucket since its last report.
 #[derive(Clone, Debug)]
@@ -218,10 +227,6 @@ struct Reported {
 /// Stands for a report where there is none.
 const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elapsed: Micros::ZERO };
 
-fn entries(id: &BucketId) -> Vec<Entry<'_>> {
-    id.iter().map(|(key, value)| Entry { key, value }).collect()
-}
-
 /// A bucket that the caller reports.
 struct Bucket {
     held: HeldQuota,
@@ -230,8 +235,8 @@ struct Bucket {
     rates: Option<[f32; 2]>,
     /// Whether the caller has had the bucket, and probably still a quota, before this stream.
     is_resumed: bool,
-    /// When the quota is to be computed again without a report.
-    review_at: Option<Micros>,
+    /// When the quota is to be computed again without a report, or [`NEVER`].
+    review_at: Micros,
 }
 
 impl Bucket {
@@ -239,7 +244,7 @@ impl Bucket {
     fn new(now: Micros, elapsed: Micros) -> Self {
         let is_resumed = elapsed > Micros::ZERO;
         let held = HeldQuota { reported_at: now - elapsed, ..HeldQuota::default() };
-        Self { held, used_at: now, rates: None, is_resumed, review_at: None }
+        Self { held, used_at: now, rates: None, is_resumed, review_at: NEVER }
     }
 
     /// Returns whether the caller may keep the quota of an earlier stream: nothing is free as long as that is reserved.
@@ -286,7 +291,7 @@ impl QuotaSession {
             return Err(QuotaError::TooManyBuckets(max_buckets));
         }
         let now = self.quotas.clock.now();
-        for usage in &usages {
+        for usage in usages.iter().filter(|_| new > 0) {
             if !self.buckets.contains_key(&usage.bucket) {
                 self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed));
                 self.quotas.shared.buckets.fetch_add(1, Relaxed);
@@ -326,7 +331,7 @@ impl QuotaSession {
             // Without reports, the caller may be gone, and others need its share.
             let has_share = bucket.held.quota.is_some();
             let is_alive = !has_share || now < bucket.held.reported_at + lifetime;
-            if is_changed || is_alive && bucket.review_at.is_some_and(|at| at <= now) {
+            if is_changed || is_alive && bucket.review_at <= now {
                 due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
             }
             true
@@ -363,9 +368,8 @@ impl QuotaSession {
 
     async fn return_hits(&self, unused: Vec<(BucketId, HeldQuota)>, now: Micros) {
         for batch in unused.chunks(BATCH) {
-            join_all(batch.iter().map(async |(id, held)| {
-                let entries = entries(id);
-                self.quotas.engine.return_unused(&self.bucket_report(&entries, &NO_REPORT, *held), now).await;
+            run_together(batch.iter().map(async |(id, held)| {
+                self.quotas.engine.return_unused(&self.bucket_report(id, &NO_REPORT, *held), now).await;
             }))
             .await;
         }
@@ -377,17 +381,15 @@ impl QuotaSession {
         let due: Vec<_> = self.buckets.iter().filter(|(_, bucket)| bucket.held.is_payment_due(now)).collect();
         for batch in due.chunks(BATCH) {
             let batch = batch.iter().map(async |(id, bucket)| {
-                let entries = entries(id);
-                let report = session.bucket_report(&entries, &NO_REPORT, bucket.held);
-                session.quotas.engine.prepay(&report, now).await
+                session.quotas.engine.prepay(&session.bucket_report(id, &NO_REPORT, bucket.held), now).await
             });
-            payments.extend(join_all(batch).await);
+            payments.extend(run_together(batch).await);
         }
         let due = self.buckets.values_mut().filter(|bucket| bucket.held.is_payment_due(now));
         for (bucket, (prepaid, is_used_up)) in due.zip(payments) {
             bucket.held.prepaid = prepaid;
             if is_used_up {
-                bucket.review_at = Some(now);
+                bucket.review_at = now;
             }
         }
     }
@@ -402,10 +404,10 @@ impl QuotaSession {
     }
 
     /// Returns a report to the engine.
-    fn bucket_report<'a>(&'a self, entries: &[Entry<'a>], report: &Reported, held: HeldQuota) -> BucketReport<'a> {
+    fn bucket_report<'a>(&'a self, bucket: &'a BucketId, report: &Reported, held: HeldQuota) -> BucketReport<'a> {
         BucketReport {
             domain: &self.domain,
-            entries: self.order(entries),
+            entries: self.order(bucket.entries().collect()),
             caller: self.caller(),
             allowed: report.allowed,
             denied: report.denied,
@@ -426,9 +428,8 @@ impl QuotaSession {
             let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
             let reported: Vec<_> = batch.iter().map(|usage| self.record(usage, now, are_reports)).collect();
             let session = &*self;
-            let assigned = join_all(batch.iter().zip(&reported).map(async |(usage, (reported, held))| {
-                let entries = entries(&usage.bucket);
-                session.quotas.engine.assign(&session.bucket_report(&entries, reported, *held), now).await
+            let assigned = run_together(batch.iter().zip(&reported).map(async |(usage, (reported, held))| {
+                session.quotas.engine.assign(&session.bucket_report(&usage.bucket, reported, *held), now).await
             }))
             .await;
             for (usage, assigned) in batch.into_iter().zip(assigned) {
@@ -452,14 +453,14 @@ impl QuotaSession {
                     (Ok(Some(assignment)) | Err(Some(assignment)), _) => assignment,
                 };
                 if bucket.keeps_former(&assignment) {
-                    bucket.review_at = Some(now + TICK);
+                    bucket.review_at = now + TICK;
                     continue;
                 }
                 let Assignment { quota, tokens, prepaid, share, review_in } = assignment;
                 // Without the bucket, whose values can be personal data.
                 tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
                 self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
-                bucket.review_at = review_in.map(|wait| now + wait.max(TICK));
+                bucket.review_at = review_in.map_or(NEVER, |wait| now + wait.max(TICK));
                 let is_new = are_reports || bucket.held.quota != Some(quota);
                 bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
                 if is_new {
@@ -483,7 +484,7 @@ impl QuotaSession {
     }
 
     /// Returns the entries in the order of the rules.
-    fn order<'e>(&self, entries: &[Entry<'e>]) -> smallvec::SmallVec<[Entry<'e>; 3]> {
+    fn order<'e>(&self, entries: SmallVec<[Entry<'e>; 3]>) -> SmallVec<[Entry<'e>; 3]> {
         let (order, is_ambiguous) = self.quotas.engine.order(&self.domain, entries);
         if is_ambiguous && self.quotas.shared.log_ambiguous.should_log() {
             let keys: Vec<_> = order.iter().map(|entry| entry.key).collect();
@@ -495,6 +496,20 @@ impl QuotaSession {
         }
         order
     }
+}
+
+/// Runs futures at the same time, and returns their results in their order.
+///
+/// Most futures do not wait if counters are in memory. [`join_all`] alone would create a task for each.
+async fn run_together<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut started = Vec::with_capacity(futures.size_hint().0);
+    for future in futures {
+        let mut future = maybe_done(Box::pin(future));
+        let _ = poll!(&mut future);
+        started.push(future);
+    }
+    join_all(started.iter_mut().filter(|future| matches!(future, MaybeDone::Future(_)))).await;
+    started.iter_mut().filter_map(|future| Pin::new(future).take_output()).collect()
 }
 
 impl Drop for QuotaSession {

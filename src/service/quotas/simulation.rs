@@ -23,7 +23,7 @@ enum Event {
     /// A report with this number of admitted and denied requests reaches the stream with this number.
     Received(usize, u64, u64, u64, u64),
     /// An answer reaches the Envoy: the capacity, the tokens and the interval of its bucket, or 0 to deny everything.
-    Answer(usize, u64, (u32, u32, u64)),
+    Answer(usize, u64, (u32, u32, u32)),
     Tick(usize, u64),
     /// A stream has ended some time ago.
     Return(usize),
@@ -368,7 +368,7 @@ impl Simulation {
 }
 
 impl Envoy {
-    fn replace(&mut self, (max_tokens, tokens, interval_secs): (u32, u32, u64), now: u64) {
+    fn replace(&mut self, (max_tokens, tokens, interval_secs): (u32, u32, u32), now: u64) {
         self.fill(now);
         self.expires_at = now + Settings::default().ttl.as_micros() as u64;
         if max_tokens == 0 {
@@ -403,7 +403,7 @@ impl Envoy {
 }
 
 fn bucket() -> BucketId {
-    Box::new([("user".into(), "a".into())])
+    BucketId::from_iter([("user", "a")])
 }
 
 /// Rules with a limit of ten requests per second for each Envoy.

@@ -57,8 +57,7 @@ impl Service {
 }
 
 fn bucket(text: &str) -> BucketId {
-    let entries = text.split(' ').map(|entry| entry.split_once('=').unwrap());
-    entries.map(|(key, value)| (key.into(), value.into())).collect()
+    text.split(' ').map(|entry| entry.split_once('=').unwrap()).collect()
 }
 
 fn usage(text: &str, allowed: u64, denied: u64) -> Usage {
@@ -304,7 +303,7 @@ fn invalid_messages_end_a_stream() {
     assert_eq!(send("", &[]), Err(QuotaError::NoDomain));
     assert_eq!(send("api", &[]), Ok(Vec::new()));
     assert_eq!(send("other", &[]), Err(QuotaError::OtherDomain));
-    let nameless = Usage { bucket: Box::default(), ..usage("user=a", 1, 0) };
+    let nameless = Usage { bucket: BucketId::from_iter([("", ""); 0]), ..usage("user=a", 1, 0) };
     assert_eq!(send("", &[nameless]), Err(QuotaError::NoEntries));
     assert_eq!(send("", &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).map(|actions| actions.len()), Ok(2));
     assert_eq!(send("api", &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));

@@ -1,0 +1,86 @@
+//! [`BucketId`]: the name of a bucket.
+
+use std::{fmt, iter};
+
+use smallvec::SmallVec;
+
+use crate::rules::Entry;
+
+/// The name of a bucket: keys with their values, in ascending order of the keys.
+///
+/// Short names need no allocation, because a stream can have many buckets. Each key and value is stored after its length,
+/// which has one byte, or five if it is [`LONG`] or more.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct BucketId(SmallVec<[u8; 24]>);
+
+/// Stands before a length of four bytes.
+const LONG: u8 = u8::MAX;
+
+impl BucketId {
+    /// Returns whether there are no entries.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Returns the keys with their values.
+    pub fn entries(&self) -> impl Iterator<Item = Entry<'_>> {
+        let mut rest = &*self.0;
+        let mut next = move || {
+            let (length, tail) = match rest.split_first()? {
+                (&LONG, tail) => tail.split_first_chunk().map(|(length, tail)| (u32::from_le_bytes(*length), tail))?,
+                (length, tail) => (u32::from(*length), tail),
+            };
+            let (text, tail) = tail.split_at_checked(length as usize)?;
+            rest = tail;
+            str::from_utf8(text).ok()
+        };
+        iter::from_fn(move || Some(Entry { key: next()?, value: next()? }))
+    }
+}
+
+/// Creates a name of keys with their values, which must be in ascending order of the keys. Each text has less than 4 GiB.
+impl<T: AsRef<str>> FromIterator<(T, T)> for BucketId {
+    fn from_iter<I: IntoIterator<Item = (T, T)>>(entries: I) -> Self {
+        let mut bytes = SmallVec::new();
+        for (key, value) in entries {
+            for text in [key.as_ref(), value.as_ref()] {
+                match u8::try_from(text.len()) {
+                    Ok(length) if length < LONG => bytes.push(length),
+                    _ => {
+                        bytes.push(LONG);
+                        bytes.extend_from_slice(&u32::try_from(text.len()).unwrap_or(u32::MAX).to_le_bytes());
+                    }
+                }
+                bytes.extend_from_slice(text.as_bytes());
+            }
+        }
+        bytes.shrink_to_fit();
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for BucketId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_map().entries(self.entries().map(|entry| (entry.key, entry.value))).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_the_entries_of_which_it_was_made() {
+        let texts = [254, 255, 256, 70_000].map(|length| "x".repeat(length));
+        let long = texts.iter().map(|text| (&**text, &**text)).collect();
+        for entries in [vec![], vec![("", "")], vec![("user", "alice")], vec![("a", "ä"), ("b", "")], long] {
+            let id: BucketId = entries.iter().copied().collect();
+            assert_eq!(id.is_empty(), entries.is_empty());
+            assert_eq!(id.entries().map(|entry| (entry.key, entry.value)).collect::<Vec<_>>(), entries);
+        }
+        let [one, other] = [[("a", "bc")], [("ab", "c")]].map(BucketId::from_iter);
+        assert_ne!(one, other);
+        assert_eq!(format!("{one:?}"), r#"{"a": "bc"}"#);
+    }
+}
