@@ -273,3 +273,47 @@ pub(super) fn to_signed(number: u64) -> i64 {
 pub(super) fn seconds(time: Micros) -> f64 {
     time.get() as f64 / 1e6
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_that_differs_only_in_the_interval_gets_a_token_less() {
+        let bucket = |max_tokens, tokens, interval_secs| TokenBucket { max_tokens, tokens, interval_secs };
+        for (next, former, sent) in [
+            (bucket(5, 10, 3), Some(bucket(5, 10, 2)), bucket(5, 9, 3)),
+            (bucket(5, 1, 3), Some(bucket(5, 1, 2)), bucket(5, 1, 3)),
+            (bucket(5, 10, 3), Some(bucket(5, 10, 3)), bucket(5, 10, 3)),
+            (bucket(5, 10, 3), Some(bucket(6, 10, 2)), bucket(5, 10, 3)),
+            (bucket(5, 10, 3), Some(bucket(5, 11, 2)), bucket(5, 10, 3)),
+            (bucket(5, 10, 3), None, bucket(5, 10, 3)),
+        ] {
+            assert_eq!(next.after(former), sent, "{former:?}");
+        }
+    }
+
+    #[test]
+    fn hits_are_returned_when_no_former_quota_can_need_them() {
+        let mut prepaid = Prepaid { hits: 10, ..Prepaid::default() };
+        let delay = Micros::from_secs(17);
+        for (second, needed, is_changed, returned) in [
+            (1, 4, false, 0),
+            (17, 4, false, 0),
+            (18, 4, false, 6),
+            // Each changed quota begins the delay again.
+            (20, 4, true, 0),
+            (36, 5, true, 0),
+            (37, 5, false, 0),
+            (53, 5, false, 5),
+            // The quota needs all hits in the meantime.
+            (60, 4, true, 0),
+            (65, 10, false, 0),
+            (77, 4, false, 0),
+            (94, 4, false, 6),
+        ] {
+            let now = Micros::from_secs(second);
+            assert_eq!(prepaid.unneeded(needed, is_changed, now, now + delay), returned, "{second}");
+        }
+    }
+}

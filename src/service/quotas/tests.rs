@@ -45,6 +45,15 @@ impl Service {
         self.now.fetch_add(seconds * 1_000_000, Relaxed);
     }
 
+    /// Puts a rule in force.
+    fn load(&self, rule: &str) {
+        let text = format!("domain: api\ndescriptors: [{rule}]");
+        let (rules, _) = rules::compile(&[SourceFile { name: "api.yaml".into(), text }], Options::default()).unwrap();
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 1, near_limit_ratio: 0.8 });
+        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        self.quotas.engine.rules.store(Arc::new(snapshot));
+    }
+
     /// Returns the hits that the counter of a rule contains.
     fn used(&self, rule: usize, key: &str) -> u64 {
         let engine = &self.quotas.engine;
@@ -184,7 +193,7 @@ fn a_caller_that_reports_no_longer_leaves_its_share_to_others() {
     assert_eq!(rate(quota(&mut first, "elastic=a", 1, 5_000)), 100.0);
     for _ in 0..40 {
         service.pass(1);
-        first.tick().now_or_never().unwrap();
+        assert_eq!(first.tick().now_or_never().unwrap(), [], "the quota has not changed");
     }
     quota(&mut second, "elastic=a", 1, 0);
     service.pass(5);
@@ -228,6 +237,17 @@ fn reports_are_counted_by_the_limits_counter() {
     assert_eq!(used(), 31);
 }
 
+/// Of the requests in five seconds, a window of one second contains a fifth.
+#[test]
+fn a_long_report_counts_with_a_part_in_a_short_window() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session(None);
+    let resumed = Usage { elapsed: Micros::from_secs(5), ..usage("user=a", 400, 0) };
+    report(&mut session, &[resumed]).unwrap();
+    // The next quota has the 20 remaining hits as its burst, and all hits of the next second.
+    assert_eq!(service.used(0, "{api|user=a}fw:1"), 80 + 20 + 100);
+}
+
 /// Other callers could use all hits of a window before the caller reports.
 #[test]
 fn a_window_begins_with_the_hits_of_its_quotas() {
@@ -264,12 +284,7 @@ fn changed_rules_change_quotas_at_the_next_tick() {
         (format!("{{key: user, {slots}, on_error: deny}}}}"), vec![Quota::DenyAll]),
         (format!("{{key: user, {slots}}}}}"), vec![]),
     ] {
-        let text = format!("domain: api\ndescriptors: [{user}]");
-        let file = SourceFile { name: "api.yaml".into(), text };
-        let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
-        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 1, near_limit_ratio: 0.8 });
-        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
-        service.quotas.engine.rules.store(Arc::new(snapshot));
+        service.load(&user);
         let actions = session.tick().now_or_never().unwrap();
         if user.contains("second") {
             assert!(matches!(actions[..], [BucketAction::Assign(_, Quota::TokenBucket(_), _)]), "{actions:?}");
@@ -278,6 +293,22 @@ fn changed_rules_change_quotas_at_the_next_tick() {
         let expected = quotas.into_iter().map(|quota| BucketAction::Assign(bucket("user=a"), quota, ttl));
         assert_eq!(actions, expected.collect::<Vec<_>>(), "{user}");
     }
+}
+
+/// The hits that were counted in the former window are not there.
+#[test]
+fn a_changed_window_begins_with_the_hits_of_its_quotas() {
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session(None);
+    session.tick().now_or_never().unwrap();
+    quota(&mut session, "hourly=a", 1, 0);
+    service.load("{key: hourly, rate_limit: {unit: day, requests_per_unit: 360}}");
+    let Some(BucketAction::Assign(_, Quota::TokenBucket(bucket), _)) = session.tick().now_or_never().unwrap().pop()
+    else {
+        panic!("no token bucket")
+    };
+    let used = service.used(0, "{api|hourly=a}fw:86400");
+    assert!(used > 0 && used >= bucket.max_tokens.into(), "{used} of {bucket:?}");
 }
 
 #[test]
