@@ -9,7 +9,7 @@
 //! at no time do all callers together have more than the limit.
 //!
 //! The state has an entry of 19 bytes for each caller: the end of its assignment (7), the caller (6), its demand and share
-//! (3 each). While a former share is larger, the caller has a second entry with the difference, and [`FORMER_MARK`]
+//! (3 each). While a former share is larger, the caller has a second entry with the difference, and `FORMER_MARK`
 //! instead of the demand.
 
 use smallvec::smallvec;
