@@ -289,10 +289,10 @@ async fn unspent_hits_of_leases_are_returned() {
     for shut_down in [true, false] {
         let server = start(&redis, LEASED, &[]);
         let (client, mut passed) = (server.client().await, 0);
-        wait_for_async("a lease with unspent hits", async || {
+        // On a busy machine, the rest of the lease may have been returned already.
+        wait_for_async("decisions by a lease", async || {
             passed += spend(&client, "window", 60).await;
-            let is_leased = server.metric("sluicegate_lease_decisions_total") > 0.0;
-            (is_leased && stored_count(&redis) > passed).then_some(())
+            (server.metric("sluicegate_lease_decisions_total") > 0.0).then_some(())
         })
         .await;
         if shut_down {
