@@ -2,11 +2,12 @@
 //! upstream.
 
 use std::{
+    collections::HashSet,
     io::Write,
     net::{SocketAddr, TcpStream},
     process::Command,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -23,35 +24,61 @@ use crate::support::{
     tool, wait_for,
 };
 
-/// The number of requests in the upstream, and its maximum so far. Requests whose callers do not wait for the response
-/// (`x-disconnects`) are not counted: the upstream learns late that they have ended.
+/// The requests in the upstream, and their maximum number so far.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    current: AtomicUsize,
+    current: Mutex<HashSet<u64>>,
+    /// Requests that their callers have broken off. The upstream learns of this late.
+    broken_off: Mutex<HashSet<u64>>,
     max: AtomicUsize,
 }
 
+impl InFlight {
+    fn current(&self) -> usize {
+        self.current.lock().unwrap().len()
+    }
+
+    fn begin(&self, id: u64) {
+        let mut current = self.current.lock().unwrap();
+        if !self.broken_off.lock().unwrap().contains(&id) {
+            current.insert(id);
+            self.max.fetch_max(current.len(), Relaxed);
+        }
+    }
+
+    fn end(&self, id: u64) {
+        self.current.lock().unwrap().remove(&id);
+    }
+
+    fn break_off(&self, id: u64) {
+        let mut current = self.current.lock().unwrap();
+        self.broken_off.lock().unwrap().insert(id);
+        current.remove(&id);
+    }
+}
+
 /// One request in the upstream; it ends when dropped.
-struct InFlightRequest(Arc<InFlight>);
+struct InFlightRequest(Arc<InFlight>, u64);
 
 impl InFlightRequest {
-    fn new(in_flight: Arc<InFlight>) -> Self {
-        let current = in_flight.current.fetch_add(1, Relaxed) + 1;
-        in_flight.max.fetch_max(current, Relaxed);
-        Self(in_flight)
+    /// Begins the request with the id in `x-id`, or with a new one.
+    fn new(in_flight: Arc<InFlight>, headers: &HeaderMap) -> Self {
+        let id = headers.get("x-id").map_or_else(rand::random, |id| id.to_str().unwrap().parse().unwrap());
+        in_flight.begin(id);
+        Self(in_flight, id)
     }
 }
 
 impl Drop for InFlightRequest {
     fn drop(&mut self) {
-        self.0.current.fetch_sub(1, Relaxed);
+        self.0.end(self.1);
     }
 }
 
 /// Starts an upstream that answers every request with status 200, and returns its address and its requests in flight.
 ///
 /// Headers of the request control the response: `x-tokens` is copied to the response, `x-work` is a delay in
-/// milliseconds, `x-break` breaks the response off, and with `x-disconnects` the request is not counted.
+/// milliseconds, `x-break` breaks the response off, and `x-id` is the id of the request.
 pub(crate) fn upstream() -> (SocketAddr, Arc<InFlight>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     listener.set_nonblocking(true).unwrap();
@@ -61,7 +88,7 @@ pub(crate) fn upstream() -> (SocketAddr, Arc<InFlight>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let answer = async move |headers: HeaderMap| {
-                let request = (!headers.contains_key("x-disconnects")).then(|| InFlightRequest::new(in_upstream));
+                let request = InFlightRequest::new(in_upstream, &headers);
                 let tokens = headers.get("x-tokens").cloned().unwrap_or_else(|| "0".parse().unwrap());
                 let work = headers.get("x-work").map_or(0, |work| work.to_str().unwrap().parse().unwrap());
                 tokio::time::sleep(Duration::from_millis(work)).await;
@@ -166,10 +193,14 @@ fn hits_are_taken_after_the_response() {
 }
 
 /// Sends a request and closes the connection after `after`, without reading the response.
-fn send_and_disconnect(envoy: &Envoy, headers: &str, after: Duration) {
-    let mut connection = TcpStream::connect(envoy.address()).unwrap();
-    write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\nx-disconnects: 1\r\n{headers}\r\n").unwrap();
-    std::thread::sleep(after);
+fn send_and_disconnect(envoy: &Envoy, in_flight: &InFlight, headers: &str, after: Duration) {
+    let (mut connection, id) = (TcpStream::connect(envoy.address()).unwrap(), rand::random());
+    write!(connection, "GET /slow HTTP/1.1\r\nhost: x\r\nx-user: alice\r\nx-id: {id}\r\n{headers}\r\n").unwrap();
+    // Envoy ends a request after the route's timeout of 5 s.
+    let in_upstream = after.min(Duration::from_millis(4_900));
+    std::thread::sleep(in_upstream);
+    in_flight.break_off(id);
+    std::thread::sleep(after - in_upstream);
 }
 
 /// Requests are finished, denied, broken off by the upstream, reset by the client, or timed out. Never more than two
@@ -184,7 +215,7 @@ fn slots_are_released_however_a_request_ends() {
         let allowed = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             for caller in 0..8_u64 {
-                let (envoy, allowed) = (&envoy, &allowed);
+                let (envoy, in_flight, allowed) = (&envoy, &*in_flight, &allowed);
                 scope.spawn(move || {
                     for number in 0..40 {
                         match (caller + number) % 8 {
@@ -193,13 +224,18 @@ fn slots_are_released_however_a_request_ends() {
                                 assert!(code == 200 || code == 429, "{code}");
                                 allowed.fetch_add(usize::from(code == 200), Relaxed);
                             }
-                            4 => send_and_disconnect(envoy, "x-break: 1\r\n", Duration::from_millis(20)),
-                            5 => send_and_disconnect(envoy, "x-work: 30\r\n", Duration::from_millis(number % 20)),
+                            4 => send_and_disconnect(envoy, in_flight, "x-break: 1\r\n", Duration::from_millis(20)),
+                            5 => send_and_disconnect(
+                                envoy,
+                                in_flight,
+                                "x-work: 30\r\n",
+                                Duration::from_millis(number % 20),
+                            ),
                             // Only once, because this request waits for the route's timeout of 5 s.
                             6 if number == 6 => {
-                                send_and_disconnect(envoy, "x-work: 7000\r\n", Duration::from_millis(5_500));
+                                send_and_disconnect(envoy, in_flight, "x-work: 7000\r\n", Duration::from_millis(5_500));
                             }
-                            _ => send_and_disconnect(envoy, "", Duration::ZERO),
+                            _ => send_and_disconnect(envoy, in_flight, "", Duration::ZERO),
                         }
                     }
                 });
@@ -225,7 +261,7 @@ fn a_request_that_outlives_its_slot_releases_no_other_slot() {
     let get = |work: &str| envoy.get("/slow", &[("x-user", "alice"), ("x-work", work)]).0;
     std::thread::scope(|scope| {
         let long = scope.spawn(|| get("4000"));
-        wait_for("the request to reach the upstream", || (in_flight.current.load(Relaxed) == 1).then_some(()));
+        wait_for("the request to reach the upstream", || (in_flight.current() == 1).then_some(()));
         assert_eq!(get("0"), 429);
         // A client cannot share a slot by sending equal request ids, because Envoy replaces them.
         let named = || envoy.get("/slow", &[("x-user", "bob"), ("x-request-id", "me"), ("x-work", "500")]).0;

@@ -69,8 +69,8 @@ fn flood(envoy: &Envoy, time: Duration) -> (u32, f64) {
     (admitted, began.elapsed().as_secs_f64())
 }
 
-/// Floods Envoy until it admits this number of requests per second, in a time of two seconds. Also Envoy's burst can
-/// pass in that time, which is the requests of a second.
+/// Floods Envoy until it admits this number of requests per second, in a time of two seconds. After a pause, also Envoy's
+/// burst can pass in that time.
 fn flood_until(what: &str, envoy: &Envoy, expected: std::ops::Range<f64>) {
     wait_for(what, || {
         let (admitted, seconds) = flood(envoy, Duration::from_secs(2));
@@ -234,10 +234,13 @@ fn a_changed_limit_reaches_envoy_within_seconds() {
     let folder = limit_of(10, "fixed_window");
     let server = Server::start(folder.path(), "memory");
     let envoy = Envoy::start_changed(FILE, server.grpc, upstream().0, &[]);
-    flood_until("the first limit", &envoy, 8.0..15.0);
-    for (limit, expected) in [(30, 24.0..45.0), (4, 3.0..6.0), (0, 0.0..0.1), (16, 13.0..24.0)] {
+    flood_until("the first limit", &envoy, 8.0..12.0);
+    // A busy machine cannot send many more requests per second than these.
+    for (limit, expected) in [(30, 25.0..33.0), (5, 4.0..6.5), (0, 0.0..0.1), (20, 17.0..23.0)] {
         fs::write(folder.path().join("envoy.yaml"), text_of(limit, "fixed_window")).unwrap();
+        let changed = Instant::now();
         flood_until(&format!("a limit of {limit}"), &envoy, expected);
+        assert!(changed.elapsed() < Duration::from_secs(10), "{:?}", changed.elapsed());
     }
 }
 
@@ -265,18 +268,20 @@ fn a_killed_envoy_leaves_its_share_to_others() {
             }
         });
         let _stop = StopOnDrop(&stop);
-        flood_until("half of the limit", &second, 8.0..15.0);
+        flood_until("half of the limit", &second, 8.5..11.5);
         wait_for("both to use the limit", || {
             admitted_by_first.store(0, Relaxed);
             let (admitted, seconds) = flood(&second, Duration::from_secs(4));
             let both = f64::from(admitted + admitted_by_first.load(Relaxed));
             let law = 20.0 * (seconds + 1.0) + 2.0;
             assert!(both <= law, "{both} requests instead of {law}");
-            (both >= 17.0 * seconds).then_some(())
+            (17.0..22.0).contains(&(both / seconds)).then_some(())
         });
     });
     drop(first);
-    flood_until("the whole limit", &second, 17.0..30.0);
+    let killed = Instant::now();
+    flood_until("the whole limit", &second, 18.0..22.0);
+    assert!(killed.elapsed() < Duration::from_secs(30), "{:?}", killed.elapsed());
 }
 
 type Answer = Result<RateLimitQuotaResponse, Status>;

@@ -16,7 +16,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 
-use crate::support::{DEADLINE, Operator, RedisServer, Server, request_for, rules, wait_for, wait_for_async};
+use crate::support::{
+    DEADLINE, Fault, Operator, Proxy, RedisServer, Server, request_for, rules, wait_for, wait_for_async,
+};
 
 const RULES: &str = "
 domain: d
@@ -190,6 +192,36 @@ async fn streams_end_at_shutdown() {
     let end = tokio::time::timeout(DEADLINE, caller.responses.message()).await.unwrap();
     assert!(!matches!(end, Ok(Some(_))), "{end:?}");
     assert!(server.wait().await.success());
+}
+
+/// What a caller admits while Redis is unavailable is part of the limit when it is available again.
+#[tokio::test]
+async fn requests_while_redis_is_unavailable_are_counted_afterwards() {
+    let (redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
+    let proxy = Proxy::start(redis.port);
+    let server = Server::builder().rules(folder.path()).store(&proxy.url()).set("redis.timeout", "2s").start();
+    let mut caller = Caller::connect(&server).await;
+    let Strategy::TokenBucket(quota) = caller.report("d", "hourly", "a", 1, 0).await else { panic!("no token bucket") };
+    let (client, request) = (server.client().await, request_for("d", &[("hourly", "a")]));
+    let check_other = async || client.check(request_for("d", &[("user", "b")])).await;
+    proxy.set(Fault::Cut);
+    wait_for_async("calls to fail", async || check_other().await.err()).await;
+    let renewed = caller.report("d", "hourly", "a", quota.max_tokens.into(), 0).await;
+    assert_eq!(renewed, Strategy::TokenBucket(quota));
+    proxy.set(Fault::None);
+    // Each worker connects again by itself. A new bucket has a quota only if its counter is available.
+    wait_for_async("calls to succeed", async || check_other().await.ok()).await;
+    let next = wait_for_async("a new quota", async || {
+        caller.send("d", &[("user", "new", 1, 0), ("hourly", "a", 0, 0)]).await;
+        let quotas = caller.receive().await.unwrap();
+        if let [_, Strategy::TokenBucket(next)] = quotas[..] { Some(next) } else { None }
+    })
+    .await;
+    let mut checked = 0;
+    while client.check(request.clone()).await.unwrap().allowed() {
+        checked += 1;
+    }
+    assert_eq!(1 + quota.max_tokens + next.max_tokens + checked, 50);
 }
 
 /// While Redis is unavailable, callers keep their quotas. A new bucket gets none, as the failure policy is `error`.

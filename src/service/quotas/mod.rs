@@ -291,7 +291,7 @@ impl QuotaSession {
             return Err(QuotaError::TooManyBuckets(max_buckets));
         }
         let now = self.quotas.clock.now();
-        for usage in usages.iter().filter(|_| new > 0) {
+        for usage in &usages {
             if !self.buckets.contains_key(&usage.bucket) {
                 self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed));
                 self.quotas.shared.buckets.fetch_add(1, Relaxed);
