@@ -73,7 +73,7 @@ pub struct HeldQuota {
     pub prepaid: Prepaid,
     /// Time of the caller's last report.
     pub reported_at: Micros,
-    /// Time at which the quota ends, at the latest.
+    /// Time at which the quota, or that of an earlier stream, ends at the latest.
     pub ends_at: Micros,
 }
 

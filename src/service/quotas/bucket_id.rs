@@ -11,7 +11,7 @@ use crate::rules::Entry;
 /// Short names need no allocation, because a stream can have many buckets. Each key and value is stored after its length,
 /// which has one byte, or five if it is 255 or more.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub struct BucketId(SmallVec<[u8; 24]>);
+pub struct BucketId(SmallVec<[u8; 16]>);
 
 /// Stands before a length of four bytes.
 const LONG: u8 = u8::MAX;

@@ -87,7 +87,7 @@ impl Settings {
 }
 
 /// A caller's report about one bucket since its last report.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Usage {
     /// The bucket.
     pub bucket: BucketId,
@@ -231,30 +231,29 @@ const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elap
 struct Bucket {
     held: HeldQuota,
     used_at: Micros,
-    /// Requests per second in the last report, and in the one before; `None` before the second report.
-    rates: Option<[f32; 2]>,
-    /// Whether the caller has had the bucket, and probably still a quota, before this stream.
-    is_resumed: bool,
+    /// Requests per second in the last report, and in the one before; NaN if there was none.
+    rates: [f32; 2],
     /// When the quota is to be computed again without a report, or [`NEVER`].
     review_at: Micros,
 }
 
 impl Bucket {
-    /// Creates a bucket that was last reported on another stream if `elapsed` is above 0.
-    fn new(now: Micros, elapsed: Micros) -> Self {
-        let is_resumed = elapsed > Micros::ZERO;
-        let held = HeldQuota { reported_at: now - elapsed, ..HeldQuota::default() };
-        Self { held, used_at: now, rates: None, is_resumed, review_at: NEVER }
+    /// Creates a bucket. If `elapsed` is above 0, the caller reported it on an earlier stream, and probably has a quota.
+    fn new(now: Micros, elapsed: Micros, lifetime: Micros) -> Self {
+        let ends_at = if elapsed > Micros::ZERO { now + lifetime } else { now };
+        let held = HeldQuota { reported_at: now - elapsed, ends_at, ..HeldQuota::default() };
+        Self { held, used_at: now, rates: [f32::NAN; 2], review_at: NEVER }
     }
 
     /// Returns whether the caller may keep the quota of an earlier stream: nothing is free as long as that is reserved.
-    fn keeps_former(&self, assignment: &Assignment) -> bool {
-        self.is_resumed && self.held.quota.is_none() && assignment.share == Some(0)
+    fn keeps_former(&self, assignment: &Assignment, now: Micros) -> bool {
+        self.held.quota.is_none() && now < self.held.ends_at && assignment.share == Some(0)
     }
 
     /// Returns the requests per second that are expected: the larger number of the last two reports.
     fn demand(&self) -> Option<f64> {
-        self.rates.map(|[last, former]| last.max(former).into())
+        let [last, former] = self.rates;
+        Some(last.max(former).into()).filter(|rate: &f64| !rate.is_nan())
     }
 
     /// Records a report, and returns the time since the last one.
@@ -263,7 +262,7 @@ impl Bucket {
         self.used_at = if requests > 0 { now } else { self.used_at };
         if elapsed >= MIN_ELAPSED {
             let rate = (requests as f64 / elapsed.get() as f64 * 1e6) as f32;
-            self.rates = Some([rate, self.rates.map_or(0.0, |[last, _]| last)]);
+            self.rates = [rate, self.rates[0]];
         }
         elapsed
     }
@@ -290,10 +289,10 @@ impl QuotaSession {
         if self.quotas.shared.buckets.load(Relaxed) + new as u64 > max_buckets as u64 {
             return Err(QuotaError::TooManyBuckets(max_buckets));
         }
-        let now = self.quotas.clock.now();
+        let (now, lifetime) = (self.quotas.clock.now(), self.quotas.settings.lifetime());
         for usage in &usages {
             if !self.buckets.contains_key(&usage.bucket) {
-                self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed));
+                self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed, lifetime));
                 self.quotas.shared.buckets.fetch_add(1, Relaxed);
             }
         }
@@ -452,7 +451,7 @@ impl QuotaSession {
                     (Ok(None) | Err(None), _) => continue,
                     (Ok(Some(assignment)) | Err(Some(assignment)), _) => assignment,
                 };
-                if bucket.keeps_former(&assignment) {
+                if bucket.keeps_former(&assignment, now) {
                     bucket.review_at = now + TICK;
                     continue;
                 }

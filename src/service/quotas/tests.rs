@@ -347,7 +347,7 @@ fn invalid_messages_end_a_stream() {
 
 #[test]
 fn a_demand_is_the_larger_one_of_two_reports() {
-    let mut bucket = Bucket::new(Micros::ZERO, Micros::ZERO);
+    let mut bucket = Bucket::new(Micros::ZERO, Micros::ZERO, Micros::ZERO);
     let mut demand_after = |requests, seconds| {
         bucket.record(requests, Micros::from_secs(seconds));
         bucket.held.reported_at = Micros::from_secs(seconds);
