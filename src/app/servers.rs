@@ -66,18 +66,16 @@ impl Servers {
         };
         let (stop, stopping) = watch::channel(false);
         let quotas = Quotas::new(check.engine.clone(), telemetry.clock.clone(), settings.quotas.clone());
-        let (health, tonic_services) = grpc::build_tonic_services(
-            ResourceService::new(reports.clone()),
-            QuotaService::new(quotas.clone(), settings.grpc.limits, stopping.clone()),
-        )
-        .await;
+        let (health, tonic_services) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
+        let quota_service = QuotaService::new(quotas.clone(), settings.grpc.limits, stopping.clone());
         for worker in 0..telemetry.workers {
             let (engines, traces, tonic_services) = (engines.clone(), telemetry.traces.clone(), tonic_services.clone());
             let (limits, response) = (settings.grpc.limits, settings.response.clone());
+            let quota_service = quota_service.clone();
             grpc.start_worker(&format!("worker-{worker}"), stopping.clone(), move || async move {
                 let check = engines.check(WorkerId(worker));
                 wait_until_up(&check.engine.store).await;
-                Handler::new(check, limits, response, traces, tonic_services)
+                Handler::new(check, limits, response, traces, quota_service, tonic_services)
             })?;
         }
         Ok(Self {

@@ -19,15 +19,21 @@ use sluicegate_proto::{
             RateLimitDescriptor,
             rate_limit_descriptor::{Entry, RateLimitOverride},
         },
-        service::ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+        service::{
+            rate_limit_quota::v3::{
+                BucketId, RateLimitQuotaUsageReports, rate_limit_quota_usage_reports::BucketQuotaUsage,
+            },
+            ratelimit::v3::{RateLimitRequest, RateLimitResponse},
+        },
     },
     sluicegate::v1::{Check, CheckFrame, ResponseFrame},
 };
 
-use crate::support::{DEADLINE, RedisServer, Server, request_for, server::post, wait_for_async};
+use crate::support::{DEADLINE, RedisServer, Server, request_for, server::post, wait_for, wait_for_async};
 
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
+const QUOTAS: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
 /// An HTTP/2 connection that sends arbitrary bytes.
@@ -282,7 +288,7 @@ async fn unusual_frames_are_answered_or_rejected() {
     for (body, status, expected, ids) in [
         (vec![], "0", "", &[][..]),
         (three, "0", "", &[5, 5, u64::MAX, 0]),
-        (truncated, "3", "bytes into a frame", &[5, 5, u64::MAX]),
+        (truncated, "3", "bytes into a message", &[5, 5, u64::MAX]),
         (compressed, "12", "compressed", &[1]),
         (oversized, "8", "maximum of 262144", &[1]),
         (invalid_frame, "3", "invalid CheckFrame", &[1]),
@@ -306,16 +312,32 @@ async fn random_bytes_on_a_stream_end_in_a_status() {
     let mut raw = Raw::connect(&server).await;
     let mut runner = TestRunner::new(Config::default());
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
-    for _ in 0..2_000 {
-        let mut body = [check_frame(&[1, 2, 3]), check_frame(&[4])].concat();
-        for (index, byte) in changes.new_tree(&mut runner).unwrap().current() {
-            let index = index.index(body.len());
-            body[index] = byte;
+    let usage = |user: &str| BucketQuotaUsage {
+        bucket_id: Some(BucketId { bucket: [("user".into(), user.into())].into() }),
+        time_elapsed: Some(prost_types::Duration { seconds: 5, nanos: 0 }),
+        num_requests_allowed: 1,
+        num_requests_denied: 2,
+    };
+    let reports = |users: &[&str]| {
+        let bucket_quota_usages = users.iter().map(|user| usage(user)).collect();
+        frame(&RateLimitQuotaUsageReports { domain: "d".into(), bucket_quota_usages }.encode_to_vec())
+    };
+    for (path, valid) in [
+        (STREAM, [check_frame(&[1, 2, 3]), check_frame(&[4])].concat()),
+        (QUOTAS, [reports(&["a", "b"]), reports(&["a"])].concat()),
+    ] {
+        for _ in 0..2_000 {
+            let mut body = valid.clone();
+            for (index, byte) in changes.new_tree(&mut runner).unwrap().current() {
+                let index = index.index(body.len());
+                body[index] = byte;
+            }
+            let (status, text, bytes) = raw.send(path, body).await;
+            assert!(matches!(status.as_str(), "0" | "3" | "8" | "12"), "{status}: {text}");
+            assert!(path != STREAM || response_ids(&bytes).len() <= 12);
         }
-        let (status, text, bytes) = raw.send(STREAM, body).await;
-        assert!(matches!(status.as_str(), "0" | "3" | "8" | "12"), "{status}: {text}");
-        assert!(response_ids(&bytes).len() <= 12);
     }
+    wait_for("the streams of quotas to end", || (server.metric("sluicegate_quota_streams") == 0.0).then_some(()));
     assert!(!server.log().contains("panicked"));
 }
 

@@ -190,8 +190,21 @@ async fn streams_end_at_shutdown() {
     caller.report("d", "user", "a", 1, 0).await;
     server.signal("TERM");
     let end = tokio::time::timeout(DEADLINE, caller.responses.message()).await.unwrap();
-    assert!(!matches!(end, Ok(Some(_))), "{end:?}");
+    assert!(matches!(end, Ok(None)), "{end:?}");
     assert!(server.wait().await.success());
+}
+
+/// An open stream does not keep a connection open after its maximum age.
+#[tokio::test]
+async fn streams_end_with_their_connection() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::builder().rules(folder.path()).set("grpc.max_connection_age", "1s").start();
+    let mut caller = Caller::connect(&server).await;
+    caller.report("d", "hourly", "a", 1, 0).await;
+    let end = tokio::time::timeout(DEADLINE, caller.responses.message()).await.unwrap();
+    assert!(matches!(end, Ok(None)), "{end:?}");
+    // Its unused hits are returned later, when its quota has ended.
+    assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
 }
 
 /// What a caller admits while Redis is unavailable is part of the limit when it is available again.

@@ -61,7 +61,7 @@ fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Resu
 }
 
 /// Decodes an entry: `key`, `value`.
-fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
+pub(super) fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
     let mut entry = Entry { key: "", value: "" };
     for field in fields {
         match field? {

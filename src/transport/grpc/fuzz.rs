@@ -9,10 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use sluicegate_proto::{
-    envoy::service::{rate_limit_quota::v3::RateLimitQuotaUsageReports, ratelimit::v3::RateLimitResponse},
-    sluicegate::v1,
-};
+use sluicegate_proto::{envoy::service::ratelimit::v3::RateLimitResponse, sluicegate::v1};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt, duplex},
     runtime::{self, Runtime},
@@ -27,6 +24,7 @@ use super::{
     connection::serve_http2,
     decode::{decode, decode_by_hand, decode_with_prost},
     message::PREFIX,
+    quotas,
     response::Response,
     stream,
 };
@@ -36,7 +34,7 @@ use crate::{
     rules::{Options, SourceFile},
     service::{
         Check, Clock, Quotas, ResourceReports, check,
-        quotas::{self, BucketAction},
+        quotas::{BucketAction, Settings as QuotaSettings},
         reload::Reloader,
         source::Source,
     },
@@ -95,14 +93,15 @@ impl Service {
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.unwrap_or_else(|error| panic!("{error}"));
         let (stop, stopping) = watch::channel(false);
-        let quotas = Quotas::new(check.engine.clone(), check.clock.clone(), quotas::Settings::default());
+        let quotas = Quotas::new(check.engine.clone(), check.clock.clone(), QuotaSettings::default());
         let services = async {
-            let quotas = QuotaService::new(quotas.clone(), Limits::default(), stopping);
-            build_tonic_services(ResourceService::new(reports), quotas).await
+            let (_, tonic_services) = build_tonic_services(ResourceService::new(reports)).await;
+            (QuotaService::new(quotas.clone(), Limits::default(), stopping), tonic_services)
         };
-        let (_, tonic_services) = runtime.block_on(services);
+        let (quota_service, tonic_services) = runtime.block_on(services);
         let checker = Arc::new(Checker::new(check.clone(), Limits::default(), response.clone(), Traces::default()));
-        let handler = Handler::new(check, Limits::default(), response, Traces::default(), tonic_services);
+        let handler =
+            Handler::new(check, Limits::default(), response, Traces::default(), quota_service, tonic_services);
         Self { runtime, checker, handler, quotas, _stop: stop }
     }
 }
@@ -137,19 +136,19 @@ pub fn check_frame(input: &[u8]) {
     });
 }
 
-/// Reports the usage of buckets on a new stream. Each report has at most one answer, and the token buckets in them are
+/// Reports the usage of buckets on a new stream. They must be read as prost does. Each report has at most one answer, and the token buckets in them are
 /// valid for Envoy.
 pub fn quota_reports(input: &[u8]) {
-    let Ok(message) = RateLimitQuotaUsageReports::decode(input) else {
+    let Ok((domain, usages)) = quotas::read(input, Limits::default()) else {
         return;
     };
-    let reports = message.bucket_quota_usages.len();
-    let Ok((domain, usages)) = super::quotas::read(message, Limits::default()) else {
-        return;
-    };
+    if let Some(expected) = quotas::read_with_prost(input) {
+        assert_eq!((domain.to_owned(), usages.clone()), expected);
+    }
+    let reports = usages.len();
     Service::with(|service| {
         let mut session = service.quotas.session(None);
-        let actions = service.runtime.block_on(session.report(&domain, usages)).unwrap_or_default();
+        let actions = service.runtime.block_on(session.report(domain, usages)).unwrap_or_default();
         assert!(actions.len() <= reports);
         for action in actions {
             if let BucketAction::Assign(_, Quota::TokenBucket(bucket), ttl) = action {

@@ -4,7 +4,11 @@
 //! message is compressed) and four bytes with its length. Requests may be compressed with gzip. Responses are never
 //! compressed.
 
-use std::{future::poll_fn, io::Read};
+use std::{
+    future::poll_fn,
+    io::Read,
+    task::{Context, Poll, ready},
+};
 
 use bytes::{Bytes, BytesMut};
 use flate2::read::GzDecoder;
@@ -18,7 +22,7 @@ use super::{RequestError, request_body::RequestBody};
 pub(super) const PREFIX: usize = 5;
 /// The first bytes of gzip data (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
-pub(super) const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// ASCII characters that `grpc-message` must escape. `utf8_percent_encode` always escapes other characters.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
@@ -68,9 +72,54 @@ pub(super) fn failed_to_read(error: &h2::Error) -> RequestError {
     RequestError { code: Code::Cancelled, message: format!("reading the request failed: {error}") }
 }
 
+/// The messages of a stream of requests.
+pub(super) struct Messages {
+    body: RequestBody,
+    /// Received bytes that do not form a complete message yet.
+    received: BytesMut,
+}
+
+impl Messages {
+    pub(super) fn new(body: RequestBody) -> Self {
+        Self { body, received: BytesMut::new() }
+    }
+
+    /// Returns the next message of at most `max` bytes without its prefix, or `None` at the end of the stream.
+    pub(super) async fn next(&mut self, max: usize) -> Result<Option<Bytes>, RequestError> {
+        poll_fn(|context| self.poll_next(context, max)).await
+    }
+
+    /// See [`Self::next`].
+    pub(super) fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<Result<Option<Bytes>, RequestError>> {
+        loop {
+            if let Some(message) = split_message(&mut self.received, max)? {
+                return Poll::Ready(Ok(Some(message)));
+            }
+            if self.received.is_empty() {
+                // A stream can wait for long, so it keeps no buffer.
+                self.received = BytesMut::new();
+            }
+            match ready!(self.body.poll_data(context)) {
+                Some(data) => self.received.extend_from_slice(&data.map_err(|error| failed_to_read(&error))?),
+                None if self.received.is_empty() => return Poll::Ready(Ok(None)),
+                None => {
+                    let incomplete = self.received.len();
+                    return Poll::Ready(Err(RequestError::invalid(format!(
+                        "the stream ended {incomplete} bytes into a message"
+                    ))));
+                }
+            }
+        }
+    }
+}
+
 /// Removes the first message from a stream's bytes and returns it without its prefix. Returns `None` if it is
 /// incomplete.
-pub(super) fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, RequestError> {
+fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, RequestError> {
     let Some(size) = announced_size(received) else {
         return Ok(None);
     };
@@ -125,7 +174,23 @@ fn announced_size(message: &[u8]) -> Option<usize> {
     usize::try_from(u32::from_be_bytes([a, b, c, d])).ok()
 }
 
-/// Writes the status of a failed call into its trailers.
+/// Returns the trailers of a call.
+pub(super) fn trailers(end: &Result<(), RequestError>) -> HeaderMap {
+    match end {
+        Ok(()) => {
+            let mut trailers = HeaderMap::with_capacity(1);
+            trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
+            trailers
+        }
+        Err(error) => {
+            let mut trailers = HeaderMap::with_capacity(2);
+            write_status(&mut trailers, error);
+            trailers
+        }
+    }
+}
+
+/// Writes the status of a failed call into its headers or trailers.
 pub(super) fn write_status(headers: &mut HeaderMap, error: &RequestError) {
     headers.insert(GRPC_STATUS, HeaderValue::from(error.code as i32));
     let message = utf8_percent_encode(&error.message, ESCAPED).to_string();

@@ -1,9 +1,9 @@
 //! The gRPC [`Server`]: one acceptor passes each connection to the worker with the fewest connections, and a worker
 //! decides on its own thread.
 //!
-//! Connections are served on the crate `h2` (`http2`). `ShouldRateLimit` (`service`) and the frames of `sluicegate.v1`
-//! (`stream`) are implemented without tonic's router and codec, which makes a call a fifth cheaper. All other services
-//! (health, reflection, resources, quotas) use tonic.
+//! Connections are served on the crate `h2` (`http2`). `ShouldRateLimit` (`service`), the frames of `sluicegate.v1`
+//! (`stream`) and quotas (`quotas`) are implemented without tonic's router and codec, which makes a call a fifth cheaper.
+//! All other services (health, reflection, resources) use tonic.
 
 mod caller_errors;
 mod checker;

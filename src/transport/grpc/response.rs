@@ -10,11 +10,14 @@ use bytes::Bytes;
 use h2::{Reason, SendStream, server::SendResponse};
 use http::{HeaderMap, HeaderName, HeaderValue, header::CONTENT_TYPE};
 use http_body::{Body, Frame};
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    sync::mpsc,
+    time::{Sleep, sleep},
+};
 
 use super::{
     RequestError,
-    message::{GRPC_STATUS, write_status},
+    message::{trailers, write_status},
     stream::ResponseStream,
 };
 
@@ -33,6 +36,8 @@ pub(super) enum Response {
     Error(RequestError),
     /// The responses to a stream of frames.
     Stream(Box<ResponseStream>),
+    /// Messages with their prefixes that another task sends, or the status that ends the stream.
+    Messages(mpsc::Receiver<Result<Bytes, RequestError>>),
     /// The response of a service that uses tonic.
     Tonic(Box<http::Response<tonic::body::Body>>),
 }
@@ -56,6 +61,7 @@ impl Response {
                 (metadata.map_or_else(HeaderMap::new, |all| *all), UnsentBody::Message(data))
             }
             Self::Stream(stream) => (HeaderMap::with_capacity(1), UnsentBody::Stream(stream)),
+            Self::Messages(messages) => (HeaderMap::with_capacity(1), UnsentBody::Messages(messages)),
             Self::Error(error) => {
                 let mut head = HeaderMap::with_capacity(4);
                 head.insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
@@ -77,7 +83,7 @@ impl Response {
         match body {
             UnsentBody::Message(data) if reserve(&mut stream, data.len()) => {
                 stream.send_data(data, false)?;
-                stream.send_trailers(ok_trailers())?;
+                stream.send_trailers(trailers(&Ok(())))?;
                 Ok(None)
             }
             body => Ok(Some(ResponseSender::new(stream, body))),
@@ -91,12 +97,6 @@ fn with_headers(headers: HeaderMap) -> http::Response<()> {
     response
 }
 
-fn ok_trailers() -> HeaderMap {
-    let mut trailers = HeaderMap::with_capacity(1);
-    trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-    trailers
-}
-
 /// Reserves `size` bytes of the flow-control windows. Returns whether they are available now.
 fn reserve(stream: &mut SendStream<Bytes>, size: usize) -> bool {
     stream.reserve_capacity(size);
@@ -108,15 +108,24 @@ enum UnsentBody {
     /// The data of a message. Trailers follow.
     Message(Bytes),
     Stream(Box<ResponseStream>),
+    Messages(mpsc::Receiver<Result<Bytes, RequestError>>),
     Tonic(tonic::body::Body),
 }
 
 impl UnsentBody {
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         match self {
-            Self::Message(data) if data.is_empty() => Poll::Ready(Some(Ok(Frame::trailers(ok_trailers())))),
+            Self::Message(data) if data.is_empty() => Poll::Ready(Some(Ok(Frame::trailers(trailers(&Ok(())))))),
             Self::Message(data) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
             Self::Stream(stream) => stream.poll_frame(context).map(|frame| Some(Ok(frame))),
+            Self::Messages(messages) => messages.poll_recv(context).map(|message| {
+                let frame = match message {
+                    Some(Ok(data)) => Frame::data(data),
+                    Some(Err(error)) => Frame::trailers(trailers(&Err(error))),
+                    None => Frame::trailers(trailers(&Ok(()))),
+                };
+                Some(Ok(frame))
+            }),
             Self::Tonic(body) => Pin::new(body).poll_frame(context),
         }
     }

@@ -1,5 +1,5 @@
-//! [`Handler`]: dispatches the calls of connections to `ShouldRateLimit`, to the methods of `sluicegate.v1`, or to
-//! tonic.
+//! [`Handler`]: dispatches the calls of connections to `ShouldRateLimit`, to the streams of quotas, to the methods of
+//! `sluicegate.v1`, or to tonic.
 
 use std::{
     pin::Pin,
@@ -12,10 +12,7 @@ use futures_util::{FutureExt, TryFutureExt};
 use http::{Request, header::CONTENT_TYPE};
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
-    envoy::service::{
-        rate_limit_quota::v3::rate_limit_quota_service_server::{self, RateLimitQuotaServiceServer},
-        ratelimit::v3::rate_limit_service_server,
-    },
+    envoy::service::{rate_limit_quota::v3::rate_limit_quota_service_server, ratelimit::v3::rate_limit_service_server},
     sluicegate::v1::{
         decision_service_server,
         resource_service_server::{self, ResourceServiceServer},
@@ -46,6 +43,8 @@ const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/Sh
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 /// Path of `Batch`, which does not use tonic either.
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
+/// Path of the method with quotas, which does not use tonic either.
+const STREAM_QUOTAS: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
 /// A method that does not use tonic.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -53,6 +52,7 @@ enum Method {
     ShouldRateLimit,
     Stream,
     Batch,
+    StreamQuotas,
 }
 
 /// The response to a call that has to wait.
@@ -67,6 +67,7 @@ pub(super) enum Decided {
 /// The services of one worker.
 pub struct Handler {
     checker: Arc<Checker>,
+    quotas: QuotaService,
     tonic_services: Routes,
 }
 
@@ -78,10 +79,11 @@ impl Handler {
         limits: Limits,
         response: ResponseSettings,
         traces: Traces,
+        quotas: QuotaService,
         tonic_services: Routes,
     ) -> Arc<Self> {
         let checker = Arc::new(Checker::new(check, limits, response, traces));
-        Arc::new(Self { checker, tonic_services })
+        Arc::new(Self { checker, quotas, tonic_services })
     }
 
     /// Handles one call.
@@ -97,6 +99,7 @@ impl Handler {
             SHOULD_RATE_LIMIT => Method::ShouldRateLimit,
             STREAM => Method::Stream,
             BATCH => Method::Batch,
+            STREAM_QUOTAS => Method::StreamQuotas,
             _ => return self.call_other(request),
         };
         if let Err(error) = check_head(&request) {
@@ -113,6 +116,7 @@ impl Handler {
                 let response = frame.map_ok(|data| Response::Message { data, metadata: None });
                 Decided::Later(Box::pin(response.map(into_response)))
             }
+            Method::StreamQuotas => Decided::Now(Response::Messages(self.quotas.start(request, leaving.subscribe()))),
         }
     }
 
@@ -176,9 +180,9 @@ fn into_response(result: Result<Response, RequestError>) -> Response {
     result.unwrap_or_else(Response::Error)
 }
 
-/// Builds the services that use tonic: health (for the server and for the service by its names), reflection,
-/// resources and quotas. All workers share them.
-pub async fn build_tonic_services(resources: ResourceService, quotas: QuotaService) -> (HealthReporter, Routes) {
+/// Builds the services that use tonic: health (for the server and for the service by its names), reflection
+/// and resources. All workers share them.
+pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter, Routes) {
     let reporter = HealthReporter::new();
     for name in HEALTH_NAMES {
         reporter.set_service_status(name, tonic_health::ServingStatus::Serving).await;
@@ -192,9 +196,8 @@ pub async fn build_tonic_services(resources: ResourceService, quotas: QuotaServi
     // The descriptor sets also contain the services of the admin port and of control planes, which this port does not
     // serve.
     let reflection = || REFLECTED_SERVICES.into_iter().fold(reflection(), Builder::with_service_name);
-    let mut routes = Routes::new(health_server::HealthServer::new(health))
-        .add_service(ResourceServiceServer::new(resources))
-        .add_service(RateLimitQuotaServiceServer::new(quotas));
+    let mut routes =
+        Routes::new(health_server::HealthServer::new(health)).add_service(ResourceServiceServer::new(resources));
     // Building cannot fail, because the descriptor sets are embedded in the program. A test calls both versions.
     if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
         routes = routes.add_service(v1).add_service(v1alpha);

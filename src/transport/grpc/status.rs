@@ -27,9 +27,8 @@ impl RequestError {
 }
 
 impl From<Malformed> for RequestError {
-    /// Converts the error about a malformed `RateLimitRequest`, the message of nearly all calls.
     fn from(error: Malformed) -> Self {
-        Self::invalid(format!("invalid RateLimitRequest: {error}"))
+        Self::invalid(format!("cannot decode the request: {error}"))
     }
 }
 

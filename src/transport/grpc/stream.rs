@@ -13,9 +13,8 @@ use std::{
     vec,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures_util::{Stream, future::poll_fn, stream::FuturesUnordered};
-use http::{HeaderMap, HeaderValue};
 use http_body::Frame;
 use sluicegate_common::wire::{Fields, Malformed};
 use tokio::sync::watch;
@@ -25,7 +24,7 @@ use super::{
     RequestError,
     checker::Checker,
     exact, feedback,
-    message::{self, GRPC_STATUS, PREFIX},
+    message::{self, Messages, PREFIX},
     request_body::RequestBody,
 };
 use crate::engine::{Feedback, Verdict};
@@ -193,10 +192,8 @@ pub(super) async fn batch(checker: Arc<Checker>, mut body: RequestBody) -> Resul
 /// The body of a stream's response. Polling the body drives the checks.
 pub(super) struct ResponseStream {
     queue: CheckQueue,
-    /// The request body. `None` after its end, or if no more is to be read.
-    input: Option<RequestBody>,
-    /// Received bytes that do not form a complete frame yet.
-    received: BytesMut,
+    /// The frames of the request. `None` after their end, or if no more are to be read.
+    frames: Option<Messages>,
     /// Whether the last frame was sent because it was full.
     was_full: bool,
     /// Completes when the connection is to be closed.
@@ -211,13 +208,13 @@ impl ResponseStream {
         let leaving = Box::pin(async move {
             let _ = leaving.wait_for(|leaving| *leaving).await;
         });
-        let (queue, input) = (CheckQueue::new(checker), Some(body));
-        Self { queue, input, received: BytesMut::new(), was_full: false, leaving, end: Ok(()) }
+        let (queue, frames) = (CheckQueue::new(checker), Some(Messages::new(body)));
+        Self { queue, frames, was_full: false, leaving, end: Ok(()) }
     }
 
     /// Returns the next frame of responses. The last frame contains the trailers.
     pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>> {
-        if self.input.is_some() && self.leaving.as_mut().poll(context).is_ready() {
+        if self.frames.is_some() && self.leaving.as_mut().poll(context).is_ready() {
             // As the protocol specifies, checks that have not been started are not decided.
             self.stop(Ok(()));
         }
@@ -236,16 +233,20 @@ impl ResponseStream {
                 // The maximum number of checks is being decided.
                 return Poll::Pending;
             }
-            if self.input.is_none() {
+            let Some(frames) = &mut self.frames else {
                 return match self.queue.is_done() {
-                    true => Poll::Ready(Frame::trailers(self.trailers())),
+                    true => Poll::Ready(Frame::trailers(message::trailers(&self.end))),
                     false => Poll::Pending,
                 };
-            }
-            match self.poll_input(context) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(error)) => self.stop(Err(error)),
-                Poll::Pending => return Poll::Pending,
+            };
+            match ready!(frames.poll_next(context, self.queue.checker.limits().max_frame_bytes)) {
+                Ok(Some(frame)) => {
+                    if let Err(error) = self.queue.add_frame(&frame) {
+                        self.stop(Err(error));
+                    }
+                }
+                Ok(None) => self.stop(Ok(())),
+                Err(error) => self.stop(Err(error)),
             }
         }
     }
@@ -253,44 +254,8 @@ impl ResponseStream {
     /// Reads no more checks. Started checks are still decided and answered.
     fn stop(&mut self, end: Result<(), RequestError>) {
         self.end = end;
-        self.input = None;
+        self.frames = None;
         self.queue.checks = Vec::new().into_iter();
-    }
-
-    /// Reads the next frame, a part of it, or the end of the request.
-    fn poll_input(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RequestError>> {
-        let max = self.queue.checker.limits().max_frame_bytes;
-        if let Some(frame) = message::split_message(&mut self.received, max)? {
-            return Poll::Ready(self.queue.add_frame(&frame));
-        }
-        let Some(input) = &mut self.input else {
-            return Poll::Ready(Ok(()));
-        };
-        match ready!(input.poll_data(context)) {
-            Some(Ok(data)) => self.received.extend_from_slice(&data),
-            Some(Err(error)) => return Poll::Ready(Err(message::failed_to_read(&error))),
-            None => {
-                let incomplete = self.received.len();
-                self.stop(Ok(()));
-                if incomplete > 0 {
-                    return Poll::Ready(Err(RequestError::invalid(format!(
-                        "the stream ended {incomplete} bytes into a frame"
-                    ))));
-                }
-            }
-        }
-        Poll::Ready(Ok(()))
-    }
-
-    fn trailers(&self) -> HeaderMap {
-        let mut trailers = HeaderMap::with_capacity(2);
-        match &self.end {
-            Ok(()) => {
-                trailers.insert(GRPC_STATUS, HeaderValue::from_static("0"));
-            }
-            Err(error) => message::write_status(&mut trailers, error),
-        }
-        trailers
     }
 }
 
