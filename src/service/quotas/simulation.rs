@@ -1,4 +1,5 @@
-//! Simulation of Envoys and of callers of other protocols, in virtual time, with the service's own code.
+//! Simulation of Envoys and of callers of other protocols, in virtual time, with the service's own code. They are spread
+//! over three instances with one store.
 //!
 //! Envoy is modelled as the real one behaves (`tests/wire/quotas.rs` checks it): it reports every five seconds, keeps the
 //! part of the tokens when a bucket is replaced, and admits no request without a valid quota.
@@ -10,7 +11,10 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use smallvec::smallvec;
 
 use super::*;
-use crate::engine::{Code, Descriptor, Request, TokenBucket, tests};
+use crate::{
+    engine::{Code, Descriptor, Request, TokenBucket, tests},
+    store::{Memory, memory},
+};
 
 const REPORT_INTERVAL: u64 = 5_000_000;
 
@@ -29,8 +33,8 @@ enum Event {
     Return(usize),
     /// A request of another protocol arrives.
     Check,
-    /// The service crashes and restarts. Counters survive.
-    Restart,
+    /// An instance of the service crashes and restarts. Counters survive.
+    Restart(usize),
     /// An Envoy restarts.
     EnvoyRestart(usize),
 }
@@ -56,6 +60,8 @@ impl Scenario {
 
 struct Envoy {
     stream: u64,
+    /// The instance of the last stream.
+    instance: usize,
     session: Option<QuotaSession>,
     quota: Option<Quota>,
     tokens: f64,
@@ -68,7 +74,8 @@ struct Envoy {
 
 struct Simulation {
     scenario: Scenario,
-    quotas: Quotas,
+    /// The instances of the service, which share their counters.
+    instances: [Quotas; 3],
     clock: Arc<AtomicU64>,
     random: StdRng,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -89,9 +96,14 @@ impl Simulation {
     fn run(scenario: Scenario, seed: u64) -> Self {
         let clock = Arc::new(AtomicU64::new(START));
         let rules = format!("domain: api\ndescriptors: [{{key: user, rate_limit: {{{}}}}}]", scenario.rule);
-        let quotas = Quotas::new(tests::engine(&rules), Clock::Manual(Arc::clone(&clock)), Settings::default());
+        let engine = tests::engine(&rules);
+        let instances = std::array::from_fn(|_| {
+            let engine = Engine { local: Arc::new(Memory::new(&memory::Settings::default())), ..engine.clone() };
+            Quotas::new(engine, Clock::Manual(Arc::clone(&clock)), Settings::default())
+        });
         let envoys = scenario.demands.iter().map(|_| Envoy {
             stream: 0,
+            instance: 0,
             session: None,
             quota: None,
             tokens: 0.0,
@@ -104,7 +116,7 @@ impl Simulation {
         let mut simulation = Self {
             envoys: envoys.collect(),
             scenario,
-            quotas,
+            instances,
             clock,
             random: StdRng::seed_from_u64(seed),
             events: BinaryHeap::new(),
@@ -122,7 +134,8 @@ impl Simulation {
         if simulation.scenario.faults {
             let half = simulation.scenario.seconds * 500_000;
             let at = simulation.random.random_range(half..half * 3 / 2);
-            simulation.schedule(at, Event::Restart);
+            let instance = simulation.random.random_range(0..simulation.instances.len());
+            simulation.schedule(at, Event::Restart(instance));
             let envoy = simulation.random.random_range(0..simulation.envoys.len());
             let at = simulation.random.random_range(0..half);
             simulation.schedule(at, Event::EnvoyRestart(envoy));
@@ -208,9 +221,10 @@ impl Simulation {
                 }
                 self.next_check();
             }
-            Event::Restart => {
+            Event::Restart(instance) => {
                 // A process that crashes returns nothing.
-                self.envoys.iter_mut().for_each(|envoy| envoy.session = None);
+                let envoys = self.envoys.iter_mut().filter(|envoy| envoy.instance == instance);
+                envoys.for_each(|envoy| envoy.session = None);
             }
             Event::EnvoyRestart(index) => {
                 self.close(index);
@@ -253,9 +267,10 @@ impl Simulation {
         }
         if self.envoys[index].session.is_none() {
             self.streams += 1;
-            let session = self.quotas.session(Some(&format!("envoy-{index}")));
+            let instance = self.random.random_range(0..self.instances.len());
+            let session = self.instances[instance].session(Some(&format!("envoy-{index}")));
             let envoy = &mut self.envoys[index];
-            (envoy.session, envoy.stream) = (Some(session), self.streams);
+            (envoy.session, envoy.stream, envoy.instance) = (Some(session), self.streams, instance);
             self.schedule(0, Event::Tick(index, self.streams));
         }
         let delay = self.delay();
@@ -299,7 +314,7 @@ impl Simulation {
     }
 
     /// Returns whether a request of another protocol is allowed.
-    fn check(&self) -> bool {
+    fn check(&mut self) -> bool {
         let descriptor = Descriptor {
             entries: smallvec![Entry { key: "user", value: "a" }],
             hits: 1,
@@ -307,7 +322,9 @@ impl Simulation {
             requested_limit: None,
         };
         let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: Vec::new() };
-        let verdict = self.quotas.engine.decide(&request, Micros::new(self.now)).now_or_never().unwrap().unwrap();
+        let instance = self.random.random_range(0..self.instances.len());
+        let verdict =
+            self.instances[instance].engine.decide(&request, Micros::new(self.now)).now_or_never().unwrap().unwrap();
         verdict.overall == Code::Ok
     }
 
