@@ -8,9 +8,9 @@
 //! former assignment ends, because it may not have received the message. That part is not assigned to others before. So
 //! at no time do all callers together have more than the limit.
 //!
-//! The state has an entry of 19 bytes for each caller: the end of its assignment (7), the caller (6), its demand and share
-//! (3 each). While a former share is larger, the caller has a second entry with the difference, and `FORMER_MARK`
-//! instead of the demand.
+//! The state has an entry of 20 bytes for each caller: the end of its assignment (5, in hundredths of a second), the caller
+//! (5), its demand (2, in units of 16 millionths), its share (3), its former share if that is larger (3), and by which
+//! time the former assignment ends earlier (2, in hundredths of a second).
 
 use smallvec::smallvec;
 
@@ -26,20 +26,28 @@ pub struct Assignments {
     caller: u64,
 }
 
-const END_BYTES: usize = 7;
-const CALLER_BYTES: usize = 6;
+const END_BYTES: usize = 5;
+const CALLER_BYTES: usize = 5;
+const DEMAND_BYTES: usize = 2;
 const SHARE_BYTES: usize = 3;
-const ENTRY_BYTES: usize = END_BYTES + CALLER_BYTES + 2 * SHARE_BYTES;
-/// Stands for the demand in the entry of a former share.
-const FORMER_MARK: u64 = (1 << (8 * SHARE_BYTES)) - 1;
+const DIFFERENCE_BYTES: usize = 2;
+const ENTRY_BYTES: usize = END_BYTES + CALLER_BYTES + DEMAND_BYTES + 2 * SHARE_BYTES + DIFFERENCE_BYTES;
+/// Unit of the times in an entry, in microseconds.
+const TIME_UNIT: u64 = 10_000;
+/// Unit of the demand in an entry, in millionths of the limit.
+const DEMAND_UNIT: u64 = 16;
 
-/// The assignment of one caller, or the part of its former share by which that was larger.
+/// The assignment of one caller. Times are in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Entry {
     end: u64,
     caller: u64,
     demand: u64,
     share: u64,
+    /// The share of the former assignments if that is larger, or 0.
+    former_share: u64,
+    /// When the former assignments end, not after `end`.
+    former_end: u64,
 }
 
 impl Entry {
@@ -51,23 +59,29 @@ impl Entry {
             offset += length;
             u64::from_le_bytes(number)
         };
+        let end = number(END_BYTES) * TIME_UNIT;
         Self {
-            end: number(END_BYTES),
+            end,
             caller: number(CALLER_BYTES),
-            demand: number(SHARE_BYTES),
+            demand: number(DEMAND_BYTES) * DEMAND_UNIT,
             share: number(SHARE_BYTES),
+            former_share: number(SHARE_BYTES),
+            former_end: end.saturating_sub(number(DIFFERENCE_BYTES) * TIME_UNIT),
         }
     }
 
     fn write(&self, state: &mut State) {
-        state.push::<END_BYTES>(self.end);
+        state.push::<END_BYTES>(self.end / TIME_UNIT);
         state.push::<CALLER_BYTES>(self.caller);
-        state.push::<SHARE_BYTES>(self.demand);
+        state.push::<DEMAND_BYTES>(self.demand / DEMAND_UNIT);
         state.push::<SHARE_BYTES>(self.share);
+        state.push::<SHARE_BYTES>(self.former_share);
+        state.push::<DIFFERENCE_BYTES>((self.end - self.former_end) / TIME_UNIT);
     }
 
-    fn is_former(&self) -> bool {
-        self.demand == FORMER_MARK
+    /// Returns the largest share that the caller may use.
+    fn usable(&self, now: Micros) -> u64 {
+        if self.former_end > now.get() { self.share.max(self.former_share) } else { self.share }
     }
 }
 
@@ -102,7 +116,7 @@ impl Assignments {
     pub fn assigned(state: &State, now: Micros) -> Option<(u32, u64)> {
         let (mut callers, mut assigned) = (0, 0);
         for entry in Self::valid(state, now) {
-            (callers, assigned) = (callers + u32::from(!entry.is_former()), assigned + entry.share);
+            (callers, assigned) = (callers + 1, assigned + entry.usable(now));
         }
         (callers > 0).then_some((callers, assigned))
     }
@@ -154,7 +168,8 @@ impl Limiter for Assignments {
         "whole",
         "headroom_divisor",
         "idle_divisor",
-        "former_mark",
+        "time_unit",
+        "demand_unit",
     ];
 
     fn build(_spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
@@ -172,7 +187,8 @@ impl Limiter for Assignments {
             Self::WHOLE,
             Self::HEADROOM_DIVISOR,
             Self::IDLE_DIVISOR,
-            FORMER_MARK
+            TIME_UNIT,
+            DEMAND_UNIT
         ]
     }
 
@@ -187,31 +203,30 @@ impl Limiter for Assignments {
         }
         let now = operation.now;
         let (own, others): (Vec<_>, Vec<_>) = Self::valid(state, now).partition(|entry| entry.caller == self.caller);
-        let (former, current): (Vec<_>, Vec<_>) = own.into_iter().partition(Entry::is_former);
-        let other_callers = others.iter().filter(|entry| !entry.is_former());
-        let (callers, takes) = (other_callers.clone().count() as u64 + 1, operation.action == Action::Take);
-        if current.is_empty() && (!takes || callers > Self::MAX_CALLERS as u64) {
+        let (callers, takes) = (others.len() as u64 + 1, operation.action == Action::Take);
+        if own.is_empty() && (!takes || callers > Self::MAX_CALLERS as u64) {
             return !takes;
         }
         let idle = Self::WHOLE / (Self::IDLE_DIVISOR * callers);
-        let demand = if takes { operation.cost.clamp(idle, Self::WHOLE) } else { 0 };
-        let mut demands: Vec<u64> = other_callers.map(|entry| entry.demand).chain([demand]).collect();
+        let demand = if takes { operation.cost.clamp(idle, Self::WHOLE).next_multiple_of(DEMAND_UNIT) } else { 0 };
+        let mut demands: Vec<u64> = others.iter().map(|entry| entry.demand).chain([demand]).collect();
         let fair = Self::fair_share(&mut demands);
         let met: u64 = demands.iter().map(|demand| fair.min(*demand)).sum();
         let spare = Self::WHOLE.saturating_sub(met) / callers;
-        let assigned = others.iter().map(|entry| entry.share).sum();
-        let (current, former) = [current, former].map(|entries| entries.first().copied().unwrap_or_default()).into();
+        let assigned = others.iter().map(|entry| entry.usable(now)).sum();
+        let current = own.first().copied().unwrap_or_default();
         let share = Self::share(demand, fair, spare, current.share, Self::WHOLE.saturating_sub(assigned));
-        let next = Entry { end: (now + self.ttl).get(), caller: self.caller, demand, share };
-        let former = Entry {
-            end: if share < current.share { former.end.max(current.end) } else { former.end },
-            demand: FORMER_MARK,
-            share: (current.share + former.share).saturating_sub(share),
-            ..next
+        let end = (now + self.ttl).get().next_multiple_of(TIME_UNIT);
+        let usable = current.usable(now);
+        let (former_share, former_end) = match usable > share {
+            true => (usable, if share < current.share { current.end } else { current.former_end }),
+            false => (0, end),
         };
+        // The former assignment ends later if the clocks of instances differ.
+        let end = end.max(former_end);
+        let next = Entry { end, caller: self.caller, demand, share, former_share, former_end };
         state.clear();
-        let own = [next, former].into_iter().filter(|entry| !entry.is_former() || entry.share > 0);
-        others.into_iter().chain(own).for_each(|entry| entry.write(state));
+        others.into_iter().chain([next]).for_each(|entry| entry.write(state));
         true
     }
 
@@ -219,11 +234,8 @@ impl Limiter for Assignments {
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let (mut callers, mut share, mut last) = (0, 0, 0);
         for entry in Self::valid(state, operation.now) {
-            last = entry.end.max(last);
-            if !entry.is_former() {
-                callers += 1;
-                share = if entry.caller == self.caller { entry.share } else { share };
-            }
+            (callers, last) = (callers + 1, entry.end.max(last));
+            share = if entry.caller == self.caller { entry.share } else { share };
         }
         let reset = Micros::new(last) - operation.now;
         Decision { allowed, used: share, limit: Some(callers), reset, ..Decision::default() }

@@ -1,25 +1,24 @@
--- Equivalent of Assignments::step. The value has 19 bytes for each caller: the end of its assignment (7), the caller (6),
--- its demand and share (3 each). While a former share is larger, a second entry has the difference, and former_mark
--- instead of the demand.
+-- Equivalent of Assignments::step. The value has 20 bytes for each caller: the end of its assignment (5, in units of
+-- time_unit), the caller (5), its demand (2, in units of demand_unit), its share (3), its former share if that is larger
+-- (3), and by which time the former assignment ends earlier (2, in units of time_unit).
 local value = call('GET', key) or ''
 if action == PEEK then
   return 1, value
 end
 local others, demands, last, assigned = {}, {}, 0, 0
-local own_end, own_share, former_end, former_share
-for offset = 1, #value - 18, 19 do
-  local ends, stored_caller, wants, share = unpack_numbers('<I7I6I3I3', value, offset)
+local own_end, own_share, own_usable, own_former_end
+for offset = 1, #value - 19, 20 do
+  local ends, stored_caller, wants, share, former_share, earlier = unpack_numbers('<I5I5I2I3I3I2', value, offset)
+  local former_end = (ends - earlier) * time_unit
+  ends = ends * time_unit
   if ends > now and ends <= now + max_end_ahead then
+    local usable = former_end > now and max(share, former_share) or share
     if stored_caller ~= caller then
-      last, assigned = max(last, ends), assigned + share
-      others[#others + 1] = sub(value, offset, offset + 18)
-      if wants ~= former_mark then
-        demands[#demands + 1] = wants
-      end
-    elseif wants == former_mark then
-      former_end, former_share = former_end or ends, former_share or share
-    else
-      own_end, own_share = own_end or ends, own_share or share
+      last, assigned = max(last, ends), assigned + usable
+      others[#others + 1] = sub(value, offset, offset + 19)
+      demands[#demands + 1] = wants * demand_unit
+    elseif not own_end then
+      own_end, own_share, own_usable, own_former_end = ends, share, usable, former_end
     end
   end
 end
@@ -28,6 +27,7 @@ if not own_end and (action ~= TAKE or callers > max_callers) then
   return action == TAKE and 0 or 1, value
 end
 demand = action == TAKE and max(demand, floor(whole / (idle_divisor * callers))) or 0
+demand = ceil(demand / demand_unit) * demand_unit
 demands[#demands + 1] = demand
 table.sort(demands)
 local fair, rest = whole, whole
@@ -39,7 +39,7 @@ for index, wants in ipairs(demands) do
   end
   rest = rest - wants
 end
-own_end, own_share, former_end, former_share = own_end or 0, own_share or 0, former_end or 0, former_share or 0
+own_share, own_usable = own_share or 0, own_usable or 0
 local met = 0
 for _, wants in ipairs(demands) do
   met = met + min(wants, fair)
@@ -52,14 +52,14 @@ local share = min(target, free)
 if own_share <= free and math.abs(target - own_share) <= tolerance then
   share = own_share
 end
-if share < own_share then
-  former_end = max(former_end, own_end)
+local ends = ceil((now + ttl) / time_unit) * time_unit
+local former_share, former_end = 0, ends
+if own_usable > share then
+  former_share, former_end = own_usable, share < own_share and own_end or own_former_end
 end
-former_share = own_share + former_share - share
-local own = pack('<I7I6I3I3', now + ttl, caller, demand, share)
-if former_share > 0 then
-  own, last = own .. pack('<I7I6I3I3', former_end, caller, former_mark, former_share), max(last, former_end)
-end
-value = table.concat(others) .. own
-store(key, value, max(last, now + ttl) - now, jitter)
+ends = max(ends, former_end)
+others[#others + 1] = pack('<I5I5I2I3I3I2', ends / time_unit, caller, demand / demand_unit, share, former_share,
+  (ends - former_end) / time_unit)
+value = table.concat(others)
+store(key, value, max(last, ends) - now, jitter)
 return 1, value

@@ -68,19 +68,32 @@ fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
 
 /// In memory, a state of up to [`State::INLINE`] bytes needs no memory of its own.
 #[test]
-fn a_former_share_has_an_entry_only_while_it_is_larger() {
-    let mut state = State::default();
-    let mut entries = |demand, second| {
-        apply(&mut state, 1, Action::Take, demand, second).unwrap();
-        assert_eq!(Assignments::assigned(&state, at(second)).map(|(callers, _)| callers), Some(1));
-        state.as_bytes().len() / ENTRY_BYTES
-    };
+fn a_former_share_stays_assigned_until_its_end() {
     const { assert!(ENTRY_BYTES <= State::INLINE) }
-    assert_eq!(
-        [(800_000, 0), (400_000, 1), (300_000, 5), (900_000, 6), (300_000, 7)].map(|(d, s)| entries(d, s)),
-        [1, 2, 2, 1, 2]
-    );
-    assert_eq!([(300_000, 11), (300_000, 15), (300_000, 17)].map(|(d, s)| entries(d, s)), [2, 2, 1]);
+    let mut state = State::default();
+    let mut assigned = |demand, second, asked: [u64; 3]| {
+        apply(&mut state, 1, Action::Take, demand, second).unwrap();
+        assert_eq!(state.as_bytes().len(), ENTRY_BYTES);
+        asked.map(|second| Assignments::assigned(&state, at(second)).map(|(_, millionths)| millionths))
+    };
+    assert_eq!(assigned(800_000, 0, [0, 9, 10]), [Some(1_000_000), Some(1_000_000), None]);
+    assert_eq!(assigned(400_000, 1, [9, 10, 11]), [Some(1_000_000), Some(500_000), None]);
+    assert_eq!(assigned(300_000, 5, [10, 11, 14]), [Some(1_000_000), Some(375_000), Some(375_000)]);
+    assert_eq!(assigned(900_000, 6, [11, 15, 16]), [Some(1_000_000), Some(1_000_000), None]);
+    assert_eq!(assigned(300_000, 7, [15, 16, 17]), [Some(1_000_000), Some(375_000), None]);
+    assert_eq!(assigned(300_000, 12, [15, 16, 21]), [Some(1_000_000), Some(375_000), Some(375_000)]);
+    // By another clock, which is behind.
+    assert_eq!(assigned(100_000, 3, [13, 21, 22]), [Some(1_000_000), Some(1_000_000), None]);
+}
+
+/// Times are kept in hundredths of a second, and an assignment never ends too early.
+#[test]
+fn an_end_is_rounded_up() {
+    let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(RequestContext::default());
+    let mut state = State::default();
+    let now = at(0) + Micros::new(1);
+    assert!(assignments.step(&mut state, Operation { action: Action::Take, cost: 1, now }));
+    assert_eq!(assignments.expires(&state, now), at(TTL) + Micros::new(10_000));
 }
 
 #[test]

@@ -103,7 +103,7 @@ fn each_kind_of_rule_becomes_a_quota() {
         |max_tokens, tokens, interval_secs| Some(Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs }));
     // An eighth and a quarter of it, until the demand is known.
     assert_eq!(first("user=a"), bucket(15, 1_000, 64));
-    assert_eq!(first("hourly=a"), bucket(14, 1_000, 64_000));
+    assert_eq!(first("hourly=a"), bucket(14, 1_000, 63_996));
     assert_eq!(first("bucket=a"), bucket(3, 1_000, 6_400));
     assert_eq!(first("path=p tenant=t"), bucket(2, 1_000, 640), "the rules know the order of the entries");
     assert_eq!(first("free=a"), Some(Quota::AllowAll));
