@@ -12,7 +12,7 @@
 //! (5), its demand (2, in units of 16 millionths), its share (3), its former share if that is larger (3), and by which
 //! time the former assignment ends earlier (2, in hundredths of a second).
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
@@ -52,21 +52,15 @@ struct Entry {
 
 impl Entry {
     fn read(bytes: &[u8; ENTRY_BYTES]) -> Self {
-        let mut offset = 0;
-        let mut number = |length| {
-            let mut number = [0; 8];
-            number[..length].copy_from_slice(&bytes[offset..offset + length]);
-            offset += length;
-            u64::from_le_bytes(number)
-        };
-        let end = number(END_BYTES) * TIME_UNIT;
+        let mut rest = bytes.as_slice();
+        let end = take::<END_BYTES>(&mut rest) * TIME_UNIT;
         Self {
             end,
-            caller: number(CALLER_BYTES),
-            demand: number(DEMAND_BYTES) * DEMAND_UNIT,
-            share: number(SHARE_BYTES),
-            former_share: number(SHARE_BYTES),
-            former_end: end.saturating_sub(number(DIFFERENCE_BYTES) * TIME_UNIT),
+            caller: take::<CALLER_BYTES>(&mut rest),
+            demand: take::<DEMAND_BYTES>(&mut rest) * DEMAND_UNIT,
+            share: take::<SHARE_BYTES>(&mut rest),
+            former_share: take::<SHARE_BYTES>(&mut rest),
+            former_end: end.saturating_sub(take::<DIFFERENCE_BYTES>(&mut rest) * TIME_UNIT),
         }
     }
 
@@ -83,6 +77,16 @@ impl Entry {
     fn usable(&self, now: Micros) -> u64 {
         if self.former_end > now.get() { self.share.max(self.former_share) } else { self.share }
     }
+}
+
+/// Removes the first `N` bytes, and returns them as a number.
+fn take<const N: usize>(bytes: &mut &[u8]) -> u64 {
+    let mut wide = [0; 8];
+    if let Some((number, rest)) = bytes.split_first_chunk::<N>() {
+        wide[..N].copy_from_slice(number);
+        *bytes = rest;
+    }
+    u64::from_le_bytes(wide)
 }
 
 impl Assignments {
@@ -123,9 +127,15 @@ impl Assignments {
 
     /// Returns the entries that have not ended.
     fn valid(state: &State, now: Micros) -> impl Iterator<Item = Entry> {
+        Self::valid_bytes(state, now).map(|(entry, _)| entry)
+    }
+
+    /// Returns the entries that have not ended, with their bytes.
+    fn valid_bytes(state: &State, now: Micros) -> impl Iterator<Item = (Entry, &[u8; ENTRY_BYTES])> {
         let max_end = (now + Self::MAX_TTL + CLOCK_SLACK).get();
         let (entries, _) = state.as_bytes().as_chunks();
-        entries.iter().map(Entry::read).filter(move |entry| entry.end > now.get() && entry.end <= max_end)
+        let entries = entries.iter().map(|bytes| (Entry::read(bytes), bytes));
+        entries.filter(move |(entry, _)| entry.end > now.get() && entry.end <= max_end)
     }
 
     /// Returns the share of each caller with an unmet demand.
@@ -202,19 +212,28 @@ impl Limiter for Assignments {
             return true;
         }
         let now = operation.now;
-        let (own, others): (Vec<_>, Vec<_>) = Self::valid(state, now).partition(|entry| entry.caller == self.caller);
-        let (callers, takes) = (others.len() as u64 + 1, operation.action == Action::Take);
-        if own.is_empty() && (!takes || callers > Self::MAX_CALLERS as u64) {
+        let mut others = SmallVec::<[u8; ENTRY_BYTES]>::with_capacity(state.as_bytes().len());
+        let (mut own, mut demands, mut assigned) = (None, SmallVec::<[u64; 4]>::new(), 0);
+        for (entry, bytes) in Self::valid_bytes(state, now) {
+            if entry.caller == self.caller {
+                own.get_or_insert(entry);
+            } else {
+                others.extend_from_slice(bytes);
+                demands.push(entry.demand);
+                assigned += entry.usable(now);
+            }
+        }
+        let (callers, takes) = (demands.len() as u64 + 1, operation.action == Action::Take);
+        if own.is_none() && (!takes || callers > Self::MAX_CALLERS as u64) {
             return !takes;
         }
+        let current = own.unwrap_or_default();
         let idle = Self::WHOLE / (Self::IDLE_DIVISOR * callers);
         let demand = if takes { operation.cost.clamp(idle, Self::WHOLE).next_multiple_of(DEMAND_UNIT) } else { 0 };
-        let mut demands: Vec<u64> = others.iter().map(|entry| entry.demand).chain([demand]).collect();
+        demands.push(demand);
         let fair = Self::fair_share(&mut demands);
         let met: u64 = demands.iter().map(|demand| fair.min(*demand)).sum();
         let spare = Self::WHOLE.saturating_sub(met) / callers;
-        let assigned = others.iter().map(|entry| entry.usable(now)).sum();
-        let current = own.first().copied().unwrap_or_default();
         let share = Self::share(demand, fair, spare, current.share, Self::WHOLE.saturating_sub(assigned));
         let end = (now + self.ttl).get().next_multiple_of(TIME_UNIT);
         let usable = current.usable(now);
@@ -226,7 +245,8 @@ impl Limiter for Assignments {
         let end = end.max(former_end);
         let next = Entry { end, caller: self.caller, demand, share, former_share, former_end };
         state.clear();
-        others.into_iter().chain([next]).for_each(|entry| entry.write(state));
+        state.append(&others);
+        next.write(state);
         true
     }
 
