@@ -61,7 +61,7 @@ pub struct Settings {
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub idle_timeout: Duration,
-    /// Maximum number of buckets on all streams, of about 600 bytes each with short names and counters in
+    /// Maximum number of buckets on all streams, of about 400 bytes each with short names and counters in
     /// memory.
     pub max_buckets: usize,
 }
