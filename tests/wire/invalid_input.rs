@@ -28,6 +28,7 @@ use sluicegate_proto::{
     },
     sluicegate::v1::{Check, CheckFrame, ResponseFrame},
 };
+use tokio::time::timeout;
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, server::post, wait_for, wait_for_async};
 
@@ -66,10 +67,10 @@ impl Raw {
         let request = Request::builder().method(method).uri(format!("http://x{path}"));
         let request = request.header("content-type", content_type);
         let request = request.header("te", "trailers").body(Full::new(Bytes::from(body))).unwrap();
-        let response = self.0.send_request(request).await.unwrap();
+        let response = timeout(DEADLINE, self.0.send_request(request)).await.unwrap().unwrap();
         assert_eq!(response.status(), 200);
         let head = response.headers().clone();
-        let body = response.into_body().collect().await.unwrap();
+        let body = timeout(DEADLINE, response.into_body().collect()).await.unwrap().unwrap();
         let trailers = body.trailers().cloned().unwrap_or_default();
         let field = |name: &str| {
             let text = |headers: &HeaderMap| Some(headers.get(name)?.to_str().unwrap().to_owned());
@@ -433,7 +434,7 @@ async fn responses_that_the_caller_does_not_read_are_dropped() {
         let request = request.header("content-type", "application/grpc");
         let response = closed.0.send_request(request.body(Full::new(Bytes::from(body))).unwrap()).await.unwrap();
         assert_eq!(response.status(), 200);
-        let error = tokio::time::timeout(DEADLINE, response.into_body().collect()).await.unwrap().unwrap_err();
+        let error = timeout(DEADLINE, response.into_body().collect()).await.unwrap().unwrap_err();
         assert!(format!("{error:?}").contains("CANCEL"), "{error:?}");
         assert_eq!(unread(), (number + 1) as f64);
     }
@@ -469,7 +470,7 @@ async fn flood_with_resets(server: &Server) {
             break;
         }
     }
-    tokio::time::timeout(DEADLINE, closed).await.expect("the connection to be closed").unwrap();
+    timeout(DEADLINE, closed).await.expect("the connection to be closed").unwrap();
 }
 
 #[tokio::test]

@@ -181,6 +181,18 @@ async fn a_stream_with_invalid_reports_ends_with_a_status() {
     wait_for("the streams to end", || (server.metric("sluicegate_quota_streams") == 0.0).then_some(()));
 }
 
+#[tokio::test]
+async fn many_buckets_are_answered_in_several_messages() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let mut caller = Caller::connect(&server).await;
+    let users: Vec<String> = (0..1_001).map(|number| number.to_string()).collect();
+    let usages: Vec<_> = users.iter().map(|user| ("user", &**user, 1, 0)).collect();
+    caller.send("d", &usages).await;
+    let answered = [caller.receive().await.unwrap().len(), caller.receive().await.unwrap().len()];
+    assert_eq!(answered, [1_000, 1]);
+}
+
 /// Streams end when the service stops, so that callers connect to another instance.
 #[tokio::test]
 async fn streams_end_at_shutdown() {
