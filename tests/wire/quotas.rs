@@ -219,7 +219,7 @@ async fn streams_end_with_their_connection() {
     assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
 }
 
-/// What a caller admits while Redis is unavailable is part of the limit when it is available again.
+/// Requests that a caller admits while Redis is unavailable are part of the limit when it is available again.
 #[tokio::test]
 async fn requests_while_redis_is_unavailable_are_counted_afterwards() {
     let (redis, folder) = (RedisServer::start(), rules(&[("d.yaml", RULES)]));
@@ -234,7 +234,7 @@ async fn requests_while_redis_is_unavailable_are_counted_afterwards() {
     let renewed = caller.report("d", "hourly", "a", quota.max_tokens.into(), 0).await;
     assert_eq!(renewed, Strategy::TokenBucket(quota));
     proxy.set(Fault::None);
-    // Each worker connects again by itself. A new bucket has a quota only if its counter is available.
+    // Workers and quota streams connect again independently. A new bucket has a quota only if its counter is available.
     wait_for_async("calls to succeed", async || check_other().await.ok()).await;
     let next = wait_for_async("a new quota", async || {
         caller.send("d", &[("user", "new", 1, 0), ("hourly", "a", 0, 0)]).await;

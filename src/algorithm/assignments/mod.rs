@@ -9,8 +9,8 @@
 //! at no time do all callers together have more than the limit.
 //!
 //! The state has an entry of 20 bytes for each caller: the end of its assignment (5, in hundredths of a second), the caller
-//! (5), its demand (2, in units of 16 millionths), its share (3), its former share if that is larger (3), and by which
-//! time the former assignment ends earlier (2, in hundredths of a second).
+//! (5), its demand (2, in units of 16 millionths), its share (3), its former share if that is larger (3), and how much
+//! earlier than the assignment the former one ends (2, in hundredths of a second).
 
 use smallvec::{SmallVec, smallvec};
 

@@ -1,6 +1,6 @@
 -- Equivalent of Assignments::step. The value has 20 bytes for each caller: the end of its assignment (5, in units of
 -- time_unit), the caller (5), its demand (2, in units of demand_unit), its share (3), its former share if that is larger
--- (3), and by which time the former assignment ends earlier (2, in units of time_unit).
+-- (3), and how much earlier than the assignment the former one ends (2, in units of time_unit).
 local value = call('GET', key) or ''
 if action == PEEK then
   return 1, value

@@ -86,7 +86,7 @@ fn a_former_share_stays_assigned_until_its_end() {
     assert_eq!(assigned(100_000, 3, [13, 21, 22]), [Some(1_000_000), Some(1_000_000), None]);
 }
 
-/// Times are kept in hundredths of a second, and an assignment never ends too early.
+/// Times are stored in hundredths of a second, and an assignment never ends too early.
 #[test]
 fn an_end_is_rounded_up() {
     let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(RequestContext::default());

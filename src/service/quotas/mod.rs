@@ -2,7 +2,7 @@
 //! receives a quota for each.
 //!
 //! Each report is answered with a quota, so a quota lasts for several intervals between reports. Between reports the
-//! session counts hits in advance, once a second. It also looks for quotas that a change of rules or overrides affects,
+//! session counts hits in advance, once a second. It also finds quotas that a change of rules or overrides affects,
 //! for limits that have hits again, and for buckets without requests, which the caller is to forget.
 
 mod bucket_id;

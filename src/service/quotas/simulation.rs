@@ -133,9 +133,10 @@ impl Simulation {
         simulation.next_check();
         if simulation.scenario.faults {
             let half = simulation.scenario.seconds * 500_000;
-            let at = simulation.random.random_range(half..half * 3 / 2);
-            let instance = simulation.random.random_range(0..simulation.instances.len());
-            simulation.schedule(at, Event::Restart(instance));
+            for instance in 0..simulation.instances.len() {
+                let at = simulation.random.random_range(half..half * 3 / 2);
+                simulation.schedule(at, Event::Restart(instance));
+            }
             let envoy = simulation.random.random_range(0..simulation.envoys.len());
             let at = simulation.random.random_range(0..half);
             simulation.schedule(at, Event::EnvoyRestart(envoy));

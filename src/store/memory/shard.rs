@@ -24,8 +24,6 @@ const SLOTS_PER_CHUNK: usize = 8192 / size_of::<Slot>();
 const SLOTS_PER_INSERTION: usize = 4;
 /// Number of slots from which the evicted counter is chosen when the shard is full.
 const EVICTION_CANDIDATES: usize = 16;
-/// Number of free long states that a shard keeps.
-const KEPT_LONG_STATES: usize = 16;
 /// Value of [`Slot::len`] for a long state. The slot's state bytes then contain the index of the long state.
 const LONG_STATE: u8 = u8::MAX;
 
@@ -323,9 +321,6 @@ impl Shard {
         self.long_states[long_index] = Vec::new();
         self.total_long_bytes -= std::mem::take(&mut self.long_sizes[long_index]) as usize;
         self.free_long_states.push(long_index as u32);
-        if self.long_states.len() > KEPT_LONG_STATES && self.free_long_states.len() == self.long_states.len() {
-            (self.long_states, self.long_sizes, self.free_long_states) = Default::default();
-        }
     }
 
     fn allocate(&mut self) -> u32 {

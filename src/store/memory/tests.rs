@@ -153,27 +153,6 @@ fn a_removed_long_state_frees_only_its_own_memory() {
     assert_eq!(fill(3, 151), Usage { counters: 2, evicted: 1, expired: 1 });
 }
 
-/// The lists of many long states are freed when the last of them is removed.
-#[test]
-fn long_states_are_stored_again_after_all_were_removed() {
-    let log: Algorithm = SlidingLog::new(MaxHits::hard(10), Micros::from_secs(60), Micros::ZERO, false).unwrap().into();
-    let mut shard = Shard::new(1_000, false);
-    for round in 0..3 {
-        let now = Micros::from_secs(round * 1_000);
-        let mut take =
-            |number, cost| shard.apply(hash(number), &log, Operation { action: Action::Take, cost, now }).allowed;
-        for number in 0..40 {
-            assert!(take(number, 5) && take(number, 4));
-        }
-        for number in 0..40 {
-            assert!(!take(number, 2) && take(number, 1));
-        }
-        for number in 0..40 {
-            assert!(shard.reset(hash(number)));
-        }
-    }
-}
-
 /// A state that is written again, longer or shorter, counts once and with its current size.
 #[test]
 fn a_long_state_counts_with_its_current_size() {

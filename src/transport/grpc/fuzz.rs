@@ -136,8 +136,8 @@ pub fn check_frame(input: &[u8]) {
     });
 }
 
-/// Reports the usage of buckets on a new stream. They must be read as prost does. Each report has at most one answer, and the token buckets in them are
-/// valid for Envoy.
+/// Reports the usage of buckets on a new stream. The reports must be read as prost does. Each has at most one answer, and
+/// the token buckets in the answers are valid for Envoy.
 pub fn quota_reports(input: &[u8]) {
     let Ok((domain, usages)) = quotas::read(input, Limits::default()) else {
         return;

@@ -67,7 +67,7 @@ pub(super) fn with_prefix(mut message: Vec<u8>) -> Bytes {
     message.into()
 }
 
-/// Returns the status of a call whose request cannot be read.
+/// Returns the status of a call if its request cannot be read.
 pub(super) fn failed_to_read(error: &h2::Error) -> RequestError {
     RequestError { code: Code::Cancelled, message: format!("reading the request failed: {error}") }
 }

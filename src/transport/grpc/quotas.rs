@@ -1,7 +1,7 @@
 //! [`QuotaService`]: the streams of `envoy.service.rate_limit_quota.v3.RateLimitQuotaService`.
 //!
 //! A stream can report thousands of buckets every few seconds. Its messages are therefore read into and written from the
-//! types of the service directly, and no buffer is kept between two of them.
+//! types of the service directly, and a stream has no buffer between two of them.
 
 use bytes::Bytes;
 use futures_util::FutureExt;
@@ -43,7 +43,7 @@ const CALLER_HEADER: &str = "sluicegate-caller";
 /// A response with its prefix, or the status that ends a stream.
 type Outcome = Result<Bytes, RequestError>;
 
-/// Serves the streams of all workers, on the runtime to which the store connection of its quotas belongs.
+/// Serves the streams on the runtime to which the store connection of its quotas belongs.
 #[derive(Clone)]
 pub struct QuotaService {
     quotas: Quotas,
@@ -107,7 +107,7 @@ impl Stream {
         }
     }
 
-    /// Ends the stream.
+    /// Ends the stream for the caller, and returns its session.
     fn end(self) -> QuotaSession {
         self.session
     }
@@ -194,7 +194,7 @@ fn read_usage(fields: Fields<'_>, limits: Limits) -> Result<Usage, RequestError>
     Ok(Usage { bucket, allowed, denied, elapsed })
 }
 
-/// Reads the entries of a `BucketId`, of which the last one with a key has its value.
+/// Reads the entries of a `BucketId`. If a key occurs several times, its last value counts.
 fn read_entries<'m>(
     fields: Fields<'m>,
     entries: &mut SmallVec<[Entry<'m>; 3]>,
