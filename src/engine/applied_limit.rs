@@ -88,7 +88,8 @@ pub(super) enum SeriesRef<'s> {
 }
 
 impl SeriesRef<'_> {
-    fn each(&self, count: impl Fn(&Series)) {
+    /// Calls a function with each series in which hits are counted.
+    pub(super) fn each(&self, count: impl Fn(&Series)) {
         match self {
             Self::Rule(series) => count(series),
             Self::Dynamic(series, total) => {
@@ -101,11 +102,6 @@ impl SeriesRef<'_> {
     /// Counts requested hits, whether they are allowed or not.
     pub(super) fn count_requested(&self, worker: WorkerId, hits: u64) {
         self.each(|series| series.count_requested(worker, hits));
-    }
-
-    /// Counts hits that a caller with a quota has admitted or denied, in addition to the other counts.
-    pub(super) fn count_quota(&self, worker: WorkerId, hits: u64) {
-        self.each(|series| series.count_quota(worker, hits));
     }
 
     /// Counts decided hits.

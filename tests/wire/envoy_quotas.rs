@@ -100,7 +100,7 @@ fn envoy_limits_requests_by_itself() {
     let law = 10.0 * (began.elapsed().as_secs_f64() + 2.0);
     assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
     assert_eq!(envoy.get("/", &[]).0, 200, "a request without a user has no bucket");
-    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\",protocol=\"rlqs\"}";
     wait_for("all requests to be reported", || (server.metric(total) == f64::from(sent)).then_some(()));
 }
 
@@ -122,7 +122,7 @@ fn envoy_limits_requests_while_the_service_restarts() {
     let law = 1.56 * began.elapsed().as_secs_f64() + 2.0;
     assert!(f64::from(allowed) <= law, "{allowed} requests instead of {law}");
     let server = Server::builder_at(at).rules(&folder).store(&redis.url()).start();
-    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\"}";
+    let total = "ratelimit_service_rate_limit_total_hits{domain=\"envoy\",key1=\"quota_user\",protocol=\"rlqs\"}";
     wait_for("a report to the new process", || (server.metric(total) > 0.0).then_some(()));
     let (began, mut allowed) = (Instant::now(), 0_u32);
     while allowed < 60 && began.elapsed() < Duration::from_secs(30) {

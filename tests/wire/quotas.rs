@@ -126,9 +126,14 @@ async fn callers_of_both_protocols_use_one_counter() {
     );
     let strategy = caller.report("d", "hourly", "a", quota.max_tokens.into(), 3).await;
     assert_eq!(strategy, Strategy::BlanketRule(BlanketRule::DenyAll.into()));
-    let series =
-        |name: &str| server.metric(&format!("ratelimit_service_rate_limit_{name}{{domain=\"d\",key1=\"hourly\"}}"));
-    assert_eq!(["total_hits", "within_limit", "over_limit", "quota_hits"].map(series), [54.0, 50.0, 4.0, 6.0]);
+    let series = |protocol: &str| {
+        let labels = format!("domain=\"d\",key1=\"hourly\"{protocol}");
+        let metric = |name| server.metric(&format!("ratelimit_service_rate_limit_{name}{{{labels}}}"));
+        ["total_hits", "within_limit", "over_limit"].map(metric)
+    };
+    assert_eq!(series(""), [f64::from(checked) + 1.0, checked.into(), 1.0]);
+    let reported = f64::from(1 + quota.max_tokens);
+    assert_eq!(series(",protocol=\"rlqs\""), [reported + 3.0, reported, 3.0]);
     assert_eq!(server.metric("sluicegate_quota_streams"), 1.0);
     assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
 }

@@ -499,10 +499,12 @@ impl Engine {
             let hits = hits.min(MAX_NUMBER);
             if hits > 0 {
                 let threshold = Threshold { limit, near, splits_denied: false, shadow, from_deny_cache: false };
-                applied.series.count_requested(self.worker, hits);
-                applied.series.count_quota(self.worker, hits);
+                applied.series.each(|series| {
+                    let series = series.reports();
+                    series.count_requested(self.worker, hits);
+                    series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, threshold);
+                });
                 self.record_top(report.domain, &Descriptor { hits, ..report.descriptor() }, applied, allowed, now);
-                applied.series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, threshold);
             }
         }
     }

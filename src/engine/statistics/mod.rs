@@ -180,17 +180,18 @@ impl Statistics {
         all
     }
 
-    /// Sums a count by the labels that envoyproxy/ratelimit exports: the domain and two levels. Two rules can have the
-    /// same labels.
-    fn collect(&self, count: Count) -> BTreeMap<Vec<Arc<str>>, u64> {
+    /// Sums a count by the labels that envoyproxy/ratelimit exports, the domain and two levels, and by protocol. Two
+    /// rules can have the same labels.
+    fn collect(&self, count: Count) -> BTreeMap<(Vec<Arc<str>>, Option<&'static str>), u64> {
         let mut sums = BTreeMap::new();
         for series in self.all_series() {
-            // envoyproxy/ratelimit creates the counter of the deny cache with its first value, and a script of its tests
-            // counts the lines of the export.
-            let is_hidden = |value: &u64| count.is_hidden_at_zero() && *value == 0;
-            if let Some(value) = series.sum(count).filter(|value| !is_hidden(value)) {
-                let labels = series.labels().iter().take(3).cloned().collect();
-                *sums.entry(labels).or_default() += value;
+            for (protocol, value) in series.by_protocol(count) {
+                // envoyproxy/ratelimit creates the counter of the deny cache with its first value, and a script of its
+                // tests counts the lines of the export.
+                if count != Count::DenyCache || value > 0 {
+                    let labels = series.labels().iter().take(3).cloned().collect();
+                    *sums.entry((labels, protocol)).or_default() += value;
+                }
             }
         }
         sums
@@ -200,8 +201,7 @@ impl Statistics {
     pub fn add_totals(&self, totals: &mut Totals) {
         for series in self.all_series() {
             for count in Count::ALL {
-                let is_shown = |value: &u64| count != Count::Quota || *value > 0;
-                if let Some(value) = series.sum(count).filter(is_shown) {
+                if let Some(value) = series.sum(count) {
                     let name = format!("ratelimit.service.rate_limit.{}.{}", series.labels().join("."), count.name());
                     *totals.entry(name).or_default() += value;
                 }
@@ -218,11 +218,11 @@ impl Statistics {
             let counter = meter.u64_observable_counter(name).with_description(count.description());
             counter
                 .with_callback(move |observer| {
-                    for (labels, value) in this.collect(count) {
-                        let names = ["domain", "key1", "key2"];
-                        let labels: Vec<_> =
-                            names.into_iter().zip(labels).map(|(name, label)| KeyValue::new(name, label)).collect();
-                        observer.observe(value, &labels);
+                    for ((labels, protocol), value) in this.collect(count) {
+                        let labels = ["domain", "key1", "key2"].into_iter().zip(labels);
+                        let labels = labels.map(|(name, label)| KeyValue::new(name, label));
+                        let protocol = protocol.map(|protocol| KeyValue::new("protocol", protocol));
+                        observer.observe(value, &labels.chain(protocol).collect::<Vec<_>>());
                     }
                 })
                 .build();

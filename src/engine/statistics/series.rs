@@ -21,17 +21,11 @@ pub(super) enum Count {
     Shadow,
     Soft,
     DenyCache,
-    Quota,
 }
 
 impl Count {
-    pub(super) const ALL: [Self; 8] =
-        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache, Self::Quota];
-
-    /// Returns whether a series without such hits is not exported.
-    pub(super) fn is_hidden_at_zero(self) -> bool {
-        matches!(self, Self::DenyCache | Self::Quota)
-    }
+    pub(super) const ALL: [Self; 7] =
+        [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache];
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -42,7 +36,6 @@ impl Count {
             Self::Shadow => "shadow_mode",
             Self::Soft => "soft_limit",
             Self::DenyCache => "over_limit_with_local_cache",
-            Self::Quota => "quota_hits",
         }
     }
 
@@ -55,7 +48,6 @@ impl Count {
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
             Self::Soft => "Hits above a rule's limit that were allowed because it is soft",
             Self::DenyCache => "Hits over a rule's limit that were denied from the deny cache",
-            Self::Quota => "Hits of a rule's limit that Envoys with a quota admitted or denied by themselves",
         }
     }
 }
@@ -80,6 +72,8 @@ pub(in crate::engine) struct Series {
     workers: usize,
     /// Created at the first hit: of a hundred thousand rules most never match a request, and stripes are large.
     counts: OnceLock<Striped<[AtomicU64; Count::ALL.len()]>>,
+    /// The counts of hits that Envoys have admitted or denied by themselves.
+    reports: OnceLock<Box<Self>>,
 }
 
 impl Series {
@@ -88,17 +82,31 @@ impl Series {
         let clean: Vec<_> = labels.iter().map(|label| sanitize(label)).collect();
         let is_clean = clean.iter().map(String::as_str).eq(labels.iter().map(|label| &**label));
         let labels = if is_clean { Arc::clone(labels) } else { clean.into_iter().map(Arc::from).collect() };
-        Self { labels, workers, counts: OnceLock::new() }
+        Self { labels, workers, counts: OnceLock::new(), reports: OnceLock::new() }
     }
 
     pub(super) fn labels(&self) -> &[Arc<str>] {
         &self.labels
     }
 
-    /// Returns the sum over all workers, or `None` if the series was never used.
+    /// Returns the counts of hits that Envoys have admitted or denied by themselves.
+    pub(in crate::engine) fn reports(&self) -> &Self {
+        self.reports.get_or_init(|| Box::new(Self::new(&self.labels, self.workers)))
+    }
+
+    /// Returns the sum over all workers and protocols, or `None` if the series was never used.
     pub(super) fn sum(&self, count: Count) -> Option<u64> {
-        let counts = self.counts.get()?;
-        Some(counts.iter().map(|stripe| stripe[count as usize].load(Relaxed)).sum())
+        self.by_protocol(count).map(|(_, sum)| sum).reduce(|calls, reports| calls + reports)
+    }
+
+    /// Returns the sum over all workers for each protocol that was used: of calls, without a name, and of reports.
+    pub(super) fn by_protocol(&self, count: Count) -> impl Iterator<Item = (Option<&'static str>, u64)> {
+        let sum = |series: &Self| {
+            let stripes = series.counts.get()?.iter();
+            Some(stripes.map(|stripe| stripe[count as usize].load(Relaxed)).sum())
+        };
+        let reports = self.reports.get().and_then(|reports| sum(reports));
+        [(None, sum(self)), (Some("rlqs"), reports)].into_iter().filter_map(|(protocol, sum)| Some((protocol, sum?)))
     }
 
     fn add(&self, worker: WorkerId, count: Count, hits: u64) {
@@ -111,11 +119,6 @@ impl Series {
     /// Counts requested hits, whether they are allowed or not.
     pub(in crate::engine) fn count_requested(&self, worker: WorkerId, hits: u64) {
         self.add(worker, Count::Total, hits);
-    }
-
-    /// Counts hits that callers with a quota have admitted or denied, in addition to the other counts.
-    pub(in crate::engine) fn count_quota(&self, worker: WorkerId, hits: u64) {
-        self.add(worker, Count::Quota, hits);
     }
 
     /// Counts decided hits.

@@ -77,10 +77,10 @@ fn callers_cannot_make_more_series_than_allowed() {
     }
     let sums = statistics.collect(Count::Total);
     assert_eq!(sums.len(), 4);
-    assert_eq!(sums[&["other", "other"].map(Arc::from)[..]], 97);
+    assert_eq!(sums[&(["other", "other"].map(Arc::from).to_vec(), None)], 97);
     assert_eq!(statistics.overflow.get(), 97);
     series(&statistics, &["d", "user_1"]).count_requested(WorkerId(0), 1);
-    assert_eq!(statistics.collect(Count::Total)[&["d", "user_1"].map(Arc::from)[..]], 2);
+    assert_eq!(statistics.collect(Count::Total)[&(["d", "user_1"].map(Arc::from).to_vec(), None)], 2);
 }
 
 #[test]
@@ -120,6 +120,22 @@ fn unused_series_are_hidden() {
     assert_eq!(counts(), [Some(0), Some(3), None]);
     deny(true);
     assert_eq!(counts(), [Some(0), Some(6), Some(3)]);
+}
+
+/// Prometheus has a series for each protocol; statsd and the totals have their sum.
+#[test]
+fn hits_are_counted_by_protocol() {
+    let statistics = statistics(10);
+    let series = series(&statistics, &["d", "user"]);
+    let exported = || statistics.collect(Count::Total).into_iter().map(|((_, protocol), hits)| (protocol, hits));
+    series.reports().count_requested(WorkerId(1), 3);
+    assert_eq!(exported().collect::<Vec<_>>(), [(Some("rlqs"), 3)]);
+    series.count_requested(WorkerId(0), 4);
+    assert_eq!(exported().collect::<Vec<_>>(), [(None, 4), (Some("rlqs"), 3)]);
+    let mut totals = Totals::new();
+    statistics.add_totals(&mut totals);
+    assert_eq!(totals["ratelimit.service.rate_limit.d.user.total_hits"], 7);
+    assert_eq!(statistics.hit_totals().requested, 7);
 }
 
 #[test]
