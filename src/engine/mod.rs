@@ -28,7 +28,9 @@ pub use candidate::{Candidate, NewlyDenied, Outcomes};
 pub use decide::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use overrides::{Override, Overrides};
-pub use quotas::{Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, TokenBucket, caller_number};
+pub use quotas::{
+    Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,
+};
 pub use resources::{Report, ReportError, Resource, Resources};
 pub use settings::Settings;
 pub use snapshot::Snapshot;

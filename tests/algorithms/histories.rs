@@ -100,7 +100,8 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
             .boxed();
     }
     if kind.name == Assignments::NAME {
-        return select(vec![1_u64, 10, 300]).prop_map(|ttl| Assignments::new(Micros::from_secs(ttl)).into()).boxed();
+        let assignments = |(ttl, held)| Assignments::new(Micros::from_secs(ttl)).with_held(held).into();
+        return (select(vec![1_u64, 10, 300]), select(vec![0, 3, 1_000_000])).prop_map(assignments).boxed();
     }
     let requests =
         prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(600), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
@@ -264,8 +265,8 @@ async fn adaptive_limits_learn_the_same_in_memory_and_in_redis() {
     }
 }
 
-/// Demands are of the same order as the limit, so that shares depend on each other. The lifetime of assignments changes
-/// at times.
+/// Demands are of the same order as the limit, so that shares depend on each other. At times, the lifetime of assignments
+/// changes, and callers have a share that the store does not know.
 #[tokio::test]
 async fn memory_and_redis_divide_a_limit_into_the_same_shares() {
     let server = RedisServer::start();
@@ -277,7 +278,8 @@ async fn memory_and_redis_divide_a_limit_into_the_same_shares() {
             let context = RequestContext { holder, ..RequestContext::default() };
             Step { elapsed, changed, hits: vec![(action, demand, context)] }
         });
-    let limits = [10, 4].map(|ttl| Algorithm::from(Assignments::new(Micros::from_secs(ttl))));
+    let limits =
+        [(10, 0), (4, 150_000)].map(|(ttl, held)| Assignments::new(Micros::from_secs(ttl)).with_held(held).into());
     let histories = proptest::collection::vec(step, 60).prop_map(move |steps| History { start: START, limits, steps });
     let (mut runner, mut running) = (TestRunner::new(Config::default()), JoinSet::new());
     for number in 0..200 {

@@ -4,9 +4,10 @@
 //! same limit. Shares and demands are millionths of the limit, so a change of the limit changes no state.
 //!
 //! Shares are max-min fair: a caller gets its demand, or as much as every other caller with an unmet demand (Bertsekas and
-//! Gallager: *Data Networks*, section 6.5.2). After a share is reduced, the caller may use the former share until the
-//! former assignment ends, because it may not have received the message. That part is not assigned to others before. So
-//! at no time do all callers together have more than the limit.
+//! Gallager: *Data Networks*, section 6.5.2). A share is reduced shortly before its assignment ends, and is not extended
+//! until then. After that, the caller may use the former share until the former assignment ends, because it may not have
+//! received the message. That part is not assigned to others before. So at no time do all callers together have more than
+//! the limit.
 //!
 //! The state has an entry of 20 bytes for each caller: the end of its assignment (5, in hundredths of a second), the caller
 //! (5), its demand (2, in units of 16 millionths), its share (3), its former share if that is larger (3), and how much
@@ -24,6 +25,19 @@ use super::{
 pub struct Assignments {
     ttl: Micros,
     caller: u64,
+    held: u64,
+}
+
+/// The share of one caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Millionths of the limit.
+    pub millionths: u64,
+    /// Time until the assignment ends.
+    pub lifetime: Micros,
+    /// Time until more may be free, if the caller has less than its demand: when an assignment of another one ends, if that
+    /// is not extended, or its former share.
+    pub more_in: Option<Micros>,
 }
 
 const END_BYTES: usize = 5;
@@ -96,6 +110,8 @@ impl Assignments {
     pub const MAX_TTL: Micros = Micros::from_secs(300);
     /// Maximum number of callers of one limit; further callers are denied.
     pub const MAX_CALLERS: usize = 1_000;
+    /// Time before the end of an assignment in which its share can be reduced.
+    pub const REDUCTION_TIME: Micros = Micros::from_secs(5);
 
     /// A caller gets up to a quarter more than its demand, if that is not demanded by others.
     const HEADROOM_DIVISOR: u64 = 4;
@@ -105,13 +121,20 @@ impl Assignments {
     /// Creates an assignment without a caller. A lifetime above [`Self::MAX_TTL`] is shortened.
     #[must_use]
     pub fn new(ttl: Micros) -> Self {
-        Self { ttl: ttl.min(Self::MAX_TTL), caller: 0 }
+        Self { ttl: ttl.min(Self::MAX_TTL), caller: 0, held: 0 }
     }
 
-    /// Returns the caller's share, in millionths of the limit, from a decision of this algorithm.
+    /// Sets the share that the caller has by its last assignment, in millionths, or 0. If the store has lost that
+    /// assignment, the caller keeps at most this share, as others may not have asked for theirs again.
     #[must_use]
-    pub fn read(decision: &Decision) -> u64 {
-        decision.used
+    pub fn with_held(self, share: u64) -> Self {
+        Self { held: share.min(Self::WHOLE), ..self }
+    }
+
+    /// Returns the caller's share from a decision of this algorithm.
+    #[must_use]
+    pub fn read(decision: &Decision) -> Share {
+        Share { millionths: decision.used, lifetime: decision.next, more_in: decision.retry_after }
     }
 
     /// Returns the number of callers in a state, and the millionths of the limit that they can use. Returns `None` if there
@@ -172,9 +195,11 @@ impl Limiter for Assignments {
     const ARGUMENTS: &'static [&'static str] = &[
         "demand",
         "ttl",
+        "reduction_time",
         "max_end_ahead",
         "max_callers",
         "caller",
+        "held",
         "whole",
         "headroom_divisor",
         "idle_divisor",
@@ -191,9 +216,11 @@ impl Limiter for Assignments {
         smallvec![
             operation.cost.min(Self::WHOLE),
             self.ttl.get(),
+            Self::REDUCTION_TIME.get(),
             max_end_ahead,
             Self::MAX_CALLERS as u64,
             self.caller,
+            self.held,
             Self::WHOLE,
             Self::HEADROOM_DIVISOR,
             Self::IDLE_DIVISOR,
@@ -227,23 +254,30 @@ impl Limiter for Assignments {
         if own.is_none() && (!takes || callers > Self::MAX_CALLERS as u64) {
             return !takes;
         }
-        let current = own.unwrap_or_default();
+        let end = (now + self.ttl).get().next_multiple_of(TIME_UNIT);
+        let current = own.unwrap_or(Entry { end, share: self.held, former_end: end, ..Entry::default() });
         let idle = Self::WHOLE / (Self::IDLE_DIVISOR * callers);
         let demand = if takes { operation.cost.clamp(idle, Self::WHOLE).next_multiple_of(DEMAND_UNIT) } else { 0 };
         demands.push(demand);
         let fair = Self::fair_share(&mut demands);
         let met: u64 = demands.iter().map(|demand| fair.min(*demand)).sum();
         let spare = Self::WHOLE.saturating_sub(met) / callers;
-        let share = Self::share(demand, fair, spare, current.share, Self::WHOLE.saturating_sub(assigned));
-        let end = (now + self.ttl).get().next_multiple_of(TIME_UNIT);
-        let usable = current.usable(now);
-        let (former_share, former_end) = match usable > share {
-            true => (usable, if share < current.share { current.end } else { current.former_end }),
-            false => (0, end),
+        let free = Self::WHOLE.saturating_sub(assigned);
+        let share = Self::share(demand, fair, spare, current.share, free);
+        let share = if own.is_none() && self.held > 0 { share.min(self.held) } else { share };
+        let lasts = own.is_some() && takes && current.end >= (now + Self::REDUCTION_TIME).get();
+        let next = if share < current.share && current.share <= free && lasts {
+            Entry { demand, ..current }
+        } else {
+            let usable = current.usable(now);
+            let (former_share, former_end) = match usable > share {
+                true => (usable, if share < current.share { current.end } else { current.former_end }),
+                false => (0, end),
+            };
+            // The former assignment ends later if the clocks of instances differ.
+            let end = end.max(former_end);
+            Entry { end, caller: self.caller, demand, share, former_share, former_end }
         };
-        // The former assignment ends later if the clocks of instances differ.
-        let end = end.max(former_end);
-        let next = Entry { end, caller: self.caller, demand, share, former_share, former_end };
         state.clear();
         state.append(&others);
         next.write(state);
@@ -252,13 +286,27 @@ impl Limiter for Assignments {
 
     /// Encodes the caller's share in a decision, for [`Assignments::read`]. `limit` is the number of callers.
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let (mut callers, mut share, mut last) = (0, 0, 0);
-        for entry in Self::valid(state, operation.now) {
+        let now = operation.now;
+        let (mut callers, mut last, mut own, mut more_at) = (0, 0, Entry::default(), u64::MAX);
+        for entry in Self::valid(state, now) {
             (callers, last) = (callers + 1, entry.end.max(last));
-            share = if entry.caller == self.caller { entry.share } else { share };
+            if entry.caller == self.caller {
+                own = entry;
+            } else {
+                more_at = more_at.min(if entry.usable(now) > entry.share { entry.former_end } else { entry.end });
+            }
         }
-        let reset = Micros::new(last) - operation.now;
-        Decision { allowed, used: share, limit: Some(callers), reset, ..Decision::default() }
+        let until = |at| Micros::new(at) - now;
+        let wants_more = own.share < own.demand && more_at < u64::MAX;
+        Decision {
+            allowed,
+            used: own.share,
+            limit: Some(callers),
+            next: until(own.end),
+            reset: until(last),
+            retry_after: wants_more.then(|| until(more_at)),
+            ..Decision::default()
+        }
     }
 
     /// Returns `true`, because other assignments may end at any moment.

@@ -13,13 +13,17 @@ fn at(second: u64) -> Micros {
     Micros::new(START) + Micros::from_secs(second)
 }
 
-fn apply(state: &mut State, caller: u64, action: Action, demand: u64, second: u64) -> Option<u64> {
+fn apply_for(ttl: u64, state: &mut State, caller: u64, action: Action, demand: u64, second: u64) -> Option<Share> {
     let context = RequestContext { holder: caller, ..RequestContext::default() };
-    let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(context);
+    let assignments = Assignments::new(Micros::from_secs(ttl)).with_context(context);
     let operation = Operation { action, cost: demand, now: at(second) };
     let allowed = assignments.step(state, operation);
     let decision = assignments.explain(state, operation, allowed);
     allowed.then(|| Assignments::read(&decision))
+}
+
+fn apply(state: &mut State, caller: u64, action: Action, demand: u64, second: u64) -> Option<u64> {
+    apply_for(TTL, state, caller, action, demand, second).map(|share| share.millionths)
 }
 
 /// Renews the assignments of all callers every five seconds, and returns the shares at the end.
@@ -59,11 +63,60 @@ fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
     let mut take = |caller, demand, second| apply(&mut state, caller, Action::Take, demand, second);
     assert_eq!(take(1, 1_000_000, 0), Some(1_000_000));
     assert_eq!(take(2, 700_000, 1), Some(0));
-    assert_eq!(take(1, 300_000, 4), Some(300_000));
+    assert_eq!(take(1, 300_000, 5), Some(1_000_000));
+    assert_eq!(take(1, 300_000, 6), Some(300_000));
     // The first caller may not have received this, and its former assignment ends at 10.
     assert_eq!(take(2, 700_000, 9), Some(0));
     assert_eq!(take(2, 700_000, 10), Some(700_000));
     assert_eq!(take(3, 500_000, 11), Some(0));
+}
+
+/// If the store has lost the assignments, no caller gets more than it had, until all others have renewed theirs.
+#[test]
+fn a_lost_assignment_is_restored() {
+    let mut state = State::default();
+    let mut take = |caller, held, demand, second| {
+        let context = RequestContext { holder: caller, ..RequestContext::default() };
+        let assignments = Assignments::new(Micros::from_secs(TTL)).with_held(held).with_context(context);
+        let operation = Operation { action: Action::Take, cost: demand, now: at(second) };
+        assert!(assignments.step(&mut state, operation));
+        Assignments::read(&assignments.explain(&state, operation, true)).millionths
+    };
+    assert_eq!(take(1, 400_000, 900_000, 0), 400_000);
+    assert_eq!(take(2, 300_000, 100_000, 1), 100_000, "its demand");
+    assert_eq!(take(4, 0, 500_000, 1), 300_000, "the rest");
+    // A new caller has a part of its share now, until the former share of the second one ends.
+    assert_eq!(take(3, 250_000, 250_000, 2), 0);
+    // Together they have more than the limit, so shares are reduced at once.
+    assert_eq!(take(4, 0, 500_000, 3), 50_000);
+    // The state has the assignment, so what the caller had before no longer matters.
+    assert_eq!(take(1, 10_000, 900_000, 7), 150_000);
+    assert_eq!(take(5, 9_000_000, 1_000_000, 30), 1_000_000);
+}
+
+#[test]
+fn a_share_is_kept_for_a_while_and_tells_when_more_is_free() {
+    let mut state = State::default();
+    let mut take = |caller, demand, second| {
+        let context = RequestContext { holder: caller, ..RequestContext::default() };
+        let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(context);
+        let operation = Operation { action: Action::Take, cost: demand, now: at(second) };
+        assert!(assignments.step(&mut state, operation));
+        let share = Assignments::read(&assignments.explain(&state, operation, true));
+        (share.millionths, share.lifetime.floor_secs(), share.more_in.map(Micros::floor_secs))
+    };
+    assert_eq!(take(1, 600_000, 0), (750_000, 10, None));
+    assert_eq!(take(2, 250_000, 1), (250_000, 10, None), "it has its demand");
+    assert_eq!(take(3, 200_000, 2), (0, 10, Some(8)), "the first caller could be gone");
+    assert_eq!(take(1, 300_000, 5), (750_000, 5, None), "the share is kept");
+    assert_eq!(take(3, 200_000, 5), (0, 10, Some(5)));
+    assert_eq!(take(1, 300_000, 6), (375_000, 10, None));
+    assert_eq!(take(3, 200_000, 6), (0, 10, Some(4)));
+    assert_eq!(take(2, 100_000, 7), (125_000, 10, None));
+    assert_eq!(take(3, 200_000, 8), (0, 10, Some(2)), "the first former share that ends");
+    assert_eq!(take(3, 200_000, 10), (250_000, 10, None));
+    assert_eq!(take(1, 600_000, 12), (625_000, 10, None));
+    assert_eq!(take(1, 600_000, 14), (625_000, 10, None), "it is extended");
 }
 
 /// In memory, a state of up to [`State::INLINE`] bytes needs no memory of its own.
@@ -71,19 +124,21 @@ fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
 fn a_former_share_stays_assigned_until_its_end() {
     const { assert!(ENTRY_BYTES <= State::INLINE) }
     let mut state = State::default();
-    let mut assigned = |demand, second, asked: [u64; 3]| {
-        apply(&mut state, 1, Action::Take, demand, second).unwrap();
+    // The lifetime is so short that shares are not kept.
+    let mut assigned_for = |ttl, demand, second, asked: [u64; 3]| {
+        apply_for(ttl, &mut state, 1, Action::Take, demand, second).unwrap();
         assert_eq!(state.as_bytes().len(), ENTRY_BYTES);
         asked.map(|second| Assignments::assigned(&state, at(second)).map(|(_, millionths)| millionths))
     };
-    assert_eq!(assigned(800_000, 0, [0, 9, 10]), [Some(1_000_000), Some(1_000_000), None]);
-    assert_eq!(assigned(400_000, 1, [9, 10, 11]), [Some(1_000_000), Some(500_000), None]);
-    assert_eq!(assigned(300_000, 5, [10, 11, 14]), [Some(1_000_000), Some(375_000), Some(375_000)]);
-    assert_eq!(assigned(900_000, 6, [11, 15, 16]), [Some(1_000_000), Some(1_000_000), None]);
-    assert_eq!(assigned(300_000, 7, [15, 16, 17]), [Some(1_000_000), Some(375_000), None]);
-    assert_eq!(assigned(300_000, 12, [15, 16, 21]), [Some(1_000_000), Some(375_000), Some(375_000)]);
-    // By another clock, which is behind.
-    assert_eq!(assigned(100_000, 3, [13, 21, 22]), [Some(1_000_000), Some(1_000_000), None]);
+    let mut assigned = |demand, second, asked| assigned_for(4, demand, second, asked);
+    assert_eq!(assigned(800_000, 0, [0, 3, 4]), [Some(1_000_000), Some(1_000_000), None]);
+    assert_eq!(assigned(400_000, 1, [3, 4, 5]), [Some(1_000_000), Some(500_000), None]);
+    assert_eq!(assigned(300_000, 2, [4, 5, 6]), [Some(1_000_000), Some(375_000), None]);
+    assert_eq!(assigned(900_000, 3, [5, 6, 7]), [Some(1_000_000), Some(1_000_000), None]);
+    assert_eq!(assigned(300_000, 4, [6, 7, 8]), [Some(1_000_000), Some(375_000), None]);
+    assert_eq!(assigned(300_000, 5, [6, 7, 9]), [Some(1_000_000), Some(375_000), None]);
+    // By a shorter lifetime, or another clock that is behind.
+    assert_eq!(assigned_for(2, 100_000, 5, [6, 8, 9]), [Some(1_000_000), Some(1_000_000), None]);
 }
 
 /// Times are stored in hundredths of a second, and an assignment never ends too early.
@@ -157,8 +212,8 @@ proptest! {
         for (caller, demand, elapsed, kind) in steps {
             second += elapsed;
             let action = if kind == 0 { Action::Refund } else { Action::Take };
-            let share = apply(&mut state, caller, action, demand, second).unwrap();
-            usable.entry(caller).or_default().push((second + TTL, share));
+            let share = apply_for(TTL, &mut state, caller, action, demand, second).unwrap();
+            usable.entry(caller).or_default().push((second + share.lifetime.floor_secs(), share.millionths));
             let most = |shares: &Vec<(u64, u64)>| shares.iter().filter(|(end, _)| *end > second).map(|(_, share)| *share).max();
             let sum: u64 = usable.values().filter_map(most).sum();
             prop_assert!(sum <= Assignments::WHOLE, "{sum} at {second}");

@@ -1,6 +1,7 @@
 //! [`DivisibleLimit`]: the numbers of a limit that is divided into token buckets, and the hits that are counted in
 //! advance for them.
 
+use super::HeldQuota;
 use crate::{
     algorithm::{Algorithm, MAX_NUMBER, Micros, assignments::Assignments},
     engine::applied_limit::AppliedLimit,
@@ -131,6 +132,11 @@ impl DivisibleLimit {
             return FIRST_DEMAND;
         };
         ((per_second / self.rate() * Assignments::WHOLE as f64) as u64).min(Assignments::WHOLE)
+    }
+
+    /// Returns the share of a caller's quota in millionths of the limit, or 0 without a token bucket.
+    pub(super) fn share(&self, held: &HeldQuota) -> u64 {
+        held.token_bucket().map_or(0, |bucket| self.demand(Some(bucket.rate())))
     }
 
     /// Returns the hits per second.

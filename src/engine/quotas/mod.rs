@@ -23,7 +23,10 @@ use super::{
     statistics::Threshold,
 };
 use crate::{
-    algorithm::{Action, Algorithm, Decision, MAX_NUMBER, RequestContext, assignments::Assignments},
+    algorithm::{
+        Action, Algorithm, Decision, MAX_NUMBER, RequestContext,
+        assignments::{Assignments, Share},
+    },
     rules::{Entry, FailurePolicy},
     store::{Charge, Hit, HitDecision, Store, StoreError},
 };
@@ -47,8 +50,10 @@ pub struct BucketReport<'a> {
     pub elapsed: Micros,
     /// The caller's quota since its last report.
     pub held: HeldQuota,
-    /// Lifetime of the quota.
+    /// Normal lifetime of a quota at the caller.
     pub ttl: Micros,
+    /// Time after which the next quota has ended in any case: with [`DELIVERY_TIME`].
+    pub lifetime: Micros,
 }
 
 /// The requests that a caller may admit.
@@ -114,6 +119,9 @@ pub struct Assignment {
     pub prepaid: Prepaid,
     /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
     pub share: Option<u64>,
+    /// Time after which the quota has ended in any case; `None` for the normal lifetime. If it is not extended, at least
+    /// [`Assignments::REDUCTION_TIME`].
+    pub lifetime: Option<Micros>,
     /// Time after which the quota should be computed again without a report, if it depends on more than reports.
     pub review_in: Option<Micros>,
 }
@@ -122,10 +130,12 @@ pub struct Assignment {
 pub const DELIVERY_TIME: Micros = Micros::from_secs(2);
 /// Time between two payments for a quota.
 const SECOND: Micros = Micros::from_secs(1);
+/// A quota that is not extended is reviewed this long before it ends at the caller.
+pub const REVIEW_TIME: Micros = Micros::from_secs(2);
 
 impl Assignment {
     fn blanket(quota: Quota) -> Self {
-        Self { quota, tokens: 0.0, prepaid: Prepaid::default(), share: None, review_in: None }
+        Self { quota, tokens: 0.0, prepaid: Prepaid::default(), share: None, lifetime: None, review_in: None }
     }
 
     fn bucket(bucket: TokenBucket, tokens: f64) -> Self {
@@ -253,7 +263,8 @@ impl Engine {
         let action = if counted > 0 { Action::Take } else { Action::Peek };
         let per_second = applied.limit.is_per_second();
         let context = RequestContext { holder: report.caller, ..RequestContext::default() };
-        let shares = Algorithm::from(Assignments::new(report.ttl + DELIVERY_TIME)).with_context(context);
+        let shares = Assignments::new(report.lifetime).with_held(limit.share(&held));
+        let shares = Algorithm::from(shares).with_context(context);
         let shares_key = self.counter_name(snapshot, report.domain, &report.entries, applied, &shares);
         let shares = Hit::take(&shares_key, &shares, limit.demand(report.demand));
         let record = Hit { action, ..Hit::take(&counter.key, &recording, counted.min(MAX_NUMBER)) };
@@ -271,18 +282,23 @@ impl Engine {
             return Ok(Some(Assignment::blanket(Quota::AllowAll)));
         }
         let share = Assignments::read(&share.decision);
+        // A caller for which there was no room has no assignment.
+        let lifetime = if share.millionths > 0 { share.lifetime.min(report.lifetime) } else { report.lifetime };
+        let share = Share { lifetime, ..share };
         let assignment = match limit.prepayment {
             _ if limit.requests == 0 => {
                 Assignment { review_in: Some(decision.next), ..Assignment::blanket(Quota::DenyAll) }
             }
             Prepayment::Lifetime => self.assign_counted(&counter, report, held, share, decision, now).await,
             Prepayment::Window | Prepayment::Second | Prepayment::FreeSecond => {
-                self.assign_part(&counter, report, held, share, decision, now).await
+                self.assign_part(&counter, report, held, share.millionths, decision, now).await
             }
         };
         let is_elastic = applied.rule.is_some_and(|rule| rule.elastic.is_some());
-        let review_in = assignment.review_in.or(is_elastic.then_some(SECOND));
-        Ok(Some(Assignment { share: Some(share), review_in, ..assignment }))
+        let ends_soon = (lifetime < report.ttl + DELIVERY_TIME).then(|| lifetime - DELIVERY_TIME - REVIEW_TIME);
+        let reviews = [assignment.review_in, is_elastic.then_some(SECOND), share.more_in, ends_soon];
+        let review_in = reviews.into_iter().flatten().min();
+        Ok(Some(Assignment { share: Some(share.millionths), lifetime: Some(lifetime), review_in, ..assignment }))
     }
 
     /// Returns the next quota of a limit with [`Prepayment::Lifetime`].
@@ -291,11 +307,12 @@ impl Engine {
         counter: &SharedCounter<'_>,
         report: &BucketReport<'_>,
         held: HeldQuota,
-        share: u64,
+        share: Share,
         decision: &Decision,
         now: Micros,
     ) -> Assignment {
-        let lifetime = decision.reset.min(report.ttl + DELIVERY_TIME);
+        let lifetime = decision.reset.min(share.lifetime);
+        let share = share.millionths;
         let former = held.token_bucket();
         let size = |free| counter.limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
         let mut prepaid = Prepaid { counter: counter.number, window_end: now + decision.reset, ..held.prepaid };
@@ -307,7 +324,7 @@ impl Engine {
             next = size(paid);
             needed = paid;
         }
-        let returned = prepaid.unneeded(needed, next != former, now, now + report.ttl + DELIVERY_TIME);
+        let returned = prepaid.unneeded(needed, next != former, now, held.ends_at.max(now));
         if returned > 0 && self.pay(counter, Action::Refund, returned, false, now).await.is_ok() {
             prepaid.spend(returned);
         }

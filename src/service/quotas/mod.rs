@@ -31,7 +31,9 @@ use smallvec::SmallVec;
 use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
-    engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
+    engine::{
+        Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, REVIEW_TIME, Snapshot, caller_number,
+    },
     metrics::{LogThrottle, observe_gauge},
     rules::Entry,
 };
@@ -216,16 +218,19 @@ pub struct QuotaSession {
     is_open: bool,
 }
 
-/// The numbers of a report, with the demand that follows from it and the time since the last report.
+/// The numbers of a report, and what the session computes from them.
 struct Reported {
     allowed: u64,
     denied: u64,
     demand: Option<f64>,
+    /// Time since the last report.
     elapsed: Micros,
+    /// Time for which the caller keeps its quota, if it may soon have a smaller one.
+    lifetime: Option<Micros>,
 }
 
 /// Stands for a report where there is none.
-const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elapsed: Micros::ZERO };
+const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elapsed: Micros::ZERO, lifetime: None };
 
 /// A bucket that the caller reports.
 struct Bucket {
@@ -254,6 +259,26 @@ impl Bucket {
     fn demand(&self) -> Option<f64> {
         let [last, former] = self.rates;
         Some(last.max(former).into()).filter(|rate: &f64| !rate.is_nan())
+    }
+
+    /// Returns the rest of the quota's lifetime if it need not be extended now: the caller had much fewer requests than
+    /// before and than the quota allows, and the quota lasts until another report. If that is similar, the share is free
+    /// sooner.
+    fn unextended_lifetime(&self, elapsed: Micros, now: Micros) -> Option<Micros> {
+        let Some(Quota::TokenBucket(bucket)) = self.held.quota else {
+            return None;
+        };
+        let [last, former] = self.rates;
+        let is_low = last < former / 2.0 && f64::from(last) < bucket.rate() / 2.0;
+        let next_report = DELIVERY_TIME + Micros::new(elapsed.get() * 3 / 2);
+        let rest = self.held.ends_at - now;
+        (is_low && rest >= next_report.max(Assignments::REDUCTION_TIME)).then_some(rest)
+    }
+
+    /// Returns whether the quota was not extended by the last report, and ends soon.
+    fn is_due(&self, lifetime: Micros, now: Micros) -> bool {
+        let held = &self.held;
+        held.ends_at < held.reported_at + lifetime && held.ends_at <= now + DELIVERY_TIME + REVIEW_TIME
     }
 
     /// Records a report, and returns the time since the last one.
@@ -414,6 +439,7 @@ impl QuotaSession {
             elapsed: report.elapsed,
             held,
             ttl: Micros::new(self.quotas.settings.ttl.as_micros() as u64),
+            lifetime: report.lifetime.unwrap_or(self.quotas.settings.lifetime()),
         }
     }
 
@@ -421,7 +447,7 @@ impl QuotaSession {
     async fn assign(&mut self, usages: Vec<Usage>, now: Micros, are_reports: bool) -> Vec<BucketAction> {
         let (ttl, caller) = (self.quotas.settings.ttl, self.caller());
         let mut actions = Vec::with_capacity(usages.len());
-        let lifetime = self.quotas.settings.lifetime();
+        let normal_lifetime = self.quotas.settings.lifetime();
         let mut usages = usages.into_iter().peekable();
         while usages.peek().is_some() {
             let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
@@ -444,7 +470,7 @@ impl QuotaSession {
                 let assignment = match (assigned, bucket.held.quota) {
                     // While the counters are unavailable, all shares stay as they are.
                     (Err(_), Some(former @ Quota::TokenBucket(_))) => {
-                        bucket.held.ends_at = now + lifetime;
+                        bucket.held.ends_at = now + normal_lifetime;
                         actions.push(BucketAction::Assign(usage.bucket, former, ttl));
                         continue;
                     }
@@ -455,15 +481,17 @@ impl QuotaSession {
                     bucket.review_at = now + TICK;
                     continue;
                 }
-                let Assignment { quota, tokens, prepaid, share, review_in } = assignment;
+                let Assignment { quota, tokens, prepaid, share, lifetime, review_in } = assignment;
+                let lifetime = lifetime.unwrap_or(normal_lifetime);
                 // Without the bucket, whose values can be personal data.
                 tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
                 self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
                 bucket.review_at = review_in.map_or(NEVER, |wait| now + wait.max(TICK));
-                let is_new = are_reports || bucket.held.quota != Some(quota);
+                let is_new = are_reports || bucket.held.quota != Some(quota) || bucket.is_due(normal_lifetime, now);
                 bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
                 if is_new {
                     bucket.held.ends_at = now + lifetime;
+                    let ttl = Duration::from_secs((lifetime - DELIVERY_TIME).floor_secs());
                     actions.push(BucketAction::Assign(usage.bucket, quota, ttl));
                 }
             }
@@ -478,8 +506,9 @@ impl QuotaSession {
         };
         let elapsed =
             if is_report { bucket.record(usage.allowed.saturating_add(usage.denied), now) } else { Micros::ZERO };
-        let reported = Reported { allowed: usage.allowed, denied: usage.denied, demand: bucket.demand(), elapsed };
-        (reported, bucket.held)
+        let (allowed, denied, demand) = (usage.allowed, usage.denied, bucket.demand());
+        let lifetime = bucket.unextended_lifetime(elapsed, now);
+        (Reported { allowed, denied, demand, elapsed, lifetime }, bucket.held)
     }
 
     /// Returns the entries in the order of the rules.

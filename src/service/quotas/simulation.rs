@@ -26,8 +26,9 @@ enum Event {
     Report(usize),
     /// A report with this number of admitted and denied requests reaches the stream with this number.
     Received(usize, u64, u64, u64, u64),
-    /// An answer reaches the Envoy: the capacity, the tokens and the interval of its bucket, or 0 to deny everything.
-    Answer(usize, u64, (u32, u32, u32)),
+    /// An answer reaches the Envoy: the capacity, the tokens and the interval of its bucket, or 0 to deny everything, and
+    /// the lifetime in seconds.
+    Answer(usize, u64, (u32, u32, u32), u64),
     Tick(usize, u64),
     /// A stream has ended some time ago.
     Return(usize),
@@ -211,8 +212,8 @@ impl Simulation {
                 self.answer(index, actions);
                 self.schedule(wait, Event::Tick(index, stream));
             }
-            Event::Answer(index, stream, quota) if self.envoys[index].stream == stream => {
-                self.envoys[index].replace(quota, self.now);
+            Event::Answer(index, stream, quota, ttl) if self.envoys[index].stream == stream => {
+                self.envoys[index].replace(quota, ttl, self.now);
             }
             Event::Answer(..) => {}
             Event::Return(closed) => self.closed[closed].return_unused().now_or_never().unwrap(),
@@ -301,16 +302,18 @@ impl Simulation {
 
     fn answer(&mut self, index: usize, actions: Vec<BucketAction>) {
         for action in actions {
-            let quota = match action {
-                BucketAction::Assign(_, Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs }), _) => {
+            let BucketAction::Assign(_, quota, ttl) = action else {
+                continue;
+            };
+            let quota = match quota {
+                Quota::TokenBucket(TokenBucket { max_tokens, tokens, interval_secs }) => {
                     (max_tokens, tokens, interval_secs)
                 }
-                BucketAction::Assign(_, Quota::DenyAll, _) => (0, 0, 0),
-                BucketAction::Assign(_, Quota::AllowAll, _) => panic!("the rule has a limit"),
-                BucketAction::Abandon(_) => continue,
+                Quota::DenyAll => (0, 0, 0),
+                Quota::AllowAll => panic!("the rule has a limit"),
             };
             let (delay, stream) = (self.delay(), self.envoys[index].stream);
-            self.schedule(delay, Event::Answer(index, stream, quota));
+            self.schedule(delay, Event::Answer(index, stream, quota, ttl.as_secs()));
         }
     }
 
@@ -386,9 +389,9 @@ impl Simulation {
 }
 
 impl Envoy {
-    fn replace(&mut self, (max_tokens, tokens, interval_secs): (u32, u32, u32), now: u64) {
+    fn replace(&mut self, (max_tokens, tokens, interval_secs): (u32, u32, u32), ttl: u64, now: u64) {
         self.fill(now);
-        self.expires_at = now + Settings::default().ttl.as_micros() as u64;
+        self.expires_at = now + ttl * 1_000_000;
         if max_tokens == 0 {
             self.quota = Some(Quota::DenyAll);
             return;
@@ -474,12 +477,22 @@ fn shares_follow_a_changed_demand() {
     for rule in rules(10) {
         let demands = (0..10).map(|index| if index < 5 { [16.0, 2.0] } else { [2.0, 16.0] }).collect();
         let simulation = Simulation::run(Scenario::steady(&rule, demands), 1);
-        // The former shares are free when their quotas have ended, after three reports and 17 seconds.
-        for (from, busy) in [(60, 0..5), (160, 5..10)] {
+        // The former shares are free when their quotas have ended, a report and 17 seconds after the change.
+        for (from, busy) in [(60, 0..5), (145, 5..10)] {
             let rates = simulation.rates(from, from + 60);
             let admitted: f64 = rates[busy].iter().sum();
             assert!(admitted >= 0.95 * 80.0, "{rule}: {rates:?}");
         }
+    }
+}
+
+/// An Envoy may use its former share until that is free for others.
+#[test]
+fn the_limit_is_used_while_shares_move() {
+    for rule in rules(10) {
+        let demands = (0..10).map(|index| if index < 5 { [20.0; 2] } else { [0.5, 20.0] }).collect();
+        let admitted: f64 = Simulation::run(Scenario::steady(&rule, demands), 1).rates(120, 150).iter().sum();
+        assert!(admitted >= 90.0, "{rule}: {admitted}");
     }
 }
 

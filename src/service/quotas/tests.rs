@@ -142,6 +142,116 @@ fn shares_follow_the_demand_of_all_callers() {
     assert!(rates[1] >= 85.0 && rates[2] >= 10.0, "{rates:?}");
 }
 
+/// Returns the rate and the lifetime in seconds of the only quota.
+fn assigned(actions: &[BucketAction]) -> (f64, u64) {
+    let [BucketAction::Assign(_, quota, ttl)] = actions else { panic!("{actions:?}") };
+    (rate(Some(*quota)), ttl.as_secs())
+}
+
+/// Nobody else gets that share before, and the quota is replaced a moment before it ends.
+#[test]
+fn a_former_share_is_used_until_its_quota_ends() {
+    let service = Service::start(Settings::default());
+    let mut sessions = [service.quotas.session(None), service.quotas.session(None)];
+    let [first, second] = &mut sessions;
+    quota(first, "user=a", 1, 0);
+    service.pass(5);
+    assert_eq!(assigned(&report(first, &[usage("user=a", 1, 5_000)]).unwrap()), (100.0, 15));
+    assert_eq!(quota(second, "user=a", 1, 500), Some(Quota::DenyAll));
+    for ttl in [10, 5] {
+        service.pass(5);
+        assert_eq!(assigned(&report(first, &[usage("user=a", 500, 5_000)]).unwrap()), (100.0, ttl));
+        assert_eq!(quota(second, "user=a", 0, 5_000), Some(Quota::DenyAll));
+    }
+    let mut pushed = Vec::new();
+    for second in 11..=18 {
+        service.pass(1);
+        for (index, session) in sessions.iter_mut().enumerate() {
+            let actions = session.tick().now_or_never().unwrap();
+            pushed.extend((!actions.is_empty()).then(|| (second, index, assigned(&actions))));
+        }
+    }
+    assert_eq!(pushed, [(13, 0, (50.0, 15)), (17, 1, (50.0, 15))]);
+}
+
+/// So its share is free sooner if it still has few requests in the next report.
+#[test]
+fn the_quota_of_a_caller_with_fewer_requests_is_not_extended() {
+    for (reports, ttls) in [
+        ([(1, 5_000), (500, 0), (500, 0)], [15, 15, 15]),
+        ([(1, 5_000), (249, 0), (500, 0)], [15, 10, 15]),
+        ([(1, 5_000), (249, 0), (249, 0)], [15, 10, 5]),
+        ([(1, 5_000), (250, 0), (250, 0)], [15, 15, 10]),
+        ([(1, 450), (230, 0), (230, 0)], [15, 15, 10]),
+    ] {
+        let service = Service::start(Settings::default());
+        let mut session = service.quotas.session(None);
+        quota(&mut session, "user=a", 1, 0);
+        for ((allowed, denied), ttl) in reports.into_iter().zip(ttls) {
+            service.pass(5);
+            let actions = report(&mut session, &[usage("user=a", allowed, denied)]).unwrap();
+            assert_eq!(assigned(&actions).1, ttl, "{reports:?}: {actions:?}");
+        }
+    }
+    // Without another report, the quota is extended once.
+    let service = Service::start(Settings::default());
+    let mut session = service.quotas.session(None);
+    for (allowed, denied) in [(1, 0), (1, 5_000), (249, 0)] {
+        service.pass(5);
+        report(&mut session, &[usage("user=a", allowed, denied)]).unwrap();
+    }
+    for second in 1..30 {
+        service.pass(1);
+        let actions = session.tick().now_or_never().unwrap();
+        assert_eq!(actions.is_empty(), second != 8, "{second}: {actions:?}");
+        assert!(actions.is_empty() || assigned(&actions) == (100.0, 15), "{actions:?}");
+    }
+    // The next report could arrive too late.
+    let service = Service::start(Settings { ttl: Duration::from_secs(12), ..Settings::default() });
+    let mut session = service.quotas.session(None);
+    for (allowed, denied) in [(1, 0), (1, 5_000), (249, 0)] {
+        service.pass(5);
+        let actions = report(&mut session, &[usage("user=a", allowed, denied)]).unwrap();
+        assert_eq!(assigned(&actions).1, 12);
+    }
+}
+
+/// Otherwise the first caller that reports would get the share of all others.
+#[test]
+fn callers_keep_their_shares_if_the_store_loses_them() {
+    let service = Service::start(Settings::default());
+    let mut sessions = [0; 4].map(|_| service.quotas.session(None));
+    let report_all = |sessions: &mut [QuotaSession]| -> Vec<f64> {
+        service.pass(5);
+        sessions.iter_mut().map(|session| rate(quota(session, "user=a", 125, 1_000))).collect()
+    };
+    (0..10).for_each(|_| drop(report_all(&mut sessions)));
+    let before = report_all(&mut sessions);
+    assert!(before.iter().all(|rate| (24.8..=25.2).contains(rate)), "{before:?}");
+    let store = tests::engine(RULES).store;
+    for session in &mut sessions {
+        session.quotas.engine.store = store.clone();
+    }
+    for _ in 0..5 {
+        let after = report_all(&mut sessions);
+        assert!(after.iter().all(|rate| (24.7..=25.2).contains(rate)), "{after:?}");
+    }
+}
+
+#[test]
+fn a_limit_has_a_maximum_number_of_callers() {
+    let service = Service::start(Settings::default());
+    let mut sessions: Vec<_> = (0..=Assignments::MAX_CALLERS).map(|_| service.quotas.session(None)).collect();
+    let mut actions = Vec::new();
+    for session in &mut sessions {
+        actions = report(session, &[usage("user=a", 1, 0)]).unwrap();
+    }
+    assert_eq!(assigned(&actions), (0.0, 15));
+    sessions.truncate(1);
+    service.pass(17);
+    assert!(rate(quota(&mut sessions[0], "user=a", 0, 1_700)) > 95.0);
+}
+
 /// The share of its former stream is still reserved, so nothing is free.
 #[test]
 fn a_caller_that_reconnects_keeps_its_quota_until_it_can_get_a_new_one() {
@@ -220,7 +330,7 @@ fn a_debt_is_at_most_the_hits_of_a_window() {
 fn reports_are_counted_by_the_limits_counter() {
     let service = Service::start(Settings::default());
     let mut session = service.quotas.session(None);
-    for (allowed, denied) in [(1, 0), (30, 7), (0, 0)] {
+    for (allowed, denied) in [(1, 0), (15, 3), (15, 4)] {
         service.pass(5);
         quota(&mut session, "hourly=a", allowed, denied);
     }
