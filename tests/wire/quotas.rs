@@ -27,6 +27,7 @@ domain: d
 descriptors:
 - {key: user, rate_limit: {unit: second, requests_per_unit: 100, algorithm: token_bucket}}
 - {key: hourly, rate_limit: {unit: hour, requests_per_unit: 50}}
+- {key: slots, rate_limit: {algorithm: concurrency, limit: 3, hold: 1s, on_error: deny}}
 ";
 
 /// One stream of the protocol.
@@ -138,6 +139,10 @@ async fn callers_of_both_protocols_use_one_counter() {
     assert_eq!(series(",protocol=\"rlqs\""), [reported + 3.0, reported, 3.0]);
     assert_eq!(server.metric("sluicegate_quota_streams"), 1.0);
     assert_eq!(server.metric("sluicegate_quota_buckets"), 1.0);
+    // This limit cannot be divided, but no store has failed.
+    let strategy = caller.report("d", "slots", "a", 1, 0).await;
+    assert_eq!(strategy, Strategy::BlanketRule(BlanketRule::DenyAll.into()));
+    assert_eq!(server.metric("sluicegate_on_error_total{policy=\"deny\"}"), 0.0);
 }
 
 /// With a name, a caller keeps its share when it connects to another instance, or again before the service knows that

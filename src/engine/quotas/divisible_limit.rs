@@ -198,11 +198,11 @@ pub struct Prepaid {
     /// Number of hits; negative if requests could not be counted.
     pub(super) hits: i64,
     /// Hash of the counter's name; 0 without a counter.
-    pub(super) counter: u64,
+    pub(super) counter: u32,
     /// End of the window in which the hits are counted. Only for fixed windows.
     pub(super) window_end: Micros,
-    /// When hits that the quota does not need are returned; 0 if it needs all.
-    pub(super) returned_at: Micros,
+    /// When hits that the quota does not need are returned, in seconds; 0 if it needs all.
+    pub(super) returned_at: u32,
 }
 
 impl Prepaid {
@@ -251,11 +251,11 @@ impl Prepaid {
     pub(super) fn unneeded(&mut self, needed: u64, is_changed: bool, now: Micros, delay_end: Micros) -> u64 {
         let unneeded = (self.hits - to_signed(needed)).max(0).unsigned_abs();
         if unneeded == 0 {
-            self.returned_at = Micros::ZERO;
-        } else if is_changed || self.returned_at == Micros::ZERO {
-            self.returned_at = delay_end;
-        } else if now >= self.returned_at {
-            self.returned_at = Micros::ZERO;
+            self.returned_at = 0;
+        } else if is_changed || self.returned_at == 0 {
+            self.returned_at = delay_end.ceil_secs() as u32;
+        } else if now.floor_secs() >= self.returned_at.into() {
+            self.returned_at = 0;
             return unneeded;
         }
         0

@@ -149,7 +149,7 @@ struct SharedCounter<'s> {
     limit: DivisibleLimit,
     key: Vec<u8>,
     /// Hash of the key, by which hits that were counted by another counter are recognised.
-    number: u64,
+    number: u32,
 }
 
 impl<'a> BucketReport<'a> {
@@ -195,6 +195,15 @@ impl SharedCounter<'_> {
         };
         prepaid.spend(report.allowed.min(most));
         prepaid.take_debt()
+    }
+}
+
+/// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
+fn blanket_rule(policy: FailurePolicy) -> Option<Assignment> {
+    match policy {
+        FailurePolicy::Error => None,
+        FailurePolicy::Allow => Some(Assignment::blanket(Quota::AllowAll)),
+        FailurePolicy::Deny | FailurePolicy::Local => Some(Assignment::blanket(Quota::DenyAll)),
     }
 }
 
@@ -248,7 +257,8 @@ impl Engine {
             Ok(counter) => counter,
             Err(applied) => {
                 self.count_reported(report, &applied, &Decision::default(), now);
-                return Ok(self.blanket_rule(&applied));
+                self.log_indivisible(report.domain, &applied);
+                return Ok(blanket_rule(self.on_error(&applied)));
             }
         };
         let SharedCounter { applied, limit, .. } = &counter;
@@ -272,7 +282,9 @@ impl Engine {
         let answers = self.store.apply(&hits, Charge::Each, now).await;
         let (Some(Ok(share)), Some(Ok(HitDecision { decision, .. }))) = (answers.first(), answers.get(1)) else {
             self.count_reported(report, applied, &Decision::default(), now);
-            return Err(self.blanket_rule(applied));
+            let policy = self.on_error(applied);
+            self.statistics.on_error[policy as usize].add(self.worker, 1);
+            return Err(blanket_rule(policy));
         };
         // Hits that were counted in advance are not used yet.
         let unused = held.prepaid.hits.max(0).unsigned_abs();
@@ -493,17 +505,20 @@ impl Engine {
         let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, applied.limit.algorithm());
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        Ok(SharedCounter { applied, limit, key, number: hasher.finish() | 1 })
+        Ok(SharedCounter { applied, limit, key, number: hasher.finish() as u32 | 1 })
     }
 
-    /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
-    fn blanket_rule(&self, applied: &AppliedLimit<'_>) -> Option<Assignment> {
-        let policy = self.on_error(applied);
-        self.statistics.on_error[policy as usize].add(self.worker, 1);
-        match policy {
-            FailurePolicy::Error => None,
-            FailurePolicy::Allow => Some(Assignment::blanket(Quota::AllowAll)),
-            FailurePolicy::Deny | FailurePolicy::Local => Some(Assignment::blanket(Quota::DenyAll)),
+    /// Logs that a rule has a limit that cannot be divided, once until rules are loaded again.
+    fn log_indivisible(&self, domain: &str, applied: &AppliedLimit<'_>) {
+        if let Some(rule) = applied.rule
+            && self.statistics.is_first_indivisible(&rule.labels)
+        {
+            tracing::warn!(
+                domain,
+                rule = rule.labels[1..].join("."),
+                algorithm = applied.limit.algorithm().name(),
+                "Envoy cannot limit the requests of this rule by itself; it allows or denies all of them, by on_error"
+            );
         }
     }
 

@@ -13,7 +13,7 @@ pub(super) use shedding::{Outcome, Shedding};
 pub use totals::{ClassTotals, HitTotals, RuleHits, RuleTotals};
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
@@ -67,6 +67,8 @@ pub struct Statistics {
     /// The series of `dynamic` that each worker has used.
     worker_series: Striped<Mutex<SeriesMap>>,
     other: Arc<Series>,
+    /// Labels of rules whose limit was found to be indivisible.
+    indivisible: Mutex<HashSet<Labels>>,
     overflow: Counter,
     pub(super) unknown_domain: Counter,
     pub(super) unknown_plan: Counter,
@@ -87,6 +89,7 @@ impl Statistics {
             full: OnceLock::new(),
             worker_series: Striped::new(workers),
             other: Arc::new(Series::new(&["other".into(), "other".into()].into(), workers)),
+            indivisible: Mutex::default(),
             overflow: Counter::new(workers),
             unknown_domain: Counter::new(workers),
             unknown_plan: Counter::new(workers),
@@ -98,6 +101,7 @@ impl Statistics {
     /// Returns the statistics of a new set's rules, by rule id. Rules of the previous set keep their statistics; those
     /// of removed rules are dropped.
     pub(super) fn register_rules(&self, rules: &mut [Rule]) -> Vec<RuleStatistics> {
+        lock(&self.indivisible).clear();
         let mut current = lock(&self.rules);
         let mut previous = std::mem::take(&mut *current);
         current.reserve(rules.len());
@@ -128,6 +132,11 @@ impl Statistics {
             true => rule.classes.iter().map(|class| &**class).chain([others]).map(str::to_owned).collect(),
             false => Vec::new(),
         }
+    }
+
+    /// Returns whether no indivisible limit with these labels was found since rules were loaded.
+    pub(super) fn is_first_indivisible(&self, labels: &Labels) -> bool {
+        lock(&self.indivisible).insert(Arc::clone(labels))
     }
 
     /// Returns the near-limit threshold, with the same arithmetic as envoyproxy/ratelimit.

@@ -5,9 +5,10 @@ use futures_util::FutureExt;
 use super::*;
 use crate::{
     algorithm::{Action, Operation},
-    engine::{Resources, Statistics, StatisticsSettings, TokenBucket, tests},
+    engine::{Resources, TokenBucket, tests},
     rules::{self, Options, SourceFile},
     store::AnyStore,
+    test_log::TestLog,
 };
 
 const RULES: &str = "
@@ -49,8 +50,7 @@ impl Service {
     fn load(&self, rule: &str) {
         let text = format!("domain: api\ndescriptors: [{rule}]");
         let (rules, _) = rules::compile(&[SourceFile { name: "api.yaml".into(), text }], Options::default()).unwrap();
-        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 1, near_limit_ratio: 0.8 });
-        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        let snapshot = Snapshot::new(rules, &self.quotas.engine.statistics, &Resources::default());
         self.quotas.engine.rules.store(Arc::new(snapshot));
     }
 
@@ -113,6 +113,23 @@ fn each_kind_of_rule_becomes_a_quota() {
     assert_eq!(first("slots=a"), Some(Quota::AllowAll));
     assert_eq!(first("queue=a"), Some(Quota::DenyAll));
     assert_eq!(first("unknown=a"), None, "the caller decides");
+}
+
+#[test]
+fn a_limit_that_cannot_be_divided_is_logged_once_for_each_rule() {
+    let (service, log) = (Service::start(Settings::default()), TestLog::start());
+    let mut session = service.quotas.session(None);
+    let mut count = || {
+        for text in ["slots=a", "slots=b", "queue=a", "user=a", "slots=a"] {
+            quota(&mut session, text, 1, 0);
+        }
+        log.text().matches("by on_error").count()
+    };
+    assert_eq!(count(), 2);
+    assert!(log.text().contains("\"concurrency\"") && log.text().contains("\"queue\""), "{}", log.text());
+    // After rules were loaded.
+    service.load("{key: slots, rate_limit: {algorithm: concurrency, limit: 3, hold: 1s}}");
+    assert_eq!(count(), 3);
 }
 
 #[test]
