@@ -200,6 +200,7 @@ fn the_quota_of_a_caller_with_fewer_requests_is_not_extended() {
         ([(1, 5_000), (249, 0), (249, 0)], [15, 10, 5]),
         ([(1, 5_000), (250, 0), (250, 0)], [15, 15, 10]),
         ([(1, 450), (230, 0), (230, 0)], [15, 15, 10]),
+        ([(1, 399), (200, 0), (200, 0)], [15, 15, 10]),
     ] {
         let service = Service::start(Settings::default());
         let mut session = service.quotas.session(None);
