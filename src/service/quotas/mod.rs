@@ -47,8 +47,8 @@ const BATCH: usize = 256;
 /// Shortest time between two reports from which a rate is computed.
 const MIN_ELAPSED: Micros = Micros::new(500_000);
 
-/// A time that does not come.
-const NEVER: Micros = Micros::new(u64::MAX);
+/// A number of milliseconds that do not pass.
+const NEVER: u32 = u32::MAX;
 
 /// Settings of Envoy's quota protocol.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -235,11 +235,12 @@ const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elap
 /// A bucket that the caller reports.
 struct Bucket {
     held: HeldQuota,
-    used_at: Micros,
+    /// Time of the last request in seconds, rounded up.
+    used_at: u32,
     /// Requests per second in the last report, and in the one before; NaN if there was none.
     rates: [f32; 2],
-    /// When the quota is to be computed again without a report, or [`NEVER`].
-    review_at: Micros,
+    /// Milliseconds from the last report until the quota is to be computed again, or [`NEVER`].
+    review_after: u32,
 }
 
 impl Bucket {
@@ -247,7 +248,7 @@ impl Bucket {
     fn new(now: Micros, elapsed: Micros, lifetime: Micros) -> Self {
         let ends_at = if elapsed > Micros::ZERO { now + lifetime } else { now };
         let held = HeldQuota { reported_at: now - elapsed, ends_at, ..HeldQuota::default() };
-        Self { held, used_at: now, rates: [f32::NAN; 2], review_at: NEVER }
+        Self { held, used_at: now.ceil_secs() as u32, rates: [f32::NAN; 2], review_after: NEVER }
     }
 
     /// Returns whether the caller may keep the quota of an earlier stream: nothing is free as long as that is reserved.
@@ -275,6 +276,16 @@ impl Bucket {
         (is_low && rest >= next_report.max(Assignments::REDUCTION_TIME)).then_some(rest)
     }
 
+    /// Sets when the quota is to be computed again without a report.
+    fn review_at(&mut self, at: Option<Micros>) {
+        let after = at.map(|at| (at - self.held.reported_at).get() / 1_000);
+        self.review_after = after.and_then(|millis| u32::try_from(millis).ok()).unwrap_or(NEVER);
+    }
+
+    fn is_review_due(&self, now: Micros) -> bool {
+        self.review_after != NEVER && now >= self.held.reported_at + Micros::new(1_000 * u64::from(self.review_after))
+    }
+
     /// Returns whether the quota was not extended by the last report, and ends soon.
     fn is_due(&self, lifetime: Micros, now: Micros) -> bool {
         let held = &self.held;
@@ -284,7 +295,7 @@ impl Bucket {
     /// Records a report, and returns the time since the last one.
     fn record(&mut self, requests: u64, now: Micros) -> Micros {
         let elapsed = now - self.held.reported_at;
-        self.used_at = if requests > 0 { now } else { self.used_at };
+        self.used_at = if requests > 0 { now.ceil_secs() as u32 } else { self.used_at };
         if elapsed >= MIN_ELAPSED {
             let rate = (requests as f64 / elapsed.get() as f64 * 1e6) as f32;
             self.rates = [rate, self.rates[0]];
@@ -343,7 +354,7 @@ impl QuotaSession {
         self.rules = Some(rules);
         let (mut actions, mut due, mut idle) = (Vec::new(), Vec::new(), Vec::new());
         self.buckets.retain(|id, bucket| {
-            let is_idle = (now - bucket.used_at).get() > idle_timeout;
+            let is_idle = (now - Micros::from_secs(bucket.used_at.into())).get() > idle_timeout;
             if is_idle {
                 actions.push(BucketAction::Abandon(id.clone()));
                 self.quotas.shared.buckets.fetch_sub(1, Relaxed);
@@ -355,7 +366,7 @@ impl QuotaSession {
             // Without reports, the caller may be gone, and others need its share.
             let has_share = bucket.held.quota.is_some();
             let is_alive = !has_share || now < bucket.held.reported_at + lifetime;
-            if is_changed || is_alive && bucket.review_at <= now {
+            if is_changed || is_alive && bucket.is_review_due(now) {
                 due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
             }
             true
@@ -413,7 +424,7 @@ impl QuotaSession {
         for (bucket, (prepaid, is_used_up)) in due.zip(payments) {
             bucket.held.prepaid = prepaid;
             if is_used_up {
-                bucket.review_at = now;
+                bucket.review_at(Some(now));
             }
         }
     }
@@ -478,7 +489,7 @@ impl QuotaSession {
                     (Ok(Some(assignment)) | Err(Some(assignment)), _) => assignment,
                 };
                 if bucket.keeps_former(&assignment, now) {
-                    bucket.review_at = now + TICK;
+                    bucket.review_at(Some(now + TICK));
                     continue;
                 }
                 let Assignment { quota, tokens, prepaid, share, lifetime, review_in } = assignment;
@@ -486,7 +497,7 @@ impl QuotaSession {
                 // Without the bucket, whose values can be personal data.
                 tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
                 self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
-                bucket.review_at = review_in.map_or(NEVER, |wait| now + wait.max(TICK));
+                bucket.review_at(review_in.map(|wait| now + wait.max(TICK)));
                 let is_new = are_reports || bucket.held.quota != Some(quota) || bucket.is_due(normal_lifetime, now);
                 bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
                 if is_new {
