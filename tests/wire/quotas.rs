@@ -68,7 +68,7 @@ impl Caller {
             let Some(BucketAction::QuotaAssignmentAction(assignment)) = action.bucket_action else {
                 panic!("{action:?} is no assignment")
             };
-            assert!((3..=15).contains(&assignment.assignment_time_to_live.unwrap().seconds));
+            assert_eq!(assignment.assignment_time_to_live.unwrap().seconds, 15);
             assignment.rate_limit_strategy.unwrap().strategy.unwrap()
         };
         Ok(response.bucket_action.into_iter().map(strategy).collect())

@@ -124,8 +124,8 @@ impl Assignments {
         Self { ttl: ttl.min(Self::MAX_TTL), caller: 0, held: 0 }
     }
 
-    /// Sets the share that the caller has by its last assignment, in millionths, or 0. If the store has lost that
-    /// assignment, the caller keeps at most this share, as others may not have asked for theirs again.
+    /// Sets the share that the caller has by its last assignment, in millionths, or 0. If the state does not contain that
+    /// assignment, because the store was emptied, the caller gets at most this share: others may not have renewed theirs.
     #[must_use]
     pub fn with_held(self, share: u64) -> Self {
         Self { held: share.min(Self::WHOLE), ..self }

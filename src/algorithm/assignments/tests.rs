@@ -71,7 +71,7 @@ fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
     assert_eq!(take(3, 500_000, 11), Some(0));
 }
 
-/// If the store has lost the assignments, no caller gets more than it had, until all others have renewed theirs.
+/// If the store was emptied, no caller gets more than it had before, until the others have renewed their assignments.
 #[test]
 fn a_lost_assignment_is_restored() {
     let mut state = State::default();
@@ -87,9 +87,9 @@ fn a_lost_assignment_is_restored() {
     assert_eq!(take(4, 0, 500_000, 1), 300_000, "the rest");
     // A new caller has a part of its share now, until the former share of the second one ends.
     assert_eq!(take(3, 250_000, 250_000, 2), 0);
-    // Together they have more than the limit, so shares are reduced at once.
+    // Together they have more than the limit, so shares are reduced immediately.
     assert_eq!(take(4, 0, 500_000, 3), 50_000);
-    // The state has the assignment, so what the caller had before no longer matters.
+    // The state has the assignment, so the former share is not used.
     assert_eq!(take(1, 10_000, 900_000, 7), 150_000);
     assert_eq!(take(5, 9_000_000, 1_000_000, 30), 1_000_000);
 }
@@ -124,7 +124,7 @@ fn a_share_is_kept_for_a_while_and_tells_when_more_is_free() {
 fn a_former_share_stays_assigned_until_its_end() {
     const { assert!(ENTRY_BYTES <= State::INLINE) }
     let mut state = State::default();
-    // The lifetime is so short that shares are not kept.
+    // The lifetime is so short that shares are reduced immediately.
     let mut assigned_for = |ttl, demand, second, asked: [u64; 3]| {
         apply_for(ttl, &mut state, 1, Action::Take, demand, second).unwrap();
         assert_eq!(state.as_bytes().len(), ENTRY_BYTES);

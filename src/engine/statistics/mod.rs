@@ -67,7 +67,7 @@ pub struct Statistics {
     /// The series of `dynamic` that each worker has used.
     worker_series: Striped<Mutex<SeriesMap>>,
     other: Arc<Series>,
-    /// Labels of rules whose limit was found to be indivisible.
+    /// Labels of rules with a limit that cannot be divided, for which a message was logged.
     indivisible: Mutex<HashSet<Labels>>,
     overflow: Counter,
     pub(super) unknown_domain: Counter,

@@ -8,8 +8,8 @@ use crate::rules::Entry;
 
 /// The name of a bucket: keys with their values, in ascending order of the keys.
 ///
-/// Names of up to 16 bytes need no allocation, because a stream can have many buckets. Each key and value is stored after its length,
-/// which has one byte, or five if it is 255 or more.
+/// Names of up to 16 bytes need no allocation, because a stream can have many buckets. Each key and value is stored after
+/// its length, which has one byte, or five if it is 255 or more.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct BucketId(SmallVec<[u8; 16]>);
 

@@ -5,6 +5,7 @@
 //! session counts hits in advance, once a second. It also finds quotas that a change of rules or overrides affects,
 //! for limits that have hits again, and for buckets without requests, which the caller is to forget.
 
+mod bucket;
 mod bucket_id;
 
 pub use bucket_id::BucketId;
@@ -28,12 +29,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use self::bucket::Bucket;
 use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
-    engine::{
-        Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, REVIEW_TIME, Snapshot, caller_number,
-    },
+    engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
     metrics::{LogThrottle, observe_gauge},
     rules::Entry,
 };
@@ -44,12 +44,6 @@ const TICK: Micros = Micros::from_secs(1);
 const BEFORE_WINDOW: Micros = Micros::new(25_000);
 /// Maximum number of quotas that are computed at the same time.
 const BATCH: usize = 256;
-/// Shortest time between two reports from which a rate is computed.
-const MIN_ELAPSED: Micros = Micros::new(500_000);
-
-/// A number of milliseconds that do not pass.
-const NEVER: u32 = u32::MAX;
-
 /// Settings of Envoy's quota protocol.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -218,7 +212,7 @@ pub struct QuotaSession {
     is_open: bool,
 }
 
-/// The numbers of a report, and what the session computes from them.
+/// The numbers of a report, and those that the session computes from it.
 struct Reported {
     allowed: u64,
     denied: u64,
@@ -231,78 +225,6 @@ struct Reported {
 
 /// Stands for a report where there is none.
 const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elapsed: Micros::ZERO, lifetime: None };
-
-/// A bucket that the caller reports.
-struct Bucket {
-    held: HeldQuota,
-    /// Time of the last request in seconds, rounded up.
-    used_at: u32,
-    /// Requests per second in the last report, and in the one before; NaN if there was none.
-    rates: [f32; 2],
-    /// Milliseconds from the last report until the quota is to be computed again, or [`NEVER`].
-    review_after: u32,
-}
-
-impl Bucket {
-    /// Creates a bucket. If `elapsed` is above 0, the caller reported it on an earlier stream, and probably has a quota.
-    fn new(now: Micros, elapsed: Micros, lifetime: Micros) -> Self {
-        let ends_at = if elapsed > Micros::ZERO { now + lifetime } else { now };
-        let held = HeldQuota { reported_at: now - elapsed, ends_at, ..HeldQuota::default() };
-        Self { held, used_at: now.ceil_secs() as u32, rates: [f32::NAN; 2], review_after: NEVER }
-    }
-
-    /// Returns whether the caller may keep the quota of an earlier stream: nothing is free as long as that is reserved.
-    fn keeps_former(&self, assignment: &Assignment, now: Micros) -> bool {
-        self.held.quota.is_none() && now < self.held.ends_at && assignment.share == Some(0)
-    }
-
-    /// Returns the requests per second that are expected: the larger number of the last two reports.
-    fn demand(&self) -> Option<f64> {
-        let [last, former] = self.rates;
-        Some(last.max(former).into()).filter(|rate: &f64| !rate.is_nan())
-    }
-
-    /// Returns the rest of the quota's lifetime if it need not be extended now: the caller had much fewer requests than
-    /// before and than the quota allows, and the quota lasts until another report. If that is similar, the share is free
-    /// sooner.
-    fn unextended_lifetime(&self, elapsed: Micros, now: Micros) -> Option<Micros> {
-        let Some(Quota::TokenBucket(bucket)) = self.held.quota else {
-            return None;
-        };
-        let [last, former] = self.rates;
-        let is_low = last < former / 2.0 && f64::from(last) < bucket.rate() / 2.0;
-        let next_report = DELIVERY_TIME + Micros::new(elapsed.get() * 3 / 2);
-        let rest = self.held.ends_at - now;
-        (is_low && rest >= next_report.max(Assignments::REDUCTION_TIME)).then_some(rest)
-    }
-
-    /// Sets when the quota is to be computed again without a report.
-    fn review_at(&mut self, at: Option<Micros>) {
-        let after = at.map(|at| (at - self.held.reported_at).get() / 1_000);
-        self.review_after = after.and_then(|millis| u32::try_from(millis).ok()).unwrap_or(NEVER);
-    }
-
-    fn is_review_due(&self, now: Micros) -> bool {
-        self.review_after != NEVER && now >= self.held.reported_at + Micros::new(1_000 * u64::from(self.review_after))
-    }
-
-    /// Returns whether the quota was not extended by the last report, and ends soon.
-    fn is_due(&self, lifetime: Micros, now: Micros) -> bool {
-        let held = &self.held;
-        held.ends_at < held.reported_at + lifetime && held.ends_at <= now + DELIVERY_TIME + REVIEW_TIME
-    }
-
-    /// Records a report, and returns the time since the last one.
-    fn record(&mut self, requests: u64, now: Micros) -> Micros {
-        let elapsed = now - self.held.reported_at;
-        self.used_at = if requests > 0 { now.ceil_secs() as u32 } else { self.used_at };
-        if elapsed >= MIN_ELAPSED {
-            let rate = (requests as f64 / elapsed.get() as f64 * 1e6) as f32;
-            self.rates = [rate, self.rates[0]];
-        }
-        elapsed
-    }
-}
 
 impl QuotaSession {
     /// Counts the reports of one message, and returns the next quota of each reported bucket.
@@ -344,7 +266,8 @@ impl QuotaSession {
     /// Counts hits in advance, and returns actions that are due without a report. Must be called once a second, slightly
     /// before fixed windows begin, after [`Self::until_tick`].
     pub async fn tick(&mut self) -> Vec<BucketAction> {
-        let (now, idle_timeout) = (self.quotas.clock.now(), self.quotas.settings.idle_timeout.as_micros() as u64);
+        let (now, idle_timeout) = (self.quotas.clock.now(), self.quotas.settings.idle_timeout);
+        let idle_timeout = Micros::new(idle_timeout.as_micros() as u64);
         let since = (now + BEFORE_WINDOW + TICK - self.window_phase) % TICK;
         self.next_tick = now + (TICK - since);
         let lifetime = self.quotas.settings.lifetime();
@@ -354,8 +277,7 @@ impl QuotaSession {
         self.rules = Some(rules);
         let (mut actions, mut due, mut idle) = (Vec::new(), Vec::new(), Vec::new());
         self.buckets.retain(|id, bucket| {
-            let is_idle = (now - Micros::from_secs(bucket.used_at.into())).get() > idle_timeout;
-            if is_idle {
+            if bucket.is_idle(idle_timeout, now) {
                 actions.push(BucketAction::Abandon(id.clone()));
                 self.quotas.shared.buckets.fetch_sub(1, Relaxed);
                 if bucket.held.prepaid.is_returnable(now) {
@@ -498,7 +420,8 @@ impl QuotaSession {
                 tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
                 self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
                 bucket.review_at(review_in.map(|wait| now + wait.max(TICK)));
-                let is_new = are_reports || bucket.held.quota != Some(quota) || bucket.is_due(normal_lifetime, now);
+                let is_new =
+                    are_reports || bucket.held.quota != Some(quota) || bucket.is_renewal_due(normal_lifetime, now);
                 bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
                 if is_new {
                     bucket.held.ends_at = now + lifetime;

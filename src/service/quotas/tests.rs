@@ -165,7 +165,7 @@ fn assigned(actions: &[BucketAction]) -> (f64, u64) {
     (rate(Some(*quota)), ttl.as_secs())
 }
 
-/// Nobody else gets that share before, and the quota is replaced a moment before it ends.
+/// Others cannot get that share before, and the quota is replaced a moment before it ends.
 #[test]
 fn a_former_share_is_used_until_its_quota_ends() {
     let service = Service::start(Settings::default());
@@ -234,7 +234,7 @@ fn the_quota_of_a_caller_with_fewer_requests_is_not_extended() {
     }
 }
 
-/// Otherwise the first caller that reports would get the share of all others.
+/// Otherwise the first caller that reports would get the shares of the others.
 #[test]
 fn callers_keep_their_shares_if_the_store_loses_them() {
     let service = Service::start(Settings::default());
