@@ -45,6 +45,9 @@ impl fmt::Display for Diagnostic {
     }
 }
 
+/// Maximum number of diagnostics of one file. A file of a megabyte could have a million.
+const MAX_DIAGNOSTICS: usize = 1_000;
+
 /// Collector for the diagnostics of one file.
 pub(super) struct Diagnostics<'a> {
     file: &'a str,
@@ -73,6 +76,10 @@ impl<'a> Diagnostics<'a> {
     }
 
     fn push(&mut self, location: Location, severity: Severity, message: String) {
+        let count = self.list.len() - self.start;
+        if count > MAX_DIAGNOSTICS || count == MAX_DIAGNOSTICS && severity == Severity::Warning {
+            return;
+        }
         self.list.push(Diagnostic { file: self.file.to_owned(), location, severity, message });
     }
 }

@@ -30,3 +30,4 @@ pub use matcher::{
 };
 pub use metadata::Metadata;
 pub use schema::schema;
+pub use yaml::{SmallYamlError, read_small};

@@ -11,16 +11,32 @@ use super::diagnostic::Location;
 
 /// Maximum nesting depth.
 const MAX_DEPTH: usize = 128;
-/// Maximum number of nodes, including the copies made by aliases, so that a small file cannot expand without bound.
-const MAX_NODES: usize = 20_000_000;
+/// Number of nodes that aliases may copy in addition to as many as are written. A small file can then not expand without
+/// bound. The YAML library of envoyproxy/ratelimit has nearly the same limit (`allowedAliasRatio` of go-yaml).
+const MAX_COPIED_NODES: usize = 400_000;
+/// Number of bytes of texts that aliases may copy in addition to as many as are written.
+const MAX_COPIED_BYTES: usize = 4 << 20;
 
 /// A node of the tree.
 #[derive(Clone, Debug)]
 pub(super) struct Yaml {
     pub(super) location: Location,
     pub(super) kind: Kind,
-    /// Number of nodes in this subtree, which an alias to it adds to the total.
-    size: usize,
+    /// The size of this subtree, which each alias to it copies.
+    size: Size,
+}
+
+/// Number of nodes and of the bytes in their texts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    nodes: usize,
+    bytes: usize,
+}
+
+impl Size {
+    const fn plus(self, other: Self) -> Self {
+        Self { nodes: self.nodes.saturating_add(other.nodes), bytes: self.bytes.saturating_add(other.bytes) }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -73,12 +89,14 @@ pub(super) fn parse(text: &str) -> Result<Option<Yaml>, YamlError> {
             Event::Scalar(text, style, anchor, _) => {
                 let plain = style == ScalarStyle::Plain;
                 let null = plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
+                let size = Size { nodes: 1, bytes: text.len() };
                 let kind = if null { Kind::Null } else { Kind::Scalar { text: text.into_owned(), plain } };
-                tree.add(Yaml { location, kind, size: 1 }, anchor)?;
+                tree.written = tree.written.plus(size);
+                tree.add(Yaml { location, kind, size }, anchor);
             }
             Event::SequenceStart(anchor, _) => tree.open(location, anchor, false)?,
             Event::MappingStart(anchor, _) => tree.open(location, anchor, true)?,
-            Event::SequenceEnd | Event::MappingEnd => tree.close()?,
+            Event::SequenceEnd | Event::MappingEnd => tree.close(),
             Event::Alias(anchor) => tree.alias(location, anchor)?,
             Event::DocumentEnd => break,
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) => {}
@@ -103,7 +121,10 @@ struct OpenNode {
 struct TreeBuilder {
     open: Vec<OpenNode>,
     anchors: HashMap<usize, Yaml>,
-    nodes: usize,
+    /// What the text contains without its aliases.
+    written: Size,
+    /// What aliases copied.
+    copied: Size,
     root: Option<Yaml>,
 }
 
@@ -116,29 +137,38 @@ impl TreeBuilder {
         Ok(())
     }
 
-    fn close(&mut self) -> Result<(), YamlError> {
+    fn close(&mut self) {
         let Some(OpenNode { location, anchor, is_map, items }) = self.open.pop() else {
-            return Ok(());
+            return;
         };
-        let size = items.iter().fold(1, |sum: usize, item| sum.saturating_add(item.size));
+        let own = Size { nodes: 1, bytes: 0 };
+        let size = items.iter().fold(own, |sum, item| sum.plus(item.size));
         let kind = if is_map { Kind::Map(Rc::new(pairs(items))) } else { Kind::List(Rc::new(items)) };
-        self.add(Yaml { location, kind, size }, anchor)
+        self.written = self.written.plus(own);
+        self.add(Yaml { location, kind, size }, anchor);
     }
 
     fn alias(&mut self, location: Location, anchor: usize) -> Result<(), YamlError> {
-        let Some(target) = self.anchors.get(&anchor).cloned() else {
+        let Some(target) = self.anchors.get(&anchor) else {
             return Err(YamlError { location, message: "the alias refers to a list or map that contains it".into() });
         };
-        self.nodes = self.nodes.saturating_add(target.size);
-        self.add(target, 0)
+        self.copied = self.copied.plus(target.size);
+        let max_nodes = MAX_COPIED_NODES + self.written.nodes;
+        if self.copied.nodes > max_nodes {
+            let message = format!("the aliases copy more than {max_nodes} values");
+            return Err(YamlError { location, message });
+        }
+        let max_bytes = MAX_COPIED_BYTES + self.written.bytes;
+        if self.copied.bytes > max_bytes {
+            let message = format!("the aliases copy texts of more than {max_bytes} bytes");
+            return Err(YamlError { location, message });
+        }
+        let target = target.clone();
+        self.add(target, 0);
+        Ok(())
     }
 
-    fn add(&mut self, node: Yaml, anchor: usize) -> Result<(), YamlError> {
-        self.nodes += 1;
-        if self.nodes > MAX_NODES {
-            let message = format!("the YAML has more than {MAX_NODES} values after aliases are expanded");
-            return Err(YamlError { location: node.location, message });
-        }
+    fn add(&mut self, node: Yaml, anchor: usize) {
         if anchor > 0 {
             self.anchors.insert(anchor, node.clone());
         }
@@ -146,7 +176,57 @@ impl TreeBuilder {
             Some(parent) => parent.items.push(node),
             None => self.root = Some(node),
         }
-        Ok(())
+    }
+}
+
+/// Reads a small YAML document as JSON, with texts as its only scalars.
+///
+/// # Errors
+///
+/// Returns an error if the text is longer than `max_bytes`, is not valid YAML, or has more than `max_bytes` after its
+/// aliases are copied.
+pub fn read_small(text: &str, max_bytes: usize) -> Result<serde_json::Value, SmallYamlError> {
+    if text.len() > max_bytes {
+        return Err(SmallYamlError::TooLong(max_bytes));
+    }
+    let root = parse(text).map_err(|YamlError { location: Location { line, column }, message }| {
+        SmallYamlError::Invalid { line, column, message }
+    })?;
+    let Some(root) = root else {
+        return Ok(serde_json::Value::Null);
+    };
+    if root.size.bytes > max_bytes || root.size.nodes > max_bytes {
+        return Err(SmallYamlError::TooLong(max_bytes));
+    }
+    Ok(to_json(&root))
+}
+
+/// Error returned when a text is not a small YAML document.
+#[derive(Debug, thiserror::Error)]
+pub enum SmallYamlError {
+    /// The document is too long, or becomes too long by its aliases.
+    #[error("the YAML has more than {0} bytes, or its aliases copy more than that")]
+    TooLong(usize),
+    /// The document is not valid YAML, or is nested too deeply.
+    #[error("line {line}, column {column}: {message}")]
+    Invalid {
+        /// Line number, from 1.
+        line: usize,
+        /// Column number in characters, from 1.
+        column: usize,
+        /// Description of the mistake.
+        message: String,
+    },
+}
+
+fn to_json(node: &Yaml) -> serde_json::Value {
+    match &node.kind {
+        Kind::Null => serde_json::Value::Null,
+        Kind::Scalar { text, .. } => text.as_str().into(),
+        Kind::List(items) => items.iter().map(to_json).collect(),
+        Kind::Map(pairs) => {
+            pairs.iter().map(|(key, value)| (key.scalar().unwrap_or_default().0.to_owned(), to_json(value))).collect()
+        }
     }
 }
 
@@ -168,14 +248,52 @@ mod tests {
         assert!(matches!(&pairs[2].1.kind, Kind::Scalar { plain: false, .. }));
     }
 
-    #[test]
-    fn a_small_file_cannot_become_a_huge_tree() {
+    fn error_of(text: &str) -> String {
+        parse(text).err().map(|error| error.message).unwrap_or_default()
+    }
+
+    /// Returns lists of ten aliases each to the list before, which have more than ten to the power of `levels` values.
+    fn nested_aliases(levels: usize) -> String {
         let mut bomb = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
-        for i in 1..12 {
-            let alias = format!("*a{}, ", i - 1).repeat(10);
-            bomb += &format!("a{i}: &a{i} [{alias}]\n");
+        for level in 1..levels {
+            let alias = format!("*a{}, ", level - 1).repeat(10);
+            bomb += &format!("a{level}: &a{level} [{alias}]\n");
         }
-        assert!(parse(&bomb).err().unwrap().message.contains("aliases"));
-        assert!(parse(&"[".repeat(10_000)).is_err());
+        bomb
+    }
+
+    #[test]
+    fn a_small_text_cannot_become_a_huge_tree() {
+        assert_eq!(error_of(&nested_aliases(5)), "");
+        assert!(error_of(&nested_aliases(12)).starts_with("the aliases copy more than 400"));
+        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(10_000), "*a, ".repeat(1_000));
+        assert_eq!(error_of(&long), "the aliases copy texts of more than 4204306 bytes");
+        for deep in ["[", "- ", "{a: ", "? ", "a:\n "] {
+            assert_ne!(error_of(&deep.repeat(10_000)), "", "{deep:?}");
+        }
+    }
+
+    /// Aliases may copy as much as the text contains, so that a large file can share its limits.
+    #[test]
+    fn aliases_may_copy_more_in_a_larger_file() {
+        let limit = "limits: [&limit {unit: day, requests_per_unit: 1}]\n";
+        let descriptor = "- {key: user, value: some, rate_limit: *limit}\n";
+        let count = MAX_COPIED_NODES / 5;
+        assert_eq!(error_of(&format!("{limit}descriptors:\n{}", descriptor.repeat(2 * count))), "");
+        let aliases = "*limit, ".repeat(count + 10);
+        assert_ne!(error_of(&format!("{limit}descriptors: [{aliases}]\n")), "");
+    }
+
+    #[test]
+    fn a_small_document_is_read_as_texts() {
+        let read = |text: &str| read_small(text, 64).map_err(|error| error.to_string());
+        let expected = serde_json::json!({ "a": ["1", "true", null, { "b": "x" }], "c": ["1", "true", null, { "b": "x" }] });
+        assert_eq!(read("a: &a [1, 'true', ~, {b: x}]\nc: *a\n"), Ok(expected));
+        assert_eq!(read("# nothing"), Ok(serde_json::Value::Null));
+        assert_eq!(read("a: [\n"), Err("line 2, column 1: invalid YAML: while parsing a flow node, did not find expected node content".into()));
+        for text in [&*"x".repeat(65), "a: &a [x,x,x,x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]"] {
+            let expected = "the YAML has more than 64 bytes, or its aliases copy more than that";
+            assert_eq!(read(text), Err(expected.into()), "{text}");
+        }
     }
 }

@@ -27,6 +27,8 @@ use crate::{
 const MAX_TIME: Duration = Duration::from_secs(20);
 /// Number of requests that are replayed together.
 const BATCH_REQUESTS: usize = 1_024;
+/// Size of encoded requests in bytes above which they are replayed before there are [`BATCH_REQUESTS`].
+const BATCH_BYTES: usize = 1 << 20;
 /// Maximum number of requests. Bounds the memory for their entities.
 const MAX_REQUESTS: u64 = 2_000_000;
 
@@ -205,7 +207,7 @@ impl<'a> Batches<'a> {
     /// Completes the encoded request at the end of `bytes`. Returns false if no further requests are accepted.
     fn end_request(&mut self) -> bool {
         self.ends.push(self.bytes.len());
-        if self.ends.len() < BATCH_REQUESTS {
+        if self.ends.len() < BATCH_REQUESTS && self.bytes.len() < BATCH_BYTES {
             return true;
         }
         self.replay_all();

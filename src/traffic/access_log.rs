@@ -13,13 +13,24 @@
 //!
 //! A descriptor is omitted if one of its fields is missing in a line or `-`, as Envoy does for actions without a value.
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 
 use super::encode;
 use crate::{
     engine::{Descriptor, Micros, Request},
-    rules::Entry,
+    rules::{self, Entry, SmallYamlError},
 };
+
+/// Maximum size of a mapping in bytes.
+const MAX_MAPPING_BYTES: usize = 64 * 1024;
+/// Maximum number of descriptors of a mapping.
+const MAX_DESCRIPTORS: usize = 128;
+/// Maximum number of entries of a descriptor.
+const MAX_ENTRIES: usize = 32;
+/// Maximum size of the values of one request in bytes. Several entries can have the same field.
+const MAX_VALUE_BYTES: usize = 1 << 20;
 
 /// Describes how the fields of a log line become descriptors.
 #[derive(Debug, Deserialize)]
@@ -55,7 +66,10 @@ enum Cut {
 pub enum MappingError {
     /// The YAML cannot be read.
     #[error("the mapping cannot be read")]
-    Read(#[from] config::ConfigError),
+    Yaml(#[from] SmallYamlError),
+    /// The YAML is no mapping.
+    #[error("the mapping cannot be read")]
+    Keys(#[from] serde_json::Error),
     /// The mapping is inconsistent.
     #[error("{0}")]
     Invalid(String),
@@ -68,11 +82,16 @@ impl Mapping {
     ///
     /// Returns an error if the YAML or the mapping is invalid.
     pub fn read(text: &str) -> Result<Self, MappingError> {
-        let file = config::File::from_str(text, config::FileFormat::Yaml);
-        let mapping: Self = config::Config::builder().add_source(file).build()?.try_deserialize()?;
+        let mapping: Self = serde_json::from_value(rules::read_small(text, MAX_MAPPING_BYTES)?)?;
         let invalid = |why: &str| Err(MappingError::Invalid(why.to_owned()));
         if mapping.domain.is_empty() || mapping.descriptors.is_empty() {
             return invalid("the mapping needs a domain and descriptors");
+        }
+        let is_long = |descriptor: &Vec<EntryMapping>| descriptor.len() > MAX_ENTRIES;
+        if mapping.descriptors.len() > MAX_DESCRIPTORS || mapping.descriptors.iter().any(is_long) {
+            return Err(MappingError::Invalid(format!(
+                "the mapping has more than {MAX_DESCRIPTORS} descriptors, or a descriptor with more than {MAX_ENTRIES} entries"
+            )));
         }
         for entry in mapping.descriptors.iter().flatten() {
             if entry.field.is_some() == entry.value.is_some() {
@@ -91,18 +110,28 @@ impl Mapping {
 
     /// Appends the encoded request of a log line to `bytes`.
     ///
-    /// Returns `Some(false)` if the line has no descriptors, and `None` if it is not a valid log line.
+    /// Returns `Some(false)` if the line has no descriptors, and `None` if it is not a valid log line or its values are too
+    /// long.
     #[must_use]
     pub fn encode(&self, line: &str, bytes: &mut Vec<u8>) -> Option<bool> {
         let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
         let at = time(fields.get(&self.time)?)?;
         let hits = self.hits.as_ref().and_then(|name| number(fields.get(name)?)).unwrap_or(1);
-        let values: Vec<Option<Vec<(&str, String)>>> = self
-            .descriptors
-            .iter()
-            .map(|descriptor| descriptor.iter().map(|entry| entry.read(&fields)).collect())
-            .collect();
-        let descriptors = values.iter().flatten().map(|entries| Descriptor {
+        let mut values = Vec::new();
+        let mut value_bytes = 0;
+        for descriptor in &self.descriptors {
+            let entries: Option<Vec<(&str, Cow<'_, str>)>> =
+                descriptor.iter().map(|entry| entry.read(&fields)).collect();
+            let Some(entries) = entries else {
+                continue;
+            };
+            value_bytes += entries.iter().map(|(_, value)| value.len()).sum::<usize>();
+            if value_bytes > MAX_VALUE_BYTES {
+                return None;
+            }
+            values.push(entries);
+        }
+        let descriptors = values.iter().map(|entries| Descriptor {
             entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
             hits,
             refund: false,
@@ -118,29 +147,33 @@ impl Mapping {
 }
 
 impl EntryMapping {
-    fn read(&self, fields: &serde_json::Map<String, serde_json::Value>) -> Option<(&str, String)> {
+    fn read<'a>(&'a self, fields: &'a serde_json::Map<String, serde_json::Value>) -> Option<(&'a str, Cow<'a, str>)> {
         if let Some(value) = &self.value {
-            return Some((&self.key, value.clone()));
+            return Some((&self.key, value.into()));
         }
-        let text = match fields.get(self.field.as_ref()?)? {
-            serde_json::Value::String(text) => text.clone(),
+        let text: Cow<'_, str> = match fields.get(self.field.as_ref()?)? {
+            serde_json::Value::String(text) => text.into(),
             serde_json::Value::Null => return None,
-            other => other.to_string(),
+            other => other.to_string().into(),
         };
         if text.is_empty() || text == "-" {
             return None;
         }
-        Some((&self.key, self.cut.map_or(text.clone(), |cut| cut.apply(&text))))
+        match (self.cut, text) {
+            (None, text) => Some((&self.key, text)),
+            (Some(cut), Cow::Borrowed(text)) => Some((&self.key, cut.apply(text).into())),
+            (Some(cut), Cow::Owned(text)) => Some((&self.key, cut.apply(&text).to_owned().into())),
+        }
     }
 }
 
 impl Cut {
-    fn apply(self, text: &str) -> String {
+    fn apply(self, text: &str) -> &str {
         match self {
-            Self::Query => text.split('?').next().unwrap_or_default().to_owned(),
+            Self::Query => text.split('?').next().unwrap_or_default(),
             Self::Port => {
                 let address = text.rsplit_once(':').map_or(text, |(address, _)| address);
-                address.trim_matches(['[', ']']).to_owned()
+                address.trim_matches(['[', ']'])
             }
         }
     }
@@ -209,6 +242,19 @@ descriptors:
         }
     }
 
+    /// A line with one long field becomes a request in which every entry has it.
+    #[test]
+    fn the_values_of_a_line_are_bounded() {
+        let entry = "{ key: user, field: user }, ".repeat(MAX_ENTRIES);
+        let descriptors = format!("- [{entry}]\n").repeat(MAX_DESCRIPTORS);
+        let mapping = Mapping::read(&format!("domain: api\ntime: at\ndescriptors:\n{descriptors}")).unwrap();
+        let encode = |length: usize| {
+            let mut bytes = Vec::new();
+            mapping.encode(&format!(r#"{{"at": 1, "user": "{}"}}"#, "x".repeat(length)), &mut bytes)
+        };
+        assert_eq!([256, 257, 1_000_000].map(encode), [Some(true), None, None]);
+    }
+
     #[test]
     fn rejects_an_invalid_mapping_with_the_reason() {
         for (from, to, expected) in [
@@ -217,6 +263,10 @@ descriptors:
             ("{ key: user, field: x_user }", "", "has no entry"),
             ("cut: query", "cut: half", "half"),
             ("hits: cost", "hit: cost", "hit"),
+            ("descriptors:\n", &format!("descriptors:\n{}", "- [{ key: a, value: b }]\n".repeat(125)), "more than 128"),
+            ("- [{ key: user, ", &format!("- [{}{{ key: user, ", "{ key: a, value: b }, ".repeat(32)), "more than 32"),
+            ("domain: api", &format!("domain: {}", "x".repeat(70_000)), "more than 65536 bytes"),
+            ("descriptors:\n", &"- ".repeat(10_000), "nesting is deeper"),
         ] {
             let error = Mapping::read(&MAPPING.replace(from, to)).unwrap_err();
             assert!(crate::errors::chain(&error).contains(expected), "{error:?}");

@@ -6,6 +6,8 @@ mod client_hello;
 mod hash_tables;
 /// Names and values with newlines and escape sequences in the log.
 mod log_injection;
+/// Texts that are parsed: mappings, rules and limits of callers.
+mod parsers;
 /// Hashes instead of the values of entries, in Redis and in the log.
 mod personal_data;
 /// Every port and every method without credentials, with invalid ones, and with each role.
