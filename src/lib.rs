@@ -55,8 +55,8 @@
 //! | measurement | [`telemetry`] | setup of logs, metrics and traces |
 //! | | [`metrics`] | counters and histograms for the hot path |
 //!
-//! Small private modules are available to all layers: `allocator` (returning freed memory), `debounce` (stable changes of polled
-//! values), `duration` (durations in settings), `errors` (formatting of errors) and, for tests, `model_checker` (search of all
+//! Small private modules are available to all layers: `allocator` (returning freed memory), `budget` (a bound on the memory
+//! that callers hold), `debounce` (stable changes of polled values), `duration` (durations in settings), `errors` (formatting of errors) and, for tests, `model_checker` (search of all
 //! states of a protocol) and `test_log` (log messages of a test).
 
 pub mod cli;
@@ -83,6 +83,7 @@ pub mod telemetry;
 pub mod traffic;
 
 mod allocator;
+mod budget;
 mod debounce;
 mod duration;
 mod errors;

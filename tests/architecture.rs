@@ -27,13 +27,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &["algorithm", "app", "engine", "rules", "service", "settings", "store", "telemetry", "traffic", "transport"],
     ),
     ("allocator", &[]),
+    ("budget", &["metrics"]),
     ("duration", &[]),
     ("errors", &[]),
     ("debounce", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 6] = ["allocator", "debounce", "duration", "errors", "model_checker", "test_log"];
+const COMMON: [&str; 7] = ["allocator", "budget", "debounce", "duration", "errors", "model_checker", "test_log"];
 
 /// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[
@@ -47,7 +48,7 @@ const CONFINED: &[(&str, &str)] = &[
     ("axum", "transport"),
     ("redis", "store/redis"),
     ("saphyr_parser", "rules"),
-    ("config", "settings, traffic, telemetry/mapping"),
+    ("config", "settings, telemetry/mapping"),
     ("clap", "cli"),
 ];
 

@@ -1,0 +1,354 @@
+//! [`Budget`]: a bound on the memory that callers can make the process hold.
+//!
+//! Everything that a caller has begun and not finished (a message, a body, a response that it does not read) holds a
+//! [`Reservation`]. A budget can have shares, such as one for each connection, and a reservation counts in its share
+//! and in the whole. If no bytes are left, a reservation waits, and the oldest one of the exhausted budget is evicted.
+//! Honest callers send a message at once, so theirs is never the oldest while an attacker holds unfinished ones.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+};
+
+use futures_util::task::AtomicWaker;
+
+use crate::metrics::LogThrottle;
+
+/// A number of bytes that reservations can hold together.
+#[derive(Clone)]
+pub(crate) struct Budget(Arc<Inner>);
+
+struct Inner {
+    /// What the budget is for, in log messages.
+    name: &'static str,
+    max_bytes: usize,
+    whole: Option<Budget>,
+    state: Mutex<State>,
+    evictions: AtomicU64,
+    log_eviction: LogThrottle,
+}
+
+#[derive(Default)]
+struct State {
+    used_bytes: usize,
+    /// The reservations that can be evicted, by the order in which they began.
+    holders: BTreeMap<u64, Arc<Holder>>,
+    /// The tasks that wait for bytes.
+    waiting: Vec<Waker>,
+}
+
+/// The part of a reservation that its budgets know.
+#[derive(Default)]
+struct Holder {
+    is_evicted: AtomicBool,
+    task: AtomicWaker,
+}
+
+/// Error returned when a reservation was evicted, or asks for more bytes than its budget has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the memory for unfinished input and unread responses is exhausted")]
+pub(crate) struct Exhausted;
+
+/// Orders the reservations of all budgets by their beginning.
+static NEXT: AtomicU64 = AtomicU64::new(0);
+
+// === impl Budget ===
+
+impl Budget {
+    /// Creates a budget of `max_bytes`. Log messages name it.
+    pub(crate) fn new(name: &'static str, max_bytes: usize) -> Self {
+        Self::with_whole(name, max_bytes, None)
+    }
+
+    /// Creates a budget of at most `max_bytes` of this one.
+    pub(crate) fn share(&self, name: &'static str, max_bytes: usize) -> Self {
+        Self::with_whole(name, max_bytes, Some(self.clone()))
+    }
+
+    fn with_whole(name: &'static str, max_bytes: usize, whole: Option<Self>) -> Self {
+        Self(Arc::new(Inner {
+            name,
+            max_bytes,
+            whole,
+            state: Mutex::default(),
+            evictions: AtomicU64::new(0),
+            log_eviction: LogThrottle::default(),
+        }))
+    }
+
+    /// Returns the maximum of bytes.
+    pub(crate) fn max_bytes(&self) -> usize {
+        self.0.max_bytes
+    }
+
+    /// Returns the number of bytes that are reserved.
+    pub(crate) fn used_bytes(&self) -> usize {
+        self.state().used_bytes
+    }
+
+    /// Returns the number of reservations that were evicted, here and in the shares.
+    pub(crate) fn evictions(&self) -> u64 {
+        self.0.evictions.load(Relaxed)
+    }
+
+    /// Creates a reservation without bytes.
+    pub(crate) fn reservation(&self) -> Reservation {
+        let order = NEXT.fetch_add(1, Relaxed);
+        Reservation { budget: self.clone(), order, bytes: 0, holder: Arc::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns this budget, the one of which it is a share, and so on.
+    fn chain(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |budget| budget.0.whole.as_ref())
+    }
+
+    /// Takes bytes here. Without enough of them, evicts the oldest reservation but `order`, and wakes `waker` when bytes
+    /// are returned.
+    fn take(&self, bytes: usize, order: u64, holder: &Arc<Holder>, waker: Option<&Waker>) -> bool {
+        let mut state = self.state();
+        if state.used_bytes + bytes <= self.0.max_bytes {
+            state.used_bytes += bytes;
+            if waker.is_some() {
+                state.holders.entry(order).or_insert_with(|| Arc::clone(holder));
+            }
+            return true;
+        }
+        let Some(waker) = waker else {
+            return false;
+        };
+        if !state.waiting.iter().any(|other| other.will_wake(waker)) {
+            state.waiting.push(waker.clone());
+        }
+        let oldest = state.holders.iter().find(|(other, _)| **other != order).map(|(_, oldest)| Arc::clone(oldest));
+        drop(state);
+        if let Some(oldest) = oldest
+            && !oldest.is_evicted.swap(true, Relaxed)
+        {
+            self.record_eviction();
+            oldest.task.wake();
+        }
+        false
+    }
+
+    fn record_eviction(&self) {
+        for budget in self.chain() {
+            budget.0.evictions.fetch_add(1, Relaxed);
+        }
+        if self.0.log_eviction.should_log() {
+            tracing::warn!(
+                budget = self.0.name,
+                max_bytes = self.0.max_bytes,
+                "the memory for unfinished input and unread responses is exhausted; dropping the oldest, which \
+                 sluicegate_input_evictions_total counts"
+            );
+        }
+    }
+
+    /// Returns bytes here, and wakes the tasks that wait for them.
+    fn give_back(&self, bytes: usize, finished: Option<u64>) {
+        let mut state = self.state();
+        state.used_bytes -= bytes;
+        if let Some(order) = finished {
+            state.holders.remove(&order);
+        }
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+}
+
+// === impl Reservation ===
+
+/// Bytes of a budget that are returned when the reservation is dropped.
+pub(crate) struct Reservation {
+    budget: Budget,
+    order: u64,
+    bytes: usize,
+    holder: Arc<Holder>,
+}
+
+impl Reservation {
+    /// Returns the number of reserved bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Completes when the reservation is evicted. What it was for must then be dropped.
+    pub(crate) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
+        self.holder.task.register(context.waker());
+        if self.holder.is_evicted.load(Relaxed) { Poll::Ready(Exhausted) } else { Poll::Pending }
+    }
+
+    /// Reserves further bytes, and waits until they are available.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the reservation was evicted, or if it would be larger than its budget.
+    pub(crate) fn poll_grow(&mut self, bytes: usize, context: &Context<'_>) -> Poll<Result<(), Exhausted>> {
+        if let Poll::Ready(error) = self.poll_evicted(context) {
+            return Poll::Ready(Err(error));
+        }
+        if self.budget.chain().any(|budget| self.bytes + bytes > budget.0.max_bytes) {
+            return Poll::Ready(Err(Exhausted));
+        }
+        if self.take(bytes, Some(context.waker())) { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    /// Reserves further bytes if they are available. Evicts nothing, and is not evicted for others.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the bytes are not available.
+    pub(crate) fn try_grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        if self.take(bytes, None) { Ok(()) } else { Err(Exhausted) }
+    }
+
+    fn take(&mut self, bytes: usize, waker: Option<&Waker>) -> bool {
+        for (taken, budget) in self.budget.chain().enumerate() {
+            if budget.take(bytes, self.order, &self.holder, waker) {
+                continue;
+            }
+            let finished = (self.bytes == 0).then_some(self.order);
+            for former in self.budget.chain().take(taken) {
+                former.give_back(bytes, finished);
+            }
+            return false;
+        }
+        self.bytes += bytes;
+        true
+    }
+
+    /// Returns all bytes to the budget.
+    pub(crate) fn clear(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        for budget in self.budget.chain() {
+            budget.give_back(self.bytes, Some(self.order));
+        }
+        self.bytes = 0;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Context;
+
+    use super::*;
+
+    fn poll_grow(reservation: &mut Reservation, bytes: usize) -> Poll<Result<(), Exhausted>> {
+        reservation.poll_grow(bytes, &Context::from_waker(Waker::noop()))
+    }
+
+    fn is_evicted(reservation: &Reservation) -> bool {
+        reservation.poll_evicted(&Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    const GRANTED: Poll<Result<(), Exhausted>> = Poll::Ready(Ok(()));
+    const REFUSED: Poll<Result<(), Exhausted>> = Poll::Ready(Err(Exhausted));
+
+    #[test]
+    fn dropped_reservations_return_their_bytes() {
+        let budget = Budget::new("test", 10);
+        let mut one = budget.reservation();
+        assert_eq!(poll_grow(&mut one, 4), GRANTED);
+        assert_eq!(poll_grow(&mut one, 6), GRANTED);
+        assert_eq!((budget.used_bytes(), one.bytes()), (10, 10));
+        assert_eq!(poll_grow(&mut one, 1), REFUSED, "more than the whole budget");
+        drop(one);
+        assert_eq!((budget.used_bytes(), budget.evictions()), (0, 0));
+        assert!(budget.state().holders.is_empty());
+    }
+
+    #[test]
+    fn the_oldest_reservation_is_evicted_and_the_newer_ones_stay() {
+        let budget = Budget::new("test", 10);
+        let [mut oldest, mut middle, mut newest] = [(); 3].map(|()| budget.reservation());
+        // The order of the first bytes does not matter.
+        assert_eq!(poll_grow(&mut middle, 5), GRANTED);
+        assert_eq!(poll_grow(&mut oldest, 5), GRANTED);
+        assert_eq!(poll_grow(&mut newest, 3), Poll::Pending);
+        assert_eq!(poll_grow(&mut newest, 3), Poll::Pending);
+        assert_eq!([&oldest, &middle, &newest].map(is_evicted), [true, false, false]);
+        assert_eq!(budget.evictions(), 1, "an eviction is counted once");
+        assert_eq!(poll_grow(&mut oldest, 1), REFUSED);
+        drop(oldest);
+        assert_eq!(poll_grow(&mut newest, 3), GRANTED);
+        assert_eq!(budget.used_bytes(), 8);
+    }
+
+    #[test]
+    fn a_reservation_never_evicts_itself() {
+        let budget = Budget::new("test", 10);
+        let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
+        assert_eq!(poll_grow(&mut old, 5), GRANTED);
+        assert_eq!(poll_grow(&mut new, 5), GRANTED);
+        assert_eq!(poll_grow(&mut old, 1), Poll::Pending);
+        assert_eq!([&old, &new].map(is_evicted), [false, true]);
+    }
+
+    #[test]
+    fn a_share_is_exhausted_alone_and_counts_in_the_whole() {
+        let whole = Budget::new("whole", 10);
+        let [one, other] = [(); 2].map(|()| whole.share("share", 6));
+        let [mut first, mut second, mut third] = [one.reservation(), one.reservation(), other.reservation()];
+        assert_eq!(poll_grow(&mut first, 7), REFUSED, "more than its share");
+        assert_eq!(poll_grow(&mut first, 4), GRANTED);
+        assert_eq!(poll_grow(&mut second, 4), Poll::Pending);
+        assert!(is_evicted(&first));
+        assert_eq!(poll_grow(&mut third, 6), GRANTED);
+        drop(first);
+        assert_eq!(poll_grow(&mut second, 4), GRANTED);
+        assert_eq!((whole.used_bytes(), one.used_bytes(), other.used_bytes()), (10, 4, 6));
+        assert_eq!((whole.evictions(), one.evictions(), other.evictions()), (1, 1, 0));
+    }
+
+    #[test]
+    fn a_share_returns_its_bytes_if_the_whole_has_none() {
+        let whole = Budget::new("whole", 10);
+        let share = whole.share("share", 6);
+        let [mut old, mut new] = [whole.reservation(), share.reservation()];
+        assert_eq!(poll_grow(&mut old, 8), GRANTED);
+        assert_eq!(poll_grow(&mut new, 4), Poll::Pending);
+        assert_eq!((share.used_bytes(), share.state().holders.len()), (0, 0));
+        assert!(is_evicted(&old));
+    }
+
+    #[test]
+    fn reservations_without_a_task_are_refused_and_never_evicted() {
+        let budget = Budget::new("test", 10);
+        let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
+        assert_eq!(old.try_grow(6), Ok(()));
+        assert_eq!(new.try_grow(6), Err(Exhausted));
+        assert_eq!(poll_grow(&mut new, 6), Poll::Pending);
+        assert_eq!((is_evicted(&old), budget.evictions()), (false, 0));
+    }
+
+    #[tokio::test]
+    async fn tasks_wake_when_they_are_evicted_or_bytes_are_returned() {
+        let budget = Budget::new("test", 10);
+        let mut old = budget.reservation();
+        assert_eq!(poll_grow(&mut old, 10), GRANTED);
+        let evicted = tokio::spawn(std::future::poll_fn(move |context| old.poll_evicted(context)));
+        let mut new = budget.reservation();
+        let grown = tokio::spawn(std::future::poll_fn(move |context| new.poll_grow(10, context)));
+        assert_eq!(evicted.await.unwrap(), Exhausted);
+        assert_eq!(grown.await.unwrap(), Ok(()));
+    }
+}
