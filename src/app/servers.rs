@@ -54,10 +54,11 @@ impl Servers {
         rules: &Rules,
         engines: &EngineFactory,
     ) -> Result<Self, AppError> {
-        let http = http::Server::bind(&settings.http).await?;
+        let input = settings.input.budget();
+        let http = http::Server::bind(&settings.http, &input).await?;
         let page = telemetry.meters.page(&settings.telemetry.prometheus, telemetry.totals(&rules.reloader))?;
-        let mut grpc = grpc::Server::bind(settings.grpc.clone()).await?;
-        let admin = admin::Server::bind(&settings.admin).await?;
+        let mut grpc = grpc::Server::bind(settings.grpc.clone(), &input).await?;
+        let admin = admin::Server::bind(&settings.admin, &input).await?;
         let check = engines.check(telemetry.control());
         let reports = ResourceReports {
             engine: check.engine.clone(),

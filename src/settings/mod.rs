@@ -59,6 +59,8 @@ pub struct Settings {
     pub decisions: engine::Settings,
     /// Headers and metadata in responses.
     pub response: transport::grpc::ResponseSettings,
+    /// The memory that callers can make the process hold.
+    pub input: transport::input::Settings,
     /// The gRPC server.
     pub grpc: transport::grpc::Settings,
     /// The HTTP server.
@@ -104,6 +106,7 @@ impl Default for Settings {
             rules: RulesSettings::default(),
             decisions: engine::Settings::default(),
             response: transport::grpc::ResponseSettings::default(),
+            input: transport::input::Settings::default(),
             grpc: transport::grpc::Settings::default(),
             http: transport::http::Settings::default(),
             admin: transport::admin::Settings::default(),

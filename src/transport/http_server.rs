@@ -40,7 +40,7 @@ use tokio::{
 };
 
 use super::{grpc::wait_for_shutdown, idle_timeout::IdleTimeout, tls::Tls};
-use crate::metrics::LogThrottle;
+use crate::{budget::Budget, metrics::LogThrottle};
 
 /// Timeout for a TLS handshake, and for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,6 +68,8 @@ pub(crate) struct HttpServer {
     max_connections: usize,
     /// The name of the listener in log messages.
     name: &'static str,
+    /// The memory for bodies and responses of this listener.
+    budget: Budget,
 }
 
 impl HttpServer {
@@ -77,8 +79,10 @@ impl HttpServer {
         tls: Option<Arc<Tls>>,
         max_connections: usize,
         name: &'static str,
+        input: &Budget,
     ) -> io::Result<Self> {
-        Ok(Self { listener: TcpListener::bind(addr).await?, tls, max_connections, name })
+        let budget = input.share(name, input.max_bytes() / 4);
+        Ok(Self { listener: TcpListener::bind(addr).await?, tls, max_connections, name, budget })
     }
 
     /// Returns the address with the actual port.

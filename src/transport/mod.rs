@@ -9,6 +9,7 @@ pub mod grpc;
 pub mod http;
 mod http_server;
 mod idle_timeout;
+pub mod input;
 mod tls;
 pub mod xds;
 

@@ -48,7 +48,7 @@ use super::{
     http_server::{Connection, HttpServer},
     tls::Tls,
 };
-use crate::service::Admin;
+use crate::{budget::Budget, service::Admin};
 
 /// Maximum size of a message. A hundred overrides with the longest values fit, and a part of an access log.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -123,7 +123,7 @@ impl Server {
     /// # Errors
     ///
     /// Returns an error if no caller could authenticate, a file or a name is invalid, or the address cannot be bound.
-    pub async fn bind(settings: &Settings) -> Result<Option<Self>, AdminServerError> {
+    pub(crate) async fn bind(settings: &Settings, input: &Budget) -> Result<Option<Self>, AdminServerError> {
         let Some(addr) = settings.addr else {
             return Ok(None);
         };
@@ -134,7 +134,7 @@ impl Server {
         }
         let authenticator = Authenticator::new(settings)?;
         let tls = Tls::new(&settings.tls, &[b"h2", b"http/1.1"])?;
-        let http = HttpServer::bind(addr, tls, settings.max_connections, "admin").await;
+        let http = HttpServer::bind(addr, tls, settings.max_connections, "admin", input).await;
         Ok(Some(Self { http: http.map_err(|source| AdminServerError::Listen { addr, source })?, authenticator }))
     }
 
@@ -303,7 +303,7 @@ mod tests {
                 ..Settings::default()
             };
             // The settings that are not rejected lack the certificate of the server.
-            let error = Server::bind(&settings).await.err().unwrap();
+            let error = Server::bind(&settings, &Budget::new("input", 1 << 20)).await.err().unwrap();
             assert_eq!(matches!(error, AdminServerError::NoAuthentication), is_rejected, "{settings:?}: {error}");
         }
     }

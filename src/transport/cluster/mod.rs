@@ -42,6 +42,7 @@ use super::{
     tls::Tls,
 };
 use crate::{
+    budget::Budget,
     metrics::{LogThrottle, observe_gauge},
     service::{Clock, OverrideSync},
     store::peers::Peers,
@@ -51,6 +52,8 @@ use crate::{
 const PROTOCOL: u32 = 1;
 /// Maximum size of a message.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
+/// Maximum size of all calls of members that are not complete, in bytes.
+const MAX_INPUT_BYTES: usize = 128 << 20;
 /// Maximum number of connections of other instances.
 const MAX_CONNECTIONS: usize = 1_024;
 /// Interval at which DNS names are resolved.
@@ -117,7 +120,8 @@ impl Cluster {
         };
         let tls = Tls::new(&listener_tls, &[b"h2"])?;
         let addr = settings.addr;
-        let http = HttpServer::bind(addr, tls, MAX_CONNECTIONS, "cluster").await;
+        let input = Budget::new("members", MAX_INPUT_BYTES);
+        let http = HttpServer::bind(addr, tls, MAX_CONNECTIONS, "cluster", &input).await;
         let http = http.map_err(|source| ClusterError::Listen { addr, source })?;
         let addr = http.local_addr().map_err(|source| ClusterError::Listen { addr, source })?;
         let ((stop, stopping), (phase, in_phase)) = (watch::channel(false), watch::channel(Phase::Joining));

@@ -26,6 +26,7 @@ use super::{
     listener::{Listener, PassedStream, Stream},
 };
 use crate::{
+    budget::Budget,
     metrics::{LogThrottle, observe_counter, observe_gauge},
     transport::{TlsError, tls::Tls},
 };
@@ -76,7 +77,7 @@ impl Server {
     /// # Errors
     ///
     /// Returns an error if the TLS settings are invalid or the address cannot be bound.
-    pub async fn bind(settings: Settings) -> Result<Self, ServerError> {
+    pub(crate) async fn bind(settings: Settings, input: &Budget) -> Result<Self, ServerError> {
         let tls = Tls::new(&settings.tls, &[b"h2"])?;
         let (listener, at) = match settings.uds.clone() {
             Some(path) => (Listener::unix(path.clone()), path.display().to_string()),

@@ -33,6 +33,7 @@ use super::{
     http_server::{Connection, HttpServer},
 };
 use crate::{
+    budget::Budget,
     engine::overrides::Target,
     rules::Measure,
     service::{Check, OverrideSync, ResourceReports, reload::Reloader},
@@ -93,7 +94,7 @@ impl Server {
     /// # Errors
     ///
     /// Returns an error if an address cannot be bound.
-    pub async fn bind(settings: &Settings) -> Result<Self, ListenError> {
+    pub(crate) async fn bind(settings: &Settings, input: &Budget) -> Result<Self, ListenError> {
         let metrics = Pages::Metrics(settings.metrics_path.clone());
         let mut servers = Vec::new();
         for (addr, pages, name) in [
@@ -102,7 +103,7 @@ impl Server {
             (settings.metrics_addr, metrics, "metrics"),
         ] {
             if let Some(addr) = addr {
-                let server = HttpServer::bind(addr, None, settings.max_connections, name).await;
+                let server = HttpServer::bind(addr, None, settings.max_connections, name, input).await;
                 servers.push((server.map_err(|source| ListenError { addr, source })?, pages));
             }
         }
