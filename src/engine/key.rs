@@ -15,7 +15,7 @@ use sha2::{Digest, Sha256};
 use sluicegate_common::{ESCAPED, ESCAPED_PATTERN, escape};
 use smallvec::SmallVec;
 
-use super::ValueHash;
+use super::{ValueHash, bounded};
 use crate::{
     algorithm::Algorithm,
     rules::{Entry, Node, Segment},
@@ -93,12 +93,13 @@ fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>, hash:
         Some(Node { ip_prefix: Some(prefix), .. }) => Some(prefix.network(entry.value)),
         Some(_) | None => None,
     };
+    let value = &*bounded(entry.value);
     match (network, hash) {
-        (None, None) => escape(name, entry.value, ESCAPED),
-        (Some(None), None) => escape_non_address(name, entry.value),
+        (None, None) => escape(name, value, ESCAPED),
+        (Some(None), None) => escape_non_address(name, value),
         (Some(Some(network)), None) => escape(name, &network, ESCAPED),
         (Some(Some(network)), Some(hash)) => name.extend_from_slice(hash.of_network(&network).as_bytes()),
-        (None | Some(None), Some(hash)) => name.extend_from_slice(hash.of(entry.value).as_bytes()),
+        (None | Some(None), Some(hash)) => name.extend_from_slice(hash.of(value).as_bytes()),
     }
 }
 

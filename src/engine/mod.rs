@@ -10,6 +10,7 @@ mod decide;
 pub mod fuzz;
 mod inspect;
 mod key;
+mod long_value;
 pub mod overrides;
 mod quotas;
 mod resources;
@@ -27,6 +28,7 @@ pub use crate::{
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
 pub use decide::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
+pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};
 pub use overrides::{Override, Overrides};
 pub use quotas::{
     Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,

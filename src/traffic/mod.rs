@@ -17,7 +17,7 @@ use sluicegate_common::wire::{self, Fields, Malformed, Value};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Code, Descriptor, Micros, Request, Verdict},
+    engine::{Code, Descriptor, Micros, Request, Verdict, bounded},
     rules::{Entry, Limit, Measure, Unit},
 };
 
@@ -34,7 +34,7 @@ pub struct RecordedRequest<'m> {
     pub over: SmallVec<[bool; 2]>,
 }
 
-/// Appends an encoded request with its verdict to `bytes`.
+/// Appends an encoded request with its verdict to `bytes`. Long values have their [`bounded`] form.
 ///
 /// `mask` returns a replacement for the value of an entry, or `None` to record the value itself.
 pub fn encode(
@@ -55,7 +55,10 @@ pub fn encode(
             for Entry { key, value } in &descriptor.entries {
                 message.message(1, |message| {
                     message.text(1, key);
-                    message.text(2, mask(value).as_deref().unwrap_or(value));
+                    match mask(value) {
+                        Some(masked) => message.text(2, &masked),
+                        None => message.text(2, &bounded(value)),
+                    }
                 });
             }
             message.optional(2, (descriptor.hits != 1).then_some(descriptor.hits));

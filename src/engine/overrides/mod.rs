@@ -33,6 +33,7 @@ use self::{
 };
 use crate::{
     algorithm::Micros,
+    engine::bounded,
     rules::{CustomLimit, Entry, Options, Rule, RuleSet},
 };
 
@@ -168,7 +169,9 @@ impl Overrides {
 
     fn entity_hash(&self, domain: &str, entries: &[Entry<'_>]) -> EntityHash {
         let mut identity = Identity::keyed(&self.secret, domain);
-        entries.iter().for_each(|entry| identity.add(entry.key, entry.value));
+        for entry in entries {
+            identity.add(entry.key, &bounded(entry.value));
+        }
         identity.finish().into()
     }
 }

@@ -5,10 +5,11 @@ use std::fmt;
 use percent_encoding::percent_decode_str;
 use sluicegate_common::{ESCAPED, escape};
 
-use crate::{algorithm::Algorithm, rules::Entry};
+use crate::{algorithm::Algorithm, engine::bounded, rules::Entry};
 
-/// Maximum length of a target's text, in bytes.
-const MAX_BYTES: usize = 1_024;
+/// Maximum length of a target's text, in bytes. A value has at most 1,024 bytes ([`bounded`]), and three times as many if
+/// all of them are escaped.
+const MAX_BYTES: usize = 4_096;
 /// Maximum number of entries in a target.
 const MAX_ENTRIES: usize = 16;
 
@@ -108,8 +109,21 @@ impl Target {
     /// Returns the target for the limit of a descriptor.
     #[must_use]
     pub fn of_descriptor(domain: &str, entries: &[Entry<'_>]) -> Self {
-        let entries = entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect();
+        let entries = entries.iter().map(|entry| (entry.key.to_owned(), bounded(entry.value).into_owned())).collect();
         Self::Limit { domain: domain.to_owned(), entries }
+    }
+
+    /// Returns the target with long values in their [`bounded`] form, as all targets of overrides have them.
+    #[must_use]
+    pub fn with_bounded_values(self) -> Self {
+        match self {
+            Self::Limit { domain, entries } => {
+                let entries = entries.into_iter().map(|(key, value)| (key, bounded(&value).into_owned()));
+                Self::Limit { domain, entries: entries.collect() }
+            }
+            Self::Plan { domain, key, value } => Self::Plan { domain, key, value: bounded(&value).into_owned() },
+            Self::Switch(_) | Self::Rules(_) => self,
+        }
     }
 
     /// Checks whether the target is valid.
@@ -173,6 +187,7 @@ impl Target {
             }
             _ => return Err(malformed()),
         };
+        let target = target.with_bounded_values();
         // The text that is stored can be up to three times as long, because `parse` also accepts unescaped characters.
         let is_surely_short = 3 * text.len() <= MAX_BYTES;
         target.check_length(if is_surely_short { text.len() } else { target.to_string().len() })?;
@@ -256,7 +271,7 @@ mod tests {
         ] {
             assert!(Target::parse(text).is_err(), "{text}");
         }
-        let long = Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(MAX_BYTES) };
+        let long = Target::Plan { domain: "d".into(), key: "k".repeat(MAX_BYTES), value: "v".into() };
         assert_eq!(long.check(), Err(TargetError::TooLong));
         let many = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MAX_ENTRIES + 1] };
         assert_eq!(many.check(), Err(TargetError::TooLong));
@@ -271,7 +286,7 @@ mod tests {
 
     #[test]
     fn accepts_targets_up_to_the_maximum_length_and_number_of_entries() {
-        let plan = |length| Target::Plan { domain: "d".into(), key: "k".into(), value: "v".repeat(length) };
+        let plan = |length| Target::Plan { domain: "d".into(), key: "k".repeat(length), value: "v".into() };
         let max_length = MAX_BYTES - plan(0).to_string().len();
         assert_eq!((plan(max_length).check(), plan(max_length + 1).check()), (Ok(()), Err(TargetError::TooLong)));
         let max_entries = Target::Limit { domain: "d".into(), entries: vec![("k".into(), String::new()); MAX_ENTRIES] };
@@ -293,6 +308,19 @@ mod tests {
             Just(Target::Switch(Scope::Everything)),
             prop::sample::select(RuleSetSlot::ALL.to_vec()).prop_map(Target::Rules),
         ]
+    }
+
+    #[test]
+    fn long_values_have_their_bounded_form_and_are_valid() {
+        let value = "\u{ffff}".repeat(50_000);
+        let of_descriptor = Target::of_descriptor("d", &[Entry { key: "k", value: &value }; 8]);
+        assert_eq!(of_descriptor.check(), Ok(()));
+        let entries = vec![("k".to_owned(), value.clone()); 8];
+        let raw = Target::Limit { domain: "d".into(), entries };
+        assert_eq!(Target::parse(&raw.to_string()), Ok(of_descriptor));
+        let plan = Target::Plan { domain: "d".into(), key: "k".into(), value: value.clone() };
+        let bounded = Target::Plan { domain: "d".into(), key: "k".into(), value: bounded(&value).into() };
+        assert_eq!(plan.with_bounded_values(), bounded);
     }
 
     proptest! {

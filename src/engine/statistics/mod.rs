@@ -22,6 +22,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use self::series::Count;
 use crate::{
     algorithm::Micros,
+    engine::bounded,
     metrics::{Counter, Striped, Totals, WorkerId, observe_counter, observe_gauge},
     rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment},
 };
@@ -343,7 +344,9 @@ pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&
     let shared = path.iter().any(|node| matches!(node.segment, Segment::Shared(_)));
     let level = |(entry, node): (&Entry<'_>, &&Node)| match &node.segment {
         Segment::Shared(_) => node.label(),
-        _ if rule.detailed_metric && (!shared || !entry.value.is_empty()) => format!("{}_{}", entry.key, entry.value),
+        _ if rule.detailed_metric && (!shared || !entry.value.is_empty()) => {
+            format!("{}_{}", entry.key, bounded(entry.value))
+        }
         Segment::Any | Segment::Pattern(_) if node.value_to_metric => override_label(entry),
         _ => node.label(),
     };
@@ -359,7 +362,7 @@ pub(super) fn override_labels(domain: &str, entries: &[Entry<'_>]) -> Vec<String
 }
 
 fn override_label(entry: &Entry<'_>) -> String {
-    if entry.value.is_empty() { entry.key.to_owned() } else { format!("{}_{}", entry.key, entry.value) }
+    if entry.value.is_empty() { entry.key.to_owned() } else { format!("{}_{}", entry.key, bounded(entry.value)) }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

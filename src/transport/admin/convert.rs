@@ -25,7 +25,7 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
     use api::{scope::Scope as ScopeKind, target::Target as TargetKind};
     let missing = |part: &str| Status::invalid_argument(format!("a target needs {part}"));
     let target = target.and_then(|target| target.target).ok_or_else(|| missing("a limit, a plan or a switch"))?;
-    Ok(match target {
+    let target = match target {
         TargetKind::Limit(api::Descriptor { domain, entries }) => {
             let entries = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
             Target::Limit { domain, entries }
@@ -45,7 +45,8 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
                 "rules can only be changed by UploadCandidate, DropCandidate, PromoteCandidate and RollbackRules",
             ));
         }
-    })
+    };
+    Ok(target.with_bounded_values())
 }
 
 pub(super) fn write_target(target: &Target) -> api::Target {
