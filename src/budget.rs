@@ -2,13 +2,16 @@
 //!
 //! Everything that a caller has begun and not finished (a message, a body, a response that it does not read) holds a
 //! [`Reservation`]. A budget can have shares, such as one for each connection, and a reservation counts in its share
-//! and in the whole. If no bytes are left, a reservation waits, and the oldest one of the exhausted budget is evicted.
-//! Honest callers send a message at once, so theirs is never the oldest while an attacker holds unfinished ones.
+//! and in the whole. If no bytes are left, a reservation waits, and another one of the exhausted budget is evicted:
+//!
+//! - for what honest callers finish at once, such as messages, the oldest one. While an attacker holds unfinished
+//!   messages, it is never that of an honest caller.
+//! - for what lasts, such as streams, the oldest one of the share with the most bytes.
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
@@ -26,10 +29,20 @@ struct Inner {
     /// What the budget is for, in log messages.
     name: &'static str,
     max_bytes: usize,
+    victim: Victim,
     whole: Option<Budget>,
     state: Mutex<State>,
     evictions: AtomicU64,
     log_eviction: LogThrottle,
+}
+
+/// Which reservation is evicted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Victim {
+    /// The one that began first.
+    Oldest,
+    /// The first one of the share that has reserved most.
+    OldestOfLargestShare,
 }
 
 #[derive(Default)]
@@ -37,15 +50,18 @@ struct State {
     used_bytes: usize,
     /// The reservations that can be evicted, by the order in which they began.
     holders: BTreeMap<u64, Arc<Holder>>,
-    /// The tasks that wait for bytes.
-    waiting: Vec<Waker>,
+    /// The tasks of the reservations that wait for bytes.
+    waiting: BTreeMap<u64, Waker>,
+    /// The reservation that was evicted last, until it returns its bytes.
+    evicted: Option<u64>,
 }
 
 /// The part of a reservation that its budgets know.
-#[derive(Default)]
 struct Holder {
     is_evicted: AtomicBool,
     task: AtomicWaker,
+    /// The budget of the reservation, which may be a share.
+    share: Weak<Inner>,
 }
 
 /// Error returned when a reservation was evicted, or asks for more bytes than its budget has.
@@ -60,19 +76,20 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 
 impl Budget {
     /// Creates a budget of `max_bytes`. Log messages name it.
-    pub(crate) fn new(name: &'static str, max_bytes: usize) -> Self {
-        Self::with_whole(name, max_bytes, None)
+    pub(crate) fn new(name: &'static str, max_bytes: usize, victim: Victim) -> Self {
+        Self::with_whole(name, max_bytes, victim, None)
     }
 
     /// Creates a budget of at most `max_bytes` of this one.
     pub(crate) fn share(&self, name: &'static str, max_bytes: usize) -> Self {
-        Self::with_whole(name, max_bytes, Some(self.clone()))
+        Self::with_whole(name, max_bytes, Victim::Oldest, Some(self.clone()))
     }
 
-    fn with_whole(name: &'static str, max_bytes: usize, whole: Option<Self>) -> Self {
+    fn with_whole(name: &'static str, max_bytes: usize, victim: Victim, whole: Option<Self>) -> Self {
         Self(Arc::new(Inner {
             name,
             max_bytes,
+            victim,
             whole,
             state: Mutex::default(),
             evictions: AtomicU64::new(0),
@@ -98,7 +115,9 @@ impl Budget {
     /// Creates a reservation without bytes.
     pub(crate) fn reservation(&self) -> Reservation {
         let order = NEXT.fetch_add(1, Relaxed);
-        Reservation { budget: self.clone(), order, bytes: 0, holder: Arc::default() }
+        let share = Arc::downgrade(&self.0);
+        let holder = Holder { is_evicted: AtomicBool::new(false), task: AtomicWaker::new(), share };
+        Reservation { budget: self.clone(), order, bytes: 0, is_waiting: false, holder: Arc::new(holder) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -110,8 +129,8 @@ impl Budget {
         std::iter::successors(Some(self), |budget| budget.0.whole.as_ref())
     }
 
-    /// Takes bytes here. Without enough of them, evicts the oldest reservation but `order`, and wakes `waker` when bytes
-    /// are returned.
+    /// Takes bytes here. Without enough of them, evicts another reservation than `order`, and wakes `waker` when bytes are
+    /// returned.
     fn take(&self, bytes: usize, order: u64, holder: &Arc<Holder>, waker: Option<&Waker>) -> bool {
         let mut state = self.state();
         if state.used_bytes + bytes <= self.0.max_bytes {
@@ -119,23 +138,48 @@ impl Budget {
             if waker.is_some() {
                 state.holders.entry(order).or_insert_with(|| Arc::clone(holder));
             }
+            state.waiting.remove(&order);
+            state.wake_next();
             return true;
         }
         let Some(waker) = waker else {
             return false;
         };
-        if !state.waiting.iter().any(|other| other.will_wake(waker)) {
-            state.waiting.push(waker.clone());
+        state.waiting.insert(order, waker.clone());
+        if state.evicted.is_some() {
+            return false;
         }
-        let oldest = state.holders.iter().find(|(other, _)| **other != order).map(|(_, oldest)| Arc::clone(oldest));
+        let mut others: Vec<_> = Vec::new();
+        for (other, holder) in &state.holders {
+            if *other == order {
+                continue;
+            }
+            others.push((*other, Arc::clone(holder)));
+            if self.0.victim == Victim::Oldest {
+                break;
+            }
+        }
         drop(state);
-        if let Some(oldest) = oldest
-            && !oldest.is_evicted.swap(true, Relaxed)
-        {
-            self.record_eviction();
-            oldest.task.wake();
+        // The first one of several with the same share is the oldest.
+        let victim = others.iter().rev().max_by_key(|(_, holder)| holder.share_bytes());
+        if let Some((order, victim)) = victim {
+            self.evict(*order, victim);
         }
         false
+    }
+
+    fn evict(&self, order: u64, victim: &Holder) {
+        let mut state = self.state();
+        if !state.holders.contains_key(&order) {
+            // It has returned its bytes in the meantime, and woken the waiting task.
+            return;
+        }
+        state.evicted = Some(order);
+        drop(state);
+        if !victim.is_evicted.swap(true, Relaxed) {
+            self.record_eviction();
+            victim.task.wake();
+        }
     }
 
     fn record_eviction(&self) {
@@ -158,12 +202,39 @@ impl Budget {
         state.used_bytes -= bytes;
         if let Some(order) = finished {
             state.holders.remove(&order);
+            if state.evicted == Some(order) {
+                state.evicted = None;
+            }
         }
-        let waiting = std::mem::take(&mut state.waiting);
-        drop(state);
-        for waker in waiting {
+        state.wake_next();
+    }
+
+    /// Removes a reservation that no longer waits for bytes.
+    fn stop_waiting(&self, order: u64) {
+        let mut state = self.state();
+        if state.waiting.remove(&order).is_none() {
+            // It was woken, perhaps for bytes that the next one can have.
+            state.wake_next();
+        }
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Wakes the oldest reservation that waits. If it needs fewer bytes than there are, it wakes the next one.
+    fn wake_next(&mut self) {
+        if let Some((_, waker)) = self.waiting.pop_first() {
             waker.wake();
         }
+    }
+}
+
+// === impl Holder ===
+
+impl Holder {
+    fn share_bytes(&self) -> usize {
+        self.share.upgrade().map_or(0, |share| Budget(share).used_bytes())
     }
 }
 
@@ -174,6 +245,7 @@ pub(crate) struct Reservation {
     budget: Budget,
     order: u64,
     bytes: usize,
+    is_waiting: bool,
     holder: Arc<Holder>,
 }
 
@@ -201,7 +273,8 @@ impl Reservation {
         if self.budget.chain().any(|budget| self.bytes + bytes > budget.0.max_bytes) {
             return Poll::Ready(Err(Exhausted));
         }
-        if self.take(bytes, Some(context.waker())) { Poll::Ready(Ok(())) } else { Poll::Pending }
+        self.is_waiting = !self.take(bytes, Some(context.waker()));
+        if self.is_waiting { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
     /// Reserves further bytes if they are available. Evicts nothing, and is not evicted for others.
@@ -243,6 +316,11 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         self.clear();
+        if self.is_waiting {
+            for budget in self.budget.chain() {
+                budget.stop_waiting(self.order);
+            }
+        }
     }
 }
 
@@ -265,7 +343,7 @@ mod tests {
 
     #[test]
     fn dropped_reservations_return_their_bytes() {
-        let budget = Budget::new("test", 10);
+        let budget = Budget::new("test", 10, Victim::Oldest);
         let mut one = budget.reservation();
         assert_eq!(poll_grow(&mut one, 4), GRANTED);
         assert_eq!(poll_grow(&mut one, 6), GRANTED);
@@ -278,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_oldest_reservation_is_evicted_and_the_newer_ones_stay() {
-        let budget = Budget::new("test", 10);
+        let budget = Budget::new("test", 10, Victim::Oldest);
         let [mut oldest, mut middle, mut newest] = [(); 3].map(|()| budget.reservation());
         // The order of the first bytes does not matter.
         assert_eq!(poll_grow(&mut middle, 5), GRANTED);
@@ -295,7 +373,7 @@ mod tests {
 
     #[test]
     fn a_reservation_never_evicts_itself() {
-        let budget = Budget::new("test", 10);
+        let budget = Budget::new("test", 10, Victim::Oldest);
         let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
         assert_eq!(poll_grow(&mut old, 5), GRANTED);
         assert_eq!(poll_grow(&mut new, 5), GRANTED);
@@ -305,7 +383,7 @@ mod tests {
 
     #[test]
     fn a_share_is_exhausted_alone_and_counts_in_the_whole() {
-        let whole = Budget::new("whole", 10);
+        let whole = Budget::new("whole", 10, Victim::Oldest);
         let [one, other] = [(); 2].map(|()| whole.share("share", 6));
         let [mut first, mut second, mut third] = [one.reservation(), one.reservation(), other.reservation()];
         assert_eq!(poll_grow(&mut first, 7), REFUSED, "more than its share");
@@ -320,8 +398,27 @@ mod tests {
     }
 
     #[test]
+    fn of_streams_the_oldest_one_of_the_largest_share_is_evicted() {
+        let whole = Budget::new("whole", 10, Victim::OldestOfLargestShare);
+        let [honest, attacker, newcomer] = [(); 3].map(|()| whole.share("share", 10));
+        let mut held = [&honest, &attacker, &attacker, &attacker].map(Budget::reservation);
+        for reservation in &mut held {
+            assert_eq!(poll_grow(reservation, 2), GRANTED);
+        }
+        let mut new = newcomer.reservation();
+        assert_eq!(poll_grow(&mut new, 3), Poll::Pending);
+        assert_eq!(held.each_ref().map(is_evicted), [false, true, false, false]);
+        // The victim is chosen once, however often the newcomer asks before it is gone.
+        assert_eq!(poll_grow(&mut new, 3), Poll::Pending);
+        assert_eq!(whole.evictions(), 1);
+        let [_honest, victim, ..] = held;
+        drop(victim);
+        assert_eq!(poll_grow(&mut new, 3), GRANTED);
+    }
+
+    #[test]
     fn a_share_returns_its_bytes_if_the_whole_has_none() {
-        let whole = Budget::new("whole", 10);
+        let whole = Budget::new("whole", 10, Victim::Oldest);
         let share = whole.share("share", 6);
         let [mut old, mut new] = [whole.reservation(), share.reservation()];
         assert_eq!(poll_grow(&mut old, 8), GRANTED);
@@ -332,7 +429,7 @@ mod tests {
 
     #[test]
     fn reservations_without_a_task_are_refused_and_never_evicted() {
-        let budget = Budget::new("test", 10);
+        let budget = Budget::new("test", 10, Victim::Oldest);
         let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
         assert_eq!(old.try_grow(6), Ok(()));
         assert_eq!(new.try_grow(6), Err(Exhausted));
@@ -340,9 +437,42 @@ mod tests {
         assert_eq!((is_evicted(&old), budget.evictions()), (false, 0));
     }
 
+    #[test]
+    fn a_reservation_that_is_dropped_while_it_waits_leaves_nothing_behind() {
+        let budget = Budget::new("test", 10, Victim::Oldest);
+        let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
+        assert_eq!(poll_grow(&mut old, 10), GRANTED);
+        assert_eq!(poll_grow(&mut new, 1), Poll::Pending);
+        drop(new);
+        assert!(budget.state().waiting.is_empty());
+    }
+
+    /// One reservation returns bytes for several, and each wakes the next one.
+    #[tokio::test]
+    async fn all_that_have_room_are_woken() {
+        let budget = Budget::new("test", 10, Victim::Oldest);
+        let mut old = budget.reservation();
+        assert_eq!(old.try_grow(10), Ok(()));
+        let waiting: Vec<_> = (0..5)
+            .map(|_| {
+                let mut new = budget.reservation();
+                assert_eq!(poll_grow(&mut new, 2), Poll::Pending);
+                tokio::spawn(async move {
+                    let granted = std::future::poll_fn(|context| new.poll_grow(2, context)).await;
+                    (granted, new)
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        drop(old);
+        for task in waiting {
+            assert_eq!(task.await.unwrap().0, Ok(()));
+        }
+    }
+
     #[tokio::test]
     async fn tasks_wake_when_they_are_evicted_or_bytes_are_returned() {
-        let budget = Budget::new("test", 10);
+        let budget = Budget::new("test", 10, Victim::Oldest);
         let mut old = budget.reservation();
         assert_eq!(poll_grow(&mut old, 10), GRANTED);
         let evicted = tokio::spawn(std::future::poll_fn(move |context| old.poll_evicted(context)));

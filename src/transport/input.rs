@@ -3,14 +3,15 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Victim};
 
 /// Settings for the memory that callers can make the process hold, on all listeners together.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Maximum size in bytes of all input that is not complete, and of all responses that are not read. Above it, the
-    /// oldest is dropped.
+    /// Maximum size in bytes of all input that is not complete, of all responses that are not read, and of all open
+    /// streams. A quarter of it is for streams. Above it, the oldest input or response is dropped, or a stream of the
+    /// connection with the most streams.
     pub max_bytes: usize,
 }
 
@@ -21,7 +22,13 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Creates the budget for unfinished input and unread responses.
     pub(crate) fn budget(&self) -> Budget {
-        Budget::new("input", self.max_bytes)
+        Budget::new("input", self.max_bytes - self.max_bytes / 4, Victim::Oldest)
+    }
+
+    /// Creates the budget for open streams.
+    pub(crate) fn streams(&self) -> Budget {
+        Budget::new("streams", self.max_bytes / 4, Victim::OldestOfLargestShare)
     }
 }
